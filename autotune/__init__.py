@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from autotune.core.space import Candidate, Knob, SearchSpace
     from autotune.diagnosis import Diagnosis
     from autotune.preflight.check import Preflight, preflight
-    from autotune.solver.solution import solve
+    from autotune.solver import solve
 
 __version__ = "0.1.0"
 
@@ -44,7 +44,7 @@ _MODULES = {
     "predict": "api",
     "preflight": "preflight.check",
     "run": "api",
-    "solve": "solver.solution",
+    "solve": "solver",
 }
 
 __all__ = [

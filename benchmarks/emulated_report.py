@@ -10,7 +10,7 @@ from typing import Any
 from emulated_setups import SETUPS, Setup
 
 from autotune.catalog.model_lookup import find_model
-from autotune.estimate import model_shape, vllm_engine
+from autotune.estimate import model_shape, rollout_engine
 
 GIB = 1 << 30
 ALLOCATED = {"median": 0.003, "share": 0.95, "within": 0.01}
@@ -197,7 +197,7 @@ def lines_of(row: Row) -> list[Row]:
 def _compared(
     setup: Setup, lines: Mapping[str, Mapping[str, Any]], memory: Mapping[str, Any], prediction: Mapping[str, Any]
 ) -> Row:
-    outside = vllm_engine.outside_torch_bytes(setup.tensor_parallel).value
+    outside = rollout_engine.outside_torch_bytes(setup.tensor_parallel).value
     late = lines.get("late", {}).get("measurement", {}).get("memory", {})
     driver, late_peak = lines["emulated"]["emulator"], lines.get("late", {}).get("emulator", {}).get("peak_bytes")
     return {

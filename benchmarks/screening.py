@@ -33,7 +33,7 @@ from autotune.core.space import Candidate
 from autotune.core.trace import Trace
 from autotune.estimate import allocator_compiled
 from autotune.estimate.allocator_compiled import EventArrays
-from autotune.estimate.screening import trace_requests
+from autotune.estimate.screening import traced_request
 from autotune.machine.environment import SUPPORTED
 from autotune.prediction.service import PredictionService
 from autotune.prediction.trace_cache import TraceCache
@@ -135,7 +135,7 @@ def traced_alone(
     """Yield screened figures with those of each candidate's own step; several are traced side by
     side."""
     with opened(parsed, cache, TraceTimes()) as (service, tracer):
-        tracer.expect(trace_requests.traced_request(service.request(one)) for one in drawn)
+        tracer.expect(traced_request(service.request(one)) for one in drawn)
         for candidate in drawn:
             yield _row(candidate, predictions[candidate.id], service.predict(candidate))
 

@@ -30,7 +30,6 @@ import speed_report as report
 from autotune.core.prediction import Estimate
 from autotune.core.trace import Trace
 from autotune.estimate import throughput
-from autotune.estimate.throughput import roofline
 
 HERE = Path(__file__).resolve().parent
 
@@ -74,12 +73,11 @@ def compared(case: express.Case, answer: Mapping[str, Any]) -> dict[str, Any]:
 
 def step_seconds(case: express.Case, trace: Trace) -> Estimate:
     """Return the seconds of one optimizer step: the product's own prediction, uncalibrated."""
-    device = roofline.ceilings(foreseen.gpu_named(case.row["gpu"]))
-    assert device is not None
+    gpu = foreseen.gpu_named(case.row["gpu"])
     spec = case.specification
     if ((case.sharding or {}).get("options") or {}).get("ignores_trainable"):
         trace = replace(trace, usage=None)  # adapters are no units of FSDP
-    seconds = throughput.cycle(trace, foreseen.composition(case.row, spec), device=device, config=spec["model"]["config"]).seconds
+    seconds = throughput.cycle(trace, foreseen.composition(case.row, spec), gpu=gpu, config=spec["model"]["config"]).seconds
     return sum(seconds.values(), start=Estimate.exactly(0))
 
 

@@ -20,7 +20,7 @@ from autotune.catalog.model_lookup import find_model
 from autotune.core.composition import EngineSettings
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.units import MIB
-from autotune.estimate import vllm_engine
+from autotune.estimate import rollout_engine
 from autotune.estimate.unknown_facts import agreed, worst
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
@@ -127,7 +127,7 @@ def test_trl_cannot_push_an_adapter_over_gptq_weights_and_says_what_works(monkey
 def test_on_the_fourth_gpu_vllm_takes_its_share_and_less_of_it_leaves_less_for_the_cache() -> None:
     gpu = next(one for one in catalog.gpus() if one.name == "A100-80G")
     high, low = (
-        vllm_engine.fit(
+        rollout_engine.fit(
             find_model("Qwen2.5-7B-Instruct").config,
             EngineSettings(utilization=share, max_model_length=2048, max_num_seqs=256),
             dtype="bfloat16", gpu=gpu, device_memory_bytes=gpu.memory_bytes, other_bytes=0,

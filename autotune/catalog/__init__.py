@@ -1,4 +1,6 @@
-"""Offline catalogue with sources: GPUs (gpus.yaml) and model shapes (models/*.json)."""
+"""Offline catalogue with sources: GPUs (gpus.yaml), model shapes (models/*.json), constants from public sources (constants.yaml:
+memory that no trace contains; efficiency.yaml), order of simplicity among candidates of equal speed (simplicity.yaml).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from autotune.core.prediction import Estimate
+from autotune.core.space import Candidate
 from autotune.core.units import MIB
 from autotune.core.yaml_document import packaged_table
 
@@ -99,3 +103,65 @@ def models() -> tuple[KnownModel, ...]:
     folder = resources.files(__name__).joinpath("models")
     files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".json")), key=lambda entry: entry.name)
     return tuple(msgspec.convert(json.loads(entry.read_text()), KnownModel) for entry in files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Estimate):
+    """Estimate from public sources."""
+
+    name: str
+    unit: str
+    why: str  # observation, and the reason for the spread
+    sources: tuple[str, ...]  # public pages
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ConstantsFile:
+    schema: Literal[1]
+    constants: tuple[Constant, ...]
+
+
+@functools.cache
+def constants(file: str = "constants.yaml") -> Mapping[str, Constant]:
+    """Return all constants of a catalogue file by name."""
+    return {constant.name: constant for constant in packaged_table(__name__, file, _ConstantsFile).constants}
+
+
+def constant(name: str) -> Constant:
+    """Return a memory constant that no trace contains."""
+    return constants()[name]
+
+
+def efficiency(name: str) -> Constant:
+    return constants("efficiency.yaml")[name]
+
+
+class Criterion(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Settings that are compared together, each with its values, simplest first."""
+
+    criterion: str
+    why: str
+    settings: dict[str, list[Any]]
+
+    def rank(self, candidate: Candidate) -> int:
+        """Return the sum of the positions of the candidate's values; 0: nothing but the simplest."""
+        return sum(
+            values.index(candidate.settings[name])
+            for name, values in self.settings.items()
+            if name in candidate.settings and candidate.settings[name] in values
+        )
+
+
+@functools.cache
+def criteria() -> tuple[Criterion, ...]:
+    """Return the criteria in their order."""
+    return packaged_table(__name__, "simplicity.yaml", tuple[Criterion, ...])
+
+
+def complexity(candidate: Candidate, baseline: Candidate | None = None) -> tuple[int, ...]:
+    """Return the sort key of simplicity, lowest first: the criteria, then the number of knobs that differ from the baseline."""
+    ranks = tuple(one.rank(candidate) for one in criteria())
+    if baseline is None:
+        return (*ranks, 0)
+    names = {*candidate.knobs, *baseline.knobs}
+    return (*ranks, sum(candidate.knobs.get(name) != baseline.knobs.get(name) for name in names))

@@ -34,8 +34,9 @@ def command(setting: str, as_json: bool, **flags: Any) -> int:
     Exit code 0: found; 3: no value, or no hardware, fits; 5: none surely fits, but some may.
     """
     # Imported here so that --help answers at once.
-    from autotune.solver.solution import solve_flags
-    from autotune.solver.solution_text import hardware_lines, value_lines
+    from autotune.solver import solve_flags
+    from autotune.solver.cheapest_hardware import hardware_lines
+    from autotune.solver.largest_value import value_lines
 
     words = console(to_stderr=as_json)
     with interruptible(), Waiting("reading the request") as waiting:

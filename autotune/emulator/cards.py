@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.catalog import Gpu
-from autotune.catalog.constants import constant, efficiency
+from autotune.catalog import Gpu, constant, efficiency
 from autotune.core.errors import BadInput
 from autotune.machine.hardware_detection import gpu_named
 

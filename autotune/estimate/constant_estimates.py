@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.catalog import Gpu
-from autotune.catalog.constants import constant, efficiency
+from autotune.catalog import Gpu, constant, efficiency
 from autotune.core.composition import Composition
 from autotune.core.prediction import Estimate
 from autotune.core.units import MIB

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 
 from autotune.core.composition import Composition, EngineSettings
 from autotune.core.measurement import PHASES
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction, highest
 from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
-from autotune.estimate import constant_estimates, insertion, sglang_engine, throughput, timeline, vllm_engine
+from autotune.estimate import constant_estimates, insertion, rollout_engine, throughput, timeline
 from autotune.estimate.constant_estimates import (
     communication,
     communicators,
@@ -23,9 +22,9 @@ from autotune.estimate.constant_estimates import (
 )
 from autotune.estimate.other_models import other_model_bytes
 from autotune.estimate.replay import PhaseUse, StepStage, without
+from autotune.estimate.rollout_engine import EngineUse
 from autotune.estimate.timeline import EngineShare, Scene, TimelinePoint, whole_bytes
 from autotune.estimate.trace_context import PredictionInput, parts_at_engine_start, step_context
-from autotune.estimate.vllm_engine import EngineUse
 
 CROWDED = 0.9  # share of the device above which torch empties its cache and retries: figures are less certain
 NAMED_SHARE = 0.2  # share of the interval's width from which on a cause is named
@@ -140,18 +139,17 @@ def _fitted(
 ) -> EngineUse:
     settings = settings or given.composition.engine
     assert settings is not None
-    fit: Callable[..., EngineUse] = sglang_engine.fit
-    if settings.kind == "vllm":
-        adapter_rank = given.composition["policy"].adapter_rank if given.composition.syncs_adapter_only else None
-        version, on_cpu = given.trace.versions.get("vllm"), given.hardware.kind == "cpu"
-        fit = partial(vllm_engine.fit, vllm=version, on_cpu=on_cpu, adapter_rank=adapter_rank or 0)
-    return fit(
+    adapter_rank = given.composition["policy"].adapter_rank if given.composition.syncs_adapter_only else None
+    return rollout_engine.fit(
         given.config,
         settings,
         dtype=dtype or given.composition["engine"].dtype,
         gpu=given.gpu,
         device_memory_bytes=given.hardware.memory_bytes,
         other_bytes=other_bytes,
+        vllm=given.trace.versions.get("vllm"),
+        on_cpu=given.hardware.kind == "cpu",
+        adapter_rank=adapter_rank or 0,
     )
 
 

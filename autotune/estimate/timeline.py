@@ -20,7 +20,7 @@ from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import Basis, Estimate, PhasePrediction
 from autotune.estimate.constant_estimates import percent
 from autotune.estimate.replay import PhaseUse, StepStage, TraceUsage
-from autotune.estimate.vllm_engine import EngineUse
+from autotune.estimate.rollout_engine import EngineUse
 
 POLICY_PARTS = ("weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs")
 OTHER_MODEL_PARTS = tuple(

@@ -11,7 +11,7 @@ from autotune.core.dataset import TokenLengths
 from autotune.core.job import Hardware
 from autotune.core.measurement import Phase
 from autotune.core.trace import Mark, Part, Trace
-from autotune.estimate import vllm_engine
+from autotune.estimate import rollout_engine
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.constant_estimates import cublas_workspace
 from autotune.estimate.insertion import (
@@ -80,7 +80,7 @@ def step_context(given: PredictionInput) -> TraceContext:
     straight = trace.basis == "traced" and (composition.ranks == 1 or policy.quantised_bits is not None)
     return TraceContext(
         cublas_workspace_bytes=0 if on_cpu else cublas_workspace(given.gpu),
-        engine_inputs_bytes=None if on_cpu else vllm_engine.inputs_beside(composition, config),
+        engine_inputs_bytes=None if on_cpu else rollout_engine.inputs_beside(composition, config),
         engine_starts_first=parts_at_engine_start(composition) == (),
         generation=trainer_rollout(composition, config, trace) if composition.generation == "trainer" else None,
         sync=sync,

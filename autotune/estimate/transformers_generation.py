@@ -20,7 +20,8 @@ from functools import cache
 
 from autotune.core.trace import Part
 from autotune.estimate import model_shape
-from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
+from autotune.estimate.layer_shape import Layer
+from autotune.estimate.model_shape import Shape, dtype_bytes
 
 FLOAT32_BYTES = 4
 

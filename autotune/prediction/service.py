@@ -22,10 +22,18 @@ from autotune.core.trace import Trace
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.predictor import memory, predict, stage_of, with_speed, worst_rank
 from autotune.estimate.replay import StepStage
-from autotune.estimate.screening import Family, StepModel, trace_requests
-from autotune.estimate.screening.blocks import NotUniform, Point
-from autotune.estimate.screening.layer_growth import LayerRepetition
-from autotune.estimate.screening.survey import initial_traces, repetition_of, survey
+from autotune.estimate.screening import (
+    Family,
+    StepModel,
+    family_key,
+    initial_traces,
+    point_of,
+    repetition_of,
+    request_at,
+    survey,
+    traced_request,
+)
+from autotune.estimate.screening.blocks import LayerRepetition, NotUniform, Point
 from autotune.estimate.sharding import ShardedTrace, Sharding, compared_ranks
 from autotune.estimate.trace_context import PredictionInput, TraceContext, step_context
 from autotune.estimate.unknown_facts import fullest_rows, with_lower_bound
@@ -117,8 +125,8 @@ class PredictionService:
         found = longest
         if row is not None:
             prompt, completion = row
-            point = replace(trace_requests.point_of(request), prompt=prompt, completion=completion)
-            shorter = trace_requests.at(request, point, None)
+            point = replace(point_of(request), prompt=prompt, completion=completion)
+            shorter = request_at(request, point, None)
             given, _ = self._worst_rank(candidate, shorter, self._trace(shorter))
             own = replace(composition, prompt_length=prompt, completion_length=completion)
             given = replace(given, composition=own)
@@ -126,10 +134,10 @@ class PredictionService:
         return replace(longest, peak_memory_bytes_at_lengths=found.peak_memory_bytes, fits_at_lengths=found.fits)
 
     def _trace(self, request: Request) -> Trace:
-        return self._tracer.trace(trace_requests.traced_request(request))
+        return self._tracer.trace(traced_request(request))
 
     def _expect(self, requests: Iterable[Request]) -> None:
-        self._tracer.expect(map(trace_requests.traced_request, requests))
+        self._tracer.expect(map(traced_request, requests))
 
     def _worst_rank(self, candidate: Candidate, request: Request, trace: Trace) -> tuple[PredictionInput, StepStage]:
         """Return the rank that reserves most in this candidate's context, and its step there."""
@@ -175,7 +183,7 @@ class PredictionService:
         found: dict[str, list[tuple[Candidate, Request]]] = {}
         for one in candidates:
             request = self.request(one)
-            key = trace_requests.family_key({**request, "allocator": one.settings.get(ALLOCATOR)})
+            key = family_key({**request, "allocator": one.settings.get(ALLOCATOR)})
             found.setdefault(key, []).append((one, request))
         return dict(sorted(found.items(), key=lambda item: len(item[1]), reverse=True))
 
@@ -188,7 +196,7 @@ class PredictionService:
         points = {key: _points_of(members) for key, members in shared.items()}
         most = max(map(len, points.values()))
         firsts = {
-            key: trace_requests.at(shared[key][0][1], *initial_traces(own, self._repetition, None)[0])
+            key: request_at(shared[key][0][1], *initial_traces(own, self._repetition, None)[0])
             for key, own in points.items()
             if 2 * len(own) >= most
         }
@@ -211,7 +219,7 @@ class PredictionService:
                 continue
             points, base = _points_of(members), members[0][1]
             planned = initial_traces(points, self._repetition, batches if has_reference else None)
-            yield from (trace_requests.at(base, *one) for one in planned)
+            yield from (request_at(base, *one) for one in planned)
             if not has_reference:
                 has_reference, batches = True, tuple(point.micro_batch for point in points)
 
@@ -235,7 +243,7 @@ class PredictionService:
         base = members[0][1]
 
         def trace_point(point: Point, layers: int | None) -> Trace:
-            return self._trace(trace_requests.at(base, point, layers))
+            return self._trace(request_at(base, point, layers))
 
         model = survey(trace_point, points, self._repetition, self._reference, self._reference_batches)
         if self._reference is None:
@@ -250,7 +258,7 @@ class PredictionService:
         equal too (only the group size differs) share the memory prediction."""
         by_point: dict[Point, list[Candidate]] = {}
         for candidate, request in members:
-            by_point.setdefault(trace_requests.point_of(request), []).append(candidate)
+            by_point.setdefault(point_of(request), []).append(candidate)
         for point, trace, sizes in family.traces(list(by_point)):
             stages: dict[TraceContext, StepStage] = {}
             predicted: dict[tuple[TraceContext, Composition], Prediction] = {}
@@ -305,4 +313,4 @@ def _traced_alone(members: Members, *, has_reference: bool) -> bool:
 
 
 def _points_of(members: Members) -> list[Point]:
-    return list(dict.fromkeys(trace_requests.point_of(request) for _, request in members))
+    return list(dict.fromkeys(point_of(request) for _, request in members))

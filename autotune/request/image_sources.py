@@ -9,7 +9,7 @@ from dataclasses import replace
 from autotune.core.dataset import Images
 from autotune.core.errors import BadInput
 from autotune.core.job import Hardware, Model, Task, Workload
-from autotune.estimate import image_tokens
+from autotune.estimate import vision
 from autotune.frameworks.base import Trainer
 from autotune.request.assignments import positive
 from autotune.request.flags import Flags
@@ -49,13 +49,13 @@ def _by_flag(flags: Flags, model: Model, trainer: Trainer) -> Images | None:
             way_out="Leave it out, or use --framework trl with --method sft, grpo or rloo.",
         )
     count = positive("--images-per-sample", flags.images_per_sample) or 1
-    return image_tokens.images_of(model.config, model.folder, count=count, width=int(size[1]), height=int(size[2]))
+    return vision.images_of(model.config, model.folder, count=count, width=int(size[1]), height=int(size[2]))
 
 
 def _largest(rows: Iterable[tuple[tuple[int, int], ...]], model: Model) -> Images | None:
     """Return the row with the most image tokens, every image as large as its largest; None: no row has images."""
     found: list[Images] = []
     for row in filter(None, set(rows)):
-        each = [image_tokens.images_of(model.config, model.folder, count=len(row), width=w, height=h) for w, h in set(row)]
+        each = [vision.images_of(model.config, model.folder, count=len(row), width=w, height=h) for w, h in set(row)]
         found.append(max(each, key=lambda images: (images.tokens, images.width * images.height)))
     return max(found, key=lambda images: images.row_tokens, default=None)

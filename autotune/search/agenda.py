@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.catalog.simplicity import complexity
+from autotune.catalog import complexity
 from autotune.core.answer import Proven, Purpose, Trial
 from autotune.core.measurement import Outcome
 from autotune.core.space import Candidate

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.catalog.simplicity import complexity
+from autotune.catalog import complexity
 from autotune.core.answer import Advantage, AdvantageKind, Change, Counts, Proven, Recommendation, Trial, without_result
 from autotune.core.job import Job
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, judge

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from autotune.catalog.simplicity import complexity
+from autotune.catalog import complexity
 from autotune.core.answer import Forecast, PredictedCandidate
 from autotune.core.job import Job
 from autotune.core.space import Candidate

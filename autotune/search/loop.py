@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, field, replace
 
-from autotune.catalog.constants import efficiency
+from autotune.catalog import efficiency
 from autotune.core.answer import Proven, Recommendation
 from autotune.core.errors import BadInput, ProbeError, SlotLost, StorageLost
 from autotune.core.events import CandidatesPruned, Listener, Note, ProbeEnded, ProbeStarted

@@ -20,7 +20,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
-from autotune.catalog.simplicity import complexity
+from autotune.catalog import complexity
 from autotune.core.answer import Trial
 from autotune.core.errors import MissingExtra
 from autotune.core.job import SamplerName

@@ -8,18 +8,32 @@ answers: the largest value that surely fits, and the largest one that may fit.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
-from autotune.core.errors import BadInput
+from autotune.core.answer import setting_text
+from autotune.core.errors import BadInput, IllegalConfiguration, UnknownName
+from autotune.core.events import JobStarted, Listener, Predicting
 from autotune.core.job import Job
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
+from autotune.prediction.service import open_prediction_service
+from autotune.report.answer_document import job_row
+from autotune.report.candidate_rows import interval, prediction_row
+from autotune.request.assignments import FLAG_OF_SETTING, parse_holds
+from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.prompt_limit import with_longest_prompt
+from autotune.request.request_parser import parse_request
 
 Number = int | float
 
+GPUS = "gpus"  # name of the unknown that is no setting
+LENGTHS = ("max_completion_length", "max_prompt_length")  # autotune's names of the lengths whose sum the model's context bounds
 STEPS_PER_OCTAVE = 32  # values tried between a value above 64 and its double; below 64, every whole number
 LARGEST_TRIED = 2**20
 SHARES = tuple(round(step / 100, 2) for step in range(1, 100))
@@ -53,6 +67,79 @@ class LargestValue:
     possibly: Tried | None  # largest value whose interval contains the limit; None: `surely` is the largest
     next: Tried | None  # smallest tried value above these; None: the largest value of all fits
     tried: tuple[Tried, ...]  # in order of the values
+
+
+def find_largest_value(setting: str, flags: Flags, listener: Listener) -> tuple[Job, LargestValue]:
+    """Return the job of the request itself, and the answer."""
+    request = with_longest_prompt(parse_request(flags))
+    base = candidate_of_job(request)
+    name, flag = _framework_name(setting, request)
+    given = _number(name, setting, base, request)
+    listener(JobStarted(job=request.job, candidates=(base,), assumed=request.assumed, notes=request.notes))
+    with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
+
+        def legal(value: Number) -> bool:
+            return _with_value(flags, name, flag, value)[1] is None
+
+        def predict(value: Number) -> Tried:
+            at, refusal = _with_value(flags, name, flag, value)
+            if at is None:
+                return Tried(value=value, refusal=refusal)
+            listener(Predicting(text=f"{name}={value}"))
+            candidate = candidate_of_job(at)
+            return Tried(value=value, job=at.job, candidate=candidate, prediction=service.of(at.job).predict(candidate))
+
+        values = values_from(given, _context_bound(name, base, request))
+        found = LargestValueSearch(setting=name, values=values, is_legal=legal, predict=predict).run(given)
+    return request.job, found
+
+
+def _number(name: str, setting: str, base: Candidate, request: ParsedRequest) -> Number:
+    """Return the request's own value; BadInput if the setting is unknown or no number."""
+    known = {**{field: one.default for field, one in request.trainer.fields().items()}, **base.settings}
+    if name not in known:
+        raise UnknownName("setting", setting, [*base.settings, *request.trainer.canonical, GPUS])
+    value = known[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        fix = "Give it a first value with --set." if value is None else "Solve for a number, like max_completion_length."
+        raise BadInput(f"{name} is {value!r:.60}, not a number above zero.", way_out=fix)
+    if isinstance(value, float) and value >= 1:
+        raise BadInput(f"{name} is {value}, neither a whole number nor a share.", way_out="Solve for a whole number.")
+    return value
+
+
+def _framework_name(setting: str, request: ParsedRequest) -> tuple[str, str | None]:
+    """Return the framework's name of a setting, and autotune's flag for it where there is one."""
+    canonical = request.trainer.canonical
+    by_flag = {flag: own for own, flag in FLAG_OF_SETTING.items()}
+    own = by_flag.get(setting, setting)
+    own = next((one for one, name in canonical.items() if name == own), own)
+    return canonical.get(own, own), FLAG_OF_SETTING.get(own) if own in canonical else None
+
+
+def _with_value(flags: Flags, name: str, flag: str | None, value: Number) -> tuple[ParsedRequest | None, str | None]:
+    """Return the request with this value, or the rule that refuses it."""
+    set_, hold = ([text for text in texts if name not in parse_holds([text])] for texts in (flags.set, flags.hold))
+    given = {flag: value} if flag else {}
+    try:
+        at = flags.replace(hold=tuple(hold), set=(*set_, *([] if flag else [f"{name}={value}"])), **given)
+        request = with_longest_prompt(parse_request(at))
+        candidate_of_job(request)
+    except IllegalConfiguration as error:
+        return None, error.what
+    return request, None
+
+
+def _context_bound(name: str, base: Candidate, request: ParsedRequest) -> int | None:
+    """Return the largest length that the model's context holds; None: no length, or an unknown context."""
+    config = request.job.task.workload.model.config
+    inner = config.get("text_config")
+    context = (inner if isinstance(inner, dict) else config).get("max_position_embeddings")
+    own = [request.trainer.canonical.get(length) for length in LENGTHS]
+    if name not in own or not isinstance(context, int):
+        return None
+    other = base.settings.get(next((one for one in own if one is not None and one != name), ""))
+    return max(1, context - (other if isinstance(other, int) else 0))
 
 
 def values_from(start: Number, most: Number | None = None) -> tuple[Number, ...]:
@@ -150,3 +237,64 @@ class LargestValueSearch:
                     f"{format_bytes(larger)} at {high}), so there is no largest one.",
                     way_out="Solve for a setting that takes more memory as it grows, like max_completion_length.",
                 )
+
+
+# Output.
+
+SCHEMA = 1
+
+
+def value_document(job: Job, found: LargestValue) -> dict[str, Any]:
+    """Return the document of a setting."""
+    status = "ok" if found.surely else "undecided" if found.possibly else "nothing_fits"
+    best = found.surely or found.possibly
+    return {
+        "schema": SCHEMA,
+        "status": status,
+        "basis": "predicted",
+        "setting": found.setting,
+        "given": found.given,
+        "surely_fits": found.surely and found.surely.value,
+        "may_fit": found.possibly and found.possibly.value,
+        "next": found.next and _tried(found.next),
+        "prediction": best and best.prediction and prediction_row(best.prediction),
+        "settings": dict(best.candidate.settings) if best and best.candidate else None,
+        "tried": [_tried(one) for one in found.tried],
+        "question": job_row(job),
+    }
+
+
+def _tried(one: Tried) -> dict[str, Any]:
+    prediction = one.prediction
+    return {
+        "value": one.value,
+        "fits": one.fits,
+        "peak_memory_bytes": prediction and interval(prediction.peak_memory_bytes),
+        "margin_bytes": prediction and interval(prediction.margin_bytes),
+        "refused_because": one.refusal,
+    }
+
+
+def value_lines(found: LargestValue) -> Iterator[str]:
+    """Yield the answer for a setting."""
+    yield "Predicted, nothing was measured."
+    if found.surely is not None and found.surely.prediction is not None:
+        yield f"{found.setting}={found.surely.value} surely fits: {margin_text(found.surely.prediction)}"
+    else:
+        yield f"No value of {found.setting} surely fits, with the other settings as they are."
+    if found.possibly is not None and found.possibly.prediction is not None:
+        yield f"{found.setting}={found.possibly.value} may fit: {margin_text(found.possibly.prediction)}"
+    if found.next is None:
+        yield f"{found.tried[-1].value} is the largest value that was considered."
+    elif found.next.refusal is not None:
+        yield f"{found.setting}={found.next.value} is refused: {found.next.refusal}"
+    elif found.next.prediction is not None:
+        yield f"{found.setting}={found.next.value} does not fit: {margin_text(found.next.prediction)}"
+    yield f"As requested: {found.setting}={setting_text(found.given)}. {len(found.tried)} values were tried."
+
+
+def margin_text(prediction: Prediction) -> str:
+    peak, margin = prediction.peak_memory_bytes, prediction.margin_bytes
+    need = f"{format_bytes(peak.value)} ({format_bytes(peak.low)} to {format_bytes(peak.high)}) of "
+    need += format_bytes(prediction.limit_bytes)
+    return f"{need}, at least {format_bytes(margin.low)} left" if prediction.fits else need

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune import catalog
-from autotune.catalog.constants import constant
+from autotune.catalog import constant
 from autotune.core.errors import BadInput, UnknownName
 from autotune.emulator.cards import EmulatedCard, EmulatedMachine, emulated_machine
 

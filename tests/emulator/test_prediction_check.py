@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.catalog.constants import constant
+from autotune.catalog import constant
 from autotune.core.measurement import Failure, Outcome
 from autotune.core.units import GIB
 from autotune.report.check_text import check_document

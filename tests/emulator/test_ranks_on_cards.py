@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.catalog.constants import constant
+from autotune.catalog import constant
 from autotune.emulator import installation
 from tests.emulator.on_cards import GIB, MIB, Cards, Ran, cards
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.estimate.screening.alignment import aligned
 from autotune.estimate.screening.blocks import NotUniform
+from autotune.estimate.screening.stretching import aligned
 
 LAYER = [(100, 0), (8, 0), (100, 0)]
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from autotune.catalog.constants import constants
+from autotune.catalog import constants
 from autotune.core.units import MIB
 from autotune.estimate.constant_estimates import communication, context, cublas_workspace, estimate
 from tests.estimate.synthetic import A100

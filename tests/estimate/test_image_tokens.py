@@ -9,7 +9,7 @@ import pytest
 
 from autotune.catalog.model_lookup import find_model
 from autotune.core.errors import BadInput
-from autotune.estimate import image_tokens, model_shape, vision_towers
+from autotune.estimate import model_shape, vision
 
 SIZES = [(448, 448), (1024, 768), (37, 2000), (28, 28), (5000, 4000), (300, 200)]
 MODELS = ["Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-8B-Instruct", "google/gemma-4-E2B", "google/gemma-4-12B"]
@@ -21,7 +21,7 @@ def test_an_image_has_as_many_tokens_as_its_processor_makes(name: str, size: tup
     transformers: Any = pytest.importorskip("transformers")
     pytest.importorskip("PIL")
     config, (width, height) = find_model(name).config, size
-    images = image_tokens.images_of(config, None, count=1, width=width, height=height)
+    images = vision.images_of(config, None, count=1, width=width, height=height)
     if "gemma" in name:
         from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
@@ -36,7 +36,7 @@ def test_an_image_has_as_many_tokens_as_its_processor_makes(name: str, size: tup
 
 def test_gemma_3_gives_every_image_the_same_number() -> None:
     config = find_model("google/gemma-3-4b-it").config
-    made = [image_tokens.images_of(config, None, count=2, width=side, height=200) for side in (100, 3000)]
+    made = [vision.images_of(config, None, count=2, width=side, height=200) for side in (100, 3000)]
     assert {one.tokens for one in made} == {256}
     assert made[0].row_tokens == 512
 
@@ -44,7 +44,7 @@ def test_gemma_3_gives_every_image_the_same_number() -> None:
 def test_the_folders_own_bounds_apply(tmp_path: Any) -> None:
     (tmp_path / "preprocessor_config.json").write_text('{"min_pixels": 3136, "max_pixels": 200704}')
     config = find_model(MODELS[0]).config
-    assert image_tokens.images_of(config, tmp_path, count=1, width=2000, height=2000).tokens == 200704 // 28**2
+    assert vision.images_of(config, tmp_path, count=1, width=2000, height=2000).tokens == 200704 // 28**2
 
 
 @pytest.mark.parametrize(
@@ -52,18 +52,18 @@ def test_the_folders_own_bounds_apply(tmp_path: Any) -> None:
 )
 def test_models_without_a_rule_are_refused(name: str, what: str) -> None:
     with pytest.raises(BadInput, match=what):
-        image_tokens.images_of(find_model(name).config, None, count=1, width=448, height=448)
+        vision.images_of(find_model(name).config, None, count=1, width=448, height=448)
 
 
 def test_an_engine_profiles_the_largest_images_its_batch_holds() -> None:
     config = find_model("google/gemma-3-4b-it").config
     hidden = model_shape.shape(config).hidden
-    assert vision_towers.profiled_encoder(config, 2, hidden=hidden, tokens=4096)[0] == 4096 * hidden * 2
-    assert vision_towers.profiled_encoder(find_model("Qwen/Qwen3-8B").config, 2, hidden=4096, tokens=4096)[1] == 0
+    assert vision.profiled_encoder(config, 2, hidden=hidden, tokens=4096)[0] == 4096 * hidden * 2
+    assert vision.profiled_encoder(find_model("Qwen/Qwen3-8B").config, 2, hidden=4096, tokens=4096)[1] == 0
 
 
 def test_a_broken_preprocessor_file_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text("{broken")
     config = {"model_type": "qwen2_5_vl", "vision_config": {"patch_size": 14}}
     with pytest.raises(BadInput, match=r"preprocessor_config\.json cannot be read"):
-        image_tokens.images_of(config, tmp_path, count=1, width=448, height=448)
+        vision.images_of(config, tmp_path, count=1, width=448, height=448)

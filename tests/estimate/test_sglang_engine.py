@@ -11,7 +11,7 @@ import yaml
 from autotune.catalog.model_lookup import find_model
 from autotune.core.composition import EngineSettings
 from autotune.core.units import GIB
-from autotune.estimate import model_shape, sglang_engine, vllm_engine, vllm_weights
+from autotune.estimate import engine_memory, model_shape, rollout_engine
 
 LOGS: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("sglang_logs.yaml").read_text(encoding="utf-8"))
 LOGGED_POSITIONS = 131072
@@ -33,31 +33,31 @@ def name(row: dict[str, Any]) -> str:
 def test_the_cache_is_what_the_log_says(row: dict[str, Any]) -> None:
     ranks, shape = row.get("tensor_parallel", 1), shape_of(row)
     weights = row["free"] - row["after_weights"]
-    cache = sglang_engine.cache_bytes(row["free"] * GIB, row["fraction"], weights * GIB)
-    assert cache // sglang_engine.cache_bytes_per_token(shape, 2, ranks) == pytest.approx(row["tokens"], rel=0.001)
-    computed = vllm_weights.weight_bytes(shape, dtype="bfloat16", tensor_parallel=ranks) / GIB
+    cache = rollout_engine.cache_bytes(row["free"] * GIB, row["fraction"], weights * GIB)
+    assert cache // rollout_engine.cache_bytes_per_token(shape, 2, ranks) == pytest.approx(row["tokens"], rel=0.001)
+    computed = engine_memory.weight_bytes(shape, dtype="bfloat16", tensor_parallel=ranks) / GIB
     assert computed == pytest.approx(weights, abs=0.35) and computed < weights
 
 
 @pytest.mark.parametrize("row", STATED, ids=name)
 def test_the_table_of_requests_is_most_of_what_the_pools_take_besides(row: dict[str, Any]) -> None:
     shape = shape_of(row)
-    cache = row["tokens"] * sglang_engine.cache_bytes_per_token(shape, 2, row.get("tensor_parallel", 1)) / GIB
+    cache = row["tokens"] * rollout_engine.cache_bytes_per_token(shape, 2, row.get("tensor_parallel", 1)) / GIB
     besides = row["after_weights"] - cache - row["pool_end"]
-    table = sglang_engine.table_bytes(shape, row["requests"]) / GIB
+    table = rollout_engine.request_table_bytes(shape, row["requests"]) / GIB
     assert table * LOGGED_POSITIONS / shape.positions == pytest.approx(besides, abs=0.2)
 
 
 @pytest.mark.parametrize("row", CAPTURED, ids=name)
 def test_captured_graphs_are_in_the_interval(row: dict[str, Any]) -> None:
-    found = vllm_engine.graph_bytes(shape_of(row), 2, row.get("tensor_parallel", 1), row["captured"], 8192)
+    found = rollout_engine.graph_bytes(shape_of(row), 2, row.get("tensor_parallel", 1), row["captured"], 8192)
     assert found.low <= row["graphs"] * GIB <= found.high
 
 
-def fitted(**about: Any) -> vllm_engine.EngineUse:
+def fitted(**about: Any) -> rollout_engine.EngineUse:
     other = about.pop("other", 0)
     settings = EngineSettings(**{"utilization": 0.5, "max_model_length": 1536, "max_num_seqs": 256, "kind": "sglang", **about})
-    return sglang_engine.fit(
+    return rollout_engine.fit(
         find_model("Qwen2.5-7B").config, settings, dtype="bfloat16", gpu=None, device_memory_bytes=80 * GIB, other_bytes=other
     )
 

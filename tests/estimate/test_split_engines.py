@@ -11,7 +11,7 @@ from autotune.core.composition import EngineSettings, SplitEngines
 from autotune.core.dataset import TokenLengths
 from autotune.estimate import throughput
 from autotune.estimate.throughput import Cycle
-from tests.estimate.test_throughput import composition, config_of, device, trace
+from tests.estimate.test_throughput import composition, config_of, gpu, trace
 
 SPLIT = SplitEngines(
     gpus=1,
@@ -24,7 +24,7 @@ TAIL = TokenLengths.lognormal("x", 180, 600)
 def cycle(split: SplitEngines, lengths: TokenLengths | None = TAIL, **changes: Any) -> Cycle:
     shape = composition(**{"generation": "server", "generation_batch": 64, "ranks": 1, **changes}, split=split)
     config = config_of("Qwen/Qwen2.5-7B")
-    return throughput.cycle(trace(), shape, device=device("A100-80G"), config=config, num_generations=8, lengths=lengths)
+    return throughput.cycle(trace(), shape, gpu=gpu("A100-80G"), config=config, num_generations=8, lengths=lengths)
 
 
 def period(found: Cycle) -> float:

@@ -8,11 +8,10 @@ import pytest
 
 from autotune.core.trace import Inventory, Mark, Part, Trace
 from autotune.estimate.replay import Track, replay
-from autotune.estimate.screening import StepModelFit, phase_peaks
-from autotune.estimate.screening.blocks import NotUniform, Point, Sample
-from autotune.estimate.screening.layer_growth import LayerRepetition
+from autotune.estimate.screening import corner, error_at, phase_peaks, picked_points, repetition_of, survey
+from autotune.estimate.screening.blocks import LayerRepetition, NotUniform, Point, Sample
+from autotune.estimate.screening.formulas import SizeModel
 from autotune.estimate.screening.stretching import stretched
-from autotune.estimate.screening.survey import corner, picked_points, repetition_of, survey
 
 NAMES: tuple[Part, ...] = ("weights", "activations", "logits", "optimizer")
 SPACE = [
@@ -90,7 +89,7 @@ def step(point: Point, layers: int, odd_layer: int | None = None) -> Trace:
 def test_a_short_model_determines_every_point_of_a_long_one(layers: int) -> None:
     config = {"num_hidden_layers": layers, "model_type": "synthetic"}
     model = survey(lambda point, short: step(point, short or layers), SPACE, repetition_of(config))
-    assert model.exact and model.residual == 0.0
+    assert model.sizes.exact and model.residual == 0.0
     track = Track(model.trace)
     for point, sizes in zip(SPACE, model.at(SPACE), strict=True):
         whole = step(point, layers)
@@ -114,7 +113,7 @@ def test_the_check_measures_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
         return step(point, layers or 8, odd_layer=0 if far else None)
 
     assert survey(trace, SPACE, repetition_of({"num_hidden_layers": 8})).residual > 0.01
-    monkeypatch.setattr(importlib.import_module("autotune.estimate.screening.survey"), "MAX_USABLE_ERROR", 0.01)
+    monkeypatch.setattr(importlib.import_module("autotune.estimate.screening"), "MAX_USABLE_ERROR", 0.01)
     with pytest.raises(NotUniform, match="off"):
         survey(trace, SPACE, repetition_of({"num_hidden_layers": 8}))
 
@@ -124,13 +123,14 @@ def test_points_with_other_phases_are_refused() -> None:
     whole = step(second, 3)
     cut = Trace(**{**{name: getattr(whole, name) for name in whole.__dataclass_fields__}, "marks": whole.marks[:-1]})
     with pytest.raises(NotUniform):
-        StepModelFit([Sample(point=first, trace=step(first, 3)), Sample(point=second, trace=cut)], None)
+        SizeModel([Sample(point=first, trace=step(first, 3)), Sample(point=second, trace=cut)], None)
 
 
 def test_samples_are_reproduced_exactly() -> None:
     samples = [Sample(point=point, trace=step(point, 5)) for point in picked_points(SPACE)]
     plan = LayerRepetition(layers=5, first=1, period=1, copies=0)
-    assert [StepModelFit(samples, None).error_at(plan, sample) for sample in samples] == [0.0] * len(samples)
+    whole, sizes = stretched(samples[0].trace, None, plan), SizeModel(samples, None)
+    assert [error_at(whole, sizes, sample) for sample in samples] == [0.0] * len(samples)
 
 
 def test_a_repetition_of_other_events_elsewhere_grows_as_a_whole() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.catalog.model_lookup import find_model
 from autotune.core.errors import BadInput
-from autotune.estimate.vision_towers import tower_parameters
+from autotune.estimate.vision import tower_parameters
 
 
 @pytest.mark.parametrize("channels", [[128], [128, "32"], 128])

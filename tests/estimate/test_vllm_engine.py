@@ -15,10 +15,10 @@ import pytest
 from autotune import catalog
 from autotune.core.composition import EngineSettings
 from autotune.core.units import GIB, MIB
-from autotune.estimate import constant_estimates, vllm_engine, vllm_weights
+from autotune.estimate import constant_estimates, engine_memory, rollout_engine
+from autotune.estimate.engine_memory import Pages, pages
 from autotune.estimate.model_shape import Shape, shape
-from autotune.estimate.vllm_blocks import Pages, pages
-from autotune.estimate.vllm_engine import EngineUse, fit
+from autotune.estimate.rollout_engine import EngineUse, fit
 
 LOGS = [json.loads(line) for line in (Path(__file__).parent / "vllm_logs.jsonl").read_text().splitlines()]
 
@@ -95,8 +95,8 @@ def test_an_offloaded_engine_has_no_weights_and_no_cache() -> None:
 
 def test_eager_captures_nothing() -> None:
     assert used(eager=True).parts["cuda_graphs"] == 0
-    assert vllm_engine.captured_sizes(32, 4096) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
-    assert vllm_engine.captured_sizes(1024, 8192)[-1] == 512 and vllm_engine.captured_sizes(1, 4096) == [1, 2]
+    assert rollout_engine.captured_sizes(32, 4096) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
+    assert rollout_engine.captured_sizes(1024, 8192)[-1] == 512 and rollout_engine.captured_sizes(1, 4096) == [1, 2]
 
 
 def test_tensor_parallel_divides_weights_and_heads_down_to_one() -> None:
@@ -113,19 +113,19 @@ def test_tensor_parallel_divides_weights_and_heads_down_to_one() -> None:
 def test_expert_parallelism_spreads_whole_experts_over_replicas() -> None:
     moe = shape(config_of("Qwen/Qwen3-30B-A3B"))
     one, split, spread = (
-        vllm_weights.weight_bytes(moe, dtype="bfloat16", tensor_parallel=ranks, expert_parallel=experts)
+        engine_memory.weight_bytes(moe, dtype="bfloat16", tensor_parallel=ranks, expert_parallel=experts)
         for ranks, experts in ((1, 1), (2, 2), (1, 8))
     )
     assert spread == one - 2 * sum(layer.experts for layer in moe.layers) * 7 // 8
-    assert split == vllm_weights.weight_bytes(moe, dtype="bfloat16", tensor_parallel=2)
+    assert split == engine_memory.weight_bytes(moe, dtype="bfloat16", tensor_parallel=2)
 
 
 def test_weights_from_20_mib_on_are_loaded_into_blocks_of_their_own() -> None:
     narrow, even = shape(config_of("Qwen/Qwen2.5-1.5B")), shape(config_of("meta-llama/Llama-3.2-1B"))
     # 28 layers: 52.5 MiB in 54, 26.25 in 28; queries, keys and values (6) and the output (4.5) share segments of 20.
-    loaded = vllm_weights.loaded_in_blocks(narrow, 2, 1)
+    loaded = engine_memory.loaded_in_blocks(narrow, 2, 1)
     assert loaded.unsplit_bytes == pytest.approx(28 * 3.25 * MIB, rel=0.05)
-    assert vllm_weights.loaded_in_blocks(even, 2, 1).unsplit_bytes <= MIB
+    assert engine_memory.loaded_in_blocks(even, 2, 1).unsplit_bytes <= MIB
     before, after = (used("Qwen/Qwen2.5-1.5B", vllm=version) for version in ("0.20.2", "0.21.0"))
     assert after.weights_bytes - before.weights_bytes == loaded.unsplit_bytes
     # Free parts of the segments of 20 count in sleep mode alone, whose pool nothing else uses.
@@ -144,7 +144,7 @@ def test_quantising_leaves_free_segments_behind() -> None:
     seven = shape(config_of("Qwen/Qwen2.5-7B"))
     llama, six = shape(config_of("meta-llama/Llama-3.2-1B")), shape({**config_of("Qwen/Qwen2.5-7B"), "num_hidden_layers": 6})
     # vLLM 0.26 on emulated cards: 1,206, 696 and 1,576 MiB of segments without a block when the weights are loaded.
-    found = [vllm_weights.quantised_in_blocks(one, 2, 1, makes_head_first=one is llama) for one in (llama, six, seven)]
+    found = [engine_memory.quantised_in_blocks(one, 2, 1, makes_head_first=one is llama) for one in (llama, six, seven)]
     assert [one.left_bytes / MIB for one in found] == pytest.approx([1206, 696, 1576], rel=0.03)
     # 5,844 MiB of segments with one, in which 5,695 are allocated.
     assert found[2].open_bytes == pytest.approx(149 * MIB, rel=0.06)
@@ -220,7 +220,7 @@ def test_weights_equal_public_logs(row: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize("row", [row for row in LOGS if "activations_gib" in row["logged"]], ids=lambda row: row["id"])
 def test_profiling_peaks_equal_public_logs(row: Mapping[str, Any]) -> None:
     """Within 4 percent; a release that does not compile holds more at a time, which the interval covers."""
-    found = vllm_engine.activation_bytes(
+    found = rollout_engine.activation_bytes(
         shape(config_of(row["model"])), 2, row["tensor_parallel"], row["batched_tokens"], row["sequences"], vllm=row["vllm"]
     )
     logged = row["logged"]["activations_gib"] * GIB

@@ -10,9 +10,8 @@ import pytest
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Trace, Work
-from autotune.estimate.screening import StepModel
+from autotune.estimate.screening import StepModel, repetition_of, survey
 from autotune.estimate.screening.blocks import Point, rows_of
-from autotune.estimate.screening.survey import repetition_of, survey
 from tests.estimate.test_step_model import step
 
 LAYERS, TILE = 28, 1024

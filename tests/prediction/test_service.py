@@ -19,7 +19,7 @@ from autotune.core.job import Model, Task, Workload
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate
 from autotune.core.units import MIB
-from autotune.estimate.screening import Family, phase_peaks, trace_requests
+from autotune.estimate.screening import Family, phase_peaks, point_of, traced_request
 from autotune.machine.hardware_detection import hardware
 from autotune.prediction.service import PredictionService, predict_candidates
 from autotune.prediction.trace_cache import TraceCache
@@ -85,7 +85,7 @@ def space(task: Task, **held: Any) -> list[Candidate]:
 def compare_requested(tracer: TracerPool, family: Family, request: Any, subject: str) -> None:
     """Compare the requested bytes of each phase, by the family's model and by a trace of this step."""
     traced = phase_peaks(tracer.trace(request))
-    (sizes,) = family.model.at([trace_requests.point_of(request)])
+    (sizes,) = family.model.at([point_of(request)])
     predicted = phase_peaks(family.model.trace, sizes)
     assert predicted.keys() == traced.keys()
     errors = [(predicted[phase] - traced[phase]) / max(traced.values()) for phase in traced]
@@ -192,7 +192,7 @@ def test_zero_stages_share_a_trace_while_modules_keep_their_weights(tracer: Trac
     ]
     requests = [trainer.trace_request(trainer.complete({**plain, **stage}, task), task) for stage in stages]
     assert len({str(request["sharding"]) for request in requests}) == len(stages)
-    traced = [trace_requests.traced_request(request) for request in requests]
+    traced = [traced_request(request) for request in requests]
     assert traced[0] == traced[1] != traced[2]
     first, second, third = [
         replace(tracer.trace(request), seconds=0.0) for request in requests
@@ -200,4 +200,4 @@ def test_zero_stages_share_a_trace_while_modules_keep_their_weights(tracer: Trac
     assert first == second
     assert third.events != first.events  # under ZeRO-3 a linear layer saves its input, with frozen weights too
     copies = trainer.trace_request(trainer.complete({**plain, "sharding": "ddp"}, task), task)
-    assert trace_requests.traced_request(copies) == copies
+    assert traced_request(copies) == copies

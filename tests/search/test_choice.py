@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.catalog.simplicity import complexity, criteria
+from autotune.catalog import complexity, criteria
 from autotune.core.answer import Recommendation
 from autotune.core.job import Job
 from autotune.core.measurement import Failure, Measurement, Outcome, ProbePlan

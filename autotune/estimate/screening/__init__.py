@@ -1,7 +1,7 @@
 """Screening: all points of a space from a few short traces.
 
 Inside a family, a step is a function of the point (batch and lengths). Each allocation size is a
-short formula of the point (`size_model`), and a long model's events are those of a short model with
+short formula of the point (`formulas`), and a long model's events are those of a short model with
 its middle layers repeated (`stretching`). The full trace of any point is written from these without
 tracing its step, and then passes through the same sharding and allocator replay as a real trace.
 
@@ -15,23 +15,44 @@ those of their own full traces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from autotune.core.errors import BadInput
 from autotune.core.measurement import Phase
+from autotune.core.space import fingerprint
 from autotune.core.trace import Trace
+from autotune.estimate.model_shape import shape, text_config
 from autotune.estimate.replay import StepStage
-from autotune.estimate.screening.blocks import Integers, NotUniform, Point, Sample, rows_of
-from autotune.estimate.screening.layer_growth import LayerRepetition, grown_inventory
-from autotune.estimate.screening.size_model import SizeModel
+from autotune.estimate.screening.blocks import Integers, LayerRepetition, NotUniform, Point, Sample, rows_of
+from autotune.estimate.screening.formulas import SizeModel
 from autotune.estimate.screening.stretching import StretchedTrace, stretched
 from autotune.estimate.screening.work_model import WorkModel, fit_work
 from autotune.estimate.sharding import ShardedTrace
 from autotune.estimate.trace_context import TraceContext
 
-__all__ = ["NotUniform", "StepModel", "StepModelFit", "phase_peaks"]
+TracePoint = Callable[[Point, int | None], Trace]  # traces a point in a number of layers; None: all
+
+MAX_ERROR = 0.002  # relative error at the check up to which no more points are traced
+MAX_USABLE_ERROR = 0.05  # error beyond which the family has no model, and each point is traced alone
+MAX_PERIOD = 8  # longest pattern of layers: Gemma 3 repeats after six
+
+SHARES = (
+    (0.0, 0.0, 0.0), (1.0, 0.17, 1.0), (0.5, 1.0, 0.1), (1.0, 0.6, 0.45), (0.0, 1.0, 0.8), (0.6, 0.3, 1.0),
+    (0.0, 0.3, 0.5), (0.3, 0.8, 0.6),
+)  # fmt: skip
+"""Positions between smallest and largest batch, prompt and completion: irregular, so that terms
+differ. The last two are reserves."""
+
+FEWEST_MICRO_STEPS = (3, 3, 4, 5, 4, 3, 3, 5)
+"""Micro-steps at each of SHARES. Beyond three they repeat; a generation's bytes grow linearly."""
+
+GRID = 8  # multiple of lengths in between, as attention masks are aligned
+MAX_BATCHES = 3  # number of micro-batches above which only the check traces the largest: it takes longest
+REFERENCE_SHARES = (0, 2)  # indices of SHARES that suffice with the formulas of a reference family
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +62,7 @@ class StepModel:
     long: StretchedTrace  # the full model's trace at the first point traced
     sizes: SizeModel
     work: WorkModel
-    exact: bool  # True if every size is exact; otherwise `residual` is the only error estimate
-    residual: float = 0.0  # largest relative error at the check trace
+    residual: float  # largest relative error at the check trace
 
     @property
     def trace(self) -> Trace:
@@ -53,34 +73,71 @@ class StepModel:
         return [self.long.sizes_of(own) for own in self.sizes.at(points)]
 
 
-class StepModelFit:
-    """Fit of a step model to short traces; with a `reference` two points suffice."""
+def repetition_of(config: Mapping[str, object]) -> LayerRepetition | None:
+    """Return the shortest model that determines this one; None without a pattern of layers."""
+    text = text_config(config)
+    count, named = text.get("num_hidden_layers"), text.get("layer_types")
+    types: Sequence[object] = named if isinstance(named, Sequence) and not isinstance(named, str) else ()
+    kinds: list[object]  # an entry per layer; equal entries are equal layers
+    try:
+        kinds = list(zip(shape(config).layers, types, strict=True)) if types else list(shape(config).layers)
+    except BadInput:  # unknown architecture: the traces will show whether its layers are alike
+        kinds = list(types) or [None] * (count if isinstance(count, int) else 0)
+    for period in range(1, MAX_PERIOD + 1):
+        for head in (1, 2, 3, 4):
+            if all(kinds[place] == kinds[place + period] for place in range(head, len(kinds) - period)):
+                least = head + period + 1
+                layers = least + (len(kinds) - least) % period
+                if layers + period <= len(kinds):
+                    return LayerRepetition(layers=layers, first=head, period=period, copies=(len(kinds) - layers) // period)
+    return None
 
-    def __init__(self, samples: Sequence[Sample], longer: Trace | None, reference: StepModel | None = None) -> None:
-        self._samples, self._longer, self._reference = samples, longer, reference
+
+def survey(
+    trace: TracePoint,
+    points: Sequence[Point],
+    repetition: LayerRepetition | None,
+    reference: StepModel | None = None,
+    batches: Sequence[int] = (),
+) -> StepModel:
+    """Trace a few points and return the model of all. NotUniform if no model fits.
+
+    `reference`: model of another family; then fewer points are traced first, at any of its
+    micro-batches `batches`, and more only if the check requires them.
+    """
+    plan = repetition or LayerRepetition(layers=0, first=0, period=1, copies=0)
+    once = replace(plan, copies=1 if repetition else 0)
+    first = initial_traces(points, repetition, batches if reference else None)
+    traced = {look: Sample(point=look[0], trace=trace(*look)) for look in dict.fromkeys(first)}
+    *samples, check = (traced[look] for look in first)
+    short, longer_trace = samples[0].trace, samples.pop().trace if repetition else None
+    # A point at which loops are not full, the far corner, and one in the middle.
+    low, middle = (_between(points, at) for at in (len(SHARES) - 2, len(SHARES) - 1))
+    extra = [low, replace(corner(points), micro_steps=_micro_steps(points, 0)), middle]
+    more = [*(picked_points(points) if reference else ()), *extra]
+    more = [point for point in more if point not in {one.point for one in samples}]
+    checked = stretched(short, longer_trace, replace(plan, copies=0) if reference else once)
+    while True:
         # Most formulas of sizes occur again in other families of the same model.
-        self._sizes = SizeModel(samples, reference.sizes.formulas if reference else None)
+        sizes = SizeModel(samples, reference.sizes.formulas if reference else None)
+        error = error_at(checked, sizes, check)
+        if error <= MAX_ERROR or not more:
+            break
+        point = more.pop(0)
+        samples.append(Sample(point=point, trace=trace(point, first[0][1])))
+    if error > MAX_USABLE_ERROR:
+        raise NotUniform(f"the check is off by {error:.0%}")
+    loops, known = sizes.formulas.basis.terms, reference.work if reference else None
+    work = fit_work(samples, longer_trace, check if reference else None, plan, known, loops)
+    return StepModel(long=stretched(short, longer_trace, plan), sizes=sizes, work=work, residual=error)
 
-    def model(self, repetition: LayerRepetition, check: Sample | None = None) -> StepModel:
-        """Return the model of the full depth; `check`: another trace of the longer model, used for the work.
 
-        NotUniform if the longer model is not the short one with its middle layers repeated.
-        """
-        short, reference = self._samples[0].trace, self._reference
-        long = stretched(short, self._longer, repetition)
-        whole = replace(long.trace, inventory=grown_inventory(short, self._longer, repetition))
-        loops = self._sizes.formulas.basis.terms
-        work = fit_work(self._samples, self._longer, check, repetition, reference.work if reference else None, loops)
-        return StepModel(long=replace(long, trace=whole), sizes=self._sizes, work=work, exact=self._sizes.exact)
-
-    def error_at(self, repetition: LayerRepetition, sample: Sample) -> float:
-        """Return the largest error of a phase's peak, relative to the highest peak."""
-        long = stretched(self._samples[0].trace, self._longer, repetition)
-        (sizes,) = self._sizes.at([sample.point])
-        predicted, traced = phase_peaks(long.trace, long.sizes_of(sizes)), phase_peaks(sample.trace)
-        if set(predicted) != set(traced):
-            return float("inf")
-        return max(abs(predicted[phase] - traced[phase]) for phase in traced) / max(traced.values())
+def error_at(long: StretchedTrace, sizes: SizeModel, sample: Sample) -> float:
+    """Return the largest error of a phase's peak, relative to the highest peak."""
+    predicted, traced = phase_peaks(long.trace, long.sizes_of(sizes.at([sample.point])[0])), phase_peaks(sample.trace)
+    if set(predicted) != set(traced):
+        return float("inf")
+    return max(abs(predicted[phase] - traced[phase]) for phase in traced) / max(traced.values())
 
 
 def phase_peaks(trace: Trace, sizes: Integers | None = None) -> dict[Phase, int]:
@@ -93,6 +150,68 @@ def phase_peaks(trace: Trace, sizes: Integers | None = None) -> dict[Phase, int]
         if len(span):
             peaks[mark.phase] = max(int(live[span.start : span.stop + 1].max()), peaks.get(mark.phase, 0))
     return peaks
+
+
+def initial_traces(
+    points: Sequence[Point], repetition: LayerRepetition | None, batches: Sequence[int] | None
+) -> list[tuple[Point, int | None]]:
+    """Return point and depth of the first traces: points of the short model, one of the longer model, the far corner.
+
+    The corner is traced in the longer model too, except with a reference (`batches` is not None):
+    the reference has shown that all layers grow alike.
+    """
+    chosen = picked_points(points)
+    if batches is not None and len(set(points)) > len(REFERENCE_SHARES):
+        # Two points that differ in everything, at small micro-batches.
+        known = sorted({point.micro_batch for point in points} | set(batches))
+        small = known[:-1] if len(known) > MAX_BATCHES else known
+        between = [replace(_between(points, at), micro_batch=_share(small, SHARES[at][0], 1)) for at in REFERENCE_SHARES]
+        chosen = list(dict.fromkeys(between))
+    short = repetition.layers if repetition else None
+    above = repetition.layers + repetition.period if repetition else None
+    longer = [(chosen[0], above)] if repetition else []
+    return [*((point, short) for point in chosen), *longer, (corner(points), above if batches is None else short)]
+
+
+def picked_points(points: Sequence[Point]) -> list[Point]:
+    """Return the points to trace without a reference; at most two are taken as they are."""
+    distinct = list(dict.fromkeys(points))
+    return distinct if len(distinct) <= 2 else list(dict.fromkeys(_between(points, at) for at in range(len(SHARES) - 2)))
+
+
+def corner(points: Sequence[Point]) -> Point:
+    """Return the largest of everything, where an error is largest."""
+    micro_steps = sorted({point.micro_steps for point in points})
+    return Point(
+        micro_batch=max(point.micro_batch for point in points),
+        prompt=max(point.prompt for point in points),
+        completion=max(point.completion for point in points),
+        micro_steps=micro_steps[0] if len(micro_steps) == 1 else max(6, micro_steps[0]),
+    )
+
+
+def _between(points: Sequence[Point], at: int) -> Point:
+    batch, prompt, completion = SHARES[at]
+    return Point(
+        micro_batch=_share([point.micro_batch for point in points], batch, 1),
+        prompt=_share([point.prompt for point in points], prompt, GRID),
+        completion=_share([point.completion for point in points], completion, GRID),
+        micro_steps=_micro_steps(points, at),
+    )
+
+
+def _micro_steps(points: Sequence[Point], at: int) -> int:
+    values = {point.micro_steps for point in points}
+    return values.pop() if len(values) == 1 else FEWEST_MICRO_STEPS[at]
+
+
+def _share(values: Sequence[int], share: float, grid: int) -> int:
+    least, most = min(values), max(values)
+    between = round((least + share * (most - least)) / grid) * grid
+    return least if share == 0 else most if share == 1 else min(most, max(least, between))
+
+
+# A family's sharded step at each point.
 
 
 class Family:
@@ -131,3 +250,68 @@ class Family:
         found = self._stages[-1].at(sizes, context)
         assert found is not None
         return found
+
+
+# Trace requests as points of a family.
+
+Request = Mapping[str, Any]
+
+POINT_SETTINGS = frozenset({
+    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "max_completion_length", "max_length",
+    "num_generations",
+})  # fmt: skip
+"""Settings that vary inside a family (the group size changes a few numbers per prompt)."""
+
+WHOLE_WEIGHTS = ("zero1", "zero2")  # stages of ZeRO that leave the modules unchanged; under the third they save other tensors
+
+
+def family_key(request: Request) -> str:
+    """Return a fingerprint of everything but the point, with the class of its micro-steps: 1, 2 or 3 (more). Points of one
+    class have the same events."""
+    settings = request["settings"]
+    accumulation, steps = settings.get("gradient_accumulation_steps"), settings.get("steps_per_generation")
+    stale = None if steps in (None, accumulation) else (accumulation, steps)
+    fixed = {name: value for name, value in settings.items() if name not in POINT_SETTINGS}
+    rest = {name: value for name, value in request.items() if name not in ("settings", "lengths")}
+    return fingerprint({**rest, "settings": fixed, "course": min(point_of(request).micro_steps, 3), "stale": stale})
+
+
+def traced_request(request: Request) -> Request:
+    """Return the request to trace: ZeRO's buckets, shards and offloading are added afterwards."""
+    sharding = request["sharding"]
+    if sharding["kind"] not in (*WHOLE_WEIGHTS, "zero3"):
+        return request
+    kind = WHOLE_WEIGHTS[-1] if sharding["kind"] in WHOLE_WEIGHTS else "zero3"
+    return {**request, "sharding": {"kind": kind, "ranks": sharding["ranks"]}}
+
+
+def point_of(request: Request) -> Point:
+    settings, lengths = request["settings"], request["lengths"]
+    return Point(
+        micro_batch=settings["per_device_train_batch_size"],
+        prompt=lengths["prompt"],
+        completion=lengths["completion"],
+        micro_steps=settings.get("steps_per_generation") or settings.get("gradient_accumulation_steps") or 1,
+    )
+
+
+def request_at(request: Request, point: Point, layers: int | None) -> Request:
+    """Return the request at another point."""
+    settings = dict(request["settings"])
+    before = settings.get("steps_per_generation")
+    settings["per_device_train_batch_size"] = point.micro_batch
+    if before in (None, settings.get("gradient_accumulation_steps")):
+        settings["gradient_accumulation_steps"] = point.micro_steps
+    if before is not None:
+        settings["steps_per_generation"] = point.micro_steps
+    if "max_completion_length" in settings:
+        settings["max_completion_length"] = point.completion
+    if "max_length" in settings:
+        settings["max_length"] = point.prompt + point.completion
+    if "num_generations" in settings:
+        # The requested group size if it divides the generation batch, else the smallest divisor.
+        batch, wanted = point.micro_batch * point.micro_steps * request["sharding"]["ranks"], settings["num_generations"]
+        sizes = (wanted, *range(2, batch + 1))
+        settings["num_generations"] = next((size for size in sizes if batch % size == 0), wanted)
+    lengths = {**request["lengths"], "prompt": point.prompt, "completion": point.completion}
+    return {**request, "settings": settings, "lengths": lengths, "model": {**request["model"], "layers": layers}}

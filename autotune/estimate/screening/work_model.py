@@ -16,10 +16,9 @@ import numpy as np
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Trace, Work
-from autotune.estimate.screening.blocks import Floats, Sample, rows_of
+from autotune.estimate.screening.blocks import Floats, LayerRepetition, Sample, rows_of
 from autotune.estimate.screening.formulas import EXACT, Basis, Term, short_sums, solve
-from autotune.estimate.screening.layer_growth import LayerRepetition
-from autotune.estimate.throughput.cycle_time import BATCH_PHASES
+from autotune.estimate.throughput import BATCH_PHASES
 
 Count: TypeAlias = tuple[Phase, str]  # a phase, and the quantity counted in it
 Key: TypeAlias = tuple[bool, Count]  # inside the layers (True) or outside of them

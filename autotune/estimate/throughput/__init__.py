@@ -1,29 +1,53 @@
 """Speed: seconds of each phase of a generation cycle, and tokens per second.
 
-Work on a GPU is bound by arithmetic and memory, or by the host that launches it. Exchanges between
-ranks are in `exchanges.py`. A search corrects the figures with measured values (`autotune.search`).
+Work on a GPU is bound by arithmetic and memory, or by the host that launches it. A search corrects the figures with measured
+values (`autotune.search`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from autotune.catalog import Gpu
-from autotune.catalog.constants import efficiency
+from autotune.catalog import Gpu, efficiency
 from autotune.core.composition import Composition
 from autotune.core.dataset import TokenLengths
 from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Prediction, highest
 from autotune.core.trace import Inventory, Trace, Work
 from autotune.estimate import model_shape
-from autotune.estimate.throughput import drawn_lengths, exchanges, generation, roofline, split_engines
-from autotune.estimate.throughput.cycle_time import BATCH_PHASES, counted
-from autotune.estimate.throughput.generation import GenerationLoad
-from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings, independent
+from autotune.estimate.model_shape import dtype_bytes
+from autotune.estimate.throughput.generation import (
+    ATTENTION,
+    MICRO,
+    MILLI,
+    SHARDS_WEIGHTS,
+    GenerationLoad,
+    compute_seconds,
+    has_speed,
+    independent,
+    link_seconds,
+    load_of,
+    memory_seconds,
+    overlapped,
+    split_engines,
+    split_load,
+    with_gathering,
+)
+from autotune.estimate.throughput.generation import seconds as generation_seconds
+from autotune.estimate.throughput.rollout_simulation import rollout_seconds
+
+BATCH_PHASES: frozenset[Phase] = frozenset({"rollout", "reward", "score", "sync"})  # once per batch of completions
+
+SCALED_PHASES = frozenset({"score", "forward", "backward"})
+SHARDS_OPTIMIZER = frozenset({"zero1", "zero2", "zero3", "fsdp1"})
+"""Traces of these are made on one rank. FSDP2 is traced with its shards."""
+
+ADAPTER_TENSORS = 14  # tensors of an adapter in one layer: two for each of its seven products
 
 
 def with_throughput(
@@ -39,15 +63,14 @@ def with_throughput(
 ) -> Prediction:
     """Add seconds by phase and tokens per second, at the longest completions and at `lengths`;
     unchanged for a CPU or a GPU of unknown speed."""
-    device = None if gpu is None else roofline.ceilings(gpu)
-    if device is None:
+    if gpu is None or not has_speed(gpu):
         return prediction
 
     def at(lengths: TokenLengths | None) -> Cycle:
         return cycle(
             trace,
-            composition if lengths is None else drawn_lengths.refilled(composition, lengths),
-            device=device,
+            composition if lengths is None else refilled(composition, lengths),
+            gpu=gpu,
             config=config,
             engine=prediction.engine,
             iterations=iterations,
@@ -71,7 +94,7 @@ def with_throughput(
     mean = fmean(part.mean for part in drawn.parts)
     return dataclasses.replace(
         found,
-        tokens_per_second_at_lengths=tokens_per_second(usual, drawn_lengths.refilled(composition, drawn), mean),
+        tokens_per_second_at_lengths=tokens_per_second(usual, refilled(composition, drawn), mean),
         seconds_at_lengths=usual,
         pipeline=cycles[-1].pipeline,
     )
@@ -89,7 +112,7 @@ def cycle(
     trace: Trace,
     composition: Composition,
     *,
-    device: Ceilings,
+    gpu: Gpu,
     config: Mapping[str, object],
     engine: EngineFit | None = None,
     iterations: int = 1,
@@ -103,54 +126,44 @@ def cycle(
     # 1. Traced phases, repeated as often as a cycle does.
     counts = counted(trace, composition, iterations=iterations)
     if lengths is not None:
-        trace, counts = drawn_lengths.shortened(trace, composition, counts, lengths)
+        trace, counts = shortened(trace, composition, counts, lengths)
     seconds: dict[Phase, Estimate] = {}
     repeats = dict.fromkeys(BATCH_PHASES, counts.scored) | {"optimizer": float(counts.optimizer_steps)}
     for work in trace.work:
         if work.phase not in ("load", "reward"):
             often = repeats.get(work.phase, counts.micro_steps / counts.traced_micro_steps)
-            seconds[work.phase] = phase_seconds(work, device).scaled(often)
+            seconds[work.phase] = phase_seconds(work, gpu).scaled(often)
     if "optimizer" in seconds:
-        own = roofline.overhead_seconds(counts.optimizer_steps, efficiency("trainer_step_milliseconds"), MILLI)
+        own = efficiency("trainer_step_milliseconds").scaled(counts.optimizer_steps * MILLI)
         seconds["optimizer"] = seconds["optimizer"] + own
     # 2. Exchanges between ranks, beside the backward pass.
-    seconds = exchanges.with_exchanges(seconds, trace, composition, counts, device)
+    seconds = _with_exchanges(seconds, trace, composition, counts, gpu)
     # 3. Weight sync.
     if composition.generation in ("engine", "server"):
-        seconds["sync"] = _sync(trace.inventory, composition, config, device)
+        seconds["sync"] = _sync(trace.inventory, composition, config, gpu)
     # 4. Generation, on the same devices or on others.
     if composition.generation == "none":
         return _ordered(seconds)
-    load, split = _generation_load(composition, config, engine, num_generations), split_engines.limited(composition)
+    load, split = load_of(composition, config, engine, num_generations), split_engines(composition)
 
     def generating(load: GenerationLoad) -> Estimate:
         if lengths is None:
-            return generation.seconds(load, device)
-        return drawn_lengths.rollout_seconds(load, split.engine if split else composition.engine, engine, lengths, device)
+            return generation_seconds(load, gpu)
+        return rollout_seconds(load, split.engine if split else composition.engine, engine, lengths, gpu)
 
     if split is not None:
         concurrency = None if engine is None else engine.concurrency
-        load = split_engines.engine_load(load, split, composition.generation_batch, concurrency)
+        load = split_load(load, split, composition.generation_batch, concurrency)
         steps = counts.optimizer_steps
-        found, times = split_engines.overlapped(seconds, split, load, generating, device, optimizer_steps=steps)
+        found, times = overlapped(seconds, split, load, generating, gpu, optimizer_steps=steps)
         return _ordered(found, times)
     layers = len(model_shape.shape(config).layers)
-    rollout = generation.with_gathering(generating(load), trace.inventory, composition, load, layers, device)
+    rollout = with_gathering(generating(load), trace.inventory, composition, load, layers, gpu)
     return _ordered(seconds if rollout is None else {**seconds, "rollout": rollout})
 
 
 def _ordered(seconds: Mapping[Phase, Estimate], times: PipelineTimes | None = None) -> Cycle:
     return Cycle(seconds={phase: seconds[phase] for phase in PHASES if phase in seconds}, pipeline=times)
-
-
-def phase_seconds(work: Work, device: Ceilings) -> Estimate:
-    """max(arithmetic + memory + gaps between kernels, launches by the host) of one traced phase."""
-    busy = independent(
-        roofline.compute_seconds(work.flops, device),
-        roofline.memory_seconds(work.moved_bytes, device),
-        roofline.overhead_seconds(work.kernels, efficiency("kernel_gap_microseconds"), MICRO),
-    )
-    return highest((busy, roofline.overhead_seconds(work.kernels, efficiency("launch_microseconds"), MICRO)))
 
 
 def tokens_per_second(
@@ -173,48 +186,185 @@ def tokens_per_second(
     return Estimate(value=tokens / total.value, low=tokens / total.high, high=tokens / total.low)
 
 
-def _generation_load(
-    composition: Composition, config: Mapping[str, object], engine: EngineFit | None, num_generations: int
-) -> GenerationLoad:
-    settings = composition.engine
-    tensor_parallel = settings.tensor_parallel if settings is not None else 1
-    sequences = max(1, composition.generation_batch * tensor_parallel // composition.ranks)
-    batch = min(sequences, composition.generation_micro_batch or sequences if settings is None else settings.max_num_seqs)
-    if engine is not None:
-        batch = max(1, min(batch, int(engine.concurrency)))
-    return GenerationLoad(
-        config=config,
-        dtype=composition["engine" if "engine" in composition else "policy"].dtype,
-        sequences=sequences,
-        prompts=max(1, sequences // num_generations),
-        prompt_length=composition.prompt_length,
-        completion_length=composition.completion_length,
-        batch=batch,
-        by_engine=composition.generation in ("engine", "server"),
-        tensor_parallel=tensor_parallel,
-        quantised_bits=settings.quantised_bits if settings is not None else None,
-        of_batch=composition.generation_batch,
+# Traced work.
+
+
+@dataclass(frozen=True, kw_only=True)
+class CycleTime:
+    """Repetitions of the traced work in one cycle."""
+
+    micro_steps: int  # per rank
+    optimizer_steps: int
+    traced_micro_steps: int  # of the optimizer step whose work was counted
+    scored: float  # repetitions of the counted scoring
+
+
+def counted(trace: Trace, composition: Composition, *, iterations: int = 1) -> CycleTime:
+    """Return the repetitions. Without completions, a cycle is one optimizer step."""
+    micro_steps = composition.accumulation
+    if composition.generation != "none":
+        micro_steps = iterations * max(1, composition.generation_batch // (composition.ranks * composition.micro_batch))
+    traced, whole_batches = traced_micro_steps(trace), 0
+    if trace.basis == "traced" and composition.generation != "none":  # runs of `BATCH_PHASES` in the last traced step
+        making = [phase in BATCH_PHASES for phase in trace.last_step]
+        whole_batches = sum(1 for before, now in zip([False, *making], making, strict=False) if now and not before)
+    return CycleTime(
+        micro_steps=micro_steps,
+        optimizer_steps=max(1, micro_steps // composition.accumulation),
+        traced_micro_steps=traced,
+        scored=1 / whole_batches if whole_batches else micro_steps / traced / iterations,
     )
 
 
-ADAPTER_TENSORS = 14  # tensors of an adapter in one layer: two for each of its seven products
+def traced_micro_steps(trace: Trace) -> int:
+    """Backward passes in the last traced step."""
+    phases = trace.last_step
+    return max(1, sum(1 for before, now in zip(["load", *phases], phases, strict=False) if now == "backward" != before))
 
 
-def _sync(inventory: Inventory, composition: Composition, config: Mapping[str, object], device: Ceilings) -> Estimate:
+def phase_seconds(work: Work, gpu: Gpu) -> Estimate:
+    """max(arithmetic + memory + gaps between kernels, launches by the host) of one traced phase."""
+    busy = independent(
+        compute_seconds(work.flops, gpu),
+        memory_seconds(work.moved_bytes, gpu),
+        efficiency("kernel_gap_microseconds").scaled(work.kernels * MICRO),
+    )
+    return highest((busy, efficiency("launch_microseconds").scaled(work.kernels * MICRO)))
+
+
+def refilled(composition: Composition, lengths: TokenLengths) -> Composition:
+    """Return the step with as many completions of these lengths as its full micro-batches hold, if they decide it.
+
+    Their prompts are shared: n completions of length c make room for n c / mean."""
+    if not composition.steps_by_rows:
+        return composition
+    more = composition.completion_length / lengths.mean
+    each = max(1, round(composition.micro_batch * more))
+    return dataclasses.replace(
+        composition, micro_batch=each, generation_batch=each * composition.ranks * composition.accumulation
+    )
+
+
+def shortened(trace: Trace, composition: Composition, counts: CycleTime, lengths: TokenLengths) -> tuple[Trace, CycleTime]:
+    """Return the trace with the training work of a micro-batch at these lengths, and the repetitions.
+
+    r = (prompt + completion) / (prompt + longest completion); products and memory: r, attention: r² when
+    rows are padded. Kernels launch as often. A token budget is filled with more rows instead: as much
+    work per micro-batch, r times the micro-batches, at least one per optimizer step. A step of full
+    micro-batches (`refilled`) keeps their number and their tokens, each of which sees fewer before it.
+    """
+    if composition.steps_by_rows:
+        seen = fmean(length * length for length in lengths.sample) / (2 * lengths.mean)
+        fewer_keys = (composition.prompt_length + seen) / (composition.prompt_length + composition.completion_length / 2)
+        return dataclasses.replace(trace, work=tuple(_scaled(work, 1.0, fewer_keys) for work in trace.work)), counts
+    rows = max(1, composition.generation_batch // composition.ranks)
+    padded = lengths.mean if composition.packs_rows else lengths.expected_longest(rows)
+    prompt = composition.prompt_length
+    ratio = (prompt + padded) / max(1, prompt + composition.completion_length)
+    squared = fmean(((prompt + length) / (prompt + composition.completion_length)) ** 2 for length in lengths.sample)
+    attention = squared if composition.packs_rows else ratio * ratio
+    fewer = 1.0
+    if composition.token_budget:
+        micro_steps = max(counts.optimizer_steps, round(counts.micro_steps * ratio))
+        fewer = micro_steps / counts.micro_steps
+        counts = dataclasses.replace(counts, micro_steps=micro_steps, scored=counts.scored * fewer)
+    work = tuple(_scaled(work, ratio / fewer, attention / fewer) for work in trace.work)
+    return dataclasses.replace(trace, work=work), counts
+
+
+def _scaled(work: Work, ratio: float, attention: float) -> Work:
+    if work.phase not in SCALED_PHASES:
+        return work
+    flops = {key: count * (attention if key.startswith(ATTENTION) else ratio) for key, count in work.flops.items()}
+    return dataclasses.replace(work, flops=flops, moved_bytes=work.moved_bytes * ratio)
+
+
+# Exchanges between ranks, and with engines.
+
+
+def _with_exchanges(
+    seconds: Mapping[Phase, Estimate], trace: Trace, composition: Composition, counts: CycleTime, gpu: Gpu
+) -> dict[Phase, Estimate]:
+    """Add the cost of exchanges to the backward pass, and divide the optimizer's work by the ranks.
+
+    cost = max(exposed share · transfer, transfer - backward pass) + units · wait
+
+    Transfers overlap with arithmetic and slow it down meanwhile. A sharded unit (a decoder layer) also
+    waits for each of its exchanges: streams are synchronised, and the slowest rank is last. Under FSDP1
+    each matrix of an adapter is a unit of its own (PEFT's wrap policy): the device has next to nothing
+    to do in it while the host gathers the next one.
+    """
+    found, inventory = dict(seconds), trace.inventory
+    if composition.sharded_by in SHARDS_OPTIMIZER and "optimizer" in found:
+        found["optimizer"] = found["optimizer"].scaled(1 / composition.ranks)
+    sent = exchanged_bytes(trace, composition, counts)
+    spent = link_seconds(sent, gpu) if sent else None
+    if spent is None or "backward" not in found:
+        return found
+    # 1. Transfers beyond the backward pass.
+    cover, share = found["backward"], efficiency("exposed_exchange_share")
+    low = max(share.low * spent.low, spent.low - cover.high)
+    value = max(low, share.value * spent.value, spent.value - cover.value)
+    exposed = Estimate(value=value, low=low, high=max(value, share.high * spent.high))
+    # 2. Waits: micro-steps · units · (2 gathers + 1 reduction, if the weights themselves are trained).
+    waits = adapter_waits = Estimate.exactly(0)
+    if composition.sharded_by in SHARDS_WEIGHTS:
+        exchanged = 2 if inventory.trainable_parameters < inventory.parameters / 2 else 3
+        count = counts.micro_steps * (len(inventory.layer_bytes) + 1) * exchanged
+        waits = efficiency("sharded_unit_milliseconds").scaled(count * MILLI)
+    # 3. The same of units of adapters.
+    used, adapted = trace.usage, composition["policy"].adapter_rank is not None
+    if composition.sharded_by == "fsdp1" and adapted and used is not None:
+        sharded = {index for index, one in enumerate(used.parameters) if one.trains and one.layer is not None}
+        units = sum(not sharded.isdisjoint(own) for own in used.modules)
+        adapter_waits = efficiency("adapter_unit_milliseconds").scaled((counts.micro_steps * units * 3) * MILLI)
+    return {**found, "backward": independent(cover, exposed, waits, adapter_waits)}
+
+
+def exchanged_bytes(trace: Trace, composition: Composition, counts: CycleTime) -> float:
+    """Bytes that one rank sends in a cycle.
+
+    w, g: gathered weight and gradient bytes · (ranks - 1) / ranks; m: micro-steps; s: optimizer steps.
+    FSDP, ZeRO-3: m · (2w + g), two gathers; ZeRO-2: m · g + s · g; else 2 · s · g.
+    """
+    ranks, kind = composition.ranks, composition.sharded_by
+    ring = (ranks - 1) / ranks
+    weights, gradients = _gathered_bytes(trace) * ring, trace.inventory.trainable_bytes * ring
+    if ranks == 1:
+        return 0.0
+    if kind in SHARDS_WEIGHTS:
+        return counts.micro_steps * (2 * weights + gradients)
+    if kind == "zero2":
+        return counts.micro_steps * gradients + counts.optimizer_steps * gradients
+    return counts.optimizer_steps * 2 * gradients
+
+
+def _gathered_bytes(trace: Trace) -> float:
+    """Return the bytes of all weights in the precision of their products: float32 weights under mixed
+    precision are cast before they are gathered, quantised ones are not."""
+    products: Counter[str] = Counter()
+    for work in trace.work:
+        products.update({dtype: flops for dtype, flops in work.flops.items() if not dtype.startswith(ATTENTION)})
+    inventory, dtype = trace.inventory, max(products, key=lambda name: products[name], default=None)
+    held = inventory.weight_bytes / max(1, inventory.parameters)
+    return inventory.weight_bytes * (1.0 if dtype is None else min(1.0, dtype_bytes(dtype) / held))
+
+
+def _sync(inventory: Inventory, composition: Composition, config: Mapping[str, object], gpu: Gpu) -> Estimate:
     """Read and write every weight (with adapters three times) + host time per parameter, or the adapter alone."""
     alone = composition.syncs_adapter_only
     merged, sent = composition["policy"].adapter_rank is not None, inventory.trainable_bytes if alone else inventory.weight_bytes
-    copies = roofline.memory_seconds((6.0 if merged and not alone else 2.0) * sent, device)
+    copies = memory_seconds((6.0 if merged and not alone else 2.0) * sent, gpu)
     shape = model_shape.shape(config)
     # Matrices and norms of a layer; the model itself counts biases and experts: a low middle.
     names_per_layer = 12 if any(layer.experts for layer, _ in shape.kinds) else 9
     names = len(shape.layers) * (1 if alone else names_per_layer) + 3
     if composition.split is not None:  # over an unknown link they reach the engines' GPUs at once
-        copies = copies + (roofline.link_seconds(sent, device) or Estimate.exactly(0))
-    pushes = roofline.overhead_seconds(names, efficiency("push_milliseconds_per_parameter"), MILLI)
+        copies = copies + (link_seconds(sent, gpu) or Estimate.exactly(0))
+    pushes = efficiency("push_milliseconds_per_parameter").scaled(names * MILLI)
     if composition.sync_gathers == "packed":  # the engine's loader takes whole buffers
         buffers = math.ceil(sent / max(1, composition.sync_buffer_bytes))
-        few = roofline.overhead_seconds(buffers, efficiency("push_milliseconds_per_parameter"), MILLI)
+        few = efficiency("push_milliseconds_per_parameter").scaled(buffers * MILLI)
         pushes = dataclasses.replace(few, high=pushes.high)
     if alone:  # all at once, layer by layer or tensor by tensor: frameworks differ
         pushes = dataclasses.replace(pushes, low=0.0, high=pushes.high * ADAPTER_TENSORS)

@@ -1,4 +1,4 @@
-"""Seconds of generating completions.
+"""Seconds of generating completions, beside training or before it, and the roofline of a GPU.
 
 seconds = prefill + tokens per sequence · (sequences / batch) · step
 
@@ -10,19 +10,19 @@ its whole batch together, and the host's work per layer dominates small batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
-from autotune.catalog.constants import efficiency
-from autotune.core.composition import Composition
-from autotune.core.prediction import Estimate, highest
+from autotune.catalog import Gpu, efficiency
+from autotune.core.composition import Composition, SplitEngines
+from autotune.core.measurement import Phase
+from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, highest
 from autotune.core.trace import Inventory
 from autotune.estimate import model_shape
-from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
-from autotune.estimate.throughput import roofline
-from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings
-from autotune.estimate.vllm_engine import TRL_BATCHED_TOKENS
-from autotune.estimate.vllm_weights import quantisation, quantised_bytes
+from autotune.estimate.engine_memory import quantisation, quantised_bytes
+from autotune.estimate.layer_shape import Layer
+from autotune.estimate.model_shape import Shape, dtype_bytes
+from autotune.estimate.rollout_engine import TRL_BATCHED_TOKENS
 
 CACHE_SLOWDOWN = 4  # upper bound of transformers' time over its cache, relative to an ordered copy
 EXCHANGES_PER_LAYER = 2  # tensor parallelism reduces after attention and after the MLP
@@ -50,26 +50,51 @@ class GenerationLoad:
         return max(1, min(self.batch, self.sequences))
 
 
-def seconds(load: GenerationLoad, device: Ceilings) -> Estimate:
+def load_of(
+    composition: Composition, config: Mapping[str, object], engine: EngineFit | None, num_generations: int
+) -> GenerationLoad:
+    """Return what one engine, or one rank's own model, generates; with engines on GPUs of their own see `split_load`."""
+    settings = composition.engine
+    tensor_parallel = settings.tensor_parallel if settings is not None else 1
+    sequences = max(1, composition.generation_batch * tensor_parallel // composition.ranks)
+    batch = min(sequences, composition.generation_micro_batch or sequences if settings is None else settings.max_num_seqs)
+    if engine is not None:
+        batch = max(1, min(batch, int(engine.concurrency)))
+    return GenerationLoad(
+        config=config,
+        dtype=composition["engine" if "engine" in composition else "policy"].dtype,
+        sequences=sequences,
+        prompts=max(1, sequences // num_generations),
+        prompt_length=composition.prompt_length,
+        completion_length=composition.completion_length,
+        batch=batch,
+        by_engine=composition.generation in ("engine", "server"),
+        tensor_parallel=tensor_parallel,
+        quantised_bits=settings.quantised_bits if settings is not None else None,
+        of_batch=composition.generation_batch,
+    )
+
+
+def seconds(load: GenerationLoad, gpu: Gpu) -> Estimate:
     """Return the time of a whole cycle's completions."""
-    return prefill(load, device) + step(load, device).scaled(load.sequences * load.completion_length / load.together)
+    return prefill(load, gpu) + step(load, gpu).scaled(load.sequences * load.completion_length / load.together)
 
 
-def step(load: GenerationLoad, device: Ceilings) -> Estimate:
+def step(load: GenerationLoad, gpu: Gpu) -> Estimate:
     """Return the time of one token of each running sequence, halfway through its completion."""
-    return one_pass(load, device, together=load.together, length=load.prompt_length + load.completion_length / 2)
+    return one_pass(load, gpu, together=load.together, length=load.prompt_length + load.completion_length / 2)
 
 
-def prefill(load: GenerationLoad, device: Ceilings) -> Estimate:
+def prefill(load: GenerationLoad, gpu: Gpu) -> Estimate:
     """Return the time of reading the prompts: 2 · tokens · parameters + attention; the head for the last tokens alone."""
     shape = model_shape.shape(load.config)
     prompts = load.prompts if load.by_engine else load.sequences
     tokens = prompts * load.prompt_length
     products = 2.0 * tokens * (shape.active_parameters - shape.head) + 2.0 * prompts * shape.hidden * shape.vocabulary
     attention = sum(count * _attention(shape, layer, load.prompt_length) for layer, count in shape.kinds) * prompts
-    work = roofline.compute_seconds({load.dtype: (products + attention) / load.tensor_parallel}, device)
+    work = compute_seconds({load.dtype: (products + attention) / load.tensor_parallel}, gpu)
     passes = max(1.0, tokens / TRL_BATCHED_TOKENS) if load.by_engine else 1.0
-    return highest((work, roofline.memory_seconds(passes * _weight_bytes(load, shape), device)))
+    return highest((work, memory_seconds(passes * _weight_bytes(load, shape), gpu)))
 
 
 def _attention(shape: Shape, layer: Layer, length: int) -> float:
@@ -80,33 +105,33 @@ def _attention(shape: Shape, layer: Layer, length: int) -> float:
     return 4.0 * length * seen * shape.heads * shape.head_dim
 
 
-def one_pass(load: GenerationLoad, device: Ceilings, *, together: int, length: float, prefilled: int = 0) -> Estimate:
+def one_pass(load: GenerationLoad, gpu: Gpu, *, together: int, length: float, prefilled: int = 0) -> Estimate:
     """Return the time of one pass. together: decoding sequences; length: their mean length; prefilled: prompt tokens."""
     # 1. The device: max(reading weights and caches, products).
     shape = model_shape.shape(load.config)
     size, tokens = dtype_bytes(load.dtype), together + prefilled
     read = sum(count * _cache_read(shape, layer, length, by_engine=load.by_engine) for layer, count in shape.kinds)
-    cache = roofline.memory_seconds(together * read * size / load.tensor_parallel, device, share="decode_memory_share")
+    cache = memory_seconds(together * read * size / load.tensor_parallel, gpu, share="decode_memory_share")
     if not load.by_engine:
         cache = Estimate(value=cache.value, low=cache.low, high=CACHE_SLOWDOWN * cache.high)
-    weights = roofline.memory_seconds(_weight_bytes(load, shape, tokens), device, share="decode_memory_share")
+    weights = memory_seconds(_weight_bytes(load, shape, tokens), gpu, share="decode_memory_share")
     products = 2.0 * tokens * shape.active_parameters / load.tensor_parallel
-    busy = highest((weights + cache, roofline.compute_seconds({load.dtype: products}, device)))
+    busy = highest((weights + cache, compute_seconds({load.dtype: products}, gpu)))
     # 2. The host.
     layers = len(shape.layers)
     if not load.by_engine:
         # It waits once per token: concurrent at best, sequential at worst.
-        host = roofline.overhead_seconds(layers, efficiency("generate_layer_microseconds"), MICRO)
+        host = efficiency("generate_layer_microseconds").scaled(layers * MICRO)
         both = highest((busy, host))
         return Estimate(value=both.value, low=both.low, high=busy.high + host.high)
-    own = roofline.overhead_seconds(1, efficiency("engine_step_milliseconds"), MILLI)
-    own = own + roofline.overhead_seconds(layers, efficiency("engine_layer_microseconds"), MICRO)
+    own = efficiency("engine_step_milliseconds").scaled(1 * MILLI)
+    own = own + efficiency("engine_layer_microseconds").scaled(layers * MICRO)
     # 3. Exchanges between the engine's ranks.
     exchanges = Estimate.exactly(0)
     if load.tensor_parallel > 1:
         count = EXCHANGES_PER_LAYER * layers
-        exchanges = roofline.overhead_seconds(count, efficiency("exchange_microseconds"), MICRO)
-        payload = roofline.link_seconds(2.0 * count * tokens * shape.hidden * size, device)
+        exchanges = efficiency("exchange_microseconds").scaled(count * MICRO)
+        payload = link_seconds(2.0 * count * tokens * shape.hidden * size, gpu)
         exchanges = exchanges if payload is None else exchanges + payload
     return busy + own + exchanges
 
@@ -137,7 +162,7 @@ def _read_parameters(layer: Layer, together: int | None) -> float:
 
 
 def with_gathering(
-    rollout: Estimate, inventory: Inventory, composition: Composition, load: GenerationLoad, layers: int, device: Ceilings
+    rollout: Estimate, inventory: Inventory, composition: Composition, load: GenerationLoad, layers: int, gpu: Gpu
 ) -> Estimate | None:
     """Add the gathering of sharded weights, if the trainer's own model generates.
 
@@ -150,9 +175,178 @@ def with_gathering(
     passes = 1
     if composition.gathers_per_token:  # per batch, one for the prompts and one for every token after the first
         passes = math.ceil(load.sequences / max(1, load.batch)) * max(1, load.completion_length)
-    sent = roofline.link_seconds(passes * inventory.weight_bytes * (ranks - 1) / ranks, device)
+    sent = link_seconds(passes * inventory.weight_bytes * (ranks - 1) / ranks, gpu)
     if sent is None:
         return None if composition.gathers_per_token else rollout
-    whole = sent + roofline.overhead_seconds(passes * layers, efficiency("exchange_microseconds"), MICRO)
+    whole = sent + efficiency("exchange_microseconds").scaled((passes * layers) * MICRO)
     # At best the next layer is gathered while this one computes.
     return Estimate(value=rollout.value + whole.value, low=highest((rollout, whole)).low, high=rollout.high + whole.high)
+
+
+# Generation and training on separate GPUs: who waits for whom.
+#
+# g: seconds in which the engines generate one batch alone, its last completion included; r: seconds per
+# batch if they never run empty; t: seconds of training on it in m optimizer steps. Training waits
+#
+# - by turns:                      g
+# - one batch ahead:               max(0, g - t)
+# - stream, nothing ahead:         max(g + t/m, t + g/m) - t, at most g, at least max(0, g - t)
+# - stream, completions ahead:     max(0, r - t), with g in place of r if completions end before a sync
+#
+# Weights are sent while both wait. Interrupted completions may be computed again, which adds to r.
+
+Generating = Callable[[GenerationLoad], Estimate]  # seconds in which one engine generates its completions
+
+FEWER, MORE = 1, 3  # multiples of a load whose difference is free of the first and the last completions
+
+
+def split_engines(composition: Composition) -> SplitEngines | None:
+    """Return the engines, each with no more sequences than are in flight or may be ahead."""
+    split = composition.split
+    if split is None:
+        return None
+    ahead = 1 + split.batches_ahead if split.overlap == "stream" else 1
+    completions = math.ceil(composition.generation_batch * ahead)
+    each = -(-min(completions, split.in_flight or completions) // split.engines)
+    engine = replace(split.engine, max_num_seqs=max(1, min(each, split.engine.max_num_seqs)))
+    return replace(split, engine=engine)
+
+
+def split_load(load: GenerationLoad, split: SplitEngines, batch: int, concurrency: float | None) -> GenerationLoad:
+    """Return one engine's part of a batch of completions.
+
+    batch: completions over all engines; concurrency: sequences that fit into an engine's cache.
+    """
+    sequences = max(1, -(-batch // split.engines))
+    return replace(
+        load,
+        dtype=split.dtype,
+        sequences=sequences,
+        prompts=max(1, load.prompts * sequences // load.sequences),
+        batch=min(split.engine.max_num_seqs, max(1, int(concurrency or split.engine.max_num_seqs))),
+        by_engine=True,
+        tensor_parallel=split.engine.tensor_parallel,
+        quantised_bits=split.engine.quantised_bits,
+    )
+
+
+def overlapped(
+    seconds: Mapping[Phase, Estimate],
+    split: SplitEngines,
+    load: GenerationLoad,
+    generating: Generating,
+    gpu: Gpu,
+    *,
+    optimizer_steps: int,
+) -> tuple[dict[Phase, Estimate], PipelineTimes]:
+    """Return the phases as training sees them, the rollout being its wait, and both sides' times."""
+    training = sum((spent for phase, spent in seconds.items() if phase != "sync"), start=Estimate.exactly(0))
+    generated = _batch_seconds(split, load, generating, gpu)
+    wait = _wait(split, generated, training, optimizer_steps)
+    sync = seconds.get("sync", Estimate.exactly(0))
+    return {**seconds, "rollout": wait}, PipelineTimes(generation=generated, training=training + sync)
+
+
+def _batch_seconds(split: SplitEngines, load: GenerationLoad, generating: Generating, gpu: Gpu) -> Estimate:
+    """Return g, or r with what interruptions cost."""
+    if split.overlap != "stream" or not split.batches_ahead or split.at_sync == "drain":
+        return generating(load)
+    # Loads of which even the smaller fills the engine.
+    whole = max(load.sequences, split.engine.max_num_seqs)
+    fewer, more = (
+        generating(replace(load, sequences=part * whole, prompts=max(1, part * whole * load.prompts // load.sequences)))
+        for part in (FEWER, MORE)
+    )
+    share = load.sequences / whole / (MORE - FEWER)
+    steady = Estimate(value=more.value - fewer.value, low=more.low - fewer.low, high=more.high - fewer.high).scaled(share)
+    if split.at_sync == "pause":
+        return steady
+    halfway = replace(
+        load, sequences=load.together, prompts=load.together, prompt_length=load.prompt_length + load.completion_length // 2
+    )
+    return steady + prefill(halfway, gpu)
+
+
+def _wait(split: SplitEngines, generated: Estimate, training: Estimate, optimizer_steps: int) -> Estimate:
+    if split.overlap == "none":
+        return generated
+    rest = Estimate(
+        value=max(0.0, generated.value - training.value),
+        low=max(0.0, generated.low - training.low),
+        high=max(0.0, generated.high - training.high),
+    )
+    if split.overlap == "batch" or split.batches_ahead:
+        return _ordered(rest)
+    first = 1 / max(1, optimizer_steps)
+    value = max(generated.value - (1 - first) * training.value, first * generated.value)
+    return Estimate(value=value, low=min(value, rest.low), high=max(value, generated.high))
+
+
+def _ordered(one: Estimate) -> Estimate:
+    """Return the interval with its bounds on both sides of the value."""
+    return Estimate(value=one.value, low=min(one.low, one.value), high=max(one.high, one.value))
+
+
+# Roofline of a GPU: peak rates, and the share of them that real work reaches.
+
+GB = 10**9
+TERA = 10**12
+MICRO, MILLI = 1e-6, 1e-3
+ATTENTION = "attention:"  # prefix of the dtype of attention kernels' FLOPs
+EMULATION_FACTOR = 2  # largest slowdown of a half precision that is computed in float32, with conversions
+HALVES = ("bfloat16", "float16")
+
+
+def has_speed(gpu: Gpu) -> bool:
+    """Return True if the GPU's speed is in the catalogue."""
+    return gpu.bandwidth_gb_per_second is not None and "float32" in gpu.tflops
+
+
+def compute_seconds(flops: Mapping[str, float], gpu: Gpu) -> Estimate:
+    """Matrix products and attention: sum over dtypes of flops / (peak · share)."""
+    total = Estimate.exactly(0)
+    for key, count in flops.items():
+        dtype = key.removeprefix(ATTENTION)
+        peak = gpu.tflops.get(dtype, gpu.tflops["float32"]) * TERA
+        known = _over(count / peak, _share(gpu, dtype, attention=key != dtype))
+        slowdown = EMULATION_FACTOR if dtype in HALVES and dtype not in gpu.tflops else 1
+        total = total + Estimate(value=known.value, low=known.low, high=known.high * slowdown)
+    return total
+
+
+def _share(gpu: Gpu, dtype: str, *, attention: bool) -> Estimate:
+    """Return the share of the peak that arithmetic in this dtype reaches."""
+    if attention:
+        return efficiency("attention_share")
+    if gpu.tflops.get(dtype, gpu.tflops["float32"]) == gpu.tflops["float32"]:  # without tensor cores for this dtype
+        return efficiency("matmul_share_float32")
+    of_best, known = efficiency("matmul_share"), gpu.matmul_share
+    best = efficiency("best_matmul_share") if known is None else Estimate.exactly(known)
+    return Estimate(value=best.value * of_best.value, low=best.low * of_best.low, high=best.high * of_best.high)
+
+
+def memory_seconds(count: float, gpu: Gpu, *, share: str = "memory_share") -> Estimate:
+    """Reading or writing: bytes / (bandwidth · share)."""
+    assert gpu.bandwidth_gb_per_second is not None  # `has_speed`
+    return _over(count / (gpu.bandwidth_gb_per_second * GB), efficiency(share))
+
+
+def link_seconds(count: float, gpu: Gpu) -> Estimate | None:
+    """Sending in one direction: bytes / (link · share); None if the link is unknown."""
+    if gpu.link_gb_per_second is None:
+        return None
+    share = efficiency("link_share_pcie" if gpu.link == "pcie" else "link_share")
+    return _over(count / (gpu.link_gb_per_second * GB), share)
+
+
+def _over(seconds: float, share: Estimate) -> Estimate:
+    """Divide seconds at the peak rate by the share that is reached."""
+    return Estimate(value=seconds / share.value, low=seconds / share.high, high=seconds / share.low)
+
+
+def independent(*parts: Estimate) -> Estimate:
+    """Add times whose errors have different causes: distances to the bounds add in quadrature."""
+    value = sum(part.value for part in parts)
+    below = math.hypot(*(part.value - part.low for part in parts))
+    above = math.hypot(*(part.high - part.value for part in parts))
+    return Estimate(value=value, low=max(0.0, value - below), high=value + above)

@@ -1,4 +1,4 @@
-"""Simulation of a continuous-batching engine over completions of different lengths.
+"""Rollout over completions of different lengths: simulation of a continuous-batching engine.
 
 It has the rules of vLLM's scheduler: running sequences first, then waiting ones while sequences, tokens of a
 pass and cache blocks allow. Without a free block the sequence that was admitted last is preempted;
@@ -8,9 +8,63 @@ events are computed at once.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from autotune.catalog import Gpu
+from autotune.core.composition import EngineSettings
+from autotune.core.dataset import TokenLengths
+from autotune.core.prediction import EngineFit, Estimate
+from autotune.estimate.engine_memory import BLOCK_TOKENS
+from autotune.estimate.rollout_engine import TRL_BATCHED_TOKENS
+from autotune.estimate.throughput import generation
+from autotune.estimate.throughput.generation import GenerationLoad
+
+MAX_SIMULATED = 4096  # results kept
+
+_simulated: dict[tuple[object, ...], float] = {}
+
+
+def rollout_seconds(
+    load: GenerationLoad, settings: EngineSettings | None, engine: EngineFit | None, lengths: TokenLengths, gpu: Gpu
+) -> Estimate:
+    """Return the time in which an engine, or the trainer's own model, generates a batch of these lengths."""
+    if not load.by_engine:
+        # The whole batch decodes until its longest completion ends.
+        until = math.ceil(lengths.expected_longest(max(load.together, load.of_batch)))
+        return generation.seconds(dataclasses.replace(load, completion_length=until), gpu)
+    longest = load.prompt_length + load.completion_length
+    limits = EngineLimits(
+        max_num_seqs=load.sequences if settings is None else settings.max_num_seqs,
+        max_batched_tokens=(settings and settings.max_num_batched_tokens) or TRL_BATCHED_TOKENS,
+        block_tokens=BLOCK_TOKENS,
+        blocks=None if engine is None else max(engine.kv_cache_tokens, longest) // BLOCK_TOKENS + 1,
+    )
+    key = (repr(load), repr(gpu), limits, lengths)  # a load and a GPU have no hash
+    if key not in _simulated:
+        if len(_simulated) >= MAX_SIMULATED:
+            _simulated.clear()
+        _simulated[key] = _simulated_seconds(load, gpu, limits, lengths)
+    seconds = _simulated[key]
+    # The bounds are those of the same passes at the mean length.
+    level = generation.seconds(dataclasses.replace(load, completion_length=max(1, round(lengths.mean))), gpu)
+    return Estimate(value=seconds, low=seconds * level.low / level.value, high=seconds * level.high / level.value)
+
+
+def _simulated_seconds(load: GenerationLoad, gpu: Gpu, limits: EngineLimits, lengths: TokenLengths) -> float:
+    def cost(one: Pass) -> float:
+        length = one.context / max(1, one.decoding)
+        return generation.one_pass(load, gpu, together=one.decoding, length=length, prefilled=one.prefilled).value
+
+    each = max(1, load.sequences // load.prompts)
+    drawn = lengths.draw(load.sequences)
+    # The slowest engine has the longest completion of them all.
+    drawn[drawn.index(max(drawn))] = round(lengths.expected_longest(max(load.sequences, load.of_batch)))
+    requests = [Request(prompt=load.prompt_length, completion=length, group=place // each) for place, length in enumerate(drawn)]
+    return simulate(requests, limits, cost).seconds
 
 
 @dataclass(frozen=True, kw_only=True)

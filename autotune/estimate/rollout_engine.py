@@ -1,7 +1,7 @@
-"""Memory of a vLLM engine on a GPU by vLLM's own rules, and its error messages.
+"""Memory of a vLLM or SGLang engine on a GPU by the engine's own rules, and its error messages.
 
-share = utilization · device
-cache = share - weights - activations - outside torch - CUDA graphs (since 0.21)
+vLLM: share = utilization · device
+      cache = share - weights - activations - outside torch - CUDA graphs (since 0.21)
 
 Activations are the peak of a profiling run: one forward pass at the largest permitted batch.
 """
@@ -14,24 +14,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from autotune.catalog import Gpu
-from autotune.catalog.constants import constant, efficiency
+from autotune.catalog import Gpu, constant, efficiency
 from autotune.core.composition import Composition, EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
-from autotune.core.units import KIB, MIB
-from autotune.estimate import constant_estimates, model_shape, vision_towers, vllm_weights
+from autotune.core.units import GIB, KIB, MIB
+from autotune.estimate import constant_estimates, engine_memory, model_shape
 from autotune.estimate.allocator import segment_bytes
 from autotune.estimate.constant_estimates import offered
-from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
-from autotune.estimate.vllm_blocks import gib, pages
-from autotune.estimate.vllm_weights import MAX_CACHED, LoadedBlocks, adapter_slot_bytes, quantisation, table_bytes, weight_bytes
+from autotune.estimate.engine_memory import (
+    MAX_CACHED,
+    LoadedBlocks,
+    adapter_slot_bytes,
+    bytes_per_token,
+    gib,
+    pages,
+    quantisation,
+    table_bytes,
+    weight_bytes,
+)
+from autotune.estimate.layer_shape import Layer
+from autotune.estimate.model_shape import Shape, dtype_bytes
+from autotune.estimate.vision import profiled_encoder
 
 TRL_BATCHED_TOKENS = 4096  # set by TRL for an engine in its own processes
 
 # First releases with: filtering of logits in place, CUDA graphs inside the share, weights in blocks that are
 # not split, the second model runner; and the release assumed if the version is unknown.
 FILTERS_IN_PLACE, GRAPHS_IN_SHARE, LOADS_UNSPLIT, SECOND_RUNNER, CURRENT = (0, 17), (0, 21), (0, 21), (0, 31), (0, 31)
-
 TUNES_WHILE_COMPILING = (0, 26)
 """Release in which this was read. torch's `standalone_compile` times kernels on example inputs of their sizes, inside the
 profiling run. A compiled graph that is found in vLLM's cache on disk needs none."""
@@ -67,11 +76,13 @@ def fit(
     on_cpu: bool = False,
     adapter_rank: int = 0,
 ) -> EngineUse:
-    """Return the engine's memory; with an adapter's rank, with the slot into which it is loaded.
+    """Return the engine's memory; of vLLM with an adapter's rank, with the slot into which it is loaded.
 
     `other_bytes`: memory of the device in use when the engine starts. `vllm`: its version; None: a
     current one. On a CPU there are no graphs, no driver and no CUDA context.
     """
+    if settings.kind != "vllm":
+        return _sglang(config, settings, dtype=dtype, gpu=gpu, device_memory_bytes=device_memory_bytes, other_bytes=other_bytes)
     # 1. Components of the share.
     shape, size = model_shape.shape(config), dtype_bytes(dtype)
     ranks, sequences, length = settings.tensor_parallel, settings.max_num_seqs, settings.max_model_length
@@ -87,19 +98,19 @@ def fit(
     quantises = bits == 4 and method is None and not on_cpu and not any(layer.experts for layer in shape.layers)
     blocks = LoadedBlocks()
     if release(vllm) >= LOADS_UNSPLIT and quantises:
-        blocks = vllm_weights.quantised_in_blocks(shape, size, ranks, makes_head_first=_makes_head_first(shape))
+        blocks = engine_memory.quantised_in_blocks(shape, size, ranks, makes_head_first=_makes_head_first(shape))
     elif release(vllm) >= LOADS_UNSPLIT and not on_cpu and bits is None and method is None:
-        blocks = vllm_weights.loaded_in_blocks(shape, size, ranks)
+        blocks = engine_memory.loaded_in_blocks(shape, size, ranks)
     weights += blocks.unsplit_bytes
     graphs_in_share = release(vllm) >= GRAPHS_IN_SHARE
     activations = activation_bytes(shape, size, ranks, tokens, sequences, vllm=vllm)
-    encoded, tower = vision_towers.profiled_encoder(config, size, hidden=shape.hidden, tokens=tokens)
+    encoded, tower = profiled_encoder(config, size, hidden=shape.hidden, tokens=tokens)
     activations = Estimate(  # of the encoder, or of the decoder beside the encoder's outputs
         value=max(activations.value + encoded, tower), low=activations.low, high=max(activations.high + encoded, encoded + tower)
     )
     graphs = NOTHING if settings.eager or on_cpu else graph_bytes(shape, size, ranks, sequences, tokens)
     if graphs.value and quantises:
-        graphs += Estimate.exactly(vllm_weights.dequantised_bytes(shape, size, ranks))
+        graphs += Estimate.exactly(engine_memory.dequantised_bytes(shape, size, ranks))
     outside = NOTHING if on_cpu else outside_torch_bytes(ranks)
     # 2. Cache: the rest.
     examples = 0
@@ -146,6 +157,19 @@ def fit(
         sure=early is not None or len({paged.refusal(int(end), length) is None for end in (rest.low, rest.high)}) == 1,
         parts=parts,
     )
+
+
+def _refusal(total: int, other: int, claimed: int, utilization: float, weights: int) -> str | None:
+    """Return the error before there is a cache."""
+    free = total - other
+    if free < claimed:
+        return (
+            f"Free memory on device cuda:0 ({gib(free)}/{gib(total)} GiB) on startup is less than desired GPU memory utilization "
+            f"({utilization}, {gib(claimed)} GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+        )
+    if weights > free:
+        return f"CUDA out of memory while loading {gib(weights)} GiB of weights into {gib(free)} GiB of free memory."
+    return None
 
 
 @lru_cache(MAX_CACHED)
@@ -231,14 +255,99 @@ def _makes_head_first(shape: Shape) -> bool:
     return not shape.head and shape.kind in MAKES_HEAD_FIRST
 
 
-def _refusal(total: int, other: int, claimed: int, utilization: float, weights: int) -> str | None:
-    """Return the error before there is a cache."""
-    free = total - other
-    if free < claimed:
-        return (
-            f"Free memory on device cuda:0 ({gib(free)}/{gib(total)} GiB) on startup is less than desired GPU memory utilization "
-            f"({utilization}, {gib(claimed)} GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
-        )
-    if weights > free:
-        return f"CUDA out of memory while loading {gib(weights)} GiB of weights into {gib(free)} GiB of free memory."
-    return None
+# SGLang.
+
+TABLE_BYTES = 4  # per request and position: int32 (`ReqToTokenPool`)
+EXTRA_POSITIONS = 4  # beyond the model's longest sequence
+
+# Device memory below, in GiB -> tokens of one prefill pass, and the largest batch with a CUDA graph on fewer
+# than four GPUs and on more (`ServerArgs.__post_init__`).
+SGLANG_DEFAULTS = ((20, 2048, 8, 8), (35, 2048, 24, 80), (60, 4096, 32, 160), (90, 8192, 256, 512), (160, 8192, 256, 512))
+SGLANG_LARGEST = (16384, 512, 512)
+
+
+def _sglang(
+    config: Mapping[str, object],
+    settings: EngineSettings,
+    *,
+    dtype: str,
+    gpu: Gpu | None,
+    device_memory_bytes: int,
+    other_bytes: int,
+) -> EngineUse:
+    """Return the memory of an SGLang engine, and its error message.
+
+    cache = fraction · free - weights    (`profile_max_num_token` in sglang/srt/model_executor/model_runner_kv_cache_mixin.py)
+
+    `free` is the memory of the device when the engine starts, after its own CUDA context: other processes
+    make the cache smaller. The table of requests, the workspace of the attention kernels, CUDA graphs and
+    activations come out of the rest. The radix cache keeps prefixes within the cache, at no further memory.
+    With `enable_memory_saver`, weights and cache are released between rollouts
+    (`release_memory_occupation`); graphs, workspace and the table stay.
+    """
+    shape, size = model_shape.shape(config), dtype_bytes(dtype)
+    ranks, length = settings.tensor_parallel, settings.max_model_length
+    total = round(offered(device_memory_bytes, gpu).value)
+    chunk, few, many = next((row[1:] for row in SGLANG_DEFAULTS if total < row[0] * GIB), SGLANG_LARGEST)
+    # 1. The static part: weights and cache.
+    outside = outside_torch_bytes(ranks)
+    weights = engine_memory.weight_bytes(
+        shape, dtype=dtype, tensor_parallel=ranks, expert_parallel=settings.expert_parallel,
+        quantised_bits=settings.quantised_bits,
+    )  # fmt: skip
+    free = Estimate.exactly(total - other_bytes) - outside
+    low, value, high = (cache_bytes(end, settings.utilization, weights) for end in (free.low, free.value, free.high))
+    per_token = cache_bytes_per_token(shape, size, ranks)
+    kv = None if value <= 0 else EngineFit(
+        kv_cache_bytes=Estimate(value=value, low=max(0.0, low), high=high),
+        kv_cache_tokens=int(value // per_token),
+        concurrency=value / per_token / length,
+        longest_length=min(shape.positions, int(value // per_token)),
+    )  # fmt: skip
+    # 2. What the rest holds.
+    sequences = min(few if ranks < 4 else many, settings.max_num_seqs)
+    graphs = NOTHING if settings.eager else graph_bytes(shape, size, ranks, sequences, chunk)
+    workspace = efficiency("sglang_workspace_mib").scaled(MIB)
+    table = request_table_bytes(shape, settings.max_num_seqs)
+    activations = activation_bytes(shape, size, ranks, chunk, settings.max_num_seqs)
+    # 3. Together.
+    cache = max(0, round(value))
+    parts = {
+        "weights": weights,
+        "activations": round(activations.value),
+        "kv_cache": cache,
+        "cuda_graphs": round(graphs.value + workspace.value) + table,
+        "outside_torch": round(outside.value),
+    }
+    failure = None if value > 0 else (
+        "Not enough memory. Please try to increase --mem-fraction-static. "
+        f"Current value: self.server_args.mem_fraction_static={settings.utilization}"
+    )  # fmt: skip
+    standing = graphs + workspace + outside + Estimate.exactly(table)
+    used = sum(parts.values())
+    slack = (standing.high - standing.value) + (activations.high - activations.value)
+    awake = Estimate(value=used, low=max(0.0, used - activations.value - (standing.value - standing.low)), high=used + slack)
+    return EngineUse(
+        reserved_bytes=awake,
+        asleep_bytes=standing if settings.sleep else awake,
+        weights_bytes=weights,
+        kv=kv,
+        failure=failure,
+        sure=(low > 0) == (high > 0),
+        parts=parts,
+    )
+
+
+def cache_bytes(free: float, fraction: float, weights: float) -> float:
+    """Return the cache's size; `free` is the free memory before the weights are loaded."""
+    return fraction * free - weights
+
+
+def request_table_bytes(shape: Shape, requests: int) -> int:
+    """Bytes of the table of requests, which has the positions of the model's longest sequence."""
+    return requests * (shape.positions + EXTRA_POSITIONS) * TABLE_BYTES
+
+
+def cache_bytes_per_token(shape: Shape, size: int, ranks: int) -> int:
+    """Bytes of one token in the cache of one rank."""
+    return sum(bytes_per_token(layer, size, ranks) for layer in shape.layers if layer.cached)
