@@ -61,14 +61,12 @@ def predicted(case: dict[str, Any], rank: int) -> Trace:
 
 
 def followed(case: dict[str, Any], rank: int, device: str = "cpu") -> Trace:
-    from autotune.worker.tracing import cuda_choices, fake_models, fsdp2, parameter_uses, zero_linear
-    from autotune.worker.tracing.ledger import Ledger
-    from autotune.worker.tracing.tracker import Tracker
+    from autotune.worker.tracing import fake_models, fsdp2, parameter_uses, step_annotator
 
     spec = {**two_ranks_loop.specification(case), "device": device}
-    ledger = Ledger()
-    tracker = Tracker(ledger, workspaces=cuda_choices.workspaces_for(spec))
-    log = parameter_uses.of(spec, ledger)
+    annotator = step_annotator.StepAnnotator(spec)
+    ledger, tracker = annotator.ledger, annotator.tracker
+    log, wanted = parameter_uses.ParameterUses(ledger, own_nodes=case["kind"] == "zero3"), case["kind"] in parameter_uses.KINDS
     two_ranks_loop.build(case)  # transformers' imports must precede the patch that treats fake tensors as real
     with fsdp2.process_group(spec, rank=rank), fake_models.real_tensor_paths():
         model = two_ranks_loop.build(case)
@@ -76,16 +74,16 @@ def followed(case: dict[str, Any], rank: int, device: str = "cpu") -> Trace:
             fake_models.materialise(model)
             model = fsdp2.shard(two_ranks_loop.ready(model, case), spec, tracker)
             gc.collect()
-            if parameter_uses.wanted(spec):
+            if wanted:
                 log.watch(model, tracker)
 
             def enter(phase: str, step: int) -> None:
                 ledger.step = step
                 ledger.enter(phase)
 
-            with zero_linear.zero3_linear(spec):
+            with parameter_uses.zero3_linear(spec):
                 log.note_groups(two_ranks_loop.train(model, case, enter).param_groups)
-    return _trace(ledger, log if parameter_uses.wanted(spec) else None, device)
+    return _trace(ledger, log if wanted else None, device)
 
 
 def _trace(ledger: Any, log: Any, device: str) -> Trace:

@@ -456,7 +456,7 @@ def traced_work(*, batch: int, adapter: bool) -> list[Work]:
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from autotune.worker.tracing import fake_models, step_annotator
+    from autotune.worker.tracing import fake_models
     from autotune.worker.tracing.ledger import Ledger
     from autotune.worker.tracing.tracker import Tracker
 
@@ -470,18 +470,18 @@ def traced_work(*, batch: int, adapter: bool) -> list[Work]:
             model = get_peft_model(model, LoraConfig(r=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]))
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     ledger = Ledger()
-    with fake_models.real_tensor_paths(), FakeTensorMode(allow_non_fake_inputs=True), Tracker(ledger) as tracker:
+    with fake_models.real_tensor_paths(), FakeTensorMode(allow_non_fake_inputs=True), Tracker(ledger):
         fake_models.materialise(model)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
         ids = torch.zeros(batch, 4096, dtype=torch.long)
-        tracker.reset_work()
+        ledger.reset_work()
         ledger.enter("forward")
         loss = model.train()(input_ids=ids, labels=ids).loss
         ledger.enter("backward")
         loss.backward()
         ledger.enter("optimizer")
         optimizer.step()
-    return [Work(**counted) for counted in step_annotator.work(tracker)]
+    return [Work(**counted) for counted in ledger.work()]
 
 
 def test_a_token_budget_is_filled_with_more_of_the_shorter_rows() -> None:

@@ -36,7 +36,7 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
     kernels.install_triton_stub()  # before any library checks for Triton
     for name in IMPORTS:
         importlib.import_module(name)
-    for name in ("cuda_choices", "fake_models", "fsdp2", "ledger", "parameter_uses", "step_annotator", "tracker"):
+    for name in ("cuda_choices", "fake_models", "parameter_uses", "step_annotator"):
         importlib.import_module(f"..tracing.{name}", __package__)
     return releases.versions(PACKAGES)
 
@@ -74,12 +74,9 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return the model after its steps, its annotator, and the parameters' uses or None."""
     from ..tracing import cuda_choices, fake_models, fsdp2, step_annotator
-    from ..tracing.ledger import Ledger
-    from ..tracing.tracker import Tracker
     from .step import StandInStep
 
-    ledger = Ledger()
-    annotator = step_annotator.StepAnnotator(ledger, Tracker(ledger, workspaces=cuda_choices.workspaces_for(spec)))
+    annotator = step_annotator.StepAnnotator(spec)
     with cuda_choices.as_on_cuda(spec), fsdp2.process_group(spec), fake_models.real_tensor_paths():
         model = prepared(spec)
 
@@ -98,9 +95,10 @@ def run_on_fake_tensors(
     """Run steps on models that are on meta, the trained one first. Return the parameters' uses, or None if nothing reads them.
 
     `steps` gets a function to call after each backward pass, and returns the optimizer's groups."""
-    from ..tracing import experts, fake_models, fsdp2, parameter_uses, zero_linear
+    from ..tracing import experts, fake_models, fsdp2, parameter_uses, sharding_kind
 
-    trained, tracker, wanted = models[0], annotator.tracker, parameter_uses.wanted(spec)
+    trained, tracker, kind = models[0], annotator.tracker, sharding_kind(spec)
+    is_zero3 = kind == "zero3"
     with fake_models.fake_mode_with(tracker, spec["device"]):
         # 1. From meta to fake tensors, then sharded.
         for model in models:
@@ -110,21 +108,21 @@ def run_on_fake_tensors(
             fsdp2.shard(model, spec, tracker, scores=model is not trained)
         annotator.mark_layers(trained)
         # 2. The steps.
-        log = parameter_uses.of(spec, annotator.ledger)
-        if wanted:
+        log = parameter_uses.ParameterUses(annotator.ledger, own_nodes=is_zero3)
+        if kind in parameter_uses.KINDS:
             log.watch(trained, tracker)
-        for model in models[1:] if parameter_uses.partitions_models(spec) else ():
+        for model in models[1:] if is_zero3 else ():  # each is partitioned by an engine of its own
             log.watch(model, tracker, trains=False)
         with (
             fake_models.errors_as_untraceable(),
             experts.routed(trained, spec),
-            zero_linear.zero3_linear(spec),
+            parameter_uses.zero3_linear(spec),
             parameter_uses.frozen_units_hooked(trained, spec) as after_backward,
         ):
             groups = steps(after_backward)
         log.note_groups(groups)
         annotator.stop()
-    return log.as_json() if wanted else None
+    return log.as_json() if kind in parameter_uses.KINDS else None
 
 
 def document(
@@ -132,7 +130,6 @@ def document(
 ) -> dict[str, Any]:
     """Return `autotune.core.trace.Trace` as JSON types."""
     from ..decoder_layers import layers_of
-    from ..tracing import step_annotator
 
     return {
         "schema": 1,
@@ -141,7 +138,7 @@ def document(
         "device": spec["device"],
         "layers": len(layers_of(model)),
         **annotator.ledger.as_json(),
-        "work": step_annotator.work(annotator.tracker),
+        "work": annotator.ledger.work(),
         "inventory": annotator.inventory,
         "notes": annotator.notes,
         "high_extra_bytes": annotator.high_extra_bytes,

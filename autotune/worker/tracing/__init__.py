@@ -29,6 +29,38 @@ The answer, as JSON, is an `autotune.core.trace.Trace`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+DEFAULT_CAPABILITY = (8, 0)
+"""A100, unless specified: from 8.0 on torch selects the same kernels, except Hopper's cuDNN."""
+
+_capability = DEFAULT_CAPABILITY
+
 
 class Untraceable(RuntimeError):
     """The step cannot be traced; the text names the operation or module."""
+
+
+def sharding_kind(spec: Mapping[str, Any]) -> str:
+    return str((spec.get("sharding") or {}).get("kind", "none"))
+
+
+def capability() -> tuple[int, int]:
+    """Return the compute capability of the GPU whose choices the trace reproduces."""
+    return _capability
+
+
+@contextmanager
+def traced_gpu(spec: Mapping[str, Any]) -> Iterator[None]:
+    """Trace for the specification's `"capability"`: [major, minor] or "major.minor"."""
+    global _capability
+    before, given = _capability, spec.get("capability")
+    if isinstance(given, str):
+        given = given.split(".")
+    _capability = (int(given[0]), int(given[1])) if given else DEFAULT_CAPABILITY
+    try:
+        yield
+    finally:
+        _capability = before

@@ -1,29 +1,41 @@
-"""`scaled_dot_product_attention` as on a CUDA device: the kernel that torch selects there, and the tensors it saves.
+"""Attention as on a CUDA device: the kernel that is selected there, and the tensors it saves.
 
-torch's choice (`sdp_utils.cpp`) depends on device, precision, head size, mask and compute capability. On CPU tensors it
-would take the CPU's kernel. So the public operation is replaced by one that applies CUDA's rules and then calls the
-kernel's own operation. Its outputs and saved tensors are those of the device: output and log-sum-exp for flash and cuDNN,
-also the expanded mask for the memory-efficient kernel, the full score matrices for the math kernel.
+`scaled_dot_product_attention`: torch's choice (`sdp_utils.cpp`) depends on device, precision, head size, mask and compute
+capability. On CPU tensors it would take the CPU's kernel. So the public operation is replaced by one that applies CUDA's rules
+and then calls the kernel's own operation. Its outputs and saved tensors are those of the device: output and log-sum-exp for
+flash and cuDNN, also the expanded mask for the memory-efficient kernel, the full score matrices for the math kernel.
+
+The flash-attention package: transformers imports `flash_attn` by name and checks for the package and a GPU. Both checks pass
+here, and its functions are torch's own operations for the same kernels, with padded batches and packed rows (`cu_seqlens`).
+
+FlashAttention 3 over packed rows: written for `FlashAttnVarlenFunc` in `hopper/flash_attn_interface.py` of flash-attention,
+which `kernels-community/flash-attn3` builds. Its two operations allocate their results on any device, so that real tensors
+hold the same as fake ones.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from importlib.machinery import ModuleSpec
+from itertools import pairwise
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
 from ..releases import release
-from . import traced_gpu
-from .patching import torch_kernels
+from . import capability
+from .patching import all_entered, attribute, swapped, torch_kernels
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def follow_cuda() -> AbstractContextManager[None]:
+def dot_product_as_on_cuda() -> AbstractContextManager[None]:
     """Replace `scaled_dot_product_attention` on CPU tensors by CUDA's behaviour."""
     return torch_kernels(lambda library: library.impl("scaled_dot_product_attention", _attention, "CompositeImplicitAutograd"))
 
@@ -66,7 +78,7 @@ def choose(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: 
         return "math"
     # cuDNN's comes first on Hopper and data-centre Blackwell, torch >= 2.10 (cuDNN > 9.15.0). It saves the same as flash:
     # the output, one float32 per row and head, and a given mask as it is.
-    preferred = release("torch") >= (2, 10) and traced_gpu.capability()[0] in (9, 10) and torch.backends.cuda.cudnn_sdp_enabled()
+    preferred = release("torch") >= (2, 10) and capability()[0] in (9, 10) and torch.backends.cuda.cudnn_sdp_enabled()
     if preferred and _fits_cudnn(query, key, value, mask, dropout, gqa):
         return "cudnn"
     if torch.backends.cuda.flash_sdp_enabled() and mask is None and _fits_flash(query, key, value, dropout, causal, gqa):
@@ -93,7 +105,7 @@ def _fits_cudnn(query: Any, key: Any, value: Any, mask: Any, dropout: float, gqa
 
 
 def _fits_flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, gqa: bool) -> bool:
-    size, (major, minor) = query.shape[-1], traced_gpu.capability()
+    size, (major, minor) = query.shape[-1], capability()
     needs_gradient = any(tensor.requires_grad for tensor in (query, key, value))
     little_shared_memory = major == 12 or (major == 8 and minor in range(6, 10))
     backward_fits = not little_shared_memory or size <= 192 or (dropout == 0 and size > 224)
@@ -110,7 +122,7 @@ def _fits_flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, 
 
 
 def _fits_efficient(query: Any, key: Any, value: Any, mask: Any, gqa: bool) -> bool:
-    major = traced_gpu.capability()[0]
+    major = capability()[0]
     half = query.dtype in _HALF
     if query.dtype not in ((*_HALF, torch.float32) if major >= 8 else (torch.float16, torch.float32)):
         return False
@@ -133,3 +145,176 @@ def _heads_agree(query: Any, key: Any, value: Any, gqa: bool, *, supported: bool
 
 def _rows_are_dense(*tensors: Any) -> bool:
     return all(tensor is None or tensor.stride(-1) == 1 for tensor in tensors)
+
+
+# The flash-attention package.
+
+
+def flash_attn_func(
+    q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:  # fmt: skip
+    """Attention over rows of equal length: batch, row, head, size."""
+    return flash_attn_varlen_func(q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, softmax_scale, causal, window_size)
+
+
+def flash_attn_varlen_func(
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any, dropout_p: float = 0.0,
+    softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Any = None, deterministic: bool = False, return_attn_probs: bool = False, block_table: Any = None,
+) -> Any:  # fmt: skip
+    """Attention over packed rows: token, head, size."""
+    size = q.shape[-1]
+    if size % 8:
+        q, k, v = (pad(tensor, (0, 8 - size % 8)) for tensor in (q, k, v))
+    out = aten._flash_attention_forward(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), dropout_p, causal, False,
+        scale=1 / math.sqrt(size) if softmax_scale is None else softmax_scale,
+        window_size_left=window_size[0], window_size_right=window_size[1],
+    )[0]  # fmt: skip
+    return out[..., :size] if size % 8 else out
+
+
+def flash_attn_with_kvcache(*args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError("flash_attn_with_kvcache: not available in a trace. Training steps do not decode with a cache.")
+
+
+def index_first_axis(values: Any, indices: Any) -> Any:
+    return values[indices]
+
+
+def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
+    rows = torch.zeros(batch * seqlen, *hidden_states.shape[1:], device=hidden_states.device, dtype=hidden_states.dtype)
+    rows[indices] = hidden_states
+    return rows.view(batch, seqlen, *hidden_states.shape[1:])
+
+
+def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None) -> Any:
+    mask = attention_mask if unused_mask is None else attention_mask + unused_mask
+    lengths = mask.sum(dim=-1, dtype=torch.int32)
+    indices = torch.nonzero(mask.flatten(), as_tuple=False).flatten()
+    starts = pad(torch.cumsum(lengths, dim=0, dtype=torch.int32), (1, 0))
+    rows = hidden_states.reshape(-1, *hidden_states.shape[2:])[indices]
+    return rows, indices, starts, int(lengths.max().item()), attention_mask.sum(dim=-1, dtype=torch.int32)
+
+
+_ATTENTION = (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache)
+_PADDING = (pad_input, unpad_input, index_first_axis)
+
+
+@all_entered
+def flash_package_installed() -> Iterator[AbstractContextManager[None]]:
+    """Install the stub, and let transformers accept it."""
+    # 1. The package.
+    package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
+    vars(package).update(__version__="2.8.3", __path__=[], bert_padding=padding)
+    for module, functions in ((package, _ATTENTION), (padding, _PADDING)):
+        module.__spec__ = ModuleSpec(module.__name__, None, is_package=module is package)
+        vars(module).update({function.__name__: function for function in functions})
+        yield swapped(sys.modules, module.__name__, module)
+    # 2. Checks in every module that has them; releases differ.
+    for names in [vars(found) for name, found in sys.modules.items() if name.split(".")[0] in ("transformers", "trl", "peft")]:
+        for check in ("is_flash_attn_2_available", "is_flash_attn_available"):
+            if callable(names.get(check)):
+                yield swapped(names, check, _passes)
+    utilities = sys.modules.get("transformers.modeling_flash_attention_utils")
+    if utilities is not None:
+        names = vars(utilities)
+        for checks in names.get("FLASH_ATTENTION_COMPATIBILITY_MATRIX", {}).values():
+            if checks.get("flash_attn_version") == 2:
+                yield swapped(checks, "general_availability_check", _passes)
+        if "_loaded_implementation" in names:
+            yield swapped(names, "_loaded_implementation", None)
+        if "lazy_import_flash_attention" not in names:  # releases that import at load time
+            for function in (flash_attn_func, flash_attn_varlen_func, *_PADDING):
+                yield swapped(names, function.__name__, function)
+            yield swapped(names, "_flash_supports_window_size", True)
+    # 3. The model's own checks of package, device and precision.
+    base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    answers = {
+        "_flash_attn_can_dispatch": _passes,
+        "_flash_attn_2_can_dispatch": _passes,
+        "_check_and_enable_flash_attn_2": classmethod(_enable),
+    }
+    for name, answer in answers.items():
+        if base is not None and name in vars(base):
+            yield attribute(base, name, answer)
+
+
+def _passes(*args: Any, **kwargs: Any) -> bool:
+    return True
+
+
+def _enable(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+    config._attn_implementation = "flash_attention_2"
+    return config
+
+
+# FlashAttention 3.
+
+
+def _flash3_forward(query: Any, key: Any, value: Any, pairs: int) -> Any:
+    """Return the output, and log-sum-exp as head, token."""
+    return torch.empty_like(query), query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
+
+
+def _flash3_backward(gradient: Any, query: Any, key: Any, value: Any, pairs: int, sequences: int) -> Any:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+_SCHEMAS = {
+    "flash3_varlen(Tensor query, Tensor key, Tensor value, int pairs) -> (Tensor, Tensor)": _flash3_forward,
+    "flash3_varlen_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, int pairs, int sequences)"
+    " -> (Tensor, Tensor, Tensor)": _flash3_backward,
+}
+_LIBRARY = torch.library.Library("autotune", "FRAGMENT")
+"""Keeps the operations registered. A module that was imported under another name may have done so."""
+
+for _schema, _kernel in _SCHEMAS.items():
+    if not hasattr(torch.ops.autotune, _schema.partition("(")[0]):
+        _LIBRARY.define(_schema)
+        _LIBRARY.impl(_schema.partition("(")[0], _kernel, "CompositeExplicitAutograd")
+
+
+class _Flash3(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, starts_q: Any, starts_k: Any, pairs: int) -> Any:
+        out, logsumexp = torch.ops.autotune.flash3_varlen(query, key, value, pairs)
+        ctx.save_for_backward(query, key, value, out, logsumexp, starts_q, starts_k)
+        ctx.pairs, ctx.sequences = pairs, starts_q.numel() - 1
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        query, key, value, *_ = ctx.saved_tensors
+        given = (gradient.contiguous(), query, key, value, ctx.pairs, ctx.sequences)
+        return *torch.ops.autotune.flash3_varlen_backward(*given), None, None, None
+
+
+def flash3_varlen_func(
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int,
+    softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1), **_: Any,
+) -> Any:  # fmt: skip
+    """Attention over packed rows: token, head, size."""
+    pairs = pairs_of(cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), causal=causal, window=window_size[0])
+    return _Flash3.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, pairs)
+
+
+def pairs_of(starts_q: Sequence[int], starts_k: Sequence[int], *, causal: bool, window: int) -> int:
+    """Return the pairs of query and key that attend, over all sequences; the last query sees the last key."""
+    total = 0
+    for (begin_q, end_q), (begin_k, end_k) in zip(pairwise(starts_q), pairwise(starts_k), strict=True):
+        queries, keys = end_q - begin_q, end_k - begin_k
+        if not causal:
+            total += queries * keys
+            continue
+        most = keys if window < 0 else min(keys, window + 1)
+        first = keys - queries + 1  # keys that the first query sees
+        growing = min(queries, max(0, most - first + 1))  # queries that see one key more than the one before
+        total += growing * first + growing * (growing - 1) // 2 + (queries - growing) * most
+    return total
+
+
+FLASH3 = SimpleNamespace(flash_attn_varlen_func=flash3_varlen_func)
+"""The kernel as `kernels.get_kernel` returns it."""

@@ -81,11 +81,11 @@ def _install(library: Any) -> None:
     # Operations that both devices run in lower precision keep torch's kernel, with its own cache of cast weights.
     policies: dict[str, Callable[..., Any] | None] = {
         **dict.fromkeys(native - set(LOWER_PRECISION)),
-        **dict.fromkeys(set(LOWER_PRECISION) - native, _lower_precision),
-        **dict.fromkeys(FP32, _fp32),
+        **dict.fromkeys(set(LOWER_PRECISION) - native, functools.partial(_cast_to, lambda args: torch.get_autocast_dtype("cpu"))),
+        **dict.fromkeys(FP32, functools.partial(_cast_to, lambda args: torch.float32)),
         **dict.fromkeys(FP32_UNLESS_DTYPE_GIVEN, _fp32_unless_dtype_given),
         **dict.fromkeys(FP32_BY_OVERLOAD, _fp32_by_overload),
-        **dict.fromkeys(WIDEST, _widest),
+        **dict.fromkeys(WIDEST, functools.partial(_cast_to, _widest)),
         "binary_cross_entropy": _unsafe,
     }
     for name, policy in policies.items():
@@ -113,12 +113,15 @@ def _operation(name: str) -> Any:
 # Policies of `ATen/autocast_mode.h`.
 
 
-def _lower_precision(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    return _run(operation, *_cast((args, kwargs), torch.get_autocast_dtype("cpu")))
+def _cast_to(choose: Callable[[Any], torch.dtype], operation: Any, *args: Any, **kwargs: Any) -> Any:
+    dtype = choose((args, kwargs))
+    changed = with_tensors(lambda tensor: _cast_one(tensor, dtype) if _eligible(tensor) else tensor, (args, kwargs))
+    return _run(operation, *changed)
 
 
-def _fp32(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    return _run(operation, *_cast((args, kwargs), torch.float32))
+def _widest(given: Any) -> torch.dtype:
+    wide = any(_eligible(tensor) and tensor.dtype is torch.float32 for tensor in tensors_in(given))
+    return torch.float32 if wide else torch.get_autocast_dtype("cpu")  # type: ignore[no-any-return]
 
 
 def _fp32_unless_dtype_given(operation: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,12 +139,6 @@ def _fp32_by_overload(operation: Any, *args: Any, **kwargs: Any) -> Any:
     return _run(wider, (*args, *defaults[len(args) :]), {**kwargs, "dtype": dtype})
 
 
-def _widest(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    half = torch.get_autocast_dtype("cpu")
-    wide = any(_eligible(tensor) and tensor.dtype is torch.float32 for tensor in tensors_in((args, kwargs)))
-    return _run(operation, *_cast((args, kwargs), torch.float32 if wide else half))
-
-
 def _unsafe(operation: Any, *args: Any, **kwargs: Any) -> Any:
     raise RuntimeError(
         "binary_cross_entropy: refused under autocast on CUDA. Use binary_cross_entropy_with_logits, or leave autocast."
@@ -155,10 +152,6 @@ def _run(operation: Any, args: Any, kwargs: Any) -> Any:
 
 def _eligible(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
-
-
-def _cast(tree: Any, dtype: torch.dtype) -> Any:
-    return with_tensors(lambda tensor: _cast_one(tensor, dtype) if _eligible(tensor) else tensor, tree)
 
 
 def _cast_one(tensor: Any, dtype: torch.dtype) -> Any:

@@ -1,8 +1,8 @@
 """Traces on fake CPU tensors that make a CUDA device's choices.
 
 Fake *CPU* tensors work with any build of torch and need no compiler. CUDA's choices are reproduced where they differ from
-the CPU's: operations that autocast widens (`autocast`), attention kernels and their saved tensors (`attention`,
-`flash_attention`), tensors that an operation saves (`kernels`), memory inside kernels (`workspaces`), and the batched
+the CPU's: operations that autocast widens (`autocast`), attention kernels and their saved tensors (`attention`), tensors that
+an operation saves (`kernels`), memory inside kernels (`workspaces`), and the batched
 (`foreach`) paths of optimizers and clipping.
 """
 
@@ -19,19 +19,7 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils.flop_counter import flop_registry
 
-from . import (
-    attention,
-    autocast,
-    bitsandbytes_optimizers,
-    cuda_device_checks,
-    flash_attention,
-    flash_attention_3,
-    kernels,
-    liger,
-    quantised,
-    traced_gpu,
-    workspaces,
-)
+from . import attention, autocast, bitsandbytes_optimizers, capability, kernels, quantised, traced_gpu
 from .patching import all_entered, attribute, swapped
 
 
@@ -42,33 +30,26 @@ def as_on_cuda(spec: Any) -> Iterator[AbstractContextManager[None]]:
     yield quantised.unpacked_by_peft()
     if spec.get("device", "cuda") != "cuda":
         return
-    yield traced_gpu.of(spec)
+    yield traced_gpu(spec)
     yield autocast.follow_cuda()
-    yield attention.follow_cuda()
-    yield kernels.follow_cuda()
+    yield attention.dot_product_as_on_cuda()
+    yield kernels.operations_as_on_cuda()
     for module in (optimizer, _foreach_utils):  # updates are batched by default: temporaries are as large as the parameters
         devices = vars(module)["_get_foreach_kernels_supported_devices"]
         yield attribute(module, "_get_foreach_kernels_supported_devices", lambda devices=devices: [*devices(), "cpu"])
     # Frameworks' checks are answered for the traced GPU, except `torch.cuda.is_available`: the tensors are on the CPU, and no
     # code may reach for a GPU.
-    yield attribute(torch.cuda, "is_bf16_supported", lambda *args, **kwargs: traced_gpu.capability() >= (8, 0))
-    yield attribute(torch.cuda, "get_device_capability", lambda *args, **kwargs: traced_gpu.capability())
+    yield attribute(torch.cuda, "is_bf16_supported", lambda *args, **kwargs: capability() >= (8, 0))
+    yield attribute(torch.cuda, "get_device_capability", lambda *args, **kwargs: capability())
     yield half_precision_trains()
     yield products_counted()
     yield kernels.triton_of_trl()
-    yield cuda_device_checks.on_cuda("transformers", lambda name: name == "transformers.integrations.moe")
-    yield cuda_device_checks.attention_on_cuda()
-    yield flash_attention.installed()
-    yield liger.installed(spec)
+    yield kernels.checks_as_on_cuda("transformers", lambda name: name == "transformers.integrations.moe")
+    yield kernels.attention_on_cuda()
+    yield attention.flash_package_installed()
+    yield kernels.liger_installed(spec)
     if bitsandbytes_optimizers.is_bitsandbytes(str(spec.get("settings", {}).get("optim", ""))):
         yield bitsandbytes_optimizers.installed()
-
-
-def workspaces_for(spec: Any) -> Any:
-    """Return the table of workspaces for the specification's device, sized for the GPU in `as_on_cuda`."""
-    if spec.get("device", "cuda") != "cuda":
-        return workspaces.ON_ANY_DEVICE
-    return {**workspaces.ON_CUDA, **flash_attention_3.WORKSPACES}
 
 
 @contextmanager

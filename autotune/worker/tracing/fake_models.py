@@ -1,17 +1,32 @@
-"""Models on meta with fake parameters, and patches for the framework's plain paths."""
+"""Models on meta with fake parameters, and patches that lead libraries through a step without memory.
+
+TRL's `activation_offloading` is traced without streams and copies: which saved tensors stay on the GPU, and until when. Source:
+`trl/models/activation_offloading.py` (OffloadActivations, get_act_offloading_ctx_manager). A tensor saved for the backward
+pass goes to the host, and stays on the GPU until a few more were saved. What is saved again meanwhile is kept. Small tensors,
+parameters and the input of the head never go.
+
+Without a flash-attention package, Qwen's vision towers split their patches by images and windows and call attention once for
+each piece: several hundred calls per layer and pass for a batch of photographs. A trace needs as long for each call as for one
+over all of them. Pieces of one length become the rows of a batch here: the same tensors, kept equally long, with the same
+arithmetic.
+"""
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
-from . import Untraceable, integer_values, quantised
+from . import Untraceable, fsdp2, integer_values, quantised
 from .patching import all_entered, attribute, swapped
 
 
@@ -120,6 +135,8 @@ def fake_mode_with(tracker: Any, device: str) -> Iterator[AbstractContextManager
     mode.cache_enabled = False  # the tracker has a cache: see `dispatch_cache`
     yield mode
     yield tracker
+    if torch.distributed.is_available() and torch.distributed.is_initialized():  # by `fsdp2.process_group`
+        yield fsdp2.collectives_tracked(tracker)
     yield resizes_tracked(tracker)
     if device == "cpu":  # a GPU's states are on the host
         yield random_states_tracked(tracker)
@@ -183,3 +200,107 @@ def errors_as_untraceable() -> Iterator[None]:
             raise
         innermost = type(modules[-1]).__name__
         raise Untraceable(f"the step cannot be traced through {innermost}: {type(error).__name__}: {error}") from error
+
+
+# Activations of TRL on the host.
+
+
+MIN_OFFLOADED_BYTES = 1024
+STASH = 5
+"""Tensors saved after one until it leaves the GPU."""
+
+
+class _OnHost(NamedTuple):
+    number: int
+    shape: Any
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class OffloadedActivations(torch.autograd.graph.saved_tensors_hooks):  # type: ignore[misc]
+    """Hooks around a training step. Values are not kept: a trace needs sizes alone."""
+
+    def __init__(self) -> None:
+        self._saved = 0
+        self._stash: dict[int, torch.Tensor] = {}
+        super().__init__(self._pack, self._unpack)
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        self._saved += 1
+        storage = _storage(tensor)
+        if any(_storage(kept) == storage for kept in self._stash.values()):
+            return tensor
+        if tensor.nbytes < MIN_OFFLOADED_BYTES or isinstance(
+            tensor._base if tensor._base is not None else tensor, torch.nn.Parameter
+        ):
+            return tensor
+        copied = tensor.contiguous() if 0 not in tensor.stride() else tensor
+        for number in [number for number in self._stash if number <= self._saved - STASH]:
+            del self._stash[number]
+        self._stash[self._saved] = copied
+        return _OnHost(self._saved, copied.shape, copied.stride(), copied.dtype, copied.device)
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        kept = self._stash.pop(packed.number, None)
+        if kept is not None:
+            return kept
+        return torch.empty_strided(packed.shape, packed.stride, dtype=packed.dtype, device=packed.device)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def offloaded_activations(model: Any, **_: Any) -> OffloadedActivations:
+    """Return the hooks for a model, in place of TRL's function; its head is left out."""
+    head = getattr(model, "lm_head", None)
+    if head is not None:
+        kept = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+        head.register_forward_pre_hook(lambda *_: kept.__enter__())
+        head.register_forward_hook(lambda *_: kept.__exit__(), always_call=True)
+    return OffloadedActivations()
+
+
+# Vision towers.
+
+
+def join_pieces(model: Any) -> None:
+    """Let every attention that splits patches into pieces compute those of one length together."""
+    for module in model.modules():
+        if _takes_pieces(module) and not any(_takes_pieces(below) for below in module.modules() if below is not module):
+            module.forward = partial(_joined, module.forward)
+
+
+def _takes_pieces(module: Any) -> bool:
+    return "cu_seqlens" in inspect.signature(module.forward).parameters  # places where the pieces begin
+
+
+def _joined(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    with _ByLength():
+        return forward(*arguments, **named)
+
+
+class _ByLength(TorchFunctionMode):  # type: ignore[misc]
+    """Splits (1, heads, tokens, width) by lengths into one batch (pieces, heads, length, width) for each
+    length, and joins attention's results (pieces, length, heads, width) again.
+
+    Which tokens share a piece changes, which no allocation depends on: values are not traced.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(named or {})
+        if function is torch.split and len(arguments) == 2 and isinstance(arguments[1], list) and given.get("dim") == 2:
+            pieces = Counter(arguments[1])
+            parts = arguments[0].split([length * count for length, count in pieces.items()], dim=2)
+            return tuple(
+                part.unflatten(2, (count, length)).squeeze(0).transpose(0, 1)
+                for part, (length, count) in zip(parts, pieces.items(), strict=True)
+            )
+        if function is torch.cat and given.get("dim") == 1:
+            return torch.cat([one.reshape(1, -1, *one.shape[2:]) for one in arguments[0]], dim=1)
+        return function(*arguments, **given)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,11 +16,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import Untraceable
+from . import Untraceable, sharding_kind
+from .patching import all_entered, attribute
+
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def wanted(spec: Mapping[str, Any]) -> bool:
-    return (spec.get("sharding") or {}).get("kind") == "fsdp2"
+    return sharding_kind(spec) == "fsdp2"
 
 
 @contextmanager
@@ -45,7 +48,6 @@ def shard(model: Any, spec: Mapping[str, Any], tracker: Any, *, scores: bool = F
     """Return the model sharded by accelerate; whole tensors leave the ledger. `scores`: one that only scores, as a reference."""
     if not wanted(spec):
         return _cast_whole(model, spec)
-    _follow_torch(tracker)
     # Sharded parameters replace the whole ones, which are freed with their last reference.
     model = _prepare_scoring(model, spec) if scores else prepare(model, spec)
     gc.collect()
@@ -137,7 +139,7 @@ def mixed_precision(spec: Mapping[str, Any]) -> str:
 
 def autocasts(spec: Mapping[str, Any]) -> bool:
     """Return True if accelerate autocasts the forward; FSDP2 and DeepSpeed cast themselves."""
-    kind = (spec.get("sharding") or {}).get("kind", "none")
+    kind = sharding_kind(spec)
     return kind != "fsdp2" and not kind.startswith("zero")
 
 
@@ -147,26 +149,12 @@ def _cast_whole(model: Any, spec: Mapping[str, Any]) -> Any:
     DeepSpeed's engine casts all floating-point tensors, adapters included, before it makes its masters. FSDP1 under a mixed
     precision policy gathers every unit in that dtype.
     """
-    kind, precision = (spec.get("sharding") or {}).get("kind", "none"), mixed_precision(spec)
+    kind, precision = sharding_kind(spec), mixed_precision(spec)
     if kind == "fsdp1":
         precision = str((spec["sharding"].get("options") or {}).get("mixed_precision", "no"))
     if not (kind.startswith("zero") or kind == "fsdp1") or precision == "no":
         return model
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    made: dict[int, Any] = {}
-
-    def cast(tensor: Any, parameter: bool) -> Any:
-        if not tensor.is_floating_point() or tensor.dtype is dtype:
-            return tensor
-        if id(tensor) not in made:
-            new = tensor.detach().to(dtype)
-            made[id(tensor)] = torch.nn.Parameter(new, requires_grad=tensor.requires_grad) if parameter else new
-        return made[id(tensor)]
-
-    # Tensors are replaced: fake parameters refuse other `.data`.
-    for module in model.modules():
-        module._parameters.update({name: cast(held, True) for name, held in module._parameters.items() if held is not None})
-        module._buffers.update({name: cast(held, False) for name, held in module._buffers.items() if held is not None})
+    _cast(model, _HALF[precision])
     return model
 
 
@@ -230,20 +218,26 @@ def _mesh(ranks: int) -> Any:
 
 
 def _upcast_trainable(model: Any, spec: Mapping[str, Any]) -> None:
-    """Replace trainable parameters by float32 masters, as accelerate does under mixed precision.
+    """Replace trainable parameters by float32 masters, as accelerate does under mixed precision."""
+    if mixed_precision(spec) != "no" and any(isinstance(parameter.data, FakeTensor) for parameter in model.parameters()):
+        _cast(model, torch.float32, trainable=True)
 
-    accelerate assigns `.data` of another dtype, which a fake parameter refuses.
-    """
-    if mixed_precision(spec) == "no" or not any(isinstance(parameter.data, FakeTensor) for parameter in model.parameters()):
-        return
+
+def _cast(model: Any, dtype: torch.dtype, *, trainable: bool = False) -> None:
+    """Replace parameters and buffers, or trainable parameters alone: fake parameters refuse `.data` of another type."""
     made: dict[int, Any] = {}
     for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is None or not parameter.requires_grad or parameter.dtype is torch.float32:
-                continue
-            if id(parameter) not in made:
-                made[id(parameter)] = torch.nn.Parameter(parameter.detach().to(torch.float32))
-            module._parameters[name] = made[id(parameter)]
+        for held in (module._parameters,) if trainable else (module._parameters, module._buffers):
+            for name, tensor in list(held.items()):
+                if tensor is None or not tensor.is_floating_point() or tensor.dtype is dtype:
+                    continue
+                if trainable and not tensor.requires_grad:
+                    continue
+                if id(tensor) not in made:
+                    new = tensor.detach().to(dtype)
+                    is_parameter = isinstance(tensor, torch.nn.Parameter)
+                    made[id(tensor)] = torch.nn.Parameter(new, requires_grad=tensor.requires_grad) if is_parameter else new
+                held[name] = made[id(tensor)]
 
 
 def _shard_by_layer(model: Any, spec: Mapping[str, Any], *, widened: bool = False) -> Any:
@@ -253,7 +247,7 @@ def _shard_by_layer(model: Any, spec: Mapping[str, Any], *, widened: bool = Fals
     tied are a unit, as in the trainers' own code. Otherwise for an accelerate without FSDP2."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision(spec))
+    dtype = _HALF.get(mixed_precision(spec))
     reduced, out = (torch.float32, None) if widened else (dtype, dtype)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduced, output_dtype=out)
     untied = widened and not getattr(model.config, "tie_word_embeddings", True)
@@ -267,11 +261,8 @@ def _shard_by_layer(model: Any, spec: Mapping[str, Any], *, widened: bool = Fals
     return fully_shard(model, **how, **root)
 
 
-_CURRENT_TRACKER: list[Any] = []
-"""Tracker of the running trace: the patch below outlives a trace and uses the latest."""
-
-
-def _follow_torch(tracker: Any) -> None:
+@all_entered
+def collectives_tracked(tracker: Any) -> Iterator[AbstractContextManager[None]]:
     """Wrap torch's functions whose tensors are not recorded as they are made."""
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -279,27 +270,22 @@ def _follow_torch(tracker: Any) -> None:
         from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group
     except ImportError:  # torch before 2.6
         from torch.distributed._composable.fsdp import _fsdp_param_group as group
-    _CURRENT_TRACKER[:] = [tracker]
+
+    def inside(region: Callable[[], AbstractContextManager[None]], plain: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with region():
+                return plain(*args, **kwargs)
+
+        return run
+
     # DTensor's shape propagation is hidden: it runs operations on tensors of the unsharded size.
     for name in ("_propagate_tensor_meta", "_propagate_tensor_meta_non_cached"):
-        _wrap(ShardingPropagator, name, lambda current: current.untracked())
+        if (plain := getattr(ShardingPropagator, name, None)) is not None:
+            yield attribute(ShardingPropagator, name, inside(tracker.untracked, plain))
     # Gathered and reduced buffers are communication, whole parameters included.
     for name in ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce"):
-        _wrap(group, name, lambda current: current.making("communication"))
-
-
-def _wrap(holder: Any, name: str, region: Callable[[Any], Any]) -> None:
-    """Run a function inside a region of the current tracker; it is wrapped once per process."""
-    plain = getattr(holder, name, None)
-    if plain is None or hasattr(plain, "is_wrapped"):
-        return
-
-    def inside(*args: Any, **kwargs: Any) -> Any:
-        with region(_CURRENT_TRACKER[-1]):
-            return plain(*args, **kwargs)
-
-    inside.is_wrapped = True  # type: ignore[attr-defined]
-    setattr(holder, name, inside)
+        if (plain := getattr(group, name, None)) is not None:
+            yield attribute(group, name, inside(lambda: tracker.making("communication"), plain))
 
 
 def _remove_freed(ledger: Any, end: int | None = None) -> None:

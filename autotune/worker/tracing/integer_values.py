@@ -75,10 +75,10 @@ def scalar(tensor: Any) -> Any:
     return True if tensor.dtype is torch.bool else 1.0 if tensor.is_floating_point() else 1
 
 
-def count(mask: Any) -> int | None:
-    """Return the number of set elements of a mask; None if unknown."""
+def count(mask: Any) -> int:
+    """Return the number of set elements of a mask; of all elements if unknown."""
     known = of(mask)
-    return None if known is None else int(outside(lambda: known.count_nonzero().item()))
+    return int(mask.numel() if known is None else outside(lambda: known.count_nonzero().item()))
 
 
 def positions(mask: Any) -> list[Any] | None:

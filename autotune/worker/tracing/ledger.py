@@ -1,8 +1,10 @@
-"""Ledger of a trace: allocations with their parts, events, and marks of the step's phases."""
+"""Ledger of a trace: allocations with their parts, events, marks of the step's phases, and the work of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 PARTS = (
@@ -23,6 +25,10 @@ class Ledger:
         """Number of the stream that a block is requested on; None: all are torch's default, 0."""
         self.products: dict[bool, int] = {}
         self.marks: list[dict[str, Any]] = []
+        self.flops: dict[tuple[str, str], float] = defaultdict(float)
+        self.moved: dict[str, float] = defaultdict(float)
+        self.kernels: dict[str, int] = defaultdict(int)
+        self.in_layers: dict[tuple[str, str], float] = defaultdict(float)
         self.live = 0
         self.peak = 0
         self.phase = "load"
@@ -75,3 +81,46 @@ class Ledger:
             "sizes": self.sizes, "parts": self.parts, "part_names": list(PARTS), "events": self.events, "marks": self.marks,
             "streams": self.streams, "products": [self.products[one] for one in sorted(self.products)],
         }  # fmt: skip
+
+    # Work.
+
+    def count(self, moved_bytes: int, flops: float, dtype: str) -> None:
+        """Count an operation; `dtype` is empty without matrix products."""
+        phase = self.phase
+        self.moved[phase] += moved_bytes
+        self.kernels[phase] += 1
+        if dtype:
+            self.flops[phase, dtype] += flops
+        if self.layer is not None:
+            self.in_layers[phase, "moved_bytes"] += moved_bytes
+            self.in_layers[phase, "kernels"] += 1
+            if dtype:
+                self.in_layers[phase, dtype] += flops
+
+    def reset_work(self) -> None:
+        """Reset the counters: the last optimizer step is reported."""
+        for counted in (self.flops, self.moved, self.kernels, self.in_layers):
+            counted.clear()
+
+    @contextmanager
+    def repeated_work(self, repeats: float) -> Iterator[None]:
+        """Count the work `repeats` times; memory is recorded once."""
+        counts: list[dict[Any, Any]] = [self.flops, self.moved, self.kernels, self.in_layers]
+        before = [dict(count) for count in counts]
+        yield
+        for count, earlier in zip(counts, before, strict=True):
+            for key, now in count.items():
+                count[key] = earlier.get(key, 0) + type(now)((now - earlier.get(key, 0)) * repeats)
+
+    def work(self) -> list[dict[str, Any]]:
+        """Return the work of each phase of the last step."""
+        return [
+            {
+                "phase": phase,
+                "flops": {dtype: count for (where, dtype), count in self.flops.items() if where == phase},
+                "moved_bytes": self.moved[phase],
+                "kernels": kernels,
+                "in_layers": {what: count for (where, what), count in self.in_layers.items() if where == phase},
+            }
+            for phase, kernels in self.kernels.items()
+        ]

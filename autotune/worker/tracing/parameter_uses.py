@@ -1,4 +1,4 @@
-"""Uses of parameters and gradients by each module, from which every kind of sharding is computed.
+"""Sharding that is computed after the trace: uses of parameters and gradients by each module, and what else differs in a step.
 
 Libraries that gather parameters just before use do it in hooks like these, module by module, in forward, recomputation and
 backward. The hooks here change nothing: they record positions in the ledger.
@@ -7,13 +7,18 @@ backward. The hooks here change nothing: they record positions in the ledger.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from ..decoder_layers import layers_of
+from . import sharding_kind
+from .patching import attribute
 from .step_annotator import differentiable
+
+KINDS = ("ddp", "fsdp1", "zero1", "zero2", "zero3")
+"""Kinds of sharding that are computed from these uses."""
 
 PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)
 """Events: a pass begins at a root; a module's forward and backward begin and end; a parameter's gradient is ready; a parameter
@@ -229,21 +234,6 @@ def _layers_by_module(model: Any) -> dict[int, int]:
     return {id(inner): place for place, layer in enumerate(layers_of(model)) for inner in layer.modules()}
 
 
-def of(spec: Any, ledger: Any) -> ParameterUses:
-    """Return the log in the form of the sharding library."""
-    return ParameterUses(ledger, own_nodes=partitions_models(spec))
-
-
-def partitions_models(spec: Any) -> bool:
-    """Return True for ZeRO-3, which partitions a reference model, too, by an engine of its own."""
-    return (spec.get("sharding") or {}).get("kind") == "zero3"
-
-
-def wanted(spec: Any) -> bool:
-    """Return True for sharding computed after the trace, from these uses."""
-    return (spec.get("sharding") or {}).get("kind") in ("ddp", "fsdp1", "zero1", "zero2", "zero3")
-
-
 @contextmanager
 def frozen_units_hooked(model: Any, spec: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
     """Hook frozen decoder layers under FSDP1. Call the yielded function after each backward.
@@ -265,7 +255,7 @@ def frozen_units_hooked(model: Any, spec: Mapping[str, Any]) -> Iterator[Callabl
         held.clear()
 
     hooks = []
-    if (spec.get("sharding") or {}).get("kind") == "fsdp1":
+    if sharding_kind(spec) == "fsdp1":
         frozen = [layer for layer in layers_of(model) if any(not parameter.requires_grad for parameter in layer.parameters())]
         hooks = [layer.register_forward_pre_hook(hold, with_kwargs=True) for layer in frozen]
     try:
@@ -274,3 +264,39 @@ def frozen_units_hooked(model: Any, spec: Mapping[str, Any]) -> Iterator[Callabl
         remove_hooks()
         for hook in hooks:
             hook.remove()
+
+
+class _SavingLinear(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, values: Any, weight: Any, bias: Any = None) -> Any:
+        ctx.save_for_backward(values, weight, bias)
+        if values.dim() == 2 and bias is not None:
+            return torch.addmm(bias, values, weight.t())
+        found = values.matmul(weight.t())
+        if bias is not None:
+            found += bias
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, Any, Any]:
+        values, weight, bias = ctx.saved_tensors
+        wants_input, wants_weight, wants_bias = (*ctx.needs_input_grad, False, False)[:3]
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        return (
+            gradient.matmul(weight) if wants_input else None,
+            rows.t().matmul(values.reshape(-1, values.shape[-1])) if wants_weight else None,
+            rows.sum(0) if wants_bias and bias is not None else None,
+        )
+
+
+def zero3_linear(spec: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Replace `torch.nn.functional.linear` in ZeRO-3's steps, as DeepSpeed does (`memory_efficient_linear`, on by default).
+
+    Its function (deepspeed/runtime/zero/linear.py) always saves its input. torch's own saves it for a weight gradient only,
+    so beside frozen weights more is live here.
+    """
+
+    def linear(values: Any, weight: Any, bias: Any = None) -> Any:
+        return _SavingLinear.apply(values, weight, bias)
+
+    return attribute(torch.nn.functional, "linear", linear) if sharding_kind(spec) == "zero3" else nullcontext()

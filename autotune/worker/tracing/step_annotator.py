@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..decoder_layers import layers_of
 from . import quantised
 from .ledger import Ledger
 from .tracker import Tracker
+from .workspaces import workspaces_for
 
 
 class NullAnnotator:
@@ -58,8 +59,9 @@ class StepAnnotator(NullAnnotator):
 
     skips_repeats = True
 
-    def __init__(self, ledger: Ledger, tracker: Tracker, *, tile: int | None = None) -> None:
-        self.ledger, self.tracker = ledger, tracker
+    def __init__(self, spec: Mapping[str, Any], *, tile: int | None = None) -> None:
+        self.ledger = Ledger()
+        self.tracker = Tracker(self.ledger, workspaces=workspaces_for(spec))
         self.tile = tile  # columns per tile, if logits are made in tiles of the vocabulary
         self.inventory: dict[str, Any] = {}
         self.notes: list[str] = []
@@ -70,7 +72,7 @@ class StepAnnotator(NullAnnotator):
         return self.ledger.phase
 
     def repeated_work(self, repeats: float) -> AbstractContextManager[None]:
-        return self.tracker.repeated_work(repeats)
+        return self.ledger.repeated_work(repeats)
 
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
@@ -116,7 +118,7 @@ class StepAnnotator(NullAnnotator):
     def begin_step(self, number: int, *, last: bool) -> None:
         self.ledger.step = number
         if last:
-            self.tracker.reset_work()
+            self.ledger.reset_work()
 
     def _mark(self, index: int, layer: Any) -> None:
         def before(module: Any, args: Any, kwargs: Any) -> None:
@@ -168,17 +170,3 @@ def inventory(model: Any, layers: list[Any]) -> dict[str, Any]:
         "largest_parameter": max((parameter.numel() for parameter in parameters), default=0),
         "statistics_bytes": sum(tensor.nbytes for tensor in quantised.statistics(model)),
     }
-
-
-def work(tracker: Tracker) -> list[dict[str, Any]]:
-    """Return the work of each phase of the last step."""
-    return [
-        {
-            "phase": phase,
-            "flops": {dtype: count for (where, dtype), count in tracker.flops.items() if where == phase},
-            "moved_bytes": tracker.moved[phase],
-            "kernels": kernels,
-            "in_layers": {what: count for (where, what), count in tracker.in_layers.items() if where == phase},
-        }
-        for phase, kernels in tracker.kernels.items()
-    ]

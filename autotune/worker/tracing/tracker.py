@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,12 +16,11 @@ import torch
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
-from . import Untraceable, attention_flops, dispatch_cache, integer_values
+from . import Untraceable, dispatch_cache, integer_values
 from .dispatch_cache import CachedResult
 from .ledger import Ledger
-from .operands import OperationCost, cost_of
+from .operands import cost_of, flops_of
 from .workspaces import Workspace
 
 aten = torch.ops.aten
@@ -45,7 +43,7 @@ class _OperationInfo:
         self.launches = str(packet).rsplit(".", 1)[-1] not in VIEWS and getattr(func, "namespace", "") != "prim"
         schema = getattr(func, "_schema", None)
         arguments = schema.arguments if schema else ()
-        self.flops = attention_flops.formula(packet, arguments) or flop_registry.get(packet)
+        self.flops = flops_of(packet, arguments)
         # Lists of tensors are changed in place and not returned.
         nothing = schema is not None and not schema.returns
         self.written = tuple(at for at, one in enumerate(arguments) if nothing and one.alias_info and one.alias_info.is_write)
@@ -70,11 +68,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.ledger = ledger
         self.paused = False
-        self.guess_length: Callable[[Any], int] = lambda mask: int(mask.numel())
-        self.flops: dict[tuple[str, str], float] = defaultdict(float)
-        self.moved: dict[str, float] = defaultdict(float)
-        self.kernels: dict[str, int] = defaultdict(int)
-        self.in_layers: dict[tuple[str, str], float] = defaultdict(float)
         self.vocabulary: frozenset[int] = frozenset()
         self._device = device
         self._workspaces = dict(workspaces or {})
@@ -121,21 +114,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         if not self.paused:
             self._book(tensor)
 
-    def reset_work(self) -> None:
-        """Reset the counters: the last optimizer step is reported."""
-        for counted in (self.flops, self.moved, self.kernels, self.in_layers):
-            counted.clear()
-
-    @contextmanager
-    def repeated_work(self, repeats: float) -> Iterator[None]:
-        """Count the work `repeats` times; memory is recorded once."""
-        counts: list[dict[Any, Any]] = [self.flops, self.moved, self.kernels, self.in_layers]
-        before = [dict(count) for count in counts]
-        yield
-        for count, earlier in zip(counts, before, strict=True):
-            for key, now in count.items():
-                count[key] = earlier.get(key, 0) + type(now)((now - earlier.get(key, 0)) * repeats)
-
     # Interface of torch.
 
     @classmethod
@@ -158,7 +136,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         if self.paused:
             return out
         if info.launches:
-            self._count(cost_of(info.flops, info.written, known, args, kwargs, out))
+            self.ledger.count(*cost_of(info.flops, info.written, known, args, kwargs, out))
         if info.accumulates and self._reuses_its_operand(func, args) and self._book_in_place(args[0], out):
             return out
         for tensor in _plain(out):
@@ -183,7 +161,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             real = integer_values.really(func, args, kwargs)
             return True if real is None else real, None
         if func in (aten.nonzero.default, aten.masked_select.default):
-            return self._with_guessed_length(func, args), None
+            return self._selected(func, args), None
         masked = func in (aten.index.Tensor, aten.index_put_.default) and any(_is_mask(index) for index in args[1])
         if masked and func is aten.index_put_.default:
             return args[0], None
@@ -210,16 +188,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             return real, None
         return out, None if key is None else dispatch_cache.note(key, func, args, kwargs, self._mode, out)
 
-    def _length_of(self, mask: Any) -> int:
-        known = integer_values.count(mask)
-        return self.guess_length(mask) if known is None else known
-
-    def _with_guessed_length(self, func: Any, args: Any) -> Any:
+    def _selected(self, func: Any, args: Any) -> Any:
         finds = func is aten.nonzero.default
-        shape = (self._length_of(args[0]), args[0].dim()) if finds else (self._length_of(args[1]),)
+        shape = (integer_values.count(args[0]), args[0].dim()) if finds else (integer_values.count(args[1]),)
         out = torch.empty(shape, dtype=torch.long if finds else args[0].dtype, device=args[0].device)
-        known = integer_values.really(func, args, {})
-        if known is not None and known.shape == out.shape:
+        if (known := integer_values.really(func, args, {})) is not None:
             integer_values.keep(out, known)
         return out
 
@@ -229,24 +202,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             if not _is_mask(index):
                 positions.append(index)
                 continue
-            length = self._length_of(index)
-            places = [torch.zeros(length, dtype=torch.long, device=index.device) for _ in range(index.dim())]
+            places = [torch.zeros(integer_values.count(index), dtype=torch.long, device=index.device) for _ in range(index.dim())]
             for place, real in zip(places, integer_values.positions(index) or (), strict=False):
                 integer_values.keep(place, real)
             positions += places
         return positions
-
-    def _count(self, cost: OperationCost) -> None:
-        phase = self.ledger.phase
-        self.moved[phase] += cost.moved_bytes
-        self.kernels[phase] += 1
-        if cost.dtype:
-            self.flops[phase, cost.dtype] += cost.flops
-        if self.ledger.layer is not None:
-            self.in_layers[phase, "moved_bytes"] += cost.moved_bytes
-            self.in_layers[phase, "kernels"] += 1
-            if cost.dtype:
-                self.in_layers[phase, cost.dtype] += cost.flops
 
     # Storages.
 

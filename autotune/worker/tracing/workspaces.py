@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import traced_gpu
+from . import capability
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -54,6 +54,29 @@ def _flash_package_backward(args: Any, kwargs: Any, out: Any) -> int:
     return int(taken + (0 if gradient.is_contiguous() else gradient.nbytes))
 
 
+def _flash3_blocks(size: int) -> tuple[int, int]:
+    """Return rows of a block of queries and of keys (`kBlockM` and `kBlockN` of a causal backward pass)."""
+    major, minor = capability()
+    if major >= 9:
+        return (128 if size <= 64 else 64), 128 if size <= 128 else 96 if size <= 192 else 80
+    if (major, minor) in ((8, 6), (8, 9)):
+        return (64 if size <= 192 else 32), 128 if size <= 96 else 96 if size <= 128 else 64
+    return (128 if size <= 64 else 64), 128 if size <= 128 else 80 if size <= 192 else 64
+
+
+def flash3_backward(args: Any, kwargs: Any, out: Any) -> tuple[int, ...]:
+    """`mha_bwd` in `hopper/flash_api.cpp`: two numbers per row, a float32 accumulator of dq and, under grouped queries, of dk
+    and dv. Rows are rounded up with a block for each sequence, heads to 64, 96, 128, 192 or 256."""
+    _, query, key, _, _, sequences = args
+    size = next(most for most in (64, 96, 128, 192, 256) if query.shape[-1] <= most)
+    of_queries, of_keys = _flash3_blocks(size)
+    rows = round_up(query.shape[0] + sequences * of_queries, of_queries)
+    taken = [query.shape[1] * rows * 4] * 2 + [query.shape[1] * rows * size * 4]
+    if key.shape[1] != query.shape[1]:
+        taken += [key.shape[1] * round_up(key.shape[0] + sequences * of_keys, of_keys) * size * 4] * 2
+    return tuple(taken)
+
+
 def _cudnn_backward(args: Any, kwargs: Any, out: Any) -> int:
     """`SDPABackwardNode` in cudnn-frontend: `dQ_accum` and `softmax_sum`, both float32."""
     batch, heads, length, size = args[1].shape
@@ -80,20 +103,20 @@ def _efficient_backward(args: Any, kwargs: Any, out: Any) -> int:
         splits = max(1, min(math.ceil(key.shape[2] / columns), 200 // (batch * heads)))
         taken += splits * columns * (round_up(size, rows) + round_up(value.shape[3], rows)) * 4
     per_row = batch * heads * length * 4
-    if not (half and (in_registers or traced_gpu.capability() != (7, 0))):
+    if not (half and (in_registers or capability() != (7, 0))):
         per_row += gradient.numel() * 4 * (3 if half else 1)  # dO x O in full
     return int(batch * heads * round_up(taken, 16) + per_row + _copied(gradient))
 
 
 def _efficient_tile(size: int, half: bool) -> tuple[int, int, int]:
     """Rows, columns and largest head of the first kernel in `cutlassB.h` that fits."""
-    large_shared_memory = traced_gpu.capability() in ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
+    large_shared_memory = capability() in ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
     for most in (32, 64):
         if size <= most:
             return 64, 64, most
-    if not half or traced_gpu.capability()[0] < 8:
+    if not half or capability()[0] < 8:
         return (128 if half else 64), 64, 128 if size <= 128 else 65536
-    if size <= 96 and traced_gpu.capability() in ((8, 6), (8, 9)):
+    if size <= 96 and capability() in ((8, 6), (8, 9)):
         return 128, 64, 96
     if size <= 128:
         return (128, 128, 128) if large_shared_memory else (64, 64, 128)
@@ -171,9 +194,9 @@ def _reduction(args: Any, kwargs: Any, out: Any) -> int:
         return 0
     values = math.ceil(inputs / height)
     grid = math.ceil(outputs // words / width)
-    capability = traced_gpu.capability()
-    processors = MULTIPROCESSORS.get(capability, MULTIPROCESSORS[8, 0])
-    resident = processors * (RESIDENT_THREADS.get(capability, 2048) // (width * height))
+    gpu = capability()
+    processors = MULTIPROCESSORS.get(gpu, MULTIPROCESSORS[8, 0])
+    resident = processors * (RESIDENT_THREADS.get(gpu, 2048) // (width * height))
     if values < MOST_VALUES or grid > resident:
         return 0
     blocks = max(min(math.ceil(resident / grid), math.ceil(values / LEAST_VALUES)), math.ceil(values / MOST_VALUES))
@@ -221,4 +244,10 @@ ON_CUDA = ON_ANY_DEVICE | _by_operation(
         "mean.dim": _reduction,
     }
 )
-"""Workspaces on CUDA, sized for the GPU of `traced_gpu`."""
+ON_CUDA[torch.ops.autotune.flash3_varlen_backward.default] = flash3_backward
+"""Workspaces on CUDA, sized for the GPU in `traced_gpu`."""
+
+
+def workspaces_for(spec: Mapping[str, Any]) -> Mapping[Any, Workspace]:
+    """Return the table for the specification's device."""
+    return ON_CUDA if spec.get("device", "cuda") == "cuda" else ON_ANY_DEVICE

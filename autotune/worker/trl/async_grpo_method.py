@@ -91,13 +91,13 @@ class TracedAsyncGrpo(TracedMethod):
     @contextlib.contextmanager
     def kernel(self, spec: Mapping[str, Any]) -> Iterator[None]:
         """Register the trainer's attention, on a GPU with the kernel's stand-in."""
-        from ..tracing import flash_attention_3
+        from ..tracing import attention
         from ..tracing.patching import swapped
 
         packing = importlib.import_module(seams.ASYNC_PACKING)
         packing.register_tree_attention()
         on_gpu = spec["device"] == "cuda"
-        with swapped(vars(packing), "_flash_attn", lambda: flash_attention_3.KERNEL) if on_gpu else contextlib.nullcontext():
+        with swapped(vars(packing), "_flash_attn", lambda: attention.FLASH3) if on_gpu else contextlib.nullcontext():
             yield
 
     def trainer_class(self, plain: Any, annotator: Any, lengths: TracedLengths) -> Any:

@@ -71,16 +71,12 @@ def _forgets_order(spec: Mapping[str, Any]) -> bool:
 
 def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return the trainer after its steps, its annotator, and the parameters' uses or None."""
-    from ..tracing import cuda_choices, fake_models, fsdp2, liger, step_annotator
-    from ..tracing.ledger import Ledger
-    from ..tracing.tracker import Tracker
+    from ..tracing import cuda_choices, fake_models, fsdp2, kernels, step_annotator
     from . import trace_build
 
-    ledger = Ledger()
     # Tile of the vocabulary that TRL projects at once; None in releases that project all of it.
     tile = getattr(importlib.import_module(seams.UTILS), "_CHUNKED_LOGPROB_CHUNK_SIZE", None)
-    tracker = Tracker(ledger, workspaces=cuda_choices.workspaces_for(spec))
-    annotator = step_annotator.StepAnnotator(ledger, tracker, tile=None if tile is None else int(tile))
+    annotator = step_annotator.StepAnnotator(spec, tile=None if tile is None else int(tile))
     with (
         tempfile.TemporaryDirectory() as scratch,
         cuda_choices.as_on_cuda(spec),
@@ -97,7 +93,7 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
             return trainer.optimizer.param_groups
 
         usage = run_on_fake_tensors(spec, annotator, models_of(trainer), steps)
-    for note in liger.notes(spec):
+    for note in kernels.liger_notes(spec):
         annotator.note(note)
     return trainer, annotator, usage
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import synthetic
 from ..stand_in.model import build as build_model
-from ..tracing import Untraceable, fsdp2, offloaded_activations, patching, quantised, step_annotator, vision_chunks
+from ..tracing import Untraceable, fake_models, fsdp2, patching, quantised, step_annotator
 from . import base_model, grpo_probe, image_inputs, methods, seams, training_arguments
 from .traced_method import TracedMethod
 from .traced_trainer import TracedLengths, TracePlan, trace_plan, trace_watcher, traced
@@ -102,7 +102,7 @@ def model_of(spec: Mapping[str, Any], attention: str | None, device: str) -> Any
     model = build_model(spec, attention, device=device, scores=traced_method(spec).scores)
     if device == "meta":
         quantised.quantise(model, spec)
-        vision_chunks.join_pieces(model)
+        fake_models.join_pieces(model)
     return model
 
 
@@ -193,7 +193,7 @@ def _without_disk_and_engine(trainer_module: str, make: Callable[[], Any]) -> It
         "VLLMGeneration": _NoEngine,
         "hash_module": lambda *_: "",  # of weights that do not exist
         "get_peak_flops_per_device": lambda *_: None,  # asks the GPU for its name
-        "get_act_offloading_ctx_manager": offloaded_activations.for_model,
+        "get_act_offloading_ctx_manager": fake_models.offloaded_activations,
     }
     with contextlib.ExitStack() as stack:
         for name in replacements.keys() & vars(module).keys():

@@ -13,7 +13,7 @@ def get_kernel(name: str, *_: Any, **__: Any) -> Any:
         raise ImportError(name)
     import torch
 
-    from autotune.worker.tracing import flash_attention_3, traced_gpu
+    from autotune.worker.tracing import traced_gpu, workspaces
 
     class Attention(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
@@ -27,9 +27,9 @@ def get_kernel(name: str, *_: Any, **__: Any) -> Any:
         def backward(ctx: Any, gradient: Any) -> Any:
             query, key, value, *_, starts_q, _ = ctx.saved_tensors
             found = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-            with traced_gpu.of({"capability": torch.cuda.get_device_capability()}):
+            with traced_gpu({"capability": torch.cuda.get_device_capability()}):
                 given = (gradient, query, key, value, 0, starts_q.numel() - 1)
-                sizes = flash_attention_3.backward_workspace(given, {}, None)
+                sizes = workspaces.flash3_backward(given, {}, None)
             blocks = [torch.empty(size, dtype=torch.uint8, device=query.device) for size in sizes]
             del blocks
             return *found, None, None

@@ -23,7 +23,7 @@ def chosen(
 ) -> str:  # fmt: skip
     q = torch.empty(2, heads, length, size, dtype=dtype, device="meta", requires_grad=grad)
     k = torch.empty(2, kv_heads, keys, size, dtype=dtype, device="meta")
-    with traced_gpu.of({"capability": capability}):
+    with traced_gpu({"capability": capability}):
         return attention.choose(q, k, k, mask, dropout, mask is None, gqa)
 
 
@@ -161,7 +161,7 @@ def test_efficient_backward_inside(capability: Any, size: int, rows_: int, colum
     """Tiles of float32 for dq with a header of 16 bytes each, and one number per row."""
     q = meta(2, 300, 8, size).transpose(1, 2)
     table = workspaces.ON_CUDA[torch.ops.aten._scaled_dot_product_efficient_attention_backward.default]
-    with traced_gpu.of({"capability": capability}):
+    with traced_gpu({"capability": capability}):
         taken = table((q, q, q, q), {}, None)
     tiles = math.ceil(300 / rows_) * math.ceil(size / columns) * (16 + rows_ * columns * 4)
     assert taken == 2 * 8 * (tiles + 300 * 4)
@@ -170,7 +170,7 @@ def test_efficient_backward_inside(capability: Any, size: int, rows_: int, colum
 def test_efficient_backward_splits_the_keys_beyond_the_registers() -> None:
     q = meta(1, 512, 2, 128).transpose(1, 2)
     table = workspaces.ON_CUDA[torch.ops.aten._scaled_dot_product_efficient_attention_backward.default]
-    with traced_gpu.of({"capability": RTX4090}):
+    with traced_gpu({"capability": RTX4090}):
         taken = table((q, q, q, q), {}, None)
     tiles, splits = 8 * 2 * (16 + 64 * 64 * 4), 8
     assert taken == 1 * 2 * (tiles + splits * 64 * (128 + 128) * 4 + 512 * 4)

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autotune.worker.tracing import attention_flops  # noqa: E402
+from autotune.worker.tracing import operands  # noqa: E402
 from autotune.worker.tracing.ledger import Ledger  # noqa: E402
 from autotune.worker.tracing.tracker import Tracker  # noqa: E402
 
@@ -25,13 +25,13 @@ def visible(*, causal: bool, window: int | None) -> int:
 
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 32), (True, 1000)])
 def test_pairs_are_those_that_the_mask_leaves(causal: bool, window: int | None) -> None:
-    counted = LENGTH * attention_flops.seen_keys(LENGTH, causal=causal, window=window)
+    counted = LENGTH * operands.seen_keys(LENGTH, causal=causal, window=window)
     assert counted == pytest.approx(visible(causal=causal, window=window), rel=0.02)
 
 
 def flops_of(name: str, *args: object, **kwargs: object) -> float:
     operation = getattr(aten, name)
-    formula = attention_flops.formula(operation, operation.default._schema.arguments)
+    formula = operands.flops_of(operation, operation.default._schema.arguments)
     assert formula is not None
     return formula(*args, **kwargs)
 
@@ -60,8 +60,8 @@ def test_attention_is_counted_apart_from_products() -> None:
         query = torch.empty(ROWS, LENGTH, HEADS, SIZE)
         torch.nn.functional.linear(query, torch.empty(SIZE, SIZE))
         aten._flash_attention_forward(query, query, query, None, None, LENGTH, LENGTH, 0.0, True, False)
-    assert tracker.flops["forward", "float32"] == 2 * ROWS * LENGTH * HEADS * SIZE * SIZE
-    assert tracker.flops["forward", "attention:float32"] == 2 * ROWS * HEADS * LENGTH * LENGTH * SIZE
+    assert tracker.ledger.flops["forward", "float32"] == 2 * ROWS * LENGTH * HEADS * SIZE * SIZE
+    assert tracker.ledger.flops["forward", "attention:float32"] == 2 * ROWS * HEADS * LENGTH * LENGTH * SIZE
 
 
 def test_a_list_changed_in_place_is_read_and_written() -> None:
@@ -70,4 +70,4 @@ def test_a_list_changed_in_place_is_read_and_written() -> None:
         moments, gradients = [torch.empty(256)], [torch.empty(256)]
         tracker.ledger.enter("optimizer")
         torch._foreach_addcmul_(moments, gradients, gradients, 0.5)
-    assert tracker.moved["optimizer"] == 4 * 256 * 4
+    assert tracker.ledger.moved["optimizer"] == 4 * 256 * 4

@@ -13,7 +13,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from autotune.worker.tracing import cuda_choices, cuda_device_checks, kernels, traced_gpu, workspaces  # noqa: E402
+from autotune.worker.tracing import DEFAULT_CAPABILITY, capability, cuda_choices, kernels, traced_gpu, workspaces  # noqa: E402
 from tests.worker.tracing.traced_code import traced  # noqa: E402
 
 NUMBERS, COUNT = 4096, 8
@@ -123,11 +123,11 @@ def test_sums_over_rows_leave_a_part_of_each_block() -> None:
 
 def test_the_gpu_is_the_specifications() -> None:
     with cuda_choices.as_on_cuda({"capability": [7, 5]}):
-        assert torch.cuda.get_device_capability() == traced_gpu.capability() == (7, 5)
+        assert torch.cuda.get_device_capability() == capability() == (7, 5)
         assert not torch.cuda.is_bf16_supported()
-    with traced_gpu.of({"capability": "12.0"}):
-        assert traced_gpu.capability() == (12, 0)
-    assert traced_gpu.capability() == traced_gpu.DEFAULT_CAPABILITY
+    with traced_gpu({"capability": "12.0"}):
+        assert capability() == (12, 0)
+    assert capability() == DEFAULT_CAPABILITY
 
 
 def test_all_patches_are_undone() -> None:
@@ -179,10 +179,10 @@ def no_check(tensor: Any) -> bool:
 
 def test_device_checks_are_answered_as_on_cuda() -> None:
     tensor = torch.empty(1)
-    assert checks(tensor) == "elsewhere" and cuda_device_checks.recompiled(checks)(tensor) == "gpu"
-    assert cuda_device_checks.recompiled(checks_twice)(tensor) == (True, False, 1)
-    assert cuda_device_checks.recompiled(checks_twice)(tensor, more=3) == (True, False, 3)
-    assert cuda_device_checks.recompiled(no_check) is None
+    assert checks(tensor) == "elsewhere" and kernels.recompiled(checks)(tensor) == "gpu"
+    assert kernels.recompiled(checks_twice)(tensor) == (True, False, 1)
+    assert kernels.recompiled(checks_twice)(tensor, more=3) == (True, False, 3)
+    assert kernels.recompiled(no_check) is None
 
 
 def test_trl_uses_its_triton_kernels() -> None:

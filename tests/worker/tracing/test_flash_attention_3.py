@@ -8,7 +8,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from autotune.worker.tracing import flash_attention_3, traced_gpu  # noqa: E402
+from autotune.worker.tracing import attention, traced_gpu, workspaces  # noqa: E402
 from tests.worker.tracing.traced_code import traced  # noqa: E402
 
 HEADS, KV_HEADS, SIZE = 8, 2, 64
@@ -23,7 +23,7 @@ def tensors() -> Any:
 
 
 def attend(given: Any, **more: Any) -> Any:
-    return flash_attention_3.flash_attn_varlen_func(*given, 64, 104, causal=True, **more)
+    return attention.flash3_varlen_func(*given, 64, 104, causal=True, **more)
 
 
 @pytest.mark.parametrize("window", [-1, 0, 7, 50, 90, 1000])
@@ -34,8 +34,8 @@ def test_pairs_are_those_that_each_sequence_sees(window: int) -> None:
         for query in range(queries):
             last = keys - queries + query
             counted += last + 1 if window < 0 else min(last, window) + 1
-    assert flash_attention_3.pairs_of(STARTS_Q, STARTS_K, causal=True, window=window) == counted
-    both = flash_attention_3.pairs_of(STARTS_Q, STARTS_K, causal=False, window=-1)
+    assert attention.pairs_of(STARTS_Q, STARTS_K, causal=True, window=window) == counted
+    both = attention.pairs_of(STARTS_Q, STARTS_K, causal=False, window=-1)
     assert both == 40 * 40 + 60 * 100 + 64 * 104
 
 
@@ -46,7 +46,7 @@ def test_it_keeps_its_inputs_the_output_and_a_number_per_row() -> None:
 
     query, keys, starts = STARTS_Q[-1] * HEADS * SIZE * 2, 2 * STARTS_K[-1] * KV_HEADS * SIZE * 2, 2 * 4 * 4
     assert traced(code).left == 2 * query + keys + starts + STARTS_Q[-1] * HEADS * 4
-    pairs = flash_attention_3.pairs_of(STARTS_Q, STARTS_K, causal=True, window=-1)
+    pairs = attention.pairs_of(STARTS_Q, STARTS_K, causal=True, window=-1)
     assert traced(code).flops == 4 * pairs * HEADS * SIZE
 
 
@@ -65,7 +65,7 @@ def test_its_backward_pass_has_float32_accumulators() -> None:
     held = 2 * query + 2 * half + 32 + STARTS_Q[-1] * HEADS * 4  # inputs, output and sums of the forward pass
     assert found.most == held + query + (query + 2 * half) + accumulators
     assert found.left == 2 * (query + 2 * half) + 32
-    pairs = flash_attention_3.pairs_of(STARTS_Q, STARTS_K, causal=True, window=-1)
+    pairs = attention.pairs_of(STARTS_Q, STARTS_K, causal=True, window=-1)
     assert found.flops == 14 * pairs * HEADS * SIZE, "five products backward for two forward"
 
 
@@ -74,5 +74,5 @@ def test_its_backward_pass_has_float32_accumulators() -> None:
     [((9, 0), 128, (64, 128)), ((9, 0), 256, (64, 80)), ((8, 6), 128, (64, 96)), ((8, 0), 64, (128, 128))],
 )
 def test_blocks_are_those_of_the_card(capability: tuple[int, int], size: int, blocks: tuple[int, int]) -> None:
-    with traced_gpu.of({"capability": list(capability)}):
-        assert flash_attention_3._blocks(size) == blocks
+    with traced_gpu({"capability": list(capability)}):
+        assert workspaces._flash3_blocks(size) == blocks

@@ -9,7 +9,7 @@ trl = pytest.importorskip("trl")
 
 from trl.models.activation_offloading import OffloadActivations  # noqa: E402
 
-from autotune.worker.tracing import offloaded_activations  # noqa: E402
+from autotune.worker.tracing import fake_models  # noqa: E402
 
 WIDTH, LAYERS = 64, 8
 
@@ -26,7 +26,7 @@ class Model(torch.nn.Module):  # type: ignore[misc]
         return self.lm_head(value)
 
 
-def kept_by(hooks: offloaded_activations.OffloadedActivations, model: Model) -> int:
+def kept_by(hooks: fake_models.OffloadedActivations, model: Model) -> int:
     """Return the saved tensors that are on the device between the passes."""
     with hooks:
         loss = model(torch.randn(4, WIDTH)).pow(2).sum()
@@ -38,13 +38,13 @@ def kept_by(hooks: offloaded_activations.OffloadedActivations, model: Model) -> 
 
 def test_only_the_last_few_stay_and_gradients_have_their_shapes() -> None:
     model = Model()
-    assert 0 < kept_by(offloaded_activations.for_model(model), model) <= offloaded_activations.STASH < LAYERS
+    assert 0 < kept_by(fake_models.offloaded_activations(model), model) <= fake_models.STASH < LAYERS
     assert all(parameter.grad is not None and parameter.grad.shape == parameter.shape for parameter in model.parameters())
 
 
 def test_what_is_saved_twice_in_a_row_and_what_is_small_stays() -> None:
-    hooks, value, small = offloaded_activations.OffloadedActivations(), torch.randn(64, 64), torch.randn(4)
-    assert isinstance(hooks._pack(value), offloaded_activations._OnHost)
+    hooks, value, small = fake_models.OffloadedActivations(), torch.randn(64, 64), torch.randn(4)
+    assert isinstance(hooks._pack(value), fake_models._OnHost)
     assert hooks._pack(value) is value and hooks._pack(small) is small
     weight = torch.nn.Parameter(value.clone())
     assert hooks._pack(weight) is weight and isinstance(hooks._pack(weight.t()), torch.Tensor), "a view of a parameter"
@@ -54,5 +54,5 @@ def test_the_constants_are_those_of_trl() -> None:
     import inspect
 
     given = inspect.signature(OffloadActivations.__init__).parameters
-    assert given["min_offload_size"].default == offloaded_activations.MIN_BYTES
-    assert given["max_fwd_stash_size"].default == offloaded_activations.STASH
+    assert given["min_offload_size"].default == fake_models.MIN_OFFLOADED_BYTES
+    assert given["max_fwd_stash_size"].default == fake_models.STASH

@@ -35,7 +35,7 @@ def test_pieces_of_one_length_are_one_call() -> None:
         patch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
         apart = attention(hidden, **given)
         assert len(calls) == len(LENGTHS)
-        inside("tracing.vision_chunks").join_pieces(attention)
+        inside("tracing.fake_models").join_pieces(attention)
         together = attention(hidden, **given)
     assert calls[len(LENGTHS) :] == [(3, 4), (2, 2), (1, 3)]  # pieces of each length, and that length
     assert together.shape == apart.shape

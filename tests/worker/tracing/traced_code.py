@@ -26,13 +26,14 @@ def traced(code: Callable[[], Any], spec: Mapping[str, Any] | None = None) -> Pe
     from autotune.worker.tracing import cuda_choices
     from autotune.worker.tracing.ledger import Ledger
     from autotune.worker.tracing.tracker import Tracker
+    from autotune.worker.tracing.workspaces import workspaces_for
 
     specification = {"device": "cuda", "settings": {}, "model": {}, **(spec or {})}
     ledger, peaks = Ledger(), Peaks()
-    tracker = Tracker(ledger, workspaces=cuda_choices.workspaces_for(specification))
+    tracker = Tracker(ledger, workspaces=workspaces_for(specification))
     with cuda_choices.as_on_cuda(specification), FakeTensorMode(allow_non_fake_inputs=True), tracker:
         result = code()
         peaks.most, peaks.left = ledger.peak, ledger.live
         del result
-    peaks.flops = sum(tracker.flops.values())
+    peaks.flops = sum(ledger.flops.values())
     return peaks
