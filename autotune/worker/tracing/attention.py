@@ -316,5 +316,6 @@ def pairs_of(starts_q: Sequence[int], starts_k: Sequence[int], *, causal: bool, 
     return total
 
 
+FLASH3_BACKWARD = torch.ops.autotune.flash3_varlen_backward.default
 FLASH3 = SimpleNamespace(flash_attn_varlen_func=flash3_varlen_func)
 """The kernel as `kernels.get_kernel` returns it."""

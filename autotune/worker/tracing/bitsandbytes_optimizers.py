@@ -96,17 +96,14 @@ class _StateOnly(torch.optim.Optimizer):  # type: ignore[misc]
 _MOMENTS = {"AdamW": 2, "Adam": 2, "Lion": 1, "RMSprop": 1, "AdEMAMix": 3, "SGD": 1, "LAMB": 2, "Adagrad": 1}
 
 
-def _class(name: str, **attributes: Any) -> Any:
-    return type(name, (_StateOnly,), {"__module__": "bitsandbytes.optim", **attributes})
-
-
 _CLASSES: dict[str, Any] = {"GlobalOptimManager": _Manager} | {
-    name: _class(name, moments=moments, bits_by_default=8 if width == "8bit" else 32, paged_by_default=bool(paged))
+    name: type(name, (_StateOnly,), {"__module__": "bitsandbytes.optim", "moments": moments,
+                                     "bits_by_default": 8 if width == "8bit" else 32, "paged_by_default": bool(paged)})
     for kind, moments in _MOMENTS.items()
     for paged in ("", "Paged")
     for width in ("", "8bit", "32bit")
     for name in [f"{paged}{kind}{width}"]
-}
+}  # fmt: skip
 
 _KINDS = {"adamw": "AdamW", "lion": "Lion", "rmsprop": "RMSprop", "ademamix": "AdEMAMix"}
 

@@ -41,11 +41,11 @@ def learn(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if func in _ASSUMED_FALSE:
         keep(out, outside(torch.zeros, tuple(out.shape), dtype=torch.bool))
         return
-    if any(of(leaf) is None for leaf in tensors_in((args, kwargs))):
+    if (known := _known(args, kwargs)) is None:
         if func._schema.is_mutable:
             _forget(made)
         return
-    real_args, real_kwargs = with_tensors(of, (args, kwargs))
+    real_args, real_kwargs = known
     if "device" in real_kwargs:
         real_kwargs["device"] = torch.device("cpu")
     try:
@@ -61,10 +61,13 @@ def learn(func: Any, args: Any, kwargs: Any, out: Any) -> None:
 
 def really(func: Any, args: Any, kwargs: Any) -> Any:
     """Return the operation's result on known operands; None if one is unknown."""
-    if any(of(leaf) is None for leaf in tensors_in((args, kwargs))):
-        return None
-    real_args, real_kwargs = with_tensors(of, (args, kwargs))
-    return outside(func, *real_args, **real_kwargs)
+    known = _known(args, kwargs)
+    return None if known is None else outside(func, *known[0], **known[1])
+
+
+def _known(*operands: Any) -> Any:
+    """Return the operands with their values; None if one is unknown."""
+    return None if any(of(leaf) is None for leaf in tensors_in(operands)) else with_tensors(of, operands)
 
 
 def scalar(tensor: Any) -> Any:

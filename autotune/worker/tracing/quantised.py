@@ -5,8 +5,6 @@ unpack the weight, multiply, free the unpacked weight; the same in the backward 
 unpacked weight of each layer for the backward pass. Sources: bitsandbytes `autograd/_functions.py` (`MatMul4Bit`,
 `MatMul8bitLt`) and `functional.py` (`QuantState`); GPTQModel and AutoGPTQ `triton_utils/dequant.py` (`QuantLinearFunction`
 of the second Triton kernel, also used by fms-acceleration's accelerated-peft) and `qlinear/torch.py`.
-
-If bitsandbytes is installed, the modules are its own subclasses, so that peft wraps them in its own layers.
 """
 
 from __future__ import annotations
@@ -120,10 +118,10 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         return values, None, bias
 
 
-def _base(name: str) -> Any:
-    """Return bitsandbytes' own class; without the package, a plain linear layer."""
+def _of_bitsandbytes(name: str, otherwise: Any) -> Any:
+    """Return bitsandbytes' own class: peft wraps its layers in its own, and does not cast its parameters."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        return torch.nn.Linear
+        return otherwise
     try:
         return getattr(importlib.import_module("bitsandbytes").nn, name)
     except (ImportError, AttributeError, OSError) as error:
@@ -143,6 +141,10 @@ def _empty_layer(base: Any, source: Any) -> Any:
         source.bias.requires_grad_(False)
     layer.source_cls = type(source)
     return layer
+
+
+def _frozen(packed: Any, **_: Any) -> Any:
+    return torch.nn.Parameter(packed, requires_grad=False)
 
 
 def _hold(layer: Any, name: str, *shape: int, dtype: torch.dtype) -> None:
@@ -239,7 +241,7 @@ class _Product8(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _as_4bit(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any:
-    layer = _empty_layer(_base("Linear4bit"), source)
+    layer = _empty_layer(_of_bitsandbytes("Linear4bit", torch.nn.Linear), source)
     count = source.in_features * source.out_features
     stored = getattr(torch, str(options.get("bnb_4bit_quant_storage") or "uint8"))
     packed = torch.empty(math.ceil(count / 2 / stored.itemsize), 1, dtype=stored, device="meta")
@@ -249,8 +251,8 @@ def _as_4bit(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any
     layer.compute_type_is_set = True
     layer.quant_type = str(options.get("bnb_4bit_quant_type") or "nf4")
     layer.compress_statistics, layer.quant_state, layer.quant_storage = nested, None, stored
-    layer.weight = _as_bitsandbytes(
-        "Params4bit", packed, compress_statistics=nested, quant_type=layer.quant_type, bnb_quantized=True
+    layer.weight = _of_bitsandbytes("Params4bit", _frozen)(
+        packed, requires_grad=False, compress_statistics=nested, quant_type=layer.quant_type, bnb_quantized=True
     )
     blocks = math.ceil(count / BLOCK)
     _hold(layer, "absmax", blocks, dtype=torch.uint8 if nested else torch.float32)
@@ -263,11 +265,11 @@ def _as_4bit(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any
 
 
 def _as_8bit(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any:
-    layer = _empty_layer(_base("Linear8bitLt"), source)
+    layer = _empty_layer(_of_bitsandbytes("Linear8bitLt", torch.nn.Linear), source)
     layer.kind, layer.unpacked_dtype = "8bit", None
     layer.threshold = float(options.get("llm_int8_threshold", 6.0))
     packed = torch.empty(source.out_features, source.in_features, dtype=torch.int8, device="meta")
-    layer.weight = _as_bitsandbytes("Int8Params", packed, has_fp16_weights=False)
+    layer.weight = _of_bitsandbytes("Int8Params", _frozen)(packed, requires_grad=False, has_fp16_weights=False)
     _hold(layer, "SCB", source.out_features, dtype=torch.float32)
     # Attributes of `MatmulLtState` that peft reads.
     state = {"has_fp16_weights": False, "memory_efficient_backward": False, "CB": None, "SCB": None}
@@ -284,19 +286,11 @@ def _as_gptq(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any
     layer.kind, layer.unpacked_dtype, layer.bits = "gptq", None, bits
     layer.trains_by_torch = options["trains_by_torch"]
     packed = torch.empty(source.in_features * bits // 32, source.out_features, dtype=torch.int32, device="meta")
-    layer.weight = torch.nn.Parameter(packed, requires_grad=False)
+    layer.weight = _frozen(packed)
     _hold(layer, "qzeros", groups, source.out_features * bits // 32, dtype=torch.int32)
     _hold(layer, "scales", groups, source.out_features, dtype=torch.float16)
     _hold(layer, "g_idx", source.in_features, dtype=torch.int32)
     return layer
-
-
-def _as_bitsandbytes(name: str, packed: Any, **options: Any) -> Any:
-    """Return the packed weight as bitsandbytes' kind of parameter, which peft does not cast."""
-    kind = getattr(_base("Linear4bit"), "__module__", "").startswith("bitsandbytes") and getattr(
-        importlib.import_module("bitsandbytes").nn, name
-    )
-    return kind(packed, requires_grad=False, **options) if kind else torch.nn.Parameter(packed, requires_grad=False)
 
 
 _KINDS = {"4bit": _as_4bit, "8bit": _as_8bit, "gptq": _as_gptq}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import capability
+from . import attention, capability
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -244,7 +244,7 @@ ON_CUDA = ON_ANY_DEVICE | _by_operation(
         "mean.dim": _reduction,
     }
 )
-ON_CUDA[torch.ops.autotune.flash3_varlen_backward.default] = flash3_backward
+ON_CUDA[attention.FLASH3_BACKWARD] = flash3_backward
 """Workspaces on CUDA, sized for the GPU in `traced_gpu`."""
 
 
