@@ -121,7 +121,7 @@ def run_on_fake_tensors(
         ):
             groups = steps(after_backward)
         log.note_groups(groups)
-        annotator.stop()
+        annotator.ledger.close()
     return log.as_json() if kind in parameter_uses.KINDS else None
 
 

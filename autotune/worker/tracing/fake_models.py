@@ -97,14 +97,12 @@ def materialise(model: Any) -> None:
             for name, tensor in list(holder.items()):
                 if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
                     if id(tensor) not in made:
-                        made[id(tensor)] = _on_cpu(tensor)
+                        empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+                        is_parameter = isinstance(tensor, torch.nn.Parameter)
+                        new = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
+                        made[id(tensor)] = new
                     holder[name] = made[id(tensor)]
         del whole
-
-
-def _on_cpu(tensor: Any) -> Any:
-    empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
-    return torch.nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
 
 
 @all_entered
@@ -228,12 +226,11 @@ class OffloadedActivations(torch.autograd.graph.saved_tensors_hooks):  # type: i
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         self._saved += 1
-        storage = _storage(tensor)
-        if any(_storage(kept) == storage for kept in self._stash.values()):
+        storage = tensor.untyped_storage()._cdata
+        if any(kept.untyped_storage()._cdata == storage for kept in self._stash.values()):
             return tensor
-        if tensor.nbytes < MIN_OFFLOADED_BYTES or isinstance(
-            tensor._base if tensor._base is not None else tensor, torch.nn.Parameter
-        ):
+        base = tensor if tensor._base is None else tensor._base
+        if tensor.nbytes < MIN_OFFLOADED_BYTES or isinstance(base, torch.nn.Parameter):
             return tensor
         copied = tensor.contiguous() if 0 not in tensor.stride() else tensor
         for number in [number for number in self._stash if number <= self._saved - STASH]:
@@ -248,10 +245,6 @@ class OffloadedActivations(torch.autograd.graph.saved_tensors_hooks):  # type: i
         if kept is not None:
             return kept
         return torch.empty_strided(packed.shape, packed.stride, dtype=packed.dtype, device=packed.device)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def offloaded_activations(model: Any, **_: Any) -> OffloadedActivations:

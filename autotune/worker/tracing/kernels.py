@@ -43,8 +43,10 @@ def operations_as_on_cuda() -> Iterator[AbstractContextManager[None]]:
     """Replace these operations on CPU tensors by CUDA's behaviour."""
 
     def install(library: Any) -> None:
-        for name, kernel in {"dropout": _dropout, "softmax.int": _softmax, "log_softmax.int": _log_softmax}.items():
-            library.impl(name, kernel, "CompositeImplicitAutograd")
+        library.impl("dropout", _dropout, "CompositeImplicitAutograd")
+        for name in ("softmax", "log_softmax"):
+            kernel = functools.partial(_softmax, getattr(aten, f"_{name}"))
+            library.impl(f"{name}.int", kernel, "CompositeImplicitAutograd")
 
     yield torch_kernels(install)
     for name in ("dtype", "dtype_out"):
@@ -70,19 +72,11 @@ def _dropout(values: Any, p: float, train: bool) -> Any:
     return aten.native_dropout(values, p, train)[0]
 
 
-def _softmax(values: Any, dim: int, dtype: Any = None) -> Any:
-    return aten._softmax(*_widened(values, dtype, dim))
-
-
-def _log_softmax(values: Any, dim: int, dtype: Any = None) -> Any:
-    return aten._log_softmax(*_widened(values, dtype, dim))
-
-
-def _widened(values: Any, dtype: Any, dim: int) -> tuple[Any, int, bool]:
+def _softmax(operation: Any, values: Any, dim: int, dtype: Any = None) -> Any:
     """Widen float16 to float32 inside the kernel, as CUDA does; other pairs are copied."""
     if values.dtype is torch.float16 and dtype is torch.float32:
-        return values, dim, True
-    return values if dtype is None else values.to(dtype), dim, False
+        return operation(values, dim, True)
+    return operation(values if dtype is None else values.to(dtype), dim, False)
 
 
 # Checks of the device.

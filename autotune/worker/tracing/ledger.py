@@ -73,7 +73,7 @@ class Ledger:
         self.parts[number] = _NUMBER[part]
 
     def close(self) -> None:
-        """Ignore later frees: these allocations are live at the end of the step."""
+        """End the trace: later frees are not part of the step."""
         self.closed = True
 
     def as_json(self) -> dict[str, Any]:

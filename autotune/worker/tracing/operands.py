@@ -52,28 +52,9 @@ class OperationCost(NamedTuple):
 
 
 def cost_of(
-    formula: Callable[..., float] | None,
-    written: Sequence[int],
-    cached: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    out: Any,
-) -> OperationCost:
-    """Return the cost, computed once per cached result.
-
-    formula: FLOPs; written: positions of arguments that an operation without a result changes.
-    """
-    if cached is None:
-        return _computed_cost(formula, written, args, kwargs, out)
-    if formula not in cached.costs:
-        cached.costs[formula] = _computed_cost(formula, written, args, kwargs, out)
-    found: OperationCost = cached.costs[formula]
-    return found
-
-
-def _computed_cost(
     formula: Callable[..., float] | None, written: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
 ) -> OperationCost:
+    """Return the cost. formula: FLOPs; written: positions of arguments that an operation without a result changes."""
     operands = tensors_in((*args, *kwargs.values()))
     changed = tensors_in([args[position] for position in written if position < len(args)])
     moved = sum([tensor.numel() * tensor.element_size() for tensor in (*operands, *changed, *tensors_in((out,)))])

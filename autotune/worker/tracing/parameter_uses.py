@@ -63,12 +63,12 @@ class ParameterUses:
     def _note(self, what: int, which: int, *more: int) -> None:
         self.uses.append([len(self._ledger.events), what, which, *more])
 
-    def watch(self, model: Any, tracker: Any, layer_of: dict[int, int] | None = None, *, trains: bool = True) -> None:
-        """Record from now on; `layer_of` maps a module's id to its decoder layer.
+    def watch(self, model: Any, tracker: Any, *, trains: bool = True) -> None:
+        """Record from now on. Of several models the first one is the policy.
 
-        Of several models the first one is the policy. `trains`: False for a model that no optimizer has.
+        `trains`: False for a model that no optimizer has.
         """
-        index, root = self._inventory(model, tracker, layer_of or _layers_by_module(model), trains=trains), len(self.modules)
+        index, root = self._inventory(model, tracker, trains=trains), len(self.modules)
         self._index |= index
         model.register_forward_pre_hook(lambda *_: self._note(PASS, root))
         for module in model.modules():
@@ -102,8 +102,9 @@ class ParameterUses:
         if module._parameters:
             module._parameters = _ReadReportingDict(module._parameters, taken)
 
-    def _inventory(self, model: Any, tracker: Any, layer_of: dict[int, int], *, trains: bool) -> dict[int, int]:
+    def _inventory(self, model: Any, tracker: Any, *, trains: bool) -> dict[int, int]:
         index: dict[int, int] = {}
+        layer_of = {id(inner): place for place, layer in enumerate(layers_of(model)) for inner in layer.modules()}
         for module in model.modules():
             for parameter in module._parameters.values():
                 if parameter is None or id(parameter) in index:
@@ -227,11 +228,6 @@ def _number(tracker: Any, tensor: Any) -> int | None:
         return None
     booked = tracker._booked(tensor.untyped_storage())
     return None if booked is None else int(booked.number)
-
-
-def _layers_by_module(model: Any) -> dict[int, int]:
-    """Return the decoder layer of every module inside a layer, by the module's id."""
-    return {id(inner): place for place, layer in enumerate(layers_of(model)) for inner in layer.modules()}
 
 
 @contextmanager

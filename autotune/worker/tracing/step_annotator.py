@@ -100,16 +100,15 @@ class StepAnnotator(NullAnnotator):
         if any(not parameter.requires_grad for parameter in parameters):
             self.tracker.set_part([parameter for parameter in parameters if parameter.requires_grad], "adapters")
         self.inventory = inventory(model, layers_of(model))
-        self.tracker.vocabulary = vocabulary(model, self.tile)
+        # Last dimensions that identify logits: the vocabulary, a tile, or the last tile.
+        config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+        size, tile = int(config.vocab_size), self.tile
+        self.tracker.vocabulary = frozenset({size, *((tile, size % tile) if tile else ())}) - {0}
 
     def mark_layers(self, model: Any) -> None:
         """Record which layer runs, from now on. Call it after sharding, which wraps modules."""
         for index, layer in enumerate(layers_of(model)):
             self._mark(index, layer)
-
-    def stop(self) -> None:
-        """End the trace: later frees are not part of the step."""
-        self.ledger.close()
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -146,13 +145,6 @@ class StepAnnotator(NullAnnotator):
 def differentiable(tree: Any) -> list[Any]:
     """Return the tensors that require gradients."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-
-
-def vocabulary(model: Any, tile: int | None) -> frozenset[int]:
-    """Return last dimensions that identify logits: the vocabulary, a tile, or the last tile."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    size = int(config.vocab_size)
-    return frozenset({size, *((tile, size % tile) if tile else ())}) - {0}
 
 
 def inventory(model: Any, layers: list[Any]) -> dict[str, Any]:

@@ -136,7 +136,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         if self.paused:
             return out
         if info.launches:
-            self.ledger.count(*cost_of(info.flops, info.written, known, args, kwargs, out))
+            costs = {} if known is None else known.costs
+            if info.flops not in costs:
+                costs[info.flops] = cost_of(info.flops, info.written, args, kwargs, out)
+            self.ledger.count(*costs[info.flops])
         if info.accumulates and self._reuses_its_operand(func, args) and self._book_in_place(args[0], out):
             return out
         for tensor in _plain(out):
