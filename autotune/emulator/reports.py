@@ -49,8 +49,8 @@ class RunReport:
 
     processes: tuple[ProcessReport, ...]
     unjudged: Mapping[str, int]  # calls of entry points without a judgement
-    skipped: tuple[str, ...] = field(default=())  # operators on integers or booleans that were too large to be computed
-    failed: tuple[str, ...] = field(default=())  # operators that the CPU could not compute in their place
+    skipped: tuple[str, ...] = ()  # operators on integers or booleans that were too large to be computed
+    failed: tuple[str, ...] = ()  # operators that the CPU could not compute in their place
 
     @property
     def card_peak_bytes(self) -> dict[int, int]:
@@ -80,8 +80,11 @@ def read(folder: Path, stubs: Sequence[Stub]) -> RunReport:
     for process in processes:
         calls.update(process.calls)
     unjudged = {stubs[place].name: count for place, count in calls.most_common() if stubs[place].judged is None}
-    lines = {line for path in folder.glob("*.values") for line in path.read_text(errors="replace").splitlines()}
-    return RunReport(processes=processes, unjudged=unjudged, skipped=_of_kind("skipped", lines), failed=_of_kind("failed", lines))
+    lines = sorted({line for path in folder.glob("*.values") for line in path.read_text(errors="replace").splitlines()})
+    skipped, failed = (
+        tuple(line.removeprefix(kind) for line in lines if line.startswith(kind)) for kind in ("skipped\t", "failed\t")
+    )
+    return RunReport(processes=processes, unjudged=unjudged, skipped=skipped, failed=failed)
 
 
 def read_process(path: Path) -> ProcessReport | None:
@@ -119,10 +122,6 @@ def _by_card(data: bytes, at: int) -> dict[int, int]:
 def _phase(data: bytes, at: int) -> tuple[str, dict[int, int]]:
     name = data[at : at + NAME].split(b"\0")[0].decode(errors="replace")
     return name, _by_card(data, at + NAME)
-
-
-def _of_kind(kind: str, lines: set[str]) -> tuple[str, ...]:
-    return tuple(sorted(what for line in lines if line.startswith(f"{kind}\t") for _, what in [line.split("\t", 1)]))
 
 
 def _listed(words: Sequence[str]) -> str:
