@@ -121,7 +121,7 @@ def _cast_to(choose: Callable[[Any], torch.dtype], operation: Any, *args: Any, *
 
 def _widest(given: Any) -> torch.dtype:
     wide = any(_eligible(tensor) and tensor.dtype is torch.float32 for tensor in tensors_in(given))
-    return torch.float32 if wide else torch.get_autocast_dtype("cpu")  # type: ignore[no-any-return]
+    return torch.float32 if wide else torch.get_autocast_dtype("cpu")
 
 
 def _fp32_unless_dtype_given(operation: Any, *args: Any, **kwargs: Any) -> Any:
