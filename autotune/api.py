@@ -80,14 +80,12 @@ def run(*, listener: Listener = ignore_events, **options: Unpack[RunOptions]) ->
 def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: frozenset[str] = frozenset()) -> RunAnswer:
     """Run a search for parsed flags. `pinned` settings are never relaxed, like those of --hold."""
     from autotune.core.units import parse_seconds
-    from autotune.report.folder_claim import claimed_folder
-    from autotune.report.output_folder import check_folder
+    from autotune.report.output_folder import check_folder, claimed_folder
     from autotune.report.trackers import check_tracker, log_answer
-    from autotune.request.prompt_limit import with_longest_prompt
     from autotune.request.request_parser import parse_request, possible_candidates
     from autotune.search.loop import legal_candidates
 
-    request = with_longest_prompt(parse_request(flags))
+    request = parse_request(flags, limit_prompts=True)
     request = replace(_with_data(request), pinned=request.pinned | pinned)
     check_folder(request.job.out)
     if flags.log_to is not None:
@@ -147,11 +145,10 @@ def emulate_flags(flags: Flags) -> Measurement:
     """Probe one configuration on emulated GPUs, for flags that `check_can_emulate` accepted."""
     from autotune.core.measurement import ProbePlan
     from autotune.request.job_builder import candidate_of_job
-    from autotune.request.prompt_limit import with_longest_prompt
     from autotune.request.request_parser import parse_request
     from autotune.search.executor_choice import open_executor
 
-    request = with_longest_prompt(parse_request(flags.replace(mode="emulate")))
+    request = parse_request(flags.replace(mode="emulate"), limit_prompts=True)
     candidate = candidate_of_job(request)
     with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
         return executor.open(candidate).measure(candidate, ProbePlan())
@@ -188,7 +185,6 @@ def diagnose(log: str | PathLike[str] | Iterable[str], **options: Unpack[Request
     from autotune.machine import hardware_detection
     from autotune.prediction.service import open_prediction_service
     from autotune.request.job_builder import candidate_of_job
-    from autotune.request.prompt_limit import with_longest_prompt
     from autotune.request.request_parser import parse_request
 
     flags = flags_of(options)
@@ -201,7 +197,7 @@ def diagnose(log: str | PathLike[str] | Iterable[str], **options: Unpack[Request
             f"--config {flags.config} is no file.", way_out="Name the YAML file that was given to `trl grpo --config`."
         )
     try:
-        request = with_longest_prompt(parse_request(flags.replace(mode="predict")))
+        request = parse_request(flags.replace(mode="predict"), limit_prompts=True)
         candidate = candidate_of_job(request)
         with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
             return with_effects(found, request, candidate, service)
@@ -224,12 +220,11 @@ def _variants(flags: Flags) -> tuple[list[tuple[Mapping[str, KnobValue], ParsedR
     """Return the legal combinations of unknown facts, with notes on illegal ones, which cannot have been run."""
     from autotune.request.assignments import ways_of
     from autotune.request.job_builder import candidate_of_job
-    from autotune.request.prompt_limit import with_longest_prompt
     from autotune.request.request_parser import parse_request
 
     found, notes, refusal = [], [], None
     for facts, given in ways_of(flags):
-        request = with_longest_prompt(parse_request(given))
+        request = parse_request(given, limit_prompts=True)
         try:
             found.append((facts, request, candidate_of_job(request)))
         except IllegalConfiguration as error:
@@ -293,9 +288,8 @@ def _publish(
 ) -> Mapping[str, Any]:
     """Write the candidate's files, the page and recommendation.json into the output folder; return the document."""
     from autotune.report.answer_document import document
-    from autotune.report.file_section import write_files
     from autotune.report.html.render import render
-    from autotune.report.output_folder import publish
+    from autotune.report.output_folder import publish, write_files
 
     job, section = request.job, None
 

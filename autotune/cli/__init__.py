@@ -12,7 +12,7 @@ import click
 
 import autotune
 from autotune.cli.exit_codes import FAULT, INTERRUPTED, report_and_exit_code
-from autotune.cli.formatting import Context
+from autotune.cli.output import Context
 from autotune.core.errors import BadInput
 from autotune.core.files import printable
 from autotune.machine.signals import exit_handlers_are_skipped, ignore_stop_signals, stop_requested

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import click
 
-from autotune.cli.formatting import say
+from autotune.cli.output import say
 from autotune.core.errors import AutotuneError, BadInput, TrainingEnvironmentError
 from autotune.core.files import describe_full_disk
 from autotune.machine import signals

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
 
-from autotune.cli.formatting import Context
+from autotune.cli.output import Context
 from autotune.request.flags import FLAGS, GROUPS, REPEATED, PredictOptions, RunOptions, SolveOptions, option_name
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-    from rich.console import Console
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,7 +77,7 @@ def storage_options(help: str, *, required: bool = False) -> Callable[[Callable[
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(command)
         def with_url(*args: Any, storage: str | None, storage_file: str | None, **options: Any) -> int:
-            from autotune.request.storage_file import storage_url
+            from autotune.request.resources import storage_url
 
             if required and storage is None and storage_file is None:
                 raise click.UsageError("Missing option '--storage' or '--storage-file'.")
@@ -92,18 +90,6 @@ def storage_options(help: str, *, required: bool = False) -> Callable[[Callable[
 
 def as_json_option(help: str = "Print one JSON document on stdout; progress goes to stderr.") -> Callable[[F], F]:
     return click.option("--json", "as_json", is_flag=True, help=help)
-
-
-def console(*, to_stderr: bool) -> Console:
-    """Return a rich console: as wide as the terminal, or 120 columns for a pipe."""
-    from rich.console import Console
-
-    stream = sys.stderr if to_stderr else sys.stdout
-    # Without a terminal rich would assume 80 columns.
-    terminal = stream.isatty()
-    return Console(
-        file=stream, highlight=False, markup=False, emoji=False, soft_wrap=not terminal, width=None if terminal else 120
-    )
 
 
 def _names(kind: str) -> Iterable[str]:

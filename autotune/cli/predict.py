@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from autotune.cli.exit_codes import DONE, NOTHING_FITS, UNDECIDED, interruptible
-from autotune.cli.options import RequestCommand, as_json_option, console, request_options
-from autotune.cli.waiting import Waiting
+from autotune.cli.options import RequestCommand, as_json_option, request_options
+from autotune.cli.output import Waiting, console
 from autotune.request.flags import Flags, PredictOptions
 
 
@@ -38,8 +38,7 @@ def command(as_json: bool, check: bool, **flags: Any) -> int:
     # Imported here so that --help answers at once.
     from autotune.api import check_can_emulate, emulate_flags, predict_flags
     from autotune.core.events import CandidatePredicted, Event, JobStarted
-    from autotune.report.check_text import check_document, show_check
-    from autotune.report.forecast_text import show_prediction, show_ways
+    from autotune.report.forecast_text import check_document, show_check, show_prediction, show_ways
 
     if check:
         check_can_emulate(Flags(**flags))

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from autotune.cli.exit_codes import DONE, INTERRUPTED, NOTHING_FITS, UNDECIDED, interruptible
-from autotune.cli.formatting import say
 from autotune.cli.options import as_json_option, declared_option
-from autotune.cli.search_output import Terminal
+from autotune.cli.output import Terminal, say
 from autotune.core.errors import BadInput
 from autotune.core.units import format_bytes, format_seconds
 from autotune.request.flags import Flags

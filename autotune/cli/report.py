@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from autotune.cli.exit_codes import DONE
-from autotune.cli.formatting import say
 from autotune.cli.options import as_json_option
+from autotune.cli.output import say
 from autotune.core.errors import BadInput
 from autotune.core.files import write_output
 

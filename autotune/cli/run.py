@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autotune.cli.exit_codes import DONE, FAULT, INTERRUPTED, NOTHING_FITS, UNDECIDED, interruptible
-from autotune.cli.formatting import say
 from autotune.cli.options import RequestCommand, as_json_option, request_options
+from autotune.cli.output import say
 from autotune.request.flags import Flags, RunOptions
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def command(as_json: bool, **flags: Any) -> int:
     """
     # Imported here so that --help answers at once.
     from autotune.api import run_flags
-    from autotune.cli.search_output import Terminal
+    from autotune.cli.output import Terminal
 
     with interruptible(), Terminal(to_stderr=as_json) as terminal:
         answer = run_flags(Flags(**flags), listener=terminal)
@@ -55,10 +55,9 @@ def command(as_json: bool, **flags: Any) -> int:
 
 
 def _show(words: Console, answer: RunAnswer) -> None:
-    from autotune.report.file_section import show_file
     from autotune.report.forecast_text import show_forecast
     from autotune.report.html.render import PAGE
-    from autotune.report.terminal import show_answer
+    from autotune.report.terminal import show_answer, show_file
 
     job, described = answer.job, answer.document
     if answer.forecast is not None:

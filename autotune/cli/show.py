@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.formatting import say, table
 from autotune.cli.options import as_json_option
+from autotune.cli.output import say, table
 from autotune.core.units import format_bytes
 
 if TYPE_CHECKING:

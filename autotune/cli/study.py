@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from autotune.cli.exit_codes import DONE
-from autotune.cli.formatting import say
 from autotune.cli.options import as_json_option, storage_options
+from autotune.cli.output import say
 
 _STORAGE = storage_options("Optuna storage. Example: sqlite:///autotune-out/study.db.", required=True)
 _NAME = click.option("--study", "name", metavar="NAME", help="Name of the study. Needed if the storage has several.")

@@ -18,19 +18,27 @@ from autotune.core.answer import (
     setting_text,
     without_result,
 )  # fmt: skip
-from autotune.core.dataset import TokenLengths
 from autotune.core.job import Job
 from autotune.core.measurement import PHASES, Measurement, Outcome, Speed
 from autotune.core.prediction import Prediction
-from autotune.core.run_statistics import Disturbance, Soak, describe_interference
 from autotune.core.secrets import without_password
 from autotune.core.space import Candidate
 from autotune.estimate.unknown_facts import FactVariant
-from autotune.report.candidate_rows import interval, middle, predicted_row, prediction_row, rate, speeds, trial_row
+from autotune.frameworks.trl.script_files import PATCH_NAME, advice_for
 from autotune.report.certificate import certificate_row
-from autotune.report.dataset_rows import data_row
+from autotune.report.document_rows import (
+    disturbance_row,
+    job_row,
+    middle,
+    predicted_row,
+    prediction_row,
+    rate,
+    soak_row,
+    speeds,
+    trial_row,
+    way_row,
+)
 from autotune.report.document_types import SCHEMA
-from autotune.report.file_section import script_section
 
 
 def relative_spread(speed: Speed | None, answer: Recommendation) -> float | None:
@@ -93,7 +101,7 @@ def document(
         "baseline": own.pop("baseline"),
         "changes": [plain(change) for change in answer.changes],
         "runner_ups": own.pop("runner_ups"),
-        "ways_to_fit": [_way_row(way) for way in answer.ways_to_fit],
+        "ways_to_fit": [way_row(way) for way in answer.ways_to_fit],
         **own,
         "file": file,
         "question": job_row(job),
@@ -137,7 +145,7 @@ def _measured_fields(job: Job, answer: Recommendation, commands: Mapping[str, st
         "nearest_miss": miss and {**trial_row(miss), "over_bytes": over},
         "refuted": [trial_row(trial) for trial in answer.refuted],
         "counts": plain(answer.counts),
-        "script": script_section(job, answer),
+        "script": _script_section(job, answer),
         "trials": [{"purpose": trial.purpose, **trial_row(trial)} for trial in answer.trials],
         "proven": answer.proven,
         "rows_left_out": answer.rows_left_out,
@@ -149,8 +157,8 @@ def _measured_fields(job: Job, answer: Recommendation, commands: Mapping[str, st
         "resume_with": commands.get("go on") if answer.interrupted else None,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "study": {"storage": without_password(job.storage), "name": job.study_name},
-        "soaks": [_soak_row(one) for one in answer.soaks],
-        "disturbance": answer.disturbance and _disturbance_row(answer.disturbance),
+        "soaks": [soak_row(one) for one in answer.soaks],
+        "disturbance": answer.disturbance and disturbance_row(answer.disturbance),
         "advantage": says and {**plain(answer.advantage), "says": says},
         "run_spread": plain(answer.run_spread),
         "gpu_seconds": round(answer.probe_seconds, 2) if job.task.hardware.kind == "cuda" else None,
@@ -201,19 +209,9 @@ def prediction_document(
         "schema": SCHEMA,
         **prediction_row(prediction),
         "settings": dict(candidate.settings),
-        "ways_to_fit": [_way_row(way) for way in ways],
+        "ways_to_fit": [way_row(way) for way in ways],
         "unknown": [{"facts": dict(variant.facts), **prediction_row(variant.prediction)} for variant in unknown],
         "question": job_row(job),
-    }
-
-
-def _way_row(way: WayToFit) -> dict[str, Any]:
-    return {
-        "change": dict(way.change),
-        "learning": way.learning,
-        "margin_bytes": interval(way.prediction.margin_bytes),
-        "peak_memory_bytes": interval(way.prediction.peak_memory_bytes),
-        "speed_ratio": None if way.speed_ratio is None else round(way.speed_ratio, 3),
     }
 
 
@@ -268,36 +266,6 @@ def nearest_miss(answer: Recommendation) -> Trial | None:
     return None if answer.winner else max(missed, key=progress, default=None)
 
 
-def _disturbance_row(found: Disturbance) -> dict[str, Any]:
-    return {
-        "beside": found.beside,
-        "tokens_per_second_beside": round(found.tokens_per_second_beside, 2),
-        "tokens_per_second_alone": round(found.tokens_per_second_alone, 2),
-        "slower_share": round(found.slower_share, 4),
-        "uncertainty": None if found.uncertainty is None else round(found.uncertainty, 4),
-        "by_phase": {phase: round(share, 4) for phase, share in found.by_phase.items()},
-        "candidate_id": found.candidate_id,
-        "says": describe_interference(found),
-    }
-
-
-def _soak_row(soak: Soak) -> dict[str, Any]:
-    """Return a long run with the trend of its memory."""
-    growth = soak.growth
-    return {
-        "verdict": soak.verdict,
-        "why": soak.why,
-        "seconds": round(soak.seconds, 2),
-        "cycles": [[one.steps, one.seconds, one.peak_bytes, one.held_bytes] for one in soak.cycles],
-        "cycle_columns": ["optimizer_steps", "seconds", "peak_bytes", "held_bytes"],
-        "optimizer_steps": soak.optimizer_steps,
-        "growth_bytes_per_step": growth and {"value": growth.bytes_per_step, "low": growth.low, "high": growth.high},
-        "projected_steps": soak.projected_steps,
-        "peak_bytes": soak.peak_bytes,
-        "limit_bytes": soak.limit_bytes,
-    }
-
-
 def _seconds_per_candidate(answer: Recommendation) -> dict[str, float | None]:
     """Return the median seconds of a probe with a load, and of one on a live load."""
     costs = [trial.measurement.cost for trial in answer.trials if trial.purpose != "confirm"]
@@ -307,28 +275,28 @@ def _seconds_per_candidate(answer: Recommendation) -> dict[str, float | None]:
     }
 
 
-def _lengths_row(lengths: TokenLengths | None) -> dict[str, Any] | None:
-    if lengths is None:
+def _script_section(job: Job, answer: Recommendation) -> dict[str, Any] | None:
+    """Return the document's section about the script; None without one. A patch needs a confirmed winner."""
+    script = job.task.workload.script
+    if script is None:
         return None
-    return {"source": lengths.source, "mean": round(lengths.mean, 1), "p95": lengths.quantile(0.95)}
-
-
-def job_row(job: Job) -> Mapping[str, Any]:
-    """Return the job, under the document's key `question`."""
-    workload, hardware = job.task.workload, job.task.hardware
+    section: dict[str, Any] = {
+        "path": script.path,
+        "arguments": list(script.arguments),
+        "rewards": script.rewards,
+        "reward_functions": list(script.look.rewards),
+        "trainer": script.look.trainer,
+    }
+    if answer.winner is None or answer.certificate is None:
+        return {**section, "changes": None}
+    advice = advice_for(answer.winner.candidate, job.task, script)
     return {
-        "model": workload.model.name,
-        "model_from": workload.model.origin,
-        "method": workload.method,
-        "framework": workload.framework,
-        "tuning": workload.tuning,
-        "weights": workload.weights,
-        "hardware": str(hardware),
-        "memory_limit_bytes": job.memory_limit_bytes,
-        "space": job.space.name,
-        "budget_seconds": job.budget_seconds,
-        "typical_completion_length": workload.typical_completion_length,
-        "completion_lengths": _lengths_row(workload.completion_lengths),
-        "prompt_lengths": _lengths_row(workload.prompt_lengths),
-        "dataset": data_row(job.data),
+        **section,
+        "changes": dict(advice.changes),
+        "keyword_arguments": advice.keyword_arguments,
+        "patch": str(job.out / PATCH_NAME) if advice.patch else None,
+        "patched_file": advice.patched_file,
+        "by_hand": {name: {"value": advice.changes[name], "why": why} for name, why in advice.by_hand.items()},
+        "in_objects": dict(advice.in_objects),
+        "flags": list(advice.flags) if script.takes_flags else None,
     }

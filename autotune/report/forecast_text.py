@@ -1,4 +1,4 @@
-"""Terminal output of predictions: verdict, memory bars against the limit, speed, and ways to fit."""
+"""Terminal output of predictions: verdict, memory bars against the limit, speed, ways to fit, and emulated figures beside."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.core.answer import Forecast, PredictedCandidate, WayToFit, setting_text
 from autotune.core.job import Job
-from autotune.core.measurement import Phase
+from autotune.core.measurement import Measurement, Phase
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate
 from autotune.core.units import GIB, format_bytes
 from autotune.report.answer_document import differing_knobs
-from autotune.report.candidate_rows import FITS_IN_WORDS
-from autotune.report.dataset_rows import data_lines
-from autotune.report.line_wrapping import print_line
+from autotune.report.document_rows import FITS_IN_WORDS
+from autotune.report.job_text import describe_job, print_line, show_notes
 from autotune.search.advice import as_flags
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 WIDEST_BAR = 56
 LABEL = 14
@@ -50,18 +50,6 @@ def show_prediction(
     show_notes(console, job, notes)
     console.print()
     _show_figures(console, prediction)
-
-
-def describe_job(job: Job) -> str:
-    workload = job.task.workload
-    model = workload.model
-    return f"{workload.method} of {model.name} ({model.origin}) with {workload.framework}, on {job.task.hardware}"
-
-
-def show_notes(console: Console, job: Job, notes: Sequence[str]) -> None:
-    """Print the lengths of the user's rows, and the notes."""
-    for line in (*data_lines(job.data), *(f"note     {note}" for note in notes)):
-        print_line(console, line)
 
 
 def show_forecast(console: Console, job: Job, answer: Forecast, described: Mapping[str, Any], *, confirm_with: str) -> None:
@@ -240,3 +228,39 @@ def _rate(estimate: Estimate | None) -> str:
 
 def _knobs(knobs: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={setting_text(value)}" for name, value in knobs.items() if value is not None)
+
+
+def check_document(prediction: Prediction, emulated: Measurement) -> dict[str, Any]:
+    """Return the part `check` of `predict --json`; a difference is a share of the emulated bytes."""
+    memory = emulated.memory.on_first(prediction.training_devices)
+    pairs: list[tuple[str, float, float | None]] = [
+        *((phase.name, phase.peak_bytes.value, memory.phase_peak_bytes.get(phase.name)) for phase in prediction.phases),
+        ("peak", prediction.peak_memory_bytes.value, memory.peak_bytes),
+        ("torch allocated", prediction.torch_peak_allocated_bytes.value, memory.torch_allocated_bytes),
+        ("torch reserved", prediction.torch_peak_reserved_bytes.value, memory.torch_reserved_bytes),
+    ]
+    return {
+        "basis": "emulated",
+        "outcome": emulated.outcome.value,
+        "evidence": emulated.failure.evidence if emulated.failure else None,
+        "rows": [
+            {"name": name, "predicted_bytes": round(one), "emulated_bytes": round(other), "difference": round(one / other - 1, 6)}
+            for name, one, other in pairs
+            if other
+        ],
+        "caveats": list(emulated.caveats),
+    }
+
+
+def show_check(console: Console, check: Mapping[str, Any]) -> None:
+    """Print the table, or the error that ended the emulated run, and what narrows its meaning."""
+    console.print()
+    if check["outcome"] != "ok":
+        evidence = f": {check['evidence']}" if check["evidence"] else ""
+        print_line(console, f"emulated {check['outcome']}{evidence}")
+    console.print(f"{'':16}{'predicted':>14}{'emulated':>14}{'difference':>12}", highlight=False)
+    for row in check["rows"]:
+        ours, theirs = format_bytes(row["predicted_bytes"]), format_bytes(row["emulated_bytes"])
+        console.print(f"{row['name']:16}{ours:>14}{theirs:>14}{row['difference']:>+12.1%}", highlight=False)
+    for caveat in check["caveats"]:
+        print_line(console, f"note     {caveat}")

@@ -1,23 +1,38 @@
-"""Output folder: checked before any probe, filled completely or not at all, with every new best."""
+"""Output folder: claimed by one run at a time, checked before any probe, filled completely or not at all, with every new best."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import os
+import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from autotune.core.answer import Recommendation
 from autotune.core.errors import BadInput
 from autotune.core.events import BestChanged, Event, Listener, Note
+from autotune.core.files import TO_BE_RUN, comments, write_atomically
 from autotune.core.job import Job
+from autotune.core.space import Candidate
 from autotune.core.units import MIB, format_bytes
+from autotune.frameworks.base import Trainer
+from autotune.frameworks.configuration_files import unshare
+from autotune.frameworks.launch_edit import changed_script, changes_of, difference
+from autotune.frameworks.trl.output_files import YAML_NAME, written_settings
 from autotune.report.certificate import certificate_lines
-from autotune.report.folder_claim import unwritable
 from autotune.report.html.render import PAGE
+
+if TYPE_CHECKING:
+    pass
+
 
 MIN_FREE_BYTES = 32 * MIB  # free space required before the search; a filtered dataset may take more
 
@@ -106,3 +121,132 @@ def head_lines(job: Job, answer: Recommendation) -> tuple[str, ...]:
         f"BEST SO FAR, after {answer.counts.probed} probes: one short probe at the longest lengths fitted{memory}.",
         "The search continued from here, or was ended; the longer probe that confirms a recommendation is still missing.",
     )
+
+
+CLAIM = ".running"
+"""File name of the claim. The kernel releases its lock however the run ends."""
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """Run that works in a folder."""
+
+    pid: int
+    host: str
+    since: str
+
+
+def unwritable(out: Path, error: OSError) -> BadInput:
+    """Return the error for a folder that can't be written."""
+    return BadInput(f"--out {out} can't be written: {error.strerror}.", way_out="Give another folder: --out ~/autotune-out.")
+
+
+@contextlib.contextmanager
+def claimed_folder(out: Path) -> Iterator[None]:
+    """Create the folder and claim it; BadInput if another run works in it.
+
+    On exit the claim is removed, and so are the folders created here, if they are still empty.
+    """
+    missing = [folder for folder in (out.absolute(), *out.absolute().parents) if not folder.exists()]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(out, error) from error
+    claim = out / CLAIM
+    try:
+        descriptor = _lock(claim, out)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                if _is_same(claim, descriptor):
+                    claim.unlink()
+            os.close(descriptor)
+    finally:
+        for folder in missing:  # deepest first
+            with contextlib.suppress(OSError):  # not empty, or deleted
+                folder.rmdir()
+
+
+def _lock(file: Path, out: Path) -> int:
+    while True:
+        try:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise unwritable(out, error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                busy = _busy(out, descriptor)
+                os.close(descriptor)
+                raise busy from None
+            # This file system has no locks: nothing to rely on.
+        if _is_same(file, descriptor):
+            break
+        os.close(descriptor)  # the former owner removed the file between the two calls
+    owner = Owner(pid=os.getpid(), host=platform.node(), since=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"))
+    with contextlib.suppress(OSError):  # a full disk: the lock counts without a name
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, msgspec.json.encode(owner), 0)
+    return descriptor
+
+
+def _is_same(file: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(file.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def _busy(out: Path, descriptor: int) -> BadInput:
+    try:
+        owner = msgspec.json.decode(os.pread(descriptor, 4096, 0), type=Owner)
+        whose = f"process {owner.pid} on {owner.host}, since {owner.since}"
+    except (OSError, msgspec.MsgspecError):
+        whose = "another run"
+    return BadInput(
+        f"--out {out} is in use by {whose}.",
+        way_out="Give this run a folder of its own: --out FOLDER. Runs may share a study by --storage and --resume.",
+    )
+
+
+def write_files(
+    job: Job, trainer: Trainer, candidate: Candidate, head: Sequence[str], *folders: Path
+) -> tuple[list[Path], dict[str, Any] | None]:
+    """Write the winner's files, with `head` as comments in the recommended YAML file; return them, and the document's section
+    about the user's own file."""
+    files = trainer.write_files(candidate, job.task, *folders)
+    for file in files:
+        if file.stem == "recommended" and file.suffix in (".yaml", ".yml"):
+            file.write_text(comments(head) + file.read_text(encoding="utf-8"), encoding="utf-8")
+    return [*files, *_launch_files(job, trainer, candidate, folders[0])], _file_section(job, files)
+
+
+def _launch_files(job: Job, trainer: Trainer, candidate: Candidate, folder: Path) -> list[Path]:
+    """Write the user's launch script with the changed flags, and the difference."""
+    workload = job.task.workload
+    launch = workload.launch
+    if launch is None:
+        return []
+    # A knob that does not apply to this candidate can still need another value than the launch has.
+    searched = {knob.name: candidate.settings[knob.name] for knob in job.space.knobs if knob.name in candidate.settings}
+    changes = changes_of(workload.stated, workload.defaults, {**searched, **candidate.knobs}, trainer.fields())
+    files, edits = unshare(launch, changes, candidate.settings, folder)
+    changed = changed_script(launch, changes, edits)
+    script, patch = folder / f"changed-{Path(launch.path).name}", folder / "changes.diff"
+    write_atomically(script, changed.encode(), mode=TO_BE_RUN)
+    patch.write_text(difference(launch, changed), encoding="utf-8")
+    return [script, patch, *files]
+
+
+def _file_section(job: Job, files: Sequence[Path]) -> dict[str, Any] | None:
+    """Return the document's section about the user's file; None without one."""
+    workload = job.task.workload
+    written = next((file for file in files if file.name == YAML_NAME), None)
+    if written is None or workload.framework != "trl" or workload.config_file is None or workload.script is not None:
+        return None
+    rows = [
+        {"name": one.name, "yours": one.yours, "written": one.written, "kind": one.kind}
+        for one in written_settings(job.task, written)
+    ]
+    return {"path": str(workload.config_file), "written": str(job.out / YAML_NAME), "settings": rows}

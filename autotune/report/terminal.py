@@ -9,9 +9,9 @@ from autotune.core.answer import Recommendation, Trial, setting_text
 from autotune.core.job import Job
 from autotune.core.measurement import PHASES, Measurement, Outcome, Speed
 from autotune.core.run_statistics import describe_interference, describe_soak
-from autotune.core.secrets import without_password
-from autotune.core.space import Candidate, Knob, KnobValue
+from autotune.core.space import Candidate
 from autotune.core.units import format_bytes, format_seconds
+from autotune.frameworks.trl.script_files import advice_for, how_to_apply
 from autotune.report.answer_document import (
     caveats_of,
     describe_advantage,
@@ -22,9 +22,8 @@ from autotune.report.answer_document import (
     relative_spread,
 )
 from autotune.report.certificate import certificate_lines, describe_models
-from autotune.report.file_section import show_script
-from autotune.report.forecast_text import describe_job, show_notes, show_ways_of_baseline
-from autotune.report.line_wrapping import print_line, shorten
+from autotune.report.forecast_text import show_ways_of_baseline
+from autotune.report.job_text import assignments, limit_text, print_line, searched_knobs, shorten
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,47 +31,6 @@ if TYPE_CHECKING:
 UNKNOWN = "not known"
 MAX_ROWS = 12
 MAX_CHARACTERS = 160
-
-
-def show_job(
-    console: Console, job: Job, candidates: Sequence[Candidate], *, assumed: Sequence[str], notes: Sequence[str] = ()
-) -> None:
-    """Print the job before the search: assumptions, held settings, searched knobs."""
-    print_line(console, describe_job(job))
-    print_line(console, f"limit    {_limit(job)}")
-    if assumed:
-        print_line(console, f"assumed  {', '.join(assumed)}; name another on the command line to change it")
-    held = _assignments(_held(job, candidates))
-    if held:
-        print_line(console, f"held     {held}")
-    for effect, label in (("learning", "what is learned"), ("neutral", "only speed and memory")):
-        moving = [knob for knob in _moving(job) if knob.effect_under(job.task.workload.held) == effect]
-        if moving:
-            console.print(f"searched, changes {label}")
-        for knob in moving:
-            print_line(console, f"  {knob.name}: {', '.join(setting_text(choice) for choice in knob.choices)}")
-    show_notes(console, job, notes)
-    kept = f"; study {job.study_name!r} in {without_password(job.storage)}" if job.mode != "predict" else ""
-    print_line(console, f"out      {job.out}{kept}")
-    console.print()
-
-
-def _moving(job: Job) -> list[Knob]:
-    """Return the knobs with several choices whose conditions can hold in this space."""
-    return [
-        knob
-        for knob in job.space.knobs
-        if len(knob.choices) > 1 and all(set(values) & set(job.space[name].choices) for name, values in knob.when.items())
-    ]
-
-
-def _held(job: Job, candidates: Sequence[Candidate]) -> dict[str, KnobValue]:
-    """Return the settings common to all candidates, without nulls and without settings that none passes on."""
-    passed = {name for candidate in candidates for name in candidate.settings}
-    fixed = {knob.name: knob.choices[0] for knob in job.space.knobs if len(knob.choices) == 1 and knob.name in passed}
-    moving = {knob.name for knob in job.space.knobs if len(knob.choices) > 1}
-    held = {name: value for name, value in job.task.workload.held.items() if name not in moving}
-    return {name: value for name, value in {**held, **fixed}.items() if value is not None}
 
 
 def show_answer(console: Console, job: Job, answer: Recommendation, files: Sequence[str], confirm_with: str = "") -> None:
@@ -95,10 +53,10 @@ def _show_winner(console: Console, job: Job, answer: Recommendation, winner: Tri
     # 1. What changed, and what that gains.
     if answer.relaxed:
         console.print("Nothing fitted at the preferred settings. Relaxed, which changes what is learned:")
-        console.print(f"  {_assignments(answer.relaxed)}")
+        console.print(f"  {assignments(answer.relaxed)}")
     learned = {change.name: change.recommended for change in answer.changes if change.effect == "learning"}
     if learned and answer.baseline is not None:
-        console.print(f"Unlike your baseline, this changes what is learned: {_assignments(learned)}")
+        console.print(f"Unlike your baseline, this changes what is learned: {assignments(learned)}")
     _show_side_by_side(console, job, answer, winner)
     if (comparison := describe_advantage(answer)) is not None:
         print_line(console, comparison)
@@ -118,7 +76,7 @@ def _show_winner(console: Console, job: Job, answer: Recommendation, winner: Tri
         rows = []
         for trial in answer.trade_offs:
             knobs = trial.candidate.knobs
-            change = _assignments({name: knobs.get(name) for name in names if knobs.get(name) != best.get(name)})
+            change = assignments({name: knobs.get(name) for name in names if knobs.get(name) != best.get(name)})
             fast = _rate(trial.measurement.ranking_speed, answer)
             rows.append((change, fast, _peak(trial), str(trial.measurement.outcome)))
         _show_table(console, ("Other learning knobs, offered and not taken", "tokens/s", "peak memory", "outcome"), rows)
@@ -126,7 +84,7 @@ def _show_winner(console: Console, job: Job, answer: Recommendation, winner: Tri
         console.print(f"Failed in its longer probe (trial {trial.number}): {trial.verdict.why}")
     # 3. The evidence, and the files.
     _show_proof(console, job, answer)
-    show_script(console, job, answer)
+    _show_script(console, job, answer)
     if files:
         console.print(f"Written: {', '.join(files)}")
 
@@ -146,9 +104,9 @@ def _show_side_by_side(console: Console, job: Job, answer: Recommendation, winne
         which = "completions of drawn lengths" if proof.typical is not None and proof.typical.drawn else "typical completions"
         rows.append((f"tokens/s, {which}", _rate(measured.typical if measured else None, answer), _rate(proof.typical, answer)))
     rows.append((f"{emulated}peak memory", _peak(base), _peak(answer.certificate or winner)))
-    rows.append(("limit", _limit(job), _limit(job)))
+    rows.append(("limit", limit_text(job), limit_text(job)))
     before = base.candidate.knobs if base else {change.name: change.baseline for change in answer.changes}
-    moving = {knob.name for knob in _moving(job)}
+    moving = {knob.name for knob in searched_knobs(job)}
     for name in dict.fromkeys([*before, *after]):
         if name in moving or (base is not None and before.get(name) != after.get(name)):
             was, becomes = (setting_text(knobs[name]) if name in knobs else "-" for knobs in (before, after))
@@ -179,7 +137,7 @@ def _show_phases(console: Console, measured: Measurement) -> None:
 def _show_runner_ups(console: Console, job: Job, answer: Recommendation, winner: Trial) -> None:
     if not answer.runner_ups:
         return
-    moving, rows = {knob.name for knob in _moving(job)}, []
+    moving, rows = {knob.name for knob in searched_knobs(job)}, []
     for trial in answer.runner_ups:
         marks = ["the baseline"] if answer.baseline and trial.candidate == answer.baseline.candidate else []
         # A short probe is weaker evidence than a confirmation.
@@ -187,7 +145,7 @@ def _show_runner_ups(console: Console, job: Job, answer: Recommendation, winner:
         mark = f" ({', '.join(marks)})" if marks else ""
         # The searched knobs that differ; the others follow from these.
         unlike = {name: value for name, value in differing_knobs(winner, trial).items() if name in moving}
-        rows.append((_assignments(unlike) + mark, _rate(trial.measurement.ranking_speed, answer), _peak(trial)))
+        rows.append((assignments(unlike) + mark, _rate(trial.measurement.ranking_speed, answer), _peak(trial)))
     _show_table(console, ("Runner-ups, with the same learning knobs", "tokens/s", "peak memory"), rows)
 
 
@@ -242,7 +200,7 @@ def _show_nothing_fits(console: Console, job: Job, answer: Recommendation) -> No
         console.print(f"Nothing was found out: {ended} before the first probe had an answer.")
     else:
         crashed = sum(trial.measurement.outcome is Outcome.CRASH for trial in answer.trials)
-        console.print(f"Nothing{' that ran to its end' if crashed else ''} fits into {_limit(job)}.")
+        console.print(f"Nothing{' that ran to its end' if crashed else ''} fits into {limit_text(job)}.")
         if crashed:
             console.print(f"{crashed} probes crashed, which says nothing about memory: see the reasons below.")
         miss = nearest_miss(answer)
@@ -270,8 +228,8 @@ def _show_nothing_fits(console: Console, job: Job, answer: Recommendation) -> No
 
 def _short(candidate: Candidate, job: Job) -> str:
     """Return the candidate's searched knobs."""
-    moving = [knob.name for knob in _moving(job)]
-    return _assignments({name: value for name, value in candidate.knobs.items() if name in moving}) or "the only candidate"
+    moving = [knob.name for knob in searched_knobs(job)]
+    return assignments({name: value for name, value in candidate.knobs.items() if name in moving}) or "the only candidate"
 
 
 def _what_next(job: Job, answer: Recommendation) -> str:
@@ -312,10 +270,39 @@ def _peak(trial: Trial | None) -> str:
     return UNKNOWN if peak is None else format_bytes(peak)
 
 
-def _limit(job: Job) -> str:
-    shared = " for all ranks together" if job.task.hardware.memory_is_shared else " per GPU"
-    return format_bytes(job.memory_limit_bytes) + (shared if job.task.hardware.count > 1 or shared == " per GPU" else "")
+def _show_script(console: Console, job: Job, answer: Recommendation) -> None:
+    """Print the steps that apply the recommendation to the script."""
+    script = job.task.workload.script
+    if script is None or answer.winner is None:
+        return
+    if answer.certificate is None:
+        console.print("No patch: one short probe is not enough for it. Go on with --resume and a larger --budget.")
+        return
+    advice = advice_for(answer.winner.candidate, job.task, script)
+    for line in how_to_apply(advice, str(job.out)):
+        console.print(line)
+    if advice.by_hand:
+        console.print(f"To paste: {advice.keyword_arguments}")
+    if script.rewards == "skip":
+        console.print(f"Rewards were not called: add the time of {', '.join(script.look.rewards)} to every cycle.")
 
 
-def _assignments(knobs: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={setting_text(value)}" for name, value in knobs.items())
+def show_file(console: Console, section: Mapping[str, Any] | None) -> None:
+    """Print the settings of the written file that the user's does not have, or has otherwise."""
+    if section is None:
+        return
+    by_kind: dict[str, list[str]] = {}
+    for row in section["settings"]:
+        if row["kind"] == "changed":
+            text = f"{row['name']}: {setting_text(row['yours'])} -> {setting_text(row['written'])}"
+        else:
+            text = row["name"] if row["kind"] == "moved" else f"{row['name']}={setting_text(row['written'])}"
+        by_kind.setdefault(row["kind"], []).append(text)
+    titles = {
+        "changed": f"Unlike in {section['path']}",
+        "assumed": "Written out, with the value that holds there anyway",
+        "moved": "Now in accelerate.yaml",
+    }
+    for kind, title in titles.items():
+        if kind in by_kind:
+            console.print(f"{title}: {', '.join(by_kind[kind])}", soft_wrap=True)

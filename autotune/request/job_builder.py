@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard, cast
@@ -24,12 +24,9 @@ from autotune.probe.gpu_notes import gpu_notes
 from autotune.request import length_sources
 from autotune.request.assignments import held_by, named_choices, parse_holds, positive, with_exported
 from autotune.request.flags import Flags
-from autotune.request.image_sources import with_images
-from autotune.request.installed_packages import restrict_to_installed
-from autotune.request.launch_scripts import read_launch
-from autotune.request.storage_file import storage_url
-from autotune.request.target_hardware import measuring_mode, memory_limit, target_hardware
-from autotune.request.user_scripts import flags_for, read_script
+from autotune.request.length_sources import with_images
+from autotune.request.resources import measuring_mode, memory_limit, restrict_to_installed, storage_url, target_hardware
+from autotune.request.user_scripts import read_launch, read_script
 
 MAX_VERIFIED_GPUS = 1  # GPUs per machine on which autotune itself has been tested; more of them add a note
 SEVERAL_GPUS = "several GPUs: tested over gloo on CPUs, and not verified on several GPUs yet"
@@ -59,23 +56,24 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
         model_lookup.stay_offline()
 
     # 1. Trainer, hardware, model and configuration.
-    launched = read_launch(flags)
-    flags = launched.flags if launched else flags
+    own = read_launch(flags)
+    flags = own.flags if own else flags
     hardware = target_hardware(flags)
-    scripted = read_script(flags, hardware)
-    flags = _as_the_space(flags_for(flags, scripted), scripted is not None or launched is not None)
-    trainer = scripted.trainer if scripted else frameworks.trainer(flags.framework, flags.method)
+    own = read_script(flags, hardware) or own
+    flags = _as_the_space(own.flags if own else flags, own is not None)
+    trainer = own.trainer if own else frameworks.trainer(flags.framework, flags.method)
     space = whole = space_files.load_space(flags.space or trainer.space).on(hardware.count if hardware.kind == "cuda" else 0)
     flags, exported = with_exported(flags, space, _settings(trainer), hardware)
-    config = scripted.config if scripted else launched.config if launched else _config(flags, trainer)
-    model = scripted.model if scripted else _model(flags, config)
+    config = own.config if own else _config(flags, trainer)
+    model = own.model if own and own.model else _model(flags, config)
     tuning = _tuning(flags, config, space)
 
     # 2. Held and searched knobs: flags override the configuration file.
     named = named_choices(flags, space, tuning, _settings(trainer), trainer.canonical)
     tuning_settings = {} if flags.tuning is None else {"use_peft": tuning != "full", "load_in_4bit": tuning == "qlora"}
     python = environment.interpreter(flags.python)
-    defaults = trainer.trained_defaults(config.settings, config.rest, space, python) if config and not scripted else {}
+    script = own.script if own else None
+    defaults = trainer.trained_defaults(config.settings, config.rest, space, python) if config and not script else {}
     from_file: dict[str, KnobValue] = {**defaults, **(config.settings if config else {}), **tuning_settings}
     held = _overridden(from_file, held_by(flags, trainer.canonical))
     stated = held if flags.global_batch is None else {**held, "global_batch": flags.global_batch}
@@ -98,14 +96,13 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
         held=held, user_settings=dict(config.rest) if config else {},
         stated={**config.settings, **config.rest, **config.moved} if config else {},
         defaults={name: value for name, value in defaults.items() if held[name] == value and name not in tuning_settings},
-        launch=launched.script if launched else None, script=scripted.script if scripted else None,
+        launch=own.launch if own else None, script=script,
         trust_remote_code=bool(held.get("trust_remote_code", False)), seed=flags.seed,
     )  # fmt: skip
     workload, image_notes = with_images(flags, workload, hardware, trainer)
     subject = workload.model.name.rstrip("/").split("/")[-1]
     job = build_job(f"{subject}-{flags.method}", flags, Task(workload=workload, hardware=hardware), space, mode)
-    stated_notes = scripted.notes if scripted else config.notes if config else ()
-    notes += [*exported, *image_notes, *_notes(flags, job, trainer, config, stated_notes)]
+    notes += [*exported, *image_notes, *_notes(flags, job, trainer, config)]
     _refuse_illegal_config(job, trainer, from_file)
     return ParsedRequest(
         job=job, trainer=trainer, assumed=tuple(_assumed(flags, config, job, trainer)), notes=tuple(notes), named=named,
@@ -113,12 +110,12 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
     )  # fmt: skip
 
 
-def _notes(flags: Flags, job: Job, trainer: Trainer, config: UserConfig | None, stated_notes: Iterable[str]) -> Iterator[str]:
-    """Yield the deviations from what one would expect; `stated_notes` are about the user's own file."""
+def _notes(flags: Flags, job: Job, trainer: Trainer, config: UserConfig | None) -> Iterator[str]:
+    """Yield the deviations from what one would expect."""
     hardware, lengths = job.task.hardware, job.task.workload.completion_lengths
     if lengths is not None:
         yield length_sources.description(lengths)
-    yield from stated_notes
+    yield from config.notes if config else ()
     if config is not None and config.processes not in (None, hardware.count):
         yield f"{hardware.count} ranks, by --gpus; the file of the launcher has num_processes {config.processes}"
     if hardware.emulated:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.core.errors import BadInput, IllegalConfiguration
@@ -15,11 +16,14 @@ from autotune.request.command_job import EXAMPLE, parse_command_request
 from autotune.request.flags import Flags, option_name
 from autotune.request.job_builder import ParsedRequest, parse_framework_request
 
+PROMPT_KNOB = "max_prompt_length"
+PERCENTILES = (99, 95, 90)  # percentiles of the dataset's prompt lengths to try as shorter limits
 SHELLS = ("bash", "sh")  # programs whose command line names a launch script
 
 
-def parse_request(flags: Flags) -> ParsedRequest:
-    """Parse the flags of one request: about the user's own command, or about a known framework."""
+def parse_request(flags: Flags, *, limit_prompts: bool = False) -> ParsedRequest:
+    """Parse the flags of one request: about the user's own command, or about a known framework. `limit_prompts` measures the
+    user's data, and limits prompts to the longest one unless a limit is given."""
     if flags.framework == NAME:
         return parse_command_request(flags)
     flags = _as_launch(flags)
@@ -30,7 +34,35 @@ def parse_request(flags: Flags) -> ParsedRequest:
             raise BadInput(
                 f"{option_name(name)} is about a command of your own: --framework command.", way_out=f"Write: {EXAMPLE}"
             )
-    return parse_framework_request(flags)
+    request = parse_framework_request(flags)
+    return _with_longest_prompt(request) if limit_prompts else request
+
+
+def _with_longest_prompt(request: ParsedRequest) -> ParsedRequest:
+    """Limit prompts to the longest one of the data: TRL truncates none, so a lower limit leaves rows out, which changes what is
+    learned. Unreadable data leave the space's limit, with a note."""
+    job, workload = request.job, request.job.task.workload
+    if PROMPT_KNOB not in job.space or PROMPT_KNOB in request.named or PROMPT_KNOB in workload.held:
+        return request
+    try:
+        found = request.trainer.prompt_lengths(job.task)
+    except BadInput as error:
+        limit = job.space[PROMPT_KNOB].choices[0]
+        note = f"{error.what} Prompts are limited to {limit} tokens, and rows with longer ones left out: --max-prompt-length N"
+        return replace(request, notes=(*request.notes, f"{note} sets another limit"))
+    if found is None:
+        return request
+    images = 0 if workload.images is None else workload.images.row_tokens
+    longest = found.percentiles[100] + images
+    shorter = sorted({found.percentiles[share] + images for share in PERCENTILES if share in found.percentiles} - {longest})
+    workload = replace(workload, held={**workload.held, PROMPT_KNOB: longest})
+    space = job.space.with_choices({PROMPT_KNOB: (longest,)})
+    return replace(
+        request,
+        job=replace(job, task=replace(job.task, workload=workload), space=space),
+        whole_space=request.whole_space.with_choices({PROMPT_KNOB: (longest, *reversed(shorter))}),
+        assumed=(*request.assumed, f"prompts of up to {longest} tokens, the longest of the {found.rows:,} rows"),
+    )
 
 
 def _as_launch(flags: Flags) -> Flags:

@@ -18,11 +18,9 @@ from autotune.core.units import format_seconds
 from autotune.core.yaml_document import Document, read_document
 from autotune.machine import hardware_detection
 from autotune.prediction.service import PredictionService, open_prediction_service
-from autotune.report.answer_document import job_row
-from autotune.report.candidate_rows import interval, prediction_row
+from autotune.report.document_rows import interval, job_row, prediction_row
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
-from autotune.request.prompt_limit import with_longest_prompt
 from autotune.request.request_parser import parse_request
 from autotune.search.advice import Adviser, as_flags
 from autotune.solver.largest_value import SCHEMA, margin_text
@@ -97,7 +95,7 @@ def find_cheapest_hardware(flags: Flags, listener: Listener) -> tuple[Job, Cheap
         for offer in offers:
             listener(Predicting(text=offer.gpus))
             try:
-                request = with_longest_prompt(parse_request(flags.replace(gpus=offer.gpus)))
+                request = parse_request(flags.replace(gpus=offer.gpus), limit_prompts=True)
                 if first is None or service is None:
                     first, service = request, open_prediction_service(request.job, request.trainer)
                     open_services.callback(service.close)

@@ -22,12 +22,10 @@ from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
 from autotune.prediction.service import open_prediction_service
-from autotune.report.answer_document import job_row
-from autotune.report.candidate_rows import interval, prediction_row
+from autotune.report.document_rows import interval, job_row, prediction_row
 from autotune.request.assignments import FLAG_OF_SETTING, parse_holds
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
-from autotune.request.prompt_limit import with_longest_prompt
 from autotune.request.request_parser import parse_request
 
 Number = int | float
@@ -71,7 +69,7 @@ class LargestValue:
 
 def find_largest_value(setting: str, flags: Flags, listener: Listener) -> tuple[Job, LargestValue]:
     """Return the job of the request itself, and the answer."""
-    request = with_longest_prompt(parse_request(flags))
+    request = parse_request(flags, limit_prompts=True)
     base = candidate_of_job(request)
     name, flag = _framework_name(setting, request)
     given = _number(name, setting, base, request)
@@ -123,7 +121,7 @@ def _with_value(flags: Flags, name: str, flag: str | None, value: Number) -> tup
     given = {flag: value} if flag else {}
     try:
         at = flags.replace(hold=tuple(hold), set=(*set_, *([] if flag else [f"{name}={value}"])), **given)
-        request = with_longest_prompt(parse_request(at))
+        request = parse_request(at, limit_prompts=True)
         candidate_of_job(request)
     except IllegalConfiguration as error:
         return None, error.what

@@ -23,7 +23,7 @@ from autotune.probe.executors.local_slots import SlotPlace
 from autotune.probe.gpu_set import Gpus
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings
-from autotune.report.folder_claim import claimed_folder
+from autotune.report.output_folder import claimed_folder
 from autotune.search import loop
 from autotune.search.study import open_study
 from tests.faults.machine import LIMIT_MIB, Trainer, job

@@ -14,11 +14,11 @@ import yaml
 
 from autotune.core.errors import BadInput
 from autotune.core.space import Candidate
-from autotune.report.file_section import _launch_files
+from autotune.report.output_folder import _launch_files
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
-from autotune.request.launch_scripts import ParsedLaunch, read_launch
 from autotune.request.request_parser import parse_request
+from autotune.request.user_scripts import ParsedScript, read_launch
 from autotune.search.loop import legal_candidates
 from tests.frameworks.test_prime_rl import RENDERER, needs_checkout, own_reading
 
@@ -37,12 +37,14 @@ def _value(value: Any) -> str:
     return f"[{', '.join(map(_value, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
-def read(folder: Path, arguments: str, **files: Mapping[str, Any]) -> ParsedLaunch:
+def read(folder: Path, arguments: str, **files: Mapping[str, Any]) -> ParsedScript:
     for name, settings in files.items():
         (folder / f"{name}.toml").write_text(toml(settings))
     (folder / "run.sh").write_text(f"export NCCL_DEBUG=INFO\nuv run rl {arguments}\n")
     found = read_launch(Flags(from_command=str(folder / "run.sh"), gpus="8xH100", mode="predict"))
-    assert found is not None and (found.script.framework, found.script.method) == ("prime-rl", "grpo")
+    assert (
+        found is not None and found.launch is not None and (found.launch.framework, found.launch.method) == ("prime-rl", "grpo")
+    )
     return found
 
 

@@ -11,7 +11,8 @@ from autotune import frameworks
 from autotune.core.errors import BadInput
 from autotune.core.job import Model, Task
 from autotune.frameworks.trl.requests import dataset_of
-from autotune.report.dataset_rows import data_lines, data_row
+from autotune.report.document_rows import data_row
+from autotune.report.job_text import data_lines
 from autotune.worker.prompt_measurement import load_splits
 from autotune.worker.synthetic import tiny_config, write_model_folder
 from autotune.worker.trl.training_data import user_dataset

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.errors import TrainingEnvironmentError
-from autotune.request.installed_packages import refuse_other_versions
+from autotune.request.resources import refuse_other_versions
 
 HERE = Path(sys.executable)
 

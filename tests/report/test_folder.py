@@ -11,8 +11,7 @@ import pytest
 
 from autotune.core.errors import BadInput
 from autotune.core.files import write_atomically
-from autotune.report.folder_claim import CLAIM, claimed_folder
-from autotune.report.output_folder import check_folder, publish
+from autotune.report.output_folder import CLAIM, check_folder, claimed_folder, publish
 
 
 def _writer(folder: Path, destination: Path) -> list[Path]:
@@ -95,7 +94,7 @@ def test_a_busy_folder_is_refused_with_whose_it_is(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_leaves_the_folder_free(tmp_path: Path) -> None:
-    program = "import os, sys, pathlib\nfrom autotune.report.folder_claim import claimed_folder\n"
+    program = "import os, sys, pathlib\nfrom autotune.report.output_folder import claimed_folder\n"
     program += "with claimed_folder(pathlib.Path(sys.argv[1])):\n    os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path)]).returncode == -9
     assert (tmp_path / CLAIM).exists()

@@ -16,7 +16,7 @@ from autotune.core.space import Candidate
 from autotune.core.units import GIB
 from autotune.report.answer_document import document as answer_document
 from autotune.report.answer_document import prediction_document
-from autotune.report.candidate_rows import prediction_row
+from autotune.report.document_rows import prediction_row
 from autotune.report.forecast_text import show_forecast, show_prediction, show_ways
 from autotune.search import forecast_search
 from tests.simulated import toy_job, toy_space

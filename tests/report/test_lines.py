@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from autotune.report.line_wrapping import print_line
+from autotune.report.job_text import print_line
 
 WORDS = "num_generations=8, max_prompt_length=64, beta=0.0, loss_type=dapo, optim=adamw_torch_fused, vllm_max_model_length=320"
 

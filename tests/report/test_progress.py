@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from autotune.core.events import Note
-from autotune.report.progress import Progress
+from autotune.report.job_text import Progress
 from tests.cli.pseudo_terminal import watched
 from tests.report.answers import answered
 
@@ -34,7 +34,7 @@ from pathlib import Path
 from autotune.core.events import ProbeEnded, ProbeStarted, CandidatesPruned
 from autotune.core.measurement import Cost, Measurement, Memory, Outcome
 from autotune.core.answer import Trial
-from autotune.report.progress import Progress
+from autotune.report.job_text import Progress
 from autotune.search.loop import legal_candidates
 from autotune.core.measurement import judge
 from tests.simulated import ToyTrainer, Machine, toy_job, toy_space

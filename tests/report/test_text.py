@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autotune.report.terminal import show_answer, show_job
+from autotune.report.job_text import show_job
+from autotune.report.terminal import show_answer
 from autotune.search.loop import legal_candidates
 from tests.report.answers import Answered, answered
 from tests.report.test_forecast import WAY

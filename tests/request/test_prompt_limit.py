@@ -11,7 +11,6 @@ import pytest
 import autotune
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest
-from autotune.request.prompt_limit import with_longest_prompt
 from autotune.request.request_parser import parse_request
 from tests.pipeline import make_project
 
@@ -37,7 +36,7 @@ def write_prompts(folder: Path, *, longest: int) -> None:
 
 
 def limited(config: Path, **flags: Any) -> ParsedRequest:
-    return with_longest_prompt(parse_request(Flags(config=str(config), gpus="A100-40G", mode="predict", **flags)))
+    return parse_request(Flags(config=str(config), gpus="A100-40G", mode="predict", **flags), limit_prompts=True)
 
 
 def test_every_candidate_has_the_longest_prompt(config: Path) -> None:
@@ -70,8 +69,8 @@ def test_unreadable_data_are_noted_with_the_limit(config: Path) -> None:
 
 
 def test_without_data_nothing_changes() -> None:
-    request = parse_request(Flags(model="Qwen2.5-0.5B", gpus="A100-40G", mode="predict"))
-    assert with_longest_prompt(request) == request
+    flags = Flags(model="Qwen2.5-0.5B", gpus="A100-40G", mode="predict")
+    assert parse_request(flags, limit_prompts=True) == parse_request(flags)
 
 
 def test_a_recommendation_has_all_rows(config: Path, tmp_path: Path) -> None:

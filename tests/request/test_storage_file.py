@@ -9,7 +9,7 @@ import pytest
 
 from autotune.core.errors import BadInput
 from autotune.request.flags import flags_of, typed
-from autotune.request.storage_file import storage_url
+from autotune.request.resources import storage_url
 
 
 def test_the_url_is_read_from_the_file_and_never_typed(tmp_path: Path) -> None:

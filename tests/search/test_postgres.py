@@ -17,7 +17,7 @@ import optuna
 import pytest
 
 from autotune.core.errors import BadInput, StorageLost
-from autotune.request.storage_file import storage_url
+from autotune.request.resources import storage_url
 from autotune.search.storage import RetryPolicy, open_storage
 from autotune.search.study_export import packed, unpack
 from tests.search.postgres import PASSWORD, Server, installed, server

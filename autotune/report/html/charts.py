@@ -1,17 +1,19 @@
-"""Drawing: a figure, one sentence on how to read it, and its table."""
+"""Charts of candidates: speed against memory, and predicted against measured figures; the parts that all charts share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.answer import setting_text
-from autotune.report.candidate_types import CandidateRow, RecommendationRow
+from autotune.report.candidate_types import CandidateRow, PredictionRow, RecommendationRow
 from autotune.report.document_types import AnswerDocument
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
+
 
 GIB = 2**30
 
@@ -87,3 +89,162 @@ def gib(size: float | None) -> str:
 
 def rate(tokens: float | None) -> str:
     return "not known" if tokens is None else f"{tokens:,.0f}"
+
+
+RECOMMENDED = "recommended"
+
+
+def speed_against_memory(answer: AnswerDocument) -> Drawing:
+    """Draw fitting candidates left of the limit, and failed ones, which have no speed, in a strip below."""
+    rows, word, title = _candidates(answer), answer.basis, "Speed against memory"
+    if not any(row.peak_memory_bytes is not None for row in rows):
+        return absent("speed-against-memory", title, "No candidate was measured or predicted far enough to have a peak.")
+    lengths = "speed at typical ones" if answer.question.typical_completion_length else "speed as well"
+    return Drawing(
+        id="speed-against-memory",
+        title=title,
+        says=f"Each point is a candidate, {word}: memory at the longest lengths, {lengths}. Further up is faster; "
+        "the dashed line is the limit. The stepped line joins the candidates that no other one beats in both. "
+        "The strip below has the failed ones.",
+        figure=_speed_figure(answer, rows),
+        headers=("candidate", "outcome", "tokens/s", "peak GiB"),
+        rows=tuple(
+            (named(row.knobs, moving_knobs(answer)), row.outcome or word, rate(row.rate), gib(row.peak_memory_bytes))
+            for row in rows
+        ),
+    )
+
+
+def _candidates(answer: AnswerDocument) -> list[CandidateRow]:
+    """Return each candidate once; the recommended one with its confirmation's figures."""
+    best, chosen = answer.recommendation, []
+    if best is not None:
+        speed, peak = best.tokens_per_second, best.peak_memory_bytes
+        row = CandidateRow(
+            knobs=best.knobs, outcome=RECOMMENDED, basis=answer.basis, fits=True, tokens_per_second=speed, peak_memory_bytes=peak
+        )
+        chosen.append(row)
+    if answer.trials:
+        return [row for row in answer.probes if best is None or row.knobs != best.knobs] + chosen
+    return [*chosen, *(row for row in (answer.baseline, answer.nearest_miss, *answer.runner_ups) if row is not None)]
+
+
+def _speed_figure(answer: AnswerDocument, rows: Sequence[CandidateRow]) -> Figure:
+    from plotly.subplots import make_subplots
+
+    failed = [row for row in rows if row.rate is None or row.fits is False]
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.8, 0.2], vertical_spacing=0.06)
+    same = [row for row in rows if row not in failed and _learns_the_same(row, answer)]
+    other = [row for row in rows if row not in failed and not _learns_the_same(row, answer)]
+    names = moving_knobs(answer)
+    _points(figure, [row for row in same if row.outcome != RECOMMENDED], names, "fits", COLOURS[0], "circle", 1)
+    _points(figure, other, names, "fits, other learning knobs", COLOURS[5], "circle-open", 1)
+    _points(figure, failed, names, "does not fit, or failed", COLOURS[1], "x", 2)
+    _frontier(figure, same)
+    _points(figure, [row for row in same if row.outcome == RECOMMENDED], names, RECOMMENDED, COLOURS[2], "star", 1)
+    figure.add_vline(x=answer.question.memory_limit_bytes / GIB, line_dash="dash", line_color="#888888", annotation_text="limit")
+    figure.update_yaxes(title_text="tokens/s", row=1, col=1, rangemode="tozero")
+    figure.update_yaxes(visible=False, row=2, col=1)
+    figure.update_xaxes(title_text="peak memory, GiB", row=2, col=1)
+    return laid_out(figure, height=460)
+
+
+def _learns_the_same(row: CandidateRow, answer: AnswerDocument) -> bool:
+    return all(row.knobs.get(name) == wanted for name, wanted in answer.learning.items())
+
+
+def _points(
+    figure: Figure, rows: Sequence[CandidateRow], names: Sequence[str], label: str, colour: str, symbol: str, strip: int
+) -> None:
+    from plotly.graph_objects import Scatter
+
+    known = [row for row in rows if row.peak_memory_bytes is not None]
+    if not known:
+        return
+    hover = []
+    for row in known:
+        speed = f"{rate(row.rate)} tokens/s, " if row.rate is not None else ""
+        settings = escape(named(row.knobs, names)).replace(", ", "<br>")
+        hover.append(f"{settings}<br>{speed}{gib(row.peak_memory_bytes)} GiB<br>{escape(row.outcome or row.basis)}")
+    figure.add_trace(
+        Scatter(
+            x=[(row.peak_memory_bytes or 0) / GIB for row in known],
+            y=[row.rate if strip == 1 else 0 for row in known],
+            mode="markers",
+            name=label,
+            marker={"color": colour, "symbol": symbol, "size": 16 if symbol == "star" else 10},
+            hovertext=hover,
+            hoverinfo="text",
+        ),
+        row=strip,
+        col=1,
+    )
+
+
+def frontier(rows: Sequence[CandidateRow]) -> list[CandidateRow]:
+    """Return the Pareto frontier of speed and memory, smallest first."""
+    best: list[CandidateRow] = []
+    for row in sorted(rows, key=lambda one: (one.peak_memory_bytes or 0, -(one.rate or 0))):
+        if not best or (row.rate or 0) > (best[-1].rate or 0):
+            best.append(row)
+    return best
+
+
+def _frontier(figure: Figure, rows: Sequence[CandidateRow]) -> None:
+    from plotly.graph_objects import Scatter
+
+    edge = frontier([row for row in rows if row.peak_memory_bytes is not None])
+    if len(edge) < 2:
+        return
+    line = {"color": COLOURS[0], "width": 1, "shape": "hv"}
+    x, y = [(row.peak_memory_bytes or 0) / GIB for row in edge], [row.rate for row in edge]
+    figure.add_trace(Scatter(x=x, y=y, mode="lines", line=line, name="frontier", hoverinfo="skip"), row=1, col=1)
+
+
+def predicted_against_measured(answer: AnswerDocument) -> Drawing:
+    """Draw the measured candidates that were predicted: their peaks and their speeds."""
+    name, title, names = "predicted-against-measured", "Predicted against measured", moving_knobs(answer)
+    rows = [(row, row.prediction) for row in answer.probes if row.prediction is not None and row.outcome == "ok"]
+    if not rows:
+        unpredicted = "No measured candidate was predicted: predictions are for GPUs."
+        return absent(name, title, "Nothing was measured yet." if answer.predicted else unpredicted)
+    table = []
+    for row, predicted in rows:
+        peak, speed = (one.value if one else None for one in (predicted.peak_memory_bytes, predicted.tokens_per_second))
+        table.append((named(row.knobs, names), gib(peak), gib(row.peak_memory_bytes), rate(speed), rate(row.rate_at_longest)))
+    return Drawing(
+        id=name,
+        title=title if not answer.emulated else "Predicted against emulated",
+        says="At the longest lengths. On the line, both agree. Bars are the predictions' own intervals.",
+        figure=_prediction_figure(rows, answer.basis),
+        headers=("candidate", "predicted peak GiB", f"{answer.basis} peak GiB", "predicted tokens/s", f"{answer.basis} tokens/s"),
+        rows=tuple(table),
+    )
+
+
+def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis: str) -> Figure:
+    from plotly.graph_objects import Scatter
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.14)
+    peaks = [(predicted.peak_memory_bytes, row.peak_memory_bytes) for row, predicted in rows if row.fits]
+    speeds = [(predicted.tokens_per_second, row.rate_at_longest) for row, predicted in rows]
+    for column, (found, unit, label) in enumerate(((peaks, GIB, "peak, GiB"), (speeds, 1.0, "tokens/s")), start=1):
+        pairs = [(span, seen) for span, seen in found if span and seen is not None]
+        if not pairs:
+            continue
+        x = [span.value / unit for span, _ in pairs]
+        spread = {
+            "type": "data", "symmetric": False, "thickness": 1,
+            "array": [(span.high - span.value) / unit for span, _ in pairs],
+            "arrayminus": [(span.value - span.low) / unit for span, _ in pairs],
+        }  # fmt: skip
+        y = [seen / unit for _, seen in pairs]
+        marker = {"color": COLOURS[0], "size": 9}
+        figure.add_trace(Scatter(x=x, y=y, error_x=spread, mode="markers", marker=marker, showlegend=False), row=1, col=column)
+        ends = [min(*x, *y), max(*x, *y)] if len(x) > 1 or x != y else [0, x[0]]
+        line = {"color": "#888888", "dash": "dot"}
+        figure.add_trace(Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip"), row=1, col=column)
+        figure.update_xaxes(title_text=f"predicted {label}", row=1, col=column)
+        figure.update_yaxes(title_text=f"{basis} {label}", row=1, col=column)
+    return laid_out(figure, height=360)

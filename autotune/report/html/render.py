@@ -11,13 +11,11 @@ import msgspec
 from autotune.core.answer import setting_text
 from autotune.core.files import read_json
 from autotune.core.units import MIB, format_bytes, format_seconds
-from autotune.report.document_types import AnswerDocument, read_answer
-from autotune.report.html.chart_memory import memory_by_phase
-from autotune.report.html.chart_prediction import predicted_against_measured
-from autotune.report.html.chart_speed import speed_against_memory
-from autotune.report.html.chart_time import search_time, seconds_by_phase
-from autotune.report.html.charts import gib, moving_knobs, named, rate
-from autotune.report.html.two_peaks import two_peaks
+from autotune.report.candidate_types import IntervalRow
+from autotune.report.document_rows import FITS_IN_WORDS
+from autotune.report.document_types import AnswerDocument, LengthsRow, read_answer
+from autotune.report.html.charts import gib, labelled, moving_knobs, named, predicted_against_measured, rate, speed_against_memory
+from autotune.report.html.phase_charts import memory_by_phase, search_time, seconds_by_phase
 
 PAGE = "report.html"
 MAX_DOCUMENT_BYTES = 64 * MIB  # limit of a document to read; one with thousands of trials has a few megabytes
@@ -133,3 +131,30 @@ def figures_of(document: Mapping[str, Any]) -> dict[str, str]:
 def _row(*cells: str) -> str:
     escaped = (cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
     return f"| {' | '.join(escaped)} |"
+
+
+def two_peaks(answer: AnswerDocument) -> dict[str, Any] | None:
+    """Return the rows of the table, and the lengths that they are for; None without given lengths."""
+    names, rows = moving_knobs(answer), []
+    for label, row in (*labelled(answer), ("fit undecided", answer.undecided), ("nearest miss", answer.nearest_miss)):
+        predicted = row.prediction if row is not None else None
+        if row is not None and predicted is not None and predicted.peak_memory_bytes_at_lengths is not None:
+            at_longest = _peak(predicted.peak_memory_bytes, predicted.fits)
+            at_lengths = _peak(predicted.peak_memory_bytes_at_lengths, predicted.fits_at_lengths)
+            says = named(row.knobs, names)
+            rows.append({"label": label, "says": says, "at_longest": at_longest, "at_lengths": at_lengths})
+    given = (("completions", answer.question.completion_lengths), ("prompts", answer.question.prompt_lengths))
+    lengths = "; ".join(f"{what} {_in_words(lengths)}" for what, lengths in given if lengths is not None)
+    return {"lengths": lengths, "rows": rows} if rows else None
+
+
+def _peak(peak: IntervalRow | None, fits: bool | None) -> str:
+    if peak is None:
+        return "not predicted"
+    return f"{FITS_IN_WORDS[fits]}: {format_bytes(peak.value)} ({format_bytes(peak.low)} to {format_bytes(peak.high)})"
+
+
+def _in_words(lengths: LengthsRow) -> str:
+    mean = "unknown" if lengths.mean is None else f"{lengths.mean:,.0f}"
+    longest = "" if lengths.p95 is None else f", 95% up to {lengths.p95:,}"
+    return f"of {mean} tokens on average{longest} ({lengths.source})"

@@ -1,22 +1,125 @@
-"""Progress of the search on stderr: one live line on a terminal, plain lines elsewhere."""
+"""Terminal output of a job: the parsed request, and the progress of its search on stderr."""
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune.core.answer import Trial, setting_text
+from autotune.core.dataset import RowLengths
 from autotune.core.events import CandidatesPruned, Event, Note, ProbeEnded, ProbeStarted
-from autotune.core.space import Candidate, SearchSpace
+from autotune.core.job import Job
+from autotune.core.secrets import without_password
+from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
 from autotune.core.units import format_bytes, format_seconds
-from autotune.report.line_wrapping import print_line, shorten
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
+LABEL_COLUMNS = 9
+_LABEL = re.compile(r"[a-z]+ +")
 MAX_CHARACTERS = 120
+
+
+def show_job(
+    console: Console, job: Job, candidates: Sequence[Candidate], *, assumed: Sequence[str], notes: Sequence[str] = ()
+) -> None:
+    """Print the job before the search: assumptions, held settings, searched knobs."""
+    print_line(console, describe_job(job))
+    print_line(console, f"limit    {limit_text(job)}")
+    if assumed:
+        print_line(console, f"assumed  {', '.join(assumed)}; name another on the command line to change it")
+    held = assignments(_held(job, candidates))
+    if held:
+        print_line(console, f"held     {held}")
+    for effect, label in (("learning", "what is learned"), ("neutral", "only speed and memory")):
+        moving = [knob for knob in searched_knobs(job) if knob.effect_under(job.task.workload.held) == effect]
+        if moving:
+            console.print(f"searched, changes {label}")
+        for knob in moving:
+            print_line(console, f"  {knob.name}: {', '.join(setting_text(choice) for choice in knob.choices)}")
+    show_notes(console, job, notes)
+    kept = f"; study {job.study_name!r} in {without_password(job.storage)}" if job.mode != "predict" else ""
+    print_line(console, f"out      {job.out}{kept}")
+    console.print()
+
+
+def searched_knobs(job: Job) -> list[Knob]:
+    """Return the knobs with several choices whose conditions can hold in this space."""
+    return [
+        knob
+        for knob in job.space.knobs
+        if len(knob.choices) > 1 and all(set(values) & set(job.space[name].choices) for name, values in knob.when.items())
+    ]
+
+
+def _held(job: Job, candidates: Sequence[Candidate]) -> dict[str, KnobValue]:
+    """Return the settings common to all candidates, without nulls and without settings that none passes on."""
+    passed = {name for candidate in candidates for name in candidate.settings}
+    fixed = {knob.name: knob.choices[0] for knob in job.space.knobs if len(knob.choices) == 1 and knob.name in passed}
+    moving = {knob.name for knob in job.space.knobs if len(knob.choices) > 1}
+    held = {name: value for name, value in job.task.workload.held.items() if name not in moving}
+    return {name: value for name, value in {**held, **fixed}.items() if value is not None}
+
+
+def describe_job(job: Job) -> str:
+    workload = job.task.workload
+    model = workload.model
+    return f"{workload.method} of {model.name} ({model.origin}) with {workload.framework}, on {job.task.hardware}"
+
+
+def limit_text(job: Job) -> str:
+    shared = " for all ranks together" if job.task.hardware.memory_is_shared else " per GPU"
+    return format_bytes(job.memory_limit_bytes) + (shared if job.task.hardware.count > 1 or shared == " per GPU" else "")
+
+
+def assignments(knobs: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={setting_text(value)}" for name, value in knobs.items())
+
+
+def show_notes(console: Console, job: Job, notes: Sequence[str]) -> None:
+    """Print the lengths of the user's rows, and the notes."""
+    for line in (*data_lines(job.data), *(f"note     {note}" for note in notes)):
+        print_line(console, line)
+
+
+def data_lines(found: RowLengths | None) -> Iterator[str]:
+    """Yield lines for a terminal; none without lengths."""
+    if found is None:
+        return
+    part = "" if found.looked_at == found.rows else f" ({found.looked_at:,} of them read)"
+    longest = found.percentiles[-1].length
+    yield f"dataset  {found.rows:,} rows{part}, {found.tokens / found.looked_at:,.0f} tokens on average, {longest:,} at most"
+    yield "         rows within   length   truncating drops   filtering drops"
+    for at in found.percentiles[:-1]:
+        yield (
+            f"         {at.share:>10}%   {at.length:>6,}   {_share(at.cut, found.tokens):>6} of tokens"
+            f"   {_share(at.longer, found.looked_at):>6} of rows, {_share(at.left_out, found.tokens)} of tokens"
+        )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else "0.0%"
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print one line, wrapped on a terminal and unchanged in a pipe."""
+    if console.soft_wrap or len(text) <= console.width:
+        console.print(text)
+        return
+    label = _LABEL.match(text)
+    columns = LABEL_COLUMNS if label and label.end() == LABEL_COLUMNS else len(text) - len(text.lstrip()) + 4
+    console.print(textwrap.fill(text, console.width, subsequent_indent=" " * columns, break_on_hyphens=False), soft_wrap=True)
+
+
+def shorten(text: str, max_length: int) -> str:
+    """Shorten to a number of characters, at a word, with an ellipsis."""
+    return text if len(text) <= max_length else f"{text[:max_length].rsplit(None, 1)[0]} ..."
 
 
 class Progress:

@@ -1,4 +1,4 @@
-"""Rows of the document: one candidate, measured or predicted. An unknown figure is null.
+"""Rows of the document: a candidate, measured or predicted, a change, a long run, the job. An unknown figure is null.
 
 These keys are a contract with readers of recommendation.json, apart from the serialised form of a
 trial in studies and in the store (`core.answer.plain`).
@@ -6,11 +6,15 @@ trial in studies and in the store (`core.answer.plain`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from autotune.core.answer import PredictedCandidate, Trial
+from autotune.core.answer import PredictedCandidate, Trial, WayToFit
+from autotune.core.dataset import RowLengths, TokenLengths
+from autotune.core.job import Job
 from autotune.core.measurement import Measurement, Speed
 from autotune.core.prediction import Estimate, Prediction
+from autotune.core.run_statistics import Disturbance, Soak, describe_interference
 
 LISTED = (
     "peak_memory_bytes", "tokens_per_second", "tokens_per_second_at_lengths", "fits", "peak_memory_bytes_at_lengths",
@@ -52,14 +56,6 @@ def trial_row(trial: Trial) -> dict[str, Any]:
             "tokens_per_second": interval(expected.tokens_per_second, 2),
         },
     }
-
-
-def speeds(measurement: Measurement) -> dict[str, float | None]:
-    return {"worst": rate(measurement.worst), "typical": rate(measurement.typical)}
-
-
-def rate(speed: Speed | None) -> float | None:
-    return round(speed.tokens_per_second, 2) if speed else None
 
 
 def predicted_row(one: PredictedCandidate) -> dict[str, Any]:
@@ -117,6 +113,14 @@ def prediction_row(prediction: Prediction) -> dict[str, Any]:
     }
 
 
+def speeds(measurement: Measurement) -> dict[str, float | None]:
+    return {"worst": rate(measurement.worst), "typical": rate(measurement.typical)}
+
+
+def rate(speed: Speed | None) -> float | None:
+    return round(speed.tokens_per_second, 2) if speed else None
+
+
 def middle(estimate: Estimate | None) -> float | int | None:
     """Return the single figure of an estimate, in a row whose `basis` is "predicted"."""
     if estimate is None:
@@ -126,3 +130,91 @@ def middle(estimate: Estimate | None) -> float | int | None:
 
 def interval(estimate: Estimate | None, digits: int | None = None) -> dict[str, float] | None:
     return None if estimate is None else {name: round(getattr(estimate, name), digits) for name in ("value", "low", "high")}
+
+
+def way_row(way: WayToFit) -> dict[str, Any]:
+    return {
+        "change": dict(way.change),
+        "learning": way.learning,
+        "margin_bytes": interval(way.prediction.margin_bytes),
+        "peak_memory_bytes": interval(way.prediction.peak_memory_bytes),
+        "speed_ratio": None if way.speed_ratio is None else round(way.speed_ratio, 3),
+    }
+
+
+def soak_row(soak: Soak) -> dict[str, Any]:
+    """Return a long run with the trend of its memory."""
+    growth = soak.growth
+    return {
+        "verdict": soak.verdict,
+        "why": soak.why,
+        "seconds": round(soak.seconds, 2),
+        "cycles": [[one.steps, one.seconds, one.peak_bytes, one.held_bytes] for one in soak.cycles],
+        "cycle_columns": ["optimizer_steps", "seconds", "peak_bytes", "held_bytes"],
+        "optimizer_steps": soak.optimizer_steps,
+        "growth_bytes_per_step": growth and {"value": growth.bytes_per_step, "low": growth.low, "high": growth.high},
+        "projected_steps": soak.projected_steps,
+        "peak_bytes": soak.peak_bytes,
+        "limit_bytes": soak.limit_bytes,
+    }
+
+
+def disturbance_row(found: Disturbance) -> dict[str, Any]:
+    return {
+        "beside": found.beside,
+        "tokens_per_second_beside": round(found.tokens_per_second_beside, 2),
+        "tokens_per_second_alone": round(found.tokens_per_second_alone, 2),
+        "slower_share": round(found.slower_share, 4),
+        "uncertainty": None if found.uncertainty is None else round(found.uncertainty, 4),
+        "by_phase": {phase: round(share, 4) for phase, share in found.by_phase.items()},
+        "candidate_id": found.candidate_id,
+        "says": describe_interference(found),
+    }
+
+
+def job_row(job: Job) -> Mapping[str, Any]:
+    """Return the job, under the document's key `question`."""
+    workload, hardware = job.task.workload, job.task.hardware
+    return {
+        "model": workload.model.name,
+        "model_from": workload.model.origin,
+        "method": workload.method,
+        "framework": workload.framework,
+        "tuning": workload.tuning,
+        "weights": workload.weights,
+        "hardware": str(hardware),
+        "memory_limit_bytes": job.memory_limit_bytes,
+        "space": job.space.name,
+        "budget_seconds": job.budget_seconds,
+        "typical_completion_length": workload.typical_completion_length,
+        "completion_lengths": _lengths_row(workload.completion_lengths),
+        "prompt_lengths": _lengths_row(workload.prompt_lengths),
+        "dataset": data_row(job.data),
+    }
+
+
+def _lengths_row(lengths: TokenLengths | None) -> dict[str, Any] | None:
+    if lengths is None:
+        return None
+    return {"source": lengths.source, "mean": round(lengths.mean, 1), "p95": lengths.quantile(0.95)}
+
+
+def data_row(found: RowLengths | None) -> dict[str, Any] | None:
+    """Return the lengths for a document; shares refer to the rows that were read."""
+    if found is None:
+        return None
+    return {
+        "rows": found.rows,
+        "looked_at": found.looked_at,
+        "tokens": found.tokens,
+        "percentiles": [
+            {
+                "share": at.share,
+                "length": at.length,
+                "rows_longer": at.longer,
+                "truncating_drops_tokens": at.cut,
+                "filtering_drops_tokens": at.left_out,
+            }
+            for at in found.percentiles
+        ],
+    }
