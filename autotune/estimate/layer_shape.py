@@ -112,7 +112,7 @@ class Layer:
 
 def decoder_layer(config: Config, traits: Traits, index: int) -> Layer:
     if traits.recurrent and _is_recurrent(config, index):
-        attention = {**(_mamba2(config) if "mamba_n_heads" in config else _delta_net(config)), **NO_CACHE}
+        attention = _mamba2(config) if "mamba_n_heads" in config else _delta_net(config)
     elif traits.gemma4:
         attention = _gemma4_attention(config, index)
     else:
@@ -309,7 +309,6 @@ def layer_embeddings(config: Config) -> int:
 # inputs of the convolution, (kernel - 1) * c elements, in the model's dtype.
 
 RECURRENT = ("linear_attention", "mamba")  # entries of `layer_types` without a cache of keys and values
-NO_CACHE = {"key_value": 0, "cached": 0, "cache_heads": 1}
 
 
 def _is_recurrent(config: Config, index: int) -> bool:
@@ -354,5 +353,6 @@ def _mamba2(config: Config) -> dict[str, int]:
 
 
 def _state(inputs: int, state: int, *, wide: bool) -> dict[str, int]:
-    """Return elements per sequence in the model's dtype, and in float32."""
-    return {"state": inputs if wide else inputs + state, "wide_state": state if wide else 0}
+    """Return elements per sequence in the model's dtype, and in float32; there is no cache."""
+    own = {"state": inputs if wide else inputs + state, "wide_state": state if wide else 0}
+    return {**own, "key_value": 0, "cached": 0, "cache_heads": 1}

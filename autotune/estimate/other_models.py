@@ -45,12 +45,10 @@ def other_model_bytes(
         if trace.basis == "traced" and resident.role != REWARD_ROLE:
             continue
         model = _OtherModel(resident, trace, composition, used, config)
-        for phase in PHASES if resident.awake is None else resident.awake:
-            held[phase].update(model.named(dict(model.standing(phase))))
-        for phase in TRAINING if resident.trains_concurrently else ():
-            held[phase].update(model.named(model.own_step()))
-        for phase, parts in model.own_turn():
-            held[phase].update(model.named(parts))
+        named = [(phase, dict(model.standing(phase))) for phase in (PHASES if resident.awake is None else resident.awake)]
+        named += [(phase, model.own_step()) for phase in (TRAINING if resident.trains_concurrently else ())]
+        for phase, parts in (*named, *model.own_turn()):
+            held[phase].update({f"{resident.role}_{part}": size for part, size in parts.items()})
     for phase, size in kept_logits(composition, used, config):
         held[phase]["logits"] += size
     return {phase: dict(parts) for phase, parts in held.items() if parts}
@@ -88,9 +86,6 @@ class _OtherModel:
         )
         self.gradient_phases = GRADIENT_PHASES | {"forward"} if composition.accumulation > 1 else GRADIENT_PHASES
 
-    def named(self, parts: Mapping[str, int]) -> dict[str, int]:
-        return {f"{self.resident.role}_{part}": size for part, size in parts.items()}
-
     def standing(self, phase: Phase) -> Iterator[tuple[str, int]]:
         """Yield what it holds in a phase in which it is awake, without a step of its own."""
         resident, rests = self.resident, self.used.resting.parts  # rests: the policy's state between two steps
@@ -98,7 +93,7 @@ class _OtherModel:
             yield "weights", resident.weight_bytes
         elif self.differs:
             count = self._parameters()
-            yield "weights", self._weights(count)
+            yield "weights", self._in_dtype(count, "parameters")
             if resident.trains_concurrently:
                 yield from self._training(count, phase)
             elif resident.trains and resident.state_bytes_per_weight:
@@ -142,9 +137,9 @@ class _OtherModel:
             if use.phase not in TRAINING:
                 continue
             own = {
-                "weights": self._weights(count) if resident.awake == () else 0,
+                "weights": self._in_dtype(count, "parameters") if resident.awake == () else 0,
                 "optimizer": self._state(count * resident.offloaded_bytes_per_weight),
-                "gradients": self._gradients(count) if use.phase in self.gradient_phases else 0,
+                "gradients": self._in_dtype(count, "parameters", "gradients") if use.phase in self.gradient_phases else 0,
                 "activations": round(use.parts.get("activations", 0) * scale),
             }
             policy = sum(use.parts.get(part, 0) for part in (*TURN_PARTS, *offloaded))
@@ -179,18 +174,14 @@ class _OtherModel:
         """Yield optimizer state and gradients of full training."""
         yield "optimizer", self._state(count * self.resident.state_bytes_per_weight)
         if phase in self.gradient_phases:
-            yield "gradients", self._gradients(count)
+            yield "gradients", self._in_dtype(count, "parameters", "gradients")
 
-    def _weights(self, count: int) -> int:
-        size = count * model_shape.dtype_bytes(self.resident.dtype)
-        return self._per_rank(size, sharded=self.resident.sharding == "parameters")
+    def _in_dtype(self, count: int, *sharded: str) -> int:
+        """Return the bytes of weights or gradients, which these kinds of sharding divide among the ranks."""
+        return self._per_rank(count * model_shape.dtype_bytes(self.resident.dtype), sharded=self.resident.sharding in sharded)
 
     def _state(self, size: int) -> int:
         return self._per_rank(size, sharded=self.resident.sharding != "none")
-
-    def _gradients(self, count: int) -> int:
-        size = count * model_shape.dtype_bytes(self.resident.dtype)
-        return self._per_rank(size, sharded=self.resident.sharding in ("parameters", "gradients"))
 
     def _per_rank(self, size: int, *, sharded: bool) -> int:
         return size // max(1, len(self.resident.ranks)) if sharded else size

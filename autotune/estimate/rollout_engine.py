@@ -116,7 +116,9 @@ def fit(
     examples = 0
     if release(vllm) >= TUNES_WHILE_COMPILING and not (settings.eager or on_cpu):
         examples = table_bytes(shape, size, ranks) + 2 * tokens * shape.hidden * size
-    returned = (blocks.left_bytes or _returned(shape, size, ranks)) if settings.sleep else 0
+    # Sleep mode's allocator gives this back after loading, behind torch, which still counts it as reserved.
+    left = blocks.left_bytes or (table_bytes(shape, size, ranks) if _makes_head_first(shape) else 0)
+    returned = left if settings.sleep else 0
     profiled = Estimate(value=max(activations.value, examples), low=activations.low, high=max(activations.high, examples))
     taken = profiled + outside + (graphs if graphs_in_share else NOTHING)
     rest = Estimate.exactly(claimed + returned - weights) - taken
@@ -244,11 +246,6 @@ def outside_torch_bytes(tensor_parallel: int) -> Estimate:
     if tensor_parallel > 1:
         known = known + efficiency("engine_non_torch_per_peer_mib")
     return known.scaled(MIB)
-
-
-def _returned(shape: Shape, size: int, ranks: int) -> int:
-    """Bytes that sleep mode's allocator gives back after loading, behind torch, which still counts them as reserved."""
-    return table_bytes(shape, size, ranks) if _makes_head_first(shape) else 0
 
 
 def _makes_head_first(shape: Shape) -> bool:

@@ -15,7 +15,7 @@ stay in some of them: this is what decides which of them a step can use afterwar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 
 from autotune.core.trace import Part
@@ -121,37 +121,25 @@ def _cached_length(layer: Layer, length: int) -> int:
 # Events of the prefill: one pass of all layers, which fills the cache.
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrefillSizes:
-    """Bytes of what the widest decoder layer allocates over the prompts."""
-
-    hidden: int  # hidden states of all tokens
-    normed: int  # the same in float32, in which norms are computed
-    queries: int
-    keys: int  # values are as large
-    repeated: int  # keys repeated for each query; 0: attention reads them as they are
-    mask: int  # booleans, over all pairs of a row's tokens
-    scores: int  # the mask in the dtype of the scores it is added to
-    wide: int  # one of the MLP's three widest tensors
-    routing: int  # of experts
-    rotary: int  # cosines, or sines
+PrefillSizes = tuple[tuple[str, int], ...]  # name and bytes
 
 
 def prefill_sizes(shape: Shape, *, dtype: str, batch: int, prompt: int) -> PrefillSizes:
+    """Return the bytes of what the widest decoder layer allocates over the prompts."""
     size, tokens = dtype_bytes(dtype), batch * prompt
     widest = max(set(shape.layers), key=lambda layer: size * _mlp_width(shape, layer) + _routing_bytes(layer, size))
     queries = tokens * size * shape.heads * shape.head_dim
-    return PrefillSizes(
-        hidden=tokens * size * shape.hidden,
-        normed=tokens * FLOAT32_BYTES * shape.hidden,
-        queries=queries,
-        keys=tokens * size * shape.key_value_heads * shape.head_dim,
-        repeated=queries if _repeats_keys(shape) else 0,
-        mask=tokens * prompt,
-        scores=tokens * prompt * size,
-        wide=tokens * size * _mlp_width(shape, widest) // 3,
-        routing=tokens * _routing_bytes(widest, size),
-        rotary=tokens * size * shape.rotary_dim,
+    return (
+        ("hidden", tokens * size * shape.hidden),  # states of all tokens
+        ("normed", tokens * FLOAT32_BYTES * shape.hidden),  # the same in float32, in which norms are computed
+        ("queries", queries),
+        ("keys", tokens * size * shape.key_value_heads * shape.head_dim),  # values are as large
+        ("repeated", queries if _repeats_keys(shape) else 0),  # keys for each query; 0: attention reads them as they are
+        ("mask", tokens * prompt),  # booleans, over all pairs of a row's tokens
+        ("scores", tokens * prompt * size),  # the mask in the dtype of the scores it is added to
+        ("wide", tokens * size * _mlp_width(shape, widest) // 3),  # one of the MLP's three widest tensors
+        ("routing", tokens * _routing_bytes(widest, size)),  # of experts
+        ("rotary", tokens * size * shape.rotary_dim),  # cosines, or sines
     )
 
 
@@ -160,7 +148,7 @@ CACHE, WORKSPACE, HALF = "cache", "workspace", "half of "
 
 def sizes_of(sizes: PrefillSizes, cache_bytes: int, workspace_bytes: int) -> dict[str, int]:
     """Return bytes by the names of `prefill_events`; without those that are zero."""
-    found = {field.name: getattr(sizes, field.name) for field in fields(sizes)}
+    found = dict(sizes)
     found |= {HALF + name: found[name] // 2 for name in ("queries", "keys")}
     found |= {CACHE: cache_bytes, WORKSPACE: workspace_bytes}
     return {name: size for name, size in found.items() if size}

@@ -12,7 +12,6 @@ from autotune.core.units import MIB
 from autotune.estimate.insertion import Generation
 from autotune.estimate.replay import PhaseUse, StepStage, TraceUsage, without
 from autotune.estimate.trace_context import TraceContext, loaded_once, places_in
-from autotune.estimate.transformers_generation import PrefillSizes
 from tests.estimate.synthetic import Book, training
 
 WORKSPACE = 8 * MIB + 128 * 1024
@@ -83,10 +82,8 @@ def generation(*, wide: int = 2 * MIB, **changed: Any) -> Generation:
         "kv_cache_bytes": 256 * MIB, "logits_bytes": 8 * MIB, "scores_bytes": 12 * MIB, "decode_bytes": 8 * MIB, "layers": 4,
         "prompt_length": 128, "completion_length": 129,
     }  # fmt: skip
-    prefill = PrefillSizes(
-        hidden=MIB, normed=2 * MIB, queries=MIB, keys=MIB, repeated=0, mask=0, scores=0, wide=wide, routing=0, rotary=MIB,
-    )  # fmt: skip
-    return Generation(prefill=prefill, **{**facts, **changed})
+    prefill = {"hidden": MIB, "normed": 2 * MIB, "queries": MIB, "keys": MIB, "wide": wide, "rotary": MIB}
+    return Generation(prefill=tuple(prefill.items()), **{**facts, **changed})
 
 
 def test_a_rollout_comes_before_the_first_step_too() -> None:

@@ -55,14 +55,6 @@ class Made(NamedTuple):
     offset: int
 
 
-class _Relation(NamedTuple):
-    """The allocations to which the two repetitions of an event refer."""
-
-    to: str
-    below: Made
-    above: Made
-
-
 def stretched(short: Trace, longer: Trace | None, repetition: LayerRepetition) -> StretchedTrace:
     """Return the long trace. NotUniform if the longer model does not repeat the middle layers."""
     if longer is None or not repetition.copies:
@@ -90,7 +82,7 @@ class _Stretching:
         for number, (place, _) in self.home.items():
             self._compare(number, place)
         self._freed = cache(self._freed_entries)
-        self._relation = cache(self._find_relation)  # the same for every repetition
+        self._made = cache(self._find_made)  # the same for every repetition
         self.numbers: dict[tuple[BlockCopy, int, int], int] = {}
         """Allocations of the long trace by block, offset of the event that makes it, and copy."""
         self.events: list[int] = []
@@ -197,7 +189,7 @@ class _Stretching:
 
     # 3. Allocation to which an event of a copy refers.
 
-    def _made(self, number: int) -> Made:
+    def _find_made(self, number: int) -> Made:
         block, offset = self.longer.origin[number]
         return Made(*self.home[block], offset)
 
@@ -218,28 +210,19 @@ class _Stretching:
         return abs(self.longer.events[self.longer.spans[self.blocks[place, instance]].start + offset]) - 1
 
     def _between(self, instance: int, lower: int, upper: int) -> int:
-        """Return the target in any repetition, from the targets in the first two."""
-        to, below, above = self._relation(lower, upper)
-        if to == "a copy":
-            if instance:
-                return self._long((above.place, 0), above.offset, instance)
-            return self._long((below.place, 0), below.offset)
-        if to == "its own":
-            return self._long((below.place, instance), below.offset)
-        if to == "the one before":
-            return self._long((above.place, instance - 1), above.offset) if instance else self._plain(below)
-        return self._long((below.place, instance + 1), below.offset) if instance < self.copies else self._plain(above)
-
-    def _find_relation(self, lower: int, upper: int) -> _Relation:
+        """Return the target in any repetition, from the targets in the first two: a copy for each repetition, an allocation of
+        the same repetition, of the one before, or of the one after."""
         below, above = self._made(lower), self._made(upper)
         if upper in self.extra:
-            return _Relation("a copy", below, above)
+            return (
+                self._long((above.place, 0), above.offset, instance) if instance else self._long((below.place, 0), below.offset)
+            )
         if below.place in self.group and below.place == above.place and below.instance + 1 == above.instance:
-            return _Relation("its own", below, above)
+            return self._long((below.place, instance), below.offset)
         if above.place in self.group and above.instance == 0:
-            return _Relation("the one before", below, above)
+            return self._long((above.place, instance - 1), above.offset) if instance else self._plain(below)
         if below.place in self.group and below.instance == 1:
-            return _Relation("the one after", below, above)
+            return self._long((below.place, instance + 1), below.offset) if instance < self.copies else self._plain(above)
         raise NotUniform("a layer frees an allocation that its neighbours do not")
 
     def _plain(self, made: Made) -> int:

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from autotune.catalog import Gpu, efficiency
@@ -26,24 +27,18 @@ from autotune.estimate.throughput.generation import (
     MICRO,
     MILLI,
     SHARDS_WEIGHTS,
-    GenerationLoad,
     compute_seconds,
     has_speed,
     independent,
     link_seconds,
     load_of,
     memory_seconds,
-    overlapped,
-    split_engines,
-    split_load,
     with_gathering,
 )
-from autotune.estimate.throughput.generation import seconds as generation_seconds
-from autotune.estimate.throughput.rollout_simulation import rollout_seconds
+from autotune.estimate.throughput.rollout_simulation import overlapped, rollout_seconds, split_engines
 
 BATCH_PHASES: frozenset[Phase] = frozenset({"rollout", "reward", "score", "sync"})  # once per batch of completions
-
-SCALED_PHASES = frozenset({"score", "forward", "backward"})
+SCALED_PHASES = frozenset({"score", "forward", "backward"})  # by the lengths of completions
 SHARDS_OPTIMIZER = frozenset({"zero1", "zero2", "zero3", "fsdp1"})
 """Traces of these are made on one rank. FSDP2 is traced with its shards."""
 
@@ -65,20 +60,10 @@ def with_throughput(
     unchanged for a CPU or a GPU of unknown speed."""
     if gpu is None or not has_speed(gpu):
         return prediction
-
-    def at(lengths: TokenLengths | None) -> Cycle:
-        return cycle(
-            trace,
-            composition if lengths is None else refilled(composition, lengths),
-            gpu=gpu,
-            config=config,
-            engine=prediction.engine,
-            iterations=iterations,
-            num_generations=num_generations,
-            lengths=lengths,
-        )
-
-    longest = at(None)
+    of = partial(
+        cycle, trace, gpu=gpu, config=config, engine=prediction.engine, iterations=iterations, num_generations=num_generations
+    )
+    longest = of(composition)
     seconds = longest.seconds
     phases = tuple(dataclasses.replace(phase, seconds=seconds.get(phase.name)) for phase in prediction.phases)
     found = dataclasses.replace(
@@ -87,7 +72,7 @@ def with_throughput(
     if lengths is None or composition.generation == "none":
         return found
     drawn, nothing = lengths.up_to(composition.completion_length), Estimate.exactly(0)
-    cycles = [at(part) for part in drawn.parts]
+    cycles = [of(refilled(composition, part), lengths=part) for part in drawn.parts]
     usual = {
         phase: sum((one.seconds[phase] for one in cycles), start=nothing).scaled(1 / len(cycles)) for phase in cycles[0].seconds
     }
@@ -142,28 +127,17 @@ def cycle(
     if composition.generation in ("engine", "server"):
         seconds["sync"] = _sync(trace.inventory, composition, config, gpu)
     # 4. Generation, on the same devices or on others.
-    if composition.generation == "none":
-        return _ordered(seconds)
-    load, split = load_of(composition, config, engine, num_generations), split_engines(composition)
-
-    def generating(load: GenerationLoad) -> Estimate:
-        if lengths is None:
-            return generation_seconds(load, gpu)
-        return rollout_seconds(load, split.engine if split else composition.engine, engine, lengths, gpu)
-
-    if split is not None:
-        concurrency = None if engine is None else engine.concurrency
-        load = split_load(load, split, composition.generation_batch, concurrency)
-        steps = counts.optimizer_steps
-        found, times = overlapped(seconds, split, load, generating, gpu, optimizer_steps=steps)
-        return _ordered(found, times)
-    layers = len(model_shape.shape(config).layers)
-    rollout = with_gathering(generating(load), trace.inventory, composition, load, layers, gpu)
-    return _ordered(seconds if rollout is None else {**seconds, "rollout": rollout})
-
-
-def _ordered(seconds: Mapping[Phase, Estimate], times: PipelineTimes | None = None) -> Cycle:
-    return Cycle(seconds={phase: seconds[phase] for phase in PHASES if phase in seconds}, pipeline=times)
+    pipeline: PipelineTimes | None = None
+    if composition.generation != "none":
+        split = split_engines(composition)
+        load = load_of(composition, split, config, engine, num_generations)
+        if split is not None:
+            seconds, pipeline = overlapped(seconds, split, load, engine, lengths, gpu, optimizer_steps=counts.optimizer_steps)
+        else:
+            rollout = rollout_seconds(load, composition.engine, engine, lengths, gpu)
+            gathered = with_gathering(rollout, trace.inventory, composition, load, gpu)
+            seconds |= {} if gathered is None else {"rollout": gathered}
+    return Cycle(seconds={phase: seconds[phase] for phase in PHASES if phase in seconds}, pipeline=pipeline)
 
 
 def tokens_per_second(
@@ -195,7 +169,7 @@ class CycleTime:
 
     micro_steps: int  # per rank
     optimizer_steps: int
-    traced_micro_steps: int  # of the optimizer step whose work was counted
+    traced_micro_steps: int  # backward passes of the optimizer step whose work was counted
     scored: float  # repetitions of the counted scoring
 
 
@@ -204,9 +178,10 @@ def counted(trace: Trace, composition: Composition, *, iterations: int = 1) -> C
     micro_steps = composition.accumulation
     if composition.generation != "none":
         micro_steps = iterations * max(1, composition.generation_batch // (composition.ranks * composition.micro_batch))
-    traced, whole_batches = traced_micro_steps(trace), 0
+    phases, whole_batches = trace.last_step, 0
+    traced = max(1, sum(1 for before, now in zip(["load", *phases], phases, strict=False) if now == "backward" != before))
     if trace.basis == "traced" and composition.generation != "none":  # runs of `BATCH_PHASES` in the last traced step
-        making = [phase in BATCH_PHASES for phase in trace.last_step]
+        making = [phase in BATCH_PHASES for phase in phases]
         whole_batches = sum(1 for before, now in zip([False, *making], making, strict=False) if now and not before)
     return CycleTime(
         micro_steps=micro_steps,
@@ -214,12 +189,6 @@ def counted(trace: Trace, composition: Composition, *, iterations: int = 1) -> C
         traced_micro_steps=traced,
         scored=1 / whole_batches if whole_batches else micro_steps / traced / iterations,
     )
-
-
-def traced_micro_steps(trace: Trace) -> int:
-    """Backward passes in the last traced step."""
-    phases = trace.last_step
-    return max(1, sum(1 for before, now in zip(["load", *phases], phases, strict=False) if now == "backward" != before))
 
 
 def phase_seconds(work: Work, gpu: Gpu) -> Estimate:
@@ -317,7 +286,7 @@ def _with_exchanges(
     if composition.sharded_by == "fsdp1" and adapted and used is not None:
         sharded = {index for index, one in enumerate(used.parameters) if one.trains and one.layer is not None}
         units = sum(not sharded.isdisjoint(own) for own in used.modules)
-        adapter_waits = efficiency("adapter_unit_milliseconds").scaled((counts.micro_steps * units * 3) * MILLI)
+        adapter_waits = efficiency("adapter_unit_milliseconds").scaled(counts.micro_steps * units * 3 * MILLI)
     return {**found, "backward": independent(cover, exposed, waits, adapter_waits)}
 
 

@@ -1,4 +1,4 @@
-"""Seconds of generating completions, beside training or before it, and the roofline of a GPU.
+"""Seconds of generating completions, and the roofline of a GPU.
 
 seconds = prefill + tokens per sequence · (sequences / batch) · step
 
@@ -10,13 +10,12 @@ its whole batch together, and the host's work per layer dominates small batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autotune.catalog import Gpu, efficiency
 from autotune.core.composition import Composition, SplitEngines
-from autotune.core.measurement import Phase
-from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, highest
+from autotune.core.prediction import EngineFit, Estimate, highest
 from autotune.core.trace import Inventory
 from autotune.estimate import model_shape
 from autotune.estimate.engine_memory import quantisation, quantised_bytes
@@ -51,16 +50,20 @@ class GenerationLoad:
 
 
 def load_of(
-    composition: Composition, config: Mapping[str, object], engine: EngineFit | None, num_generations: int
+    composition: Composition,
+    split: SplitEngines | None,
+    config: Mapping[str, object],
+    engine: EngineFit | None,
+    num_generations: int,
 ) -> GenerationLoad:
-    """Return what one engine, or one rank's own model, generates; with engines on GPUs of their own see `split_load`."""
+    """Return what one engine, or one rank's own model, generates; `split`: engines on GPUs of their own."""
     settings = composition.engine
     tensor_parallel = settings.tensor_parallel if settings is not None else 1
     sequences = max(1, composition.generation_batch * tensor_parallel // composition.ranks)
     batch = min(sequences, composition.generation_micro_batch or sequences if settings is None else settings.max_num_seqs)
     if engine is not None:
         batch = max(1, min(batch, int(engine.concurrency)))
-    return GenerationLoad(
+    load = GenerationLoad(
         config=config,
         dtype=composition["engine" if "engine" in composition else "policy"].dtype,
         sequences=sequences,
@@ -72,6 +75,19 @@ def load_of(
         tensor_parallel=tensor_parallel,
         quantised_bits=settings.quantised_bits if settings is not None else None,
         of_batch=composition.generation_batch,
+    )
+    if split is None:
+        return load
+    sequences, most = max(1, -(-composition.generation_batch // split.engines)), split.engine.max_num_seqs
+    return replace(
+        load,
+        dtype=split.dtype,
+        sequences=sequences,
+        prompts=max(1, load.prompts * sequences // load.sequences),
+        batch=min(most, max(1, int(engine.concurrency or most) if engine is not None else most)),
+        by_engine=True,
+        tensor_parallel=split.engine.tensor_parallel,
+        quantised_bits=split.engine.quantised_bits,
     )
 
 
@@ -124,7 +140,7 @@ def one_pass(load: GenerationLoad, gpu: Gpu, *, together: int, length: float, pr
         host = efficiency("generate_layer_microseconds").scaled(layers * MICRO)
         both = highest((busy, host))
         return Estimate(value=both.value, low=both.low, high=busy.high + host.high)
-    own = efficiency("engine_step_milliseconds").scaled(1 * MILLI)
+    own = efficiency("engine_step_milliseconds").scaled(MILLI)
     own = own + efficiency("engine_layer_microseconds").scaled(layers * MICRO)
     # 3. Exchanges between the engine's ranks.
     exchanges = Estimate.exactly(0)
@@ -162,7 +178,7 @@ def _read_parameters(layer: Layer, together: int | None) -> float:
 
 
 def with_gathering(
-    rollout: Estimate, inventory: Inventory, composition: Composition, load: GenerationLoad, layers: int, gpu: Gpu
+    rollout: Estimate, inventory: Inventory, composition: Composition, load: GenerationLoad, gpu: Gpu
 ) -> Estimate | None:
     """Add the gathering of sharded weights, if the trainer's own model generates.
 
@@ -178,113 +194,10 @@ def with_gathering(
     sent = link_seconds(passes * inventory.weight_bytes * (ranks - 1) / ranks, gpu)
     if sent is None:
         return None if composition.gathers_per_token else rollout
-    whole = sent + efficiency("exchange_microseconds").scaled((passes * layers) * MICRO)
+    layers = len(model_shape.shape(load.config).layers)
+    whole = sent + efficiency("exchange_microseconds").scaled(passes * layers * MICRO)
     # At best the next layer is gathered while this one computes.
     return Estimate(value=rollout.value + whole.value, low=highest((rollout, whole)).low, high=rollout.high + whole.high)
-
-
-# Generation and training on separate GPUs: who waits for whom.
-#
-# g: seconds in which the engines generate one batch alone, its last completion included; r: seconds per
-# batch if they never run empty; t: seconds of training on it in m optimizer steps. Training waits
-#
-# - by turns:                      g
-# - one batch ahead:               max(0, g - t)
-# - stream, nothing ahead:         max(g + t/m, t + g/m) - t, at most g, at least max(0, g - t)
-# - stream, completions ahead:     max(0, r - t), with g in place of r if completions end before a sync
-#
-# Weights are sent while both wait. Interrupted completions may be computed again, which adds to r.
-
-Generating = Callable[[GenerationLoad], Estimate]  # seconds in which one engine generates its completions
-
-FEWER, MORE = 1, 3  # multiples of a load whose difference is free of the first and the last completions
-
-
-def split_engines(composition: Composition) -> SplitEngines | None:
-    """Return the engines, each with no more sequences than are in flight or may be ahead."""
-    split = composition.split
-    if split is None:
-        return None
-    ahead = 1 + split.batches_ahead if split.overlap == "stream" else 1
-    completions = math.ceil(composition.generation_batch * ahead)
-    each = -(-min(completions, split.in_flight or completions) // split.engines)
-    engine = replace(split.engine, max_num_seqs=max(1, min(each, split.engine.max_num_seqs)))
-    return replace(split, engine=engine)
-
-
-def split_load(load: GenerationLoad, split: SplitEngines, batch: int, concurrency: float | None) -> GenerationLoad:
-    """Return one engine's part of a batch of completions.
-
-    batch: completions over all engines; concurrency: sequences that fit into an engine's cache.
-    """
-    sequences = max(1, -(-batch // split.engines))
-    return replace(
-        load,
-        dtype=split.dtype,
-        sequences=sequences,
-        prompts=max(1, load.prompts * sequences // load.sequences),
-        batch=min(split.engine.max_num_seqs, max(1, int(concurrency or split.engine.max_num_seqs))),
-        by_engine=True,
-        tensor_parallel=split.engine.tensor_parallel,
-        quantised_bits=split.engine.quantised_bits,
-    )
-
-
-def overlapped(
-    seconds: Mapping[Phase, Estimate],
-    split: SplitEngines,
-    load: GenerationLoad,
-    generating: Generating,
-    gpu: Gpu,
-    *,
-    optimizer_steps: int,
-) -> tuple[dict[Phase, Estimate], PipelineTimes]:
-    """Return the phases as training sees them, the rollout being its wait, and both sides' times."""
-    training = sum((spent for phase, spent in seconds.items() if phase != "sync"), start=Estimate.exactly(0))
-    generated = _batch_seconds(split, load, generating, gpu)
-    wait = _wait(split, generated, training, optimizer_steps)
-    sync = seconds.get("sync", Estimate.exactly(0))
-    return {**seconds, "rollout": wait}, PipelineTimes(generation=generated, training=training + sync)
-
-
-def _batch_seconds(split: SplitEngines, load: GenerationLoad, generating: Generating, gpu: Gpu) -> Estimate:
-    """Return g, or r with what interruptions cost."""
-    if split.overlap != "stream" or not split.batches_ahead or split.at_sync == "drain":
-        return generating(load)
-    # Loads of which even the smaller fills the engine.
-    whole = max(load.sequences, split.engine.max_num_seqs)
-    fewer, more = (
-        generating(replace(load, sequences=part * whole, prompts=max(1, part * whole * load.prompts // load.sequences)))
-        for part in (FEWER, MORE)
-    )
-    share = load.sequences / whole / (MORE - FEWER)
-    steady = Estimate(value=more.value - fewer.value, low=more.low - fewer.low, high=more.high - fewer.high).scaled(share)
-    if split.at_sync == "pause":
-        return steady
-    halfway = replace(
-        load, sequences=load.together, prompts=load.together, prompt_length=load.prompt_length + load.completion_length // 2
-    )
-    return steady + prefill(halfway, gpu)
-
-
-def _wait(split: SplitEngines, generated: Estimate, training: Estimate, optimizer_steps: int) -> Estimate:
-    if split.overlap == "none":
-        return generated
-    rest = Estimate(
-        value=max(0.0, generated.value - training.value),
-        low=max(0.0, generated.low - training.low),
-        high=max(0.0, generated.high - training.high),
-    )
-    if split.overlap == "batch" or split.batches_ahead:
-        return _ordered(rest)
-    first = 1 / max(1, optimizer_steps)
-    value = max(generated.value - (1 - first) * training.value, first * generated.value)
-    return Estimate(value=value, low=min(value, rest.low), high=max(value, generated.high))
-
-
-def _ordered(one: Estimate) -> Estimate:
-    """Return the interval with its bounds on both sides of the value."""
-    return Estimate(value=one.value, low=min(one.low, one.value), high=max(one.high, one.value))
 
 
 # Roofline of a GPU: peak rates, and the share of them that real work reaches.

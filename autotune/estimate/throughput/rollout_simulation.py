@@ -1,23 +1,17 @@
-"""Rollout over completions of different lengths: simulation of a continuous-batching engine.
-
-It has the rules of vLLM's scheduler: running sequences first, then waiting ones while sequences, tokens of a
-pass and cache blocks allow. Without a free block the sequence that was admitted last is preempted;
-it is computed again later. Full blocks of a prompt are shared within its group. Passes between two
-events are computed at once.
-"""
+"""Rollout of a batch of completions: on the GPUs that train or on others, at the longest completions or at those that occur."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from autotune.catalog import Gpu
-from autotune.core.composition import EngineSettings
+from autotune.core.composition import Composition, EngineSettings, SplitEngines
 from autotune.core.dataset import TokenLengths
-from autotune.core.prediction import EngineFit, Estimate
+from autotune.core.measurement import Phase
+from autotune.core.prediction import EngineFit, Estimate, PipelineTimes
 from autotune.estimate.engine_memory import BLOCK_TOKENS
 from autotune.estimate.rollout_engine import TRL_BATCHED_TOKENS
 from autotune.estimate.throughput import generation
@@ -29,13 +23,15 @@ _simulated: dict[tuple[object, ...], float] = {}
 
 
 def rollout_seconds(
-    load: GenerationLoad, settings: EngineSettings | None, engine: EngineFit | None, lengths: TokenLengths, gpu: Gpu
+    load: GenerationLoad, settings: EngineSettings | None, engine: EngineFit | None, lengths: TokenLengths | None, gpu: Gpu
 ) -> Estimate:
-    """Return the time in which an engine, or the trainer's own model, generates a batch of these lengths."""
+    """Return the time in which an engine, or the trainer's own model, generates a batch of these lengths; None: the longest."""
+    if lengths is None:
+        return generation.seconds(load, gpu)
     if not load.by_engine:
         # The whole batch decodes until its longest completion ends.
         until = math.ceil(lengths.expected_longest(max(load.together, load.of_batch)))
-        return generation.seconds(dataclasses.replace(load, completion_length=until), gpu)
+        return generation.seconds(replace(load, completion_length=until), gpu)
     longest = load.prompt_length + load.completion_length
     limits = EngineLimits(
         max_num_seqs=load.sequences if settings is None else settings.max_num_seqs,
@@ -50,7 +46,7 @@ def rollout_seconds(
         _simulated[key] = _simulated_seconds(load, gpu, limits, lengths)
     seconds = _simulated[key]
     # The bounds are those of the same passes at the mean length.
-    level = generation.seconds(dataclasses.replace(load, completion_length=max(1, round(lengths.mean))), gpu)
+    level = generation.seconds(replace(load, completion_length=max(1, round(lengths.mean))), gpu)
     return Estimate(value=seconds, low=seconds * level.low / level.value, high=seconds * level.high / level.value)
 
 
@@ -65,6 +61,97 @@ def _simulated_seconds(load: GenerationLoad, gpu: Gpu, limits: EngineLimits, len
     drawn[drawn.index(max(drawn))] = round(lengths.expected_longest(max(load.sequences, load.of_batch)))
     requests = [Request(prompt=load.prompt_length, completion=length, group=place // each) for place, length in enumerate(drawn)]
     return simulate(requests, limits, cost).seconds
+
+
+# Generation and training on separate GPUs: who waits for whom.
+#
+# g: seconds in which the engines generate one batch alone, its last completion included; r: seconds per
+# batch if they never run empty; t: seconds of training on it in m optimizer steps. Training waits
+#
+# - by turns:                      g
+# - one batch ahead:               max(0, g - t)
+# - stream, nothing ahead:         max(g + t/m, t + g/m) - t, at most g, at least max(0, g - t)
+# - stream, completions ahead:     max(0, r - t), with g in place of r if completions end before a sync
+#
+# Weights are sent while both wait. Interrupted completions may be computed again, which adds to r.
+
+FEWER, MORE = 1, 3  # multiples of a load whose difference is free of the first and the last completions
+
+
+def split_engines(composition: Composition) -> SplitEngines | None:
+    """Return the engines, each with no more sequences than are in flight or may be ahead."""
+    split = composition.split
+    if split is None:
+        return None
+    ahead = 1 + split.batches_ahead if split.overlap == "stream" else 1
+    completions = math.ceil(composition.generation_batch * ahead)
+    each = -(-min(completions, split.in_flight or completions) // split.engines)
+    engine = replace(split.engine, max_num_seqs=max(1, min(each, split.engine.max_num_seqs)))
+    return replace(split, engine=engine)
+
+
+def overlapped(
+    seconds: Mapping[Phase, Estimate],
+    split: SplitEngines,
+    load: GenerationLoad,
+    engine: EngineFit | None,
+    lengths: TokenLengths | None,
+    gpu: Gpu,
+    *,
+    optimizer_steps: int,
+) -> tuple[dict[Phase, Estimate], PipelineTimes]:
+    """Return the phases as training sees them, the rollout being its wait, and both sides' times."""
+    training = sum((spent for phase, spent in seconds.items() if phase != "sync"), start=Estimate.exactly(0))
+    generated = _batch_seconds(split, load, engine, lengths, gpu)
+    wait = _wait(split, generated, training, optimizer_steps)
+    sync = seconds.get("sync", Estimate.exactly(0))
+    return {**seconds, "rollout": wait}, PipelineTimes(generation=generated, training=training + sync)
+
+
+def _batch_seconds(
+    split: SplitEngines, load: GenerationLoad, engine: EngineFit | None, lengths: TokenLengths | None, gpu: Gpu
+) -> Estimate:
+    """Return g, or r with what interruptions cost."""
+    if split.overlap != "stream" or not split.batches_ahead or split.at_sync == "drain":
+        return rollout_seconds(load, split.engine, engine, lengths, gpu)
+    # Loads of which even the smaller fills the engine.
+    whole = max(load.sequences, split.engine.max_num_seqs)
+    loads = (
+        replace(load, sequences=part * whole, prompts=max(1, part * whole * load.prompts // load.sequences))
+        for part in (FEWER, MORE)
+    )
+    fewer, more = (rollout_seconds(one, split.engine, engine, lengths, gpu) for one in loads)
+    share = load.sequences / whole / (MORE - FEWER)
+    steady = Estimate(value=more.value - fewer.value, low=more.low - fewer.low, high=more.high - fewer.high).scaled(share)
+    if split.at_sync == "pause":
+        return steady
+    halfway = replace(
+        load, sequences=load.together, prompts=load.together, prompt_length=load.prompt_length + load.completion_length // 2
+    )
+    return steady + generation.prefill(halfway, gpu)
+
+
+def _wait(split: SplitEngines, generated: Estimate, training: Estimate, optimizer_steps: int) -> Estimate:
+    if split.overlap == "none":
+        return generated
+    rest = Estimate(
+        value=max(0.0, generated.value - training.value),
+        low=max(0.0, generated.low - training.low),
+        high=max(0.0, generated.high - training.high),
+    )
+    if split.overlap == "batch" or split.batches_ahead:
+        return replace(rest, low=min(rest.low, rest.value), high=max(rest.high, rest.value))
+    first = 1 / max(1, optimizer_steps)
+    value = max(generated.value - (1 - first) * training.value, first * generated.value)
+    return Estimate(value=value, low=min(value, rest.low), high=max(value, generated.high))
+
+
+# Simulation of a continuous-batching engine.
+#
+# It has the rules of vLLM's scheduler: running sequences first, then waiting ones while sequences, tokens of a
+# pass and cache blocks allow. Without a free block the sequence that was admitted last is preempted; it is
+# computed again later. Full blocks of a prompt are shared within its group. Passes between two events are
+# computed at once.
 
 
 @dataclass(frozen=True, kw_only=True)
