@@ -16,7 +16,7 @@ from autotune.core.job import Hardware
 from autotune.core.prediction import Prediction
 from autotune.core.trace import Trace
 from autotune.core.units import GIB, MIB
-from autotune.estimate import constant_estimates, sharding
+from autotune.estimate import sharding
 from autotune.estimate.predictor import predict
 from autotune.estimate.trace_context import PredictionInput
 
@@ -75,7 +75,7 @@ def _kinds(case: Case, found: list[Prediction], beside: float) -> dict[str, Any]
     machine elsewhere.
     """
     measured, allocated = case.row["measured"], found[0].torch_peak_allocated_bytes
-    others = constant_estimates.context(gpu_named(case.row["gpu"])).scaled(case.contexts - 1)
+    others = catalog.context(gpu_named(case.row["gpu"])).scaled(case.contexts - 1)
     each = [one.peak_memory_bytes + others for one in found]
     low, value, high = (fmean(getattr(one, end) for one in each) for end in ("low", "value", "high"))
     more = beside * case.contexts

@@ -25,7 +25,7 @@ from autotune.core.trace import Trace
 from autotune.core.units import MIB
 from autotune.estimate import sharding
 from autotune.estimate.predictor import predict
-from autotune.estimate.replay import replay
+from autotune.estimate.replay import Track
 from autotune.estimate.trace_context import PredictionInput
 
 MODELS = {
@@ -331,7 +331,7 @@ def _prediction(case: VerdictCase, way: Way, trace: Trace) -> Prediction:
             {"kind": reading.sharded_by, "ranks": reading.ranks, "options": dict(reading.options)}, hidden_size=hidden
         ),
     )
-    spread = max(ranks, key=lambda one: (replay(one.trace).reserved_bytes, one.trace.peak_bytes))
+    spread = max(ranks, key=lambda one: (Track(one.trace).replay().reserved_bytes, one.trace.peak_bytes))
     return predict(
         PredictionInput(
             candidate_id=row["id"],

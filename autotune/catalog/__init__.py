@@ -18,6 +18,8 @@ from autotune.core.space import Candidate
 from autotune.core.units import MIB
 from autotune.core.yaml_document import packaged_table
 
+HOPPER = 9  # compute capability, major
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
@@ -134,6 +136,56 @@ def constant(name: str) -> Constant:
 
 def efficiency(name: str) -> Constant:
     return constants("efficiency.yaml")[name]
+
+
+def estimate(name: str, unit: float = MIB) -> Estimate:
+    """Return a constant in bytes; `unit`: bytes of one."""
+    known = constant(name)
+    return Estimate(value=round(known.value * unit), low=round(known.low * unit), high=round(known.high * unit))
+
+
+def percent(name: str) -> Estimate:
+    """Return a constant in percent as a share."""
+    known = constant(name)
+    return Estimate(value=known.value / 100, low=known.low / 100, high=known.high / 100)
+
+
+def offered(device_memory_bytes: int, gpu: Gpu | None) -> Estimate:
+    """Memory that CUDA offers: the device's, less the driver's own part."""
+    if gpu is not None and gpu.seen_by == "torch":
+        return Estimate.exactly(device_memory_bytes)
+    return Estimate.exactly(device_memory_bytes) - efficiency("driver_reserve_mib").scaled(MIB)
+
+
+def context(gpu: Gpu | None) -> Estimate:
+    """Bytes of the CUDA context and its loaded kernels, outside torch's allocator."""
+    return bare_context(gpu) + estimate("kernels_mib")
+
+
+def bare_context(gpu: Gpu | None) -> Estimate:
+    """Bytes of the CUDA context of a process that runs no kernel."""
+    if gpu is None or gpu.multiprocessors is None:
+        return estimate("context_mib_unknown_gpu")
+    return estimate("context_mib_per_multiprocessor", MIB * gpu.multiprocessors)
+
+
+def cublas_workspace(gpu: Gpu | None) -> int:
+    """Bytes that torch allocates per cuBLAS handle and stream."""
+    known = gpu is not None and gpu.compute_capability is not None
+    large = known and int(gpu.compute_capability.split(".")[0]) >= HOPPER  # type: ignore[union-attr]
+    return int(estimate("cublas_workspace_mib_from_hopper_on" if large else "cublas_workspace_mib").value)
+
+
+def communication(gpu: Gpu | None, ranks: int, count: int = 1) -> Estimate:
+    """Bytes of the buffers of this many of NCCL's communicators on each GPU."""
+    if ranks < 2 or count < 1:
+        return Estimate.exactly(0)
+    pcie, nvlink = estimate("nccl_mib_pcie"), estimate("nccl_mib_two_nvlink" if ranks == 2 else "nccl_mib_many_nvlink")
+    if gpu is None or gpu.link is None:
+        one = Estimate(value=nvlink.value, low=pcie.low, high=nvlink.high)
+    else:
+        one = nvlink if gpu.link == "nvlink" else pcie
+    return one.scaled(count)
 
 
 class Criterion(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

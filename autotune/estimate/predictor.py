@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
+from autotune import catalog
+from autotune.catalog import communication, estimate, percent
 from autotune.core.composition import Composition, EngineSettings
 from autotune.core.measurement import PHASES
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction, highest
 from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
-from autotune.estimate import constant_estimates, insertion, rollout_engine, throughput, timeline
-from autotune.estimate.constant_estimates import (
-    communication,
-    communicators,
-    communicators_at_engine_start,
-    estimate,
-    joins_server,
-    percent,
-)
+from autotune.estimate import insertion, rollout_engine, throughput, timeline
 from autotune.estimate.other_models import other_model_bytes
 from autotune.estimate.replay import PhaseUse, StepStage, without
 from autotune.estimate.rollout_engine import EngineUse
 from autotune.estimate.timeline import EngineShare, Scene, TimelinePoint, whole_bytes
-from autotune.estimate.trace_context import PredictionInput, parts_at_engine_start, step_context
+from autotune.estimate.trace_context import PredictionInput, step_context
 
 CROWDED = 0.9  # share of the device above which torch empties its cache and retries: figures are less certain
 NAMED_SHARE = 0.2  # share of the interval's width from which on a cause is named
@@ -39,12 +33,6 @@ def predict(given: PredictionInput, stage: StepStage | None = None) -> Predictio
 def stage_of(given: PredictionInput) -> StepStage:
     """Return the trace in this candidate's context, ready to be replayed."""
     return StepStage(given.trace, step_context(given))
-
-
-def worst_rank(ranks: Sequence[PredictionInput]) -> tuple[PredictionInput, StepStage]:
-    """Return the rank that reserves most in the candidate's context, which decides where blocks lie, with its step there."""
-    each = [(one, stage_of(one)) for one in ranks]
-    return max(each, key=lambda one: (one[1].usage().reserved_bytes, one[0].trace.peak_bytes)) if len(each) > 1 else each[0]
 
 
 def memory(given: PredictionInput, stage: StepStage) -> Prediction:
@@ -84,15 +72,12 @@ def _on_gpu(given: PredictionInput, stage: StepStage) -> Prediction:
     ranks = given.hardware.count if joins_server(composition) else composition.ranks
     scene = Scene(
         usage=used,
-        basis=given.trace.basis,
-        high_extra_bytes=given.trace.possible_extra_bytes,
-        context=constant_estimates.context(given.gpu).scaled(composition.processes),
+        trace=given.trace,
+        composition=composition,
+        context=catalog.context(given.gpu).scaled(composition.processes),
         communication=communication(given.gpu, ranks, communicators(composition)),
         communication_at_engine_start=communication(given.gpu, ranks, communicators_at_engine_start(composition)),
-        parts_at_engine_start=parts_at_engine_start(composition),
         others=other_model_bytes(given.trace, composition, used, given.config),
-        away=composition.offloaded_in_rollout,
-        fused_parts=composition.fused_parts,
     )
     # 2. The engine, in the memory that is left.
     engine, uncertain = _engine(given, scene)
@@ -105,14 +90,42 @@ def _on_gpu(given: PredictionInput, stage: StepStage) -> Prediction:
     return _prediction(given, stage, scene, tight or points, engine, uncertain=uncertain, retried=tight is not None)
 
 
+def communicators(composition: Composition) -> int:
+    """Return the number of a training rank's communicators that carry anything: the first operation allocates their
+    buffers. One that is created and never used has none (NCCL from 2.22 on, `runtimeConn` in its init.cc).
+
+    torch's default one; one in which ZeRO-1 and ZeRO-2 reduce (ZeRO-3 uses the default one); for an engine under tensor
+    parallelism its own and, in the trainer's process, one in which its prompts are gathered; the one with a server, to
+    which weights are sent.
+    """
+    engine = composition.engine
+    own = (composition.ranks > 1) + (composition.sharded_by in ("zero1", "zero2"))
+    of_engine = 0 if engine is None or engine.tensor_parallel == 1 else 2 - engine.apart
+    return max(composition.processes, own + of_engine + joins_server(composition))
+
+
+def communicators_at_engine_start(composition: Composition) -> int:
+    """Return the number when an engine in the trainer's process starts: the one with which ZeRO-3 loads its
+    weights, and the engine's own. The first operation of the others comes later."""
+    engine = composition.engine
+    if engine is None or engine.apart:
+        return communicators(composition)
+    return (composition.sharded_by == "zero3") + (engine.tensor_parallel > 1)
+
+
+def joins_server(composition: Composition) -> bool:
+    """Return True if the trainer and a server, to which it sends weights, have a communicator."""
+    return composition.generation == "server" and composition.split is not None
+
+
 def _split_engine(given: PredictionInput) -> EngineUse | None:
     """Fit an engine that has GPUs of its own."""
     split = given.composition.split
     if split is None:
         return None
-    context = constant_estimates.context(given.gpu)
+    context = catalog.context(given.gpu)
     use = _fitted(given, round(context.value), split.engine, split.dtype)
-    room = constant_estimates.offered(given.hardware.memory_bytes, given.gpu).high - context.low - use.reserved_bytes.low
+    room = catalog.offered(given.hardware.memory_bytes, given.gpu).high - context.low - use.reserved_bytes.low
     failure = insertion.receiving_failure(given.composition, given.trace, room)
     return use if use.failure or failure is None else dataclasses.replace(use, failure=failure, sure=True)
 
@@ -181,8 +194,8 @@ def _prediction(
     if engine is not None and settings is not None and (settings.shares_weights or not settings.apart):
         in_torch = engine.weights_bytes + engine.parts.get("kv_cache", 0)
     own_allocated = highest(
-        timeline.around(use.allocated_bytes, timeline.error_bytes(use, scene.basis), scene.high_extra_bytes)
-        + timeline.other_models(scene.others.get(use.phase, {}), scene.basis)
+        timeline.around(use.allocated_bytes, timeline.error_bytes(use, scene.trace.basis), scene.trace.possible_extra_bytes)
+        + timeline.other_models(scene.others.get(use.phase, {}), scene.trace.basis)
         for use in scene.usage.phases
     )
     own_reserved = highest(point.torch_reserved for point in points)
@@ -214,7 +227,7 @@ def _prediction(
 
 def _room(given: PredictionInput) -> Estimate:
     """Return the memory that a job may use: min(limit, memory that CUDA offers)."""
-    return constant_estimates.offered(given.hardware.memory_bytes, given.gpu).at_most(given.limit_bytes)
+    return catalog.offered(given.hardware.memory_bytes, given.gpu).at_most(given.limit_bytes)
 
 
 def _assumed(given: PredictionInput, peak: Estimate, room: Estimate, startup: str | None, *, retried: bool) -> Iterator[str]:
@@ -246,15 +259,15 @@ def deciding(scene: Scene, top: TimelinePoint, room: Estimate, trace: Trace, *, 
     if engine_may_refuse:
         yield "free memory of the device when the engine starts"
     use = next((use for use in scene.usage.phases if use.phase == top.phase), scene.usage.resting)
-    errors = timeline.error_bytes(use, scene.basis)
-    fused = sum(size for part, size in use.parts.items() if part in scene.fused_parts)
+    errors = timeline.error_bytes(use, scene.trace.basis)
+    fused = sum(size for part, size in use.parts.items() if part in scene.composition.fused_parts)
     widths = {
         "size of the CUDA context and its kernels": _width(scene.context),
         "size of NCCL's buffers": _width(scene.communication),
         "fragmentation of torch's cache, which depends on the lengths of earlier batches": float(
             use.reserved_high_bytes - use.allocated_bytes
         ),
-        "difference between the generic step and the framework's own": _width(errors) if scene.basis == "generic" else 0.0,
+        "difference between the generic step and the framework's own": _width(errors) if scene.trace.basis == "generic" else 0.0,
         "memory that the framework's fused kernels save": float(fused),
         "distribution of tokens over the experts": float(trace.high_extra_bytes),
         "engine memory beyond its share": 0.0 if scene.engine is None else _width(scene.engine.held(top.phase)),

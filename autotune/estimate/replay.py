@@ -181,25 +181,12 @@ def _event_key(added: Sequence[Insertion], context: TraceContext) -> tuple[objec
     return orders, context.empties_before_rollout, context.empty_cache_steps, context.settings
 
 
-def replay(
-    trace: Trace,
-    *,
-    settings: AllocatorSettings | None = None,
-    capacity_bytes: int | None = None,
-    empty_cache_before: Collection[int] = (),
-    resting_before: int | None = None,
-) -> Replay:
-    """Replay every event.
+class Track:
+    """Events of a trace, ready to be replayed with any sizes.
 
     `empty_cache_before`: events, each the first of a stretch, before which the framework empties
     the cache. `resting_before`: event before which the resting state is noted.
     """
-    track = Track(trace, empty_cache_before=empty_cache_before, resting_before=resting_before)
-    return track.replay(settings=settings, capacity_bytes=capacity_bytes)
-
-
-class Track:
-    """Events of a trace, ready to be replayed with any sizes."""
 
     def __init__(self, trace: Trace, *, empty_cache_before: Collection[int] = (), resting_before: int | None = None) -> None:
         self.trace = trace

@@ -14,13 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from autotune.catalog import Gpu, constant, efficiency
+from autotune.catalog import Gpu, constant, cublas_workspace, efficiency, offered
 from autotune.core.composition import Composition, EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import GIB, KIB, MIB
-from autotune.estimate import constant_estimates, engine_memory, model_shape
+from autotune.estimate import engine_memory, model_shape
 from autotune.estimate.allocator import segment_bytes
-from autotune.estimate.constant_estimates import offered
 from autotune.estimate.engine_memory import (
     MAX_CACHED,
     LoadedBlocks,
@@ -147,7 +146,7 @@ def fit(
     slack = efficiency("engine_slack_mib").high * MIB
     # In torch's own pool, which sleep mode leaves: cuBLAS's workspaces of the two streams on which graphs are captured and
     # replayed, each in a segment of its own, and the buffer of input embeddings.
-    standing = 2 * segment_bytes(constant_estimates.cublas_workspace(gpu))
+    standing = 2 * segment_bytes(cublas_workspace(gpu))
     standing += inputs_bytes(settings, shape, size) if settings.apart else 0
     awake = Estimate(value=used, low=max(0.0, used - activations.value), high=used + slack + beyond)
     return EngineUse(

@@ -15,12 +15,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from autotune.catalog import percent
 from autotune.core.composition import Composition
 from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import Basis, Estimate, PhasePrediction
-from autotune.estimate.constant_estimates import percent
+from autotune.core.trace import Trace
 from autotune.estimate.replay import PhaseUse, StepStage, TraceUsage
 from autotune.estimate.rollout_engine import EngineUse
+from autotune.estimate.trace_context import parts_at_engine_start
 
 POLICY_PARTS = ("weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs")
 OTHER_MODEL_PARTS = tuple(
@@ -138,20 +140,17 @@ class Scene:
     """Everything on one device."""
 
     usage: TraceUsage
-    basis: Basis
-    high_extra_bytes: int
+    trace: Trace
+    composition: Composition
     context: Estimate  # of CUDA, with kernels, of all processes
     communication: Estimate  # NCCL's buffers
     communication_at_engine_start: Estimate  # those that exist by then
-    parts_at_engine_start: tuple[str, ...] | None = None  # the trainer's parts that exist by then; None: all
     engine: EngineShare | None = None
     others: Mapping[Phase, Mapping[str, int]] = field(default_factory=dict)  # models outside the step, by phase and part
-    away: tuple[str, ...] = ()  # parts of the trainer's state that are offloaded during the rollout
-    fused_parts: tuple[str, ...] = ()  # parts that may be nearly empty
 
     @property
     def away_bytes(self) -> int:
-        return sum(size for part, size in self.usage.resting.parts.items() if part in self.away)
+        return sum(size for part, size in self.usage.resting.parts.items() if part in self.composition.offloaded_in_rollout)
 
     @property
     def outside(self) -> Estimate:
@@ -222,14 +221,15 @@ def _resting(scene: Scene, phase: Phase) -> PhaseUse:
     uses, resting = scene.usage.phases, scene.usage.resting
     cached = 0 if scene.engine is not None and scene.engine.sleeps else max(use.reserved_bytes for use in uses)
     cached_high = 0 if not cached else max(use.reserved_high_bytes for use in uses)
-    away = scene.away_bytes if phase == "rollout" else 0
+    offloaded = scene.composition.offloaded_in_rollout if phase == "rollout" else ()
+    away = scene.away_bytes if offloaded else 0
     return PhaseUse(
         phase=phase,
         requested_bytes=max(0, resting.requested_bytes - away),
         allocated_bytes=max(0, resting.allocated_bytes - away),
         reserved_bytes=max(resting.reserved_bytes - away, cached, 0),
         reserved_high_bytes=max(resting.reserved_high_bytes - away, cached_high, 0),
-        parts={part: size for part, size in resting.parts.items() if not away or part not in scene.away},
+        parts={part: size for part, size in resting.parts.items() if part not in offloaded},
     )
 
 
@@ -238,8 +238,9 @@ def _load_point(scene: Scene, use: PhaseUse) -> TimelinePoint:
     if scene.engine is None or scene.engine.starts_after_load:
         return _point(scene, use)
     found = use
-    if scene.parts_at_engine_start is not None:
-        parts = {part: size for part, size in use.parts.items() if part in scene.parts_at_engine_start}
+    made = parts_at_engine_start(scene.composition)
+    if made is not None:
+        parts = {part: size for part, size in use.parts.items() if part in made}
         size = sum(parts.values())
         found = replace(
             use, requested_bytes=size, allocated_bytes=size, reserved_bytes=size, reserved_high_bytes=size, parts=parts
@@ -254,18 +255,18 @@ def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> Ti
     at, engine, others = engine_phase or use.phase, scene.engine, scene.others.get(use.phase, {})
     # 1. torch's cache.
     passing = 0 if engine is None else max(0, engine.passes(at) - (use.reserved_bytes - use.allocated_bytes))
-    error = error_bytes(use, scene.basis)
+    error = error_bytes(use, scene.trace.basis)
     held = Estimate(
         value=use.reserved_bytes,
         low=max(0, min(use.reserved_bytes, use.allocated_bytes + error.low)),
-        high=use.reserved_high_bytes + error.high + scene.high_extra_bytes,
+        high=use.reserved_high_bytes + error.high + scene.trace.possible_extra_bytes,
     )
-    reserved = held + Estimate.exactly(passing) + other_models(others, scene.basis)
+    reserved = held + Estimate.exactly(passing) + other_models(others, scene.trace.basis)
     # 2. The device.
     total = reserved + scene.outside
     if engine is not None:
         total = total + engine.held(at)
-    fused_parts = sum(size for part, size in use.parts.items() if part in scene.fused_parts)
+    fused_parts = sum(size for part, size in use.parts.items() if part in scene.composition.fused_parts)
     total = Estimate(value=total.value, low=max(0.0, total.low - fused_parts), high=total.high)
     # 3. By part.
     parts: Counter[str] = Counter({str(name): size for name, size in use.parts.items()})
@@ -297,7 +298,7 @@ def squeezed(stage: StepStage, scene: Scene, room: Estimate) -> tuple[TimelinePo
 
 def certainly_fits(stage: StepStage, scene: Scene, phases: tuple[TimelinePoint, ...], room: Estimate) -> bool:
     """Return True if every step runs, and an engine wakes, with all else at its highest and the room at its lowest."""
-    error = max(error_bytes(use, scene.basis).high for use in scene.usage.phases) + scene.high_extra_bytes
+    error = max(error_bytes(use, scene.trace.basis).high for use in scene.usage.phases) + scene.trace.possible_extra_bytes
     capacity = int(room.low - scene.outside.high - _engine(scene).high - _other_models(scene) - error)
     if capacity <= 0:
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from autotune.catalog import Gpu
+from autotune.catalog import Gpu, cublas_workspace
 from autotune.core.composition import Composition
 from autotune.core.dataset import TokenLengths
 from autotune.core.job import Hardware
@@ -13,7 +13,6 @@ from autotune.core.measurement import Phase
 from autotune.core.trace import Mark, Part, Trace
 from autotune.estimate import rollout_engine
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.constant_estimates import cublas_workspace
 from autotune.estimate.insertion import (
     SYNC_STREAM,
     Generation,

@@ -20,7 +20,7 @@ from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
 from autotune.core.trace import Trace
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.predictor import memory, predict, stage_of, with_speed, worst_rank
+from autotune.estimate.predictor import memory, predict, stage_of, with_speed
 from autotune.estimate.replay import StepStage
 from autotune.estimate.screening import (
     Family,
@@ -140,10 +140,12 @@ class PredictionService:
         self._tracer.expect(map(traced_request, requests))
 
     def _worst_rank(self, candidate: Candidate, request: Request, trace: Trace) -> tuple[PredictionInput, StepStage]:
-        """Return the rank that reserves most in this candidate's context, and its step there."""
+        """Return the rank that reserves most in this candidate's context, which decides where blocks lie, and its step there."""
         hidden = self._job.workload.model.config.get("hidden_size")
         sharding = Sharding.of(request["sharding"], hidden_size=hidden if isinstance(hidden, int) else None)
-        return worst_rank([self._input(candidate, rank) for rank in compared_ranks(trace, sharding)])
+        ranks = [self._input(candidate, rank) for rank in compared_ranks(trace, sharding)]
+        each = [(rank, StepStage(rank.trace, step_context(rank))) for rank in ranks]
+        return max(each, key=lambda one: (one[1].usage().reserved_bytes, one[0].trace.peak_bytes)) if len(each) > 1 else each[0]
 
     def _input(self, candidate: Candidate, rank: ShardedTrace) -> PredictionInput:
         return PredictionInput(

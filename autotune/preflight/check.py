@@ -21,7 +21,7 @@ from typing import Any, Literal, Unpack
 
 from packaging.version import Version
 
-from autotune import frameworks
+from autotune import catalog, frameworks
 from autotune.api import RunAnswer, run_flags
 from autotune.core.answer import Trial
 from autotune.core.errors import BadInput, ProbeError
@@ -30,7 +30,6 @@ from autotune.core.job import Job
 from autotune.core.measurement import judge
 from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
-from autotune.estimate import constant_estimates
 from autotune.machine.hardware_detection import gpu_of
 from autotune.preflight.proofs import PROOF, Proof, Proofs, decided, longest_prompt
 from autotune.probe.executors.base import Executor
@@ -182,13 +181,13 @@ def launcher_bytes(job: Job, versions: Mapping[str, str]) -> int:
     hardware, torch = job.task.hardware, versions.get("torch")
     if hardware.kind != "cuda" or torch is None or Version(torch) < TORCH_OF_LAUNCHER_CONTEXT:
         return 0
-    return round(constant_estimates.bare_context(gpu_of(hardware)).value)
+    return round(catalog.bare_context(gpu_of(hardware)).value)
 
 
 def with_room(job: Job, taken_bytes: int) -> Job:
     """Lower the limit so that other processes can take so much of what CUDA offers of the device."""
     hardware = job.task.hardware
-    offered = round(constant_estimates.offered(hardware.memory_bytes, gpu_of(hardware)).value)
+    offered = round(catalog.offered(hardware.memory_bytes, gpu_of(hardware)).value)
     return dataclasses.replace(job, memory_limit_bytes=max(1, min(job.memory_limit_bytes, offered) - taken_bytes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from autotune.catalog import Gpu
@@ -11,6 +12,8 @@ from autotune.core.measurement import Phase
 from autotune.core.prediction import Basis
 from autotune.core.trace import Inventory, Mark, Part, Trace
 from autotune.core.units import GIB, MIB
+from autotune.estimate.allocator import AllocatorSettings
+from autotune.estimate.replay import Replay, Track
 from autotune.estimate.trace_context import PredictionInput
 
 PARTS: tuple[Part, ...] = (
@@ -118,6 +121,19 @@ CONFIG = {
     "max_position_embeddings": 32768,
 }
 """config.json of Qwen2.5-1.5B."""
+
+
+def replay(
+    trace: Trace,
+    *,
+    settings: AllocatorSettings | None = None,
+    capacity_bytes: int | None = None,
+    empty_cache_before: Collection[int] = (),
+    resting_before: int | None = None,
+) -> Replay:
+    """Replay every event with the trace's own sizes."""
+    track = Track(trace, empty_cache_before=empty_cache_before, resting_before=resting_before)
+    return track.replay(settings=settings, capacity_bytes=capacity_bytes)
 
 
 def hardware(gpu: Gpu | None = A100, count: int = 1) -> Hardware:

@@ -6,8 +6,7 @@ import pytest
 
 from autotune.core.units import MIB
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.replay import replay
-from tests.estimate.synthetic import Book, training
+from tests.estimate.synthetic import Book, replay, training
 
 
 def test_phases_by_hand() -> None:

@@ -10,13 +10,12 @@ import pytest
 from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Part, Trace
 from autotune.core.units import MIB
 from autotune.estimate.insertion import gathered_bytes, inserted
-from autotune.estimate.replay import replay
 from autotune.estimate.sharding import Ddp, Sharding, apply, compared_ranks, fsdp1
 from autotune.estimate.sharding.fsdp1 import broadcast_copies, flat_units
 from autotune.estimate.sharding.rewriter import BACKWARD, BACKWARD_DONE, FORWARD, FORWARD_DONE, GRADIENT, PASS, optimizer_of
 from autotune.estimate.sharding.zero import fullest_rank
 from autotune.estimate.trace_context import TraceContext, emptied, insertions, places_in
-from tests.estimate.synthetic import composition
+from tests.estimate.synthetic import composition, replay
 from tests.estimate.test_trace_context import generation
 
 COUNT = 1000

@@ -7,11 +7,12 @@ import importlib
 import pytest
 
 from autotune.core.trace import Inventory, Mark, Part, Trace
-from autotune.estimate.replay import Track, replay
+from autotune.estimate.replay import Track
 from autotune.estimate.screening import corner, error_at, phase_peaks, picked_points, repetition_of, survey
 from autotune.estimate.screening.blocks import LayerRepetition, NotUniform, Point, Sample
 from autotune.estimate.screening.formulas import SizeModel
 from autotune.estimate.screening.stretching import stretched
+from tests.estimate.synthetic import replay
 
 NAMES: tuple[Part, ...] = ("weights", "activations", "logits", "optimizer")
 SPACE = [

@@ -10,7 +10,7 @@ import pytest
 from autotune.core.trace import Inventory, Mark, Trace
 from autotune.core.units import MIB
 from autotune.estimate.allocator import CachingAllocator
-from autotune.estimate.replay import replay
+from tests.estimate.synthetic import replay
 
 
 def trace(*events: int, streams: Mapping[int, int] | None = None, returns: Mapping[int, int] | None = None) -> Trace:

@@ -15,7 +15,7 @@ import pytest
 from autotune import catalog
 from autotune.core.composition import EngineSettings
 from autotune.core.units import GIB, MIB
-from autotune.estimate import constant_estimates, engine_memory, rollout_engine
+from autotune.estimate import engine_memory, rollout_engine
 from autotune.estimate.engine_memory import Pages, pages
 from autotune.estimate.model_shape import Shape, shape
 from autotune.estimate.rollout_engine import EngineUse, fit
@@ -51,7 +51,7 @@ def used(name: str = "Qwen/Qwen2.5-7B", **changes: Any) -> EngineUse:
 
 def test_an_engine_that_starts_takes_its_share_to_the_byte() -> None:
     use = used(vllm="0.24.0")
-    offered = round(constant_estimates.offered(gpu("A100-80G").memory_bytes, gpu("A100-80G")).value)
+    offered = round(catalog.offered(gpu("A100-80G").memory_bytes, gpu("A100-80G")).value)
     assert use.failure is None and use.kv is not None
     assert sum(use.parts.values()) == use.reserved_bytes.value == -(-offered // 2)
 
@@ -81,7 +81,7 @@ def test_the_rest_of_the_share_is_the_cache() -> None:
     small, large = used(utilization=0.4).kv, used(utilization=0.5).kv
     assert small is not None and large is not None
     tokens = large.kv_cache_tokens - small.kv_cache_tokens
-    offered = round(constant_estimates.offered(gpu("A100-80G").memory_bytes, gpu("A100-80G")).value)
+    offered = round(catalog.offered(gpu("A100-80G").memory_bytes, gpu("A100-80G")).value)
     assert tokens * 28 * 2 * 4 * 128 * 2 == pytest.approx(0.1 * offered, rel=1e-3)
 
 

@@ -6,9 +6,8 @@ import dataclasses
 
 import pytest
 
-from autotune.catalog import constants
+from autotune.catalog import communication, constants, context, cublas_workspace, estimate
 from autotune.core.units import MIB
-from autotune.estimate.constant_estimates import communication, context, cublas_workspace, estimate
 from tests.estimate.synthetic import A100
 
 
