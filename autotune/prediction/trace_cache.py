@@ -60,21 +60,19 @@ class TraceCache:
         with contextlib.suppress(OSError):
             make_private_folder(self.folder)
             write_atomically(self._path(key), zlib.compress(msgspec.json.encode(trace), 6), mode=FOR_ITS_OWNER)
+            files: list[tuple[float, int, Path]] = []  # time of last use, size and path
+            for path in self.folder.iterdir():
+                with contextlib.suppress(OSError):  # deleted by another process
+                    found = path.stat()
+                    files.append((found.st_mtime, found.st_size, path))
             total = 0
-            for _, size, path in sorted(self._files(), reverse=True):
+            for _, size, path in sorted(files, reverse=True):
                 total += size
                 if total > self._largest_bytes:
                     path.unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json.z"
-
-    def _files(self) -> Iterable[tuple[float, int, Path]]:
-        """Yield time of last use, size and path of each file."""
-        for path in self.folder.iterdir():
-            with contextlib.suppress(OSError):  # deleted by another process
-                found = path.stat()
-                yield found.st_mtime, found.st_size, path
 
 
 def key_of(specification: Mapping[str, object], versions: Mapping[str, str], adapter: str) -> str:

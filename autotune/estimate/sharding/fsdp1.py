@@ -280,9 +280,7 @@ class Fsdp1(Rewriter):
         wide = self.sharding.reduce_bytes or unit.width
         flat = self._allocate(unit.count * unit.width, "gradients", GATHERING)
         for index in unit.parameters:
-            number = self.seen.pop(index)
-            if self.gives_up(number):
-                self.limiter.free(number)
+            self.give_up(self.seen.pop(index), self.limiter.free)
         self._reshard(key, read_elsewhere=False)  # an adapter's frozen layer when the gradients of its inputs are ready
         cast = self._allocate(unit.count * wide, "communication", REDUCING) if wide != unit.width else None
         part = self._allocate(unit.shard * wide, "gradients", REDUCING)

@@ -3,9 +3,9 @@ sharding library adds, removes and moves allocations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeGuard, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
 from autotune.core.units import MIB
@@ -327,17 +327,11 @@ class Rewriter:
             return recent
         return None
 
-    def give_up(self, number: int | None) -> None:
-        """Free an allocation of the plain trace here, and drop its own free event."""
-        if self.gives_up(number):
-            self.book.free(number)
-
-    def gives_up(self, number: int | None) -> TypeGuard[int]:
-        """Return True if it is still allocated; the caller frees it from now on."""
-        if number is None or number < 0 or number in self.gone:
-            return False
-        self.gone.add(number)
-        return True
+    def give_up(self, number: int | None, free: Callable[[int], None] | None = None) -> None:
+        """Free an allocation of the plain trace here, if it is still allocated, and drop its own free event."""
+        if number is not None and number >= 0 and number not in self.gone:
+            self.gone.add(number)
+            (free or self.book.free)(number)
 
 
 def _last_gradients(usage: ModuleUse) -> set[tuple[int, ...]]:
