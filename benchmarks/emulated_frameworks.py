@@ -36,7 +36,7 @@ from autotune.prediction.service import PredictionService, open_tracers
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
-from autotune.worker.metric_readers import MetricReader, line_source
+from autotune.worker.launched_output import MetricReader, line_source
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "emulated_frameworks.json"

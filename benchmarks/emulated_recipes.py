@@ -26,7 +26,7 @@ from autotune.machine import environment
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
-from autotune.worker.metric_readers import line_source
+from autotune.worker.launched_output import line_source
 
 GPUS, MODEL, LAYERS = "2xA100-40G", "Qwen2.5-0.5B", 2
 GPUS_WITH_SERVER = "3xA100-40G"

@@ -19,7 +19,7 @@ from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcom
 from autotune.core.space import Candidate
 from autotune.core.units import GIB
 from autotune.search.trial_view import tiers_of
-from autotune.worker.early_stop import out_of_reach
+from autotune.worker.phase_recorder import out_of_reach
 
 
 @dataclass(frozen=True)

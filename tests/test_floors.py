@@ -111,7 +111,7 @@ def test_frameworks_load_only_on_the_training_side() -> None:
 
 def test_only_the_ray_executor_imports_ray() -> None:
     users = {_ids(file) for file in FILES if any(name.split(".")[0] == "ray" for name in _imports(file))}
-    assert users == {"probe/executors/ray_cluster.py", "probe/executors/ray_slot.py"}
+    assert users == {"probe/executors/ray_cluster.py"}
 
 
 def test_exit_codes_are_only_in_the_cli() -> None:

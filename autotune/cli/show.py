@@ -70,12 +70,13 @@ def gpus(as_json: bool) -> None:
 
     from autotune import catalog
     from autotune.machine import hardware_detection
+    from autotune.machine.host_memory import machine_memory_bytes
 
     known = catalog.gpus()
     rows: list[dict[str, Any]] = [{**msgspec.to_builtins(gpu), "memory_bytes": gpu.memory_bytes} for gpu in known]
     here: list[dict[str, Any]] = [msgspec.to_builtins(device) for device in hardware_detection.gpus_here()]
     if as_json:
-        document = {"schema": 1, "gpus": rows, "here": here, "cpu_memory_bytes": hardware_detection.machine_memory_bytes()}
+        document = {"schema": 1, "gpus": rows, "here": here, "cpu_memory_bytes": machine_memory_bytes()}
         click.echo(json.dumps(document, indent=2))
         return
 
@@ -98,7 +99,7 @@ def gpus(as_json: bool) -> None:
     table(["name", "memory", "GB/s", "bf16 TFLOPS", "link GB/s", "compute", "seen by", "source"], shown)
     found = ", ".join(f"{device['name']} ({format_bytes(device['memory_bytes'])})" for device in here) or "no NVIDIA GPU"
     say("\nDense peaks, and one direction of a link. --json adds the other dtypes and all sources.")
-    say(f"Here: {found}; a CPU with {format_bytes(hardware_detection.machine_memory_bytes())}, as --gpus cpu or 2xcpu.")
+    say(f"Here: {found}; a CPU with {format_bytes(machine_memory_bytes())}, as --gpus cpu or 2xcpu.")
 
 
 def _short(model: KnownModel) -> str:

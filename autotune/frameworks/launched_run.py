@@ -25,7 +25,7 @@ from autotune.frameworks.base import Settings, Trainer
 from autotune.frameworks.dataset_measurement import row_lengths
 from autotune.frameworks.settings_table import KINDS, Field
 from autotune.frameworks.stand_in_step import StandInSpec, compose, trace_request
-from autotune.machine.devices import DEVICE_ORDER
+from autotune.machine.nvml import DEVICE_ORDER
 
 SYNTHETIC_ROWS = "rows.jsonl"  # file of synthetic rows for a run without a dataset
 OUT = "{autotune_run_folder}"  # placeholder for the run's own folder in commands and environments; no path of a user contains it
@@ -34,7 +34,7 @@ TEMPLATE_TOKENS = 64  # upper bound of the tokens that a chat template adds to a
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Source of a run's speed. `worker/metric_readers.py` defines the fields."""
+    """Source of a run's speed. `worker/launched_output.py` defines the fields."""
 
     kind: Literal["json", "python", "pattern"]
     file: str | None = None  # None: the run's output
@@ -48,7 +48,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedSettings:
-    """Source of a run's effective settings. `worker/launched_settings.py` defines the kinds."""
+    """Source of a run's effective settings. `worker/launched_output.py` defines the kinds."""
 
     kind: Literal["json", "hydra", "yaml", "namespace", "table"]
     file: str | None = None  # None: the run's output
@@ -69,7 +69,7 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """Model holders in a run's processes, and the calls that trigger a look at them (`worker/model_watch.py`)."""
+    """Model holders in a run's processes, and the calls that trigger a look at them (`worker/model_memory.py`)."""
 
     steps: tuple[str, ...]
     """`module:Class.method` after which gradients and optimizer states exist. Ray must not copy the

@@ -29,9 +29,8 @@ from transformers import Trainer, TrainerCallback
 
 from autotune.core.units import MIB
 from autotune.integrations import oom_report
-from autotune.integrations.memory_gauges import CpuGauge, CudaGauge, GaugeReading
-from autotune.integrations.memory_margin import Margin
-from autotune.integrations.running_trainer import Running, running
+from autotune.integrations.memory_margin import CpuGauge, CudaGauge, GaugeReading, Margin
+from autotune.integrations.oom_report import Running, running
 
 log = logging.getLogger("autotune")
 

@@ -13,14 +13,13 @@ from autotune import catalog
 from autotune.core.errors import BadInput, HardwareNotHere, UnknownName
 from autotune.core.job import Hardware
 from autotune.core.units import format_bytes, parse_bytes
-from autotune.machine.devices import VISIBLE, devices_here
-from autotune.machine.nvml import Device
+from autotune.machine.host_memory import machine_memory_bytes
+from autotune.machine.nvml import VISIBLE, Device, devices_here
 
 _PATTERN = re.compile(r"(?:(\d+)\s*x\s*)?(\S.*)", re.IGNORECASE)
 _SIZE_WITH_UNIT = re.compile(r"\d+(?:\.\d+)?\s*[MGT](?:i?B)?", re.IGNORECASE)
 _SAME_MEMORY = 0.05  # tolerance: drivers differ by a few hundred MiB per card; sizes of a family differ by far more
 MAX_DEVICES = 100_000  # largest number of devices that a prediction counts through
-_OWN_CGROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def hardware(asked: str, here: Sequence[Device] | None = None) -> Hardware:
@@ -100,25 +99,6 @@ def gpus_here() -> tuple[Device, ...]:
         return ()
 
 
-def machine_memory_bytes(own: Path = _OWN_CGROUP, root: Path = _CGROUPS) -> int:
-    """Return the memory available to all processes: the machine's, or a lower cgroup limit."""
-    import psutil
-
-    return min([int(psutil.virtual_memory().total), *(limit for _, limit in _limited_groups(own, root))])
-
-
-def available_memory_bytes(own: Path = _OWN_CGROUP, root: Path = _CGROUPS) -> int:
-    """Return the memory that processes can still take: the machine's, or a lower rest of a cgroup such as a pod's."""
-    import psutil
-
-    rooms = [int(psutil.virtual_memory().available)]
-    for folder, limit in _limited_groups(own, root):
-        usage = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
-        if usage is not None:  # caches of files are given back on demand
-            rooms.append(max(0, limit - usage + _reclaimable(folder / "memory.stat")))
-    return min(rooms)
-
-
 def processor() -> str:
     """Return the CPU's model name."""
     try:
@@ -195,44 +175,3 @@ def _plain(name: str) -> str:
 def _has_words(text: str, words: str) -> bool:
     """Match whole words and exclude variants: an RTX 4070 Ti is no RTX 4070."""
     return re.search(rf"(?<![a-z0-9]){re.escape(words)}(?![a-z0-9])(?!\s+(?:ti|super|d)\b)", text) is not None
-
-
-def _limited_groups(own: Path, root: Path) -> list[tuple[Path, int]]:
-    """Return the folders of this process's cgroup and its ancestors that have a limit."""
-    found = []
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            places, file = [root, root / "unified"], "memory.max"
-        elif "memory" in controllers.split(","):
-            places, file = [root / "memory"], "memory.limit_in_bytes"
-        else:
-            continue
-        for place in places:
-            folder = place / path.lstrip("/")
-            upwards = [folder, *(above for above in folder.parents if place == above or place in above.parents)]
-            limits = ((group, _number(group / file)) for group in upwards)
-            # v1 writes "no limit" as a number near 2^63.
-            found += [(group, limit) for group, limit in limits if limit is not None and 0 < limit < 2**60]
-    return found
-
-
-def _number(file: Path) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def _reclaimable(stat: Path) -> int:
-    """Return the bytes of inactive file caches, of the whole tree in v1."""
-    try:
-        pairs = dict(line.split(" ", 1) for line in stat.read_text().splitlines() if " " in line)
-    except OSError:
-        return 0
-    return int(pairs.get("total_inactive_file") or pairs.get("inactive_file") or 0)

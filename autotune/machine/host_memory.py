@@ -1,7 +1,8 @@
-"""Host memory during a GPU probe: the kernel's OOM killer can end a rank although the device has room.
+"""Memory of this machine and of the cgroups of this process: total, available, location of the groups, OOM kills.
 
-OOM kills are counted in the cgroups of this process, or else on the whole machine. Kills by a user-space daemon are not
-counted; there, a SIGKILL while host memory is nearly exhausted is the evidence.
+The kernel's OOM killer can end a rank of a GPU probe although the device has room. OOM kills are counted in the cgroups of this
+process, or else on the whole machine. Kills by a user-space daemon are not counted; there, a SIGKILL while host memory is nearly
+exhausted is the evidence.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import contextlib
 from pathlib import Path
 
 from autotune.core.errors import ProbeError
-from autotune.machine import cgroups, hardware_detection
 
+OWN_CGROUP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+MOUNTS = Path("/proc/self/mountinfo")
 MIN_FREE_SHARE = 0.02  # share of free memory below which the host counts as exhausted
 
 
@@ -20,12 +22,12 @@ class HostMemory:
 
     def __init__(self, counters: tuple[Path, ...] | None = None, total_bytes: int | None = None) -> None:
         self._counters = own_counters() if counters is None else counters
-        self.total_bytes = hardware_detection.machine_memory_bytes() if total_bytes is None else total_bytes
+        self.total_bytes = machine_memory_bytes() if total_bytes is None else total_bytes
 
     def kills(self) -> int:
         """Return the OOM kills in this process's cgroups, or else on the machine."""
-        counted = [count for file in self._counters if (count := _oom_kills(file)) is not None]
-        return max(counted) if counted else _oom_kills(Path("/proc/vmstat")) or 0
+        counted = [count for file in self._counters if (count := oom_kills(file)) is not None]
+        return max(counted) if counted else oom_kills(Path("/proc/vmstat")) or 0
 
     @property
     def is_bounded(self) -> bool:
@@ -36,7 +38,7 @@ class HostMemory:
 
     def used_bytes(self) -> int:
         """Return `total_bytes` minus the available memory; in a pod, both are the pod's."""
-        return max(0, self.total_bytes - min(hardware_detection.available_memory_bytes(), self.total_bytes))
+        return max(0, self.total_bytes - min(available_memory_bytes(), self.total_bytes))
 
     def was_short(self, most_used_bytes: int) -> bool:
         return most_used_bytes >= (1 - MIN_FREE_SHARE) * self.total_bytes
@@ -45,16 +47,117 @@ class HostMemory:
 def own_counters() -> tuple[Path, ...]:
     """Return the OOM counters of this process's cgroups, v1 and v2."""
     found = []
-    for home, file in ((cgroups.v1_home, "memory.oom_control"), (cgroups.v2_own, "memory.events")):
+    for home, file in ((v1_home, "memory.oom_control"), (v2_own, "memory.events")):
         with contextlib.suppress(OSError, ProbeError, ValueError):
             found.append(home() / file)
-    return tuple(file for file in found if _oom_kills(file) is not None)
+    return tuple(file for file in found if oom_kills(file) is not None)
 
 
-def _oom_kills(file: Path) -> int | None:
+def oom_kills(file: Path) -> int | None:
     """Parse the line `oom_kill N` of memory.events, memory.oom_control or vmstat."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in file.read_text().splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return None
+
+
+def machine_memory_bytes(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
+    """Return the memory available to all processes: the machine's, or a lower cgroup limit."""
+    import psutil
+
+    return min([int(psutil.virtual_memory().total), *(limit for _, limit in _limited_groups(own, root))])
+
+
+def available_memory_bytes(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
+    """Return the memory that processes can still take: the machine's, or a lower rest of a cgroup such as a pod's."""
+    import psutil
+
+    rooms = [int(psutil.virtual_memory().available)]
+    for folder, limit in _limited_groups(own, root):
+        usage = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
+        if usage is not None:  # caches of files are given back on demand
+            rooms.append(max(0, limit - usage + _reclaimable(folder / "memory.stat")))
+    return min(rooms)
+
+
+def _limited_groups(own: Path, root: Path) -> list[tuple[Path, int]]:
+    """Return the folders of this process's cgroup and its ancestors that have a limit."""
+    found = []
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            places, file = [root, root / "unified"], "memory.max"
+        elif "memory" in controllers.split(","):
+            places, file = [root / "memory"], "memory.limit_in_bytes"
+        else:
+            continue
+        for place in places:
+            folder = place / path.lstrip("/")
+            upwards = [folder, *(above for above in folder.parents if place == above or place in above.parents)]
+            limits = ((group, _number(group / file)) for group in upwards)
+            # v1 writes "no limit" as a number near 2^63.
+            found += [(group, limit) for group, limit in limits if limit is not None and 0 < limit < 2**60]
+    return found
+
+
+def _number(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _reclaimable(stat: Path) -> int:
+    """Return the bytes of inactive file caches, of the whole tree in v1."""
+    try:
+        pairs = dict(line.split(" ", 1) for line in stat.read_text().splitlines() if " " in line)
+    except OSError:
+        return 0
+    return int(pairs.get("total_inactive_file") or pairs.get("inactive_file") or 0)
+
+
+def v1_home() -> Path:
+    """Return the v1 memory cgroup of this process."""
+    for line in OWN_CGROUP.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return place_of(MOUNTS.read_text(), path, "cgroup", "memory")
+    raise ProbeError("There is no cgroup v1 memory controller here.")
+
+
+def v2_own() -> Path:
+    """Return the v2 cgroup of this process."""
+    for line in OWN_CGROUP.read_text().splitlines():
+        number, _, path = line.split(":", 2)
+        if number == "0":
+            return place_of(MOUNTS.read_text(), path, "cgroup2", None)
+    raise ProbeError("There is no cgroup v2 here.")
+
+
+def v2_home() -> Path:
+    """Return the v2 cgroup, or its parent, that delegates the memory controller."""
+    own = v2_own()
+    for home in (own, own.parent):
+        control = home / "cgroup.subtree_control"
+        if control.exists() and "memory" in control.read_text().split():
+            return home
+    raise ProbeError("There is no cgroup v2 memory controller for children of ours here.")
+
+
+def place_of(mountinfo: str, path: str, kind: str, controller: str | None) -> Path:
+    """Return the mounted path of a cgroup. A container may see only a part of the hierarchy."""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        root, mount = left.split()[3:5]
+        filesystem, _, options = right.split()[:3]
+        if filesystem == kind and (controller is None or controller in options.split(",")):
+            inside = path == root or path.startswith(root.rstrip("/") + "/")
+            relative = path[len(root.rstrip("/")) :] if inside else ""
+            return Path(mount + relative.rstrip("/"))
+    raise ProbeError(f"No {kind} file system is mounted here.")

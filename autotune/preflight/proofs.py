@@ -18,9 +18,9 @@ from autotune.core.measurement import Outcome, ProbePlan
 from autotune.core.space import Candidate, fingerprint
 from autotune.core.units import format_bytes
 from autotune.frameworks.base import Trainer
-from autotune.machine.file_stamp import stamp
+from autotune.machine.local_files import stamp
 from autotune.machine.nvml import MIN_REPORTED_BYTES
-from autotune.probe.gpu_notes import held_by_others
+from autotune.probe.device_report import held_by_others
 from autotune.search.record import Store, circumstances, files_named, strings_in
 
 SCHEMA = 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from autotune.core.errors import ProbeError
@@ -20,13 +21,43 @@ from autotune.failures.classify import (
     classify_launched,
     ended_from_outside,
 )
-from autotune.probe.command_exchange import CommandReply
 from autotune.probe.message_validation import RankResult, RankSpeed, rank_result
 from autotune.worker.protocol import LOST, Message
 
 EXCERPT_CHARACTERS = 4096
 
 SLOW_SHARE = 0.25  # A probe with progress in this last share of its deadline counts as slow, not as hung
+
+
+@dataclass(kw_only=True)
+class CommandReply:
+    """Messages of the ranks in reply to one command."""
+
+    results: dict[int, Message] = field(default_factory=dict)  # `loaded` or `measured`, by rank
+    failures: list[Message] = field(default_factory=list)  # `failed` and `lost`, in order of arrival
+    phases: dict[int, Phase] = field(default_factory=dict)  # Last reported phase, by rank
+    timed_out: bool = False
+    moved_at: float = field(default_factory=time.monotonic)  # Time of the last sign of progress; of the command itself at first
+    moving: str = "the command was sent"  # Description of that sign
+    quiet_seconds: float = 0.0  # Time without progress when the deadline passed
+    worker_lost: bool = False
+    printed: str = ""  # Output of the processes meanwhile; set only after a failure
+    usage_before_bytes: int = 0  # Memory of the tree when the command was sent
+
+    @property
+    def ended_well(self) -> bool:
+        return not (self.failures or self.timed_out or self.worker_lost)
+
+    @property
+    def gone_before(self) -> bool:
+        """True if a rank had exited before the command reached it, with unknown status."""
+        return any(m.get("event") == LOST and m.get("signal") is None and m.get("exit") is None for m in self.failures)
+
+    def phase_of(self, rank: int | None) -> Phase | None:
+        """Return the rank's last phase; any rank's if that one reported none."""
+        if rank in self.phases:
+            return self.phases[rank]
+        return next(iter(self.phases.values()), None)
 
 
 @dataclass(frozen=True, kw_only=True)

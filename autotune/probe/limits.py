@@ -1,23 +1,26 @@
 """Memory limit of a process tree: one interface, enforced by cgroup v2, cgroup v1 or rlimit.
 
 Under a cgroup the kernel counts the whole tree and kills a process that exceeds it. Without one, each rank's RLIMIT_DATA
-refuses larger allocations (`worker/memory_guard.py`) and the meter kills a tree over the limit. `best_limit` tries each.
+refuses larger allocations (`worker/process_memory.py`) and the meter kills a tree over the limit. `best_limit` tries each.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from autotune.core.errors import ProbeError
-from autotune.machine import cgroups
-from autotune.machine.host_memory import HostMemory
+from autotune.machine import host_memory
 from autotune.worker.processes import descendants
 
+_PREFIX = "autotune-"
+_numbers = itertools.count()
 _REACHED_BYTES = 4 * 2**20  # Pages are charged in batches: a refused charge leaves the usage this close to the limit
 
 
@@ -59,87 +62,123 @@ class Limit:
         raise NotImplementedError
 
 
-class _Cgroup(Limit):
-    """Operations that both cgroup versions share."""
+class Cgroup(Limit):
+    """Cgroup below the one of this process, with its memory controller."""
 
     kernel_kills = True
-    _group: cgroups.Group
+
+    def __init__(self, home: Path, limit_bytes: int) -> None:
+        _sweep(home)
+        self.path, self._limit_bytes = home / f"{_PREFIX}{os.getpid()}-{next(_numbers)}", limit_bytes
+        self.path.mkdir()
+        try:
+            self._set_limit()
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_limit(self) -> None:
+        raise NotImplementedError
 
     def enter(self, pid: int) -> None:
-        self._group.write("cgroup.procs", pid)
+        self._write("cgroup.procs", pid)
 
-    def kill_all(self) -> None:
-        self._group.kill_all()
+    def kill_all(self, patience_seconds: float = 3.0) -> None:
+        """Kill all members, including processes that they start meanwhile."""
+        deadline = time.monotonic() + patience_seconds
+        while (members := self._members()) and time.monotonic() < deadline:
+            for pid in members:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.002)
 
-    def close(self) -> None:
-        self._group.remove()
+    def close(self, patience_seconds: float = 2.0) -> None:
+        """Remove the cgroup. It stays busy for a moment after its last process has exited."""
+        deadline = time.monotonic() + patience_seconds
+        while self.path.exists():
+            try:
+                self.path.rmdir()
+            except OSError:
+                if time.monotonic() > deadline:
+                    return  # the next cgroup's start removes it
+                time.sleep(0.01)
+
+    def _write(self, name: str, value: int) -> None:
+        (self.path / name).write_text(str(value))
+
+    def _number(self, name: str) -> int:
+        return int((self.path / name).read_text())
+
+    def _table(self, name: str) -> dict[str, int]:
+        pairs = (line.split() for line in (self.path / name).read_text().splitlines())
+        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
+
+    def _members(self) -> list[int]:
+        with contextlib.suppress(OSError):
+            return [int(line) for line in (self.path / "cgroup.procs").read_text().split()]
+        return []
 
 
-class CgroupV1(_Cgroup):
+class CgroupV1(Cgroup):
     """Memory controller of cgroup v1."""
 
     name = "cgroup-v1"
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._group = cgroups.Group(cgroups.v1_home())
-        try:
-            self._group.write("memory.limit_in_bytes", limit_bytes)
-            if (self._group.path / "memory.memsw.limit_in_bytes").exists():  # swap would let a larger tree fit
-                self._group.write("memory.memsw.limit_in_bytes", limit_bytes)
-            self._group.write("memory.oom_control", 0)  # inherited; 1 would suspend the tree at its limit
-            _check(self._group.number("memory.limit_in_bytes") <= limit_bytes, "the limit was not accepted")
-        except BaseException:
-            self._group.remove()
-            raise
+        super().__init__(host_memory.v1_home(), limit_bytes)
+
+    def _set_limit(self) -> None:
+        self._write("memory.limit_in_bytes", self._limit_bytes)
+        if (self.path / "memory.memsw.limit_in_bytes").exists():  # swap would let a larger tree fit
+            self._write("memory.memsw.limit_in_bytes", self._limit_bytes)
+        self._write("memory.oom_control", 0)  # inherited; 1 would suspend the tree at its limit
+        _check(self._number("memory.limit_in_bytes") <= self._limit_bytes, "the limit was not accepted")
 
     def usage_bytes(self) -> int | None:
-        stat = self._group.table("memory.stat")
+        stat = self._table("memory.stat")
         return stat["total_rss"] + stat.get("total_shmem", 0)
 
     def ceiling_bytes(self) -> int | None:
-        return self._group.number("memory.max_usage_in_bytes")
+        return self._number("memory.max_usage_in_bytes")
 
     def reset(self) -> None:
-        self._group.write("memory.max_usage_in_bytes", 0)
+        self._write("memory.max_usage_in_bytes", 0)
 
     def oom_kills(self) -> int:
-        return self._group.table("memory.oom_control").get("oom_kill", 0)
+        return self._table("memory.oom_control").get("oom_kill", 0)
 
     def at_limit(self) -> bool:
         # Not by memory.failcnt: some kernels (6.18) never increment it.
-        return self._group.number("memory.max_usage_in_bytes") + _REACHED_BYTES >= self._limit_bytes
+        return self._number("memory.max_usage_in_bytes") + _REACHED_BYTES >= self._limit_bytes
 
 
-class CgroupV2(_Cgroup):
+class CgroupV2(Cgroup):
     """Memory controller of cgroup v2. No ceiling: memory.peak has no reset before Linux 6.12."""
 
     name = "cgroup-v2"
+    _limited_before = 0
 
     def __init__(self, limit_bytes: int) -> None:
-        self._group = cgroups.Group(cgroups.v2_home())
-        self._limited_before = 0
-        try:
-            self._group.write("memory.max", limit_bytes)
-            if (self._group.path / "memory.swap.max").exists():
-                self._group.write("memory.swap.max", 0)
-            _check(self._group.number("memory.max") <= limit_bytes, "the limit was not accepted")
-        except BaseException:
-            self._group.remove()
-            raise
+        super().__init__(host_memory.v2_home(), limit_bytes)
+
+    def _set_limit(self) -> None:
+        self._write("memory.max", self._limit_bytes)
+        if (self.path / "memory.swap.max").exists():
+            self._write("memory.swap.max", 0)
+        _check(self._number("memory.max") <= self._limit_bytes, "the limit was not accepted")
 
     def usage_bytes(self) -> int | None:
-        stat = self._group.table("memory.stat")
+        stat = self._table("memory.stat")
         return stat["anon"] + stat.get("shmem", 0)
 
     def reset(self) -> None:
-        self._limited_before = self._group.table("memory.events").get("oom", 0)
+        self._limited_before = self._table("memory.events").get("oom", 0)
 
     def oom_kills(self) -> int:
-        return self._group.table("memory.events").get("oom_kill", 0)
+        return self._table("memory.events").get("oom_kill", 0)
 
     def at_limit(self) -> bool:
-        return self._group.table("memory.events").get("oom", 0) > self._limited_before
+        return self._table("memory.events").get("oom", 0) > self._limited_before
 
 
 class Rlimit(Limit):
@@ -155,10 +194,7 @@ class Rlimit(Limit):
 
     def oom_kills(self) -> int:
         # Of the whole machine: the exit signal of a lost process decides if it was ours.
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-        return 0
+        return host_memory.oom_kills(Path("/proc/vmstat")) or 0
 
     def kill_all(self) -> None:
         if self._root is None:
@@ -176,9 +212,9 @@ class DeviceLimit(Rlimit):
 
     name = "device"
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, host: host_memory.HostMemory) -> None:
         super().__init__(limit_bytes)
-        self._host = HostMemory()
+        self._host = host
 
     def oom_kills(self) -> int:
         return self._host.kills()
@@ -219,3 +255,12 @@ def _verify(limit: Limit) -> None:
 def _check(holds: bool, otherwise: str) -> None:
     if not holds:
         raise ProbeError(f"This memory limit does not work here: {otherwise}.")
+
+
+def _sweep(home: Path) -> None:
+    """Remove cgroups of exited owners. The kernel refuses while a process remains inside."""
+    for left in home.glob(f"{_PREFIX}*-*"):
+        owner = left.name.removeprefix(_PREFIX).split("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            with contextlib.suppress(OSError):
+                left.rmdir()

@@ -1,21 +1,28 @@
-"""Probe runner: the ranks of one load_key under a worker, measured candidate after candidate."""
+"""Probe runner: the ranks of one load_key under a worker, measured candidate after candidate.
+
+A command goes to the ranks, and their messages are collected until every rank has replied or failed.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
-from autotune.core.errors import ProbeError
-from autotune.core.measurement import Cost, DeviceMemory, Measurement, Memory, MemorySample, Outcome, ProbePlan
+from autotune.core.errors import ProbeError, TrainingEnvironmentError
+from autotune.core.measurement import PHASES, Cost, DeviceMemory, Measurement, Memory, MemorySample, Outcome, Phase, ProbePlan
 from autotune.core.space import Candidate
 from autotune.probe import assembly, device_report
-from autotune.probe.assembly import KernelReport, Peaks, end_of, results_by_rank, results_of, worst
-from autotune.probe.command_exchange import CommandExchange, CommandReply
+from autotune.probe.assembly import CommandReply, KernelReport, Peaks, end_of, results_by_rank, results_of, worst
 from autotune.probe.message_validation import RankResult
 from autotune.probe.process_meter import concatenated
-from autotune.probe.worker_process import WorkerProcess
+from autotune.probe.worker_process import WorkerLost, WorkerProcess, install_hint
+from autotune.worker import protocol
+from autotune.worker.protocol import Message
 
+ROOT_CAUSE_SECONDS = 0.2  # Wait for other ranks after a failure: a peer may report before the lost rank is noticed
+VICTIM_SECONDS = 3.0  # Wait for `lost` after a kill by the kernel: it comes once the rank's memory is reclaimed
+KERNEL_SHARE = 100  # 1/KERNEL_SHARE of the limit is for page tables and sockets, which only a cgroup counts
 FULL_SHARE = 0.97  # Share of the limit beyond which a lost process counts as out of memory for any signal
 
 
@@ -100,28 +107,122 @@ class _Probe:
         worker, runner = self._worker, self._runner
         worker.start()
         self._output_mark = worker.mark_output()
-        exchange = CommandExchange(worker, runner.ranks)
         if not runner.loaded:
             worker.settle_gpus()
             request = {"scratch": worker.scratch, **runner.requests.load(self._candidate)}
-            reply = self._command(lambda: exchange.load(request, self._deadline))
+            self._begin_command()
+            reply = self._load(request)
+            worker.check_gpus()
             self._load_seconds = time.monotonic() - self._started
             if not reply.ended_well:
                 return reply
             self._load_timeline = worker.timeline()
             runner.generation = worker.generation
             runner.load_peaks, runner.load_devices = self._tree_peaks(reply), self._devices(reply)
-        return self._command(lambda: exchange.measure(runner.requests.probe(self._candidate, self._plan), self._deadline))
+        self._begin_command()
+        request = dict(runner.requests.probe(self._candidate, self._plan))
+        reply = self._send({"do": protocol.MEASURE, "request": request}, protocol.MEASURED)
+        worker.check_gpus()
+        return reply
 
-    def _command(self, send: Callable[[], CommandReply]) -> CommandReply:
+    def _begin_command(self) -> None:
         if not self._runner.loaded:
             self._runner.on_load()
         self._worker.mark()
         self._worker.limit.reset()
         self._kills_before = self._worker.limit.oom_kills()
-        reply = send()
-        self._worker.check_gpus()
+
+    def _load(self, request: Message) -> CommandReply:
+        if not self._worker.warm:
+            # First, so that the memory of the imports is known when the rest is divided among ranks.
+            imported = self._send({"do": protocol.WARM, "load": request}, protocol.READY, first_phase="load", replies=1)
+            if not imported.ended_well:
+                return imported
+        span = {} if self._worker.span is None else {"span": asdict(self._worker.span)}
+        command = {"do": protocol.LOAD, "ranks": self._runner.ranks, "load": request, **span}
+        return self._send(command, protocol.LOADED, first_phase="load")
+
+    def _send(
+        self, message: Message, expected: str, *, first_phase: Phase | None = None, replies: int | None = None
+    ) -> CommandReply:
+        """Send a command to the ranks and return their replies, as many as there are ranks."""
+        mark = self._worker.mark_output()
+        self._worker.enter(first_phase)
+        reply = CommandReply(usage_before_bytes=self._worker.meter.now())
+        if first_phase is not None:
+            reply.phases = dict.fromkeys(range(self._runner.ranks), first_phase)
+        try:
+            kills_before = self._worker.limit.oom_kills()
+            number = self._worker.send({**message, **self._bounds(reply.usage_before_bytes)})
+            self._receive(reply, number, expected, replies or self._runner.ranks, kills_before)
+        except WorkerLost:
+            reply.worker_lost = True
+        if not reply.ended_well:
+            reply.printed = self._worker.printed_since(mark)
         return reply
+
+    def _bounds(self, usage_bytes: int) -> Message:
+        limit = self._worker.effective_limit_bytes
+        if self._worker.on_gpus:
+            devices = self._worker.gpus.for_ranks() if self._worker.gpus is not None else []
+            return {"guard_bytes": None, "slack_bytes": 0, "device_limit_bytes": limit, "devices": devices}
+        # guard per rank = (limit - limit / KERNEL_SHARE - memory in use) / ranks
+        free = limit - limit // KERNEL_SHARE - usage_bytes
+        # RLIMIT_DATA counts mapped memory, touched or not. Under a cgroup, which counts
+        # touched pages, the slack lets the guard refuse only what could never fit.
+        slack = limit if self._worker.limit.kernel_kills else 0
+        return {"guard_bytes": max(0, free) // self._runner.ranks, "slack_bytes": slack, "device_limit_bytes": None}
+
+    def _receive(self, reply: CommandReply, number: int, expected: str, replies: int, kills_before: int) -> None:
+        first_failure: float | None = None
+        while len(reply.results) + len(reply.failures) < replies:
+            until = self._deadline
+            if first_failure is not None:
+                killed = self._worker.limit.oom_kills() > kills_before
+                victim_missing = killed and not any(failure.get("event") == protocol.LOST for failure in reply.failures)
+                until = min(self._deadline, first_failure + (VICTIM_SECONDS if victim_missing else ROOT_CAUSE_SECONDS))
+            if time.monotonic() >= until:
+                reply.timed_out = not reply.failures
+                reply.quiet_seconds = time.monotonic() - reply.moved_at
+                return
+            for message in self._worker.receive(until):
+                if message.get("id") in (number, None):
+                    self._record(reply, message, expected)
+            if reply.failures and first_failure is None:
+                first_failure = time.monotonic()
+
+    def _record(self, reply: CommandReply, message: Message, expected: str) -> None:
+        event, rank = message.get("event"), message.get("rank", 0)
+        progress = {
+            protocol.PROGRESS: str(message.get("words")),
+            protocol.PHASE: f"phase {message.get('phase')} began",
+            protocol.CYCLE: f"cycle {message.get('done')} ended",
+        }.get(str(event))
+        if progress is not None:
+            reply.moved_at, reply.moving = time.monotonic(), progress
+        if event == protocol.READY:
+            self._worker.warm, self._worker.afresh = True, message.get("afresh")
+            self._worker.versions.update(message.get("versions") or {})
+        if event == protocol.PHASE and message.get("phase") in PHASES:
+            reply.phases[rank] = message["phase"]
+            self._worker.enter(message["phase"])
+        elif event == expected:
+            reply.results[rank] = message
+        elif event == protocol.FAILED:
+            reply.failures.append(message)
+        elif event == protocol.LOST:
+            reported = any(failure.get("rank") == rank for failure in reply.failures)
+            announced = reply.results.get(rank, {}).get("stays") is False and message.get("exit") == 0
+            if not reported and not announced:
+                reply.results.pop(rank, None)
+                reply.failures.append(message)
+        elif event == protocol.UNREADY:
+            settings, error = self._worker.settings, message["error"]
+            hints = [install_hint(settings.python, package, versions) for package, versions in settings.supported.items()]
+            text = f"{error.get('type')}: {str(error.get('text')).strip()}"[-500:]
+            raise TrainingEnvironmentError(
+                " ".join([f"The training environment behind {settings.python} cannot be imported ({text}).", *hints])
+            )
 
     def _failed(self, reply: CommandReply) -> Measurement:
         worker, gpus, tree, meter = self._worker, self._worker.gpus, self._worker.meter, self._worker.device_meter

@@ -18,8 +18,8 @@ from autotune.core.errors import ProbeError, TrainingEnvironmentError
 from autotune.core.job import DeviceKind
 from autotune.core.measurement import MemorySample, Phase
 from autotune.core.secrets import Secrets
-from autotune.machine.devices import VISIBLE
 from autotune.machine.host_memory import HostMemory
+from autotune.machine.nvml import VISIBLE
 from autotune.probe.device_meter import DeviceMeter
 from autotune.probe.gpu_set import Gpus
 from autotune.probe.limits import DeviceLimit, Limit, best_limit
@@ -136,7 +136,7 @@ class WorkerProcess:
         try:
             if self.gpus is None and self._open_gpus is not None:
                 self.gpus = self._open_gpus()
-            self.limit = DeviceLimit(settings.limit_bytes) if self.on_gpus else best_limit(settings.limit_bytes)
+            self.limit = DeviceLimit(settings.limit_bytes, self.host) if self.on_gpus else best_limit(settings.limit_bytes)
             self._folder = WorkFolder(settings.scratch_root)
             self._host_before_bytes = self.host.used_bytes() if self.on_gpus else 0
             packages = dict.fromkeys([*settings.supported, *DECIDING_PACKAGES, *ENGINES])

@@ -11,7 +11,7 @@ from autotune.core.job import Hardware, Model, Task, Workload
 from autotune.core.space import Knob, KnobValue, SearchSpace
 from autotune.frameworks.command import METHOD, NAME, Command, placeholders
 from autotune.machine import environment, hardware_detection
-from autotune.probe.gpu_notes import gpu_notes
+from autotune.probe.device_report import gpu_notes
 from autotune.request.assignments import parse_holds, parse_searches
 from autotune.request.flags import Flags, option_name
 from autotune.request.job_builder import ParsedRequest, build_job, refuse_resume_and_fresh

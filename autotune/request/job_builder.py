@@ -20,7 +20,7 @@ from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl.settings import OFFLINE
 from autotune.frameworks.trl.user_config import UserConfig, read_user_config
 from autotune.machine import environment
-from autotune.probe.gpu_notes import gpu_notes
+from autotune.probe.device_report import gpu_notes
 from autotune.request import length_sources
 from autotune.request.assignments import held_by, named_choices, parse_holds, positive, with_exported
 from autotune.request.flags import Flags

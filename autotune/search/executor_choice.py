@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 def open_executor(job: Job, trainer: Trainer) -> Executor:
     """Return an executor, not started yet; its `close` ends every process. BadInput where its slots do not fit."""
-    from autotune.probe.executors.local import LocalExecutor  # here, because importing autotune.search must stay fast
-    from autotune.probe.executors.local_slots import local_places
+    from autotune.probe.executors.local import (
+        LocalExecutor,  # here, because importing autotune.search must stay fast
+        local_places,
+    )
     from autotune.probe.runner import RequestBuilders
 
     task, settings = job.task, runner_settings(job, trainer)

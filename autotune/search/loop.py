@@ -24,8 +24,7 @@ from autotune.core.space import Candidate
 from autotune.core.units import format_seconds
 from autotune.frameworks.base import Trainer
 from autotune.machine.signals import stop_requested, uninterrupted
-from autotune.probe.executors.base import Executor
-from autotune.probe.executors.concurrent_probes import ConcurrentProbes, FinishedProbe
+from autotune.probe.executors.base import ConcurrentProbes, Executor, FinishedProbe
 from autotune.search.agenda import RemainingBudget, SearchEnd
 from autotune.search.conclusion import conclude
 from autotune.search.study import Study, TrialRequest

@@ -33,7 +33,7 @@ from autotune.core.job import Hardware, Job
 from autotune.core.space import fingerprint
 from autotune.emulator.build import sources_fingerprint
 from autotune.machine import hardware_detection
-from autotune.machine.file_stamp import MAX_NAME_LENGTH, stamp
+from autotune.machine.local_files import MAX_NAME_LENGTH, stamp
 
 SCHEMA = 1
 MAX_LINE_BYTES = 256 * 1024

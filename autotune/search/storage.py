@@ -28,7 +28,7 @@ from autotune.core.errors import BadInput, MissingExtra, StorageLost, StudyMisma
 from autotune.core.files import sqlite_file
 from autotune.core.job import Job
 from autotune.core.secrets import without_password
-from autotune.machine.file_systems import refuse_network_storage
+from autotune.machine.local_files import refuse_network_storage
 from autotune.machine.signals import stop_requested, uninterrupted
 from autotune.search.claims import Claims, delete_claims
 from autotune.search.trial_storage import DRIVER, AtomicMemoryStorage, AtomicRDBStorage, TrialEnd, TrialWriter

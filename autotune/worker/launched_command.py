@@ -5,10 +5,10 @@ a table. The request of a measure:
 
     {"argv": [...], "environment": {...}, "files": {"name": "text"},      OUT in the first two: a folder of this probe
      "folder": working directory | null,
-     "figures": {...},                                                     see `metric_readers`
+     "figures": {...},                                                     see `launched_output`
      "phases": [[regex, phase | null], ...],                               printed lines that start a phase
-     "effective": {...} | null,  "settings": ["name", ...],                see `launched_settings`
-     "watch": {...} | null,                                                see `model_watch`
+     "effective": {...} | null,  "settings": ["name", ...],                see `launched_output`
+     "watch": {...} | null,                                                see `model_memory`
      "plan": {...}}
 """
 
@@ -29,10 +29,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import model_watch, processes, protocol
-from .early_stop import out_of_reach
-from .launched_settings import LaunchedSettings
-from .metric_readers import Figure, MetricReader, line_source
+from . import model_memory, processes, protocol
+from .launched_output import Figure, LaunchedSettings, MetricReader, line_source
+from .phase_recorder import out_of_reach
 
 POLL_INTERVAL_S = 0.05
 GRACE_SECONDS = 5.0  # time between SIGTERM and SIGKILL
@@ -135,7 +134,7 @@ class _LaunchedRun:
     def _start(self) -> subprocess.Popen[bytes]:
         argv = [self._resolved(word) for word in self._request["argv"]]
         extra = {name: self._resolved(value) for name, value in (self._request.get("environment") or {}).items()}
-        extra |= model_watch.environment(self._request.get("watch"), self._folder, {**os.environ, **extra})
+        extra |= model_memory.environment(self._request.get("watch"), self._folder, {**os.environ, **extra})
         environment = {name: value for name, value in {**os.environ, **extra}.items() if name not in ("RANK", "LOCAL_RANK")}
         try:
             return subprocess.Popen(
@@ -207,7 +206,7 @@ class _LaunchedRun:
             "optimizer_steps": self._metrics.records, "effective": self._effective,
             "exercised": {"watched": "outside", "optimizer_steps": self._metrics.records, "seconds": timed},
             "setup_seconds": max(0.0, seconds - timed), "loop_seconds": timed,
-            "models": model_watch.found(self._folder), "world_size": None,
+            "models": model_memory.found(self._folder), "world_size": None,
         }  # fmt: skip
 
 

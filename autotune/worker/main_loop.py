@@ -59,6 +59,7 @@ class Worker:
                 poll.register(wire.fileno(), select.POLLIN)
             poll.poll(POLL_INTERVAL_S * 1000 if self._ranks else None)
             for message in self._parent.take(0):
+                self._reap()  # under its own command's number: what exited before this command did not fail in it
                 self._execute(message)
             for live in self._ranks:
                 self._relay(live, live.wire.take(0))

@@ -1,18 +1,18 @@
-"""Phases of a probe and their cost: exclusive seconds and peak memory of each.
+"""Phases of a probe and their cost: exclusive seconds and peak memory of each; and reasons to end a probe early.
 
 One phase at a time owns the clock; a phase entered inside another takes it over and returns it.
-Time in none of the eight phases is `other`, so the seconds always sum to the wall time.
-"""
+Time in none of the eight phases is `other`, so the seconds always sum to the wall time."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from . import protocol
-from .memory_meter import MemoryMeter, cpu_meter
+from .process_memory import MemoryMeter, cpu_meter
 from .protocol import OTHER, PHASES
 
 MIN_DONE_SHARE = 0.25  # share of the work before the first extrapolation
@@ -201,3 +201,26 @@ def _merged(one: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]
         for name in ("allocated_bytes", "reserved_bytes")
     }
     return {**peaks, **{name: one[name] + other[name] for name in ("retries", "out_of_memory")}}
+
+
+# Upper bound of a candidate's speed: this many standard errors above the fastest cycle.
+MARGIN_STANDARD_ERRORS = 2.0
+SINGLE_CYCLE_FACTOR = 2.0  # slowdown by a disturbance that a single cycle may have
+
+
+def out_of_reach(rates: Sequence[float], *, goal: float, spread: float) -> bool:
+    """Return True if the upper bound of these cycles' tokens per second is below the goal.
+
+    `spread` is the usual standard deviation of a cycle's log rate on this machine; a larger one of
+    these cycles replaces it.
+    """
+    if not rates or min(rates) <= 0 or goal <= 0:
+        return False
+    if len(rates) == 1:
+        return rates[0] * SINGLE_CYCLE_FACTOR < goal
+    # upper bound = max(log r) + z * max(spread, s) / sqrt(n);  s: standard deviation of log r, n:
+    # number of cycles
+    logs = [math.log(rate) for rate in rates]
+    mean = sum(logs) / len(logs)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in logs) / (len(logs) - 1))
+    return max(logs) + MARGIN_STANDARD_ERRORS * max(spread, deviation) / math.sqrt(len(logs)) < math.log(goal)

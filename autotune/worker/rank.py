@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from . import memory_guard, processes, protocol
+from . import process_memory, processes, protocol
 from .phase_recorder import PhaseRecorder
 from .protocol import Message, Wire
 
@@ -33,7 +33,7 @@ def run(
     try:
         processes.exit_with_parent(worker)
         processes.prefer_for_the_oom_killer()
-        memory_guard.keep_thread_stacks_small()
+        process_memory.keep_thread_stacks_small()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _Rank(adapter, Wire(connection), rank, ranks, local).serve()
         code = 0
@@ -70,7 +70,7 @@ class _Rank:
             if not isinstance(self._adapter, ModuleType):
                 self._adapter = self._adapter()
                 self._adapter.warm(message["load"])
-            with memory_guard.Guard(message.get("guard_bytes"), message.get("slack_bytes", 0)):
+            with process_memory.Guard(message.get("guard_bytes"), message.get("slack_bytes", 0)):
                 self._loaded = self._adapter.load(message["load"], recorder)
         except BaseException as error:
             # A half-loaded model is of no use: the next load starts from a fresh fork.
@@ -80,8 +80,8 @@ class _Rank:
         finally:
             memory = _peaks(recorder)
             recorder.close()
-        memory_guard.give_back()
-        self._loaded_bytes = memory_guard.own_bytes()
+        process_memory.give_back()
+        self._loaded_bytes = process_memory.own_bytes()
         growth = message.get("guard_bytes")
         self._headroom_bytes = None if growth is None else max(0, base + growth - self._loaded_bytes)
         self._send(
@@ -94,7 +94,7 @@ class _Rank:
         recorder, base = self._recorder(message)
         report: Message
         try:
-            with memory_guard.Guard(message.get("guard_bytes"), message.get("slack_bytes", 0)):
+            with process_memory.Guard(message.get("guard_bytes"), message.get("slack_bytes", 0)):
                 result = self._adapter.measure(self._loaded, message["request"], recorder)
             event, report = protocol.MEASURED, {"result": result}
         except BaseException as error:
@@ -113,14 +113,14 @@ class _Rank:
         except BaseException:
             traceback.print_exc()
             return False
-        memory_guard.give_back()
+        process_memory.give_back()
         if self._headroom_bytes is None:
             return True
-        growth = memory_guard.own_bytes() - self._loaded_bytes
+        growth = process_memory.own_bytes() - self._loaded_bytes
         return growth <= MIN_TOLERATED_BYTES + self._headroom_bytes // 4
 
     def _recorder(self, message: Message) -> tuple[PhaseRecorder, int]:
-        base, growth = memory_guard.own_bytes(), message.get("guard_bytes")
+        base, growth = process_memory.own_bytes(), message.get("guard_bytes")
         limit = message.get("device_limit_bytes")
         if limit is None and growth is not None:
             limit = base + max(0, growth)

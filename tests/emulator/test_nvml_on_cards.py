@@ -18,10 +18,10 @@ L4 = emulated_machine("L4").cards[0]
 HEAD = '''
 import json, os, subprocess, sys
 from pathlib import Path
-from autotune.machine.devices import devices_here
+from autotune.machine.nvml import devices_here
 from autotune.machine.hardware_detection import hardware
 from autotune.probe.device_meter import DeviceMeter
-from autotune.probe.gpu_notes import gpu_notes
+from autotune.probe.device_report import gpu_notes
 from autotune.probe.gpu_set import Gpus
 
 HOLDER = """

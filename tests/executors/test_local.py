@@ -94,6 +94,19 @@ def test_refused_load_is_the_measurement_of_its_candidate(local: LocalExecutor) 
     still_works(local)
 
 
+def test_a_rank_that_exited_before_a_command_is_no_result_of_it(local: LocalExecutor) -> None:
+    """The worker, which is stopped here, notices the exit together with the command."""
+    rank, worker = pid_of(still_works(local)), local.worker.pid
+    assert worker is not None
+    os.kill(worker, signal.SIGSTOP)
+    os.kill(rank, signal.SIGKILL)
+    go_on = threading.Timer(0.3, os.kill, (worker, signal.SIGCONT))
+    go_on.start()
+    assert pid_of(still_works(local)) != rank
+    go_on.join()
+    assert local.loads == 2
+
+
 def test_cgroup_kills_what_no_allocator_refuses(local: LocalExecutor) -> None:
     worker = still_works(local) and local.worker.pid
     if not local.worker.alive or "cgroup" not in local.worker.bound_by:

@@ -10,8 +10,8 @@ import pytest
 
 from autotune.core.errors import BadInput, HardwareNotHere
 from autotune.core.job import Hardware
-from autotune.probe.executors.cluster_plan import Node, in_words, plan
-from autotune.probe.executors.local_slots import available_cores, groups_of, listed, local_places, shares_of
+from autotune.probe.executors.local import available_cores, groups_of, listed, local_places, shares_of
+from autotune.probe.executors.ray_node import Node, in_words, plan
 from tests.probe.nvml_playback import Playback
 
 GIB = 2**30
@@ -66,7 +66,7 @@ def test_cores_of_one_node_are_adjacent(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / node).mkdir()
         (tmp_path / node / "cpulist").write_text(f"{cores}\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    monkeypatch.setattr("autotune.probe.executors.local_slots._physical", lambda core: core)
+    monkeypatch.setattr("autotune.probe.executors.local._physical", lambda core: core)
     assert available_cores(tmp_path) == [0, 2, 4, 5, 1, 3, 6, 7]
 
 

@@ -22,8 +22,7 @@ from autotune.frameworks.stand_in import StandIn
 from autotune.probe.executors.local import LocalExecutor
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings
-from autotune.worker.launched_settings import LaunchedSettings
-from autotune.worker.metric_readers import MetricReader, line_source
+from autotune.worker.launched_output import LaunchedSettings, MetricReader, line_source
 from tests.frameworks.stand_ins import asked
 
 ENVIRONMENTS = os.environ.get("AUTOTUNE_FRAMEWORKS")

@@ -24,7 +24,7 @@ from autotune.frameworks.base import Trainer
 from autotune.frameworks.launched_run import Launch, Launched
 from autotune.frameworks.stand_in import StandIn
 from autotune.search.loop import legal_candidates
-from autotune.worker.metric_readers import MetricReader
+from autotune.worker.launched_output import MetricReader
 from tests.frameworks.stand_ins import GIB, task
 
 EVERY = sorted(frameworks.trainers())

@@ -20,7 +20,7 @@ from autotune.prediction.service import open_prediction_service
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
-from autotune.worker.metric_readers import MetricReader
+from autotune.worker.launched_output import MetricReader
 from tests.frameworks.stand_ins import GIB, asked, refusal
 
 MODEL = "trainer.model"

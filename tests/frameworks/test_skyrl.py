@@ -72,7 +72,7 @@ def test_a_token_budget_is_no_bound_for_a_longer_row() -> None:
 
 READS = """
 import json, sys
-from autotune.worker.launched_settings import LaunchedSettings
+from autotune.worker.launched_output import LaunchedSettings
 spec, lines, names = json.load(sys.stdin)
 settings = LaunchedSettings(spec, str)
 for line in ["something before", *lines]:

@@ -23,7 +23,7 @@ from autotune.frameworks.swift import Swift
 from autotune.probe.executors.local import LocalExecutor
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings
-from autotune.worker.metric_readers import MetricReader
+from autotune.worker.launched_output import MetricReader
 from tests.frameworks.conftest import make_task
 from tests.frameworks.model_files import shapes
 

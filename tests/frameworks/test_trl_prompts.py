@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autotune.core.errors import BadInput, TrainingEnvironmentError
 from autotune.core.job import Model
 from autotune.frameworks.dataset_measurement import measure_prompts
-from autotune.worker.prompt_measurement import answer, lengths_of, percentile
+from autotune.worker.dataset_measurement import lengths_of, percentile, prompt_figures
 from autotune.worker.synthetic import tiny_config, write_model_folder
 from tests.frameworks.conftest import make_task
 
@@ -30,7 +30,7 @@ def rows_in(folder: Path, name: str, prompts: list[Any]) -> None:
 
 
 def ask(model: Path, dataset: dict[str, Any], limit: int | None, out: Path | None = None) -> dict[str, Any]:
-    return answer({"model": str(model), "dataset": dataset, "limit": limit, "out": None if out is None else str(out)})
+    return prompt_figures({"model": str(model), "dataset": dataset, "limit": limit, "out": None if out is None else str(out)})
 
 
 PROMPTS = ["word " * n for n in range(1, 41)]

@@ -17,7 +17,7 @@ from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate
 from autotune.frameworks.launched_run import OUT, probe_request
 from autotune.frameworks.unsloth import Unsloth
-from autotune.worker.metric_readers import MetricReader
+from autotune.worker.launched_output import MetricReader
 from tests.frameworks.conftest import make_task
 
 ENVIRONMENTS = os.environ.get("AUTOTUNE_FRAMEWORKS")

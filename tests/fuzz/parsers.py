@@ -19,6 +19,7 @@ from autotune.diagnosis import as_document, diagnose
 from autotune.estimate.model_shape import shape
 from autotune.machine import hardware_detection
 from autotune.probe.assembly import (
+    CommandReply,
     KernelReport,
     Peaks,
     activity_of,
@@ -29,7 +30,6 @@ from autotune.probe.assembly import (
     results_of,
     tree_peaks,
 )
-from autotune.probe.command_exchange import CommandReply
 from autotune.probe.device_report import torch_by_phase
 from autotune.probe.message_validation import valid_messages
 from autotune.report.html.render import read_document as read_answer

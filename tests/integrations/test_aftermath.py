@@ -16,8 +16,7 @@ from autotune.diagnosis.remedies import advice_for
 from autotune.frameworks.trl.trainers import TrlGrpo
 from autotune.frameworks.trl.user_config import read_user_config
 from autotune.integrations import oom_report
-from autotune.integrations.oom_report import OomMoment, next_smaller
-from autotune.integrations.running_trainer import Running
+from autotune.integrations.oom_report import OomMoment, Running, next_smaller
 from tests.frameworks.conftest import make_task
 
 HELD: dict[str, KnobValue] = {

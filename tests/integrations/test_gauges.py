@@ -8,12 +8,12 @@ import sys
 from types import SimpleNamespace
 
 from autotune.core.units import GIB, MIB
-from autotune.integrations.memory_gauges import CpuGauge, CudaGauge
-from autotune.machine.hardware_detection import machine_memory_bytes
+from autotune.integrations.memory_margin import CpuGauge, CudaGauge
+from autotune.machine.host_memory import machine_memory_bytes
 
 LIMITED = """
 import resource
-from autotune.integrations.memory_gauges import CpuGauge
+from autotune.integrations.memory_margin import CpuGauge
 gauge = CpuGauge()
 before = gauge.read()
 mapped = gauge.read

@@ -7,8 +7,7 @@ import random
 import pytest
 
 from autotune.core.units import GIB, MIB
-from autotune.integrations.memory_gauges import GaugeReading
-from autotune.integrations.memory_margin import MAX_POINTS, Margin
+from autotune.integrations.memory_margin import MAX_POINTS, GaugeReading, Margin
 
 LIMIT = 40 * GIB
 

@@ -151,7 +151,7 @@ def test_trouble_of_its_own_does_not_disturb_the_run(
 
 
 def test_warnings_reach_the_given_function(tmp_path: Path) -> None:
-    from autotune.integrations.memory_gauges import GaugeReading
+    from autotune.integrations.memory_margin import GaugeReading
 
     heard: list[str] = []
     callback, args = _begun(tmp_path, warn=heard.append)

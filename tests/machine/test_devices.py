@@ -4,8 +4,7 @@ import pytest
 
 from autotune.core.errors import BadInput, HardwareNotHere
 from autotune.machine import hardware_detection
-from autotune.machine.devices import devices_here, visible
-from autotune.machine.nvml import Device
+from autotune.machine.nvml import Device, devices_here, visible
 from tests.probe.nvml_playback import Playback
 
 MIB = 2**20

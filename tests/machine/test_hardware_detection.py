@@ -9,7 +9,7 @@ import pytest
 
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.units import GIB, MIB
-from autotune.machine import hardware_detection
+from autotune.machine import host_memory
 from autotune.machine.hardware_detection import gpu_named, hardware, recognise
 from autotune.machine.nvml import Device
 
@@ -160,7 +160,7 @@ def test_a_mig_slice_is_not_the_whole_gpu() -> None:
 def test_machine_memory_is_at_most_the_machines() -> None:
     import psutil
 
-    assert 0 < hardware_detection.machine_memory_bytes() <= psutil.virtual_memory().total
+    assert 0 < host_memory.machine_memory_bytes() <= psutil.virtual_memory().total
 
 
 def test_a_cgroup_limit_of_a_parent_counts(tmp_path: Path) -> None:
@@ -170,12 +170,12 @@ def test_a_cgroup_limit_of_a_parent_counts(tmp_path: Path) -> None:
     (tmp_path / "memory" / "jobs" / "mine" / "memory.limit_in_bytes").write_text(f"{5 * GIB}\n")
     own = tmp_path / "cgroup"
     own.write_text("3:cpu,cpuacct:/\n2:memory:/jobs/mine\n")
-    assert hardware_detection.machine_memory_bytes(own, tmp_path) == 3 * GIB
+    assert host_memory.machine_memory_bytes(own, tmp_path) == 3 * GIB
     (tmp_path / "jobs" / "mine").mkdir(parents=True)
     (tmp_path / "jobs" / "mine" / "memory.max").write_text("max\n")
     (tmp_path / "jobs" / "memory.max").write_text(f"{2 * GIB}\n")
     own.write_text("0::/jobs/mine\n")
-    assert hardware_detection.machine_memory_bytes(own, tmp_path) == 2 * GIB
+    assert host_memory.machine_memory_bytes(own, tmp_path) == 2 * GIB
 
 
 CGROUPS = [("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")]
@@ -192,9 +192,9 @@ def test_memory_of_a_pod_is_what_its_cgroup_leaves(tmp_path: Path, usage: str, s
     (pod / "memory.stat").write_text(f"anon 900000000\n{stat} 40000000\n")
     own = tmp_path / "cgroup"
     own.write_text("0::/pod\n" if version_2 else "2:memory:/pod\n")
-    assert hardware_detection.available_memory_bytes(own, root) == 1048576000 - 1040000000 + 40000000
+    assert host_memory.available_memory_bytes(own, root) == 1048576000 - 1040000000 + 40000000
     own.write_text("0::/elsewhere\n")
-    assert hardware_detection.available_memory_bytes(own, root) > 0
+    assert host_memory.available_memory_bytes(own, root) > 0
 
 
 def test_nvidia_smi_is_read_where_nvml_is_missing(tmp_path: Path) -> None:

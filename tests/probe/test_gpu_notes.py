@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.job import Hardware
-from autotune.probe.gpu_notes import gpu_notes
+from autotune.probe.device_report import gpu_notes
 from tests.probe.nvml_playback import Playback
 
 MIB = 2**20

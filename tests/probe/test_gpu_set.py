@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.core.errors import ProbeError
-from autotune.probe.ballast import Ballast
-from autotune.probe.gpu_set import Gpus
+from autotune.probe.gpu_set import Ballast, Gpus
 from tests.probe.ballasts import SmallCards
 from tests.probe.nvml_playback import Playback
 from tests.probe.toys import gone

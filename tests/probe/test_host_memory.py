@@ -9,10 +9,9 @@ import pytest
 
 from autotune.core.errors import ProbeError
 from autotune.core.job import DeviceKind
-from autotune.machine import cgroups
 from autotune.machine.host_memory import HostMemory, own_counters
-from autotune.probe.assembly import KernelReport, failure_of
-from autotune.probe.command_exchange import CommandReply
+from autotune.probe.assembly import CommandReply, KernelReport, failure_of
+from autotune.probe.limits import CgroupV1
 
 MIB = 2**20
 
@@ -58,11 +57,10 @@ print(json.dumps([found.outcome, found.failure.cause, found.failure.evidence, fo
 
 def test_rank_killed_by_the_kernel_on_a_gpu_probe_is_host_memory(tmp_path: Path) -> None:
     try:
-        group = cgroups.Group(cgroups.v1_home())
+        group = CgroupV1(300 * MIB)
     except (OSError, ProbeError):
         pytest.skip("no control group of v1 can be made here")
     try:
-        group.write("memory.limit_in_bytes", 300 * MIB)
         command = f'echo $$ > {group.path}/cgroup.procs && exec {sys.executable} -c "$CODE" {tmp_path}'
         root = str(Path(__file__).parents[2])
         run = subprocess.run(
@@ -77,7 +75,7 @@ def test_rank_killed_by_the_kernel_on_a_gpu_probe_is_host_memory(tmp_path: Path)
         outcome, cause, evidence, phase = json.loads(run.stdout)
     finally:
         group.kill_all()
-        group.remove()
+        group.close()
     assert (outcome, cause, phase) == ("oom_host", "host_ram", "backward")
     assert "SIGKILL" in evidence and "machine ran out of memory" in evidence
 

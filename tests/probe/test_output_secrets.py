@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.probe.output_log import OutputLog
+from autotune.probe.spawn import OutputLog
 
 KEY = "0123456789abcdef-very-secret"
 

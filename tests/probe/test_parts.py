@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune.machine.cgroups import place_of
+from autotune.machine import host_memory
+from autotune.machine.host_memory import place_of
 from autotune.probe.assembly import merge_speeds
 from autotune.probe.limits import CgroupV1, Rlimit, best_limit
 from autotune.probe.message_validation import RankSpeed
-from autotune.probe.output_log import MAX_LOG_BYTES, OutputLog
 from autotune.probe.process_meter import ProcessMeter, TreeMemory
-from autotune.probe.spawn import WorkFolder, environment, marked
-from autotune.worker.memory_guard import Guard, give_back, own_bytes
+from autotune.probe.spawn import MAX_LOG_BYTES, OutputLog, WorkFolder, environment, marked
+from autotune.worker.process_memory import Guard, give_back, own_bytes
 from autotune.worker.protocol import Wire
 
 MIB = 2**20
@@ -85,17 +85,15 @@ def test_cgroup_counts_kills_and_is_removed() -> None:
         assert 56 * MIB <= ceiling <= 64 * MIB
         limit.kill_all()
         assert small.wait(timeout=5) == -signal.SIGKILL
-    path = limit._group.path
+    path = limit.path
     limit.close()
     limit.close()
     assert not path.exists()
 
 
 def test_without_a_cgroup_the_limit_is_an_rlimit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from autotune.machine import cgroups
-
-    monkeypatch.setattr(cgroups, "v1_home", lambda: tmp_path / "absent")
-    monkeypatch.setattr(cgroups, "v2_home", lambda: tmp_path / "absent")
+    monkeypatch.setattr(host_memory, "v1_home", lambda: tmp_path / "absent")
+    monkeypatch.setattr(host_memory, "v2_home", lambda: tmp_path / "absent")
     limit = best_limit(64 * MIB)
     assert isinstance(limit, Rlimit)
     assert limit.name == "rlimit"

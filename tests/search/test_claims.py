@@ -15,7 +15,7 @@ from sqlalchemy import Engine, update
 
 from autotune.core.errors import BadInput, StorageLost
 from autotune.core.secrets import without_password
-from autotune.machine.file_systems import file_system_of, is_network, refuse_network_storage
+from autotune.machine.local_files import file_system_of, is_network, refuse_network_storage
 from autotune.search import claims as claiming
 from autotune.search.claims import MAX_SILENCE_SECONDS, Claims
 from autotune.search.storage import RetryPolicy, open_storage

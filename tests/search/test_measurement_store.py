@@ -14,7 +14,7 @@ import pytest
 
 from autotune.core.answer import Recommendation
 from autotune.core.job import Hardware, Job
-from autotune.machine import devices
+from autotune.machine import nvml
 from autotune.search.record import ANSWERS, MAX_LINE_BYTES, Record, Store, StoredAnswer, circumstances, default_folder
 from tests.report.answers import answered
 
@@ -108,7 +108,7 @@ def test_another_driver_is_another_circumstance(monkeypatch: pytest.MonkeyPatch)
     gpu = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=40 * 2**30, here=True)
     job = replace(QUESTION, task=replace(QUESTION.task, hardware=gpu))
     for driver in ("550.54", "570.12"):
-        device = devices.Device(name="NVIDIA A100", memory_bytes=40 * 2**30, driver_version=driver)
+        device = nvml.Device(name="NVIDIA A100", memory_bytes=40 * 2**30, driver_version=driver)
         monkeypatch.setattr("autotune.machine.hardware_detection.gpus_here", lambda device=device: (device,))
         assert record(job).answer() is None
         assert record(job).earlier().trials == ()

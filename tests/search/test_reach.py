@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from autotune.worker.early_stop import out_of_reach
+from autotune.worker.phase_recorder import out_of_reach
 
 
 @pytest.mark.parametrize(

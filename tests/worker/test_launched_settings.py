@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.worker.launched_settings import LaunchedSettings
+from autotune.worker.launched_output import LaunchedSettings
 
 HEAD = "2025-02-20 10:00:01.000 | INFO     | __main__:<module>:9 - --------- config key ---------  ------ value ------"
 TABLE = [
@@ -90,7 +90,7 @@ def test_a_printed_yaml_document_is_collected_until_another_form_of_line(monkeyp
         given.append(text)
         return {}
 
-    monkeypatch.setattr("autotune.worker.launched_settings.from_hydra", keep)
+    monkeypatch.setattr("autotune.worker.launched_output.from_hydra", keep)
     ray = "\x1b[36m(skyrl_entrypoint pid=71)\x1b[0m "
     head = f"{ray}2026-07-20 10:00:01.000 | INFO     | skyrl.train.entrypoints.main_base:run:258 - data:"
     rows = [f"{ray}  train_data:", f"{ray}  - /a b/c", "(skyrl_entrypoint pid=71) trainer:", f"{ray}  ref: null"]

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.worker.memory_meter import SLEEP_MISLEADS, CudaMeter
 from autotune.worker.phase_recorder import PhaseRecorder
+from autotune.worker.process_memory import SLEEP_MISLEADS, CudaMeter
 from autotune.worker.trl.grpo_probe import _cap_allocator
 
 TOTAL = 1000

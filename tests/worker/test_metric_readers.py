@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.worker.metric_readers import MetricReader, Tail, line_source
+from autotune.worker.launched_output import MetricReader, Tail, line_source
 
 
 def figures(spec: dict[str, Any], *lines: str, every: float = 2.0) -> list[tuple[int, float]]:

@@ -71,14 +71,14 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "models").mkdir()
     finders = list(sys.meta_path)
-    inside("model_watch")._Watch(WATCH, tmp_path / "models").install()
+    inside("model_memory")._Watch(WATCH, tmp_path / "models").install()
     yield importlib.import_module("fleet")
     sys.meta_path[:] = finders
     del sys.modules["fleet"]
 
 
 def seen(folder: Path) -> Any:
-    found = inside("model_watch").found(folder)
+    found = inside("model_memory").found(folder)
     return found[0]["bytes"] if found else None
 
 
@@ -174,7 +174,7 @@ def test_processes_of_one_rank_are_added_up(tmp_path: Path) -> None:
     told = [(0, {"weights": 5}), (0, {"reference_weights_on_host": 7, "weights": 1}), (1, {"weights": 3}), (2, {})]
     for number, (rank, parts) in enumerate(told):
         (tmp_path / "models" / f"{number}.json").write_text(json.dumps({"rank": rank, "bytes": parts}))
-    assert inside("model_watch").found(tmp_path) == [
+    assert inside("model_memory").found(tmp_path) == [
         {"rank": 0, "bytes": {"weights": 6, "reference_weights_on_host": 7}},
         {"rank": 1, "bytes": {"weights": 3}},
     ]
@@ -185,9 +185,9 @@ def test_each_process_is_hooked_and_the_environments_sitecustomize_runs(tmp_path
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import os\nos.environ['OWN'] = 'yes'\n")
     before = {**os.environ, "PYTHONPATH": str(tmp_path / "own")}
-    says = "import os, sys; print(os.environ.get('OWN'), 'autotune_worker.model_watch' in sys.modules, 'torch' in sys.modules)"
+    says = "import os, sys; print(os.environ.get('OWN'), 'autotune_worker.model_memory' in sys.modules, 'torch' in sys.modules)"
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {says!r}], check=True)"
-    added = inside("model_watch").environment(WATCH, tmp_path, before)
+    added = inside("model_memory").environment(WATCH, tmp_path, before)
     done = subprocess.run([sys.executable, "-c", program], env={**before, **added}, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["yes", "True", "False"] and not done.stderr
-    assert inside("model_watch").environment(None, tmp_path, before) == {}
+    assert inside("model_memory").environment(None, tmp_path, before) == {}

@@ -106,7 +106,7 @@ def test_an_unknown_phase_is_refused(staged: Any) -> None:
 
 
 def meters() -> list[Any]:
-    module = inside("memory_meter")
+    module = inside("process_memory")
     return [module.HighWaterMeter, module.SamplingMeter]
 
 
@@ -132,7 +132,7 @@ def test_a_past_peak_is_reported_once(which: int) -> None:
 
 
 def test_without_a_resettable_mark_the_meter_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    memory = inside("memory_meter")
+    memory = inside("process_memory")
     monkeypatch.setattr(memory, "CLEAR_REFS", tmp_path / "absent" / "clear_refs")
     meter = memory.cpu_meter()
     assert type(meter) is memory.SamplingMeter

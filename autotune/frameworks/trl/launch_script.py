@@ -14,7 +14,7 @@ from autotune.core.space import Candidate
 from autotune.frameworks.trl import topology
 from autotune.frameworks.trl.settings import engine_dtype
 from autotune.frameworks.trl.topology import ALLOCATOR, OTHER_ALLOCATOR, ranks_of, server_gpus, server_parallel, with_server
-from autotune.machine.devices import DEVICE_ORDER
+from autotune.machine.nvml import DEVICE_ORDER
 
 SERVER_PORT = 8000  # TRL's default port; VLLM_SERVER_PORT overrides it
 

@@ -1,19 +1,24 @@
-"""Interfaces: `executor.open(candidate, slot)` -> runner, `runner.measure(candidate, plan)`.
+"""Interfaces: `executor.open(candidate, slot)` -> runner, `runner.measure(candidate, plan)`; and several probes at a time.
 
-A runner loads at its first `measure`, so a failed load is the measurement of that candidate.
-A runner whose process was lost loads again at the next one.
+A runner loads at its first `measure`, so a failed load is the measurement of that candidate. A runner whose process was lost
+loads again at the next one. Each slot holds one runner. Slots share nothing that a probe needs: each may have its own thread.
 
-Each slot holds one runner. Slots share nothing that a probe needs: each may have its own thread.
-"""
+`ConcurrentProbes` has one thread for each slot. Its caller starts probes and waits for the next one that ends. A candidate gets
+a free slot with its model loaded, if there is one."""
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from autotune.core.measurement import Measurement, ProbePlan
+from autotune.core.errors import SlotLost
+from autotune.core.measurement import Measurement, Outcome, ProbePlan
 from autotune.core.space import Candidate
+from autotune.core.units import format_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,3 +74,138 @@ class Executor(Protocol):
     def close(self) -> None:
         """End every runner. Idempotent; `open` works again afterwards."""
         ...
+
+
+Ticket = TypeVar("Ticket")
+
+CLOSE_SECONDS = 4.0  # Wait for interrupted probes before their executor is closed
+GRACE_SECONDS = 180.0  # A probe ends at its own deadline; one that runs this much longer has lost its slot
+
+
+@dataclass(kw_only=True, eq=False)
+class RunningProbe(Generic[Ticket]):
+    """A probe in its slot."""
+
+    ticket: Ticket
+    candidate: Candidate
+    plan: ProbePlan
+    slot: Slot
+    overdue_at: float
+    beside: int = 0  # Peak number of other probes on one of its machines
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedProbe(Generic[Ticket]):
+    """Result of a probe: a measurement, or the exception in its place."""
+
+    ticket: Ticket
+    slot: Slot
+    plan: ProbePlan
+    beside: int
+    found: Measurement | BaseException
+
+
+class ConcurrentProbes(Generic[Ticket]):
+    """Probes of one calling thread. `close` interrupts those that run."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._free: dict[int, Slot] = {slot.number: slot for slot in executor.slots}
+        self._loaded: dict[int, str] = {}
+        self._running: dict[int, RunningProbe[Ticket]] = {}
+        self._inboxes: dict[int, queue.SimpleQueue[RunningProbe[Ticket] | None]] = {}
+        self._ended: queue.SimpleQueue[tuple[RunningProbe[Ticket], Measurement | BaseException]] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def width(self) -> int:
+        """Number of usable slots."""
+        return len(self._free) + len(self._running)
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self._free)
+
+    @property
+    def live(self) -> frozenset[str]:
+        """Load keys that are loaded in free slots."""
+        return frozenset(key for number, key in self._loaded.items() if number in self._free)
+
+    def begin(self, ticket: Ticket, candidate: Candidate, plan: ProbePlan) -> bool:
+        """Start a probe in a free slot; return True if it must load first."""
+
+        def cost(number: int) -> tuple[int, int]:
+            """Sort key: a slot with the model loaded, else an empty one, else any."""
+            return (0 if self._loaded.get(number) == candidate.load_key else 1 if number not in self._loaded else 2, number)
+
+        slot = self._free[min(self._free, key=cost)]
+        loads = self._loaded.get(slot.number) != candidate.load_key
+        self._loaded[slot.number] = candidate.load_key
+        overdue_at = time.monotonic() + plan.deadline_seconds + GRACE_SECONDS
+        probe = RunningProbe(ticket=ticket, candidate=candidate, plan=plan, slot=slot, overdue_at=overdue_at)
+        del self._free[slot.number]
+        self._running[slot.number] = probe
+        near = [other for other in self._running.values() if other.slot.hosts & slot.hosts]
+        for one in near:
+            one.beside = max(one.beside, sum(bool(other.slot.hosts & one.slot.hosts) for other in near) - 1)
+        self._inbox_of(slot).put(probe)
+        return loads
+
+    def wait(self, seconds: float) -> FinishedProbe[Ticket] | None:
+        """Return the next probe that ends; None if none does in time."""
+        try:
+            probe, found = self._ended.get(timeout=seconds)
+        except queue.Empty:
+            late = next((probe for probe in self._running.values() if time.monotonic() > probe.overdue_at), None)
+            if late is None:
+                return None
+            limit = format_seconds(late.plan.deadline_seconds)
+            error = SlotLost(f"A probe on {late.slot.words} did not end at its deadline of {limit}, nor later.")
+            return self._finish(late, error)
+        if self._running.get(probe.slot.number) is not probe:
+            return None  # abandoned as overdue before
+        return self._finish(probe, found)
+
+    def retire(self, slot: Slot) -> None:
+        """Remove the slot from use."""
+        self._free.pop(slot.number, None)
+        self._loaded.pop(slot.number, None)
+
+    def close(self) -> None:
+        """Interrupt running probes and end the threads; `wait(0)` still returns the results."""
+        if self._running:
+            self._executor.interrupt()
+        until = time.monotonic() + (CLOSE_SECONDS if self._running else 1.0)
+        for inbox in self._inboxes.values():
+            inbox.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        self._inboxes.clear()
+        self._threads.clear()
+
+    def _finish(self, probe: RunningProbe[Ticket], found: Measurement | BaseException) -> FinishedProbe[Ticket]:
+        number = probe.slot.number
+        del self._running[number]
+        self._free[number] = probe.slot
+        if isinstance(found, BaseException) or found.outcome is not Outcome.OK:
+            self._loaded.pop(number, None)  # the failure may have ended its runner
+        return FinishedProbe(ticket=probe.ticket, slot=probe.slot, plan=probe.plan, beside=probe.beside, found=found)
+
+    def _inbox_of(self, slot: Slot) -> queue.SimpleQueue[RunningProbe[Ticket] | None]:
+        if slot.number not in self._inboxes:
+            inbox = self._inboxes[slot.number] = queue.SimpleQueue()
+            # A daemon: a thread that hangs in a driver call must not block the exit.
+            thread = threading.Thread(target=self._serve, args=(inbox,), name=f"slot-{slot.number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return self._inboxes[slot.number]
+
+    def _serve(self, inbox: queue.SimpleQueue[RunningProbe[Ticket] | None]) -> None:
+        while (probe := inbox.get()) is not None:
+            found: Measurement | BaseException
+            try:
+                runner = self._executor.open(probe.candidate, probe.slot.number)
+                found = runner.measure(probe.candidate, probe.plan)
+            except BaseException as error:
+                found = error
+            self._ended.put((probe, found))

@@ -12,9 +12,15 @@ from autotune.core.errors import BadInput
 from autotune.core.job import Hardware
 from autotune.core.space import Candidate
 from autotune.probe.executors.base import Slot
-from autotune.probe.executors.cluster_plan import in_words, plan
-from autotune.probe.executors.ray_cluster import RayCluster, inspect_nodes
-from autotune.probe.executors.ray_slot import CLOSE_SECONDS, HURRIED_CLOSE_SECONDS, ClusterRunner, ClusterSlot
+from autotune.probe.executors.ray_cluster import (
+    CLOSE_SECONDS,
+    HURRIED_CLOSE_SECONDS,
+    ClusterRunner,
+    ClusterSlot,
+    RayCluster,
+    inspect_nodes,
+)
+from autotune.probe.executors.ray_node import in_words, plan
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings
 

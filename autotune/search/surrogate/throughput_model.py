@@ -20,7 +20,7 @@ from autotune.core.prediction import Estimate, Prediction
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
 from autotune.search.surrogate.gaussian_process import Kernels, Observations, Posterior, Regression
 from autotune.search.surrogate.memory_model import interval_width
-from autotune.worker.early_stop import SINGLE_CYCLE_FACTOR
+from autotune.worker.phase_recorder import SINGLE_CYCLE_FACTOR
 
 GROUPS: Mapping[str, tuple[Phase, ...]] = {
     "rollout": ("rollout",),

@@ -129,7 +129,7 @@ def document(
     basis: str, model: Any, spec: Mapping[str, Any], annotator: Any, usage: Any, versions: Mapping[str, str], began: float
 ) -> dict[str, Any]:
     """Return `autotune.core.trace.Trace` as JSON types."""
-    from ..decoder_layers import layers_of
+    from ..model_memory import layers_of
 
     return {
         "schema": 1,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..decoder_layers import layers_of
+from ..model_memory import layers_of
 from . import sharding_kind
 from .patching import attribute
 from .step_annotator import differentiable

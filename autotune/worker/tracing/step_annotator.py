@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ..decoder_layers import layers_of
+from ..model_memory import layers_of
 from . import quantised
 from .ledger import Ledger
 from .tracker import Tracker

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from .. import memory_guard, synthetic
+from .. import process_memory, synthetic
 from . import base_model
 from .seams import GENERATION, GRPO, RLOO
 
@@ -202,7 +202,7 @@ def use_limit_as_machine(limit_bytes: int) -> None:
     """
     import vllm.v1.worker.cpu_worker as worker
 
-    held = memory_guard.own_bytes
+    held = process_memory.own_bytes
 
     def node(*_: Any) -> Any:
         return SimpleNamespace(total_memory=limit_bytes, available_memory=max(0, limit_bytes - held()))

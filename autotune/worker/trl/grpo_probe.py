@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import cuda_before_fork, cuda_recovery, memory_meter, releases
+from .. import cuda_before_fork, process_memory, releases
 from . import base_model, drawn_completions, engine, methods, rank_environment, seams, vllm_server
 from .loaded import Loaded
 from .seams import supported as supported
@@ -99,8 +99,8 @@ def load(request: Mapping[str, Any], recorder: Any, make: Callable[..., Loaded] 
     if loaded.device == "cuda":
         import torch
 
-        memory_meter.give_back(torch)
-        loaded.idle_memory = cuda_recovery.idle_memory(torch.cuda)
+        process_memory.give_back(torch)
+        loaded.idle_memory = process_memory.idle_memory(torch.cuda)
     gc.freeze()  # loaded objects stay: the collector, which runs after each candidate, skips them from now on
     return loaded
 
@@ -115,7 +115,7 @@ def _use_device(request: Mapping[str, Any], recorder: Any, settings: Mapping[str
     _cap_allocator(torch.cuda, cap, others or 0)
     options = {**(settings or {}), **(request.get("engine") or {})}  # an engine may be built only by the first candidate
     sleeps = bool(options.get("vllm_enable_sleep_mode")) and bool(request.get("engine") or options.get("use_vllm"))
-    recorder.use_meter(memory_meter.CudaMeter(torch, others_bytes=others, sleeps=sleeps))
+    recorder.use_meter(process_memory.CudaMeter(torch, others_bytes=others, sleeps=sleeps))
     recorder.synchronize = torch.cuda.synchronize
 
 
@@ -190,7 +190,7 @@ def release(loaded: Loaded | None) -> bool:
     """
     import torch
 
-    memory_meter.give_back(torch)
+    process_memory.give_back(torch)
     if loaded is None:
         return True
     if (loaded.request.get("launch") or {}).get("sharding") == "zero3":
@@ -198,16 +198,16 @@ def release(loaded: Loaded | None) -> bool:
     if loaded.doubtful:
         if loaded.model is not None and not base_model.is_finite(loaded.model):
             loaded.model = None
-            memory_meter.give_back(torch)
+            process_memory.give_back(torch)
             loaded.build_model()
         loaded.doubtful = False
     loaded.candidates += 1
     if loaded.idle_memory is None:
         return True
     try:
-        now = cuda_recovery.idle_memory(torch.cuda)
-        loaded.idle_memory = cuda_recovery.check(loaded.idle_memory, now, first=loaded.candidates == 1)
-    except cuda_recovery.MemoryKept as reason:
+        now = process_memory.idle_memory(torch.cuda)
+        loaded.idle_memory = process_memory.check(loaded.idle_memory, now, first=loaded.candidates == 1)
+    except process_memory.MemoryKept as reason:
         print(f"autotune: this process is replaced: {reason}", file=sys.stderr)
         return False
     return True

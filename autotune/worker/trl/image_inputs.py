@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import synthetic
-from ..image_measurement import COLUMNS, MAX_ROWS, listed, size_of, undecoded
+from ..dataset_measurement import COLUMNS, MAX_IMAGE_ROWS, listed, size_of, undecoded
 from . import training_data
 
 LONGEST = 8
@@ -122,7 +122,7 @@ def longest_rows(source: Any, processor: Any, *, limit: int | None, rows: int, g
 
 def _shortlist(source: Any, column: str) -> set[int]:
     """Return rows with the most pixels, the most images and the longest texts."""
-    sample = range(0, len(source), -(-len(source) // MAX_ROWS))
+    sample = range(0, len(source), -(-len(source) // MAX_IMAGE_ROWS))
     images = undecoded(source.select_columns([column]), column)
     texts = source.remove_columns([column])
     sizes = {index: [size_of(image) for image in listed(images[index][column])] for index in sample}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import cuda_recovery
+from .. import process_memory
 from . import base_model, engine, rank_environment, vllm_server
 from .rollout_reuse import RolloutCache
 
@@ -26,7 +26,7 @@ class Loaded:
     server: vllm_server.Server | None = None  # vLLM server, on the first rank
     run_class: Any = None  # class that runs a candidate; None for that of the method
     rollout_cache: RolloutCache = field(default_factory=RolloutCache)
-    idle_memory: cuda_recovery.IdleMemory | None = None  # on a GPU: memory after the load
+    idle_memory: process_memory.IdleMemory | None = None  # on a GPU: memory after the load
     candidates: int = 0  # number of measured candidates
     doubtful: bool = False  # true after a run without proof that the shared weights are still finite
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import protocol
-from ..early_stop import out_of_reach
+from ..phase_recorder import out_of_reach
 from . import trainer_state
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from statistics import fmean
 from typing import Any
 
-from ..decoder_layers import layers_of
+from ..model_memory import layers_of
 from . import (
     drawn_completions,
     engine,

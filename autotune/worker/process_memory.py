@@ -1,19 +1,83 @@
-"""Current and peak memory of this process.
+"""Memory of this process: current and peak figures, a soft limit, and a check that a candidate left nothing behind.
 
-CPU: anonymous plus shared memory, which limits are compared with. File-backed pages (the libraries)
-depend on the kernel's cache and are left out. GPU: the memory reserved by torch's allocator, plus
-the rest of the process's share of the device (context, NCCL, an engine's own pool).
-"""
+CPU: anonymous plus shared memory, which limits are compared with. File-backed pages (the libraries) depend on the kernel's cache
+and are left out. GPU: the memory reserved by torch's allocator, plus the rest of the process's share of the device (context,
+NCCL, an engine's own pool).
+
+A cgroup kills a process that crosses its limit. RLIMIT_DATA refuses the memory instead, so torch raises its usual
+error, the rank frees everything, and the next candidate runs on the same loaded model. It counts mapped memory, touched
+or not; beside a cgroup it therefore gets slack and refuses only what is far too large."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import resource
 import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import memory_guard
+# Default of glibc under `ulimit -s unlimited`. The usual 8 MiB are hardly touched, but RLIMIT_DATA counts them whole.
+THREAD_STACK_BYTES = 2 * 2**20
+STATUS = Path("/proc/self/status")
+
+
+def status() -> dict[str, int]:
+    """Return the sizes in /proc/self/status, in bytes."""
+    fields = (line.split(":", 1) for line in STATUS.read_text().splitlines() if line.endswith(" kB"))
+    return {name: int(value.split()[0]) * 1024 for name, value in fields}
+
+
+def own_bytes() -> int:
+    """Anonymous and shared memory of this process: RssAnon + RssShmem."""
+    sizes = status()
+    return sizes["RssAnon"] + sizes["RssShmem"]
+
+
+def give_back(torch: Any = None) -> None:
+    """Collect garbage, and return free memory to the system, so that the next candidate starts at the same level."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+    if trim is not None:
+        trim(0)
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def keep_thread_stacks_small() -> None:
+    """Reserve little stack for threads started from here on; no effect outside glibc."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "pthread_setattr_default_np"):
+        attributes = ctypes.create_string_buffer(256)  # larger than any pthread_attr_t
+        libc.pthread_attr_init(attributes)
+        libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(THREAD_STACK_BYTES))
+        libc.pthread_setattr_default_np(attributes)
+
+
+class Guard:
+    """Context that limits new mappings to `growth_bytes + slack_bytes`; None sets no limit.
+
+    The slack is for mappings that are never touched: TRL's loss, for example, maps 32,768 tokens of
+    vocabulary and uses as many as the model has.
+    """
+
+    def __init__(self, growth_bytes: int | None, slack_bytes: int = 0) -> None:
+        self._growth_bytes = None if growth_bytes is None else growth_bytes + slack_bytes
+        self._before = resource.getrlimit(resource.RLIMIT_DATA)
+
+    def __enter__(self) -> Guard:
+        if self._growth_bytes is not None:
+            ceiling = status()["VmData"] + max(0, self._growth_bytes)
+            hard = self._before[1]
+            if hard == resource.RLIM_INFINITY or ceiling < hard:
+                resource.setrlimit(resource.RLIMIT_DATA, (ceiling, hard))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, self._before)
+
 
 CLEAR_REFS = Path("/proc/self/clear_refs")
 # Linux: "To reset the peak resident set size ("high water mark") to the process's current value".
@@ -51,10 +115,10 @@ class HighWaterMeter(MemoryMeter):
         CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
 
     def now(self) -> int:
-        return memory_guard.own_bytes()
+        return own_bytes()
 
     def take_peak(self) -> int:
-        sizes = memory_guard.status()
+        sizes = status()
         CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
         # The mark includes file pages. They only grow, at the first touch of a library, so those of
         # now bound those of then.
@@ -179,8 +243,44 @@ def cpu_meter() -> MemoryMeter:
         return SamplingMeter()
 
 
-def give_back(torch: Any = None) -> None:
-    """Return free memory to the system, so that the next candidate starts at the same level."""
-    memory_guard.give_back()
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+MIB = 2**20
+
+# Workspaces of cuBLAS and cuDNN come from torch at first use and stay: up to 33 MiB per handle.
+TORCH_TOLERANCE_BYTES = 256 * MIB
+OUTSIDE_TOLERANCE_BYTES = 512 * MIB  # kernels that are loaded at first use stay, too
+
+
+# Check of a GPU's memory after a candidate: an error can leave unreachable tensors behind. Memory allocated by torch has to
+# return to its value after loading. Memory outside torch (contexts, library pools, a sleeping engine) may grow once, when the
+# first step loads its kernels, and never again.
+
+
+class MemoryKept(RuntimeError):
+    """Memory was not freed: the next candidate needs a new process."""
+
+
+class IdleMemory(NamedTuple):
+    """Memory of this process on its device between measurements."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    outside_bytes: int
+
+
+def idle_memory(cuda: Any) -> IdleMemory:
+    """Read `torch.cuda` and the driver (`mem_get_info`), after the cache was emptied."""
+    free, total = cuda.mem_get_info()
+    reserved = int(cuda.memory_reserved())
+    return IdleMemory(int(cuda.memory_allocated()), reserved, int(total) - int(free) - reserved)
+
+
+def check(before: IdleMemory, now: IdleMemory, *, first: bool) -> IdleMemory:
+    """Return the reference for the next check. Raise MemoryKept; `first` may load kernels."""
+    allocated, reserved, outside = (new - old for old, new in zip(before, now))  # noqa: B905 (Python 3.9)
+    if allocated > TORCH_TOLERANCE_BYTES:
+        raise MemoryKept(f"torch still holds {allocated} bytes more than after loading")
+    if reserved > 2 * TORCH_TOLERANCE_BYTES:
+        raise MemoryKept(f"torch's cache still holds {reserved} bytes more than after loading: it is in pieces")
+    if outside > OUTSIDE_TOLERANCE_BYTES and not first:
+        raise MemoryKept(f"outside of torch, {outside} bytes more are held than before")
+    return before._replace(outside_bytes=max(now.outside_bytes, before.outside_bytes))
