@@ -15,7 +15,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-PROGRAMS = {"look": "trl.script_look", **dict.fromkeys(("prompts", "rows", "images"), "dataset_measurement")}
+PROGRAMS = {"look": "trl.script_look", **dict.fromkeys(("prompts", "rows", "images"), "dataset_sizes")}
 """Programs that answer one request: JSON on stdin, JSON on stdout."""
 
 if __name__ == "__main__":

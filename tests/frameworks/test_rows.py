@@ -13,7 +13,7 @@ from autotune.core.job import Model, Task
 from autotune.frameworks.trl.requests import dataset_of
 from autotune.report.document_rows import data_row
 from autotune.report.job_text import data_lines
-from autotune.worker.dataset_measurement import load_splits
+from autotune.worker.dataset_sizes import load_splits
 from autotune.worker.synthetic import tiny_config, write_model_folder
 from autotune.worker.trl.training_data import user_dataset
 from tests.frameworks.conftest import make_task

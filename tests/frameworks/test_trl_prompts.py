@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autotune.core.errors import BadInput, TrainingEnvironmentError
 from autotune.core.job import Model
 from autotune.frameworks.dataset_measurement import measure_prompts
-from autotune.worker.dataset_measurement import lengths_of, percentile, prompt_figures
+from autotune.worker.dataset_sizes import lengths_of, percentile, prompt_figures
 from autotune.worker.synthetic import tiny_config, write_model_folder
 from tests.frameworks.conftest import make_task
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import synthetic
-from ..dataset_measurement import COLUMNS, MAX_IMAGE_ROWS, listed, size_of, undecoded
+from ..dataset_sizes import COLUMNS, MAX_IMAGE_ROWS, listed, size_of, undecoded
 from . import training_data
 
 LONGEST = 8

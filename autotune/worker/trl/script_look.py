@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from .. import dataset_measurement
+from .. import dataset_sizes
 from ..tracing.patching import attribute, swapped
 from .engine import without_vllm
 from .methods import METHODS
@@ -79,7 +79,7 @@ def describe(captured: CapturedTrainer) -> dict[str, Any]:
     plain = _plain_ones(settings)
     # Without one, the trainer makes a configuration of its own.
     raw = {n: configured.now(n) for n in configured.raw} if configured else defaults_of(METHODS[captured.method].run.classes()[0])
-    callbacks = (*dataset_measurement.listed(given.get("callbacks")), *captured.callbacks)
+    callbacks = (*dataset_sizes.listed(given.get("callbacks")), *captured.callbacks)
     return {
         "method": captured.method,
         "trainer": captured.trainer_class.__name__,
@@ -91,7 +91,7 @@ def describe(captured: CapturedTrainer) -> dict[str, Any]:
         "expanded": list(configured.expanded) if configured else [],
         "adapter": _adapter(given),
         "optimizers": any(one is not None for one in given.get("optimizers") or ()),
-        "rewards": [_name(reward) for reward in dataset_measurement.listed(given.get("reward_funcs"))],
+        "rewards": [_name(reward) for reward in dataset_sizes.listed(given.get("reward_funcs"))],
         "callbacks": [one.__name__ if isinstance(one, type) else type(one).__name__ for one in callbacks],
         "special": [name for name in SPECIAL if given.get(name)],
         **_data(captured),
@@ -162,10 +162,10 @@ def _prompt_lengths(captured: CapturedTrainer, source: Any) -> dict[str, int] | 
     if not tokenizer:
         model = captured.given["model"]
         name = model if isinstance(model, str) else model.config._name_or_path
-        tokenizer = dataset_measurement.load_tokenizer({"model": name})
+        tokenizer = dataset_sizes.load_tokenizer({"model": name})
     options = (captured.configured.now("chat_template_kwargs") if captured.configured else None) or {}
-    ordered = sorted(dataset_measurement.prompt_lengths(tokenizer, prompts, options))
-    return {str(share): dataset_measurement.percentile(ordered, share) for share in dataset_measurement.PERCENTILES}
+    ordered = sorted(dataset_sizes.prompt_lengths(tokenizer, prompts, options))
+    return {str(share): dataset_sizes.percentile(ordered, share) for share in dataset_sizes.PERCENTILES}
 
 
 def _own_modules() -> list[str]:
