@@ -276,7 +276,8 @@ def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
 def _finalists(view: TrialView, tier: Tier) -> list[Trial]:
     """Return the contenders by estimated speed, which one lucky probe moves less than a ranking by measured speed."""
     contenders = view.contenders(tier)
-    lead, deviation = view.lead_over(contenders, view.leader(contenders))
+    rows = view.table.indices(trial.candidate for trial in contenders)
+    lead, deviation = (each[rows] for each in view.estimates.speed.lead_over(view.leader(contenders)))
     gains = expected_improvement(lead, deviation, 0.0)
     gains[int(lead.argmax())] = np.inf
     order = [int(row) for row in np.argsort(-gains, kind="stable")[:MAX_FINALISTS]]

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 
 from autotune.catalog import efficiency
 from autotune.core.answer import Proven, Recommendation
@@ -66,16 +66,11 @@ def baseline_candidate(job: Job, trainer: Trainer) -> Candidate | None:
     return candidate if trainer.why_illegal(candidate, job.task) is None else None
 
 
-@dataclass
 class Clock:
     """Wall clock of the budget."""
 
-    budget_seconds: float
-    now: Callable[[], float] = time.monotonic
-    started: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.started = self.now()
+    def __init__(self, budget_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.budget_seconds, self.now, self.started = budget_seconds, now, now()
 
     @property
     def elapsed(self) -> float:
@@ -280,10 +275,10 @@ class ProbeCost:
         )
 
 
-def probe_cost(predictions: Iterable[Prediction], short: ProbePlan, long: ProbePlan) -> ProbeCost | None:
+def probe_cost(predictions: Iterable[Prediction]) -> ProbeCost | None:
     """Return the expected cost; None if no speed is predicted."""
     costs = [
-        ProbeCost(short=_seconds(cycle, short, one), long=_seconds(cycle, long, one))
+        ProbeCost(short=_seconds(cycle, SHORT_PROBE, one), long=_seconds(cycle, LONG_PROBE, one))
         for one in predictions
         if one.fits is not False and (cycle := _cycle(one)) is not None
     ]
@@ -299,6 +294,4 @@ def _cycle(one: Prediction) -> Estimate | None:
 def _seconds(cycle: Estimate, plan: ProbePlan, one: Prediction) -> Estimate:
     started = efficiency("worker_start_seconds")
     engine = efficiency("engine_start_seconds") if one.engine is not None else Estimate.exactly(0)
-    total = started + engine + cycle.scaled(plan.warmup_cycles + plan.timed_cycles)
-    limit = plan.deadline_seconds
-    return total.at_most(limit)
+    return (started + engine + cycle.scaled(plan.warmup_cycles + plan.timed_cycles)).at_most(plan.deadline_seconds)

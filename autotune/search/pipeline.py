@@ -32,7 +32,7 @@ from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import PERCENTILES, PROMPT_KNOB
 from autotune.search.advice import ways_to_fit
 from autotune.search.conclusion import changes_between, conclude, relaxed_in
-from autotune.search.loop import LONG_PROBE, SHORT_PROBE, Clock, baseline_candidate, legal_candidates, probe_cost, run_search
+from autotune.search.loop import Clock, baseline_candidate, legal_candidates, probe_cost, run_search
 from autotune.search.record import Record
 from autotune.search.study import Study, open_study
 from autotune.search.trial_view import MAX_ATTEMPTS
@@ -170,7 +170,7 @@ class _Searcher:
 
 def _show_cost(job: Job, predictions: Iterable[Prediction], listener: Listener, clock: Clock) -> None:
     """Report the expected cost of a probe; extend the default budget if it is too small."""
-    cost = None if job.task.hardware.emulated else probe_cost(predictions, SHORT_PROBE, LONG_PROBE)
+    cost = None if job.task.hardware.emulated else probe_cost(predictions)
     if cost is None:
         return
     if job.budget_adapts:

@@ -1,8 +1,4 @@
-"""Study: ask for candidates, tell measurements, all stored in Optuna's storage.
-
-Outcomes in the terms of Optuna's samplers: a candidate that fits is COMPLETE with its speed; one that ran out of memory, or over
-the limit, is PRUNED with its constraint violated, which TPE learns from; a fault of the machine is FAIL, which samplers ignore.
-"""
+"""Study: ask for candidates, tell measurements, all stored in Optuna's storage."""
 
 from __future__ import annotations
 
@@ -15,36 +11,21 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
-from autotune.core.answer import Expected, Purpose, Trial, plain
+from autotune.core.answer import Expected, Purpose, Trial
 from autotune.core.job import Job
-from autotune.core.measurement import Measurement, Outcome, Phase, Speed, judge
+from autotune.core.measurement import Measurement, Phase, Speed, judge
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate
+from autotune.search import trial_storage
 from autotune.search.agenda import NextProbe, RemainingBudget, SearchEnd, Wait, next_step
 from autotune.search.claims import Claims
 from autotune.search.sampler import StockSampler, distributions_of, most_valuable, stock_sampler
 from autotune.search.storage import RetryPolicy, open_optuna, open_storage, sweep_stale
 from autotune.search.surrogate.candidate_table import CandidateTable, IndexArray
 from autotune.search.surrogate.estimates import SearchOptions, SurrogateModel
-from autotune.search.trial_storage import (
-    ALL_SCREENED,
-    CANDIDATE,
-    DRIVER,
-    MAX_SCREENED_RECORDS,
-    PURPOSE,
-    WHY,
-    AtomicRDBStorage,
-    TrialEnd,
-    TrialStart,
-    TrialWriter,
-    measured_attributes,
-    read_trial,
-    screened_attributes,
-    screened_ids,
-    trials_of,
-)
+from autotune.search.trial_storage import AtomicRDBStorage, TrialWriter
 from autotune.search.trial_view import SearchProblem, TrialView, tiers_of
 
 
@@ -74,11 +55,6 @@ def _predicted_cycle(timed: Speed, rate: Estimate | None, phases: Mapping[Phase,
         prompt_tokens=timed.prompt_tokens,
         phase_seconds={name: seconds * phase.value / whole for name, phase in phases.items()} if whole else {"other": seconds},
     )
-
-
-_CONSTRAINT = "memory over the limit"
-_NOT_MEMORY = 1.0  # Violation by a candidate that failed for another reason than memory: as if it needed twice the limit
-_MIN_VIOLATION = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +87,8 @@ class Study:
         self.retry, self.problem = retry, problem
         self.open: dict[int, TrialRequest] = {}
         """Requests that are not reported yet, by number."""
-        self.trials = trials_of(self._study)
-        self._screened = screened_ids(self._study)
+        self.trials = trial_storage.trials_of(self._study)
+        self._screened = trial_storage.screened_ids(self._study)
         self._view: TrialView | None = None
 
     @property
@@ -149,7 +125,7 @@ class Study:
             if taken:
                 self._release(claim)
             # Another driver claimed the candidate first or reported a trial: the agenda decides anew.
-            self._give_up(trial, "another driver of this study was faster")
+            self._writer.end(trial, trial_storage.failed_end("another driver of this study was faster"))
 
     def catch_up(self) -> bool:
         """Read the trials of other drivers and update the heartbeat; return True for new trials. Call every few seconds."""
@@ -164,7 +140,7 @@ class Study:
             sweep_stale(self._writer, self._claims, self.open)
         known = {trial.number for trial in self.trials}
         finished = (one for one in self._study.get_trials(deepcopy=False) if one.number not in known and one.state.is_finished())
-        new = [trial for frozen in finished if (trial := read_trial(frozen)) is not None]
+        new = [trial for frozen in finished if (trial := trial_storage.read_trial(frozen)) is not None]
         self.trials = (*self.trials, *new)
         return bool(new)
 
@@ -179,7 +155,7 @@ class Study:
 
     def _begin(self, purpose: Purpose, pool: IndexArray, live: frozenset[str] = frozenset()) -> tuple[FrozenTrial, Candidate]:
         """Begin a trial of one candidate of the pool."""
-        trial = self._writer.begin({DRIVER: self._claims.driver} if self._claims is not None else {})
+        trial = self._writer.begin(None if self._claims is None else self._claims.driver)
         if len(pool) == 1:
             row = pool[0]
         elif self._sampler is None:
@@ -187,31 +163,23 @@ class Study:
         else:
             row = self._sampler.choose(self._study, trial, pool)
         candidate = self.problem.surrogate.table.candidates[row]
-        params = {name: value for name, value in candidate.knobs.items() if name in self._distributions}
         # Written before the measurement, so that a killed driver's trial names its candidate.
-        attributes = {CANDIDATE: plain(candidate), PURPOSE: purpose}
-        self._writer.enter(trial, TrialStart(params=params, distributions=self._distributions, attributes=attributes))
+        self._writer.enter(trial, trial_storage.trial_start(candidate, purpose, self._distributions))
         return trial, candidate
 
     def _record_screened(self) -> None:
         """Record the screened candidates nearest to the limit; a sampler learns from them as from one that does not fit."""
-        if len(self._screened) >= MAX_SCREENED_RECORDS:
+        if len(self._screened) >= trial_storage.MAX_SCREENED_RECORDS:
             return
         screened, table = self.view.screened, self.view.table
         predicted = [name for name in screened if name in self._predictions]
         nearest = sorted(predicted, key=lambda name: self._predictions[name].peak_memory_bytes.low)
-        new = [name for name in nearest[:MAX_SCREENED_RECORDS] if name not in self._screened]
+        new = [name for name in nearest[: trial_storage.MAX_SCREENED_RECORDS] if name not in self._screened]
         if new:
-            self._study.set_user_attr(ALL_SCREENED, len(screened))
+            self._study.set_user_attr(trial_storage.ALL_SCREENED, len(screened))
         for name in new:
-            candidate, prediction = table.candidates[table.index[name]], self._predictions[name]
-            violation = max(prediction.peak_memory_bytes.low / prediction.limit_bytes - 1, _MIN_VIOLATION)
-            end = TrialEnd(
-                state=TrialState.PRUNED,
-                attributes=screened_attributes(candidate, prediction),
-                violations={_CONSTRAINT: violation},
-            )
-            self._writer.end(self._begin("search", np.array([table.index[name]]))[0], end)
+            trial, candidate = self._begin("search", np.array([table.index[name]]))
+            self._writer.end(trial, trial_storage.screened_end(candidate, self._predictions[name]))
             self._screened.add(name)
 
     def tell(self, request: TrialRequest, measurement: Measurement) -> Trial:
@@ -227,12 +195,12 @@ class Study:
         )  # fmt: skip
         del self.open[request.number]
         try:
-            self._writer.end(request.frozen, _end(trial))
+            self._writer.end(request.frozen, trial_storage.measured_end(trial))
         except UpdateFinishedTrialError:
             # After a long silence another driver swept this trial. The measurement counts all the same.
             again, _ = self._begin(request.purpose, self.view.table.indices([request.candidate]))
             trial = replace(trial, number=again.number)
-            self._writer.end(again, _end(trial))
+            self._writer.end(again, trial_storage.measured_end(trial))
         self._release(request.claim)  # only after the trial is visible to other drivers
         self.trials = (*self.trials, trial)
         return trial
@@ -241,36 +209,8 @@ class Study:
         """Record a fault of the machine; the candidate stays open."""
         del self.open[request.number]
         with suppress(UpdateFinishedTrialError):  # swept by another driver
-            self._give_up(request.frozen, reason)
+            self._writer.end(request.frozen, trial_storage.failed_end(reason))
         self._release(request.claim)
-
-    def _give_up(self, trial: FrozenTrial, why: str) -> None:
-        self._writer.end(trial, TrialEnd(state=TrialState.FAIL, attributes={WHY: why}))
-
-
-def _end(trial: Trial) -> TrialEnd:
-    attributes, speed = measured_attributes(trial), trial.measurement.ranking_speed
-    if trial.measurement.outcome is Outcome.INTERRUPTED:
-        return TrialEnd(state=TrialState.FAIL, attributes=attributes)
-    fits = trial.verdict.fits and speed is not None
-    return TrialEnd(
-        state=TrialState.COMPLETE if fits else TrialState.PRUNED,
-        attributes=attributes,
-        violations={_CONSTRAINT: _violation(trial.measurement)},
-        value=speed.tokens_per_second if fits and speed is not None else None,
-    )
-
-
-def _violation(measured: Measurement) -> float:
-    """Return need / limit - 1, as a lower bound after an out-of-memory error; at most 0 for a candidate that fits."""
-    memory, outcome = measured.memory, measured.outcome
-    if outcome is not Outcome.OK and not outcome.is_out_of_memory:
-        return _NOT_MEMORY
-    peak = memory.peak_bytes or 0
-    if outcome is Outcome.OK:
-        return peak / memory.limit_bytes - 1
-    requested = measured.failure.numbers.get("asked_bytes", 0) if measured.failure else 0
-    return max((peak + requested) / memory.limit_bytes - 1, _MIN_VIOLATION)
 
 
 def open_study(
@@ -297,7 +237,7 @@ def open_study(
     table = CandidateTable(job.space, [*candidates, *([baseline] if baseline else [])])
     distributions = distributions_of(job.space, baseline)
     # A resumed study's own trials are in the user's store as well.
-    own = {(one.candidate.id, one.measurement.cost) for one in trials_of(study)}
+    own = {(one.candidate.id, one.measurement.cost) for one in trial_storage.trials_of(study)}
     problem = SearchProblem(
         tiers=tiers_of(job.space, candidates),
         surrogate=SurrogateModel(table, predictions, limit_bytes=job.memory_limit_bytes, options=options),

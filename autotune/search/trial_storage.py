@@ -4,6 +4,10 @@ A trial is JSON in user attributes, so that a study can be read without autotune
 measurement, outcome and reason, in the form of `core.answer.plain`. A screened candidate is on record too, with its predicted
 figures and never as measured.
 
+Outcomes in the terms of Optuna's samplers: a candidate that fits is COMPLETE with its speed; one that ran out of memory, or
+over the limit, is PRUNED with its constraint violated, which TPE learns from; a fault of the machine is FAIL, which samplers
+ignore.
+
 One transaction writes a trial's description, one its end. Optuna reads the trial, writes one row and commits for every parameter
 and attribute. For the dozen of a probe that was most of the driver's time, and a killed driver left partial trials. The rows
 are the same as Optuna's.
@@ -28,7 +32,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy import insert, or_, select
 from sqlalchemy.orm import Session
 
-from autotune.core.answer import Expected, Trial, plain
+from autotune.core.answer import Expected, Purpose, Trial, plain
 from autotune.core.measurement import Measurement, Outcome, judge
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
@@ -39,19 +43,75 @@ DRIVER = "driver"  # Name of the driver that began the trial, written with its f
 PREDICTED, CANDIDATE_ID = "predicted", "candidate_id"  # Attributes of a screened trial
 ALL_SCREENED = "screened"  # Attribute of the study: number of screened candidates
 MAX_SCREENED_RECORDS = 12  # Screened candidates to record, nearest to the limit first: thousands would take longer than a probe
+_CONSTRAINT = "memory over the limit"
+_NOT_MEMORY = 1.0  # Violation by a candidate that failed for another reason than memory: as if it needed twice the limit
+_MIN_VIOLATION = 0.01
 
 
-def measured_attributes(trial: Trial) -> dict[str, Any]:
-    """Return the attributes written after the measurement."""
-    found = {MEASUREMENT: plain(trial.measurement), OUTCOME: str(trial.measurement.outcome), WHY: trial.verdict.why}
-    return found if trial.expected is None else {**found, EXPECTED: plain(trial.expected)}
+@dataclass(frozen=True, kw_only=True)
+class TrialStart:
+    """Description of a trial: its parameters and attributes."""
+
+    params: Mapping[str, Any]
+    distributions: Mapping[str, BaseDistribution]
+    attributes: Mapping[str, Any]
 
 
-def screened_attributes(candidate: Candidate, prediction: Prediction) -> dict[str, Any]:
-    """Return the attributes of a candidate that was ruled out by prediction."""
+@dataclass(frozen=True, kw_only=True)
+class TrialEnd:
+    """End of a trial."""
+
+    state: TrialState
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    violations: Mapping[str, float] = field(default_factory=dict)  # by constraint, as in `Trial.set_constraint`
+    value: float | None = None
+
+    @property
+    def system_attributes(self) -> dict[str, float]:
+        return {f"{_CONSTRAINTS_KEY}:{name}": violation for name, violation in self.violations.items()}
+
+
+def trial_start(candidate: Candidate, purpose: Purpose, distributions: Mapping[str, BaseDistribution]) -> TrialStart:
+    """Return the description of a candidate's trial."""
+    params = {name: value for name, value in candidate.knobs.items() if name in distributions}
+    attributes = {CANDIDATE: plain(candidate), PURPOSE: purpose}
+    return TrialStart(params=params, distributions=distributions, attributes=attributes)
+
+
+def measured_end(trial: Trial) -> TrialEnd:
+    """Return the end of a measured trial."""
+    measured, speed = trial.measurement, trial.measurement.ranking_speed
+    attributes = {MEASUREMENT: plain(measured), OUTCOME: str(measured.outcome), WHY: trial.verdict.why}
+    if trial.expected is not None:
+        attributes[EXPECTED] = plain(trial.expected)
+    if measured.outcome is Outcome.INTERRUPTED:
+        return TrialEnd(state=TrialState.FAIL, attributes=attributes)
+    fits = trial.verdict.fits and speed is not None
+    return TrialEnd(
+        state=TrialState.COMPLETE if fits else TrialState.PRUNED,
+        attributes=attributes,
+        violations={_CONSTRAINT: _violation(measured)},
+        value=speed.tokens_per_second if fits and speed is not None else None,
+    )
+
+
+def _violation(measured: Measurement) -> float:
+    """Return need / limit - 1, as a lower bound after an out-of-memory error; at most 0 for a candidate that fits."""
+    memory, outcome = measured.memory, measured.outcome
+    if outcome is not Outcome.OK and not outcome.is_out_of_memory:
+        return _NOT_MEMORY
+    peak = memory.peak_bytes or 0
+    if outcome is Outcome.OK:
+        return peak / memory.limit_bytes - 1
+    requested = measured.failure.numbers.get("asked_bytes", 0) if measured.failure else 0
+    return max((peak + requested) / memory.limit_bytes - 1, _MIN_VIOLATION)
+
+
+def screened_end(candidate: Candidate, prediction: Prediction) -> TrialEnd:
+    """Return the end of a trial whose candidate was ruled out by prediction."""
     peak, limit_bytes = prediction.peak_memory_bytes, prediction.limit_bytes
     need = f"predicted to need {format_bytes(round(peak.value))} of {format_bytes(limit_bytes)}, not contradicted by measurements"
-    return {
+    attributes = {
         CANDIDATE_ID: candidate.id,
         PREDICTED: {
             "peak_bytes": peak.value, "peak_bytes_low": peak.low, "peak_bytes_high": peak.high, "limit_bytes": limit_bytes
@@ -59,6 +119,13 @@ def screened_attributes(candidate: Candidate, prediction: Prediction) -> dict[st
         OUTCOME: str(Outcome.SCREENED),
         WHY: f"screened: {need if prediction.failure is None else f'it would stop with: {prediction.failure}'}",
     }  # fmt: skip
+    violations = {_CONSTRAINT: max(peak.low / limit_bytes - 1, _MIN_VIOLATION)}
+    return TrialEnd(state=TrialState.PRUNED, attributes=attributes, violations=violations)
+
+
+def failed_end(why: str) -> TrialEnd:
+    """Return the end of a trial without an outcome of its candidate."""
+    return TrialEnd(state=TrialState.FAIL, attributes={WHY: why})
 
 
 def read_trial(frozen: FrozenTrial) -> Trial | None:
@@ -86,29 +153,6 @@ def screened_ids(study: optuna.Study) -> set[str]:
         for trial in study.get_trials(deepcopy=False)
         if trial.user_attrs.get(OUTCOME) == str(Outcome.SCREENED) and CANDIDATE_ID in trial.user_attrs
     }
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialStart:
-    """Description of a trial: its parameters and attributes."""
-
-    params: Mapping[str, Any]
-    distributions: Mapping[str, BaseDistribution]
-    attributes: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialEnd:
-    """End of a trial."""
-
-    state: TrialState
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    violations: Mapping[str, float] = field(default_factory=dict)  # by constraint, as in `Trial.set_constraint`
-    value: float | None = None
-
-    @property
-    def system_attributes(self) -> dict[str, float]:
-        return {f"{_CONSTRAINTS_KEY}:{name}": violation for name, violation in self.violations.items()}
 
 
 class AtomicMemoryStorage(InMemoryStorage):
@@ -204,10 +248,10 @@ class TrialWriter:
     study: optuna.Study
     storage: AtomicMemoryStorage | AtomicRDBStorage
 
-    def begin(self, attributes: Mapping[str, Any]) -> FrozenTrial:
+    def begin(self, driver: str | None) -> FrozenTrial:
         """Create a running trial; its description is written later."""
         self.study._thread_local.cached_all_trials = None  # samplers read all trials once per new one
-        return self.storage.begin(self.study._study_id, attributes)
+        return self.storage.begin(self.study._study_id, {} if driver is None else {DRIVER: driver})
 
     def enter(self, trial: FrozenTrial, entry: TrialStart) -> None:
         self.storage.enter(self.study._study_id, trial._trial_id, entry)

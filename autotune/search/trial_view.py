@@ -19,11 +19,11 @@ from autotune.core.answer import Trial
 from autotune.core.measurement import Outcome, Speed, highest_by_phase, judge
 from autotune.core.run_statistics import RunSpread, learn_run_spread
 from autotune.core.space import Candidate, KnobValue, SearchSpace
-from autotune.search.surrogate.candidate_table import BoolArray, FloatArray, IndexArray
+from autotune.search.surrogate.candidate_table import BoolArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates, SurrogateModel
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Tier:
     """All candidates with the same learning knobs."""
 
@@ -138,13 +138,14 @@ class SearchProblem:
     """Trials of other studies on the same model, versions and hardware: evidence, not counted as measured here."""
 
     @cached_property
-    def indices(self) -> list[IndexArray]:
+    def rows(self) -> dict[Tier, IndexArray]:
         """Rows of each tier's candidates."""
-        return [self.surrogate.table.indices(tier.candidates) for tier in self.tiers]
+        return {tier: self.surrogate.table.indices(tier.candidates) for tier in self.tiers}
 
     @cached_property
-    def tier_number(self) -> dict[str, int]:
-        return {one.id: number for number, tier in enumerate(self.tiers) for one in tier.candidates}
+    def tier_of(self) -> dict[str, Tier]:
+        """Tier by candidate id."""
+        return {one.id: tier for tier in self.tiers for one in tier.candidates}
 
 
 class TrialView:
@@ -170,7 +171,7 @@ class TrialView:
         informative = [trial for trial in self.completed if trial.purpose != "confirm" or not trial.verdict.fits]
         self._observed = [*problem.earlier, *informative]
         self.pending = pending
-        self._contenders: dict[int, list[Trial]] = {}
+        self._contenders: dict[Tier, list[Trial]] = {}
 
     @cached_property
     def estimates(self) -> Estimates:
@@ -220,17 +221,15 @@ class TrialView:
 
     def probed_in(self, tier: Tier) -> list[Trial]:
         """Return the tier's trials in order of measurement."""
-        number = self._number(tier)
-        return [trial for trial in self.probes if self.problem.tier_number.get(trial.candidate.id) == number]
+        return [trial for trial in self.probes if self.problem.tier_of.get(trial.candidate.id) is tier]
 
     def contenders(self, tier: Tier) -> list[Trial]:
         """Return the tier's trials that fit and that no confirmation refuted, fastest first."""
-        number = self._number(tier)
-        if number not in self._contenders:
+        if tier not in self._contenders:
             refuted = {name for name, together in self.confirmations.items() if not together.verdict.fits}
             fitting = [trial for trial in self.probed_in(tier) if trial.verdict.fits and trial.candidate.id not in refuted]
-            self._contenders[number] = sorted(fitting, key=speed_of, reverse=True)
-        return self._contenders[number]
+            self._contenders[tier] = sorted(fitting, key=speed_of, reverse=True)
+        return self._contenders[tier]
 
     def tier_of_choice(self) -> Tier | None:
         """Return the most preferred tier with a candidate that fits."""
@@ -252,25 +251,19 @@ class TrialView:
 
     def same_tier_contenders(self, candidate: Candidate) -> list[Trial]:
         """Return the contenders of this candidate's tier, fastest first."""
-        number = self.problem.tier_number.get(candidate.id)
-        return [] if number is None else self.contenders(self.tiers[number])
+        tier = self.problem.tier_of.get(candidate.id)
+        return [] if tier is None else self.contenders(tier)
 
     def fitting_baseline(self) -> Trial | None:
         """Return the baseline's probe if it fits, was requested, and has the learning knobs of the tier of choice: else its speed
         is not comparable."""
         tier, baseline = self.tier_of_choice(), self.baseline
-        if tier is None or baseline is None or baseline.id not in self.problem.tier_number:
+        if tier is None or baseline is None or baseline.id not in self.problem.tier_of:
             return None
         if (trial := self.measured.get(baseline.id)) is None:
             return None
         fits = trial.verdict.fits and self.confirmations.get(baseline.id, trial).verdict.fits
         return trial if fits and all(baseline.knobs.get(name) == value for name, value in tier.learning.items()) else None
-
-    def lead_over(self, trials: Sequence[Trial], leader: int) -> tuple[FloatArray, FloatArray]:
-        """Return mean and standard deviation of log(speed / leader's speed) of these trials' candidates."""
-        rows = self.table.indices(trial.candidate for trial in trials)
-        mean, deviation = self.estimates.speed.lead_over(leader)
-        return mean[rows], deviation[rows]
 
     def usual_seconds(self, *, load: bool) -> float:
         """Return the expected seconds of a further probe; 0 before the first measurement."""
@@ -289,11 +282,8 @@ class TrialView:
                 runs.setdefault(trial.candidate.id, []).append(speed)
         return learn_run_spread(runs.values())
 
-    def _number(self, tier: Tier) -> int:
-        return next(number for number, one in enumerate(self.tiers) if one is tier)
-
     def _in_tier(self, tier: Tier, mask: BoolArray) -> IndexArray:
-        rows = self.problem.indices[self._number(tier)]
+        rows = self.problem.rows[tier]
         return rows[mask[rows]]
 
     def _ids(self, mask: BoolArray) -> frozenset[str]:

@@ -49,7 +49,7 @@ def filed(tmp_path: Path) -> TrialWriter:
 
 
 def written(trials: TrialWriter, end: TrialEnd = FITS) -> FrozenTrial:
-    trial = trials.begin({"driver": "me"})
+    trial = trials.begin("me")
     trials.enter(trial, ENTRY)
     trials.end(trial, end)
     return trials.study.get_trials()[trial.number]
@@ -77,14 +77,14 @@ def test_the_rows_equal_those_that_optuna_writes(trials: TrialWriter, state: Tri
 
 
 def test_a_trial_names_its_driver_from_its_first_row(trials: TrialWriter) -> None:
-    begun = [trials.begin({"driver": "me"}) for _ in range(3)]
+    begun = [trials.begin("me") for _ in range(3)]
     there = trials.study.get_trials()
     assert [one.number for one in there] == [one.number for one in begun] == [0, 1, 2]
     assert all(one.state is TrialState.RUNNING and one.user_attrs == {"driver": "me"} for one in there)
 
 
 def test_an_end_that_breaks_off_leaves_nothing_of_itself(filed: TrialWriter) -> None:
-    trial, storage = filed.begin({}), filed.storage
+    trial, storage = filed.begin(None), filed.storage
     filed.enter(trial, ENTRY)
     assert isinstance(storage, AtomicRDBStorage)
     with _breaking(storage, "UPDATE trials"), pytest.raises(StorageInternalError):
@@ -97,7 +97,7 @@ def test_an_end_that_breaks_off_leaves_nothing_of_itself(filed: TrialWriter) -> 
 
 
 def test_an_entry_that_breaks_off_leaves_nothing_of_itself(filed: TrialWriter) -> None:
-    trial = filed.begin({"driver": "me"})
+    trial = filed.begin("me")
     assert isinstance(filed.storage, AtomicRDBStorage)
     with _breaking(filed.storage, "INSERT INTO trial_user_attributes"), pytest.raises(StorageInternalError):
         AtomicRDBStorage.enter(filed.storage, filed.study._study_id, trial._trial_id, ENTRY)
@@ -125,7 +125,7 @@ class _breaking:
 
 
 def test_an_end_whose_reply_was_lost_is_written_once(filed: TrialWriter) -> None:
-    trial = filed.begin({})
+    trial = filed.begin(None)
     filed.enter(trial, ENTRY)
     filed.enter(trial, ENTRY)
     filed.end(trial, FITS)
@@ -135,7 +135,7 @@ def test_an_end_whose_reply_was_lost_is_written_once(filed: TrialWriter) -> None
 
 
 def test_a_different_end_by_another_driver_is_no_lost_reply(filed: TrialWriter) -> None:
-    trial = filed.begin({})
+    trial = filed.begin(None)
     filed.study.tell(trial.number, state=TrialState.FAIL)
     with pytest.raises(UpdateFinishedTrialError):
         filed.end(trial, FITS)
@@ -146,7 +146,7 @@ def test_a_different_end_by_another_driver_is_no_lost_reply(filed: TrialWriter) 
 def test_new_rows_of_other_drivers_are_read_while_most_trials_run(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
     mine = trials_in(url)
-    running = [mine.begin({"driver": "me"}) for _ in range(3)]
+    running = [mine.begin("me") for _ in range(3)]
     for trial in running[1:]:
         mine.enter(trial, ENTRY)
     other = TrialWriter(study=optuna.load_study(study_name="s", storage=url), storage=open_storage(url))
@@ -159,7 +159,7 @@ def test_new_rows_of_other_drivers_are_read_while_most_trials_run(tmp_path: Path
     other.end(running[2], FITS)  # as of one that was taken for dead
     other.enter(running[0], ENTRY)
     written(other)
-    begun = other.begin({"driver": "another"})
+    begun = other.begin("another")
     ours, there = both()
     assert ours == there and [one.state.name for one in there] == ["RUNNING", "RUNNING", "COMPLETE", "COMPLETE", "RUNNING"]
     assert ours[0].params == PARAMS, "begun when it was read first, and entered since"
@@ -179,7 +179,7 @@ def test_a_parameter_that_contradicts_the_study_is_refused(filed: TrialWriter) -
     written(filed)
     other = TrialStart(params={"engine": "hf"}, distributions={"engine": CategoricalDistribution(["hf"])}, attributes={})
     with pytest.raises(ValueError, match="does not support dynamic value space"):
-        filed.enter(filed.begin({}), other)
+        filed.enter(filed.begin(None), other)
     written(filed)
 
 

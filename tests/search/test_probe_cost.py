@@ -10,7 +10,7 @@ import pytest
 from autotune.core.events import Event, Note
 from autotune.core.prediction import EngineFit, Estimate, PhasePrediction, Prediction
 from autotune.search import pipeline
-from autotune.search.loop import LONG_PROBE, LONG_PROBES, SHORT_PROBE, SHORT_PROBES, Clock, probe_cost
+from autotune.search.loop import LONG_PROBES, SHORT_PROBE, SHORT_PROBES, Clock, probe_cost
 from tests.simulated import toy_job, toy_space
 
 NOTHING = Estimate.exactly(0)
@@ -27,7 +27,7 @@ def predicted(cycle: float, *, fits: bool | None = True, engine: bool = False) -
 
 
 def test_a_probe_costs_its_starts_and_its_cycles() -> None:
-    without, with_engine = (probe_cost([predicted(10, engine=engine)], SHORT_PROBE, LONG_PROBE) for engine in (False, True))
+    without, with_engine = (probe_cost([predicted(10, engine=engine)]) for engine in (False, True))
     assert without is not None and with_engine is not None
     assert without.short.value == pytest.approx(25 + 4 * 10) and without.long.value == pytest.approx(25 + 6 * 10)
     assert with_engine.short.value == pytest.approx(without.short.value + 35)
@@ -35,16 +35,16 @@ def test_a_probe_costs_its_starts_and_its_cycles() -> None:
 
 
 def test_the_median_candidate_that_may_fit_counts() -> None:
-    found = probe_cost([predicted(1), predicted(10), predicted(20), predicted(9000, fits=False)], SHORT_PROBE, LONG_PROBE)
+    found = probe_cost([predicted(1), predicted(10), predicted(20), predicted(9000, fits=False)])
     assert found is not None and found.short.value == pytest.approx(25 + 40)
 
 
 def test_a_probe_ends_at_its_deadline_and_an_unknown_speed_has_no_cost() -> None:
-    slow = probe_cost([predicted(1000)], SHORT_PROBE, LONG_PROBE)
+    slow = probe_cost([predicted(1000)])
     assert slow is not None and slow.short.value == SHORT_PROBE.deadline_seconds
     unknown = predicted(1)
     unknown = replace(unknown, phases=tuple(replace(phase, seconds=None) for phase in unknown.phases))
-    assert probe_cost([unknown], SHORT_PROBE, LONG_PROBE) is None
+    assert probe_cost([unknown]) is None
 
 
 @pytest.mark.parametrize("adapts", [True, False])
