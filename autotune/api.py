@@ -116,7 +116,7 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
     from autotune.estimate.unknown_facts import FactVariant, agreed, worst
     from autotune.prediction.service import open_prediction_service
     from autotune.report.answer_document import prediction_document
-    from autotune.search.advice import Adviser
+    from autotune.search.advice import ways_to_fit
 
     # 1. One prediction for each combination of unknown facts.
     possible, notes = _variants(flags.replace(mode="predict"))
@@ -135,8 +135,7 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
         listener(_started(request, (candidate,)))
         listener(CandidatePredicted(candidate=candidate, prediction=prediction))
         # 3. Changes that make it fit.
-        adviser = Adviser(job=job, space=request.whole_space, trainer=request.trainer, service=service.of(job))
-        ways = () if prediction.fits else adviser.ways_to_fit(candidate, most.prediction)
+        ways = () if prediction.fits else ways_to_fit(request, candidate, service.of(job), prediction=most.prediction)
     document = prediction_document(job, candidate, prediction, ways, unknown=variants if most.facts else ())
     return PredictAnswer(job=job, candidate=candidate, prediction=prediction, ways=ways, document=document)
 

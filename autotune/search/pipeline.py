@@ -87,7 +87,7 @@ def _with_ways_to_fit(found: SearchAnswer, request: ParsedRequest) -> SearchAnsw
         return found
     refuted = [trial.candidate.id for trial in answer.trials if not trial.verdict.fits]
     with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
-        ways = ways_to_fit(request, baseline_candidate(request.job, request.trainer), service, refuted)
+        ways = ways_to_fit(request, baseline_candidate(request.job, request.trainer), service, refuted=refuted)
     return replace(found, recommendation=replace(answer, ways_to_fit=ways))
 
 

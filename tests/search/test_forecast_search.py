@@ -16,7 +16,8 @@ from autotune.core.job import Job, Task
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
 from autotune.core.space import Candidate
-from autotune.search.advice import Adviser, as_flags
+from autotune.request.job_builder import ParsedRequest
+from autotune.search.advice import as_flags, ways_to_fit
 from autotune.search.forecast_search import forecast
 from autotune.search.loop import baseline_candidate, legal_candidates
 from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space
@@ -104,13 +105,16 @@ def test_a_budget_that_ends_leaves_the_best_of_what_was_predicted(tmp_path: Path
     assert brief.winner is not None and brief.relaxed == {}, "the preferred ones come first"
 
 
+def _request(job: Job, trainer: ToyTrainer) -> ParsedRequest:
+    return ParsedRequest(job=job, trainer=trainer, assumed=(), notes=(), named={}, whole_space=job.space)  # type: ignore[arg-type]
+
+
 def _advice(tmp_path: Path, limit: int, **knobs: object) -> tuple[Candidate, Machine, list[dict[str, object]]]:
     machine = Machine(limit_bytes=limit * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
     asked = trainer.complete({**trainer.baseline(job.space, job.task), **knobs}, job.task)  # type: ignore[dict-item]
-    adviser = Adviser(job=job, space=job.space, trainer=trainer, service=oracle)
-    ways = adviser.ways_to_fit(asked, oracle.predict(asked))
+    ways = ways_to_fit(_request(job, trainer), asked, oracle)
     return asked, machine, [{"change": dict(way.change), "learning": way.learning, "ratio": way.speed_ratio} for way in ways]
 
 
@@ -132,8 +136,7 @@ def test_a_change_that_was_measured_not_to_fit_is_no_advice(tmp_path: Path) -> N
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
     asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     refuted = trainer.complete({**asked.knobs, "batch": 4}, job.task)
-    adviser = Adviser(job=job, space=job.space, trainer=trainer, service=oracle, refuted=frozenset([refuted.id]))
-    changes = [way.change for way in adviser.ways_to_fit(asked, oracle.predict(asked))]
+    changes = [way.change for way in ways_to_fit(_request(job, trainer), asked, oracle, refuted=[refuted.id])]
     assert {"batch": 2} in changes and {"batch": 4} not in changes
 
 
@@ -155,8 +158,7 @@ def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
     machine, trainer = Machine(limit_bytes=600 * MIB), Syncing()
     job, oracle = toy_job(tmp_path, toy_space(), machine.limit_bytes), Peaking(machine=machine)
     asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
-    adviser = Adviser(job=job, space=job.space, trainer=trainer, service=oracle)
-    assert adviser.ways_to_fit(asked, oracle.predict(asked))[0].change == first
+    assert ways_to_fit(_request(job, trainer), asked, oracle)[0].change == first
 
 
 def test_advice_moves_two_things_when_one_is_not_enough(tmp_path: Path) -> None:
@@ -176,8 +178,7 @@ def test_an_untraceable_change_is_no_advice_and_stops_none(tmp_path: Path) -> No
 
     oracle = Losing(machine=machine)
     asked = trainer.complete({**trainer.baseline(job.space, job.task), "batch": 8}, job.task)
-    adviser = Adviser(job=job, space=job.space, trainer=trainer, service=oracle)
-    ways = adviser.ways_to_fit(asked, oracle.predict(asked))
+    ways = ways_to_fit(_request(job, trainer), asked, oracle)
     assert ways and all("batch" not in way.change for way in ways)
 
 
@@ -190,8 +191,7 @@ def test_a_kind_whose_strongest_does_not_fit_is_left_at_once(tmp_path: Path) -> 
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
     asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
-    prediction = oracle.predict(asked)
-    Adviser(job=job, space=job.space, trainer=trainer, service=oracle).ways_to_fit(asked, prediction)
+    ways_to_fit(_request(job, trainer), asked, oracle)
     batches = [one.knobs["batch"] for one in oracle.predicted[1:] if one.knobs == {**asked.knobs, "batch": one.knobs["batch"]}]
     assert set(batches) == {1}, "2 and 4 need no look where 1 does not fit"
 
@@ -202,8 +202,7 @@ def test_looking_ends_when_time_is_up(tmp_path: Path) -> None:
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
     asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     clock = iter(range(0, 10_000, 50))
-    adviser = Adviser(job=job, space=job.space, trainer=trainer, service=oracle, now=lambda: next(clock))
-    ways = adviser.ways_to_fit(asked, oracle.predict(asked))
+    ways = ways_to_fit(_request(job, trainer), asked, oracle, now=lambda: next(clock))
     assert len(ways) == 1, "what was found by then is told"
 
 
