@@ -25,13 +25,6 @@ TIMES_CAUGHT = 3
 
 _LAST_LINES = 12
 
-PROGRESS = (
-    "loss", "step:", "train_runtime", "train metrics", "training", "validation metrics", "trainer.fit", "time of running",
-    "spawned with", "exits successfully", "succeeded", "out of memory", "exit code", "trainoutput(", "completed", "episode [",
-    "epoch", "code 0", "status 0", "all processes", "iteration", "grad_norm", "grad norm",
-)  # fmt: skip
-"""Words of which every line that counts here contains one. Most lines are skipped by this test."""
-
 _STEP = re.compile(
     r"""['"](?:train/|actor/|critic/)?(?:loss|pg_loss|policy_loss|reward)['"]\s*:|\bstep:\d+ - |\biteration +\d+/ *\d+ *\|"""
 )
@@ -68,7 +61,7 @@ _UPDATE_LEFT_OUT = re.compile(r"\bgrad\w*[ _]norm is not finite|\bBad grad_norm 
 
 
 class LogEndings:
-    """Collector of endings. It receives the lines that contain a word of PROGRESS."""
+    """Collector of endings. It receives the lines that contain one of WORDS.of_endings."""
 
     def __init__(self) -> None:
         self.finished = ""  # line that reports the end of training, whatever was printed before it

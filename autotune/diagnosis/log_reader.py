@@ -18,10 +18,10 @@ from enum import IntEnum
 
 from autotune.core.measurement import Outcome, Phase
 from autotune.diagnosis.diagnosis import Diagnosis
-from autotune.diagnosis.log_facts import PROGRESS, GpuNeighbours, HostMemoryUsers, LogEndings
+from autotune.diagnosis.log_facts import GpuNeighbours, HostMemoryUsers, LogEndings
 from autotune.failures.classify import Finding, classify_line, classify_logged
 from autotune.failures.numbers import without_neighbours
-from autotune.failures.table import MEMORY_CAUSES, ROWS, FailureRow, phase_of, warning_in
+from autotune.failures.table import MEMORY_CAUSES, ROWS, WORDS, FailureRow, phase_of, warning_in
 from autotune.failures.tracebacks import ExceptionChain, LoggedException, LogLine, Tracebacks, read_line
 
 STEPS_SURVIVED = 3
@@ -51,18 +51,6 @@ class _Found:
     whole: bool = True  # False for an exception whose traceback lacks its header
 
 
-# Only a line with one of these words can begin or end anything: most are settled by this alone.
-_TELLING = (
-    "error", "exception", "traceback", "memory", "killed", "terminate called", "watchdog", "nccl", "exitcode", "return code",
-    "exit code", "exit status", "no module named", "mismatched input", "primary config", "hydra.cc", "could not find '",
-    "signal", "interrupt", "limitforeseen", "worker exit", "fault", "bus err", "broken pipe", "failures:", "root cause",
-    "rank   ", "====", 'file "', "cancelled", "xid", "gpu has", "not used by", "oom", "resource", "could not override", "╭",
-    "in struct", "call to target", "failure", "137", "evict", "low on resource", "no such option", "could not consume",
-    "can't open file", "unrecognized", "assertion", "reaped", "ended by", "exceeded", "select device",
-    "loss is", "norm is", "loss became", "loss was", "insufficient", "command not found", "/usr/bin/env", "server socket",
-    "loaded_weight", "attempted to load", "terminating the process",
-)  # fmt: skip
-_REMARKABLE = ("preempt", "unsloth", "standby")
 _WRAPPERS = re.compile(
     r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError|RayTaskError(?:\(\w+\))?|ActorDiedError|RayActorError|ActorUnavailableError"
     r"|WorkerCrashedError|ProcessRaisedException|ProcessExitedException|SignalException|SystemExit|TrainingFailedError|BrokenProcessPool)\b"
@@ -125,8 +113,8 @@ class LogReader:
 
     def feed(self, block: Sequence[tuple[int, str]], lowered: str) -> None:
         """Receive numbered lines; `lowered` is their whole text, and words that it lacks are in none of them."""
-        telling = [word for word in _TELLING if word in lowered]
-        progress = [word for word in PROGRESS if word in lowered]
+        telling = [word for word in WORDS.telling if word in lowered]
+        progress = [word for word in WORDS.of_endings if word in lowered]
         for position, raw in block:
             self._feed_line(raw, position, telling, progress)
 
@@ -140,7 +128,7 @@ class LogReader:
             self._read(read_line(raw), position)
         if any(map(lowered.__contains__, progress)) and self._ends.feed(raw, position):
             self._go_on()
-        remarkable = any(map(lowered.__contains__, _REMARKABLE)) and len(self._remarks) < MOST_REMARKS
+        remarkable = any(map(lowered.__contains__, WORDS.of_warnings)) and len(self._remarks) < MOST_REMARKS
         if remarkable and (message := warning_in(raw)) is not None:
             self._remarks[message] = None
 

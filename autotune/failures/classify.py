@@ -12,7 +12,7 @@ from typing import Literal
 from autotune.core.job import DeviceKind
 from autotune.core.measurement import Failure, Outcome, Phase
 from autotune.failures.numbers import Numbers, numbers_of
-from autotune.failures.table import MEMORY_CAUSES, QUOTED_ROWS, ROWS, FailureRow, cause_of, phase_of, read_table
+from autotune.failures.table import MEMORY_CAUSES, QUOTED_ROWS, ROWS, WORDS, FailureRow, cause_of, phase_of, read_table
 from autotune.failures.tracebacks import LoggedException, exceptions_in
 
 FRAGMENTED_SHARE = 0.1
@@ -28,19 +28,6 @@ _BY_PHASE: Mapping[str, str] = {
 _LOUD_ROWS = tuple(row for row in ROWS if row.read_in == "any line")
 _ERROR_ROWS = tuple(row for row in ROWS if row.read_in != "exception")
 _BY_PLACE = frozenset(row.name for row in ROWS if row.raised_at is not None)
-_LINE_WORDS = (
-    "memory", "kv cache", "killed", "-9", "sigkill", "alloc", "oom", "worker unexpectedly", "watchdog", "peer", "broken pipe",
-    "timeout", "timed out", "nccl", "cuda", "device-side", "launch failure", "ecc", "remote process", "engine", "workerproc",
-    ": error: ", "not used by", "override", "struct", "config", "hydra", "mandatory", "resource", "xid", "gpu", "cudnn", "cublas",
-    "target", "failure", "triton", "misaligned", "illegal instruction", "objectstore", "shm", "workers killed", "137", "signal 9",
-    "no such option", "error: ", "could not consume", "unrecognized", "can't open file", "assertion", "oom", "reaped", "low on",
-    "memlimit", "device driver", "connection refused", "pair closure", "dump signal", "mem", "background loop", "shutting down",
-    "no module named", "mismatched input", "could not find '", "no available node",
-    "loss is", "norm is", "loss became", "loss was", "insufficient", "command not found", "/usr/bin/env", "container-cli",
-    "server socket", "ccl_error", "oneccl", "hccl", "loaded_weight", "attempted to load",
-)  # fmt: skip
-"""Words of which every line that a row matches contains at least one. Most lines are skipped by this test."""
-
 OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that a process does not send to itself: from an operator, a scheduler or the kernel."""
 
@@ -193,7 +180,7 @@ def classify_line(line: str, *, is_error: bool) -> Finding | None:
     A line that its logger did not mark as an error must have words that a failure alone has.
     """
     lowered = line.lower()
-    if not any(word in lowered for word in _LINE_WORDS):
+    if not any(word in lowered for word in WORDS.of_rows):
         return None
     aborted = line.startswith(("terminate called", "  what():"))
     found = _first_match([line], _ERROR_ROWS if is_error or aborted else _LOUD_ROWS)

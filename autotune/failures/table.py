@@ -10,6 +10,7 @@
     frames.yaml      purpose of the memory and phase of the step, by the frames of a traceback
     meanings.yaml    causes, phases and figures, with their words
     remedies.yaml    remedies by cause; nothing is computed here, so no remedy states by how much it helps
+    words.yaml       words by which most lines of a log are skipped
     fragments.yaml, argument_names.yaml    parts of the patterns
 
 Together the first five are the closed table of failure texts. The first row that matches decides, so that the order is part of
@@ -106,6 +107,16 @@ class _Meanings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 MEANINGS = read_table("meanings", _Meanings)
 MEMORY_CAUSES = MEANINGS.memory_causes
 CAUSES = {**MEMORY_CAUSES, **MEANINGS.other_causes}  # each with its words
+
+
+class _Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    telling: tuple[str, ...]
+    of_rows: tuple[str, ...]
+    of_endings: tuple[str, ...]
+    of_warnings: tuple[str, ...]
+
+
+WORDS = read_table("words", _Words)
 
 TABLES = ("memory", "refusals", "others", "checks", "files")  # tables in the order in which they are searched
 
