@@ -8,7 +8,7 @@ backward pass. Candidates that differ only in such knobs share their error, so o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -49,12 +49,18 @@ class CandidateTable:
     @cached_property
     def demands(self) -> FloatArray:
         """Columns by which memory demand is partially ordered: a >= b in all of them means that a needs at least b's memory."""
-        return _columns(self.candidates, [column for knob in self.space.knobs for column in _demand_columns(knob)])
+        return self._demand_columns(3)
 
     @cached_property
     def _categories(self) -> FloatArray:
         """Columns that are equal for candidates that differ only in knobs with an ordered effect on memory."""
-        return _columns(self.candidates, [column for knob in self.space.knobs for column in _demand_columns(knob)[:1]])
+        return self._demand_columns(1)
+
+    def _demand_columns(self, most: int) -> FloatArray:
+        """Stack the first columns of each knob that are not constant."""
+        columns = [column for knob in self.space.knobs for column in _demand_columns(knob, self.candidates)[:most]]
+        moving = [values for values in columns if len(values) and (values != values[0]).any()]
+        return np.column_stack(moving) if moving else np.zeros((len(self), 1))
 
     def demanding_at_least(self, index: int) -> BoolArray:
         """Return the candidates that need at least the memory of this one, itself included."""
@@ -129,32 +135,19 @@ def _is_dominated(row: FloatArray, rows: FloatArray) -> bool:
     return bool(((rows <= row).all(axis=1) & (rows < row).any(axis=1)).any())
 
 
-def _columns(candidates: Sequence[Candidate], columns: Sequence[Callable[[Candidate], float]]) -> FloatArray:
-    """Stack all columns that are not constant."""
-    filled = [np.array([column(one) for one in candidates], dtype=float) for column in columns]
-    moving = [values for values in filled if len(values) and (values != values[0]).any()]
-    return np.column_stack(moving) if moving else np.zeros((len(candidates), 1))
-
-
-def _demand_columns(knob: Knob) -> list[Callable[[Candidate], float]]:
+def _demand_columns(knob: Knob, candidates: Sequence[Candidate]) -> list[FloatArray]:
     """Columns whose order implies that of memory demand; unordered values are comparable only if equal."""
     if knob.memory == "none":
         return []
+    kind, size = np.zeros(len(candidates)), np.zeros(len(candidates))
     kinds: dict[tuple[type, object], float] = {}
-
-    def kind(candidate: Candidate) -> float:
-        value = effective_value(knob, candidate)
+    for row, one in enumerate(candidates):
+        value = effective_value(knob, one)
         if knob.memory != "unclear" and isinstance(value, (int, float)):
-            return 0.0
-        return kinds.setdefault((type(value), value), len(kinds) + 1.0)
-
-    def size(candidate: Candidate) -> float:
-        value = effective_value(knob, candidate)
-        if knob.memory == "unclear" or not isinstance(value, (int, float)):
-            return 0.0
-        return float(value) if knob.memory == "grows" else -float(value)
-
-    return [kind, lambda candidate: -kind(candidate), size]
+            size[row] = float(value) if knob.memory == "grows" else -float(value)
+        else:
+            kind[row] = kinds.setdefault((type(value), value), len(kinds) + 1.0)
+    return [kind, -kind, size]
 
 
 def effective_value(knob: Knob, candidate: Candidate) -> object:
