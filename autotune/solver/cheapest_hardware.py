@@ -22,7 +22,7 @@ from autotune.report.document_rows import interval, job_row, prediction_row
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
-from autotune.search.advice import Adviser, as_flags
+from autotune.search.advice import as_flags, ways_to_fit
 from autotune.solver.largest_value import SCHEMA, margin_text
 
 EXAMPLE = "Write lines like `2xA100-80G: 3.60`, the price of one hour of all its GPUs."
@@ -118,8 +118,8 @@ def _predicted(offer: Offer, request: ParsedRequest, service: PredictionService)
     prediction = service.predict(candidate)
     found = PredictedOffer(offer=offer, candidate=candidate, prediction=prediction)
     if prediction.fits is not True:
-        adviser = Adviser(job=request.job, space=request.whole_space, trainer=request.trainer, service=service)
-        way = next((way for way in adviser.ways_to_fit(candidate, prediction) if not way.learning), None)
+        ways = ways_to_fit(request, candidate, service, prediction=prediction)
+        way = next((way for way in ways if not way.learning), None)
         if way is not None:
             knobs = request.whole_space.with_remedies({**candidate.knobs, **way.change})
             changed = request.trainer.complete(knobs, request.job.task)
