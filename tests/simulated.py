@@ -15,7 +15,7 @@ from autotune.core.job import Hardware, Job, Model, Task, Workload
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, ProbePlan, Speed
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate, Knob, Knobs, SearchSpace
-from autotune.frameworks.settings_table import Field
+from autotune.frameworks.base import Field
 
 MIB = 2**20
 

@@ -1,23 +1,94 @@
-"""Interface of a framework, and helpers that several frameworks share.
+"""Interface of a framework, its settings as data, and helpers that several frameworks share.
 
 A trainer maps knobs to settings, checks their legality, words the requests of a probe and of
 a trace, and writes the winner in the framework's own files. It never imports the framework.
+JSON lists of settings name their source and version; decoding validates them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
-from autotune.core.composition import Composition
+import msgspec
+
+from autotune.core.composition import Composition, Sharding
 from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
-from autotune.frameworks.settings_table import Field
 
 Settings = Mapping[str, KnobValue]
+
+KINDS = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null"}
+TYPE_NAMES = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a name", "null": "null"}
+STAND_IN = "stand_in.trace"  # worker module that traces a stand-in step; it needs no installed framework
+SPREAD_BY: Mapping[str, Sharding] = {
+    "zero1": "optimizer", "zero2": "gradients", "zero3": "parameters", "fsdp1": "parameters", "fsdp2": "parameters",
+}  # fmt: skip
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True, rename={"owner": "of", "versions": "in"}):
+    """Setting of a framework."""
+
+    kinds: tuple[str, ...]  # accepted types: bool, int, float, str, list, dict, null, other
+    default: object
+    owner: Literal["script", "config", "model", "mixture"] = "config"
+    """TRL class of the setting: script arguments, trainer configuration, ModelConfig or DatasetMixtureConfig."""
+
+    choices: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()  # listed releases that have the setting; empty: all of them
+    follows: str | None = None  # setting whose value is the default of this one
+
+
+class SettingsTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one release of a framework."""
+
+    version: str
+    fields: dict[str, Field]
+
+    def value(self, settings: Mapping[str, KnobValue], name: str) -> KnobValue:
+        """Return the given value, else that of the setting it inherits from, else the default."""
+        if settings.get(name) is not None:
+            return settings[name]
+        if (source := self.fields[name].follows) is not None:
+            return self.value(settings, source)
+        default = self.fields[name].default
+        return default if isinstance(default, bool | int | float | str) else None
+
+    def count(self, settings: Mapping[str, KnobValue], name: str) -> int:
+        """Return a whole number; 0 if the setting has none."""
+        value = self.value(settings, name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+    def share(self, settings: Mapping[str, KnobValue], name: str) -> float:
+        value = self.value(settings, name)
+        return float(value) if isinstance(value, int | float) else 0.0
+
+    def truth(self, settings: Mapping[str, KnobValue], name: str) -> bool:
+        return bool(self.value(settings, name))
+
+    def text(self, settings: Mapping[str, KnobValue], name: str) -> str:
+        value = self.value(settings, name)
+        return value if isinstance(value, str) else ""
+
+    def problem(self, name: str, value: KnobValue) -> str | None:
+        """Return the problem of a value: a wrong type or an unknown choice."""
+        if name not in self.fields:
+            return None
+        field = self.fields[name]
+        if KINDS.get(type(value)) not in field.kinds:
+            return f"{name}={value} is not {' or '.join(TYPE_NAMES[kind] for kind in field.kinds if kind != 'null')}."
+        if field.choices and value not in field.choices:
+            return f"{name}={value} is none of {', '.join(field.choices)}."
+        return None
+
+
+@cache
+def read_table(file: str) -> SettingsTable:
+    return msgspec.json.decode(Path(__file__).with_name(file).read_bytes(), type=SettingsTable)
 
 
 class Trainer(Protocol):
@@ -135,3 +206,20 @@ def as_word(value: object) -> str:
 def model_path(task: Task) -> str:
     """Return the model's folder, or its name on the hub."""
     return str(task.workload.model.folder or task.workload.model.name)
+
+
+def gptq_bits(config: Mapping[str, object]) -> int | None:
+    """Return the bits per weight of a GPTQ checkpoint; None for another one."""
+    quantised = config.get("quantization_config")
+    if not isinstance(quantised, Mapping) or quantised.get("quant_method") != "gptq":
+        return None
+    bits = quantised.get("bits")
+    return bits if isinstance(bits, int) else None
+
+
+def ddp_options(settings: Mapping[str, object], *, adapter: bool) -> dict[str, object]:
+    """Return DDP's options as transformers' Trainer passes them (`_build_accelerator_args`): with an adapter the
+    model is not one of transformers' own, and parameters may be unused."""
+    names = ("find_unused_parameters", "bucket_cap_mb", "static_graph")
+    given = {name: settings[f"ddp_{name}"] for name in names if settings.get(f"ddp_{name}") is not None}
+    return {"find_unused_parameters": adapter or not settings.get("gradient_checkpointing"), **given}

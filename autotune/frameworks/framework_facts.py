@@ -1,13 +1,19 @@
-"""Facts about a launched framework that need no code, read from the YAML file of its name.
+"""Facts about launched frameworks that need no code, read from the YAML file of their name, and their rules.
 
 In texts, `{steps}` is the number of a probe's steps, `{dataset}` the user's data, `{prompt}` a
 synthetic prompt, and `{name.of.a.setting}` a whole number among the settings.
+
+A rule or note is a text, and the values of settings for which it applies. A condition is a value, a list of
+values, `given`, or a comparison with a number, a setting or a size: `< 2`, `!= gpus`, `not dividing gpus`,
+`not divisible by ranks`. In a text, `{name}` is a value and `{name=}` a setting with its value, as in
+Python's f-strings.
 """
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal
 
@@ -16,12 +22,36 @@ import msgspec
 from autotune.core.errors import CannotPredict
 from autotune.core.measurement import Phase
 from autotune.core.space import KnobValue
+from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import Settings, as_word
 from autotune.frameworks.launched_run import Figures, ReportedSettings, Watch
-from autotune.frameworks.settings_table import read_yaml
-from autotune.frameworks.stated_rules import Condition, StatedRule
 
-_PLACEHOLDER = re.compile(r"\{([\w.]+)\}")
+Lookup = Callable[[str], KnobValue]
+"""Value of a setting or of a computed size by its name."""
+
+Condition = KnobValue | tuple[KnobValue, ...]
+
+COMPARED = re.compile(r"(<=|>=|<|>|!=|not dividing|not divisible by) ([\w.]+)")
+PLACEHOLDER = re.compile(r"\{([\w.]+)(=?)\}")  # in the text of a rule
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "!=": operator.ne,
+    "not dividing": lambda value, total: value < 1 or total % value != 0,
+    "not divisible by": lambda value, part: part < 1 or value % part != 0,
+}
+_FILLED = re.compile(r"\{([\w.]+)\}")  # in a template
+
+
+class StatedRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Text that applies if every condition holds."""
+
+    text: str
+    when: dict[str, Condition] = {}
+    methods: tuple[str, ...] = ()
+    """Methods to which it applies; empty: all."""
 
 
 class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,6 +125,30 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     watch: Watch
 
 
+class Unread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings without effect if every condition holds: they would separate equal candidates."""
+
+    settings: tuple[str, ...]
+    when: dict[str, Condition]
+
+
+class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a framework and its own checks."""
+
+    version: str
+    requires: dict[str, str]  # module -> pip requirement with its supported versions
+    defaults: dict[str, dict[str, KnobValue]]  # settings that candidates state: `common`, and those of each method
+    canonical: dict[str, dict[str, str]]  # method -> autotune's flag -> setting
+    implied: dict[str, dict[str, KnobValue]]  # value of `--tuning` -> settings
+    batch_factors: str  # factors of the global batch, for a message
+    choices: dict[str, tuple[KnobValue, ...]]
+    unread: tuple[Unread, ...]
+    rules: tuple[StatedRule, ...]
+    notes: tuple[StatedRule, ...]
+    untraced: tuple[Untraced, ...] = ()
+    deepspeed: dict[str, dict[str, KnobValue]] = {}  # sharding -> options of the framework's own DeepSpeed configuration
+
+
 def refuse_untraced(rows: Iterable[Untraced], settings: Settings, framework: str) -> None:
     """Refuse settings that change the step's memory without a counterpart in the stand-in step."""
     for row in rows:
@@ -107,7 +161,7 @@ def refuse_untraced(rows: Iterable[Untraced], settings: Settings, framework: str
 
 @cache
 def read_facts(name: str) -> FrameworkFacts:
-    return msgspec.convert(read_yaml(f"{name.replace('-', '_')}.yaml"), FrameworkFacts)
+    return packaged_table("autotune.frameworks", f"{name.replace('-', '_')}.yaml", FrameworkFacts)
 
 
 def filled(template: Any, values: Mapping[str, object]) -> Any:
@@ -118,6 +172,35 @@ def filled(template: Any, values: Mapping[str, object]) -> Any:
         return [filled(part, values) for part in template]
     if not isinstance(template, str):
         return template
-    if (whole := _PLACEHOLDER.fullmatch(template)) and whole[1] in values:
+    if (whole := _FILLED.fullmatch(template)) and whole[1] in values:
         return values[whole[1]]
-    return _PLACEHOLDER.sub(lambda match: str(values.get(match[1], match[0])), template)
+    return _FILLED.sub(lambda match: str(values.get(match[1], match[0])), template)
+
+
+def texts_that_apply(rules: Iterable[StatedRule], method: str, lookup: Lookup) -> Iterator[str]:
+    """Yield the texts of the rules that apply, with their values filled in."""
+    for rule in rules:
+        if (not rule.methods or method in rule.methods) and holds(rule.when, lookup):
+            yield PLACEHOLDER.sub(lambda found: f"{found[1]}={as_word(lookup(found[1]))}" if found[2] else
+                                   as_word(lookup(found[1])), rule.text)  # fmt: skip
+
+
+def holds(when: Mapping[str, Condition], lookup: Lookup) -> bool:
+    return all(_condition_holds(condition, lookup(name), lookup) for name, condition in when.items())
+
+
+def _condition_holds(condition: Condition, value: KnobValue, lookup: Lookup) -> bool:
+    if isinstance(condition, tuple):
+        return value in condition
+    if condition == "given":
+        return value not in (None, "")
+    if isinstance(condition, str) and (found := COMPARED.fullmatch(condition)):
+        if isinstance(value, str):
+            return found[1] == "!=" and value != found[2]
+        other = float(found[2]) if found[2].isdigit() else _number(lookup(found[2]))
+        return _COMPARISONS[found[1]](_number(value), other)
+    return value == condition
+
+
+def _number(value: KnobValue) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

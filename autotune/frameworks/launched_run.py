@@ -21,9 +21,8 @@ from autotune.core.files import TO_BE_RUN, comment, write_atomically
 from autotune.core.job import Task
 from autotune.core.measurement import Phase, ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
-from autotune.frameworks.base import Settings, Trainer
+from autotune.frameworks.base import KINDS, Field, Settings, Trainer
 from autotune.frameworks.dataset_measurement import row_lengths
-from autotune.frameworks.settings_table import KINDS, Field
 from autotune.frameworks.stand_in_step import StandInSpec, compose, trace_request
 from autotune.machine.nvml import DEVICE_ORDER
 

@@ -22,8 +22,8 @@ from autotune.core.composition import SplitEngines
 from autotune.core.job import Task
 from autotune.core.space import KnobValue
 from autotune.frameworks.base import Settings
-from autotune.frameworks.served_engines import served
 from autotune.frameworks.stand_in import StandIn
+from autotune.frameworks.stand_in_step import served
 
 DTENSOR, PACKING, DYNAMIC = "policy.dtensor_cfg", "policy.sequence_packing", "policy.dynamic_batching"
 ENGINE, PLACEMENT, LONGEST = "policy.generation", "policy.generation.colocated", "policy.max_total_sequence_length"

@@ -28,8 +28,8 @@ from autotune.frameworks.base import Settings, model_path
 from autotune.frameworks.configuration_files import ABSENT
 from autotune.frameworks.framework_facts import filled
 from autotune.frameworks.launched_run import OUT, Launch, probe_steps
-from autotune.frameworks.served_engines import served
 from autotune.frameworks.stand_in import StandIn
+from autotune.frameworks.stand_in_step import served
 
 MODEL = "trainer.model"
 IN_FLIGHT = 5  # default of `ac_offloading.max_inflight_activations`

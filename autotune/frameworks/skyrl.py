@@ -24,8 +24,7 @@ from typing import Any
 from autotune.core.job import Task
 from autotune.core.space import Candidate, KnobValue
 from autotune.frameworks.base import Settings, as_word
-from autotune.frameworks.hydra_values import without_references
-from autotune.frameworks.stand_in import StandIn
+from autotune.frameworks.stand_in import StandIn, without_references
 from autotune.frameworks.stand_in_step import OtherModel
 
 POLICY, ENGINE, PLACEMENT = "trainer.policy", "generator.inference_engine", "trainer.placement"

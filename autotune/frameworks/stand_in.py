@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import shlex
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -21,18 +22,35 @@ from autotune.core.files import TO_BE_RUN, comments, write_atomically
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace, fingerprint
-from autotune.frameworks.base import Settings, as_word, model_path, other_global_batch
-from autotune.frameworks.framework_facts import StepBatch, filled, read_facts, refuse_untraced
-from autotune.frameworks.hydra_values import quoted
+from autotune.frameworks.base import (
+    STAND_IN,
+    Field,
+    Settings,
+    SettingsTable,
+    as_word,
+    model_path,
+    other_global_batch,
+    read_table,
+)
+from autotune.frameworks.framework_facts import (
+    Lookup,
+    StatedRule,
+    StepBatch,
+    filled,
+    holds,
+    read_facts,
+    refuse_untraced,
+    texts_that_apply,
+)
 from autotune.frameworks.launched_run import OUT, Launch, Launched, probe_steps, synthetic_prompts
-from autotune.frameworks.settings_table import Field, SettingsTable, read_table
-from autotune.frameworks.stand_in_step import STAND_IN, StandInSpec
-from autotune.frameworks.stated_rules import Lookup, StatedRule, texts_that_apply
+from autotune.frameworks.stand_in_step import StandInSpec
 
 TUNING = frozenset({"use_peft", "load_in_4bit"})
 """Held settings of TRL behind --tuning; stand-in frameworks read the workload instead."""
 
 DEFAULT_LORA_RANK = 16
+
+PLAIN_IN_HYDRA = re.compile(r"(?!(?:null|true|false|nan|inf)$)[a-z_/.~][\w/.:@+%~-]*", re.ASCII | re.IGNORECASE)
 
 READERS = {
     "float": SettingsTable.share, "int": SettingsTable.count, "bool": SettingsTable.truth,
@@ -203,7 +221,7 @@ class StandIn(Launched):
 
     def lower_bound_candidate(self, candidate: Candidate, task: Task) -> Candidate | None:
         value_of = self._lookup(candidate.settings, task)
-        rows = [row for row in self.facts.one_row if StatedRule("", row.when).applies(self.method, value_of)]
+        rows = [row for row in self.facts.one_row if holds(row.when, value_of)]
         least = {
             name: value_of(value) if isinstance(value, str) else value for row in rows for name, value in row.settings.items()
         }
@@ -301,3 +319,21 @@ class StandIn(Launched):
         """Return engines on GPUs of their own; `schedule`: how they overlap with training."""
         engine = dataclasses.replace(self.engine_settings(settings), sleep=False)
         return SplitEngines(gpus=gpus, engine=engine, dtype="bfloat16", **schedule)
+
+
+# Strings in the grammar of Hydra's command line, which a shell's quotes do not protect.
+
+
+def without_references(text: str) -> str:
+    """Return the text for OmegaConf, which replaces `${...}` by another setting's value."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
+def quoted(text: str) -> str:
+    """Return the text as a string for Hydra; plain paths stay as they are.
+
+    In quotes, a backslash is an escape before a quote only."""
+    if PLAIN_IN_HYDRA.fullmatch(text):
+        return text
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", without_references(text))
+    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"

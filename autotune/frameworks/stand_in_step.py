@@ -1,4 +1,4 @@
-"""Stand-in step: a plain transformers step with the models of a framework around it.
+"""Stand-in step: a plain transformers step with the models of a framework around it, and vLLM servers on GPUs of their own.
 
 It yields the specification of a trace and the composition, in terms that frameworks share.
 """
@@ -8,16 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
-from autotune.core.composition import Composition, Generation, Resident, Role, Sharding, StepShape
-from autotune.core.job import Task
+from autotune.core.composition import Composition, EngineSettings, Generation, Resident, Role, SplitEngines, StepShape
+from autotune.core.job import Hardware, Task
 from autotune.core.measurement import Phase
+from autotune.core.units import GIB
+from autotune.frameworks.base import SPREAD_BY, gptq_bits
 
-STAND_IN = "stand_in.trace"  # worker module that traces the step; it needs no installed framework
 MASTER_AND_MOMENTS = 12  # bytes per weight of DeepSpeed's float32 master copy and Adam's two moments
-SPREAD_BY: Mapping[str, Sharding] = {
-    "zero1": "optimizer", "zero2": "gradients", "zero3": "parameters", "fsdp1": "parameters", "fsdp2": "parameters",
-}  # fmt: skip
+LARGE_DEVICE_BYTES = 70 * GIB
+LARGE_LIMITS, USUAL_LIMITS = (1024, 8192), (256, 2048)
+"""Sequences, and tokens of a pass, by `EngineArgs` of vLLM 0.31. vLLM takes an A100 for a usual device whatever its memory."""
+
+SHARE = 0.9  # share of its GPUs that a server claims
 
 TRACED_MICRO_STEPS = 2  # micro-steps that are traced: the first allocates the gradients, later ones repeat the second
 
@@ -115,15 +119,6 @@ def trace_request(spec: StandInSpec, task: Task) -> Mapping[str, object]:
     }
 
 
-def gptq_bits(config: Mapping[str, object]) -> int | None:
-    """Return the bits per weight of a GPTQ checkpoint; None for another one."""
-    quantised = config.get("quantization_config")
-    if not isinstance(quantised, Mapping) or quantised.get("quant_method") != "gptq":
-        return None
-    bits = quantised.get("bits")
-    return bits if isinstance(bits, int) else None
-
-
 def _score_settings(spec: StandInSpec, longest: int) -> dict[str, object]:
     """Return the scoring pass of completions, without the sizes that equal the training pass's.
 
@@ -159,3 +154,17 @@ def compose(spec: StandInSpec, task: Task) -> Composition:
             awake=("rollout", "sync") if spec.engine.sleep else None,
         ))  # fmt: skip
     return Composition(residents=tuple(residents), **{each.name: getattr(spec, each.name) for each in fields(StepShape)})
+
+
+def served(
+    hardware: Hardware, *, gpus: int, tensor_parallel: int, window: int, dtype: str, utilization: float = SHARE, **schedule: Any
+) -> SplitEngines:
+    """Return the engines of a server, gpus / tensor_parallel replicas with vLLM's defaults; `schedule`: how they overlap
+    with training."""
+    large = hardware.memory_bytes >= LARGE_DEVICE_BYTES and "a100" not in hardware.name.lower()
+    sequences, tokens = LARGE_LIMITS if large else USUAL_LIMITS
+    engine = EngineSettings(
+        utilization=utilization, max_model_length=window, max_num_seqs=sequences, max_num_batched_tokens=tokens,
+        tensor_parallel=max(1, tensor_parallel), apart=True,
+    )  # fmt: skip
+    return SplitEngines(gpus=gpus, engine=engine, dtype=dtype, **schedule)

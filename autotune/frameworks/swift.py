@@ -22,11 +22,11 @@ from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, KnobValue
-from autotune.frameworks import served_engines
-from autotune.frameworks.base import Settings, as_word, count_of, model_path, share_of
+from autotune.frameworks import stand_in_step
+from autotune.frameworks.base import Settings, as_word, count_of, ddp_options, gptq_bits, model_path, share_of
 from autotune.frameworks.launched_run import OUT, SYNTHETIC_ROWS, Launch, ReportedSettings, probe_steps, synthetic_texts
-from autotune.frameworks.stand_in_step import OtherModel, gptq_bits
-from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer, ddp_options
+from autotune.frameworks.stand_in_step import OtherModel
+from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
 
 _SERVED = ("gpu_memory_utilization", "max_model_len", "tensor_parallel_size", "enable_lora", "enable_expert_parallel")
 OF_THE_SERVER = tuple(f"vllm_{name}" for name in _SERVED)  # settings of `swift rollout`, which starts the vLLM server
@@ -166,13 +166,13 @@ def _engine(settings: Settings, task: Task, longest: int, rows: int) -> EngineSe
 
 def _split(settings: Settings, task: Task, longest: int) -> SplitEngines:
     """Return `swift rollout`: one replica per share of tensor_parallel GPUs."""
-    return served_engines.served(
+    return stand_in_step.served(
         task.hardware,
         gpus=count_of(settings, "server_gpus"),
         tensor_parallel=count_of(settings, "vllm_tensor_parallel_size") or 1,
         window=count_of(settings, "vllm_max_model_len") or longest,
         dtype="bfloat16",
-        utilization=share_of(settings, "vllm_gpu_memory_utilization") or served_engines.SHARE,
+        utilization=share_of(settings, "vllm_gpu_memory_utilization") or stand_in_step.SHARE,
     )
 
 

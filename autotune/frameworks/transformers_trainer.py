@@ -10,50 +10,15 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from autotune.core.job import Task
 from autotune.core.space import Candidate, Knobs, KnobValue
-from autotune.frameworks.base import Settings, as_word, count_of, other_global_batch
-from autotune.frameworks.framework_facts import Untraced, refuse_untraced
+from autotune.core.yaml_document import packaged_table
+from autotune.frameworks.base import KINDS, STAND_IN, Field, Settings, as_word, count_of, other_global_batch
+from autotune.frameworks.framework_facts import StatedRule, TrainerFacts, holds, refuse_untraced, texts_that_apply
 from autotune.frameworks.launched_run import OF_TRANSFORMERS, OUT, Figures, Launched
-from autotune.frameworks.settings_table import KINDS, Field, read_yaml
-from autotune.frameworks.stand_in_step import STAND_IN, StandInSpec
-from autotune.frameworks.stated_rules import Condition, StatedRule, texts_that_apply
+from autotune.frameworks.stand_in_step import StandInSpec
 
 N_SYNTHETIC_ROWS = 512
-
-
-def ddp_options(settings: Mapping[str, object], *, adapter: bool) -> dict[str, object]:
-    """Return DDP's options as transformers' Trainer passes them (`_build_accelerator_args`): with an adapter the
-    model is not one of transformers' own, and parameters may be unused."""
-    names = ("find_unused_parameters", "bucket_cap_mb", "static_graph")
-    given = {name: settings[f"ddp_{name}"] for name in names if settings.get(f"ddp_{name}") is not None}
-    return {"find_unused_parameters": adapter or not settings.get("gradient_checkpointing"), **given}
-
-
-class Unread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings without effect if every condition holds: they would separate equal candidates."""
-
-    settings: tuple[str, ...]
-    when: dict[str, Condition]
-
-
-class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a framework and its own checks."""
-
-    version: str
-    requires: dict[str, str]  # module -> pip requirement with its supported versions
-    defaults: dict[str, dict[str, KnobValue]]  # settings that candidates state: `common`, and those of each method
-    canonical: dict[str, dict[str, str]]  # method -> autotune's flag -> setting
-    implied: dict[str, dict[str, KnobValue]]  # value of `--tuning` -> settings
-    batch_factors: str  # factors of the global batch, for a message
-    choices: dict[str, tuple[KnobValue, ...]]
-    unread: tuple[Unread, ...]
-    rules: tuple[StatedRule, ...]
-    notes: tuple[StatedRule, ...]
-    untraced: tuple[Untraced, ...] = ()
-    deepspeed: dict[str, dict[str, KnobValue]] = {}  # sharding -> options of the framework's own DeepSpeed configuration
 
 
 class TransformersTrainer(Launched):
@@ -65,7 +30,7 @@ class TransformersTrainer(Launched):
     equivalent_settings: Mapping[str, tuple[str, ...]] = {"gradient_accumulation_steps": ("global_batch",)}
 
     def __init__(self, method: str) -> None:
-        facts = self.facts = msgspec.convert(read_yaml(f"{self.name}.yaml"), TrainerFacts)
+        facts = self.facts = packaged_table("autotune.frameworks", f"{self.name}.yaml", TrainerFacts)
         self.method, self.online, self.space = method, method == "grpo", f"{self.name}-{method}"
         self.defaults = {**facts.defaults["common"], **facts.defaults[method]}
         self.canonical, self.requires, self.needs = facts.canonical[method], facts.requires, tuple(facts.requires)
@@ -95,9 +60,7 @@ class TransformersTrainer(Launched):
         settings |= self.derived(settings, task)
         if "gradient_accumulation_steps" not in given and task.workload.global_batch:
             settings["gradient_accumulation_steps"] = max(1, task.workload.global_batch // self._rows(settings, task))
-        unread = {
-            name for row in self.facts.unread if StatedRule("", row.when).applies("", settings.get) for name in row.settings
-        }
+        unread = {name for row in self.facts.unread if holds(row.when, settings.get) for name in row.settings}
         effective = {name: value for name, value in settings.items() if name not in unread}
         return Candidate(knobs=knobs, settings=effective, load=self.load_of(effective, task))
 

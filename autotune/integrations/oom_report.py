@@ -26,8 +26,7 @@ from autotune.diagnosis import Diagnosis, as_document, diagnose_lines
 from autotune.diagnosis.diagnosis import in_words
 from autotune.diagnosis.remedies import Change, advice_for, changes_of
 from autotune.frameworks import trainer as trainer_named
-from autotune.frameworks.base import Trainer
-from autotune.frameworks.settings_table import Field
+from autotune.frameworks.base import Field, Trainer
 from autotune.frameworks.trl.output_files import with_changes
 from autotune.frameworks.trl.user_config import read_user_config
 from autotune.integrations.memory_margin import GaugeReading

@@ -37,8 +37,7 @@ from autotune.estimate.screening.blocks import LayerRepetition, NotUniform, Poin
 from autotune.estimate.sharding import ShardedTrace, Sharding, compared_ranks
 from autotune.estimate.trace_context import PredictionInput, TraceContext, step_context
 from autotune.estimate.unknown_facts import fullest_rows, with_lower_bound
-from autotune.frameworks.base import Trainer
-from autotune.frameworks.stand_in_step import STAND_IN
+from autotune.frameworks.base import STAND_IN, Trainer
 from autotune.machine import hardware_detection
 from autotune.machine.environment import SUPPORTED
 from autotune.prediction.trace_cache import TraceCache

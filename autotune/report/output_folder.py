@@ -25,7 +25,7 @@ from autotune.core.space import Candidate
 from autotune.core.units import MIB, format_bytes
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.configuration_files import unshare
-from autotune.frameworks.launch_edit import changed_script, changes_of, difference
+from autotune.frameworks.launch_commands import changed_script, changes_of, difference
 from autotune.frameworks.trl.output_files import YAML_NAME, written_settings
 from autotune.report.certificate import certificate_lines
 from autotune.report.html.render import PAGE

@@ -13,7 +13,7 @@ from autotune.core.errors import BadInput, UnknownName
 from autotune.core.job import Hardware, Tuning
 from autotune.core.space import Knob, KnobValue, SearchSpace
 from autotune.core.yaml_document import read_scalar
-from autotune.frameworks.trl.topology import ALLOCATOR, OTHER_ALLOCATOR
+from autotune.frameworks.trl.settings import ALLOCATOR, OTHER_ALLOCATOR
 from autotune.request.flags import Flags, option_name
 
 Words = Mapping[str, str]  # a trainer's `canonical`: setting of an autotune flag -> the framework's name

@@ -13,8 +13,7 @@ from autotune.core.job import Hardware, Mode
 from autotune.core.space import SearchSpace
 from autotune.core.units import format_bytes, parse_bytes
 from autotune.emulator.cards import emulated_machine
-from autotune.frameworks.base import Trainer
-from autotune.frameworks.stand_in_step import STAND_IN
+from autotune.frameworks.base import STAND_IN, Trainer
 from autotune.machine import environment, hardware_detection
 from autotune.request.flags import Flags
 

@@ -21,15 +21,13 @@ from autotune.core.space import KnobValue
 from autotune.core.units import MIB
 from autotune.core.user_script import LaunchScript, ScriptInspection, StatedSetting, UserScript
 from autotune.core.yaml_document import Document, KeyPath, read_document
-from autotune.frameworks.base import Trainer
+from autotune.frameworks.base import Field, Trainer
 from autotune.frameworks.configuration_files import why_unread
 from autotune.frameworks.launch_commands import find_launch, is_known, kind_of, stated_value
-from autotune.frameworks.settings_table import Field
 from autotune.frameworks.trl import async_grpo
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
-from autotune.frameworks.trl.script_inspection import look_at
+from autotune.frameworks.trl.script_inspection import look_at, script_trainer
 from autotune.frameworks.trl.settings import CORE, DEFAULT_PROMPT_LENGTH, ENGINE
-from autotune.frameworks.trl.trainers import script_trainer
 from autotune.frameworks.trl.user_config import TRAINED, UserConfig, split_document
 from autotune.machine import environment
 from autotune.request.flags import Flags

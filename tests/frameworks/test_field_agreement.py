@@ -12,8 +12,7 @@ import yaml
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.frameworks import trainer
-from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.installed_defaults import installed_defaults
+from autotune.frameworks.trl.field_list import fields, installed_defaults
 from autotune.frameworks.trl.output_files import DATASET_SETTINGS, written_settings
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job

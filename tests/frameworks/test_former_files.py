@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from autotune.core.errors import BadInput
-from autotune.frameworks.trl.accelerate_files import read_accelerate, read_deepspeed
 from autotune.frameworks.trl.field_list import fields
+from autotune.frameworks.trl.launch_files import read_accelerate, read_deepspeed
 from autotune.frameworks.trl.user_config import OWN, former_keys, read_user_config
 from autotune.request.flags import Flags
 from autotune.request.request_parser import parse_request

@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from autotune import frameworks
+from autotune.frameworks.base import read_table
 from autotune.frameworks.framework_facts import FrameworkFacts, filled, read_facts
 from autotune.frameworks.launched_run import Launched
-from autotune.frameworks.settings_table import read_table, read_yaml
 from autotune.frameworks.stand_in import STEP_READERS, StandIn
 from tests.frameworks.stand_ins import asked, names_in
 
@@ -66,7 +67,7 @@ def test_a_launched_framework_is_at_most_200_lines_of_python(name: str) -> None:
 
 
 def test_a_misspelt_fact_is_refused() -> None:
-    content: Any = read_yaml("verl.yaml")
+    content: Any = yaml.safe_load(Path(frameworks.__file__).with_name("verl.yaml").read_text(encoding="utf-8"))
     with pytest.raises(msgspec.ValidationError, match="launcherr"):
         msgspec.convert({**content, "launcherr": "python"}, FrameworkFacts)
 

@@ -15,8 +15,7 @@ import yaml
 from autotune import frameworks
 from autotune.core.errors import BadInput
 from autotune.core.shell_script import commands_of
-from autotune.frameworks.launch_commands import find_launch, kind_of, stated_value
-from autotune.frameworks.launch_edit import changed_script, changes_of, difference
+from autotune.frameworks.launch_commands import changed_script, changes_of, difference, find_launch, kind_of, stated_value
 from autotune.request import request_parser
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from autotune.core.space import KnobValue
-from autotune.frameworks.stated_rules import StatedRule, texts_that_apply
+from autotune.frameworks.framework_facts import StatedRule, texts_that_apply
 from tests.frameworks.stand_ins import names_in
 
 VALUES: dict[str, KnobValue] = {"batch.rows": 6, "gpus": 4, "share": 0.5, "packs": True, "head": None, "kind": "gae", "empty": ""}

@@ -15,7 +15,7 @@ from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.frameworks import trainer
 from autotune.frameworks.trl import combinations
-from autotune.frameworks.trl.topology import ranks_of
+from autotune.frameworks.trl.settings import ranks_of
 from tests.frameworks.conftest import make_task
 
 GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4}}

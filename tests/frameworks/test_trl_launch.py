@@ -12,7 +12,7 @@ import yaml
 from autotune.core.job import Hardware, Model, Task, Workload
 from autotune.core.units import GIB
 from autotune.estimate.sharding import Sharding
-from autotune.frameworks.trl.accelerate_files import launch_configuration
+from autotune.frameworks.trl.launch_files import launch_configuration
 from autotune.frameworks.trl.requests import sharding_request
 from autotune.frameworks.trl.trainers import TrlGrpo
 

@@ -12,7 +12,7 @@ import pytest
 
 from autotune.core.errors import AutotuneError, BadInput, TrainingEnvironmentError
 from autotune.frameworks.trl import script_inspection
-from autotune.frameworks.trl.installed_defaults import installed_defaults
+from autotune.frameworks.trl.field_list import installed_defaults
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request

@@ -6,23 +6,23 @@ GPUs that do not train. What is traced is one row of rollouts, the fullest that 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from autotune.core.composition import Composition, SplitEngines
 from autotune.core.job import Task
+from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue
-from autotune.frameworks.base import count_of, other_global_batch
-from autotune.frameworks.served_engines import SHARE, served
-from autotune.frameworks.trl import combinations
+from autotune.frameworks.base import Settings, count_of, other_global_batch
+from autotune.frameworks.stand_in_step import SHARE, served
+from autotune.frameworks.trl import combinations, requests
 from autotune.frameworks.trl import settings as trl_settings
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.requests import trace_request as plain_trace_request
-from autotune.frameworks.trl.resident_models import BUFFER_BYTES, NEW_BUFFERS, residents
-from autotune.frameworks.trl.topology import SERVER, Settings, ranks_of, server_gpus, server_parallel, sharding_of
+from autotune.frameworks.trl.requests import NEW_BUFFERS
+from autotune.frameworks.trl.settings import SERVER, ranks_of, server_gpus, server_parallel, sharding_of
+from autotune.frameworks.trl.trainers import ACCUMULATION, MAX_DEFAULT_ACCUMULATION, TrlScripted
 from autotune.machine import hardware_detection
 
 METHOD = "async-grpo"
@@ -49,21 +49,79 @@ NOT_IN_STEP = frozenset({"token_budget", "max_inflight_tasks", "max_staleness", 
 """Settings without effect on the training of one row."""
 
 
-def settings_of(knobs: Knobs, task: Task) -> dict[str, KnobValue]:
-    """Return all settings of these knobs; a knob of None is derived from the others."""
-    given = {**task.workload.held, **{name: value for name, value in knobs.items() if value is not None}}
-    settings: dict[str, KnobValue] = {**given, **{name: trl_settings.default(name, METHOD) for name in CORE if name not in given}}
-    settings = {"server_gpus": 1, **settings, **SERVED}
-    settings.setdefault("max_prompt_length", trl_settings.DEFAULT_PROMPT_LENGTH)
-    settings["vllm_max_model_length"] = window(settings)
-    if "gradient_accumulation_steps" not in given:
-        ranks = max(1, ranks_of(settings, task.hardware.count))
-        per_step = completions_each_step(settings, ranks) * ranks
-        settings["gradient_accumulation_steps"] = trl_settings.accumulation(per_step, task, METHOD)
-    settings |= trl_settings.precision(given, task) | trl_settings.adapter_settings(given, task)
-    dtype = given.get("dtype", trl_settings.default("dtype", METHOD))
-    settings["dtype"] = trl_settings.loaded_dtype(dtype, task.workload.model.config)
-    return {name: value for name, value in settings.items() if trl_settings.is_read(name, settings)}
+class TrlAsyncGrpo(TrlScripted):
+    """Rollouts of a vLLM server on GPUs of its own, trained on as they arrive."""
+
+    method = space = METHOD
+    requires: Mapping[str, str] = {"trl": "trl>=1.16,<1.17"}
+    completions_each = 0
+
+    def ranks(self, settings: Settings, gpus: int) -> int:
+        return ranks_of({**settings, **SERVED}, gpus)
+
+    def complete(self, knobs: Knobs, task: Task) -> Candidate:
+        """Return the candidate of these knobs; a knob of None is derived from the others."""
+        given = {**task.workload.held, **{name: value for name, value in knobs.items() if value is not None}}
+        defaults = {name: trl_settings.default(name, METHOD) for name in CORE if name not in given}
+        settings: dict[str, KnobValue] = {"server_gpus": 1, **given, **defaults, **SERVED}
+        settings.setdefault("max_prompt_length", trl_settings.DEFAULT_PROMPT_LENGTH)
+        settings["vllm_max_model_length"] = window(settings)
+        if ACCUMULATION not in given:
+            ranks = max(1, ranks_of(settings, task.hardware.count))
+            settings[ACCUMULATION] = trl_settings.accumulation(completions_each_step(settings, ranks) * ranks, task, METHOD)
+        settings |= trl_settings.precision(given, task) | trl_settings.adapter_settings(given, task)
+        dtype = given.get("dtype", trl_settings.default("dtype", METHOD))
+        settings["dtype"] = trl_settings.loaded_dtype(dtype, task.workload.model.config)
+        settings = {name: value for name, value in settings.items() if trl_settings.is_read(name, settings)}
+        load = trl_settings.loaded(settings, task, ("dtype", "use_peft", *trl_settings.ADAPTER, *SERVER))
+        return Candidate(knobs=knobs, settings=settings, load=load)
+
+    def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
+        rules = (_attention, _training, _batch, combinations.refusals)
+        return next((text for rule in rules for text in rule(candidate.settings, task)), None)
+
+    def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
+        """Yield the accumulation alone, fewest first: it makes the global batch, whatever fills a row."""
+        held = task.workload.held.get(ACCUMULATION)
+        for steps in [held] if held is not None else range(1, MAX_DEFAULT_ACCUMULATION + 1):
+            yield {ACCUMULATION: steps}
+
+    def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        """Leave the server out, and its GPUs idle: a probe is the trainer alone, with rollouts at hand."""
+        return {**super().load_request(candidate, task), "server": None, "idle": {"gpus": server_gpus(candidate.settings)}}
+
+    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
+        return {**super().probe_request(candidate, task, plan), "dataset": None, "reward_funcs": None}
+
+    def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        """Return the specification of a trace: each micro-batch is the fullest row, by its number of rollouts."""
+        settings = candidate.settings
+        row = fullest_row(settings, ranks_of(settings, task.hardware.count))
+        request = requests.trace_request(candidate, task, count_of(settings, "max_prompt_length"), row.completion)
+        whole = cast("Mapping[str, object]", request["settings"])
+        step = {name: value for name, value in whole.items() if name not in NOT_IN_STEP}
+        counted = {**step, "per_device_train_batch_size": row.rollouts, "token_budget": 0}
+        return {**request, "settings": counted, **({"groups": row.groups} if row.groups > 1 else {})}
+
+    def compose(self, candidate: Candidate, task: Task) -> Composition:
+        """Return the policy alone, beside a server that is never waited for while rollouts are ahead.
+
+        The completions of a step have the length of the traced ones, with which a row is full."""
+        settings, ranks = candidate.settings, ranks_of(candidate.settings, task.hardware.count)
+        each, by_tokens = completions_each_step(settings, ranks), bool(token_budget(settings))
+        batch = each * ranks * (count_of(settings, ACCUMULATION) or 1)
+        return replace(
+            requests.compose(candidate, task),
+            micro_batch=each,
+            generation_batch=batch,
+            completion_length=fullest_row(settings, ranks).completion,
+            split=_split(settings, task, batch),
+            attention=None,
+            packs_rows=True,
+            token_budget=by_tokens,
+            steps_by_rows=by_tokens,
+            notes=tuple(_notes(settings)),
+        )
 
 
 def completions_each_step(settings: Settings, ranks: int) -> int:
@@ -72,12 +130,6 @@ def completions_each_step(settings: Settings, ranks: int) -> int:
 
 
 # Rules.
-
-
-def why_illegal(settings: Settings, task: Task) -> str | None:
-    """Return the first broken rule with its values."""
-    rules = (_attention, _training, _batch, combinations.refusals)
-    return next(itertools.chain.from_iterable(rule(settings, task) for rule in rules), None)
 
 
 def _attention(settings: Settings, task: Task) -> Iterator[str]:
@@ -163,47 +215,7 @@ def _text(task: Task) -> Mapping[str, object]:
     return {**config, **named} if isinstance(named, Mapping) else config
 
 
-# Trace and composition.
-
-
-def trace_request(candidate: Candidate, task: Task) -> Mapping[str, object]:
-    """Return the specification of a trace: each micro-batch is the fullest row, by its number of rollouts."""
-    settings = candidate.settings
-    row = fullest_row(settings, ranks_of(settings, task.hardware.count))
-    request = plain_trace_request(candidate, task, count_of(settings, "max_prompt_length"), row.completion)
-    whole = cast("Mapping[str, object]", request["settings"])
-    step = {name: value for name, value in whole.items() if name not in NOT_IN_STEP}
-    counted = {**step, "per_device_train_batch_size": row.rollouts, "token_budget": 0}
-    return {**request, "settings": counted, **({"groups": row.groups} if row.groups > 1 else {})}
-
-
-def compose(candidate: Candidate, task: Task) -> Composition:
-    """Return the policy alone, beside a server that is never waited for while rollouts are ahead.
-
-    The completions of a step have the length of the traced ones, with which a row is full."""
-    settings, ranks = candidate.settings, ranks_of(candidate.settings, task.hardware.count)
-    steps = count_of(settings, "gradient_accumulation_steps") or 1
-    each = completions_each_step(settings, ranks)
-    return Composition(
-        residents=tuple(residents(candidate, task, "server")),
-        ranks=ranks,
-        micro_batch=each,
-        accumulation=steps,
-        generation_batch=each * ranks * steps,
-        prompt_length=count_of(settings, "max_prompt_length"),
-        completion_length=fullest_row(settings, ranks).completion,
-        checkpointing=bool(settings.get("gradient_checkpointing")),
-        optimizer=str(settings.get("optim")),
-        generation="server",
-        split=_split(settings, task, each * ranks * steps),
-        sharded_by=sharding_of(settings, ranks),
-        packs_rows=True,
-        token_budget=bool(token_budget(settings)),
-        steps_by_rows=bool(token_budget(settings)),
-        sync_gathers="packed",
-        sync_buffer_bytes=BUFFER_BYTES,
-        notes=tuple(_notes(settings)),
-    )
+# Composition.
 
 
 def _split(settings: Settings, task: Task, batch: int) -> SplitEngines:
@@ -237,11 +249,6 @@ def _notes(settings: Settings) -> Iterator[str]:
         yield "the adapter is merged to be sent; a server with --enable-lora takes it as files, which is not modelled"
     if token_budget(settings):
         yield "rows are full: shorter completions make more of them in an optimizer step, not fewer micro-steps"
-
-
-def load_of(settings: Mapping[str, KnobValue], task: Task) -> dict[str, KnobValue]:
-    """Return the settings whose change requires a new load."""
-    return trl_settings.loaded(settings, task, ("dtype", "use_peft", *trl_settings.ADAPTER, *SERVER))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,20 @@ from packaging.version import Version
 
 from autotune.core.errors import TrainingEnvironmentError
 from autotune.core.job import Task
-from autotune.frameworks.trl import topology
+from autotune.frameworks.base import Settings
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.topology import DEEPSPEED, FSDP, OFFLOAD_DEVICES, SHARDINGS, Settings, ranks_of, with_server
+from autotune.frameworks.trl.settings import (
+    DEEPSPEED,
+    FSDP,
+    OFFLOAD_DEVICES,
+    OFFLOADS,
+    SHARDINGS,
+    ranks_of,
+    server_gpus,
+    server_parallel,
+    sharding_of,
+    with_server,
+)
 from autotune.machine import environment, hardware_detection
 from autotune.worker.releases import release_numbers
 
@@ -39,7 +50,7 @@ def _on(settings: Settings, name: str) -> bool:
 
 
 def _kind(settings: Settings, task: Task) -> str:
-    return topology.sharding_of(settings, ranks_of(settings, task.hardware.count))
+    return sharding_of(settings, ranks_of(settings, task.hardware.count))
 
 
 def _sharded(settings: Settings, task: Task) -> Iterator[str]:
@@ -53,7 +64,7 @@ def _sharded(settings: Settings, task: Task) -> Iterator[str]:
         yield f"sharding={named} needs GPUs: accelerate runs ranks on a CPU as plain data parallel."
     if named in DEEPSPEED:
         yield from _needs("deepspeed", f"sharding={named}", task)
-    for name in topology.OFFLOADS:
+    for name in OFFLOADS:
         if (value := settings.get(name, "none")) not in OFFLOAD_DEVICES:
             yield f"{name} must be one of {', '.join(OFFLOAD_DEVICES)}, and is {value!r}."
     gathers = settings.get("ds3_gather_for_generation", True)
@@ -65,7 +76,7 @@ def _served(settings: Settings, task: Task) -> Iterator[str]:
     """Yield violations of TRL's rules for a server, and of vLLM's for tensor parallelism in both modes."""
     name, parallel = "vllm_tensor_parallel_size", settings.get("vllm_tensor_parallel_size", 1)
     if with_server(settings):
-        served, parallel, gpus = topology.server_gpus(settings), topology.server_parallel(settings), task.hardware.count
+        served, parallel, gpus = server_gpus(settings), server_parallel(settings), task.hardware.count
         if task.hardware.kind == "cpu":
             yield "vllm_mode=server needs GPUs: TRL updates the server's weights over NCCL. Use vllm_mode=colocate."
         if served < 1:

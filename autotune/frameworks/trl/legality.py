@@ -11,11 +11,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from autotune.core.job import Task
-from autotune.frameworks.base import count_of, other_global_batch
+from autotune.frameworks.base import Settings, count_of, other_global_batch
 from autotune.frameworks.trl import combinations
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.settings import SCORING_TASK
-from autotune.frameworks.trl.topology import Settings, ranks_of
+from autotune.frameworks.trl.settings import SCORING_TASK, ranks_of
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 COUNTS = (

@@ -21,12 +21,9 @@ from autotune.core.space import Candidate
 from autotune.core.yaml_document import read_document
 from autotune.frameworks.base import count_of
 from autotune.frameworks.dataset_measurement import filter_prompts
-from autotune.frameworks.trl.accelerate_files import launch_configuration
-from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.installed_defaults import installed_defaults
-from autotune.frameworks.trl.launch_script import launch_script
-from autotune.frameworks.trl.settings import GENERATION_SHAPE, OWN_SETTINGS, loaded_dtype
-from autotune.frameworks.trl.topology import nested, ranks_of
+from autotune.frameworks.trl.field_list import fields, installed_defaults
+from autotune.frameworks.trl.launch_files import launch_configuration, launch_script
+from autotune.frameworks.trl.settings import GENERATION_SHAPE, OWN_SETTINGS, loaded_dtype, nested, ranks_of
 from autotune.frameworks.trl.user_config import REPLACED, comparable
 
 YAML_NAME, ACCELERATE_NAME, LAUNCH_NAME, PROGRAM_NAME = "recommended.yaml", "accelerate.yaml", "launch.sh", "train.py"

@@ -1,23 +1,35 @@
-"""Requests to the worker, as JSON: the parts of a probe's and a trace's request, and the trace's."""
+"""Requests to the worker, as JSON: the parts of a probe's and a trace's, and the trace's; and what a run keeps resident."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from autotune.core.composition import Composition, EngineSettings, Generation, Resident, Sharding, SplitEngines
 from autotune.core.dataset import FILE_LOADERS
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.core.space import Candidate
-from autotune.frameworks.stand_in_step import gptq_bits
-from autotune.frameworks.transformers_trainer import ddp_options
-from autotune.frameworks.trl import topology
-from autotune.frameworks.trl.accelerate_files import launch_configuration
+from autotune.core.units import GIB
+from autotune.frameworks.base import SPREAD_BY, Settings, count_of, ddp_options, gptq_bits, share_of
+from autotune.frameworks.stand_in_step import served
 from autotune.frameworks.trl.combinations import quantisation
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.settings import OWN_SETTINGS, engine_dtype, max_num_seqs
-from autotune.frameworks.trl.topology import ranks_of, sharding_of, with_server
+from autotune.frameworks.trl.launch_files import launch_configuration
+from autotune.frameworks.trl.settings import (
+    COMPLETIONS_PER_ROW,
+    OWN_SETTINGS,
+    engine_dtype,
+    environment_of,
+    max_num_seqs,
+    nested,
+    ranks_of,
+    server_gpus,
+    server_parallel,
+    sharding_of,
+    with_server,
+)
 
 DATASET_KEYS = (
     "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming", "datasets",
@@ -41,6 +53,15 @@ EVALUATION_SETTINGS = (
     "per_device_eval_batch_size", "num_generations_eval", "eval_accumulation_steps", "prediction_loss_only", "bf16_full_eval",
     "fp16_full_eval",
 )  # fmt: skip
+
+ONLINE = frozenset({"grpo", "rloo", "online-dpo", "async-grpo"})  # methods that generate completions
+BUFFER_BYTES = GIB  # of each of the two buffers in which weights are sent to a server (vLLM's `DEFAULT_PACKED_BUFFER_SIZE_BYTES`)
+NEW_BUFFERS = (
+    "with TRL 1.11 and newer each weight sync to the server allocates buffers of its own: over the first 16, torch reserves "
+    "up to 2 GiB more each time, on both sides, which it gives back when memory is short"
+)
+
+WITH_REFERENCE = frozenset({"dpo", "kto", "online-dpo"})  # methods with a reference model for every beta
 
 
 def dataset_of(task: Task) -> Mapping[str, object] | None:
@@ -83,7 +104,7 @@ def adapter_request(candidate: Candidate, task: Task) -> dict[str, object] | Non
 def trainer_settings(settings: Mapping[str, object], method: str = "grpo") -> dict[str, object]:
     """Return the settings of the configuration class, without those with side effects."""
     known = fields(method)
-    whole = {**settings, **topology.nested(settings, settings)}
+    whole = {**settings, **nested(settings, settings)}
     return {
         name: value
         for name, value in whole.items()
@@ -173,7 +194,7 @@ def launch_request(candidate: Candidate, task: Task) -> dict[str, object]:
     return {
         "sharding": sharding_of(candidate.settings, ranks_of(candidate.settings, task.hardware.count)),
         "accelerate": launch_configuration(candidate, task),
-        "environment": topology.environment_of(candidate.settings),
+        "environment": environment_of(candidate.settings),
     }
 
 
@@ -195,8 +216,8 @@ def server_request(candidate: Candidate, task: Task) -> dict[str, object] | None
     if not with_server(settings):
         return None
     return {
-        "gpus": topology.server_gpus(settings),
-        "tensor_parallel_size": topology.server_parallel(settings),
+        "gpus": server_gpus(settings),
+        "tensor_parallel_size": server_parallel(settings),
         "gpu_memory_utilization": settings["vllm_gpu_memory_utilization"],
         "max_model_length": settings["vllm_max_model_length"],
         "model_impl": settings.get("vllm_model_impl"),
@@ -211,3 +232,99 @@ def refuse_unmeasurable(task: Task) -> None:
             f"{task.workload.model.name}: random weights cannot be quantised, and the checkpoint is ({quantisation(task)}).",
             way_out="Add --weights real, or use `autotune predict`.",
         )
+
+
+# Composition: resident models per rank, and the shape of the step.
+
+
+def compose(candidate: Candidate, task: Task) -> Composition:
+    settings, ranks, method = candidate.settings, ranks_of(candidate.settings, task.hardware.count), task.workload.method
+    micro, steps = count_of(settings, "per_device_train_batch_size"), count_of(settings, "steps_per_generation")
+    prompt, completion = count_of(settings, "max_prompt_length"), count_of(settings, "max_completion_length")
+    generation: Generation = "none"
+    if method in ONLINE:
+        generation = "server" if with_server(settings) else "engine" if settings.get("use_vllm") else "trainer"
+    if (per_row := COMPLETIONS_PER_ROW.get(method)) is not None:
+        micro, steps = micro * per_row, 1  # each micro-step generates its own completions
+    # Tokens in the loss per row: both answers of a DPO pair; of other rows all but the first token.
+    loss_tokens = 2 * completion if method == "dpo" else prompt + completion - 1
+    attention = settings.get("attn_implementation")
+    return Composition(
+        residents=tuple(residents(candidate, task, generation)),
+        ranks=ranks,
+        micro_batch=micro,
+        accumulation=count_of(settings, "gradient_accumulation_steps") or 1,
+        generation_batch=0 if generation == "none" else micro * ranks * steps,
+        prompt_length=prompt,
+        completion_length=completion,
+        checkpointing=bool(settings.get("gradient_checkpointing")),
+        optimizer=str(settings.get("optim")),
+        generation=generation,
+        gathers_per_token=generation == "trainer" and settings.get("ds3_gather_for_generation") is False,
+        engine=_engine(settings, task) if generation == "engine" else None,
+        split=_served(settings, task) if generation == "server" else None,
+        sync_gathers="packed" if generation == "server" else None,
+        sync_buffer_bytes=BUFFER_BYTES if generation == "server" else 0,
+        notes=(NEW_BUFFERS,) if generation == "server" else (),
+        attention=attention if isinstance(attention, str) else None,
+        sharded_by=sharding_of(settings, ranks),
+        loss_tokens=loss_tokens if generation == "none" else None,
+    )
+
+
+def residents(candidate: Candidate, task: Task, generation: Generation) -> Iterator[Resident]:
+    settings, model = candidate.settings, task.workload.model.name
+    ranks = tuple(range(ranks_of(settings, task.hardware.count)))
+    adapter = count_of(settings, "lora_r") if settings.get("use_peft") else None
+    bits = 4 if settings.get("load_in_4bit") else 8 if settings.get("load_in_8bit") else None
+    dtype, sharding = str(settings.get("dtype")), sharding_of(settings, len(ranks))
+    spread = SPREAD_BY.get(sharding, "none")
+    yield Resident(
+        role="policy", model=model, ranks=ranks, dtype=dtype, trains=True, adapter_rank=adapter, quantised_bits=bits,
+        sharding=spread,
+    )  # fmt: skip
+    if settings.get("beta") or task.workload.method in WITH_REFERENCE:
+        # With an adapter, the reference is the policy with the adapter off.
+        yield Resident(
+            role="reference", model=model, ranks=ranks, dtype=dtype, trains=False, quantised_bits=bits, sharding=spread,
+            shares_weights_with="policy" if adapter is not None else None,
+        )  # fmt: skip
+    judge = task.workload.user_settings.get("reward_model_name_or_path")
+    if isinstance(judge, str) and generation != "none":
+        # Sharded by DeepSpeed like the policy; replicated otherwise.
+        cut: Sharding = "parameters" if sharding == "zero3" else "none"
+        yield Resident(role="reward", model=judge, ranks=ranks, dtype=dtype, trains=False, sharding=cut)
+    if generation == "engine":
+        yield Resident(
+            role="engine", model=model, ranks=ranks, dtype=engine_dtype(task.workload.model.config), trains=False,
+            sharding="tensor" if settings.get("vllm_tensor_parallel_size", 1) != 1 else "none",
+            awake=("rollout", "sync") if settings.get("vllm_enable_sleep_mode") else None,
+        )  # fmt: skip
+
+
+def _served(settings: Settings, task: Task) -> SplitEngines:
+    """Return TRL's server: training waits for its completions."""
+    return served(
+        task.hardware,
+        gpus=server_gpus(settings),
+        tensor_parallel=server_parallel(settings),
+        window=_window(settings, task),
+        dtype=engine_dtype(task.workload.model.config),
+        utilization=share_of(settings, "vllm_gpu_memory_utilization"),
+    )
+
+
+def _window(settings: Settings, task: Task) -> int:
+    return count_of(settings, "vllm_max_model_length") or count_of(task.workload.model.config, "max_position_embeddings")
+
+
+def _engine(settings: Settings, task: Task) -> EngineSettings:
+    """Return TRL's engine: CUDA graphs, and weights in the model's precision or in 4 bits."""
+    return EngineSettings(
+        utilization=share_of(settings, "vllm_gpu_memory_utilization"),
+        max_model_length=_window(settings, task),
+        max_num_seqs=max_num_seqs(settings),
+        tensor_parallel=count_of(settings, "vllm_tensor_parallel_size") or 1,
+        sleep=bool(settings.get("vllm_enable_sleep_mode")),
+        quantised_bits=4 if settings.get("load_in_4bit") else None,
+    )

@@ -1,4 +1,4 @@
-"""Inspection of the user's own training script: trainer, settings and their places in the source.
+"""The user's own training script: its inspection, and the trainer that measures it.
 
 The script runs in the training environment (worker/trl/script_look.py) up to the start of its
 training. Unsupported scripts are refused here.
@@ -6,22 +6,27 @@ training. Unsupported scripts are refused here.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 import autotune.worker
+from autotune.core.dataset import PromptLengths
 from autotune.core.errors import BadInput, TrainingEnvironmentError
-from autotune.core.job import Hardware
+from autotune.core.job import Hardware, Task
+from autotune.core.measurement import ProbePlan
 from autotune.core.secrets import without_side_effects
+from autotune.core.space import Candidate
 from autotune.core.user_script import Rewards, ScriptInspection, UserScript
-from autotune.frameworks.trl.source_calls import most_calls
+from autotune.frameworks.base import Trainer
+from autotune.frameworks.trl.script_files import write_files
 
 TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset
 TRAINER_CLASSES = (
@@ -34,6 +39,7 @@ OTHER_TRAINERS: Mapping[str, str] = {
 """Trainers outside of scripts -> what can be used instead."""
 
 ONE_TRAINER = "Give each a script of its own, or let an argument choose between them."
+MANY = 2  # lower bound of the calls inside a loop
 
 
 def look_at(
@@ -149,3 +155,110 @@ def _refuse_unsupported(script: UserScript) -> None:
             "and a recommendation is for one.",
             way_out=ONE_TRAINER,
         )
+
+
+def most_calls(file: str, line: int | None, *names: str) -> int:
+    """Return the maximum number of calls of these names in one run; 1 for an unreadable source.
+
+    With a line, calls of the same method on the same object as in that line are counted. The
+    branches of an `if` are alternatives, and a call in a loop counts as several.
+    """
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return 1
+    found = [call for call in _calls(tree) if getattr(call.func, "attr", getattr(call.func, "id", None)) in names]
+    wanted = {ast.unparse(call.func) for call in found if line is None or call.lineno <= line <= (call.end_lineno or call.lineno)}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return max(1, *(_most(scope.body, wanted) for scope in (tree, *functions)))
+
+
+def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def _most(body: Sequence[ast.stmt], wanted: set[str]) -> int:
+    """Return the calls on the longest path. Statements after a branch that leaves are its alternative."""
+    total = 0
+    for index, statement in enumerate(body):
+        if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
+            rest = [*statement.orelse, *body[index + 1 :]]
+            return total + _in_expressions([statement.test], wanted) + max(_most(statement.body, wanted), _most(rest, wanted))
+        total += _of(statement, wanted)
+    return total
+
+
+def _of(statement: ast.stmt, wanted: set[str]) -> int:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return 0
+    if isinstance(statement, ast.If):
+        branches = max(_most(statement.body, wanted), _most(statement.orelse, wanted))
+        return _in_expressions([statement.test], wanted) + branches
+    if isinstance(statement, ast.For | ast.While | ast.AsyncFor):
+        return _most(statement.body, wanted) * MANY + _most(statement.orelse, wanted)
+    if isinstance(statement, ast.Try):
+        tried = _most(statement.body, wanted) + _most(statement.orelse, wanted)
+        saved = max((_most(handler.body, wanted) for handler in statement.handlers), default=0)
+        return max(tried, saved) + _most(statement.finalbody, wanted)
+    if isinstance(statement, ast.With | ast.AsyncWith):
+        return _in_expressions([item.context_expr for item in statement.items], wanted) + _most(statement.body, wanted)
+    if isinstance(statement, ast.Match):
+        return max((_most(case.body, wanted) for case in statement.cases), default=0)
+    return _in_expressions([statement], wanted)
+
+
+def _in_expressions(nodes: Iterable[ast.AST], wanted: set[str]) -> int:
+    return sum(1 for node in nodes for call in _calls(node) if ast.unparse(call.func) in wanted)
+
+
+def script_trainer(inner: Trainer, script: UserScript) -> Trainer:
+    """Return `inner` for a script of the user."""
+    return cast("Trainer", _ScriptTrainer(inner, script))
+
+
+class _ScriptTrainer:
+    """TRL trainer inside a script of the user. Members that are not defined here are those of `inner`."""
+
+    adapter = "trl.script_probe"
+
+    def __init__(self, inner: Trainer, script: UserScript) -> None:
+        self._inner, self._script = inner, script
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
+        """Return the inspected lengths. The number of rows within `limit` is exact to a percentile."""
+        look = self._script.look
+        if look.prompts is None or look.rows is None:
+            return None
+        percentiles = {int(share): length for share, length in look.prompts.items()}
+        within = max((share for share, length in percentiles.items() if limit is None or length <= limit), default=0)
+        return PromptLengths(rows=look.rows, kept=look.rows * within // 100, percentiles=percentiles)
+
+    def image_rows(self, task: Task) -> None:
+        """Return None: the script prepares its own rows."""
+
+    row_lengths = image_rows
+
+    def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        script = self._script
+        return {
+            **self._inner.load_request(candidate, task),
+            "script": {
+                "path": str(Path(script.path)),
+                "arguments": list(script.arguments),
+                "method": script.look.method,
+                "gives_model": script.look.model.given,
+                "rewards": script.rewards,
+            },
+        }
+
+    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
+        return {**self._inner.probe_request(candidate, task, plan), "dataset": None, "reward_funcs": None}
+
+    def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
+        """Write a patch of the script, or its flags, and a launch script."""
+        return write_files(candidate, task, folder, self._script)

@@ -1,12 +1,14 @@
-"""Knobs to settings: TRL's settings with every default and derived value filled in.
+"""Knobs to settings: TRL's settings with every default and derived value filled in, and the run's distribution over GPUs.
 
-Settings that are not TRL's: `max_prompt_length`, which autotune enforces by filtering the dataset,
-and those of the launcher (see `topology`).
+Settings that are not TRL's: `max_prompt_length`, which autotune enforces by filtering the dataset, and those of the
+launcher and of the environment. The names of these are accelerate's (`offload_optimizer_device`, `offload_param_device`,
+`fsdp_offload_params`), torch's (`PYTORCH_CUDA_ALLOC_CONF`), or autotune's own (`sharding`, `server_gpus`,
+`server_tensor_parallel_size`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 import msgspec
@@ -15,41 +17,27 @@ from autotune.core.job import Task, Workload
 from autotune.core.space import Knobs, KnobValue
 from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import Settings, count_of
-from autotune.frameworks.served_engines import SHARE
-from autotune.frameworks.trl import topology
+from autotune.frameworks.stand_in_step import SHARE
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.topology import ranks_of
 
-SCORING_TASK = "SEQ_CLS"  # PEFT's task of a reward model: its default wraps a model that generates, and trains no score
+DEEPSPEED: Mapping[str, int] = {"zero1": 1, "zero2": 2, "zero3": 3}  # value of `sharding` -> ZeRO stage
+FSDP: Mapping[str, int] = {"fsdp1": 1, "fsdp2": 2}
+SHARDINGS = ("none", "ddp", *DEEPSPEED, *FSDP)
 
+OFFLOADS = ("offload_optimizer_device", "offload_param_device")
+OFFLOAD_DEVICES = ("none", "cpu")
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+OTHER_ALLOCATOR = "PYTORCH_ALLOC_CONF"
+"""Newer name of the same variable: torch from 2.10 on prefers it, vLLM reads the older one only."""
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    model_types: frozenset[str]
+ENVIRONMENT = (ALLOCATOR,)  # knobs that are environment variables, set before CUDA initialises
+NESTED = ("gradient_checkpointing_kwargs.use_reentrant",)  # keys inside a mapping of TRL's, in dotted form
+SERVER = ("server_gpus", "server_tensor_parallel_size")
+LAUNCH = ("sharding", *SERVER, *OFFLOADS, "fsdp_offload_params", *ENVIRONMENT)  # settings that are left out of TRL's own file
+PLAIN: Mapping[str, KnobValue] = {"sharding": "ddp", **dict.fromkeys(OFFLOADS, "none"), "fsdp_offload_params": False}
+"""Defaults of a launch."""
 
-
-def assumed_adapter(workload: Workload) -> dict[str, KnobValue]:
-    """Return the adapter settings that must be written out; none if script, user's file or PEFT names the layers."""
-    stated = {**workload.held, **workload.user_settings}
-    config = workload.model.config
-    if workload.script is not None:
-        return {}
-    assumed: dict[str, KnobValue] = {"lora_task_type": SCORING_TASK} if workload.method == "reward" else {}
-    if stated.get("lora_target_modules") or stated.get("lora_target_parameters"):
-        return assumed
-    if config.get("model_type") in _types_known_to_peft():
-        return assumed
-    # PEFT's name of all linear layers except the output projection. Experts are stacked parameters, which it adapts
-    # without dropout only.
-    experts = any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
-    return {**assumed, "lora_target_modules": "all-linear", **({"lora_dropout": 0.0} if experts else {})}
-
-
-@cache
-def _types_known_to_peft() -> frozenset[str]:
-    return packaged_table("autotune.frameworks.trl", "adapter_targets.yaml", _Table).model_types
-
-
-OWN_SETTINGS = frozenset({"max_prompt_length", *topology.LAUNCH, *topology.NESTED})
+OWN_SETTINGS = frozenset({"max_prompt_length", *LAUNCH, *NESTED})
 DEFAULT_PROMPT_LENGTH = 512
 DEFAULT_ROW_LENGTH = 1024
 CORE = (
@@ -75,6 +63,8 @@ COMPLETION_SETTINGS = {"online-dpo": "max_new_tokens", "ppo": "response_length"}
 ENGINE = ("vllm_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
 ADAPTER = ("lora_r", "lora_alpha", "lora_dropout")
 GENERATION_SHAPE = ("steps_per_generation", "generation_batch_size")
+
+SCORING_TASK = "SEQ_CLS"  # PEFT's task of a reward model: its default wraps a model that generates, and trains no score
 
 
 @cache
@@ -131,13 +121,14 @@ def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, Kno
 
 def loaded(settings: Settings, task: Task, names: Iterable[str]) -> dict[str, KnobValue]:
     """Return the model, its device and ranks, and the named settings: a change of one requires a new load."""
+    launch = {name: settings[name] for name in LAUNCH if settings.get(name) is not None}
     return {
         "model": task.workload.model.name,
         "model_config": task.workload.model.fingerprint,
         "weights": task.workload.weights,
         "device": task.hardware.kind,
         "ranks": ranks_of(settings, task.hardware.count),
-        **topology.load_part(settings),
+        **{name: value for name, value in launch.items() if value != PLAIN.get(name) and value != "none"},
         **{name: settings[name] for name in names if name in settings},
     }
 
@@ -218,6 +209,32 @@ def adapter_settings(given: Knobs, task: Task) -> dict[str, KnobValue]:
     return {"use_peft": use_peft, **{name: given.get(name, value) for name, value in adapter.items()}, **quantised}
 
 
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model_types: frozenset[str]
+
+
+def assumed_adapter(workload: Workload) -> dict[str, KnobValue]:
+    """Return the adapter settings that must be written out; none if script, user's file or PEFT names the layers."""
+    stated = {**workload.held, **workload.user_settings}
+    config = workload.model.config
+    if workload.script is not None:
+        return {}
+    assumed: dict[str, KnobValue] = {"lora_task_type": SCORING_TASK} if workload.method == "reward" else {}
+    if stated.get("lora_target_modules") or stated.get("lora_target_parameters"):
+        return assumed
+    if config.get("model_type") in _types_known_to_peft():
+        return assumed
+    # PEFT's name of all linear layers except the output projection. Experts are stacked parameters, which it adapts
+    # without dropout only.
+    experts = any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    return {**assumed, "lora_target_modules": "all-linear", **({"lora_dropout": 0.0} if experts else {})}
+
+
+@cache
+def _types_known_to_peft() -> frozenset[str]:
+    return packaged_table("autotune.frameworks.trl", "adapter_targets.yaml", _Table).model_types
+
+
 def _engine(given: Knobs, settings: Settings) -> dict[str, KnobValue]:
     if not settings["use_vllm"]:
         return {}
@@ -225,18 +242,11 @@ def _engine(given: Knobs, settings: Settings) -> dict[str, KnobValue]:
     if window is None:
         window = count_of(settings, "max_prompt_length") + count_of(settings, "max_completion_length")
     served: dict[str, KnobValue] = {}
-    if topology.with_server({**given, "use_vllm": True}):
-        served = {"server_gpus": 1, **{name: given[name] for name in topology.SERVER if name in given}}
+    if with_server({**given, "use_vllm": True}):
+        served = {"server_gpus": 1, **{name: given[name] for name in SERVER if name in given}}
     share = {"vllm_gpu_memory_utilization": SHARE} if served else {}
     named = {name: given.get(name, share.get(name, default(name))) for name in ENGINE}
     return {**named, **served, "vllm_max_model_length": window}
-
-
-def is_read(name: str, settings: Settings) -> bool:
-    """Return False for a setting without effect: it would separate equal candidates."""
-    if (name.startswith("vllm_") and not settings["use_vllm"]) or not topology.is_read(name, settings):
-        return False
-    return not (name.startswith("lora_") and not settings["use_peft"])
 
 
 TORCH_DTYPES = ("bfloat16", "float16", "float32")
@@ -262,3 +272,65 @@ def engine_dtype(config: Mapping[str, object]) -> str:
     """Return the precision of vLLM's weights, which TRL leaves to vLLM: half precision always."""
     named = checkpoint_dtype(config)
     return "bfloat16" if named == "float32" else named
+
+
+def sharding_of(settings: Mapping[str, object], ranks: int) -> str:
+    """Return the named sharding; the default is DDP on several ranks."""
+    named = settings.get("sharding")
+    if isinstance(named, str) and named not in ("none", "ddp"):
+        return named
+    return "ddp" if ranks > 1 else "none"
+
+
+def with_server(settings: Mapping[str, object]) -> bool:
+    return bool(settings.get("use_vllm")) and settings.get("vllm_mode") == "server"
+
+
+def server_gpus(settings: Mapping[str, object]) -> int:
+    """Return the number of GPUs of vLLM's server: default 1, and 0 without a server."""
+    return count_of({"server_gpus": 1, **settings}, "server_gpus") if with_server(settings) else 0
+
+
+def server_parallel(settings: Mapping[str, object]) -> int:
+    """Return the GPUs that split each layer of the server; by default all of its GPUs."""
+    return count_of(settings, "server_tensor_parallel_size") or server_gpus(settings)
+
+
+def ranks_of(settings: Mapping[str, object], gpus: int) -> int:
+    """Return the number of training processes: one per GPU, without those of the server."""
+    return gpus - server_gpus(settings)
+
+
+_CONDITIONS: Mapping[str, Callable[[Mapping[str, object]], bool]] = {
+    **dict.fromkeys(SERVER, with_server),
+    "offload_optimizer_device": lambda settings: settings.get("sharding") in DEEPSPEED,
+    "offload_param_device": lambda settings: settings.get("sharding") == "zero3",
+    "fsdp_offload_params": lambda settings: settings.get("sharding") in FSDP,
+    "ds3_gather_for_generation": lambda settings: settings.get("sharding") == "zero3",
+    "vllm_tensor_parallel_size": lambda settings: not with_server(settings),
+    "gradient_checkpointing_kwargs.use_reentrant": lambda settings: bool(settings.get("gradient_checkpointing")),
+}
+"""Setting -> condition under which it has an effect."""
+
+
+def is_read(name: str, settings: Settings) -> bool:
+    """Return False for a setting without effect: it would separate equal candidates."""
+    if (name.startswith("vllm_") and not settings["use_vllm"]) or (name in _CONDITIONS and not _CONDITIONS[name](settings)):
+        return False
+    return not (name.startswith("lora_") and not settings["use_peft"])
+
+
+def nested(settings: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """Return TRL's mappings with the dotted settings merged into the given values."""
+    made: dict[str, object] = {}
+    for name in NESTED:
+        if settings.get(name) is not None:
+            outer, _, inner = name.partition(".")
+            before = made.get(outer, given.get(outer))
+            made[outer] = {**(before if isinstance(before, Mapping) else {}), inner: settings[name]}
+    return made
+
+
+def environment_of(settings: Mapping[str, object]) -> dict[str, str]:
+    """Return the environment variables of a run."""
+    return {name: str(settings[name]) for name in ENVIRONMENT if settings.get(name)}

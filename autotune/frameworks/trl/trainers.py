@@ -1,32 +1,32 @@
-"""TRL's trainers: GRPO, RLOO, SFT, DPO, KTO, reward models, online DPO, asynchronous GRPO and PPO.
-
-`worker/trl` runs them. The last three are experimental and have no command, so that a script is
-written for them.
-"""
+"""TRL's trainers: GRPO, RLOO, SFT, DPO, KTO, reward models and online DPO, which `worker/trl` runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
 from autotune.core.composition import Composition
 from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
-from autotune.core.user_script import UserScript
-from autotune.frameworks import stand_in_step
-from autotune.frameworks.base import Settings, Trainer, count_of
+from autotune.frameworks.base import Field, Settings, Trainer, count_of
 from autotune.frameworks.dataset_measurement import image_rows, prompt_lengths, row_lengths
-from autotune.frameworks.settings_table import Field
-from autotune.frameworks.trl import async_grpo, legality, output_files, requests, script_files, user_config
+from autotune.frameworks.trl import legality, output_files, requests, user_config
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.requests import dataset_of
-from autotune.frameworks.trl.resident_models import NEW_BUFFERS, compose, ppo_step
-from autotune.frameworks.trl.settings import COMPLETIONS_PER_ROW, OFFLINE, OWN_SETTINGS, default, load_of, settings_of
-from autotune.frameworks.trl.topology import PLAIN, ranks_of, server_gpus
+from autotune.frameworks.trl.requests import NEW_BUFFERS, dataset_of
+from autotune.frameworks.trl.settings import (
+    COMPLETIONS_PER_ROW,
+    OFFLINE,
+    OWN_SETTINGS,
+    PLAIN,
+    default,
+    load_of,
+    ranks_of,
+    settings_of,
+)
 
 DEFAULT_MICRO_BATCH = 8
 MAX_DEFAULT_ACCUMULATION = 128
@@ -154,7 +154,7 @@ class TrlGrpo(Trainer):
         return output_files.write_files(candidate, task, folder, dataset_of(task), script=self.script, destination=destination)
 
     def compose(self, candidate: Candidate, task: Task) -> Composition:
-        return compose(candidate, task)
+        return requests.compose(candidate, task)
 
 
 class TrlRloo(TrlGrpo):
@@ -189,139 +189,18 @@ class TrlOffline(TrlGrpo):
         return {**request, "lengths": {"prompt": prompt, "completion": completion, "typical": None}}
 
 
-class TrlOnlineDpo(TrlGrpo):
+class TrlScripted(TrlGrpo):
+    """Experimental method without a TRL command: a training script is written for it."""
+
+    script = True
+    reads_images = False
+
+
+class TrlOnlineDpo(TrlScripted):
     """Online DPO with TRL: each micro-step generates two completions per prompt and compares them."""
 
     method = space = "online-dpo"
     canonical: Mapping[str, str] = {
         "max_prompt_length": "max_prompt_length", "max_completion_length": "max_new_tokens", "lora_r": "lora_r",
     }  # fmt: skip
-    script = True
-    reads_images = False
     completions_each = COMPLETIONS_PER_ROW["online-dpo"]
-
-
-class TrlPpo(TrlGrpo):
-    """PPO with TRL up to 1.12: policy, reference, critic and reward model on every rank.
-
-    Later releases lack the trainer, so that predictions use a stand-in step (`ppo_step`)."""
-
-    method = space = "ppo"
-    trace_adapter = stand_in_step.STAND_IN
-    requires: Mapping[str, str] = {"trl": "trl>=1.0,<1.13"}
-    canonical: Mapping[str, str] = {
-        "max_prompt_length": "max_prompt_length", "max_completion_length": "response_length", "lora_r": "lora_r",
-    }  # fmt: skip
-    script = True
-    reads_images = False
-
-    def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        return stand_in_step.trace_request(ppo_step(candidate, task), task)
-
-    def compose(self, candidate: Candidate, task: Task) -> Composition:
-        return stand_in_step.compose(ppo_step(candidate, task), task)
-
-
-class TrlAsyncGrpo(TrlGrpo):
-    """Asynchronous GRPO with TRL: rollouts of a vLLM server on GPUs of its own, trained on as they arrive."""
-
-    method = space = async_grpo.METHOD
-    requires: Mapping[str, str] = {"trl": "trl>=1.16,<1.17"}
-    script = True
-    reads_images = False
-    completions_each = 0
-
-    def ranks(self, settings: Settings, gpus: int) -> int:
-        return ranks_of({**settings, **async_grpo.SERVED}, gpus)
-
-    def complete(self, knobs: Knobs, task: Task) -> Candidate:
-        settings = async_grpo.settings_of(knobs, task)
-        return Candidate(knobs=knobs, settings=settings, load=async_grpo.load_of(settings, task))
-
-    def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
-        return async_grpo.why_illegal(candidate.settings, task)
-
-    def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
-        """Yield the accumulation alone, fewest first: it makes the global batch, whatever fills a row."""
-        held = task.workload.held.get(ACCUMULATION)
-        for steps in [held] if held is not None else range(1, MAX_DEFAULT_ACCUMULATION + 1):
-            yield {ACCUMULATION: steps}
-
-    def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        """Leave the server out, and its GPUs idle: a probe is the trainer alone, with rollouts at hand."""
-        return {**super().load_request(candidate, task), "server": None, "idle": {"gpus": server_gpus(candidate.settings)}}
-
-    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
-        return {**super().probe_request(candidate, task, plan), "dataset": None, "reward_funcs": None}
-
-    def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        return async_grpo.trace_request(candidate, task)
-
-    def compose(self, candidate: Candidate, task: Task) -> Composition:
-        return async_grpo.compose(candidate, task)
-
-
-TRAINERS = (
-    TrlGrpo(),
-    TrlRloo(),
-    TrlOffline("sft"),
-    TrlOffline("dpo"),
-    TrlOffline("kto", {"trl": "trl>=1.8,<1.17"}),
-    TrlOffline("reward"),
-    TrlOnlineDpo(),
-    TrlAsyncGrpo(),
-    TrlPpo(),
-)
-
-
-def script_trainer(inner: Trainer, script: UserScript) -> Trainer:
-    """Return `inner` for a script of the user."""
-    return cast("Trainer", _ScriptTrainer(inner, script))
-
-
-class _ScriptTrainer:
-    """TRL trainer inside a script of the user. Members that are not defined here are those of `inner`."""
-
-    adapter = "trl.script_probe"
-
-    def __init__(self, inner: Trainer, script: UserScript) -> None:
-        self._inner, self._script = inner, script
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-    def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
-        """Return the inspected lengths. The number of rows within `limit` is exact to a percentile."""
-        look = self._script.look
-        if look.prompts is None or look.rows is None:
-            return None
-        percentiles = {int(share): length for share, length in look.prompts.items()}
-        within = max((share for share, length in percentiles.items() if limit is None or length <= limit), default=0)
-        return PromptLengths(rows=look.rows, kept=look.rows * within // 100, percentiles=percentiles)
-
-    def image_rows(self, task: Task) -> None:
-        """Return None: the script prepares its own rows."""
-
-    row_lengths = image_rows
-
-    def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        script = self._script
-        return {
-            **self._inner.load_request(candidate, task),
-            "script": {
-                "path": str(Path(script.path)),
-                "arguments": list(script.arguments),
-                "method": script.look.method,
-                "gives_model": script.look.model.given,
-                "rewards": script.rewards,
-            },
-        }
-
-    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
-        return {**self._inner.probe_request(candidate, task, plan), "dataset": None, "reward_funcs": None}
-
-    def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
-        """Write a patch of the script, or its flags, and a launch script."""
-        return script_files.write_files(candidate, task, folder, self._script)

@@ -14,12 +14,10 @@ import msgspec
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.space import KnobValue, SearchSpace
 from autotune.core.yaml_document import Document, packaged_table, read_document
-from autotune.frameworks.settings_table import Field
-from autotune.frameworks.trl.accelerate_files import LaunchFile, read_accelerate, read_deepspeed, read_fsdp, shared_rows
-from autotune.frameworks.trl.field_list import accelerate_options, fields
-from autotune.frameworks.trl.installed_defaults import installed_defaults
-from autotune.frameworks.trl.settings import OWN_SETTINGS
-from autotune.frameworks.trl.topology import DEEPSPEED, FSDP
+from autotune.frameworks.base import Field
+from autotune.frameworks.trl.field_list import accelerate_options, fields, installed_defaults
+from autotune.frameworks.trl.launch_files import LaunchFile, read_accelerate, read_deepspeed, read_fsdp, shared_rows
+from autotune.frameworks.trl.settings import DEEPSPEED, FSDP, OWN_SETTINGS
 
 
 class FormerKeys(msgspec.Struct, frozen=True):
