@@ -59,33 +59,6 @@ class KnownModel:
     page: str  # the model's page with the whole config.json
     config: Mapping[str, object]  # fields of config.json that determine shape, memory and speed
 
-    @property
-    def layers(self) -> int:
-        """Number of decoder layers of the text part."""
-        return self._number("num_hidden_layers", "n_layer")
-
-    @property
-    def hidden(self) -> int:
-        """Hidden size of the text part."""
-        return self._number("hidden_size", "n_embd")
-
-    @property
-    def vocabulary(self) -> int:
-        return self._number("vocab_size")
-
-    @property
-    def context(self) -> int:
-        """Longest sequence that the config allows."""
-        return self._number("max_position_embeddings", "n_positions")
-
-    def _number(self, *names: str) -> int:
-        """Return the first present field; of a multimodal model, from its text part."""
-        inner = self.config.get("text_config")
-        config = inner if isinstance(inner, Mapping) else self.config
-        value = next(config[name] for name in names if name in config)
-        assert isinstance(value, int)
-        return value
-
 
 @dataclass(frozen=True, kw_only=True)
 class _GpusFile:

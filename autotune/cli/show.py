@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from autotune.cli.options import as_json_option
 from autotune.cli.output import say, table
 from autotune.core.units import format_bytes
-
-if TYPE_CHECKING:
-    from autotune.catalog import KnownModel
 
 _AS_JSON = as_json_option("Print one JSON document.")
 
@@ -39,17 +36,17 @@ def models(as_json: bool) -> None:
     import msgspec
 
     from autotune import catalog
+    from autotune.estimate.model_shape import shape
 
-    known = catalog.models()
-    derived = ("layers", "hidden", "vocabulary", "context")
-    rows: list[dict[str, Any]] = [
-        {"name": _short(model), **msgspec.to_builtins(model), **{name: getattr(model, name) for name in derived}}
-        for model in known
-    ]
+    rows: list[dict[str, Any]] = []
+    for model in catalog.models():
+        own, about = shape(model.config), {"name": model.ids[0].split("/")[1], **msgspec.to_builtins(model)}
+        widths = {"layers": len(own.layers), "hidden": own.hidden, "vocabulary": own.vocabulary, "context": own.positions}
+        rows.append({**about, **widths})
     columns = ["name", "parameters", "layers", "context", "hidden", "vocabulary", "hub ids"]
     shown = [
-        [_short(one), f"{one.parameters_billions:g}B", one.layers, one.context, one.hidden, one.vocabulary, ", ".join(one.ids)]
-        for one in sorted(known, key=lambda model: _short(model).lower())
+        [one["name"], f"{one['parameters_billions']:g}B", *(one[name] for name in columns[2:-1]), ", ".join(one["ids"])]
+        for one in sorted(rows, key=lambda row: str(row["name"]).lower())
     ]
     _show(as_json, "models", rows, columns, shown)
     if not as_json:
@@ -100,10 +97,6 @@ def gpus(as_json: bool) -> None:
     found = ", ".join(f"{device['name']} ({format_bytes(device['memory_bytes'])})" for device in here) or "no NVIDIA GPU"
     say("\nDense peaks, and one direction of a link. --json adds the other dtypes and all sources.")
     say(f"Here: {found}; a CPU with {format_bytes(machine_memory_bytes())}, as --gpus cpu or 2xcpu.")
-
-
-def _short(model: KnownModel) -> str:
-    return model.ids[0].split("/")[1]
 
 
 @command.command()

@@ -13,7 +13,7 @@ from autotune.core.errors import BadInput
 from autotune.core.events import JobStarted, Listener, Predicting
 from autotune.core.job import Hardware, Job
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.space import Candidate, KnobValue
+from autotune.core.space import KnobValue
 from autotune.core.units import format_seconds
 from autotune.core.yaml_document import Document, read_document
 from autotune.machine import hardware_detection
@@ -23,7 +23,7 @@ from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
 from autotune.search.advice import as_flags, ways_to_fit
-from autotune.solver.largest_value import SCHEMA, margin_text
+from autotune.solver.largest_value import SCHEMA, Outcome, margin_text
 
 EXAMPLE = "Write lines like `2xA100-80G: 3.60`, the price of one hour of all its GPUs."
 CURRENCY = "currency"
@@ -41,20 +41,13 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictedOffer:
+class PredictedOffer(Outcome):
     """Offer with the prediction for it, or the reason that there is none."""
 
     offer: Offer
-    candidate: Candidate | None = None
-    prediction: Prediction | None = None
     # Neutral settings that were changed to make it fit there; empty: as requested
     change: Mapping[str, KnobValue] = field(default_factory=dict)
-    refusal: str | None = None
     step_seconds: Estimate | None = None  # of an optimizer step at the longest lengths; None: no speed known
-
-    @property
-    def fits(self) -> bool | None:
-        return False if self.prediction is None else self.prediction.fits
 
     @property
     def step_cost(self) -> Estimate | None:

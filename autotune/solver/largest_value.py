@@ -41,11 +41,9 @@ EQUAL_MEMORY = 0.01  # difference of two peaks, as a share, below which neither 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
-    """One value with its prediction, or the rule that refuses it."""
+class Outcome:
+    """Prediction, or the reason that there is none."""
 
-    value: Number
-    job: Job | None = None
     candidate: Candidate | None = None
     prediction: Prediction | None = None
     refusal: str | None = None
@@ -53,6 +51,14 @@ class Tried:
     @property
     def fits(self) -> bool | None:
         return False if self.prediction is None else self.prediction.fits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried(Outcome):
+    """One value with its prediction, or the rule that refuses it."""
+
+    value: Number
+    job: Job | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

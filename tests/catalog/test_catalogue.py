@@ -156,8 +156,9 @@ def test_every_model_has_its_sources(known: KnownModel) -> None:
 
 @pytest.mark.parametrize("known", MODELS.values(), ids=MODELS)
 def test_each_model_matches_the_table(known: KnownModel) -> None:
-    assert 1 < known.layers < 200 and 500 < known.hidden < 20_000
-    assert 1000 < known.context <= 10 * 2**20 and 30_000 < known.vocabulary < 2**18 + 2**10
+    found = shape(known.config)
+    assert 1 < len(found.layers) < 200 and 500 < found.hidden < 20_000
+    assert 1000 < found.positions <= 10 * 2**20 and 30_000 < found.vocabulary < 2**18 + 2**10
     assert known.config["architectures"] and isinstance(known.config["tie_word_embeddings"], bool)
 
 
@@ -190,10 +191,11 @@ def test_transformers_takes_every_config() -> None:
     transformers = pytest.importorskip("transformers")
     for hub_id, known in MODELS.items():
         config = transformers.AutoConfig.for_model(**copy.deepcopy(dict(known.config))).get_text_config()
-        assert config.num_hidden_layers == known.layers, hub_id
-        assert config.hidden_size == known.hidden, hub_id
-        assert config.vocab_size == known.vocabulary, hub_id
-        assert config.max_position_embeddings == known.context, hub_id
+        found = shape(known.config)
+        assert config.num_hidden_layers == len(found.layers), hub_id
+        assert config.hidden_size == found.hidden, hub_id
+        assert config.vocab_size == found.vocabulary, hub_id
+        assert config.max_position_embeddings == found.positions, hub_id
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)

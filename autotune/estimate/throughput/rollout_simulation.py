@@ -164,13 +164,24 @@ class EngineLimits:
     blocks: int | None = None  # of the KV cache; None: more than the sequences need
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Request:
-    """Completion to generate."""
+    """Completion to generate, and its state in the engine."""
 
     prompt: int  # tokens
     completion: int  # tokens, at least 1
     group: int  # requests of one group have the same prompt
+    generated: int = 0
+    cached: int = 0  # tokens in the KV cache
+    shared: int = 0  # blocks that belong to the group's prompt
+
+    @property
+    def known(self) -> int:
+        return self.prompt + self.generated
+
+    @property
+    def decodes(self) -> bool:
+        return self.generated > 0 and self.cached == self.known - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,59 +194,35 @@ class Pass:
     repeats: int = 1  # equal passes that this one stands for, at their mean context
 
 
-@dataclass(frozen=True, kw_only=True)
+def simulate(requests: Sequence[Request], limits: EngineLimits, cost: Callable[[Pass], float]) -> Rollout:
+    """Return the rollout until the last completion ends. `cost`: seconds of one pass."""
+    rollout = Rollout(requests, limits, cost)
+    while rollout.waiting or rollout.running:
+        rollout.advance()
+    return rollout
+
+
 class Rollout:
-    """Result of a simulation."""
+    """State of the scheduler, and the sums so far."""
 
-    seconds: float
-    passes: int
-    mean_decoding: float  # sequences per pass
-    preemptions: int
-
-
-class _Sequence:
-    """Request in the engine."""
-
-    __slots__ = ("cached", "completion", "generated", "group", "prompt", "shared")
-
-    def __init__(self, request: Request) -> None:
-        self.prompt, self.completion, self.group = request.prompt, request.completion, request.group
-        self.generated = 0
-        self.cached = 0  # tokens in the KV cache
-        self.shared = 0  # blocks that belong to the group's prompt
-
-    @property
-    def known(self) -> int:
-        return self.prompt + self.generated
-
-    @property
-    def decodes(self) -> bool:
-        return self.generated > 0 and self.cached == self.known - 1
-
-
-def simulate(requests: Sequence[Request], limits: EngineLimits, seconds: Callable[[Pass], float]) -> Rollout:
-    """Return the time until the last completion ends. `seconds`: duration of one pass."""
-    engine = _Scheduler(requests, limits, seconds)
-    while engine.waiting or engine.running:
-        engine.advance()
-    decoding = engine.decoded / max(1, engine.passes)
-    return Rollout(seconds=engine.spent, passes=engine.passes, mean_decoding=decoding, preemptions=engine.preemptions)
-
-
-class _Scheduler:
-    def __init__(self, requests: Sequence[Request], limits: EngineLimits, seconds: Callable[[Pass], float]) -> None:
-        self.limits, self.seconds = limits, seconds
-        self.waiting = deque(_Sequence(request) for request in requests)
-        self.running: list[_Sequence] = []
+    def __init__(self, requests: Sequence[Request], limits: EngineLimits, cost: Callable[[Pass], float]) -> None:
+        self.limits, self.cost = limits, cost
+        self.waiting = deque(replace(request) for request in requests)
+        self.running: list[Request] = []
         self.groups: dict[int, int] = {}  # group -> running sequences that hold its prompt's blocks
         self.used = 0
-        self.spent, self.passes, self.decoded, self.preemptions = 0.0, 0, 0, 0
+        self.seconds, self.passes, self.decoded, self.preemptions = 0.0, 0, 0, 0
+
+    @property
+    def mean_decoding(self) -> float:
+        """Sequences per pass."""
+        return self.decoded / max(1, self.passes)
 
     def advance(self) -> None:
         """Run one pass, or as many equal ones as fit before the next event."""
         # 1. Running sequences: decode, or continue their prompts.
         budget, prefilled, before = self.limits.max_batched_tokens, 0, self.preemptions
-        scheduled: list[tuple[_Sequence, int]] = []
+        scheduled: list[tuple[Request, int]] = []
         position = 0
         while position < len(self.running) and budget > 0:
             sequence = self.running[position]
@@ -264,7 +251,7 @@ class _Scheduler:
         times = 1 if prefilled or admits else self._equal_passes(decoding)
         context = sum(sequence.cached for sequence in decoding) + len(decoding) * (times - 1) / 2
         one = Pass(decoding=len(decoding), context=context, prefilled=prefilled, repeats=times)
-        self.spent += times * self.seconds(one)
+        self.seconds += times * self.cost(one)
         self.passes += times
         self.decoded += times * len(decoding)
         # 4. Tokens.
@@ -281,7 +268,7 @@ class _Scheduler:
                 self._release(sequence)
         self.running = [sequence for sequence in self.running if sequence.generated < sequence.completion]
 
-    def _equal_passes(self, decoding: Sequence[_Sequence]) -> int:
+    def _equal_passes(self, decoding: Sequence[Request]) -> int:
         """Return the passes until a sequence ends or a block may be missing."""
         until_end = min(sequence.completion - sequence.generated for sequence in decoding)
         if self.limits.blocks is None:
@@ -297,7 +284,7 @@ class _Scheduler:
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.limits.block_tokens)
 
-    def _allocate(self, sequence: _Sequence, new: int) -> bool:
+    def _allocate(self, sequence: Request, new: int) -> bool:
         """Take blocks for new tokens; without enough, preempt the last sequence and return False."""
         needed = self._blocks(sequence.cached + new) - self._blocks(sequence.cached)
         if needed <= self._free():
@@ -312,7 +299,7 @@ class _Scheduler:
         self.preemptions += 1
         return False
 
-    def _admit(self, sequence: _Sequence, budget: int) -> int | None:
+    def _admit(self, sequence: Request, budget: int) -> int | None:
         """Take blocks for a waiting sequence, those of its group's prompt apart; None: too few are free."""
         full = (sequence.prompt - 1) // self.limits.block_tokens
         shared = full if self.groups.get(sequence.group, 0) else 0
@@ -326,7 +313,7 @@ class _Scheduler:
         sequence.cached, sequence.shared = cached, full
         return new
 
-    def _release(self, sequence: _Sequence) -> None:
+    def _release(self, sequence: Request) -> None:
         self.groups[sequence.group] -= 1
         kept = min(sequence.shared, self._blocks(sequence.cached)) if self.groups[sequence.group] else 0
         self.used -= self._blocks(sequence.cached) - kept
