@@ -13,10 +13,11 @@ from autotune.core.measurement import PHASES
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction, highest
 from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
-from autotune.estimate import insertion, rollout_engine, throughput, timeline
+from autotune.estimate import insertion, rollout_engine, timeline
 from autotune.estimate.other_models import other_model_bytes
 from autotune.estimate.replay import PhaseUse, StepStage, without
 from autotune.estimate.rollout_engine import EngineUse
+from autotune.estimate.throughput import with_speed
 from autotune.estimate.timeline import EngineShare, Scene, TimelinePoint, whole_bytes
 from autotune.estimate.trace_context import PredictionInput, step_context
 
@@ -39,26 +40,6 @@ def memory(given: PredictionInput, stage: StepStage) -> Prediction:
     """Return memory and verdict: functions of the composition and the context. `stage`: the trace in its context, possibly
     with other sizes than the trace's own."""
     return _on_cpu(given, stage) if given.hardware.kind == "cpu" else _on_gpu(given, stage)
-
-
-def with_speed(given: PredictionInput, memory: Prediction) -> Prediction:
-    """Add speed, if the device's is known. Copies to the host have no model: offloaded activations have none."""
-    if given.settings.get("activation_offloading"):
-        return memory
-    return throughput.with_throughput(
-        memory,
-        given.trace,
-        given.composition,
-        gpu=given.gpu,
-        config=given.config,
-        iterations=_count(given.settings.get("num_iterations")),
-        num_generations=_count(given.completions_per_prompt),
-        lengths=given.lengths,
-    )
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 1
 
 
 # On GPUs.

@@ -20,7 +20,7 @@ from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
 from autotune.core.trace import Trace
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.predictor import memory, predict, stage_of, with_speed
+from autotune.estimate.predictor import memory, predict, stage_of
 from autotune.estimate.replay import StepStage
 from autotune.estimate.screening import (
     Family,
@@ -35,6 +35,7 @@ from autotune.estimate.screening import (
 )
 from autotune.estimate.screening.blocks import LayerRepetition, NotUniform, Point
 from autotune.estimate.sharding import ShardedTrace, Sharding, compared_ranks
+from autotune.estimate.throughput import with_speed
 from autotune.estimate.trace_context import PredictionInput, TraceContext, step_context
 from autotune.estimate.unknown_facts import fullest_rows, with_lower_bound
 from autotune.frameworks.base import STAND_IN, Trainer
@@ -124,7 +125,7 @@ class PredictionService:
         found = longest
         if row is not None:
             prompt, completion = row
-            point = replace(point_of(request), prompt=prompt, completion=completion)
+            point = point_of(request)._replace(prompt=prompt, completion=completion)
             shorter = request_at(request, point, None)
             given, _ = self._worst_rank(candidate, shorter, self._trace(shorter))
             own = replace(composition, prompt_length=prompt, completion_length=completion)

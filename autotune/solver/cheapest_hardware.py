@@ -23,7 +23,7 @@ from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
 from autotune.search.advice import as_flags, ways_to_fit
-from autotune.solver.largest_value import SCHEMA, Outcome, margin_text
+from autotune.solver.largest_value import SCHEMA, SolverAttempt, margin_text
 
 EXAMPLE = "Write lines like `2xA100-80G: 3.60`, the price of one hour of all its GPUs."
 CURRENCY = "currency"
@@ -41,7 +41,7 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictedOffer(Outcome):
+class PredictedOffer(SolverAttempt):
     """Offer with the prediction for it, or the reason that there is none."""
 
     offer: Offer

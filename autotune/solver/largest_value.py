@@ -41,7 +41,7 @@ EQUAL_MEMORY = 0.01  # difference of two peaks, as a share, below which neither 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class SolverAttempt:
     """Prediction, or the reason that there is none."""
 
     candidate: Candidate | None = None
@@ -54,7 +54,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried(Outcome):
+class Tried(SolverAttempt):
     """One value with its prediction, or the rule that refuses it."""
 
     value: Number

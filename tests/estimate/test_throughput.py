@@ -18,6 +18,8 @@ from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Trace, Wo
 from autotune.estimate import throughput
 from autotune.estimate.throughput import generation
 from autotune.estimate.throughput.generation import GenerationLoad
+from autotune.estimate.trace_context import PredictionInput
+from tests.estimate.synthetic import hardware
 
 QWEN = "https://github.com/QwenLM/Qwen2.5/blob/main/docs/source/benchmark/speed_benchmark.rst"
 TENSTORRENT = "https://github.com/tenstorrent/tt-inference-server/issues"
@@ -83,6 +85,14 @@ def trace(*, micro_steps: int = 1) -> Trace:
             largest_parameter=500_000_000,
         ),
     )
+
+
+def given(**changes: Any) -> PredictionInput:
+    facts: dict[str, Any] = {
+        "candidate_id": "c", "composition": composition(), "hardware": hardware(), "gpu": gpu("A100-80G"), "limit_bytes": 1,
+        "config": config_of("Qwen/Qwen2.5-7B"), "trace": trace(),
+    }  # fmt: skip
+    return PredictionInput(**facts | changes)
 
 
 def seconds(traced: Trace | None = None, *, on: str = "A100-80G", **changes: Any) -> Mapping[Any, Estimate]:
@@ -313,9 +323,8 @@ def test_the_trainers_own_model_generates_until_the_longest_ends() -> None:
 
 
 def test_both_speeds_are_predicted_where_lengths_are_given() -> None:
-    config = config_of("Qwen/Qwen2.5-7B")
-    both = throughput.with_throughput(prediction(), trace(), composition(), gpu=gpu("A100-80G"), config=config, lengths=LENGTHS)
-    longest = throughput.with_throughput(prediction(), trace(), composition(), gpu=gpu("A100-80G"), config=config)
+    both = throughput.with_speed(given(lengths=LENGTHS), prediction())
+    longest = throughput.with_speed(given(), prediction())
     assert both.tokens_per_second == longest.tokens_per_second and longest.ranking_rate == longest.tokens_per_second
     assert both.ranking_rate == both.tokens_per_second_at_lengths is not None
     assert both.phases == longest.phases and both.peak_memory_bytes == longest.peak_memory_bytes
@@ -336,12 +345,12 @@ def test_gathering_every_layer_for_every_token_waits_for_the_link() -> None:
 
 def test_a_device_of_unknown_speed_has_no_prediction() -> None:
     bare = prediction()
-    config = config_of("Qwen/Qwen2.5-7B")
-    assert throughput.with_throughput(bare, trace(), composition(), gpu=None, config=config) == bare
+    assert throughput.with_speed(given(gpu=None), bare) == bare
+    assert throughput.with_speed(given(settings={"activation_offloading": True}), bare) == bare
 
 
 def test_phases_get_their_seconds() -> None:
-    known = throughput.with_throughput(prediction(), trace(), composition(), gpu=gpu("H100"), config=config_of("Qwen/Qwen2.5-7B"))
+    known = throughput.with_speed(given(gpu=gpu("H100")), prediction())
     told = {phase.name: phase.seconds for phase in known.phases}
     assert told["load"] is None and told["rollout"] is not None and told["backward"] is not None
     assert known.tokens_per_second is not None
@@ -510,9 +519,7 @@ def test_changing_lengths_count_by_all_completions_and_all_seconds() -> None:
     short, long = (TokenLengths("x", (tokens,)) for tokens in (128, 1024))
     both = TokenLengths.changing("x", (short, long))
     times = [total(at_lengths(part)) for part in (short, long)]
-    predicted = throughput.with_throughput(
-        prediction(), trace(), composition(), gpu=gpu("A100-80G"), config=config_of("Qwen/Qwen2.5-7B"), lengths=both
-    )
+    predicted = throughput.with_speed(given(lengths=both), prediction())
     rate = predicted.tokens_per_second_at_lengths
     assert rate is not None and rate.value == pytest.approx(composition().generation_batch * (128 + 1024) / sum(times))
 

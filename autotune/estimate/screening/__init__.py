@@ -113,7 +113,7 @@ def survey(
     short, longer_trace = samples[0].trace, samples.pop().trace if repetition else None
     # A point at which loops are not full, the far corner, and one in the middle.
     low, middle = (_between(points, at) for at in (len(SHARES) - 2, len(SHARES) - 1))
-    extra = [low, replace(corner(points), micro_steps=_micro_steps(points, 0)), middle]
+    extra = [low, corner(points)._replace(micro_steps=_micro_steps(points, 0)), middle]
     more = [*(picked_points(points) if reference else ()), *extra]
     more = [point for point in more if point not in {one.point for one in samples}]
     checked = stretched(short, longer_trace, replace(plan, copies=0) if reference else once)
@@ -165,7 +165,7 @@ def initial_traces(
         # Two points that differ in everything, at small micro-batches.
         known = sorted({point.micro_batch for point in points} | set(batches))
         small = known[:-1] if len(known) > MAX_BATCHES else known
-        between = [replace(_between(points, at), micro_batch=_share(small, SHARES[at][0], 1)) for at in REFERENCE_SHARES]
+        between = [_between(points, at)._replace(micro_batch=_share(small, SHARES[at][0], 1)) for at in REFERENCE_SHARES]
         chosen = list(dict.fromkeys(between))
     short = repetition.layers if repetition else None
     above = repetition.layers + repetition.period if repetition else None
@@ -228,7 +228,7 @@ class Family:
 
     def covers(self, points: Sequence[Point]) -> bool:
         """Return True if the points are within the range of the model."""
-        known, asked = zip(*(one.row for one in self.points), strict=True), zip(*(one.row for one in points), strict=True)
+        known, asked = zip(*self.points, strict=True), zip(*points, strict=True)
         return all(min(ours) <= min(theirs) and max(theirs) <= max(ours) for ours, theirs in zip(known, asked, strict=True))
 
     def traces(self, points: Sequence[Point]) -> Iterator[tuple[Point, Trace, Integers]]:

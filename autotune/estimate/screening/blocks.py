@@ -29,18 +29,13 @@ class NotUniform(Exception):
     """The model's layers do not repeat each other; the text names the difference."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(NamedTuple):
     """The settings in which candidates of one family differ."""
 
     micro_batch: int
     prompt: int
     completion: int
     micro_steps: int  # micro-batches per generation (without generation, per optimizer step)
-
-    @property
-    def row(self) -> tuple[int, int, int, int]:
-        return self.micro_batch, self.prompt, self.completion, self.micro_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +47,7 @@ class Sample:
 
 
 def rows_of(points: Sequence[Point]) -> Floats:
-    return np.array([point.row for point in points], dtype=np.float64)
+    return np.array(points, dtype=np.float64)
 
 
 class BlockKey(NamedTuple):
@@ -189,27 +184,23 @@ class LayerRepetition:
     period: int
     copies: int
 
-    def order(self, keys: Sequence[BlockKey]) -> Iterator[tuple[int, bool]]:
-        """Yield places in `keys` in the long model's order; True for a repetition."""
+    def order(self, keys: Sequence[BlockKey]) -> Iterator[tuple[int, int]]:
+        """Yield places in `keys` in the long model's order, each with the number of its repetition, from 0."""
+
+        def repeated(group: Sequence[int]) -> Iterator[tuple[int, int]]:
+            return ((one, number) for number in range(1, self.copies + 1) for one in group)
+
         group: list[int] = []
         for place, key in enumerate(keys):
             layer = key.last_layer
             inside = layer is not None and self.first <= layer < self.first + self.period
             if group and not (inside and keys[group[-1]].stay == key.stay):
-                yield from ((one, True) for one in group * self.copies)
+                yield from repeated(group)
                 group = []
             if inside:
                 group.append(place)
-            yield place, False
-        yield from ((one, True) for one in group * self.copies)
-
-
-def numbered(order: Sequence[tuple[int, bool]]) -> Iterator[tuple[int, int]]:
-    """Yield each place with the number of its earlier occurrences."""
-    seen: dict[int, int] = defaultdict(int)
-    for place, _ in order:
-        yield place, seen[place]
-        seen[place] += 1
+            yield place, 0
+        yield from repeated(group)
 
 
 def falling(keys: Sequence[BlockKey]) -> set[int]:

@@ -27,7 +27,6 @@ from autotune.estimate.screening.blocks import (
     falling,
     grown_inventory,
     grown_parameters,
-    numbered,
     parameter_kinds,
 )
 
@@ -72,10 +71,10 @@ class _Stretching:
         if len(once) != len(longer.spans):
             raise NotUniform(f"{len(longer.spans)} blocks instead of {len(once)}")
         self.falling = falling(short.keys)
-        self.group = {place for place, repeated in once if repeated}
-        self.blocks = {self._copy_of(*one, 1): number for number, one in enumerate(numbered(once))}
+        self.group = {place for place, number in once if number}
+        self.blocks = {self._copy_of(*one, 1): number for number, one in enumerate(once)}
         self.home = {number: copy for copy, number in self.blocks.items()}
-        self.order = [self._copy_of(*one, self.copies) for one in numbered(list(repetition.order(short.keys)))]
+        self.order = [self._copy_of(*one, self.copies) for one in repetition.order(short.keys)]
         self.extra: set[int] = set()  # the longer model's allocations that the short one lacks, outside of repeated blocks
         self.twins: dict[int, tuple[int, int]] = {}
         """Other allocations of the longer model: the short model's, and the additional bytes."""

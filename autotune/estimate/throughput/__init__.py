@@ -36,6 +36,7 @@ from autotune.estimate.throughput.generation import (
     with_gathering,
 )
 from autotune.estimate.throughput.rollout_simulation import overlapped, rollout_seconds, split_engines
+from autotune.estimate.trace_context import PredictionInput
 
 BATCH_PHASES: frozenset[Phase] = frozenset({"rollout", "reward", "score", "sync"})  # once per batch of completions
 SCALED_PHASES = frozenset({"score", "forward", "backward"})  # by the lengths of completions
@@ -45,29 +46,24 @@ SHARDS_OPTIMIZER = frozenset({"zero1", "zero2", "zero3", "fsdp1"})
 ADAPTER_TENSORS = 14  # tensors of an adapter in one layer: two for each of its seven products
 
 
-def with_throughput(
-    prediction: Prediction,
-    trace: Trace,
-    composition: Composition,
-    *,
-    gpu: Gpu | None,
-    config: Mapping[str, object],
-    iterations: int = 1,
-    num_generations: int = 1,
-    lengths: TokenLengths | None = None,
-) -> Prediction:
-    """Add seconds by phase and tokens per second, at the longest completions and at `lengths`;
-    unchanged for a CPU or a GPU of unknown speed."""
-    if gpu is None or not has_speed(gpu):
-        return prediction
+def with_speed(given: PredictionInput, memory: Prediction) -> Prediction:
+    """Add seconds by phase and tokens per second, at the longest completions and at those that occur. Unchanged on a CPU, on a
+    GPU of unknown speed, and with activations offloaded to the host: their copies have no model."""
+    gpu, composition, lengths = given.gpu, given.composition, given.lengths
+    if gpu is None or not has_speed(gpu) or given.settings.get("activation_offloading"):
+        return memory
+    iterations, group = (
+        count if isinstance(count, int) and count > 0 else 1
+        for count in (given.settings.get("num_iterations"), given.completions_per_prompt)
+    )
     of = partial(
-        cycle, trace, gpu=gpu, config=config, engine=prediction.engine, iterations=iterations, num_generations=num_generations
+        cycle, given.trace, gpu=gpu, config=given.config, engine=memory.engine, iterations=iterations, num_generations=group
     )
     longest = of(composition)
     seconds = longest.seconds
-    phases = tuple(dataclasses.replace(phase, seconds=seconds.get(phase.name)) for phase in prediction.phases)
+    phases = tuple(dataclasses.replace(phase, seconds=seconds.get(phase.name)) for phase in memory.phases)
     found = dataclasses.replace(
-        prediction, phases=phases, tokens_per_second=tokens_per_second(seconds, composition), pipeline=longest.pipeline
+        memory, phases=phases, tokens_per_second=tokens_per_second(seconds, composition), pipeline=longest.pipeline
     )
     if lengths is None or composition.generation == "none":
         return found
