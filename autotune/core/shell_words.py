@@ -1,4 +1,4 @@
-"""Expansion of a shell script's words: variables, arrays, arithmetic, and what is unknown."""
+"""Tokens of a shell script, and their expansion: quotes, variables, arrays, arithmetic, and what is unknown."""
 
 from __future__ import annotations
 
@@ -7,12 +7,27 @@ import fnmatch
 import operator
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from autotune.core.shell_script.tokens import Token, bracket_end, double_quote_end, quote_end
+from autotune.core.errors import BadInput
 
+MAX_WORDS = 100_000
+ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)")
+_REDIRECTION = re.compile(r"(\d*)(<<<|<<-?|>>|>&|<&|&>>?|>\||>|<)")
+_OPERATORS = ("&&", "||", ";;", ";", "|&", "|", "&", "(", ")")
 UNKNOWN = "\ue000"  # character in place of text that only a run of the script can yield
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass
+class Token:
+    kind: str  # `word`, `operator`, `newline`, `array`
+    raw: str
+    start: int
+    end: int
+    line: int
+    items: list[Token] = field(default_factory=list)
+    heredoc: tuple[str, bool] | None = None  # text, expanded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,64 +87,39 @@ class Expansion:
     def joined(self, raw: str) -> str:
         return "".join(value if isinstance(value, str) else " ".join(one.text for one in value) for value, _ in self._pieces(raw))
 
-    def _pieces(self, raw: str) -> Iterator[tuple[Value, bool]]:
-        """Yield (value, quoted) for each part of a word."""
-        at = 0
-        plain = ""
+    def _pieces(self, raw: str, *, in_quotes: bool = False) -> Iterator[tuple[Value, bool]]:
+        """Yield (value, quoted) for each part of a word, or of the text between two double quotes."""
+        at, plain = 0, ""
         while at < len(raw):
-            char = raw[at]
-            if char == "\\" and at + 1 < len(raw):
-                if plain:
-                    yield plain, False
-                    plain = ""
-                if raw[at + 1] != "\n":
-                    yield raw[at + 1], True
-                at += 2
-                continue
-            if char not in "'\"$`":
-                if char == "~" and at == 0 and not plain and (len(raw) == 1 or raw[1] == "/"):
-                    yield self.text("HOME"), True
-                else:
-                    plain += char
+            char, after = raw[at], raw[at + 1 : at + 2]
+            found: list[tuple[Value, bool]]
+            if char == "\\" and after and (not in_quotes or after in '"\\$`\n'):
+                found, end = [] if after == "\n" else [(after, True)], at + 2
+            elif char == "'" and not in_quotes:
+                end = quote_end(raw, "'", at + 1, 1)
+                found = [(raw[at + 1 : end - 1], True)]
+            elif char == '"' and not in_quotes:
+                end = double_quote_end(raw, at + 1, 1)
+                found = list(self._pieces(raw[at + 1 : end - 1], in_quotes=True)) or [("", True)]
+            elif char + after == "$'" and not in_quotes:
+                end = quote_end(raw, "'", at + 2, 1)
+                found = [(raw[at + 2 : end - 1].replace("\\n", "\n").replace("\\t", "\t"), True)]
+            elif char in "$`":
+                value, end = self._dollar(raw, at)
+                found = [(value, in_quotes)]
+            elif char == "~" and at == 0 and after in ("", "/") and not in_quotes:
+                found, end = [(self.text("HOME"), True)], 1
+            else:
+                plain += char
                 at += 1
                 continue
             if plain:
-                yield plain, False
+                yield plain, in_quotes
                 plain = ""
-            if char == "'":
-                end = quote_end(raw, "'", at + 1, 1)
-                yield raw[at + 1 : end - 1], True
-            elif char == '"':
-                end = double_quote_end(raw, at + 1, 1)
-                inner = list(self._in_double(raw[at + 1 : end - 1]))
-                yield from inner or [("", True)]
-            elif raw.startswith("$'", at):
-                end = quote_end(raw, "'", at + 2, 1)
-                yield raw[at + 2 : end - 1].replace("\\n", "\n").replace("\\t", "\t"), True
-            else:
-                value, end = self._dollar(raw, at)
-                yield value, False
+            yield from found
             at = end
         if plain:
-            yield plain, False
-
-    def _in_double(self, raw: str) -> Iterator[tuple[Value, bool]]:
-        at, plain = 0, ""
-        while at < len(raw):
-            if raw[at] == "\\" and at + 1 < len(raw) and raw[at + 1] in '"\\$`\n':
-                plain += "" if raw[at + 1] == "\n" else raw[at + 1]
-                at += 2
-            elif raw[at] in "$`":
-                if plain:
-                    yield plain, True
-                    plain = ""
-                value, at = self._dollar(raw, at)
-                yield (value if isinstance(value, str) else list(value)), True
-            else:
-                plain += raw[at]
-                at += 1
-        if plain:
-            yield plain, True
+            yield plain, in_quotes
 
     def _dollar(self, raw: str, at: int) -> tuple[Value, int]:
         """Return the value of `$...` at this offset, and the offset behind it."""
@@ -137,26 +127,26 @@ class Expansion:
             end = quote_end(raw, "`", at + 1, 1)
             return self._output(raw[at + 1 : end - 1]), end
         following = raw[at + 1 : at + 2]
-        if raw.startswith("$((", at):
+        if following in ("(", "{"):
             end = bracket_end(raw, at + 1, 1)
-            return self._arithmetic(raw[at + 3 : end - 2]), end
-        if following == "(":
-            end = bracket_end(raw, at + 1, 1)
-            return self._output(raw[at + 2 : end - 1]), end
-        if following == "{":
-            end = bracket_end(raw, at + 1, 1)
-            return self._braces(raw[at + 2 : end - 1]), end
-        if following in ("@", "*"):
-            return [Word(text=one, line=1, span=None) for one in self.arguments], at + 2
-        if following.isdigit():
-            index = int(following)
-            return (self.arguments[index - 1] if 0 < index <= len(self.arguments) else ""), at + 2
+            if raw.startswith("$((", at):
+                return self._arithmetic(raw[at + 3 : end - 2]), end
+            inner = raw[at + 2 : end - 1]
+            return self._output(inner) if following == "(" else self._braces(inner), end
+        if following in ("@", "*") or following.isdigit():
+            return self._argument(following), at + 2
         if following in ("#", "?", "$", "!", "-"):
             return (str(len(self.arguments)) if following == "#" else UNKNOWN), at + 2
         match = NAME.match(raw, at + 1)
         if match is None:
             return "$", at + 1
         return self.text(match[0]), match.end()
+
+    def _argument(self, name: str) -> Value:
+        """Return `$@`, or one argument by its number."""
+        if name.isdigit():
+            return self.arguments[int(name) - 1] if 0 < int(name) <= len(self.arguments) else ""
+        return [Word(text=one, line=1, span=None) for one in self.arguments]
 
     def _output(self, command: str) -> str:
         """Return what a command prints: `expr` is arithmetic, `pwd` the folder; every other command is not run."""
@@ -174,10 +164,8 @@ class Expansion:
             return UNKNOWN
         name, index, rest = match[1], match[3], inner[match.end() :]
         value: Value
-        if name in "@*":
-            value = [Word(text=one, line=1, span=None) for one in self.arguments]
-        elif name.isdigit():
-            value = self.arguments[int(name) - 1] if 0 < int(name) <= len(self.arguments) else ""
+        if name in "@*" or name.isdigit():
+            value = self._argument(name)
         elif index in ("@", "*"):
             held = self.variables.get(name, [])
             value = held if isinstance(held, list) else [Word(text=held, line=1, span=None)]
@@ -261,3 +249,137 @@ def _stripped(text: str, pattern: str, front: bool, longest: bool) -> str:
         if fnmatch.fnmatchcase(part, pattern):
             return text[length:] if front else text[: len(text) - length]
     return text
+
+
+def tokens_of(text: str, start: int = 0, closing: str = "") -> tuple[list[Token], int]:
+    """Return the tokens of a script up to the closing bracket, and the offset behind them."""
+    at, found = start, list[Token]()
+    pending: list[tuple[Token, str, bool, bool]] = []
+    while at < len(text):
+        char = text[at]
+        if len(found) > MAX_WORDS:
+            raise BadInput(f"The script has more than {MAX_WORDS:,} words.", way_out="Give a launch script.")
+        if char == closing:
+            return found, at + 1
+        if text.startswith("\\\n", at):
+            at += 2
+        elif char in " \t\r":
+            at += 1
+        elif char == "#":
+            at = _end_of_line(text, at)
+        elif char == "\n":
+            found.append(Token("newline", "\n", at, at + 1, _line(text, at)))
+            at += 1
+            for token, word, quoted, tabs in pending:
+                body, at = _heredoc(text, at, word, tabs)
+                token.heredoc = (body, not quoted)
+            pending = []
+        elif match := _REDIRECTION.match(text, at):
+            at = match.end()
+            while at < len(text) and text[at] in " \t":
+                at += 1
+            end = _word_end(text, at)
+            if match[2] in ("<<", "<<-") and found:
+                raw = text[at:end]
+                word = re.sub(r"['\"\\]", "", raw)
+                pending.append((found[-1], word, raw != word, match[2] == "<<-"))
+            at = end
+        elif operator_ := next((one for one in _OPERATORS if text.startswith(one, at)), None):
+            found.append(Token("operator", operator_, at, at + len(operator_), _line(text, at)))
+            at += len(operator_)
+        else:
+            end = _word_end(text, at)
+            raw = text[at:end]
+            if ASSIGNMENT.fullmatch(raw) and end < len(text) and text[end] == "(":
+                items, end = tokens_of(text, end + 1, ")")
+                kept = [one for one in items if one.kind == "word"]
+                found.append(Token("array", raw, at, end, _line(text, at), kept))
+            else:
+                found.append(Token("word", raw, at, end, _line(text, at)))
+            at = max(end, at + 1)
+    return found, at
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
+
+
+def _word_end(text: str, at: int) -> int:
+    while at < len(text):
+        char = text[at]
+        if char == "\\":
+            at += 2
+        elif char in "'`":
+            at = quote_end(text, char, at + 1, _line(text, at))
+        elif char == '"':
+            at = double_quote_end(text, at + 1, _line(text, at))
+        elif text.startswith("$'", at):
+            at = quote_end(text, "'", at + 2, _line(text, at))
+        elif text.startswith(("$(", "${"), at):
+            at = bracket_end(text, at + 1, _line(text, at))
+        elif char in " \t\r\n;|&()<>":
+            return at
+        else:
+            at += 1
+    return min(at, len(text))
+
+
+def _end_of_line(text: str, at: int) -> int:
+    end = text.find("\n", at)
+    return len(text) if end < 0 else end
+
+
+def quote_end(text: str, mark: str, at: int, line: int) -> int:
+    """Return the offset behind the closing mark."""
+    while True:
+        end = text.find(mark, at)
+        if end < 0:
+            raise BadInput(f"line {line}: the quote {mark} is not closed.", way_out="Close it.")
+        if mark == "'" or text[end - 1] != "\\":
+            return end + 1
+        at = end + 1
+
+
+def double_quote_end(text: str, at: int, line: int) -> int:
+    while at < len(text):
+        if text[at] == "\\":
+            at += 2
+        elif text[at] == '"':
+            return at + 1
+        elif text.startswith(("$(", "${"), at):
+            at = bracket_end(text, at + 1, line)
+        else:
+            at += 1
+    raise BadInput(f'line {line}: the quote " is not closed.', way_out="Close it.")
+
+
+def bracket_end(text: str, at: int, line: int) -> int:
+    """Return the offset behind the bracket that closes the one at `at`."""
+    opening = text[at]
+    closing, depth = {"(": ")", "{": "}"}[opening], 0
+    while at < len(text):
+        char = text[at]
+        if char == "\\":
+            at += 1
+        elif char == "'" and opening == "(":
+            at = quote_end(text, "'", at + 1, line) - 1
+        elif char == opening:
+            depth += 1
+        elif char == closing:
+            depth -= 1
+            if not depth:
+                return at + 1
+        at += 1
+    raise BadInput(f"line {line}: {opening} is not closed.", way_out=f"Close it with {closing}.")
+
+
+def _heredoc(text: str, at: int, word: str, tabs: bool) -> tuple[str, int]:
+    body: list[str] = []
+    while at < len(text):
+        end = _end_of_line(text, at)
+        line = text[at:end].lstrip("\t") if tabs else text[at:end]
+        at = end + 1
+        if line == word:
+            break
+        body.append(line)
+    return "\n".join(body), at
