@@ -25,50 +25,22 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Public names are imported on first use: `import autotune` and --help load nothing heavy.
-_MODULES = {
-    "Candidate": "core.space",
-    "Diagnosis": "diagnosis",
-    "Hardware": "core.job",
-    "Job": "core.job",
-    "Knob": "core.space",
-    "Measurement": "core.measurement",
-    "Outcome": "core.measurement",
-    "PredictAnswer": "api",
-    "Preflight": "preflight.check",
-    "Recommendation": "core.answer",
-    "RunAnswer": "api",
-    "SearchSpace": "core.space",
-    "Verdict": "core.measurement",
-    "Workload": "core.job",
-    "diagnose": "api",
-    "predict": "api",
-    "preflight": "preflight.check",
-    "run": "api",
-    "solve": "solver",
+_HOMES = {
+    "api": ("PredictAnswer", "RunAnswer", "diagnose", "predict", "run"),
+    "core.answer": ("Recommendation",),
+    "core.job": ("Hardware", "Job", "Workload"),
+    "core.measurement": ("Measurement", "Outcome", "Verdict"),
+    "core.space": ("Candidate", "Knob", "SearchSpace"),
+    "diagnosis": ("Diagnosis",),
+    "preflight.check": ("Preflight", "preflight"),
+    "solver": ("solve",),
 }
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Candidate",
-    "Diagnosis",
-    "Hardware",
-    "Job",
-    "Knob",
-    "Measurement",
-    "Outcome",
-    "PredictAnswer",
-    "Preflight",
-    "Recommendation",
-    "RunAnswer",
-    "SearchSpace",
-    "Verdict",
-    "Workload",
-    "__version__",
-    "diagnose",
-    "predict",
-    "preflight",
-    "run",
-    "solve",
-]
+    "Candidate", "Diagnosis", "Hardware", "Job", "Knob", "Measurement", "Outcome", "PredictAnswer", "Preflight", "Recommendation",
+    "RunAnswer", "SearchSpace", "Verdict", "Workload", "__version__", "diagnose", "predict", "preflight", "run", "solve",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

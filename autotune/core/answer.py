@@ -184,10 +184,3 @@ def plain(value: object) -> Any:
     return msgspec.to_builtins(
         value, str_keys=True, enc_hook=lambda one: dict(one) if isinstance(one, MappingProxyType) else str(one)
     )
-
-
-def setting_text(value: object) -> str:
-    """Return a setting as YAML."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)

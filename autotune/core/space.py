@@ -21,6 +21,13 @@ KnobValue: TypeAlias = bool | int | float | str | None  # scalar of YAML and JSO
 Knobs: TypeAlias = Mapping[str, KnobValue]
 
 
+def setting_text(value: object) -> str:
+    """Return a setting as YAML."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def fingerprint(values: Mapping[str, object]) -> str:
     """Return a short hash of a mapping, independent of the key order."""
     canonical = json.dumps(values, sort_keys=True, default=str)

@@ -8,21 +8,12 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from autotune.core.answer import (
-    Forecast,
-    PredictedCandidate,
-    Recommendation,
-    Trial,
-    WayToFit,
-    plain,
-    setting_text,
-    without_result,
-)  # fmt: skip
+from autotune.core.answer import Forecast, PredictedCandidate, Recommendation, Trial, WayToFit, plain, without_result
 from autotune.core.job import Job
 from autotune.core.measurement import PHASES, Measurement, Outcome, Speed
 from autotune.core.prediction import Prediction
 from autotune.core.secrets import without_password
-from autotune.core.space import Candidate
+from autotune.core.space import Candidate, setting_text
 from autotune.estimate.unknown_facts import FactVariant
 from autotune.frameworks.trl.script_files import PATCH_NAME, advice_for
 from autotune.report.certificate import certificate_row

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.core.answer import Forecast, PredictedCandidate, WayToFit, setting_text
+from autotune.core.answer import Forecast, PredictedCandidate, WayToFit
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement, Phase
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.space import Candidate
+from autotune.core.space import Candidate, setting_text
 from autotune.core.units import GIB, format_bytes
 from autotune.report.answer_document import differing_knobs
 from autotune.report.document_rows import FITS_IN_WORDS

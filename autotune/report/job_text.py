@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from autotune.core.answer import Trial, setting_text
+from autotune.core.answer import Trial
 from autotune.core.dataset import RowLengths
 from autotune.core.events import CandidatesPruned, Event, Note, ProbeEnded, ProbeStarted
 from autotune.core.job import Job
 from autotune.core.secrets import without_password
-from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
+from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace, setting_text
 from autotune.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

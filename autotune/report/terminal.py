@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.core.answer import Recommendation, Trial, setting_text
+from autotune.core.answer import Recommendation, Trial
 from autotune.core.job import Job
 from autotune.core.measurement import PHASES, Measurement, Outcome, Speed
 from autotune.core.run_statistics import describe_interference, describe_soak
-from autotune.core.space import Candidate
+from autotune.core.space import Candidate, setting_text
 from autotune.core.units import format_bytes, format_seconds
 from autotune.frameworks.trl.script_files import advice_for, how_to_apply
 from autotune.report.answer_document import (

@@ -8,10 +8,9 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from autotune.core.answer import setting_text
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.job import Hardware, Tuning
-from autotune.core.space import Knob, KnobValue, SearchSpace
+from autotune.core.space import Knob, KnobValue, SearchSpace, setting_text
 from autotune.core.yaml_document import read_scalar
 from autotune.frameworks.trl.settings import ALLOCATOR, OTHER_ALLOCATOR
 from autotune.request.flags import Flags, option_name

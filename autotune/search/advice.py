@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autotune.core.answer import WayToFit, setting_text
+from autotune.core.answer import WayToFit
 from autotune.core.errors import CannotPredict, ProbeError
 from autotune.core.prediction import Prediction
-from autotune.core.space import Candidate, Knob, KnobValue
+from autotune.core.space import Candidate, Knob, KnobValue, setting_text
 
 if TYPE_CHECKING:
     from autotune.prediction.service import PredictionService

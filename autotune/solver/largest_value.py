@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from autotune.core.answer import setting_text
 from autotune.core.errors import BadInput, IllegalConfiguration, UnknownName
 from autotune.core.events import JobStarted, Listener, Predicting
 from autotune.core.job import Job
 from autotune.core.prediction import Prediction
-from autotune.core.space import Candidate
+from autotune.core.space import Candidate, setting_text
 from autotune.core.units import format_bytes
 from autotune.prediction.service import open_prediction_service
 from autotune.report.document_rows import interval, job_row, prediction_row

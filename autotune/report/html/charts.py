@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from autotune.core.answer import setting_text
+from autotune.core.space import setting_text
 from autotune.report.candidate_types import CandidateRow, PredictionRow, RecommendationRow
 from autotune.report.document_types import AnswerDocument
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from autotune.core.answer import setting_text
 from autotune.core.files import read_json
+from autotune.core.space import setting_text
 from autotune.core.units import MIB, format_bytes, format_seconds
 from autotune.report.candidate_types import IntervalRow
 from autotune.report.document_rows import FITS_IN_WORDS
