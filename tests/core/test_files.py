@@ -1,23 +1,27 @@
-"""Hostile files: one sentence, within a second of processor time and 200 MB, whatever is read."""
+"""The user's files: bounded reading, database URLs, and message types that several threads decode."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url
 
 from autotune.catalog.model_lookup import find_model
 from autotune.catalog.space_files import read_space
 from autotune.core.errors import BadInput
-from autotune.core.files import MAX_DEPTH, read_bounded, read_json
+from autotune.core.files import MAX_DEPTH, read_bounded, read_json, sqlite_file, sqlite_url
 from autotune.core.yaml_document import read_document, read_scalar
 from autotune.frameworks.trl.user_config import read_user_config as read_config
 from autotune.report.html.render import read_document as read_answer
 from autotune.search import study_export
+from autotune.search.storage import open_storage
 from tests.fuzz import drive
 from tests.fuzz.parsers import chain
 
@@ -124,3 +128,62 @@ def test_real_files_are_far_from_the_limits(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_values_of_flags(text: str, value: object) -> None:
     assert read_scalar(text) == value
+
+
+NAMES = ["plain", "a b", "{y}", "a?b=c", "%20", "a%3Fb", "a@b:c", "#x", "line\nbreak", "é", "{SCHEMA_VERSION}"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name / "study.db"
+    file.parent.mkdir()
+    url = sqlite_url(file)
+    assert sqlite_file(url) == file == Path(str(make_url(url).database))
+    open_storage(url)
+    assert [entry.name for entry in tmp_path.iterdir()] == [name] and file.exists()
+
+
+def test_other_databases_have_no_file() -> None:
+    assert sqlite_file("postgresql://me@host/db") is None and sqlite_file("sqlite:///:memory:") is None
+    assert sqlite_file("sqlite:////a/b.db?timeout=5") == Path("/a/b.db")
+
+
+LEARNING = """
+import importlib, sys
+import msgspec
+module, name = sys.argv[1:]
+kind = getattr(importlib.import_module(module), name)
+called = []
+sys.setprofile(lambda frame, event, argument: called.append(frame.f_code.co_name) if event == "call" else None)
+try:
+    msgspec.json.decode(b"[]", type=kind)
+except msgspec.ValidationError:
+    pass
+sys.setprofile(None)
+print("learns now" if "get_class_annotations" in called else "known")
+"""
+"""The first decoding of a class evaluates its annotations; meanwhile another thread finds it incomplete."""
+
+
+def _first_decoding(module: str, name: str) -> str:
+    run = subprocess.run([sys.executable, "-c", LEARNING, module, name], capture_output=True, text=True, check=True)
+    return run.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("autotune.probe.executors.ray_node", "NodeReply"),
+        ("autotune.probe.executors.ray_node", "ProbeOrder"),
+        ("autotune.probe.executors.ray_node", "SlotSettings"),
+        ("autotune.probe.executors.ray_node", "Node"),
+        ("autotune.probe.message_validation", "_Received"),
+        ("autotune.prediction.tracer", "Trace"),
+    ],
+)
+def test_types_for_threads_are_registered_on_import(module: str, name: str) -> None:
+    assert _first_decoding(module, name) == "known"
+
+
+def test_an_unregistered_type_is_inspected_at_the_first_decoding() -> None:
+    assert _first_decoding("autotune.core.dataset", "RowLengths") == "learns now"

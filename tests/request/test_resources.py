@@ -1,4 +1,4 @@
-"""--storage-file: the URL of a storage, out of the command line."""
+"""Resources of a job: the URL of a storage from a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributions of lengths: moments, maxima, and draws."""
+"""Lengths of completions and prompts as they occur."""
 
 from __future__ import annotations
 
