@@ -155,9 +155,8 @@ def emulate_flags(flags: Flags) -> Measurement:
 
 def check_can_emulate(flags: Flags) -> None:
     """Raise the error that prevents `emulate_flags`, before anything is traced."""
-    from autotune.emulator.build import build
+    from autotune.emulator.build import build, look
     from autotune.emulator.cards import emulated_machine
-    from autotune.emulator.installation import look
     from autotune.machine.environment import interpreter
 
     if flags.unknown:

@@ -5,9 +5,8 @@ errors, all processes of a machine together) and computes nothing. The host code
 trainer, is the installed one. Values of small tensors and of integers are kept true (`inject/`).
 
     cards.py            cards from the catalog, and the file that describes them to the library
-    installation.py     the training environment: its torch, its CUDA libraries, its defects
     entry_points.py     names that the library must define, and the text of the generated ones
-    build.py            compilation, and its cache
+    build.py            the training environment, and the library for it: compiled, and kept
     launch.py           commands on emulated cards, and NVML of these for the process that watches
     reports.py          peaks of its processes, and reasons for doubt
     csrc/               the library

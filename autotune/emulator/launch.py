@@ -19,9 +19,8 @@ from types import ModuleType
 from autotune.core.errors import BadInput
 from autotune.core.secrets import without_side_effects
 from autotune.emulator import reports
-from autotune.emulator.build import Built, build
+from autotune.emulator.build import Built, build, look
 from autotune.emulator.cards import EmulatedMachine
-from autotune.emulator.installation import look
 from autotune.emulator.reports import RunReport
 
 INJECTED = Path(__file__).parent / "inject"

@@ -19,9 +19,8 @@ import pytest
 
 from autotune.core.errors import TrainingEnvironmentError
 from autotune.emulator import launch
-from autotune.emulator.build import Built, build
+from autotune.emulator.build import Built, build, look
 from autotune.emulator.cards import EmulatedMachine, emulated_machine
-from autotune.emulator.installation import look
 from autotune.emulator.reports import RunReport
 
 VARIABLE = "AUTOTUNE_CUDA_PYTHON"

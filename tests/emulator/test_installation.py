@@ -10,7 +10,8 @@ import pytest
 
 from autotune.core.errors import TrainingEnvironmentError
 from autotune.emulator import build
-from autotune.emulator.installation import CURRENT_NCCL, ElfError, Installation, defined_in, look, needed_by
+from autotune.emulator.build import CURRENT_NCCL, Installation, look
+from autotune.emulator.entry_points import ElfError, defined_in, needed_by
 from tests.emulator.installations import elf, environment
 
 

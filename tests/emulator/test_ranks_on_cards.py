@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.catalog import constant
-from autotune.emulator import installation
+from autotune.emulator.build import look
 from tests.emulator.on_cards import GIB, MIB, Cards, Ran, cards
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -131,7 +131,7 @@ dist.destroy_process_group()
 
 
 def _nccl(python: str) -> int:
-    return installation.look(Path(python)).nccl
+    return look(Path(python)).nccl
 
 
 def test_ddp_and_fsdp_hold_what_they_should(python: str, tmp_path: Path) -> None:

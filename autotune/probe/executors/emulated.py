@@ -18,9 +18,8 @@ from autotune.core.job import Hardware
 from autotune.core.measurement import Measurement, ProbePlan
 from autotune.core.space import Candidate
 from autotune.emulator import launch
-from autotune.emulator.build import build
+from autotune.emulator.build import build, look
 from autotune.emulator.cards import emulated_machine
-from autotune.emulator.installation import look
 from autotune.emulator.reports import LIMITATIONS, RunReport
 from autotune.machine.nvml import VISIBLE
 from autotune.probe.executors.base import ProbeRunner

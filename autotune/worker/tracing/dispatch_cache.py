@@ -9,7 +9,7 @@ complex aliases) are not cached here either.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import CONSTANT_NUMEL_LIMIT, FakeTensor
@@ -115,16 +115,8 @@ _RULES: Mapping[int, Callable[..., Any]] = {
 # 3. The cache.
 
 
-class _Output(NamedTuple):
-    """Form of one result."""
-
-    shape: tuple[int, ...] = ()
-    stride: tuple[int, ...] = ()
-    dtype: Any = None
-    offset: int = 0
-    device: Any = None  # None for an argument that is returned, and for plain values
-    argument: int = -1  # index of the argument that is returned, or whose memory is shared; keyword arguments last
-    value: int | None = None
+Output = Callable[[Sequence[Any], Any], Any]
+"""Makes one result again, for operands of the same form (keyword arguments last) in a mode."""
 
 
 class CachedResult:
@@ -132,7 +124,7 @@ class CachedResult:
 
     __slots__ = ("_kind", "_outputs", "costs")
 
-    def __init__(self, kind: type, outputs: Sequence[_Output]) -> None:
+    def __init__(self, kind: type, outputs: Sequence[Output]) -> None:
         self._kind, self._outputs = kind, tuple(outputs)
         self.costs: dict[Any, Any] = {}  # of `operands.cost_of`, by FLOP formula
 
@@ -140,8 +132,8 @@ class CachedResult:
         """Return the result for these operands."""
         operands = (*args, *kwargs.values())
         if self._kind is FakeTensor:
-            return _rebuilt(self._outputs[0], operands, mode)
-        return self._kind(_rebuilt(output, operands, mode) for output in self._outputs)
+            return self._outputs[0](operands, mode)
+        return self._kind(output(operands, mode) for output in self._outputs)
 
 
 _results: dict[Key, CachedResult | None] = {}
@@ -193,14 +185,6 @@ def _describe(values: Any, found: list[object]) -> bool:
     return True
 
 
-def _rebuilt(output: _Output, operands: Sequence[Any], mode: Any) -> Any:
-    if output.device is None:
-        return output.value if output.argument < 0 else operands[output.argument]
-    if output.argument < 0:
-        return _new(mode, output.shape, output.stride, output.dtype, output.device)
-    return _view(mode, operands[output.argument], output.shape, output.stride, output.offset, output.dtype)
-
-
 def _cached(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any) -> CachedResult | None:
     kind = type(out)
     if kind not in (FakeTensor, tuple, list) or not _is_cacheable(func, args):
@@ -209,11 +193,12 @@ def _cached(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
         return None
     operands = (*args, *kwargs.values())
     several = [out] if kind is FakeTensor else list(out)
-    outputs = [output for one in several if (output := _output(one, func, operands)) is not None]
+    memories = {tensor.untyped_storage()._cdata for tensor in tensors_in(operands)}
+    outputs = [output for one in several if (output := _output(one, func, operands, memories)) is not None]
     if len(outputs) < len(several):
         return None
-    fresh = [one for one, output in zip(several, outputs, strict=True) if output.device is not None and output.argument < 0]
-    if len({one.untyped_storage()._cdata for one in fresh}) < len(fresh):  # results that share memory
+    fresh = [memory for one in tensors_in(several) if (memory := one.untyped_storage()._cdata) not in memories]
+    if len(set(fresh)) < len(fresh):  # results that share memory
         return None
     found = CachedResult(kind, outputs)
     rebuilt = found.again(args, kwargs, mode)
@@ -234,29 +219,28 @@ def _is_cacheable(func: Any, args: Sequence[Any]) -> bool:
     return is_view is False or (is_view is True and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite))
 
 
-def _output(one: Any, func: Any, operands: Sequence[Any]) -> _Output | None:
+def _output(one: Any, func: Any, operands: Sequence[Any], memories: set[int]) -> Output | None:
     if one is None or type(one) is int:
-        return _Output(value=one)
+        return lambda given, mode: one
     if type(one) is not FakeTensor:
         return None
     place = next((at for at, value in enumerate(operands) if value is one), None)
     if place is not None:
-        return _Output(argument=place)
+        return lambda given, mode: given[place]
     if not _is_simple(one) or one.requires_grad:
         return None
     memory = one.untyped_storage()._cdata
     shared = [at for at, value in enumerate(operands) if type(value) is FakeTensor and value.untyped_storage()._cdata == memory]
-    others = [value.untyped_storage()._cdata for value in tensors_in(operands)]
     is_view = func.is_view or func is aten._unsafe_view.default  # no view for autograd and torch's cache; in linear layers
-    if bool(shared) != is_view or (not shared and memory in others):
+    if bool(shared) != is_view or (not shared and memory in memories):
         return None
-    last = one.storage_offset() + sum((count - 1) * step for count, step in zip(one.shape, one.stride(), strict=True))
-    if shared and one.numel() and (last + 1) * one.element_size() > one.untyped_storage().nbytes():
+    shape, stride, dtype, offset, device = tuple(one.shape), one.stride(), one.dtype, one.storage_offset(), one.fake_device
+    if not shared:
+        return lambda given, mode: _new(mode, shape, stride, dtype, device)
+    last = offset + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
+    if one.numel() and (last + 1) * one.element_size() > one.untyped_storage().nbytes():
         return None  # a view of freed memory: making it again would allocate the memory
-    return _Output(
-        shape=tuple(one.shape), stride=one.stride(), dtype=one.dtype, offset=one.storage_offset(), device=one.fake_device,
-        argument=shared[0] if shared else -1,
-    )  # fmt: skip
+    return lambda given, mode: _view(mode, given[shared[0]], shape, stride, offset, dtype)
 
 
 def _form(value: Any) -> object:
