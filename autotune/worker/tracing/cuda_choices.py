@@ -42,7 +42,10 @@ def as_on_cuda(spec: Any) -> Iterator[AbstractContextManager[None]]:
     yield attribute(torch.cuda, "is_bf16_supported", lambda *args, **kwargs: capability() >= (8, 0))
     yield attribute(torch.cuda, "get_device_capability", lambda *args, **kwargs: capability())
     yield half_precision_trains()
-    yield products_counted()
+    for space, name in (("aten", "_int_mm"), ("aten", "_grouped_mm"), ("transformers", "grouped_mm_fallback")):
+        packet = getattr(getattr(torch.ops, space), name, None)  # products that torch's counter lacks
+        if packet is not None and packet not in flop_registry:
+            yield swapped(flop_registry, packet, _work)
     yield kernels.triton_of_trl()
     yield kernels.checks_as_on_cuda("transformers", lambda name: name == "transformers.integrations.moe")
     yield kernels.attention_on_cuda()
@@ -104,16 +107,7 @@ class _Scaler:
         return {}
 
 
-@all_entered
-def products_counted() -> Iterator[AbstractContextManager[None]]:
-    """Register products that torch's counter lacks: 8-bit integers and grouped ones."""
-    for space, name in (("aten", "_int_mm"), ("aten", "_grouped_mm"), ("transformers", "grouped_mm_fallback")):
-        packet = getattr(getattr(torch.ops, space), name, None)
-        if packet is not None and packet not in flop_registry:
-            yield swapped(flop_registry, packet, _work)
-
-
 def _work(left: Any, right: Any, *_: Any, **__: Any) -> int:
-    """Return 2 x rows x inner dimension x columns; groups share the rows."""
+    """Return the FLOPs of a product: 2 x rows x inner dimension x columns; groups share the rows."""
     groups = left.shape[0] if left.dim() == right.dim() == 3 else 1
     return int(2 * groups * left.shape[-2] * left.shape[-1] * right.shape[-1])

@@ -135,53 +135,39 @@ def fake_mode_with(tracker: Any, device: str) -> Iterator[AbstractContextManager
     yield tracker
     if torch.distributed.is_available() and torch.distributed.is_initialized():  # by `fsdp2.process_group`
         yield fsdp2.collectives_tracked(tracker)
-    yield resizes_tracked(tracker)
-    if device == "cpu":  # a GPU's states are on the host
-        yield random_states_tracked(tracker)
-    yield known_values_read()
+    yield unseen_calls(tracker, device)
 
 
 @all_entered
-def known_values_read() -> Iterator[AbstractContextManager[None]]:
-    """Let `tolist` and a list of tensors of one element become known values: they read memory without an operation."""
-    plain, make = torch.Tensor.tolist, torch.tensor
+def unseen_calls(tracker: Any, device: str) -> Iterator[AbstractContextManager[None]]:
+    """Replace functions that take or read memory without an operation."""
+    resize, random_state, to_list, make = torch.UntypedStorage.resize_, torch.get_rng_state, torch.Tensor.tolist, torch.tensor
+
+    def resize_(storage: Any, size: int) -> Any:
+        result = resize(storage, size)
+        tracker.resized(storage, size)
+        return result
+
+    def get_rng_state() -> Any:  # checkpointing saves one per layer
+        state = random_state()
+        tracker.book(state)
+        return state
 
     def tolist(tensor: Any) -> Any:
         known = integer_values.of(tensor)
         if known is None:
             raise Untraceable("a list of values that depend on data")
-        return integer_values.outside(plain, known)
+        return integer_values.outside(to_list, known)
 
     def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
         of_tensors = isinstance(data, list) and data and isinstance(data[0], torch.Tensor)
         return make([one.item() for one in data] if of_tensors else data, *args, **kwargs)
 
+    yield attribute(torch.UntypedStorage, "resize_", resize_)
+    if device == "cpu":  # a GPU's states are on the host
+        yield attribute(torch, "get_rng_state", get_rng_state)
     yield attribute(torch.Tensor, "tolist", tolist)
     yield attribute(torch, "tensor", tensor)
-
-
-def resizes_tracked(tracker: Any) -> AbstractContextManager[None]:
-    """Report `UntypedStorage.resize_` to the tracker: it is no operation."""
-    plain = torch.UntypedStorage.resize_
-
-    def resize_(storage: Any, size: int) -> Any:
-        result = plain(storage, size)
-        tracker.resized(storage, size)
-        return result
-
-    return attribute(torch.UntypedStorage, "resize_", resize_)
-
-
-def random_states_tracked(tracker: Any) -> AbstractContextManager[None]:
-    """Report random states to the tracker: checkpointing saves one per layer."""
-    plain = torch.get_rng_state
-
-    def get_rng_state() -> Any:
-        state = plain()
-        tracker.book(state)
-        return state
-
-    return attribute(torch, "get_rng_state", get_rng_state)
 
 
 @contextmanager

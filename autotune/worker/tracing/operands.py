@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
@@ -42,29 +42,23 @@ def with_tensors(change: Callable[[Any], Any], value: Any) -> Any:
     return value
 
 
-class OperationCost(NamedTuple):
-    moved_bytes: int
-    """Bytes of all operands and results, each counted once."""
-
-    flops: float = 0.0
-    dtype: str = ""
-    """Type of the computation, marked for attention; empty without matrix products."""
-
-
 def cost_of(
     formula: Callable[..., float] | None, written: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
-) -> OperationCost:
-    """Return the cost. formula: FLOPs; written: positions of arguments that an operation without a result changes."""
+) -> tuple[int, float, str]:
+    """Return the bytes of all operands and results, each counted once, the FLOPs and the type that they are computed in.
+
+    formula: FLOPs, None without matrix products; written: positions of arguments that an operation without a result changes.
+    """
     operands = tensors_in((*args, *kwargs.values()))
     changed = tensors_in([args[position] for position in written if position < len(args)])
     moved = sum([tensor.numel() * tensor.element_size() for tensor in (*operands, *changed, *tensors_in((out,)))])
     if formula is None or not operands:
-        return OperationCost(moved)
+        return moved, 0.0, ""
     plain = [value for value in args if not isinstance(value, torch.dtype)]  # products with a dtype to accumulate in
     dtype = str(operands[0].dtype).removeprefix("torch.")
     if isinstance(formula, AttentionFlops):
         dtype = MARK + dtype
-    return OperationCost(moved, formula(*plain, **kwargs, out_val=out), dtype)
+    return moved, formula(*plain, **kwargs, out_val=out), dtype
 
 
 MARK = "attention:"

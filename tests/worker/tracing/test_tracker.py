@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autotune.worker.tracing import Untraceable  # noqa: E402
-from autotune.worker.tracing.fake_models import resizes_tracked  # noqa: E402
+from autotune.worker.tracing.fake_models import unseen_calls  # noqa: E402
 from autotune.worker.tracing.ledger import Ledger  # noqa: E402
 from autotune.worker.tracing.tracker import Tracker  # noqa: E402
 
@@ -21,7 +21,7 @@ KB = 1024
 @contextmanager
 def tracked(**options: Any) -> Iterator[Tracker]:
     tracker = Tracker(Ledger(), **options)
-    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True), tracker, resizes_tracked(tracker):
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True), tracker, unseen_calls(tracker, "cuda"):
         yield tracker
 
 
