@@ -61,10 +61,11 @@ def predicted(case: dict[str, Any], rank: int) -> Trace:
 
 
 def followed(case: dict[str, Any], rank: int, device: str = "cpu") -> Trace:
-    from autotune.worker.tracing import fake_models, fsdp2, parameter_uses, step_annotator
+    from autotune.worker.tracing import fake_models, fsdp2, parameter_uses
+    from autotune.worker.tracing.ledger import StepAnnotator
 
     spec = {**two_ranks_loop.specification(case), "device": device}
-    annotator = step_annotator.StepAnnotator(spec)
+    annotator = StepAnnotator(spec)
     ledger, tracker = annotator.ledger, annotator.tracker
     log, wanted = parameter_uses.ParameterUses(ledger, own_nodes=case["kind"] == "zero3"), case["kind"] in parameter_uses.KINDS
     two_ranks_loop.build(case)  # transformers' imports must precede the patch that treats fake tensors as real

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..tracing import Untraceable, bitsandbytes_optimizers, fsdp2
-from ..tracing.step_annotator import NullAnnotator
+from ..tracing.ledger import NullAnnotator
 from .fused_heads import fuse_head
 from .losses import LOSSES, policy_loss
 

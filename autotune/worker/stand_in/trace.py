@@ -36,7 +36,7 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
     kernels.install_triton_stub()  # before any library checks for Triton
     for name in IMPORTS:
         importlib.import_module(name)
-    for name in ("cuda_choices", "fake_models", "parameter_uses", "step_annotator"):
+    for name in ("cuda_choices", "fake_models", "parameter_uses", "ledger"):
         importlib.import_module(f"..tracing.{name}", __package__)
     return releases.versions(PACKAGES)
 
@@ -73,10 +73,10 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return the model after its steps, its annotator, and the parameters' uses or None."""
-    from ..tracing import cuda_choices, fake_models, fsdp2, step_annotator
+    from ..tracing import cuda_choices, fake_models, fsdp2, ledger
     from .step import StandInStep
 
-    annotator = step_annotator.StepAnnotator(spec)
+    annotator = ledger.StepAnnotator(spec)
     with cuda_choices.as_on_cuda(spec), fsdp2.process_group(spec), fake_models.real_tensor_paths():
         model = prepared(spec)
 

@@ -14,8 +14,8 @@ import torch
 
 from ..model_memory import layers_of
 from . import sharding_kind
+from .ledger import differentiable
 from .patching import attribute
-from .step_annotator import differentiable
 
 KINDS = ("ddp", "fsdp1", "zero1", "zero2", "zero3")
 """Kinds of sharding that are computed from these uses."""

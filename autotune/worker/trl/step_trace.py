@@ -71,12 +71,12 @@ def _forgets_order(spec: Mapping[str, Any]) -> bool:
 
 def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return the trainer after its steps, its annotator, and the parameters' uses or None."""
-    from ..tracing import cuda_choices, fake_models, fsdp2, kernels, step_annotator
+    from ..tracing import cuda_choices, fake_models, fsdp2, kernels, ledger
     from . import trace_build
 
     # Tile of the vocabulary that TRL projects at once; None in releases that project all of it.
     tile = getattr(importlib.import_module(seams.UTILS), "_CHUNKED_LOGPROB_CHUNK_SIZE", None)
-    annotator = step_annotator.StepAnnotator(spec, tile=None if tile is None else int(tile))
+    annotator = ledger.StepAnnotator(spec, tile=None if tile is None else int(tile))
     with (
         tempfile.TemporaryDirectory() as scratch,
         cuda_choices.as_on_cuda(spec),
@@ -100,11 +100,11 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 def run(spec: Mapping[str, Any], annotator: Any = None, before: Callable[[Any], None] = lambda trainer: None) -> Any:
     """Run the same on real tensors on the CPU. `before` is called between loading and the loop."""
-    from ..tracing import step_annotator
+    from ..tracing import ledger
     from . import trace_build
 
     with tempfile.TemporaryDirectory() as scratch, trace_build.traced_method(spec).kernel(spec):
-        trainer = trace_build.build(spec, annotator or step_annotator.NullAnnotator(), Path(scratch), device="cpu")
+        trainer = trace_build.build(spec, annotator or ledger.NullAnnotator(), Path(scratch), device="cpu")
         before(trainer)
         trainer.train()
     return trainer

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import synthetic
 from ..stand_in.model import build as build_model
-from ..tracing import Untraceable, fake_models, fsdp2, patching, quantised, step_annotator
+from ..tracing import Untraceable, fake_models, fsdp2, ledger, patching, quantised
 from . import base_model, grpo_probe, image_inputs, methods, seams, training_arguments
 from .traced_method import TracedMethod
 from .traced_trainer import TracedLengths, TracePlan, trace_plan, trace_watcher, traced
@@ -24,7 +24,7 @@ DROPPED = frozenset({"tf32", "deepspeed", "fsdp", "fsdp_config", "use_cpu", "tor
 LENGTHS = frozenset({"max_prompt_length", "max_completion_length", "max_length", "max_new_tokens"})
 
 
-def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scratch: Path, *, device: str) -> Any:
+def build(spec: Mapping[str, Any], annotator: ledger.NullAnnotator, scratch: Path, *, device: str) -> Any:
     """Construct the trainer as a script does, around a model on `device`."""
     import transformers
     import trl

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ..tracing.ledger import NullAnnotator
 from ..tracing.patching import attribute
-from ..tracing.step_annotator import NullAnnotator
 from .hooks import within
 from .traced_method import TracedMethod
 

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from autotune.core.trace import Trace
+
+pytest.importorskip("torch")
+
 from autotune.worker.tracing.ledger import PARTS, Ledger
 
 
