@@ -130,10 +130,18 @@ def _text(data: mmap.mmap, names: int, at: int) -> str:
 
 # 3. Judgements.
 
-REFUSES = re.compile(r"nvml")  # answered with NVML_ERROR_NOT_SUPPORTED, as cards answer much of it: always a right answer
-SAYS = re.compile(r"(Get)?(Error|Status)(String|Name)$|LastErrorString$|GetErrorString")  # answered with an empty text
-MAKES = re.compile(r"(cublas|cudnn|cusparse|cusolver|curand)\w*(Create|createDescr)(?!\w*Permutation)")
-"""Answered with a fresh handle in the first argument."""
+Kind = Literal["success", "refusal", "text", "handle", "zeros"]
+
+_ANSWERS: Mapping[Kind, tuple[re.Pattern[str], str]] = {
+    "text": (re.compile(r"(Error|Status)(String|Name)$|GetErrorString"), "a text for people"),
+    "refusal": (re.compile(r"^nvml"), "not supported, as NVML says itself of much on many cards"),
+    "handle": (
+        re.compile(r"^(cublas|cudnn|cusparse|cusolver|curand)\w*(Create|createDescr)(?!\w*Permutation)"),
+        "a handle of nothing",
+    ),
+}
+"""Names whose stub answers with something, by the kind of answer, with the reason that it is right: an empty text,
+NVML_ERROR_NOT_SUPPORTED, a fresh handle in the first argument."""
 
 _MATH = r"(cublas|cublasLt|cudnn|cusparse|cusparseLt|cusolver\w*?|curand|cufft)"
 _EITHER = r"cu(da)?"
@@ -167,24 +175,21 @@ _REASONS = {
     r"__cuda\w+": "registration of what never runs",
 }
 
-RULES = tuple((re.compile(pattern), reason) for pattern, reason in _REASONS.items())  # patterns of whole names, with the reason
+_RULES = tuple((re.compile(pattern), reason) for pattern, reason in _REASONS.items())  # patterns of whole names
 
 
 def judged(name: str) -> str | None:
-    """Return the reason that success, or the refusal, is a right answer of this entry point; None
-    without a judgement."""
-    if REFUSES.match(name):
-        return "not supported, as NVML says itself of much on many cards"
-    if SAYS.search(name):
-        return "a text for people"
-    if MAKES.match(name):
-        return "a handle of nothing"
-    return next((reason for pattern, reason in RULES if pattern.fullmatch(name)), None)
+    """Return the reason that success, or another answer, is right for this entry point; None without a judgement."""
+    if (kind := _kind(name)) is not None:
+        return _ANSWERS[kind][1]
+    return next((reason for pattern, reason in _RULES if pattern.fullmatch(name)), None)
+
+
+def _kind(name: str) -> Kind | None:
+    return next((kind for kind, (pattern, _) in _ANSWERS.items() if pattern.search(name)), None)
 
 
 # 4. Generated text.
-
-Kind = Literal["success", "refusal", "text", "handle", "zeros"]
 
 _NOT_SUPPORTED = 3
 _HEAD = """/* Generated; do not edit. */
@@ -204,9 +209,12 @@ class Stub:
 
 def stubs_for(names: Iterable[str], written: frozenset[str], outs: Mapping[str, Mapping[int, int]]) -> tuple[Stub, ...]:
     """Return a stub for each name that is not written by hand, in alphabetical order."""
-    return tuple(
-        Stub(name=name, kind=_kind(name, outs), judged=judged(name)) for name in sorted(set(names)) if name not in written
-    )
+
+    def kind(name: str) -> Kind:
+        found = _kind(name)
+        return "zeros" if name in outs and found not in ("text", "refusal") else found or "success"
+
+    return tuple(Stub(name=name, kind=kind(name), judged=judged(name)) for name in sorted(set(names)) if name not in written)
 
 
 def c_text(stubs: Sequence[Stub], outs: Mapping[str, Mapping[int, int]]) -> str:
@@ -214,16 +222,6 @@ def c_text(stubs: Sequence[Stub], outs: Mapping[str, Mapping[int, int]]) -> str:
     lines = [_HEAD, f"const int emu_stub_count = {len(stubs)};"]
     lines += [_definition(place, stub, outs.get(stub.name, {})) for place, stub in enumerate(stubs)]
     return "\n".join(lines) + "\n"
-
-
-def _kind(name: str, outs: Mapping[str, Mapping[int, int]]) -> Kind:
-    if SAYS.search(name):
-        return "text"
-    if REFUSES.match(name):
-        return "refusal"
-    if name in outs:
-        return "zeros"
-    return "handle" if MAKES.match(name) else "success"
 
 
 def _definition(place: int, stub: Stub, outs: Mapping[int, int]) -> str:
