@@ -15,8 +15,9 @@ import psutil
 
 from autotune.core.measurement import CycleMemory
 from autotune.core.run_statistics import WARMUP_CYCLES, MemoryGrowth, growth_of
-from autotune.core.units import KIB, format_bytes
+from autotune.core.units import format_bytes
 from autotune.machine.host_memory import machine_memory_bytes
+from autotune.worker.process_memory import status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +66,11 @@ class CpuGauge:
         self._peaks: dict[str, int] = {}
 
     def read(self) -> GaugeReading:
-        own = _status(Path("/proc/self/status"))
+        own = status()
         # VmHWM includes file pages; the currently mapped ones were mapped at the peak, too.
         peak = max(_resident(own), own.get("VmHWM", 0) - own.get("RssFile", 0))
         children = self._self.children(recursive=True)  # data loader workers, engine processes
-        peak += sum(_resident(_status(Path(f"/proc/{child.pid}/status"))) for child in children)
+        peak += sum(_resident(_sizes_of(child.pid)) for child in children)
         readings = [self._peak_of(peak, machine_memory_bytes(), "the machine's memory")]
         data_limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
         if data_limit != resource.RLIM_INFINITY and "VmData" in own:
@@ -81,17 +82,16 @@ class CpuGauge:
         return GaugeReading(peak_bytes=self._peaks[by], limit_bytes=limit, by=by)
 
 
-def _resident(status: dict[str, int]) -> int:
-    return status.get("RssAnon", 0) + status.get("RssShmem", 0)
+def _resident(sizes: dict[str, int]) -> int:
+    return sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)
 
 
-def _status(file: Path) -> dict[str, int]:
-    """Parse the sizes of /proc/PID/status into bytes; empty for a process that has ended."""
+def _sizes_of(pid: int) -> dict[str, int]:
+    """Return the sizes of a process in bytes; empty for one that has ended."""
     try:
-        lines = [line.split() for line in file.read_text().splitlines() if line.endswith(" kB")]
+        return status(Path(f"/proc/{pid}/status"))
     except OSError:
         return {}
-    return {words[0].rstrip(":"): int(words[1]) * KIB for words in lines}
 
 
 WARNING_SHARES = (0.1, 0.05, 0.02)  # margins relative to the limit; each is reported once when the margin falls below it

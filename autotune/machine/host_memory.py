@@ -54,12 +54,17 @@ def own_counters() -> tuple[Path, ...]:
 
 
 def oom_kills(file: Path) -> int | None:
-    """Parse the line `oom_kill N` of memory.events, memory.oom_control or vmstat."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in file.read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return None
+    """Return the number of OOM kills in memory.events, memory.oom_control or vmstat; None where it is not counted."""
+    return _table(file).get("oom_kill")
+
+
+def _table(file: Path) -> dict[str, int]:
+    """Parse lines of a name and a number; empty for a file that cannot be read."""
+    try:
+        pairs = [line.split() for line in file.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
 def machine_memory_bytes(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
@@ -115,11 +120,8 @@ def _number(file: Path) -> int | None:
 
 def _reclaimable(stat: Path) -> int:
     """Return the bytes of inactive file caches, of the whole tree in v1."""
-    try:
-        pairs = dict(line.split(" ", 1) for line in stat.read_text().splitlines() if " " in line)
-    except OSError:
-        return 0
-    return int(pairs.get("total_inactive_file") or pairs.get("inactive_file") or 0)
+    found = _table(stat)
+    return found.get("total_inactive_file") or found.get("inactive_file") or 0
 
 
 def v1_home() -> Path:

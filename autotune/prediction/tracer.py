@@ -24,8 +24,8 @@ from autotune.core.errors import CannotPredict, ProbeError, TrainingEnvironmentE
 from autotune.core.space import fingerprint
 from autotune.core.trace import Trace
 from autotune.prediction.trace_cache import TraceCache, key_of
-from autotune.probe.spawn import DECIDING_PACKAGES, ENGINES, Spawned, WorkFolder, spawn
-from autotune.probe.worker_process import START_SECONDS, Supported, end_processes, install_hint, require_supported
+from autotune.probe.spawn import DECIDING_PACKAGES, ENGINES, Spawned, WorkFolder, install_hint, spawn
+from autotune.probe.worker_process import START_SECONDS, Supported, end_processes, require_supported
 from autotune.worker.protocol import Message
 
 Specification = Mapping[str, object]

@@ -16,7 +16,8 @@ from autotune.probe import assembly, device_report
 from autotune.probe.assembly import CommandReply, KernelReport, Peaks, end_of, results_by_rank, results_of, worst
 from autotune.probe.message_validation import RankResult
 from autotune.probe.process_meter import concatenated
-from autotune.probe.worker_process import WorkerLost, WorkerProcess, install_hint
+from autotune.probe.spawn import install_hint
+from autotune.probe.worker_process import WorkerLost, WorkerProcess
 from autotune.worker import protocol
 from autotune.worker.protocol import Message
 

@@ -1,4 +1,4 @@
-"""Start of a worker process: temporary folder, interpreter, environment, socket, output. Does not wait for it.
+"""Start and end of a worker process: temporary folder, interpreter, environment, socket, output. Does not wait for it.
 
 The output of its processes goes through a pipe into a bounded log, whose tail stays for diagnosis. Secrets of the environment
 are masked before anything is written or stored."""
@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -26,6 +27,7 @@ from autotune.core.errors import TrainingEnvironmentError
 from autotune.core.secrets import MAX_SECRET_LENGTH, Secrets, without_side_effects
 from autotune.machine.nvml import DEVICE_ORDER
 from autotune.worker.protocol import Wire
+from autotune.worker.releases import release_numbers
 
 _PREFIX = "autotune-probe-"
 
@@ -68,6 +70,8 @@ def _sweep(base: Path) -> None:
             os.close(claim)
 
 
+START_SECONDS = 60.0  # Limit for the first message: usually a fraction of a second, longer on a network disk
+Supported = Mapping[str, tuple[str, str]]  # Package -> (oldest supported version, first version that is not)
 MARK = "AUTOTUNE_PROBE_MARK"  # Environment variable that every process of a worker inherits: identifies leftover processes
 _DROPPED = frozenset((
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
@@ -146,6 +150,37 @@ def marked(mark: str) -> list[int]:
                 if needle in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
     return found
+
+
+def end_processes(spawned: Spawned) -> None:
+    """Kill every process that descends from this start, found by its mark in /proc."""
+    with contextlib.suppress(OSError):
+        spawned.process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        spawned.process.wait(timeout=5.0)
+    deadline = time.monotonic() + 3.0
+    while (left := marked(spawned.mark)) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def require_supported(supported: Supported, versions: Mapping[str, str], python: Path) -> None:
+    """Raise TrainingEnvironmentError, with an install command, for an unsupported package."""
+    for package, (oldest, beyond) in supported.items():
+        found = versions.get(package)
+        if found is None or not release_numbers(oldest) <= release_numbers(found) < release_numbers(beyond):
+            state = f"has no {package}" if found is None else f"has {package} {found}"
+            raise TrainingEnvironmentError(
+                f"The interpreter {python} {state}; autotune supports {package} from {oldest} to below {beyond}. "
+                f"{install_hint(python, package, (oldest, beyond))}"
+            )
+
+
+def install_hint(python: Path, package: str, supported: tuple[str, str]) -> str:
+    """Return the command that installs a supported version, as a sentence."""
+    return f"Install it with: {python} -m pip install '{package}>={supported[0]},<{supported[1]}'"
 
 
 MAX_LOG_BYTES = 2**20  # Size at which a log file is rotated; one older file is kept

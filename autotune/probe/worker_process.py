@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,16 +24,23 @@ from autotune.probe.gpu_set import Gpus
 from autotune.probe.limits import DeviceLimit, Limit, best_limit
 from autotune.probe.message_validation import valid_messages
 from autotune.probe.process_meter import ProcessMeter, TreeMemory
-from autotune.probe.spawn import DECIDING_PACKAGES, ENGINES, Spawned, WorkFolder, marked, spawn
+from autotune.probe.spawn import (
+    DECIDING_PACKAGES,
+    ENGINES,
+    START_SECONDS,
+    Spawned,
+    Supported,
+    WorkFolder,
+    end_processes,
+    require_supported,
+    spawn,
+)
 from autotune.worker import protocol
 from autotune.worker.processes import descendants
 from autotune.worker.protocol import Message
-from autotune.worker.releases import release_numbers
 
-START_SECONDS = 60.0  # Limit for the first message: usually a fraction of a second, longer on a network disk
 UNLOAD_SECONDS = 5.0
 HOST_INTERVAL_SECONDS = 0.1  # Sampling interval of the host's memory under a GPU probe
-Supported = Mapping[str, tuple[str, str]]  # Package -> (oldest supported version, first version that is not)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,34 +312,3 @@ class WorkerProcess:
             with contextlib.suppress(OSError):
                 os.kill(victim, signal.SIGKILL)
         return True
-
-
-def end_processes(spawned: Spawned) -> None:
-    """Kill every process that descends from this start, found by its mark in /proc."""
-    with contextlib.suppress(OSError):
-        spawned.process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        spawned.process.wait(timeout=5.0)
-    deadline = time.monotonic() + 3.0
-    while (left := marked(spawned.mark)) and time.monotonic() < deadline:
-        for pid in left:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-
-
-def require_supported(supported: Supported, versions: Mapping[str, str], python: Path) -> None:
-    """Raise TrainingEnvironmentError, with an install command, for an unsupported package."""
-    for package, (oldest, beyond) in supported.items():
-        found = versions.get(package)
-        if found is None or not release_numbers(oldest) <= release_numbers(found) < release_numbers(beyond):
-            state = f"has no {package}" if found is None else f"has {package} {found}"
-            raise TrainingEnvironmentError(
-                f"The interpreter {python} {state}; autotune supports {package} from {oldest} to below {beyond}. "
-                f"{install_hint(python, package, (oldest, beyond))}"
-            )
-
-
-def install_hint(python: Path, package: str, supported: tuple[str, str]) -> str:
-    """Return the command that installs a supported version, as a sentence."""
-    return f"Install it with: {python} -m pip install '{package}>={supported[0]},<{supported[1]}'"

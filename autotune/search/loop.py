@@ -24,7 +24,7 @@ from autotune.core.space import Candidate
 from autotune.core.units import format_seconds
 from autotune.frameworks.base import Trainer
 from autotune.machine.signals import stop_requested, uninterrupted
-from autotune.probe.executors.base import ConcurrentProbes, Executor, FinishedProbe
+from autotune.probe.executors.base import ConcurrentProbes, Executor, SlotProbe
 from autotune.search.agenda import RemainingBudget, SearchEnd
 from autotune.search.conclusion import conclude
 from autotune.search.study import Study, TrialRequest
@@ -160,7 +160,7 @@ class Search:
             )  # fmt: skip
         return None
 
-    def _process(self, finished: FinishedProbe[TrialRequest | None]) -> None:
+    def _process(self, finished: SlotProbe[TrialRequest | None]) -> None:
         request, found = finished.ticket, finished.found
         assert request is not None
         if isinstance(found, Measurement):
@@ -183,7 +183,7 @@ class Search:
             raise found
         self._listener(Note(text=f"{found} Going on without {slot.words}; {self._probes.width} slots are left."))
 
-    def _tell(self, request: TrialRequest, found: Measurement, finished: FinishedProbe[TrialRequest | None]) -> Outcome:
+    def _tell(self, request: TrialRequest, found: Measurement, finished: SlotProbe[TrialRequest | None]) -> Outcome:
         """Record the measurement and return its outcome."""
         measurement = replace(found, beside=finished.beside)
         if measurement.outcome is Outcome.TIMEOUT and finished.plan.deadline_seconds < self._deadline_seconds:

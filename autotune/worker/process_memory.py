@@ -21,12 +21,11 @@ from typing import Any, NamedTuple
 
 # Default of glibc under `ulimit -s unlimited`. The usual 8 MiB are hardly touched, but RLIMIT_DATA counts them whole.
 THREAD_STACK_BYTES = 2 * 2**20
-STATUS = Path("/proc/self/status")
 
 
-def status() -> dict[str, int]:
-    """Return the sizes in /proc/self/status, in bytes."""
-    fields = (line.split(":", 1) for line in STATUS.read_text().splitlines() if line.endswith(" kB"))
+def status(file: Path = Path("/proc/self/status")) -> dict[str, int]:
+    """Return the sizes in /proc/PID/status, in bytes."""
+    fields = (line.split(":", 1) for line in file.read_text().splitlines() if line.endswith(" kB"))
     return {name: int(value.split()[0]) * 1024 for name, value in fields}
 
 

@@ -1,3 +1,5 @@
+"""GPUs of an executor: their limit, the ballast's size, released memory, notes before a search."""
+
 from __future__ import annotations
 
 import os
@@ -7,9 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autotune.core.errors import ProbeError
-from autotune.probe.gpu_set import Ballast, Gpus
+from autotune.core.job import Hardware
+from autotune.probe.device_report import gpu_notes
+from autotune.probe.gpu_set import (
+    MIN_BALLAST_BYTES,
+    RESIDUE_BYTES,
+    Ballast,
+    Gpus,
+    needs_ballast,
+    share_scale,
+    usable_bytes,
+    wait_until_released,
+)
 from tests.probe.ballasts import SmallCards
 from tests.probe.nvml_playback import Playback
 from tests.probe.toys import gone
@@ -173,3 +188,126 @@ def test_without_nvml_a_ballast_holds_memory() -> None:
         assert found.for_ranks()[0]["engine_share_scale"] == pytest.approx(100 / 1200)
     finally:
         found.close()
+
+
+GIB = 2**30
+
+
+def test_a_third_of_a_small_card_is_less_of_a_large_one() -> None:
+    assert 0.3 * share_scale(38 * GIB, 80 * GIB) == pytest.approx(0.1425)
+    assert share_scale(80 * GIB, 80 * GIB) == 1.0
+    assert share_scale(90 * GIB, 80 * GIB) == 1.0, "an engine's share of more than there is would be refused"
+    with pytest.raises(ValueError, match="no shares"):
+        share_scale(1, 0)
+
+
+def test_drivers_keep_their_part_of_the_small_card_too() -> None:
+    assert usable_bytes(40 * GIB, GIB // 2) == 39.5 * GIB
+    assert usable_bytes(40 * GIB, None) == 40 * GIB
+    assert usable_bytes(GIB // 4, GIB // 2) == 0
+
+
+def test_a_difference_smaller_than_a_context_needs_no_ballast() -> None:
+    assert not needs_ballast(80 * GIB, 80 * GIB)
+    assert not needs_ballast(80 * GIB - MIN_BALLAST_BYTES + 1, 80 * GIB)
+    assert needs_ballast(80 * GIB - MIN_BALLAST_BYTES, 80 * GIB)
+
+
+@given(
+    share=st.floats(0.01, 1.0),
+    total=st.integers(2 * GIB, 300 * GIB),
+    fraction=st.floats(0.05, 1.0),
+    reserved=st.integers(0, GIB),
+)
+def test_the_engine_gets_the_same_bytes_as_on_the_small_card(share: float, total: int, fraction: float, reserved: int) -> None:
+    usable = usable_bytes(int((total + reserved) * fraction), reserved)
+    if usable == 0:
+        return
+    # vLLM takes its share of all that the device shows; on the small card that would be `usable`.
+    here, there = share * share_scale(usable, total) * total, share * min(usable, total)
+    assert here == pytest.approx(there, rel=1e-9)
+    assert 0 < share * share_scale(usable, total) <= share
+
+
+class Hands:
+    """Clock that advances by sleeping, and a device that releases memory on a schedule."""
+
+    def __init__(self, *used: int) -> None:
+        self.time, self.used = 0.0, list(used)
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+    def read(self) -> int:
+        return self.used.pop(0) if len(self.used) > 1 else self.used[0]
+
+
+def waited(*used: int, base: int = 3 * GIB, patience: float = 30.0) -> tuple[int, float]:
+    hands = Hands(*used)
+    return wait_until_released(hands.read, base, patience_seconds=patience, now=hands.now, sleep=hands.sleep), hands.time
+
+
+def test_idle_device_takes_two_readings() -> None:
+    above, seconds = waited(3 * GIB)
+    assert above == 0 and 0 < seconds < 1
+
+
+def test_wait_until_memory_is_released_and_stable() -> None:
+    above, seconds = waited(30 * GIB, 20 * GIB, 10 * GIB, 3 * GIB + RESIDUE_BYTES, 3 * GIB)
+    assert above == 0 and seconds > 0.3
+
+
+def test_wait_while_another_process_releases() -> None:
+    above, seconds = waited(3 * GIB, 2 * GIB, 1 * GIB, 1 * GIB)
+    assert above == 0 and seconds > 0.25
+
+
+def test_remaining_memory_is_returned_at_the_deadline() -> None:
+    above, seconds = waited(5 * GIB, patience=2.0)
+    assert above == 2 * GIB and 2.0 <= seconds < 2.3
+
+
+A100 = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=40960 * MIB, here=True)
+
+
+@pytest.fixture(autouse=True)
+def all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_other_processes_are_listed_with_the_remaining_memory() -> None:
+    (note,) = gpu_notes(A100, A100.memory_bytes, library=Playback("two_a100"))
+    assert (
+        note.startswith("others hold 3.01 GiB of GPU 0 (")
+        and "pid 9004711): 3 GiB" in note
+        and "the limit there is 37 GiB" in note
+    )
+
+
+def test_smaller_card_on_a_larger_one_is_noted() -> None:
+    others, held = gpu_notes(A100, 16384 * MIB, library=Playback("two_a100"))
+    assert "the limit there" not in others, "there is enough beside them"
+    assert held.startswith("all but 16 GiB of each A100-40G is held back") and "speeds are those of A100-40G" in held
+    (alone,) = gpu_notes(A100, 16384 * MIB, library=Playback("exclusive"))
+    assert "one process at a time" in alone
+
+
+def test_no_notes_without_a_reason() -> None:
+    assert gpu_notes(A100, A100.memory_bytes, library=Playback("newcomer")) == ()
+    elsewhere = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=1, here=False)
+    assert gpu_notes(elsewhere, 1, library=Playback("two_a100")) == ()
+    assert gpu_notes(Hardware(kind="cpu", name="cpu", count=1, memory_bytes=1, here=True), 1) == ()
+
+
+def test_missing_nvml_and_a_wrong_choice_are_noted() -> None:
+    (note,) = gpu_notes(A100, A100.memory_bytes, library=Playback("library_not_found"))
+    assert "NVML is not in use (NVML: NVML Shared Library Not Found)" in note
+    two = Hardware(kind="cuda", name="A100-40G", count=2, memory_bytes=40960 * MIB, here=True)
+    (wrong,) = gpu_notes(two, two.memory_bytes, library=Playback("newcomer"))
+    assert "2 GPUs are needed" in wrong
+    library = Playback("lost")
+    library.at(1)
+    assert "lost" in gpu_notes(A100, A100.memory_bytes, library=library)[0]

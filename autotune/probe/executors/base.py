@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from autotune.core.errors import SlotLost
@@ -83,8 +83,8 @@ GRACE_SECONDS = 180.0  # A probe ends at its own deadline; one that runs this mu
 
 
 @dataclass(kw_only=True, eq=False)
-class RunningProbe(Generic[Ticket]):
-    """A probe in its slot."""
+class SlotProbe(Generic[Ticket]):
+    """A probe in its slot, running or finished."""
 
     ticket: Ticket
     candidate: Candidate
@@ -92,17 +92,7 @@ class RunningProbe(Generic[Ticket]):
     slot: Slot
     overdue_at: float
     beside: int = 0  # Peak number of other probes on one of its machines
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinishedProbe(Generic[Ticket]):
-    """Result of a probe: a measurement, or the exception in its place."""
-
-    ticket: Ticket
-    slot: Slot
-    plan: ProbePlan
-    beside: int
-    found: Measurement | BaseException
+    found: Measurement | BaseException = field(init=False)  # Set at its end; the exception in the measurement's place
 
 
 class ConcurrentProbes(Generic[Ticket]):
@@ -112,9 +102,9 @@ class ConcurrentProbes(Generic[Ticket]):
         self._executor = executor
         self._free: dict[int, Slot] = {slot.number: slot for slot in executor.slots}
         self._loaded: dict[int, str] = {}
-        self._running: dict[int, RunningProbe[Ticket]] = {}
-        self._inboxes: dict[int, queue.SimpleQueue[RunningProbe[Ticket] | None]] = {}
-        self._ended: queue.SimpleQueue[tuple[RunningProbe[Ticket], Measurement | BaseException]] = queue.SimpleQueue()
+        self._running: dict[int, SlotProbe[Ticket]] = {}
+        self._inboxes: dict[int, queue.SimpleQueue[SlotProbe[Ticket] | None]] = {}
+        self._ended: queue.SimpleQueue[tuple[SlotProbe[Ticket], Measurement | BaseException]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     @property
@@ -142,7 +132,7 @@ class ConcurrentProbes(Generic[Ticket]):
         loads = self._loaded.get(slot.number) != candidate.load_key
         self._loaded[slot.number] = candidate.load_key
         overdue_at = time.monotonic() + plan.deadline_seconds + GRACE_SECONDS
-        probe = RunningProbe(ticket=ticket, candidate=candidate, plan=plan, slot=slot, overdue_at=overdue_at)
+        probe = SlotProbe(ticket=ticket, candidate=candidate, plan=plan, slot=slot, overdue_at=overdue_at)
         del self._free[slot.number]
         self._running[slot.number] = probe
         near = [other for other in self._running.values() if other.slot.hosts & slot.hosts]
@@ -151,7 +141,7 @@ class ConcurrentProbes(Generic[Ticket]):
         self._inbox_of(slot).put(probe)
         return loads
 
-    def wait(self, seconds: float) -> FinishedProbe[Ticket] | None:
+    def wait(self, seconds: float) -> SlotProbe[Ticket] | None:
         """Return the next probe that ends; None if none does in time."""
         try:
             probe, found = self._ended.get(timeout=seconds)
@@ -183,15 +173,16 @@ class ConcurrentProbes(Generic[Ticket]):
         self._inboxes.clear()
         self._threads.clear()
 
-    def _finish(self, probe: RunningProbe[Ticket], found: Measurement | BaseException) -> FinishedProbe[Ticket]:
+    def _finish(self, probe: SlotProbe[Ticket], found: Measurement | BaseException) -> SlotProbe[Ticket]:
         number = probe.slot.number
         del self._running[number]
         self._free[number] = probe.slot
         if isinstance(found, BaseException) or found.outcome is not Outcome.OK:
             self._loaded.pop(number, None)  # the failure may have ended its runner
-        return FinishedProbe(ticket=probe.ticket, slot=probe.slot, plan=probe.plan, beside=probe.beside, found=found)
+        probe.found = found
+        return probe
 
-    def _inbox_of(self, slot: Slot) -> queue.SimpleQueue[RunningProbe[Ticket] | None]:
+    def _inbox_of(self, slot: Slot) -> queue.SimpleQueue[SlotProbe[Ticket] | None]:
         if slot.number not in self._inboxes:
             inbox = self._inboxes[slot.number] = queue.SimpleQueue()
             # A daemon: a thread that hangs in a driver call must not block the exit.
@@ -200,7 +191,7 @@ class ConcurrentProbes(Generic[Ticket]):
             thread.start()
         return self._inboxes[slot.number]
 
-    def _serve(self, inbox: queue.SimpleQueue[RunningProbe[Ticket] | None]) -> None:
+    def _serve(self, inbox: queue.SimpleQueue[SlotProbe[Ticket] | None]) -> None:
         while (probe := inbox.get()) is not None:
             found: Measurement | BaseException
             try:

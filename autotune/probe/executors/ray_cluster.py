@@ -27,14 +27,7 @@ from autotune.probe.worker_process import RankSpan, RunnerSettings
 
 try:
     import ray
-    from ray.exceptions import (
-        GetTimeoutError,
-        NodeDiedError,
-        RayActorError,
-        RayError,
-        RayTaskError,
-        TaskUnschedulableError,
-    )
+    from ray.exceptions import GetTimeoutError, NodeDiedError, RayActorError, RayError, RayTaskError, TaskUnschedulableError
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 except ImportError as missing:
