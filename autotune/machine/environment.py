@@ -16,9 +16,21 @@ SUPPORTED: Mapping[str, Mapping[str, tuple[str, str]]] = {"trl": {"trl": ("1.0.0
 
 _ASK = """
 import importlib.util, json, sys
-print(json.dumps({name: importlib.util.find_spec(name) is not None for name in sys.argv[1:]}))
+def found(name):
+    return importlib.util.find_spec(name) is not None
+def folder(name):
+    spec = importlib.util.find_spec(name)
+    places = list((spec and spec.submodule_search_locations) or [])
+    return places[0] if places else None
+def version(name):
+    import importlib.metadata
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+print(json.dumps({name: globals()[sys.argv[1]](name) for name in sys.argv[2:]}))
 """
-"""find_spec does not import the package, which keeps the query as fast as starting Python."""
+"""Imports no package, which keeps the query as fast as starting Python. Versions are of distributions, under their pip names."""
 
 
 def interpreter(python: str | None) -> Path:
@@ -32,47 +44,27 @@ def interpreter(python: str | None) -> Path:
     return Path(found).absolute()
 
 
-_ASK_VERSIONS = """
-import importlib.metadata, json, sys
-def version(name):
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-print(json.dumps({name: version(name) for name in sys.argv[1:]}))
-"""
-"""Distributions, under their pip names."""
-
-
 def installed(python: Path, packages: Sequence[str]) -> Mapping[str, bool]:
     """Return package -> True if the interpreter finds it."""
-    return {name: bool(found) for name, found in _asked(python, _ASK, packages).items()}
+    return {name: bool(found) for name, found in _asked(python, "found", packages).items()}
 
 
 def versions(python: Path, packages: Sequence[str]) -> Mapping[str, str | None]:
     """Return package -> installed version, or None."""
-    return {name: found if isinstance(found, str) else None for name, found in _asked(python, _ASK_VERSIONS, packages).items()}
-
-
-_ASK_FOLDERS = """
-import importlib.util, json, sys
-def folder(name):
-    spec = importlib.util.find_spec(name)
-    places = list((spec and spec.submodule_search_locations) or [])
-    return places[0] if places else None
-print(json.dumps({name: folder(name) for name in sys.argv[1:]}))
-"""
+    return {name: found if isinstance(found, str) else None for name, found in _asked(python, "version", packages).items()}
 
 
 def package_folder(python: Path, package: str) -> Path | None:
     """Return the folder of an installed package, which is not imported; None without one."""
-    found = _asked(python, _ASK_FOLDERS, (package,))[package]
+    found = _asked(python, "folder", (package,))[package]
     return Path(found) if isinstance(found, str) else None
 
 
-def _asked(python: Path, program: str, packages: Sequence[str]) -> dict[str, object]:
+def _asked(python: Path, question: str, packages: Sequence[str]) -> dict[str, object]:
     try:
-        answer = subprocess.run([str(python), "-c", program, *packages], capture_output=True, text=True, timeout=60, check=True)
+        answer = subprocess.run(
+            [str(python), "-c", _ASK, question, *packages], capture_output=True, text=True, timeout=60, check=True
+        )
         found: dict[str, object] = json.loads(answer.stdout.strip().splitlines()[-1])
         return {name: found[name] for name in packages}
     except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:

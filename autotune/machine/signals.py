@@ -1,5 +1,4 @@
-"""Stop signals: conversion to KeyboardInterrupt, a deadline for the exit, and protection from
-libraries that replace handlers."""
+"""Stop signals: conversion to KeyboardInterrupt, a deadline for the exit, and protection from libraries that replace handlers."""
 
 from __future__ import annotations
 

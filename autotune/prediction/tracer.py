@@ -24,8 +24,18 @@ from autotune.core.errors import CannotPredict, ProbeError, TrainingEnvironmentE
 from autotune.core.space import fingerprint
 from autotune.core.trace import Trace
 from autotune.prediction.trace_cache import TraceCache, key_of
-from autotune.probe.spawn import DECIDING_PACKAGES, ENGINES, Spawned, WorkFolder, install_hint, spawn
-from autotune.probe.worker_process import START_SECONDS, Supported, end_processes, require_supported
+from autotune.probe.spawn import (
+    DECIDING_PACKAGES,
+    ENGINES,
+    START_SECONDS,
+    Spawned,
+    Supported,
+    WorkFolder,
+    end_processes,
+    install_hint,
+    require_supported,
+    spawn,
+)
 from autotune.worker.protocol import Message
 
 Specification = Mapping[str, object]

@@ -42,14 +42,12 @@ class Split:
 def split(
     now: Reading, before: Reading, ours: Collection[int], is_here: Callable[[int], bool], *, own_namespace: bool = False
 ) -> Split:
-    """Attribute `now` to the processes `ours`, which held nothing `before`: a number that did is
-    another process's.
+    """Attribute `now` to the processes `ours`, which held nothing `before`: a number that did is another process's.
 
-    `own_namespace`: this process is in a PID namespace of its own, as in containers. NVML's numbers
-    may then be the host's, and equal ours by chance.
+    `own_namespace`: this process is in a PID namespace of its own, as in containers. NVML's numbers may then be the host's, and
+    equal ours by chance.
 
-    With a usable process list: foreign = unlisted bytes before + sum of listed others.
-    Otherwise: foreign = used before.
+    With a usable process list: foreign = unlisted bytes before + sum of listed others. Otherwise: foreign = used before.
     """
     ours = set(ours) - set(before.processes or {})
     why = _unusable(now, before, ours, is_here, own_namespace)

@@ -38,11 +38,9 @@ class RequestBuilders:
 class ProcessRunner:
     """Loads at its first measurement, and again after a loss of ranks; the imports stay."""
 
-    def __init__(
-        self, *, load_key: str, worker: WorkerProcess, ranks: int, requests: RequestBuilders, on_load: Callable[[], None]
-    ) -> None:
+    def __init__(self, *, load_key: str, worker: WorkerProcess, ranks: int, requests: RequestBuilders) -> None:
         self.load_key = load_key
-        self.worker, self.ranks, self.requests, self.on_load = worker, ranks, requests, on_load
+        self.worker, self.ranks, self.requests = worker, ranks, requests
         self.load_peaks = Peaks(peak_bytes=None, phase_peak_bytes={})
         self.load_devices: tuple[DeviceMemory, ...] = ()
         self.generation: int | None = None  # The worker's generation in which the model was loaded; None: not loaded
@@ -128,7 +126,7 @@ class _Probe:
 
     def _begin_command(self) -> None:
         if not self._runner.loaded:
-            self._runner.on_load()
+            self._worker.loads += 1
         self._worker.mark()
         self._worker.limit.reset()
         self._kills_before = self._worker.limit.oom_kills()

@@ -83,6 +83,7 @@ class WorkerProcess:
         self.versions: dict[str, str] = {}
         self.generation = 0
         """Number of workers started so far; a runner detects by it that its ranks are gone."""
+        self.loads = 0  # Models loaded so far, by all workers
         self.warm = False  # True once the running worker has its imports; it reads no command while it imports
         self.afresh: str | None = None
         """Reason why each rank imports for itself; None: ranks are forked after the imports."""

@@ -1,9 +1,8 @@
-"""Keeps CUDA uninitialised until the ranks are forked: its driver does not work in a child of a
-process that initialised it.
+"""Keeps CUDA uninitialised until the ranks are forked: its driver does not work in a child of a process that initialised it.
 
-Some packages query the GPUs during import: bitsandbytes chooses its library by their compute capability. The choice
-stays, so the answer has to be correct. During imports, a forked child answers such queries with CUDA and exits.
-`initialised` reports afterwards if CUDA was initialised nevertheless.
+Some packages query the GPUs during import: bitsandbytes chooses its library by their compute capability. The choice stays, so
+the answer has to be correct. During imports, a forked child answers such queries with CUDA and exits. `initialised` reports
+afterwards if CUDA was initialised nevertheless.
 """
 
 from __future__ import annotations

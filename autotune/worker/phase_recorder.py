@@ -211,8 +211,7 @@ SINGLE_CYCLE_FACTOR = 2.0  # slowdown by a disturbance that a single cycle may h
 def out_of_reach(rates: Sequence[float], *, goal: float, spread: float) -> bool:
     """Return True if the upper bound of these cycles' tokens per second is below the goal.
 
-    `spread` is the usual standard deviation of a cycle's log rate on this machine; a larger one of
-    these cycles replaces it.
+    `spread` is the usual standard deviation of a cycle's log rate on this machine; a larger one of these cycles replaces it.
     """
     if not rates or min(rates) <= 0 or goal <= 0:
         return False

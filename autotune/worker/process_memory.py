@@ -119,8 +119,7 @@ class HighWaterMeter(MemoryMeter):
     def take_peak(self) -> int:
         sizes = status()
         CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
-        # The mark includes file pages. They only grow, at the first touch of a library, so those of
-        # now bound those of then.
+        # The mark includes file pages. They only grow, at the first touch of a library, so those of now bound those of then.
         return max(sizes["RssAnon"] + sizes["RssShmem"], sizes["VmHWM"] - sizes["RssFile"])
 
 

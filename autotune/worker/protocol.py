@@ -1,11 +1,10 @@
 """Wire between the parent and the processes of a probe: JSON lines over a socket.
 
-Both sides import this module. A message starts and ends with a line feed, so a half-written line of
-a killed process cannot swallow it. A line that is no JSON object is counted and skipped.
+Both sides import this module. A message starts and ends with a line feed, so a half-written line of a killed process cannot
+swallow it. A line that is no JSON object is counted and skipped.
 
-The parent sends commands; the worker and its ranks reply with events, whose fields and limits
-`probe/message_validation.py` states. Fields are absent, or null, where they do not apply. An unknown
-figure is null, never 0.
+The parent sends commands; the worker and its ranks reply with events, whose fields and limits `probe/message_validation.py`
+states. Fields are absent, or null, where they do not apply. An unknown figure is null, never 0.
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ def invented_measurements(scene: Scene, study: Sequence[RecordedTrial]) -> list[
     recorded, well = Counter[str](), Counter[str]()
     wrong = []
     for one in study:
-        recorded[one.candidate.id] += one.measurement.outcome is not Outcome.TIMEOUT  # which may come while it is still loading
+        # A timeout may come while it is still loading; a signal may end a rank that has the command and not read it yet.
+        begins = one.measurement.outcome is not Outcome.TIMEOUT and not one.measurement.ended_from_outside
+        recorded[one.candidate.id] += begins
         if one.measurement.outcome is Outcome.OK:
             well[one.candidate.id] += 1
             speed = one.measurement.worst

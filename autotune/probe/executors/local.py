@@ -58,7 +58,6 @@ class LocalSlot:
             count = settings.devices or settings.ranks
             open_gpus = partial(Gpus, count, settings.limit_bytes, settings.python, variable=place.visible)
         self._ranks, self._requests = settings.ranks, requests
-        self.loads = 0  # models loaded so far
         self.worker = WorkerProcess(settings, open_gpus=open_gpus, cores=place.cores)
         self._runner: ProcessRunner | None = None
 
@@ -74,7 +73,7 @@ class LocalSlot:
             ranks = candidate.load.get("ranks")
             self._runner = ProcessRunner(
                 load_key=candidate.load_key, worker=self.worker, ranks=ranks if isinstance(ranks, int) else self._ranks,
-                requests=self._requests, on_load=self._count_load,
+                requests=self._requests,
             )  # fmt: skip
         return self._runner
 
@@ -90,9 +89,6 @@ class LocalSlot:
     def close(self) -> None:
         self._runner = None
         self.worker.close()
-
-    def _count_load(self) -> None:
-        self.loads += 1
 
 
 _open_executors: weakref.WeakSet[LocalExecutor] = weakref.WeakSet()
@@ -124,7 +120,7 @@ class LocalExecutor:
 
     @property
     def loads(self) -> int:
-        return sum(slot.loads for slot in self._slots)
+        return sum(slot.worker.loads for slot in self._slots)
 
     def interrupt(self) -> None:
         for slot in self._slots:

@@ -329,15 +329,15 @@ class NodeSlot:
 
     def measure(self, encoded_order: bytes) -> bytes:
         self._order = order = msgspec.json.decode(encoded_order, type=ProbeOrder)
-        before = self._slot.loads
+        before = self._slot.worker.loads
         try:
             self._slot.worker.span = order.span
             measurement = self._slot.open(order.candidate).measure(order.candidate, order.plan)
-            reply = NodeReply(measurement=measurement, loads=self._slot.loads - before)
+            reply = NodeReply(measurement=measurement, loads=self._slot.worker.loads - before)
         except TrainingEnvironmentError as error:
             reply = NodeReply(environment=f"{platform.node()}: {error}")
         except AutotuneError as fault:
-            reply = NodeReply(fault=str(fault), loads=self._slot.loads - before)
+            reply = NodeReply(fault=str(fault), loads=self._slot.worker.loads - before)
         return msgspec.json.encode(reply)
 
     def unload(self) -> None:
