@@ -119,15 +119,12 @@ def _matrices(shape: Shape, ranks: int) -> Iterator[int]:
     for layer in shape.layers:
         if layer.cached == 2 * shape.key_value_heads * shape.head_dim:
             yield from _fused(shape, layer, ranks)[:2]
-        for width in (layer.width, layer.expert_width * _experts(shape, layer)):
+        experts = layer.experts // (3 * layer.expert_width * shape.hidden) if layer.expert_width else 0
+        for width in (layer.width, layer.expert_width * experts):
             if width:
                 yield from (2 * width * shape.hidden // ranks, width * shape.hidden // ranks)
     if shape.head:
         yield table_bytes(shape, 1, ranks)
-
-
-def _experts(shape: Shape, layer: Layer) -> int:
-    return layer.experts // (3 * layer.expert_width * shape.hidden) if layer.expert_width else 0
 
 
 @lru_cache(MAX_CACHED)

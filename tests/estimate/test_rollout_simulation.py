@@ -1,13 +1,22 @@
-"""Simulated engine: what any schedule must satisfy, and the scheduler's rules one at a time."""
+"""Simulated engine: what any schedule must satisfy, and the scheduler's rules one at a time; engines on GPUs of their own: who
+waits for whom, in cases whose answer is known.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from autotune.core.composition import EngineSettings, SplitEngines
+from autotune.core.dataset import TokenLengths
+from autotune.estimate import throughput
+from autotune.estimate.throughput import Cycle
 from autotune.estimate.throughput.rollout_simulation import EngineLimits, Pass, Request, Rollout, simulate
+from tests.estimate.test_throughput import composition, config_of, gpu, trace
 
 ENOUGH = EngineLimits(max_num_seqs=64, max_batched_tokens=4096)
 
@@ -89,3 +98,93 @@ def test_passes_computed_at_once_cost_what_single_ones_do() -> None:
 def test_a_sequence_that_never_fits_is_refused() -> None:
     with pytest.raises(ValueError, match="too small"):
         simulate(requests([500]), EngineLimits(max_num_seqs=1, max_batched_tokens=4096, blocks=5), lambda one: 1.0)
+
+
+SPLIT = SplitEngines(
+    gpus=1,
+    engine=EngineSettings(utilization=0.9, max_model_length=2048, max_num_seqs=256, max_num_batched_tokens=8192),
+    dtype="bfloat16",
+)
+
+TAIL = TokenLengths.lognormal("x", 180, 600)
+
+
+def cycle(split: SplitEngines, lengths: TokenLengths | None = TAIL, **changes: Any) -> Cycle:
+    shape = composition(**{"generation": "server", "generation_batch": 64, "ranks": 1, **changes}, split=split)
+    config = config_of("Qwen/Qwen2.5-7B")
+    return throughput.cycle(trace(), shape, gpu=gpu("A100-80G"), config=config, num_generations=8, lengths=lengths)
+
+
+def period(found: Cycle) -> float:
+    return sum(spent.value for spent in found.seconds.values())
+
+
+def both(found: Cycle) -> tuple[float, float]:
+    assert found.pipeline is not None
+    return found.pipeline.generation.value, found.pipeline.training.value
+
+
+def test_by_turns_training_waits_for_all_of_the_generation() -> None:
+    found = cycle(SPLIT)
+    generation, training = both(found)
+    assert found.seconds["rollout"].value == generation
+    assert period(found) == pytest.approx(generation + training)
+
+
+@pytest.mark.parametrize("gpus", [1, 4, 64])
+def test_one_batch_ahead_the_slower_side_sets_the_pace(gpus: int) -> None:
+    found = cycle(replace(SPLIT, gpus=gpus, overlap="batch"), generation_batch=512)
+    generation, training = both(found)
+    sync = found.seconds["sync"].value
+    assert period(found) == pytest.approx(max(generation, training - sync) + sync)
+
+
+def test_a_stream_of_completions_has_no_tail() -> None:
+    ahead = replace(SPLIT, overlap="stream", batches_ahead=1.0, at_sync="pause")
+    (stream, _), (batch, _) = (both(cycle(split)) for split in (ahead, replace(SPLIT, overlap="batch")))
+    assert stream < 0.8 * batch, "the longest completion of a batch no longer holds the others up"
+
+
+def test_equal_lengths_leave_no_tail_to_gain() -> None:
+    """With every completion at the longest, a full engine works as fast by batches as without an end."""
+    full = replace(SPLIT, engine=replace(SPLIT.engine, max_num_seqs=16))
+    ahead = replace(full, overlap="stream", batches_ahead=1.0, at_sync="pause")
+    (stream, _), (batch, _) = (both(cycle(split, None)) for split in (ahead, replace(full, overlap="batch")))
+    assert stream == pytest.approx(batch, rel=0.02)
+
+
+def test_completions_that_end_before_new_weights_keep_the_tail_and_interrupted_ones_are_read_again() -> None:
+    ahead = replace(SPLIT, overlap="stream", batches_ahead=1.0)
+    times = {how: both(cycle(replace(ahead, at_sync=how)))[0] for how in ("pause", "recompute", "drain")}  # type: ignore[arg-type]
+    assert times["pause"] < times["recompute"] < times["drain"]
+
+
+def test_a_stream_without_completions_ahead_lies_between_turns_and_one_batch_ahead() -> None:
+    def spent(split: SplitEngines) -> float:
+        return period(cycle(split, accumulation=1, generation_batch=128))
+
+    stream, turns = spent(replace(SPLIT, overlap="stream")), spent(SPLIT)
+    assert spent(replace(SPLIT, overlap="batch")) < stream < turns
+
+
+def test_replicas_and_tensor_parallelism_share_the_completions() -> None:
+    one, two = both(cycle(SPLIT))[0], both(cycle(replace(SPLIT, gpus=2)))[0]
+    split = both(cycle(replace(SPLIT, gpus=2, engine=replace(SPLIT.engine, tensor_parallel=2))))[0]
+    assert two < one and split < one
+
+
+def test_fewer_tasks_in_flight_generate_more_slowly() -> None:
+    stream = replace(SPLIT, overlap="stream", batches_ahead=1.0, at_sync="pause")
+    assert both(cycle(replace(stream, in_flight=4)))[0] > 3 * both(cycle(stream))[0]
+
+
+def test_training_ranks_do_not_generate() -> None:
+    """The server's time depends on its own GPUs alone."""
+    assert both(cycle(SPLIT, ranks=1))[0] == both(cycle(SPLIT, ranks=4, sharded_by="zero3"))[0]
+
+
+@pytest.mark.parametrize("overlap", ["none", "batch", "stream"])
+def test_every_figure_lies_in_its_interval(overlap: Any) -> None:
+    """`Estimate` refuses others; a wait is never below zero."""
+    for gpus in (1, 8):
+        assert cycle(replace(SPLIT, overlap=overlap, gpus=gpus, batches_ahead=0.5)).seconds["rollout"].low >= 0

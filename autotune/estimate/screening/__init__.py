@@ -165,7 +165,7 @@ def initial_traces(
         # Two points that differ in everything, at small micro-batches.
         known = sorted({point.micro_batch for point in points} | set(batches))
         small = known[:-1] if len(known) > MAX_BATCHES else known
-        between = [_between(points, at)._replace(micro_batch=_share(small, SHARES[at][0], 1)) for at in REFERENCE_SHARES]
+        between = (_between(points, at)._replace(micro_batch=_share(small, SHARES[at][0], 1)) for at in REFERENCE_SHARES)
         chosen = list(dict.fromkeys(between))
     short = repetition.layers if repetition else None
     above = repetition.layers + repetition.period if repetition else None
@@ -182,22 +182,15 @@ def picked_points(points: Sequence[Point]) -> list[Point]:
 def corner(points: Sequence[Point]) -> Point:
     """Return the largest of everything, where an error is largest."""
     micro_steps = sorted({point.micro_steps for point in points})
-    return Point(
-        micro_batch=max(point.micro_batch for point in points),
-        prompt=max(point.prompt for point in points),
-        completion=max(point.completion for point in points),
-        micro_steps=micro_steps[0] if len(micro_steps) == 1 else max(6, micro_steps[0]),
-    )
+    largest = Point(*map(max, zip(*points, strict=True)))
+    return largest._replace(micro_steps=micro_steps[0] if len(micro_steps) == 1 else max(6, micro_steps[0]))
 
 
 def _between(points: Sequence[Point], at: int) -> Point:
+    batches, prompts, completions, _ = zip(*points, strict=True)
     batch, prompt, completion = SHARES[at]
-    return Point(
-        micro_batch=_share([point.micro_batch for point in points], batch, 1),
-        prompt=_share([point.prompt for point in points], prompt, GRID),
-        completion=_share([point.completion for point in points], completion, GRID),
-        micro_steps=_micro_steps(points, at),
-    )
+    lengths = _share(prompts, prompt, GRID), _share(completions, completion, GRID)
+    return Point(_share(batches, batch, 1), *lengths, _micro_steps(points, at))
 
 
 def _micro_steps(points: Sequence[Point], at: int) -> int:

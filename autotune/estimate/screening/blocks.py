@@ -90,31 +90,8 @@ class TraceBlock:
 
 
 def spans_of(trace: Trace) -> tuple[list[int], list[BlockSpan]]:
-    """Return the events in a deterministic order, and all blocks with events."""
-    events = np.array(trace.events, dtype=np.int64)
-    spans = list(_spans(trace))
-    uses = [use[0] for use in trace.usage.uses if use[0] < len(events)] if trace.usage else []
-    # Frees between two allocations are simultaneous, in arbitrary order: sort them by number.
-    begins = np.append(True, (events[1:] > 0) != (events[:-1] > 0))
-    begins[np.array([*(span.start for span in spans), *uses], dtype=np.int64)] = True
-    ordered: list[int] = events[np.lexsort((np.abs(events), np.cumsum(begins)))].tolist()
-    return ordered, spans
-
-
-def blocks_of(trace: Trace) -> tuple[TraceBlock, ...]:
-    """Return all blocks in order."""
-    ordered, spans = spans_of(trace)
-    sizes, events = np.array(trace.sizes, dtype=np.int64), np.array(ordered, dtype=np.int64)
-    names = np.array([PARTS.index(name) for name in trace.part_names], dtype=np.int64)
-    numbers = np.abs(events) - 1
-    deltas = np.sign(events) * sizes[numbers]
-    parts = names[np.array(trace.parts, dtype=np.int64)][numbers]
-    places = [(span.key, slice(span.start, span.stop)) for span in spans]
-    return tuple(TraceBlock(key=key, numbers=numbers[at], deltas=deltas[at], parts=parts[at]) for key, at in places)
-
-
-def _spans(trace: Trace) -> Iterator[BlockSpan]:
-    """Yield the blocks; neighbours between the same layers are merged."""
+    """Return the events in a deterministic order, and all blocks with events. Neighbours between the same layers are one."""
+    # 1. The blocks.
     runs: Counter[tuple[Phase, int]] = Counter()
     seen: Counter[tuple[object, ...]] = Counter()
     merged: list[tuple[tuple[Phase, int, int, int | None, int | None], int, int]] = []
@@ -132,9 +109,29 @@ def _spans(trace: Trace) -> Iterator[BlockSpan]:
             merged[-1] = (key, merged[-1][1], span.stop)
         else:
             merged.append((key, span.start, span.stop))
+    spans = []
     for key, start, stop in merged:
-        yield BlockSpan(key=BlockKey(*key, seen[key]), start=start, stop=stop)
+        spans.append(BlockSpan(key=BlockKey(*key, seen[key]), start=start, stop=stop))
         seen[key] += 1
+    # 2. Frees between two allocations are simultaneous, in arbitrary order: sort them by number.
+    events = np.array(trace.events, dtype=np.int64)
+    uses = [use[0] for use in trace.usage.uses if use[0] < len(events)] if trace.usage else []
+    begins = np.append(True, (events[1:] > 0) != (events[:-1] > 0))
+    begins[np.array([*(span.start for span in spans), *uses], dtype=np.int64)] = True
+    ordered: list[int] = events[np.lexsort((np.abs(events), np.cumsum(begins)))].tolist()
+    return ordered, spans
+
+
+def blocks_of(trace: Trace) -> tuple[TraceBlock, ...]:
+    """Return all blocks in order."""
+    ordered, spans = spans_of(trace)
+    sizes, events = np.array(trace.sizes, dtype=np.int64), np.array(ordered, dtype=np.int64)
+    names = np.array([PARTS.index(name) for name in trace.part_names], dtype=np.int64)
+    numbers = np.abs(events) - 1
+    deltas = np.sign(events) * sizes[numbers]
+    parts = names[np.array(trace.parts, dtype=np.int64)][numbers]
+    places = [(span.key, slice(span.start, span.stop)) for span in spans]
+    return tuple(TraceBlock(key=key, numbers=numbers[at], deltas=deltas[at], parts=parts[at]) for key, at in places)
 
 
 class BlockedTrace:

@@ -101,34 +101,29 @@ def overlapped(
     optimizer_steps: int,
 ) -> tuple[dict[Phase, Estimate], PipelineTimes]:
     """Return the phases as training sees them, the rollout being its wait, and both sides' times."""
+    # 1. g, or r with what interruptions cost.
+    if split.overlap != "stream" or not split.batches_ahead or split.at_sync == "drain":
+        generated = rollout_seconds(load, split.engine, engine, lengths, gpu)
+    else:
+        # Loads of which even the smaller fills the engine.
+        whole = max(load.sequences, split.engine.max_num_seqs)
+        loads = (
+            replace(load, sequences=part * whole, prompts=max(1, part * whole * load.prompts // load.sequences))
+            for part in (FEWER, MORE)
+        )
+        fewer, more = (rollout_seconds(one, split.engine, engine, lengths, gpu) for one in loads)
+        share = load.sequences / whole / (MORE - FEWER)
+        difference = Estimate(value=more.value - fewer.value, low=more.low - fewer.low, high=more.high - fewer.high)
+        generated = difference.scaled(share)
+        if split.at_sync != "pause":
+            middle = load.prompt_length + load.completion_length // 2
+            halfway = replace(load, sequences=load.together, prompts=load.together, prompt_length=middle)
+            generated = generated + generation.prefill(halfway, gpu)
+    # 2. The wait.
     training = sum((spent for phase, spent in seconds.items() if phase != "sync"), start=Estimate.exactly(0))
-    generated = _batch_seconds(split, load, engine, lengths, gpu)
     wait = _wait(split, generated, training, optimizer_steps)
     sync = seconds.get("sync", Estimate.exactly(0))
     return {**seconds, "rollout": wait}, PipelineTimes(generation=generated, training=training + sync)
-
-
-def _batch_seconds(
-    split: SplitEngines, load: GenerationLoad, engine: EngineFit | None, lengths: TokenLengths | None, gpu: Gpu
-) -> Estimate:
-    """Return g, or r with what interruptions cost."""
-    if split.overlap != "stream" or not split.batches_ahead or split.at_sync == "drain":
-        return rollout_seconds(load, split.engine, engine, lengths, gpu)
-    # Loads of which even the smaller fills the engine.
-    whole = max(load.sequences, split.engine.max_num_seqs)
-    loads = (
-        replace(load, sequences=part * whole, prompts=max(1, part * whole * load.prompts // load.sequences))
-        for part in (FEWER, MORE)
-    )
-    fewer, more = (rollout_seconds(one, split.engine, engine, lengths, gpu) for one in loads)
-    share = load.sequences / whole / (MORE - FEWER)
-    steady = Estimate(value=more.value - fewer.value, low=more.low - fewer.low, high=more.high - fewer.high).scaled(share)
-    if split.at_sync == "pause":
-        return steady
-    halfway = replace(
-        load, sequences=load.together, prompts=load.together, prompt_length=load.prompt_length + load.completion_length // 2
-    )
-    return steady + generation.prefill(halfway, gpu)
 
 
 def _wait(split: SplitEngines, generated: Estimate, training: Estimate, optimizer_steps: int) -> Estimate:

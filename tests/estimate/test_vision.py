@@ -1,7 +1,8 @@
-"""Tokens of images against transformers' own processors of images."""
+"""Towers of vision-language models against transformers, and tokens of images against its processors."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,20 @@ import pytest
 from autotune.catalog.model_lookup import find_model
 from autotune.core.errors import BadInput
 from autotune.estimate import model_shape, vision
+from autotune.estimate.vision import tower_parameters
+
+
+@pytest.mark.parametrize("channels", [[128], [128, "32"], 128])
+def test_channels_that_are_no_two_numbers_are_refused_by_name(channels: object) -> None:
+    config = find_model("gemma-4-E2B").config
+    audio = config["audio_config"]
+    assert isinstance(audio, Mapping) and tower_parameters(config) > 0
+    with pytest.raises(BadInput, match="subsampling_conv_channels"):
+        tower_parameters({**config, "audio_config": {**audio, "subsampling_conv_channels": channels}})
+
 
 SIZES = [(448, 448), (1024, 768), (37, 2000), (28, 28), (5000, 4000), (300, 200)]
+
 MODELS = ["Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-8B-Instruct", "google/gemma-4-E2B", "google/gemma-4-12B"]
 
 
