@@ -48,7 +48,6 @@ class Diagnosis:
 
 
 def as_document(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the JSON document."""
     return {"schema": SCHEMA, **dataclasses.asdict(diagnosis)}
 
 

@@ -20,9 +20,7 @@ MOST_CHARACTERS = 2000  # of a line that are read; a message is shorter
 CUT_OFF = "(cut off)"  # stands for the exception of a traceback that ends with its frames
 
 _QUOTE = re.compile(r"\A(?:> ?|\* )+")
-_CUT_FRAME = re.compile(r'\A(?!.*\bFile ")(?=\S+\.py", line \d+, in )')
-"""Frame whose line was cut at its start."""
-
+_CUT_FRAME = re.compile(r'\A(?!.*\bFile ")(?=\S+\.py", line \d+, in )')  # Frame whose line was cut at its start
 _NAMES_NO_PURPOSE = frozenset(row.name for row in ROWS if row.cause == "unknown_memory")
 """Rows of libraries whose caller is not the cause."""
 

@@ -17,12 +17,8 @@ from autotune.failures.classify import Finding
 from autotune.failures.numbers import NEIGHBOUR
 from autotune.failures.tracebacks import read_line
 
-STEPS_OF_NO_NUMBERS = 3
-"""Number of consecutive steps without a finite loss or gradient after which training does not recover."""
-
-TIMES_CAUGHT = 3
-"""Number of caught out-of-memory errors in the last lines after which they are the reason for the end."""
-
+STEPS_OF_NO_NUMBERS = 3  # Number of consecutive steps without a finite loss or gradient after which training does not recover
+TIMES_CAUGHT = 3  # Number of caught out-of-memory errors in the last lines after which they are the reason for the end
 _LAST_LINES = 12
 
 _STEP = re.compile(
@@ -137,14 +133,10 @@ _SHARES_GPUS = re.compile(r"/(?:verl|openrlhf|orz|slime|areal|skyrl(?:_train)?|n
 _LISTED = re.compile(r"^\|\s+\d+\s+\S+\s+\S+\s+(\d{1,10})\s+C(?:\+G)?\s+(\S.*?)\s+(\d{1,8})MiB\s*\|")
 """Process in the output of nvidia-smi."""
 
-_HOLDS = re.compile(r"Process (\d{1,10}) has (\d{1,6}(?:\.\d{1,3})?) ([KMG]iB) memory in use")
-"""Process in torch's message."""
-
+_HOLDS = re.compile(r"Process (\d{1,10}) has (\d{1,6}(?:\.\d{1,3})?) ([KMG]iB) memory in use")  # Process in torch's message
 _UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB}
 MOST_NAMED = 4
-UNSEEN_SHARE = 0.5
-"""Share of the device, neither free nor in torch's list of processes, from which another container is assumed."""
-
+UNSEEN_SHARE = 0.5  # Share of the device, neither free nor in torch's list of processes, from which another container is assumed
 _BEGUN = ("%|", "info", "pid=", "traceback", "loss")
 """Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes from before the run."""
 
@@ -218,8 +210,7 @@ _TASK = re.compile(
 """Kernel: row of its table of tasks, `[pid] uid tgid total_vm rss ... name`."""
 
 _RAY_USER = re.compile(r"^(?P<pid>\d{1,10})\s+(?P<gib>\d{1,6}\.\d{1,3})\s+(?P<name>\S.{0,120})$")
-_RAY_TABLE = re.compile(r"PID\s+MEM\(GB\)\s+COMMAND")
-"""Ray's memory monitor: the header of its ten largest users."""
+_RAY_TABLE = re.compile(r"PID\s+MEM\(GB\)\s+COMMAND")  # Ray's memory monitor: the header of its ten largest users
 
 
 class HostMemoryUsers:

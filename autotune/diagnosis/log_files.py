@@ -10,12 +10,8 @@ from typing import BinaryIO
 from autotune.core.errors import BadInput
 from autotune.core.units import GIB, format_bytes
 
-LARGEST_BYTES = 4 * GIB
-"""Size limit. A larger file takes minutes to read, and its last part is enough."""
-
-LONGEST_LINE = 2**15
-"""Bytes that are kept of a longer line, half of them from its end: launchers print the exit code last."""
-
+LARGEST_BYTES = 4 * GIB  # Size limit. A larger file takes minutes to read, and its last part is enough.
+LONGEST_LINE = 2**15  # Bytes that are kept of a longer line, half of them from its end: launchers print the exit code last
 BLOCK = 2**20
 _HEAD_BYTES = 2**16
 _MAGIC = {

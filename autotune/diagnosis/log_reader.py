@@ -308,7 +308,6 @@ def _tier(finding: Finding, text: str, has_traceback: bool) -> _Tier:
 
 
 def _row(finding: Finding) -> FailureRow:
-    """Return the row that decided a known finding."""
     return _BY_NAME[finding.row or ""]
 
 

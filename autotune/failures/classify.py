@@ -65,8 +65,6 @@ class ProcessExit:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Result of the classification."""
-
     outcome: Outcome
     evidence: str  # line that decided it
     cause: str | None = None

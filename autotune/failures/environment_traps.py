@@ -129,7 +129,6 @@ class _TrapsFile(_Strict, frozen=True):
 
 @functools.cache
 def traps() -> tuple[_Trap, ...]:
-    """Return every known trap in the file's order."""
     import msgspec.yaml
 
     text = resources.files(__package__).joinpath("traps.yaml").read_bytes()

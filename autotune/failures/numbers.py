@@ -23,9 +23,7 @@ _TORCH: Mapping[str, re.Pattern[str]] = {
     "idle_bytes": re.compile(rf"and {_SIZE} is reserved by PyTorch but unallocated"),
     "process_bytes": re.compile(rf"Including non-PyTorch memory, this process has {_SIZE} memory in use"),
 }
-_RESERVED = re.compile(rf"{_SIZE} reserved in total by PyTorch")
-"""Form before torch 2.1, which reports no idle memory."""
-
+_RESERVED = re.compile(rf"{_SIZE} reserved in total by PyTorch")  # Form before torch 2.1, which reports no idle memory
 NEIGHBOUR = re.compile(r" ?Process (\d{1,10}) has [\d.]+ \w+ memory in use\.")
 """Entry in torch's list of other processes on the GPU."""
 

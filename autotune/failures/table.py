@@ -91,8 +91,6 @@ def _refused_arguments() -> str:
 
 
 class NumberMeaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Figure of a message."""
-
     says: str  # in a list of figures
     means: str
 
@@ -130,8 +128,6 @@ printed; or an exception that was raised."""
 
 
 class FailureRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Known text."""
-
     name: str  # also of its recorded samples in the tests
     pattern: str  # regular expression for `Type: text` of an exception, or for a line
     kind: Kind

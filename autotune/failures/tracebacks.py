@@ -112,8 +112,7 @@ _NO_MORE = re.compile(
 )
 """Start of something else: a logger's line, a launcher's, or a metric."""
 
-_HARMLESS = ("Exception ignored in", "--- Logging error ---")
-"""Headers of exceptions after which Python continues."""
+_HARMLESS = ("Exception ignored in", "--- Logging error ---")  # Headers of exceptions after which Python continues
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,7 +88,6 @@ class Preflight:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Document of `preflight --json`."""
         trial, proof = self.proof.trial, self.proof
         memory = trial.measurement.memory
         return {
@@ -131,7 +130,6 @@ def preflight(
 
 
 def preflight_flags(flags: Flags, *, tune: bool = False, listener: Listener = ignore_events) -> Preflight:
-    """Run a preflight for parsed flags."""
     began = time.monotonic()
     flags = flags.replace(mode="probe")
     request = parse_request(flags)

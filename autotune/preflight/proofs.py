@@ -47,12 +47,6 @@ class Proof:
     certificate: Mapping[str, object] | None  # as in `recommendation.json`
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Longest:
-    schema: int
-    tokens: int
-
-
 class Proofs:
     """Record of proofs for one configuration under the present circumstances."""
 
@@ -139,9 +133,9 @@ def neighbours_changed(job: Job, then: Trial) -> str | None:
 def longest_prompt(job: Job, trainer: Trainer, versions: Mapping[str, str]) -> int:
     """Return the longest prompt of the dataset in tokens, cached per state of its files."""
     store, key = Store(), _lengths_key(job, versions)
-    known = None if key is None or job.fresh else store.kept(LENGTHS, key, _Longest)
-    if known is not None and known.schema == SCHEMA:
-        return known.tokens
+    known = None if key is None or job.fresh else store.kept(LENGTHS, key, dict[str, int])
+    if known is not None and known.get("schema") == SCHEMA and "tokens" in known:
+        return known["tokens"]
     way_out = "Say how long prompts get: --max-prompt-length 512"
     try:
         found = trainer.prompt_lengths(job.task)
@@ -153,7 +147,7 @@ def longest_prompt(job: Job, trainer: Trainer, versions: Mapping[str, str]) -> i
         )
     tokens = found.percentiles[100]
     if key is not None:
-        store.keep(LENGTHS, key, _Longest(schema=SCHEMA, tokens=tokens))
+        store.keep(LENGTHS, key, {"schema": SCHEMA, "tokens": tokens})
     return tokens
 
 

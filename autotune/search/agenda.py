@@ -66,15 +66,11 @@ class NextProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchEnd:
-    """No further measurement."""
-
     proven: Proven
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemainingBudget:
-    """Seconds and probes left."""
-
     seconds: float
     probes: int
     live: frozenset[str] = frozenset()  # Load keys that are ready for the next probe; if empty, that of the last one

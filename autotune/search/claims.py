@@ -162,7 +162,6 @@ class Claims:
 
 
 def delete_claims(engine: Engine, study: str) -> None:
-    """Delete all claims and drivers of a study."""
     _make_tables(engine)
     with engine.begin() as connection:
         connection.execute(delete(_CLAIMS).where(_CLAIMS.c.study == study))

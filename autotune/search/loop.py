@@ -67,8 +67,6 @@ def baseline_candidate(job: Job, trainer: Trainer) -> Candidate | None:
 
 
 class Clock:
-    """Wall clock of the budget."""
-
     def __init__(self, budget_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
         self.budget_seconds, self.now, self.started = budget_seconds, now, now()
 

@@ -45,7 +45,6 @@ _Kind = TypeVar("_Kind")
 
 
 def default_folder() -> Path:
-    """Return the default folder of the store."""
     base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(base).expanduser() / "autotune"
 

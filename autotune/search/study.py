@@ -69,8 +69,6 @@ class TrialRequest:
 
 
 class Study:
-    """Study of one job."""
-
     def __init__(
         self,
         writer: TrialWriter,
@@ -154,7 +152,6 @@ class Study:
             self._claims.release(claim)
 
     def _begin(self, purpose: Purpose, pool: IndexArray, live: frozenset[str] = frozenset()) -> tuple[FrozenTrial, Candidate]:
-        """Begin a trial of one candidate of the pool."""
         trial = self._writer.begin(None if self._claims is None else self._claims.driver)
         if len(pool) == 1:
             row = pool[0]

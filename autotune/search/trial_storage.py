@@ -50,8 +50,6 @@ _MIN_VIOLATION = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class TrialStart:
-    """Description of a trial: its parameters and attributes."""
-
     params: Mapping[str, Any]
     distributions: Mapping[str, BaseDistribution]
     attributes: Mapping[str, Any]
@@ -59,8 +57,6 @@ class TrialStart:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEnd:
-    """End of a trial."""
-
     state: TrialState
     attributes: Mapping[str, Any] = field(default_factory=dict)
     violations: Mapping[str, float] = field(default_factory=dict)  # by constraint, as in `Trial.set_constraint`
@@ -72,14 +68,12 @@ class TrialEnd:
 
 
 def trial_start(candidate: Candidate, purpose: Purpose, distributions: Mapping[str, BaseDistribution]) -> TrialStart:
-    """Return the description of a candidate's trial."""
     params = {name: value for name, value in candidate.knobs.items() if name in distributions}
     attributes = {CANDIDATE: plain(candidate), PURPOSE: purpose}
     return TrialStart(params=params, distributions=distributions, attributes=attributes)
 
 
 def measured_end(trial: Trial) -> TrialEnd:
-    """Return the end of a measured trial."""
     measured, speed = trial.measurement, trial.measurement.ranking_speed
     attributes = {MEASUREMENT: plain(measured), OUTCOME: str(measured.outcome), WHY: trial.verdict.why}
     if trial.expected is not None:
@@ -141,7 +135,6 @@ def read_trial(frozen: FrozenTrial) -> Trial | None:
 
 
 def trials_of(study: optuna.Study) -> tuple[Trial, ...]:
-    """Return all measured trials."""
     found = (read_trial(frozen) for frozen in study.get_trials(deepcopy=False))
     return tuple(trial for trial in found if trial is not None)
 

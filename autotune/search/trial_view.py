@@ -139,12 +139,10 @@ class SearchProblem:
 
     @cached_property
     def rows(self) -> dict[Tier, IndexArray]:
-        """Rows of each tier's candidates."""
         return {tier: self.surrogate.table.indices(tier.candidates) for tier in self.tiers}
 
     @cached_property
     def tier_of(self) -> dict[str, Tier]:
-        """Tier by candidate id."""
         return {one.id: tier for tier in self.tiers for one in tier.candidates}
 
 

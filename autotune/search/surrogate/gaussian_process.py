@@ -58,8 +58,6 @@ def expected_improvement(mean: FloatArray, deviation: FloatArray, best: float) -
 
 @dataclass(frozen=True)
 class Observations:
-    """Measured residuals."""
-
     indices: IndexArray
     residual: FloatArray
     variance: FloatArray  # Own variance, in addition to the common noise; 0 for a plain measurement
@@ -127,7 +125,6 @@ class Kernels:
         return bias, (single + load) / self._parts, joint, identity
 
     def diagonal(self) -> Parts:
-        """Return diag(S_p) for each part."""
         single = np.ones(self.size) + sum(one.weight for one in self._categories)
         for one in self._numbers:
             lines = [3.0 * (column - 0.5) ** 2 for column in (one.actual, one.predicted)]
