@@ -15,45 +15,22 @@ from collections.abc import Sequence
 from autotune.core.units import GIB, KIB, MIB, format_bytes
 from autotune.failures.classify import Finding
 from autotune.failures.numbers import NEIGHBOUR
+from autotune.failures.table import LINES, expand
 from autotune.failures.tracebacks import read_line
 
 STEPS_OF_NO_NUMBERS = 3  # Number of consecutive steps without a finite loss or gradient after which training does not recover
 TIMES_CAUGHT = 3  # Number of caught out-of-memory errors in the last lines after which they are the reason for the end
 _LAST_LINES = 12
 
-_STEP = re.compile(
-    r"""['"](?:train/|actor/|critic/)?(?:loss|pg_loss|policy_loss|reward)['"]\s*:|\bstep:\d+ - |\biteration +\d+/ *\d+ *\|"""
-)
-_FINISHED = re.compile(
-    r"""\s*\{.{0,2000}['"]train_runtime['"]|\W*train metrics \*+|\W*(?:finished|completed) training\b"""
-    r"""|(?:\W*|\[.{0,160}\] ?)training (?:is |has )?(?:been )?(?:completed?|finished|done)\b(?! with err)"""
-    r"""|\W*TrainOutput\(global_step=|\W*Total training time: ?\d""",
-    re.IGNORECASE,
-)
-_ENDED = re.compile(
-    # Whole bars of epochs and episodes, as OpenRLHF and loops of one's own draw them
-    r"\W*(?:(?:Train(?:ing)? )?(?:Epochs?|Episodes?)(?: ?\[?\d+ ?/ ?\d+\]?)?"
-    r"|Training(?: steps?)?): {1,4}100%\|.{0,120}\b(\d+)/\1 "
-    r"|(?:\W*|.{0,80}\b)(?:exited|finished|ended|completed|returned) with (?:exit )?(?:code|status):? 0\b"
-    r"|\W*(?:exit|return) (?:code|status):? 0\b"
-    r"|\W*(?:State|Status): COMPLETED\b|\W*All processes (?:exited|finished) successfully"
-    # verl, its bar of all steps, which a failure may draw once more; ms-swift; Lightning; Ray's jobs
-    r"|\W*Final validation metrics\W|Training Progress: 100%\||End time of running main: "
-    r"|`?Trainer\.fit`? stopped: `max_\w+=\d+` reached|.{0,60}\bJob '[\w-]+' succeeded\b",
-    re.IGNORECASE,
-)
+_STEP = re.compile(expand(LINES.step))
+_FINISHED, _ENDED = re.compile(expand(LINES.finished), re.IGNORECASE), re.compile(expand(LINES.ended), re.IGNORECASE)
 _SPAWNED = re.compile(r"process (\d{1,10}) spawned with command")
 _EXITED = re.compile(r"Process (\d{1,10}) exits successfully")
 _MOST_PROCESSES = 4096
 _ENDED_BADLY = re.compile(r"\bexit code:? [1-9]")
 _CAUGHT = re.compile(r"\b(?:CUDA|HIP) out of memory\.?(?: Tried to allocate .{0,2000})?\s*\Z")
-_NO_NUMBER = re.compile(
-    r"""(?:['"](?:[\w/]{0,40}/)?(?:pg_|policy_|actor_)?(?:loss|grad_norm)['"]: ?(?:tensor\()?['"]?|actor/(?:pg_loss|grad_norm):"""
-    r"""|\b(?:lm )?loss(?: \d)?: |\bgrad norm: )nan\b""",
-    re.IGNORECASE,
-)
-_UPDATE_LEFT_OUT = re.compile(r"\bgrad\w*[ _]norm is not finite|\bBad grad_norm detected|\bNan grad norm occurs", re.IGNORECASE)
-"""Messages of trainers that skipped an update because a gradient was not finite."""
+_NO_NUMBER = re.compile(expand(LINES.no_number), re.IGNORECASE)
+_UPDATE_LEFT_OUT = re.compile(expand(LINES.update_left_out), re.IGNORECASE)
 
 
 class LogEndings:

@@ -21,7 +21,7 @@ from autotune.diagnosis.diagnosis import Diagnosis
 from autotune.diagnosis.log_facts import GpuNeighbours, HostMemoryUsers, LogEndings
 from autotune.failures.classify import Finding, classify_line, classify_logged
 from autotune.failures.numbers import without_neighbours
-from autotune.failures.table import MEMORY_CAUSES, ROWS, WORDS, FailureRow, phase_of, warning_in
+from autotune.failures.table import LINES, MEMORY_CAUSES, ROWS, WORDS, FailureRow, expand, phase_of, warning_in
 from autotune.failures.tracebacks import ExceptionChain, LoggedException, LogLine, Tracebacks, read_line
 
 STEPS_SURVIVED = 3
@@ -51,25 +51,8 @@ class _Found:
     whole: bool = True  # False for an exception whose traceback lacks its header
 
 
-_WRAPPERS = re.compile(
-    r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError|RayTaskError(?:\(\w+\))?|ActorDiedError|RayActorError|ActorUnavailableError"
-    r"|WorkerCrashedError|ProcessRaisedException|ProcessExitedException|SignalException|SystemExit|TrainingFailedError|BrokenProcessPool)\b"
-)
-_OF_ANOTHER = re.compile(
-    r"\b(?:worker|process|subprocess|child|actor|rank|node|engine|server)(?:s|\(s\)|es)?\b.{0,60}"
-    r"\b(?:exited|died|has died|was killed|is killed|were killed|terminated|crashed|is dead|stopped unexpectedly)\b",
-    re.IGNORECASE,
-)
-"""Message of one process about the end of another, whose reason is elsewhere in the log."""
-
-_FAULT = re.compile(
-    r"failed \(exitcode: -(?:4|7|8|11)\)|^(?:Segmentation fault|Bus error|Illegal instruction|Fatal Python error: (?!Aborted))"
-    r"|^(?:malloc|free|realloc|double free|corrupted size|munmap_chunk)\b.{0,20}(?:: |corruption|prev_size)"
-    r"|\*\*\* SIG(?:SEGV|ILL|FPE|BUS) received|signal: (?:Segmentation fault|Illegal instruction|Floating point exception)"
-    r"|CANCELLED AT \S+|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|job killed: (?:walltime|cput)|TERM_RUNLIMIT"
-)
-"""Fault or scheduler's kill that ended a process without an exception. Messages of its peers are echoes of it."""
-
+_WRAPPERS, _FAULT = re.compile(expand(LINES.wrappers)), re.compile(expand(LINES.fault))
+_OF_ANOTHER = re.compile(expand(LINES.of_another), re.IGNORECASE)
 _ABORT = re.compile(
     r"terminate called without an active exception|exitcode: -6\b|exit code: -6\b|\bSIGABRT\b|\bSignal 6\b|\bAborted\b"
 )

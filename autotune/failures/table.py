@@ -10,6 +10,7 @@
     frames.yaml      purpose of the memory and phase of the step, by the frames of a traceback
     meanings.yaml    causes, phases and figures, with their words
     remedies.yaml    remedies by cause; nothing is computed here, so no remedy states by how much it helps
+    lines.yaml       lines of a log that are no message of a failure
     words.yaml       words by which most lines of a log are skipped
     fragments.yaml, argument_names.yaml    parts of the patterns
 
@@ -114,7 +115,19 @@ class _Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of_warnings: tuple[str, ...]
 
 
-WORDS = read_table("words", _Words)
+class _Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    prefixes: list[Pattern]
+    step: Pattern
+    finished: Pattern
+    ended: Pattern
+    no_number: Pattern
+    update_left_out: Pattern
+    wrappers: Pattern
+    of_another: Pattern
+    fault: Pattern
+
+
+WORDS, LINES = read_table("words", _Words), read_table("lines", _Lines)
 
 TABLES = ("memory", "refusals", "others", "checks", "files")  # tables in the order in which they are searched
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autotune.failures.table import LINES, expand
+
 Level = Literal["error", "lower"]
 
 
@@ -29,34 +31,7 @@ _BAR = re.compile(r"[^|\n]{0,80}?\d{1,3}%\|[^|\n]{0,200}\| ?[\d.kMG]+/[\d.kMG]+ 
 """Progress bar with the text of another process behind it in the same line."""
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-_LEVELS = r"ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG"
-_PREFIXES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        # torchrun and torch itself; `[default1]:` is torchrun's --tee.
-        r"(?:[\w.-]{1,80}: )?\[(?:rank|default)(?P<rank>\d{1,6})\]:? ?",
-        # Ray's actors, vLLM's processes, verl's workers.
-        r"\((?P<actor>raylet[^()]{0,80}|[A-Za-z_][\w.:]{0,80}[ ,][^()]{0,120}\bpid=\d+[^()]{0,80})\) ?",
-        # srun --label
-        r" {0,3}(?P<task>\d{1,5}): (?=\S| +File | {4})",
-        # mpirun --tag-output; containers of Compose and of kubectl; the journal of a machine
-        r"\[\d{1,6},(?P<process>\d{1,6})\]<std(?:err|out)>: ?",
-        r"(?P<container>[A-Za-z][\w.-]{0,60}-\d{1,4} {1,40}\|(?= |$)|\[pod/[^\]\s]{1,200}\]) ?",
-        r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,60} (?P<service>[\w./-]{1,60}\[\d{1,10}\]): ?",
-        # glog: `E1120 18:14:00.860000 23297 torch/.../api.py:1002] `, `[E219 12:14:43.35 ProcessGroupNCCL.cpp:1595] `
-        r"\[?(?P<letter>[EWIF])\d{0,4}(?: [^\]]{0,160})?\.(?:cpp|cc|cu|py|h|hpp):\d+\] ?",
-        # vLLM: `ERROR 04-05 01:12:55 [core.py:390] `
-        rf"(?P<level>{_LEVELS}) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]{{1,80}}\] ?)?",
-        # Ray's own: `[2025-04-02 15:02:00,117 E 135782 135782] `
-        r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+ (?P<ray>[EWIDCF]) [\d ]+\] ?",
-        # logging, DeepSpeed, transformers, Kubernetes
-        (
-            rf"\[?\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[,.]\d+)?Z?\]? ?(?:[-|:] ?)?"
-            rf"(?:\[?(?P<logged>{_LEVELS})\b[|\]:]? ?(?:[-|:] ?)?(?:\[[^\]\s]{{1,120}}\] ?)?)?"
-        ),
-        rf"\[?(?P<named>{_LEVELS})(?:\|[^\]\s]{{1,160}}\]|:[\w.]{{1,80}}\]|\]|:)(?: \d\d-\d\d-\d\d \d\d:\d\d:\d\d,?| >>)? ?",
-    )
-)
+_PREFIXES = tuple(re.compile(expand(pattern)) for pattern in LINES.prefixes)
 _RANK_OF_ACTOR = re.compile(r"\brank=(\d{1,6})\b|\AWorker\w*_TP(\d{1,6}) ")
 _MOST_PREFIXES = 6
 _SOURCES = ("actor", "rank", "task", "process", "container", "service")
