@@ -6,9 +6,6 @@ import hashlib
 import os
 from pathlib import Path
 
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
-
 from autotune.catalog.model_lookup import hub_cache
 from autotune.core.errors import BadInput
 from autotune.core.files import read_text
@@ -66,6 +63,9 @@ _LOCAL_FUSE = frozenset(("fuseblk", "fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.n
 
 def refuse_network_storage(url: str, mounts: Path = Path("/proc/self/mounts")) -> None:
     """Raise BadInput for an SQLite file on a network file system."""
+    from sqlalchemy.engine import make_url  # here, because an answer from the record must load nothing heavy
+    from sqlalchemy.exc import ArgumentError
+
     try:
         made = make_url(url)
     except ArgumentError:
