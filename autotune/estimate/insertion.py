@@ -15,6 +15,7 @@ from autotune.core.measurement import Phase
 from autotune.core.trace import Inventory, Mark, Part, Trace
 from autotune.core.units import format_bytes
 from autotune.estimate import model_shape
+from autotune.estimate.model_shape import Shape
 from autotune.estimate.transformers_generation import (
     SCORE_BYTES,
     PrefillSizes,
@@ -126,13 +127,13 @@ class PassGathering:
     kept: tuple[int, ...]  # what is there until the end: frees of it
 
 
-def trainer_rollout(composition: Composition, config: Mapping[str, object], trace: Trace) -> Generation:
+def trainer_rollout(composition: Composition, shape: Shape, trace: Trace) -> Generation:
     """Return one rank's rollout: its part of the batch, at once or in smaller batches."""
     dtype = composition["policy"].dtype
     batch = composition.generation_micro_batch or max(1, composition.generation_batch // composition.ranks)
     prompt, completion = composition.prompt_length, composition.completion_length
-    parts = transformers_generation(config, dtype=dtype, batch=batch, prompt=prompt, completion=completion)
-    shape, element = model_shape.shape(config), model_shape.dtype_bytes(dtype)
+    parts = transformers_generation(shape, dtype=dtype, batch=batch, prompt=prompt, completion=completion)
+    element = model_shape.dtype_bytes(dtype)
     whole = cache_bytes(shape, element, batch, prompt + completion - 1)
     at_prefill = parts["kv_cache"] < whole
     # Weights of other ranks: all at once, or the running layer and the next.

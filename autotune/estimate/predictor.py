@@ -174,11 +174,12 @@ def _prediction(
     settings, in_torch = given.composition.engine, 0
     if engine is not None and settings is not None and (settings.shares_weights or not settings.apart):
         in_torch = engine.weights_bytes + engine.parts.get("kv_cache", 0)
-    own_allocated = highest(
-        timeline.around(use.allocated_bytes, timeline.error_bytes(use, scene.trace.basis), scene.trace.possible_extra_bytes)
-        + timeline.other_models(scene.others.get(use.phase, {}), scene.trace.basis)
+    basis, extra = scene.trace.basis, scene.trace.possible_extra_bytes
+    allocated = [
+        timeline.around(use.allocated_bytes, timeline.error_bytes(use, basis), extra)
+        + timeline.other_models(scene.others.get(use.phase, {}), basis)
         for use in scene.usage.phases
-    )
+    ]
     own_reserved = highest(point.torch_reserved for point in points)
     ranks = given.composition.ranks
     return Prediction(
@@ -190,7 +191,7 @@ def _prediction(
         limit_bytes=given.limit_bytes,
         peak_memory_bytes=total,
         training_devices=ranks if joins_server(given.composition) else None,
-        torch_peak_allocated_bytes=whole_bytes(own_allocated + Estimate.exactly(in_torch)),
+        torch_peak_allocated_bytes=whole_bytes(highest(allocated) + Estimate.exactly(in_torch)),
         torch_peak_reserved_bytes=whole_bytes(own_reserved + Estimate.exactly(in_torch)),
         host_memory_bytes=whole_bytes(_processes(1).scaled(ranks) + Estimate.exactly(given.host_bytes * ranks)),
         phases=timeline.phase_predictions(scene, points),

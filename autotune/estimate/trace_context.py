@@ -24,6 +24,7 @@ from autotune.estimate.insertion import (
     sync_blocks,
     trainer_rollout,
 )
+from autotune.estimate.model_shape import shape
 from autotune.worker.releases import release_numbers
 
 LOADS_AT_ONCE_FROM = (4, 50)  # first transformers release that requests all weights in one block before loading
@@ -81,7 +82,7 @@ def step_context(given: PredictionInput) -> TraceContext:
         cublas_workspace_bytes=0 if on_cpu else cublas_workspace(given.gpu),
         engine_inputs_bytes=None if on_cpu else rollout_engine.inputs_beside(composition, config),
         engine_starts_first=parts_at_engine_start(composition) == (),
-        generation=trainer_rollout(composition, config, trace) if composition.generation == "trainer" else None,
+        generation=trainer_rollout(composition, shape(config), trace) if composition.generation == "trainer" else None,
         sync=sync,
         first_sync=tuple(block for block in sync if block[0] == "communication") if base_first else (),
         sync_streams=sum(map(bool, packed_blocks(composition, trace))) if packs(composition, trace.versions) else 0,

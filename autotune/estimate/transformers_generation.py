@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from autotune.core.trace import Part
-from autotune.estimate import model_shape
 from autotune.estimate.layer_shape import Layer
 from autotune.estimate.model_shape import Shape, dtype_bytes
 
@@ -32,15 +31,12 @@ MADE_PER_LOGIT = 4  # the next token's scores, then its probabilities, while the
 TOKEN_BYTES = 3 * 8  # per token of the sequence: ids, attention mask, one more copy while it grows (int64)
 
 
-def transformers_generation(
-    config: Mapping[str, object], *, dtype: str, batch: int, prompt: int, completion: int
-) -> Mapping[str, int]:
+def transformers_generation(shape: Shape, *, dtype: str, batch: int, prompt: int, completion: int) -> Mapping[str, int]:
     """Return the parts (kv_cache, activations, logits) that sum to the peak.
 
     Prompts differ in length: attention gets a mask, for which each key head is repeated for its queries.
     """
-    shape, size = model_shape.shape(config), dtype_bytes(dtype)
-    layers = set(shape.layers)
+    layers, size = set(shape.layers), dtype_bytes(dtype)
     # 1. Prefill: widest layer + keys and values of all layers over the whole prompt.
     prompts = batch * prompt * size
     widest = max(_layer_prefill(shape, layer, size, batch, prompt) for layer in layers)

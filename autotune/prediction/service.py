@@ -20,7 +20,7 @@ from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
 from autotune.core.trace import Trace
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.predictor import memory, predict, stage_of
+from autotune.estimate.predictor import memory, stage_of
 from autotune.estimate.replay import StepStage
 from autotune.estimate.screening import (
     Family,
@@ -112,7 +112,8 @@ class PredictionService:
     def _predict_traced(self, candidate: Candidate) -> Prediction:
         if candidate.id not in self._longest:
             request = self.request(candidate)
-            self._longest[candidate.id] = predict(*self._worst_rank(candidate, request, self._trace(request)))
+            given, stage = self._worst_rank(candidate, request, self._trace(request))
+            self._longest[candidate.id] = with_speed(given, memory(given, stage))
         return self._longest[candidate.id]
 
     def _with_memory_at_lengths(self, candidate: Candidate, longest: Prediction) -> Prediction:

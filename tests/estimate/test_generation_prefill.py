@@ -26,7 +26,7 @@ def test_the_peak_of_the_events_is_that_of_the_formula(changed: dict[str, int]) 
     for entry in found.order:
         live += sizes[found.names[abs(entry) - 1]] * (1 if entry > 0 else -1)
         peak = max(peak, live)
-    expected = transformers_generation(config, dtype="bfloat16", batch=batch, prompt=prompt, completion=1)
+    expected = transformers_generation(shape, dtype="bfloat16", batch=batch, prompt=prompt, completion=1)
     assert peak == pytest.approx(sum(expected.values()), rel=0.05)
     assert live == 2 * len(shape.layers) * cached
     assert {found.names[one - 1] for one in found.cache} == {CACHE} and len(found.cache) == 2 * len(shape.layers)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autotune.estimate.model_shape import shape
 from autotune.estimate.transformers_generation import transformers_generation
 
 CONFIG: Mapping[str, object] = {
@@ -25,26 +26,26 @@ CONFIG: Mapping[str, object] = {
 
 
 def test_parts_equal_the_formula() -> None:
-    parts = transformers_generation(CONFIG, dtype="bfloat16", batch=8, prompt=64, completion=448)
+    parts = transformers_generation(shape(CONFIG), dtype="bfloat16", batch=8, prompt=64, completion=448)
     per_token = 2 * 2 * 32 * 2 * 4  # keys and values, two heads of 32, bfloat16, four layers
     assert parts["kv_cache"] == 8 * 511 * per_token
 
 
 def test_large_logits_are_held_three_times() -> None:
     config = {**CONFIG, "vocab_size": 151_936}
-    parts = transformers_generation(config, dtype="bfloat16", batch=8, prompt=16, completion=64)
+    parts = transformers_generation(shape(config), dtype="bfloat16", batch=8, prompt=16, completion=64)
     assert parts["logits"] == 8 * 151_936 * (2 + 4 + 4 + 4)
 
 
 def test_long_prompts_peak_in_the_prefill() -> None:
-    parts = transformers_generation(CONFIG, dtype="bfloat16", batch=8, prompt=2048, completion=2)
+    parts = transformers_generation(shape(CONFIG), dtype="bfloat16", batch=8, prompt=2048, completion=2)
     assert parts["activations"] > parts["kv_cache"] and parts["logits"] == 0
 
 
 def test_a_window_bounds_the_cache() -> None:
     windowed = {**CONFIG, "model_type": "mistral", "sliding_window": 128}
     short, long = (
-        transformers_generation(windowed, dtype="float32", batch=2, prompt=256, completion=size)["kv_cache"]
+        transformers_generation(shape(windowed), dtype="float32", batch=2, prompt=256, completion=size)["kv_cache"]
         for size in (1024, 2048)
     )
     assert short == long
@@ -74,7 +75,7 @@ def test_prediction_equals_the_count(kind: str, changes: Mapping[str, object], s
     config = {**CONFIG, **changes, "model_type": kind}
     batch, prompt, completion = shapes
     peak = _really_held(config, shapes, dtype=dtype)
-    parts = transformers_generation(config, dtype=dtype, batch=batch, prompt=prompt, completion=completion)
+    parts = transformers_generation(shape(config), dtype=dtype, batch=batch, prompt=prompt, completion=completion)
     assert sum(parts.values()) == pytest.approx(peak, rel=0.02)
 
 
