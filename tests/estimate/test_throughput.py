@@ -470,7 +470,7 @@ def traced_work(*, batch: int, adapter: bool) -> list[Work]:
     from autotune.worker.tracing.tracker import Tracker
 
     fields: dict[str, Any] = {k: v for k, v in config_of("mistralai/Mistral-7B-v0.1").items() if k != "model_type"}
-    with torch.gpu("meta"):
+    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["mistral"](**fields | {"use_cache": False}), dtype=torch.bfloat16)
         if adapter:
             from peft import LoraConfig, get_peft_model
