@@ -1,7 +1,8 @@
 """Memory of one rank, its nearest limit, and the trend towards it: over steps and over completion length.
 
 Counters of the user's process are only read, never reset: torch's peak and the kernel's high-water mark cover the whole run.
-The trend is that of a soak (Sen's slope with its interval). Only certain growth is extrapolated."""
+The trend is that of a soak (Sen's slope with its interval). Only certain growth is extrapolated.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """NVIDIA GPUs of this machine, and the library that reports them (NVML). No other module calls it.
 
 Replies become plain values; errors become one of three exceptions. `Nvml.open()` accepts
-nvidia-ml-py's module or a replacement with the same functions: tests play back recordings."""
+nvidia-ml-py's module or a replacement with the same functions: tests play back recordings.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +18,10 @@ from typing import Any
 from autotune.core.errors import HardwareNotHere
 from autotune.core.units import MIB, format_bytes
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""Makes CUDA's numbers equal to the driver's; set in probes, hence in the written launch too."""
+MIN_REPORTED_BYTES = 64 * MIB  # drivers, displays and monitors hold less than this on an idle GPU
 MAX_CORES = 4096  # CPU cores that are looked at for those near a GPU
 
 
@@ -202,9 +207,6 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-MIN_REPORTED_BYTES = 64 * MIB  # drivers, displays and monitors hold less than this on an idle GPU
-
-
 def name_of(pid: int, nvml: Nvml | None = None) -> str:
     """Return `python (pid 4711, ada)`, with the parts that are known."""
     import psutil
@@ -227,11 +229,6 @@ def in_words(held: Mapping[int, int | None], nvml: Nvml | None = None) -> tuple[
 def named(words: tuple[str, ...]) -> str:
     """Join the descriptions; NVML lists none in some containers."""
     return ", ".join(words) or "processes that NVML does not list here"
-
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""Makes CUDA's numbers equal to the driver's; set in probes, hence in the written launch too."""
 
 
 def devices_here(library: Any = None, variable: str | None = None) -> tuple[Device, ...]:

@@ -1,6 +1,7 @@
 """GPUs of one executor: other processes, ballast that emulates a smaller GPU, wait before a load.
 
-Without NVML the ranks report their own figures, and results derived from them carry a caveat."""
+Without NVML the ranks report their own figures, and results derived from them carry a caveat.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Start and end of a worker process: temporary folder, interpreter, environment, socket, output. Does not wait for it.
 
 The output of its processes goes through a pipe into a bounded log, whose tail stays for diagnosis. Secrets of the environment
-are masked before anything is written or stored."""
+are masked before anything is written or stored.
+"""
 
 from __future__ import annotations
 

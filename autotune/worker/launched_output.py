@@ -23,7 +23,8 @@ That of the settings:
 OmegaConf, which resolves references. `yaml`: the same as printed lines, from a top-level key at the end of a line.
 `namespace`: a printed line of argparse, `namespace(train=namespace(batch_size=8), ...)`. `table`: a printed table of
 names and values, with a blank between the columns. Nested settings have dotted names. Unreadable values are left out;
-nothing is executed."""
+nothing is executed.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ Each Python process of the run starts with `startup/sitecustomize.py`, whose cal
 classes. Each process writes its figures into a folder of the run; `found` merges them by rank.
 
 A model gets its role from the object that holds it, never from its form; a model without a known
-holder is `other`. The models of an inference engine are left out."""
+holder is `other`. The models of an inference engine are left out.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +31,15 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # DeepSpeed's float32 copies under ZeRO-3, and under ZeRO-1 and -2.
 MASTERS = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups")
 PARTITIONED_GRADIENTS = ("averaged_gradients", "grad_partitions_flat_buffer")
 
 
-@dataclass
-class ModelBytes:
+class ModelBytes(NamedTuple):
     """Model to measure, with its role and its optimizer."""
 
     role: str  # empty for the policy

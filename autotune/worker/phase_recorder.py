@@ -1,7 +1,8 @@
 """Phases of a probe and their cost: exclusive seconds and peak memory of each; and reasons to end a probe early.
 
 One phase at a time owns the clock; a phase entered inside another takes it over and returns it.
-Time in none of the eight phases is `other`, so the seconds always sum to the wall time."""
+Time in none of the eight phases is `other`, so the seconds always sum to the wall time.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +16,11 @@ from . import protocol
 from .process_memory import MemoryMeter, cpu_meter
 from .protocol import OTHER, PHASES
 
+# Upper bound of a candidate's speed: this many standard errors above the fastest cycle.
+MARGIN_STANDARD_ERRORS = 2.0
+SINGLE_CYCLE_FACTOR = 2.0  # slowdown by a disturbance that a single cycle may have
+# Interval of progress messages: shorter than the parent's need, longer than the time for a token.
+PROGRESS_INTERVAL_S = 0.5
 MIN_DONE_SHARE = 0.25  # share of the work before the first extrapolation
 MAX_READINGS = 32  # memory readings over one stretch of work
 RECENT_READINGS = 3  # number of recent readings whose slopes are compared; the smallest counts
@@ -61,10 +67,6 @@ class Trend:
             raise LimitForeseen(
                 f"{at} and grows by {int(slope)} bytes a {what}: it reaches {end} bytes, over the limit of {limit} bytes"
             )
-
-
-# Interval of progress messages: shorter than the parent's need, longer than the time for a token.
-PROGRESS_INTERVAL_S = 0.5
 
 
 class PhaseRecorder:
@@ -201,11 +203,6 @@ def _merged(one: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]
         for name in ("allocated_bytes", "reserved_bytes")
     }
     return {**peaks, **{name: one[name] + other[name] for name in ("retries", "out_of_memory")}}
-
-
-# Upper bound of a candidate's speed: this many standard errors above the fastest cycle.
-MARGIN_STANDARD_ERRORS = 2.0
-SINGLE_CYCLE_FACTOR = 2.0  # slowdown by a disturbance that a single cycle may have
 
 
 def out_of_reach(rates: Sequence[float], *, goal: float, spread: float) -> bool:

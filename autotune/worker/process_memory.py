@@ -6,7 +6,8 @@ NCCL, an engine's own pool).
 
 A cgroup kills a process that crosses its limit. RLIMIT_DATA refuses the memory instead, so torch raises its usual
 error, the rank frees everything, and the next candidate runs on the same loaded model. It counts mapped memory, touched
-or not; beside a cgroup it therefore gets slack and refuses only what is far too large."""
+or not; beside a cgroup it therefore gets slack and refuses only what is far too large.
+"""
 
 from __future__ import annotations
 

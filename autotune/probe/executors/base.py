@@ -4,7 +4,8 @@ A runner loads at its first `measure`, so a failed load is the measurement of th
 loads again at the next one. Each slot holds one runner. Slots share nothing that a probe needs: each may have its own thread.
 
 `ConcurrentProbes` has one thread for each slot. Its caller starts probes and waits for the next one that ends. A candidate gets
-a free slot with its model loaded, if there is one."""
+a free slot with its model loaded, if there is one.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Slots are groups of near GPUs, or shares of the CPU cores; disjoint. A request that does not fit fails before anything starts,
 with the amounts requested and present. An interpreter imports its framework once for all runners of its slot. However this
-process exits, its workers exit too; `close_all` serves signal handlers."""
+process exits, its workers exit too; `close_all` serves signal handlers.
+"""
 
 from __future__ import annotations
 

@@ -35,6 +35,13 @@ except ImportError as missing:
 
 CONNECT_SECONDS = 10.0
 INSPECT_SECONDS = 120.0  # A node that has not described itself by then is left out
+REPLACE_SECONDS = 30.0
+START_SECONDS = 180.0
+CLOSE_SECONDS = 30.0
+HURRIED_CLOSE_SECONDS = 3.0  # After Ctrl-C, or without a head
+GRACE_SECONDS = 60.0  # Wait beyond a probe's own deadline, which its node enforces
+POLL_INTERVAL_S = 0.5  # Maximum delay of an interruption
+STRAGGLER_SECONDS = 5.0  # Wait for the other nodes' replies after the first failure
 ACTOR_VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """A Ray worker must not kill its children at exit: autotune's worker ends what a probe left.
 Older Ray versions hide a node's GPUs from tasks that reserve none."""
@@ -129,15 +136,6 @@ def _node(entry: Mapping[str, Any], reply: Any) -> Node | None:
     if node.version != autotune.__version__:
         raise BadInput(f"The node {name} has autotune {node.version}, and here is {autotune.__version__}.", way_out=way_out)
     return msgspec.structs.replace(node, id=entry["NodeID"], cpus=int(resources.get("CPU", 0)), gpus=int(resources.get("GPU", 0)))
-
-
-REPLACE_SECONDS = 30.0
-START_SECONDS = 180.0
-CLOSE_SECONDS = 30.0
-HURRIED_CLOSE_SECONDS = 3.0  # After Ctrl-C, or without a head
-GRACE_SECONDS = 60.0  # Wait beyond a probe's own deadline, which its node enforces
-POLL_INTERVAL_S = 0.5  # Maximum delay of an interruption
-STRAGGLER_SECONDS = 5.0  # Wait for the other nodes' replies after the first failure
 
 
 class ClusterSlot:

@@ -1,7 +1,8 @@
 """Parts of the Ray executor without Ray: division of a cluster's nodes into slots, and a node's local slot with JSON messages.
 
 The division is made of the facts that the nodes report. Only equal nodes are used, because the speeds of one study are compared.
-A request that does not fit fails at once, with the amounts requested and present."""
+A request that does not fit fails at once, with the amounts requested and present.
+"""
 
 from __future__ import annotations
 
