@@ -6,17 +6,12 @@ import dataclasses
 import json
 import shutil
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from autotune.cli.exit_codes import DONE, UNDECIDED, interruptible
 from autotune.cli.options import as_json_option, declared_option
 from autotune.core.errors import BadInput
-
-if TYPE_CHECKING:
-    from autotune.diagnosis import Diagnosis
-    from autotune.failures.environment_traps import ActiveTrap
 
 
 @click.command(name="diagnose", short_help="find the first failure in a training log")
@@ -55,9 +50,16 @@ def command(log: str | None, config: str | None, gpus: str | None, check: bool, 
     diagnosis, active = None, None
     with interruptible():
         if log is not None:
-            diagnosis = _diagnosed(log, config, gpus, python)
+            from autotune.api import diagnose
+            from autotune.diagnosis.log_files import lines_of_file, lines_of_stream
+
+            lines = lines_of_stream(sys.stdin.buffer, "Standard input") if log == "-" else lines_of_file(log)
+            diagnosis = diagnose(lines, config=config, gpus=gpus or "local", python=python)
         if check:
-            active = _checked(python)
+            from autotune.failures.environment_traps import active_traps, environment_facts
+            from autotune.machine import environment
+
+            active = active_traps(environment_facts(environment.interpreter(python)))
     if as_json:
         from autotune.diagnosis import SCHEMA, as_document
 
@@ -71,18 +73,3 @@ def command(log: str | None, config: str | None, gpus: str | None, check: bool, 
         texts = [] if diagnosis is None else [in_words(diagnosis, width)]
         click.echo("\n".join(texts if active is None else [*texts, check_in_words(active, width)]))
     return DONE if diagnosis is None or diagnosis.known else UNDECIDED
-
-
-def _diagnosed(log: str, config: str | None, gpus: str | None, python: str | None) -> Diagnosis:
-    from autotune.api import diagnose
-    from autotune.diagnosis.log_files import lines_of_file, lines_of_stream
-
-    lines = lines_of_stream(sys.stdin.buffer, "Standard input") if log == "-" else lines_of_file(log)
-    return diagnose(lines, config=config, gpus=gpus or "local", python=python)
-
-
-def _checked(python: str | None) -> tuple[ActiveTrap, ...]:
-    from autotune.failures.environment_traps import active_traps, environment_facts
-    from autotune.machine import environment
-
-    return active_traps(environment_facts(environment.interpreter(python)))

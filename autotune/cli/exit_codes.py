@@ -36,7 +36,9 @@ def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
         case KeyboardInterrupt() | click.Abort():
             return _report(INTERRUPTED, "Interrupted.", "", as_json)
         case click.ClickException():
-            return _report(BAD_INPUT, *_usage(error), as_json)
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context is not None else "autotune"
+            return _report(BAD_INPUT, error.format_message(), f"`{command} --help` shows what it takes.", as_json)
         case BadInput():
             return _report(BAD_INPUT, error.what, error.way_out, as_json)
         case RecursionError():
@@ -59,13 +61,6 @@ def _report(code: int, what: str, way_out: str, as_json: bool) -> int:
         error = {"exit_code": code, "what": what, "way_out": way_out}
         print(json.dumps({"schema": 1, "status": "error", "error": error}))
     return code
-
-
-def _usage(error: click.ClickException) -> tuple[str, str]:
-    message = error.format_message()
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "autotune"
-    return message, f"`{command} --help` shows what it takes."
 
 
 def _write_traceback(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from autotune.core.units import format_bytes
 if TYPE_CHECKING:
     from autotune.diagnosis import Diagnosis
     from autotune.emulator.launch import Rehearsed
-    from autotune.emulator.reports import ProcessReport
 
 SCHEMA = 1
 EXITS = {"fits": DONE, "out_of_memory": NOTHING_FITS, "failed": FAULT}  # status of the document -> exit code
@@ -63,8 +62,9 @@ def command(words: tuple[str, ...], gpus: str | None, python: str | None, late: 
     with interruptible():
         found = rehearse(words, machine, environment, lambda line: (stream.write(line), stream.flush()), stride=stride)
     diagnosis = diagnose_lines(found.output) if found.code else None
-    print(json.dumps(_document(found, diagnosis)) if as_json else _text(found, diagnosis))
-    return EXITS[_status(found, diagnosis)]
+    document = _document(found, diagnosis)
+    print(json.dumps(document) if as_json else _text(document, diagnosis))
+    return EXITS[document["status"]]
 
 
 def _interpreter(words: tuple[str, ...], named: str | None) -> Path:
@@ -83,71 +83,15 @@ def _interpreter(words: tuple[str, ...], named: str | None) -> Path:
     return beside if beside.exists() else interpreter(shutil.which("python") or "python3")
 
 
-def _status(found: Rehearsed, diagnosis: Diagnosis | None) -> str:
-    if diagnosis is None:
-        return "fits"
-    return "out_of_memory" if diagnosis.is_memory else "failed"
-
-
-def _text(found: Rehearsed, diagnosis: Diagnosis | None) -> str:
-    from autotune.diagnosis.diagnosis import in_words
-    from autotune.emulator.reports import LIMITATIONS
-
-    cards = found.machine.cards
-    ended = f"it was ended by signal {-found.code}." if found.code < 0 else f"it ended with exit code {found.code}."
-    ended += f" {found.failure.words.partition('. ')[0].rstrip('.')}." if found.failure else ""
-    lines = [f"Rehearsed on {len(cards)} emulated {cards[0].gpu.name}: {ended if found.code else 'it ran to its end.'}"]
-    lines += _table(found)
-    if found.failure is not None and found.failure.place:
-        lines.append(f"Raised in {found.failure.place}.")
-    if diagnosis is not None:
-        lines.append(in_words(diagnosis, min(120, max(60, shutil.get_terminal_size((100, 24)).columns))))
-    return "\n".join([*lines, *found.report.sentences(), LIMITATIONS])
-
-
-def _table(found: Rehearsed) -> list[str]:
-    lines = []
-    for process in _by_card(found):
-        rank = None if process.rank is None else f"rank {process.rank}"
-        who = ", ".join(word for word in (process.role, rank, f"process {process.pid}") if word)
-        for card, peak in process.peak_bytes.items():
-            size = format_bytes(found.machine.cards[card].memory_mib * 2**20)
-            lines.append(f"card {card}, {who}: peak {format_bytes(peak)} of {size}{torch_counters(process, card)}")
-            lines += [f"  {phase:12} {format_bytes(held)}" for phase, held in _phases(process, card)]
-    for card, peak in found.report.card_peak_bytes.items():
-        count = sum(card in process.peak_bytes for process in found.report.processes)
-        if count > 1:
-            lines.append(f"card {card}, its {count} processes together: peak {format_bytes(peak)}")
-    return lines or ["No process used a card."]
-
-
-def _by_card(found: Rehearsed) -> list[ProcessReport]:
-    return sorted(found.report.processes, key=lambda process: (min(process.peak_bytes, default=0), process.pid))
-
-
-def _phases(process: ProcessReport, card: int) -> Iterator[tuple[str, int]]:
-    for phase, peaks in process.phase_peak_bytes.items():
-        if card in peaks and phase not in _EDGES:
-            yield phase, peaks[card]
-
-
-def torch_counters(process: ProcessReport, card: int) -> str:
-    if card not in process.torch_reserved_bytes:
-        return ""
-    allocated, reserved = process.torch_allocated_bytes.get(card, 0), process.torch_reserved_bytes[card]
-    # torch goes on counting the pool of an engine that gave its memory back to the driver.
-    asleep = ", with what a sleeping engine gave back" if reserved > process.peak_bytes[card] else ""
-    return f" (torch: {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved{asleep})"
-
-
 def _document(found: Rehearsed, diagnosis: Diagnosis | None) -> dict[str, Any]:
     from autotune.diagnosis import as_document
     from autotune.emulator.reports import LIMITATIONS
 
-    failure = found.failure
+    failure, status = found.failure, "fits" if diagnosis is None else "out_of_memory" if diagnosis.is_memory else "failed"
+    by_card = sorted(found.report.processes, key=lambda process: (min(process.peak_bytes, default=0), process.pid))
     return {
         "schema": SCHEMA,
-        "status": _status(found, diagnosis),
+        "status": status,
         "basis": "emulated",
         "exit_code": found.code,
         "gpus": [card.gpu.name for card in found.machine.cards],
@@ -162,12 +106,53 @@ def _document(found: Rehearsed, diagnosis: Diagnosis | None) -> dict[str, Any]:
                 "peak_bytes": process.peak_bytes[card],
                 "torch_allocated_bytes": process.torch_allocated_bytes.get(card),
                 "torch_reserved_bytes": process.torch_reserved_bytes.get(card),
-                "phase_peak_bytes": dict(_phases(process, card)),
+                "phase_peak_bytes": {
+                    phase: peaks[card]
+                    for phase, peaks in process.phase_peak_bytes.items()
+                    if card in peaks and phase not in _EDGES
+                },
             }
-            for process in _by_card(found)
+            for process in by_card
             for card in process.peak_bytes
         ],
         "error": failure and {"words": failure.words, "place": failure.place},
         "diagnosis": diagnosis and as_document(diagnosis),
         "caveats": [*found.report.sentences(), LIMITATIONS],
     }
+
+
+def _text(document: Mapping[str, Any], diagnosis: Diagnosis | None) -> str:
+    """Return the document as text."""
+    from autotune.diagnosis.diagnosis import in_words
+
+    code, error, gpus, processes = (document[name] for name in ("exit_code", "error", "gpus", "processes"))
+    ended = f"it was ended by signal {-code}." if code < 0 else f"it ended with exit code {code}."
+    ended += f" {error['words'].partition('. ')[0].rstrip('.')}." if error else ""
+    lines = [f"Rehearsed on {len(gpus)} emulated {gpus[0]}: {ended if code else 'it ran to its end.'}"]
+    for row in processes:
+        rank = None if row["rank"] is None else f"rank {row['rank']}"
+        who = ", ".join(word for word in (row["role"], rank, f"process {row['pid']}") if word)
+        peak = f"peak {format_bytes(row['peak_bytes'])} of {format_bytes(row['memory_bytes'])}"
+        lines.append(f"card {row['card']}, {who}: {peak}{torch_counters(row)}")
+        lines += [f"  {phase:12} {format_bytes(held)}" for phase, held in row["phase_peak_bytes"].items()]
+    for one in document["cards"]:
+        count = sum(row["card"] == one["card"] for row in processes)
+        if count > 1:
+            lines.append(f"card {one['card']}, its {count} processes together: peak {format_bytes(one['peak_bytes'])}")
+    if not processes:
+        lines.append("No process used a card.")
+    if error and error["place"]:
+        lines.append(f"Raised in {error['place']}.")
+    if diagnosis is not None:
+        lines.append(in_words(diagnosis, min(120, max(60, shutil.get_terminal_size((100, 24)).columns))))
+    return "\n".join([*lines, *document["caveats"]])
+
+
+def torch_counters(row: Mapping[str, Any]) -> str:
+    """Return torch's own figures of a process on a card."""
+    allocated, reserved = row["torch_allocated_bytes"] or 0, row["torch_reserved_bytes"]
+    if reserved is None:
+        return ""
+    # torch goes on counting the pool of an engine that gave its memory back to the driver.
+    asleep = ", with what a sleeping engine gave back" if reserved > row["peak_bytes"] else ""
+    return f" (torch: {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved{asleep})"

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from autotune.core.errors import BadInput, HardwareNotHere, TrainingEnvironmentError
-from autotune.core.job import Hardware, Model, Task, Workload
+from autotune.core.job import Model, Task, Workload
 from autotune.core.space import Knob, KnobValue, SearchSpace
 from autotune.frameworks.command import METHOD, NAME, Command, placeholders
 from autotune.machine import environment, hardware_detection
@@ -32,9 +32,18 @@ GROUPS = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
 def parse_command_request(flags: Flags) -> ParsedRequest:
     """Build the job without running the command."""
     _refuse_contradictions(flags)
-    hardware = _hardware(flags)
-    python = environment.interpreter(flags.python)
-    _check_program(flags.arguments[0], python if flags.python else None)
+    hardware = hardware_detection.hardware(flags.gpus)
+    if not hardware.here or not hardware_detection.can_be_probed(hardware):
+        raise HardwareNotHere(
+            f"{hardware} can't be measured on this machine, and a command of your own can't be predicted.",
+            way_out="Run this where the GPUs are, or leave --gpus out.",
+        )
+    python, program = environment.interpreter(flags.python), flags.arguments[0]
+    if shutil.which(program) is None and not (flags.python and shutil.which(program, path=str(python.parent))):
+        raise TrainingEnvironmentError(
+            f"The command begins with {program!r}, which is no program here. Give its path, or with --python the interpreter of "
+            "the environment that has it."
+        )
     held, searched = parse_holds(flags.hold), parse_searches(flags.search)
     space = _space(flags, held, searched)
     # The script's name, or else the program's.
@@ -90,25 +99,6 @@ def _refuse_contradictions(flags: Flags) -> None:
         raise BadInput(
             f"--speed-pattern {pattern!r} has no group that names a speed.",
             way_out=f"Name its groups among {', '.join(GROUPS)}. Example: {PATTERN}",
-        )
-
-
-def _hardware(flags: Flags) -> Hardware:
-    hardware = hardware_detection.hardware(flags.gpus)
-    if not hardware.here or not hardware_detection.can_be_probed(hardware):
-        raise HardwareNotHere(
-            f"{hardware} can't be measured on this machine, and a command of your own can't be predicted.",
-            way_out="Run this where the GPUs are, or leave --gpus out.",
-        )
-    return hardware
-
-
-def _check_program(program: str, python: Path | None) -> None:
-    beside = python is not None and shutil.which(program, path=str(python.parent)) is not None
-    if shutil.which(program) is None and not beside:
-        raise TrainingEnvironmentError(
-            f"The command begins with {program!r}, which is no program here. Give its path, or with --python the interpreter of "
-            "the environment that has it."
         )
 
 

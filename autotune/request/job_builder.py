@@ -77,8 +77,7 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
     from_file: dict[str, KnobValue] = {**defaults, **(config.settings if config else {}), **tuning_settings}
     held = _overridden(from_file, held_by(flags, trainer.canonical))
     stated = held if flags.global_batch is None else {**held, "global_batch": flags.global_batch}
-    space = _hold_learning_knobs(_without_implied_knobs(space.with_choices(named), trainer, stated, named), held, named)
-    space = _with_own_values(space, held, named)
+    space = _with_configuration(space.with_choices(named), trainer, held, stated, named)
 
     # 3. Training environment.
     mode = measuring_mode(flags, hardware, trainer)
@@ -92,13 +91,15 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
         global_batch=_global_batch(flags, config, held, space, hardware, trainer),
         typical_completion_length=typical or (None if lengths is None else max(1, round(lengths.mean))),
         completion_lengths=lengths, prompt_lengths=_prompt_lengths(flags),
-        dataset=_dataset(flags, config), config_file=config.path if config else None,
+        dataset=flags.dataset or (config.dataset if config else None), config_file=config.path if config else None,
         held=held, user_settings=dict(config.rest) if config else {},
         stated={**config.settings, **config.rest, **config.moved} if config else {},
         defaults={name: value for name, value in defaults.items() if held[name] == value and name not in tuning_settings},
         launch=own.launch if own else None, script=script,
         trust_remote_code=bool(held.get("trust_remote_code", False)), seed=flags.seed,
     )  # fmt: skip
+    if workload.dataset is not None:
+        refuse_unreadable(workload.dataset)
     workload, image_notes = with_images(flags, workload, hardware, trainer)
     subject = workload.model.name.rstrip("/").split("/")[-1]
     job = build_job(f"{subject}-{flags.method}", flags, Task(workload=workload, hardware=hardware), space, mode)
@@ -130,13 +131,6 @@ def _notes(flags: Flags, job: Job, trainer: Trainer, config: UserConfig | None) 
         yield from trainer.notes(job.space, job.task)
     if job.mode == "probe":
         yield from gpu_notes(hardware, job.memory_limit_bytes)
-
-
-def _dataset(flags: Flags, config: UserConfig | None) -> str | None:
-    named = flags.dataset or (config.dataset if config else None)
-    if named is not None:
-        refuse_unreadable(named)
-    return named
 
 
 def _lengths(flags: Flags) -> TokenLengths | None:
@@ -230,40 +224,34 @@ def _tuning(flags: Flags, config: UserConfig | None, space: SearchSpace) -> Tuni
     return "qlora" if config.settings.get("load_in_4bit", False) else "lora"
 
 
-def _hold_learning_knobs(space: SearchSpace, held: Mapping[str, KnobValue], named: Mapping[str, object]) -> SearchSpace:
-    """Hold the configuration's learning knobs; its neutral knobs may change."""
-    learning = {knob.name for knob in space.learning_knobs(held)}
-    fixed = {name: (value,) for name, value in held.items() if name in learning and name not in named and value is not None}
-    return space.with_choices(fixed)
-
-
-def _with_own_values(space: SearchSpace, held: Mapping[str, KnobValue], named: Collection[str]) -> SearchSpace:
-    """Add the configuration's own numbers to those of its neutral knobs: otherwise it would be the
-    baseline but no candidate, and could be neither confirmed nor kept."""
-    added = {}
+def _with_configuration(
+    space: SearchSpace, trainer: Trainer, held: Mapping[str, KnobValue], stated: Collection[str], named: Collection[str]
+) -> SearchSpace:
+    """Return the space around a configuration. Its learning knobs are held. Neutral ones may change, and its own numbers join
+    theirs: otherwise it would be the baseline but no candidate, and could be neither confirmed nor kept. Knobs that other stated
+    settings determine are left out: a second value would contradict them."""
+    implied = {
+        knob
+        for knob, others in trainer.equivalent_settings.items()
+        if knob not in stated and knob not in named and all(other in stated for other in others)
+    }
+    space = replace(space, knobs=tuple(knob for knob in space.knobs if knob.name not in implied))
+    learning, choices = {knob.name for knob in space.learning_knobs(held)}, dict[str, tuple[KnobValue, ...]]()
     for knob in space.knobs:
         own, numbers = held.get(knob.name), [value for value in knob.choices if _is_number(value)]
-        if knob.name not in named and _is_number(own) and numbers and own not in numbers:
+        if knob.name in named or own is None:
+            continue
+        if knob.name in learning:
+            choices[knob.name] = (own,)
+        elif _is_number(own) and numbers and own not in numbers:
             rest = [value for value in knob.choices if not _is_number(value)]
             falls = numbers == sorted(numbers, reverse=True) and len(numbers) > 1
-            added[knob.name] = (*rest, *sorted([*numbers, own], reverse=falls))
-    return space.with_choices(added)
+            choices[knob.name] = (*rest, *sorted([*numbers, own], reverse=falls))
+    return space.with_choices(choices)
 
 
 def _is_number(value: KnobValue) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _without_implied_knobs(
-    space: SearchSpace, trainer: Trainer, held: Mapping[str, KnobValue], named: Collection[str]
-) -> SearchSpace:
-    """Remove knobs that other held settings determine: a second value would contradict them."""
-    implied = {
-        knob
-        for knob, others in trainer.equivalent_settings.items()
-        if knob not in held and knob not in named and all(other in held for other in others)
-    }
-    return replace(space, knobs=tuple(knob for knob in space.knobs if knob.name not in implied))
 
 
 def _overridden(from_file: Mapping[str, KnobValue], typed: Mapping[str, KnobValue]) -> dict[str, KnobValue]:

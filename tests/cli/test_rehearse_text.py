@@ -6,7 +6,6 @@ import pytest
 
 from autotune.cli.rehearse import torch_counters
 from autotune.core.units import GIB
-from autotune.emulator.reports import ProcessReport
 
 
 @pytest.mark.parametrize(
@@ -17,9 +16,6 @@ from autotune.emulator.reports import ProcessReport
     ],
 )
 def test_torch_may_count_more_than_the_card_held(reserved: int, says: str) -> None:
-    process = ProcessReport(
-        pid=1, peak_bytes={0: 34 * GIB}, torch_allocated_bytes={0: 20 * GIB}, torch_reserved_bytes={0: reserved},
-        phase_peak_bytes={}, refused=0, launches=0, skipped_copies=0, skipped_bytes=0, calls={},
-    )  # fmt: skip
-    assert torch_counters(process, 0) == says
-    assert torch_counters(process, 1) == ""
+    row = {"peak_bytes": 34 * GIB, "torch_allocated_bytes": 20 * GIB, "torch_reserved_bytes": reserved}
+    assert torch_counters(row) == says
+    assert torch_counters({**row, "torch_reserved_bytes": None}) == ""
