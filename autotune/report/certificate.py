@@ -6,8 +6,7 @@ is assumed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from autotune.core.answer import Trial, plain
 from autotune.core.job import Job
@@ -18,23 +17,15 @@ from autotune.core.units import format_bytes
 MIN_STEPS = 3
 """Optimizer steps: Adam's state is allocated in the first; the second is the first with all of it."""
 
-State = Literal["done", "not applicable", "not done"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Item:
-    """Stage of a real run, and its state in the probe."""
-
-    name: str
-    state: State
-    says: str
+Item = dict[str, str]
+"""Stage of a real run: its name, its state in the probe (`done`, `not applicable` or `not done`), and what it says."""
 
 
 def items_of(job: Job, proof: Trial) -> tuple[Item, ...]:
     """Return every item of the certificate, in a fixed order."""
     ran, settings = proof.measurement.exercised, proof.candidate.settings
     if ran is None:
-        return tuple(Item(name=name, state="not done", says="the probe reported no counters") for name in _ONLINE_ITEMS)
+        return tuple(_item(name, False, "the probe reported no counters") for name in _ONLINE_ITEMS)
     enough = ran.optimizer_steps >= MIN_STEPS
     if ran.watched == "outside":
         says = f"{ran.optimizer_steps} of its own speed, at least {MIN_STEPS} required; the lengths of its rows are unknown"
@@ -76,12 +67,8 @@ _ONLINE_ITEMS = (
 def _item(name: str, done: int | None, says: str, why_not: str = "") -> Item:
     """Return an item; None for `done`: not applicable, for the reason `why_not`."""
     if done is None:
-        return Item(name=name, state="not applicable", says=why_not)
-    return Item(name=name, state="done" if done else "not done", says=says)
-
-
-def is_complete(items: tuple[Item, ...]) -> bool:
-    return all(item.state != "not done" for item in items)
+        return {"name": name, "state": "not applicable", "says": why_not}
+    return {"name": name, "state": "done" if done else "not done", "says": says}
 
 
 def _settings(proof: Trial) -> Item:
@@ -116,12 +103,12 @@ def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
     if proof is None:
         return None
     measured, items = proof.measurement, items_of(job, proof)
-    memory, worst = measured.memory, measured.worst
+    memory, worst, hardware = measured.memory, measured.worst, job.task.hardware
     return {
         "trial": proof.number,
         "outcome": str(measured.outcome),
-        "complete": is_complete(items) and proof.verdict.fits,
-        "items": [plain(item) for item in items],
+        "complete": all(item["state"] != "not done" for item in items) and proof.verdict.fits,
+        "items": list(items),
         "why": proof.verdict.why,
         "peak_bytes": memory.peak_bytes,
         "limit_bytes": memory.limit_bytes,
@@ -133,7 +120,8 @@ def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
         ],
         "models": [plain(one) for one in memory.models],
         "bound_by": memory.bound_by,
-        "verified_on_several_gpus": _on_several(job),
+        # Several GPUs were not verified on real ones yet; null for one device.
+        "verified_on_several_gpus": False if hardware.kind == "cuda" and hardware.count > 1 else None,
         "optimizer_steps": measured.optimizer_steps,
         "timed_cycles": len(worst.cycle_seconds) if worst else 0,
         "longest_completion_tokens": worst.completion_tokens if worst else None,
@@ -145,12 +133,6 @@ def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
         "user_reward_seconds": worst.user_reward_seconds if worst else None,
         "effective": dict(measured.effective),
     }
-
-
-def _on_several(job: Job) -> bool | None:
-    """Return False for several GPUs, which were not verified on real ones yet; None for one device."""
-    hardware = job.task.hardware
-    return False if hardware.kind == "cuda" and hardware.count > 1 else None
 
 
 def _peak_by(measured: Measurement) -> str:
@@ -165,16 +147,15 @@ def _peak_by(measured: Measurement) -> str:
 
 def certificate_lines(job: Job, proof: Trial | None) -> list[str]:
     """Return the certificate as lines for the recommended file and the terminal."""
-    if proof is None:
+    row = certificate_row(job, proof)
+    if row is None or proof is None:
         return ["Not certified: the budget ran out before the longer worst-case probe."]
-    items, memory = items_of(job, proof), proof.measurement.memory
-    peak = "unknown" if memory.peak_bytes is None else format_bytes(memory.peak_bytes)
-    margin = "" if proof.verdict.margin_bytes is None else f", {format_bytes(max(0, proof.verdict.margin_bytes))} left"
-    head = "Emulated" if proof.measurement.emulated else "Certified"
-    head += "" if is_complete(items) and proof.verdict.fits else " in part"
-    lines = [f"{head}: peak {peak} of {format_bytes(memory.limit_bytes)}{margin}, by {_peak_by(proof.measurement)}."]
-    lines += [f"  {item.name}: {item.state} ({item.says})" for item in items]
-    if _on_several(job) is False:
+    peak = "unknown" if row["peak_bytes"] is None else format_bytes(row["peak_bytes"])
+    margin = "" if row["margin_bytes"] is None else f", {format_bytes(max(0, row['margin_bytes']))} left"
+    head = ("Emulated" if proof.measurement.emulated else "Certified") + ("" if row["complete"] else " in part")
+    lines = [f"{head}: peak {peak} of {format_bytes(row['limit_bytes'])}{margin}, by {row['peak_by']}."]
+    lines += [f"  {item['name']}: {item['state']} ({item['says']})" for item in row["items"]]
+    if row["verified_on_several_gpus"] is False:
         lines.append("  Not verified on several GPUs: this path has run on one at most.")
     return lines
 
