@@ -57,7 +57,7 @@ def _quantised(config: Any, *, nested: bool) -> Any:
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=nested, bnb_4bit_compute_dtype=torch.bfloat16
     )
     return base_model.build_quantised(
-        AutoModelForCausalLM, config, wanted, dtype=torch.bfloat16, place="cuda", trust_remote_code=False
+        lambda: AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), wanted, dtype=torch.bfloat16, place="cuda"
     )
 
 

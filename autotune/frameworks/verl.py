@@ -9,7 +9,7 @@ Written for verl 0.9.1 (`workers/engine/fsdp/transformer_impl.py`, `utils/config
   term; without flash-attn, a log-softmax of each token. torch.compile generates the entropy of packed rows,
   which stores no softmax. Rows that are not packed are copied out of the padded logits, their entropy is
   autocast to float32.
-- With `use_fused_kernels` no logits exist (`worker/stand_in/fused_heads.py`).
+- With `use_fused_kernels` no logits exist (`worker/stand_in/losses.py`).
 - Whole float32 tensors, or an adapter, are sent through a buffer. FSDP1's state dict copies all shards first
   (`get_per_tensor_param`); its adapters are read from the gathered model (`collect_lora_params`).
 - `param_offload` and `optimizer_offload` free memory in the rollout only: a step brings the state back.

@@ -14,7 +14,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import fakegpu  # noqa: E402
 import fakegpu_step  # noqa: E402
 
-from autotune.worker.stand_in.model import build  # noqa: E402
+from autotune.worker.stand_in.step import build_model  # noqa: E402
 
 ROWS = json.loads(fakegpu.ROWS.read_text())["rows"]
 
@@ -23,7 +23,7 @@ ROWS = json.loads(fakegpu.ROWS.read_text())["rows"]
 def test_packed_layers_store_what_the_page_lists(nested: bool, stored: int) -> None:
     row = next(row for row in ROWS if row["method"] == "qlora" and row["nested"] is nested)
     specification = fakegpu.expressed(1, row).specification
-    model = fakegpu_step.packed_nf4(build(specification, specification["model"].get("attn_implementation")), specification)
+    model = fakegpu_step.packed_nf4(build_model(specification, specification["model"].get("attn_implementation")), specification)
     layers = [module for module in model.modules() if isinstance(module, fakegpu_step._Layer)]
     assert len(layers) == 186
     assert sum(buffer.numel() * buffer.element_size() for layer in layers for buffer in layer.buffers()) == stored

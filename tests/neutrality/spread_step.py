@@ -73,7 +73,7 @@ def full(parameter: Any) -> Any:
 
 
 def held(parameter: Any) -> int:
-    return int(inside("trl.trainer_state").local_numel(parameter))
+    return int(inside("trl.trainer_settings").local_numel(parameter))
 
 
 def main() -> None:
@@ -86,10 +86,10 @@ def main() -> None:
 
     folder = Path(sys.argv[1]).parent / f"rank{os.environ['RANK']}"
     folder.mkdir(exist_ok=True)
-    launch = inside("trl.rank_environment")
+    launch = inside("trl.grpo_probe")
     if launch.is_sharded(case):
         take_gloo_for_gpus()
-    launch.enter(case, folder)
+    launch.enter_launch(case, folder)
     answer = one_step(case, folder)
     torch.save(answer, folder / "answer.pt")
 

@@ -21,7 +21,7 @@ def main() -> None:
     inside("trl.engine").without_vllm()
     for name in ("trl", "peft", "datasets"):
         importlib.import_module(name)
-    inside("trl.methods").METHODS["grpo"].run.classes()
+    inside("trl.methods").METHODS["grpo"].classes()
     answers = []
     for request in requests:
         with tempfile.TemporaryDirectory() as folder:

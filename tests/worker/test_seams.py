@@ -57,10 +57,10 @@ def test_an_older_release_has_all_names(release: str) -> None:
 @pytest.mark.parametrize("method", ["grpo", "rloo", "sft", "dpo", "online-dpo", "async-grpo", "ppo"])
 def test_each_hook_of_a_run_is_in_the_table(method: str) -> None:
     seams, found = inside("trl.seams"), inside("trl.methods").METHODS[method]
-    run = object.__new__(found.run)
+    run = object.__new__(found)
     run.recorder = run.lengths = run.seen = run.rollouts = None
-    required = {seam.name for seam in seams.SEAMS if seam.module == found.run.module and seam.use == "probe"}
-    hooked = {f"{found.run.names[1]}.{name}" for name in run._hooks()}
+    required = {seam.name for seam in seams.SEAMS if seam.module == found.module and seam.use == "probe"}
+    hooked = {f"{found.names[1]}.{name}" for name in run._hooks()}
     assert hooked <= required
     assert required - hooked <= {"PPOTrainer.null_ref_context"}  # read by the loop itself
 

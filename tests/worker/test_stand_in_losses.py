@@ -9,8 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autotune.worker.stand_in.fused_heads import HEADS, fuse_head  # noqa: E402
-from autotune.worker.stand_in.losses import ENTROPIES, LOSSES, policy_loss  # noqa: E402
+from autotune.worker.stand_in.losses import ENTROPIES, HEADS, LOSSES, fuse_head, policy_loss  # noqa: E402
 
 ROWS, LENGTH, WORDS = 2, 5, 11
 

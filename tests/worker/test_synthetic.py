@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,15 +98,15 @@ def test_synthetic_prompts_differ_from_the_start_and_are_long_enough(qwen: Any) 
 )
 def test_a_unit_has_whole_cycles_and_whole_optimizer_steps(shape: Any, optimizer_steps: int, generations: int) -> None:
     steps, iterations, accumulation = shape
-    unit = step_timer.unit_of(steps_per_generation=steps, num_iterations=iterations, gradient_accumulation_steps=accumulation)
-    assert (unit.optimizer_steps, unit.generations) == (optimizer_steps, generations)
-    assert unit.optimizer_steps * accumulation == unit.generations * steps * iterations
+    config = SimpleNamespace(steps_per_generation=steps, num_iterations=iterations, gradient_accumulation_steps=accumulation)
+    plan = step_timer.measurement_plan({"warmup_cycles": 1, "timed_cycles": 2, "optimizer_steps": 1}, config)
+    assert (plan.unit_steps, plan.unit_generations) == (optimizer_steps, generations)
+    assert plan.unit_steps * accumulation == plan.unit_generations * steps * iterations
 
 
 def test_a_plan_has_a_warm_up_and_enough_optimizer_steps() -> None:
-    unit = step_timer.Unit(optimizer_steps=1, generations=1)
-    course = step_timer.measurement_plan(unit, {"warmup_cycles": 0, "timed_cycles": 2, "optimizer_steps": 6})
+    course = step_timer.measurement_plan({"warmup_cycles": 0, "timed_cycles": 2, "optimizer_steps": 6}, None)
     assert (course.warmup, course.timed, course.optimizer_steps) == (1, 5, 6)
-    rich = step_timer.Unit(optimizer_steps=4, generations=1)
-    course = step_timer.measurement_plan(rich, {"warmup_cycles": 1, "timed_cycles": 3, "optimizer_steps": 2})
+    rich = SimpleNamespace(steps_per_generation=4, num_iterations=1, gradient_accumulation_steps=1)
+    course = step_timer.measurement_plan({"warmup_cycles": 1, "timed_cycles": 3, "optimizer_steps": 2}, rich)
     assert (course.warmup, course.timed, course.optimizer_steps) == (1, 3, 16)

@@ -1,4 +1,4 @@
-"""Optimizer steps in the order of Hugging Face's Trainer, around any causal language model.
+"""Optimizer steps in the order of Hugging Face's Trainer, around any causal language model on meta.
 
 For frameworks whose trainer cannot be traced: the model's own loss or the log-probabilities of the labels, accelerate's mixed
 precision, torch's clipping and optimizers.
@@ -7,6 +7,8 @@ precision, torch's clipping and optimizers.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,10 +16,9 @@ from typing import Any
 
 import torch
 
-from ..tracing import Untraceable, bitsandbytes_optimizers, fsdp2
+from ..tracing import Untraceable, bitsandbytes_optimizers, fake_models, fsdp2, quantised
 from ..tracing.ledger import NullAnnotator
-from .fused_heads import fuse_head
-from .losses import LOSSES, policy_loss
+from .losses import LOSSES, fuse_head, policy_loss
 
 # torch's own optimizers, by the Trainer's names.
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -28,6 +29,57 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 SPARED = re.compile(r"bias|norm|\bln_")  # names of parameters without weight decay
 MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
 MIN_OFFLOADED_BYTES = 1024
+# PEFT's names of adapter settings that differ from those of TRL's ModelConfig.
+PEFT_NAMES = {
+    "lora_r": "r",
+    "lora_target_modules": "target_modules",
+    "lora_modules_to_save": "modules_to_save",
+    "lora_task_type": "task_type",
+}
+
+
+def prepared(spec: Mapping[str, Any]) -> Any:
+    """Build the model on meta in the trainer's form: quantised, adapted, checkpointed, patched."""
+    settings, named = spec["settings"], spec["model"]
+    if (named.get("config") or {}).get("auto_map") and not spec.get("trust_remote_code"):
+        raise Untraceable(f"{named['name']} has code of its own, which is not trusted. Trace it with --trust-remote-code.")
+    base = build_model(spec, named.get("attn_implementation"))
+    quantised.quantise(base, spec)
+    model = adapt(base, spec.get("adapter"), widened=settings.get("autocast_adapter_dtype", True))
+    checkpoint(model, settings, adapted=bool(spec.get("adapter")))
+    for patch in settings.get("patches", ()):
+        module, _, name = patch.partition(":")
+        changed = getattr(importlib.import_module(module), name)(model, spec)
+        model = model if changed is None else changed
+    return model.train()
+
+
+def build_model(spec: Mapping[str, Any], attention: str | None, *, device: str = "meta", scores: bool = False) -> Any:
+    """Build the base model with the requested number of layers."""
+    model_spec, trust = dict(spec["model"]), bool(spec.get("trust_remote_code"))
+    config = fake_models.config_of(model_spec, model_spec.get("folder") if trust else None, trust_remote_code=trust)
+    dtype = getattr(torch, model_spec["dtype"])
+    model = fake_models.build(config, dtype, attention, device=device, trust_remote_code=trust, scores=scores)
+    model.config._name_or_path = model.name_or_path = model_spec["name"]
+    return model
+
+
+def adapt(model: Any, adapter: Mapping[str, Any] | None, *, widened: bool = True) -> Any:
+    """Add PEFT's own adapter modules; `widened`: in float32, as PEFT creates them by default."""
+    if not adapter:
+        return model
+    import peft
+
+    settings = {PEFT_NAMES.get(name, name): value for name, value in adapter.items() if value is not None}
+    unknown = sorted(set(settings) - set(inspect.signature(peft.LoraConfig).parameters))
+    if unknown:
+        raise Untraceable(f"PEFT {peft.__version__} has no adapter setting {', '.join(unknown)}")
+    settings.setdefault("task_type", "CAUSAL_LM")
+    more = {}
+    if "autocast_adapter_dtype" in inspect.signature(peft.get_peft_model).parameters:
+        more["autocast_adapter_dtype"] = widened
+    with fake_models.adapters_on_meta():
+        return peft.get_peft_model(model, peft.LoraConfig(**settings), **more)
 
 
 class StandInStep:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import gc
 import importlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from .. import releases
-from ..tracing import Untraceable
 
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
 IMPORTS = (
@@ -63,38 +63,74 @@ def release(loaded: object) -> None:
 def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Trace the step of one specification. Return `autotune.core.trace.Trace` as JSON types."""
     warm(spec)
+    document, _ = traced_on_fake_tensors(spec, _built_on_meta, basis="generic")
+    return {**document, "versions": releases.versions(PACKAGES)}
+
+
+@contextmanager
+def _built_on_meta(spec: Mapping[str, Any], annotator: Any) -> Iterator[tuple[Any, list[Any], Callable[..., Any]]]:
+    """Yield the model twice, alone and as the list of all models, and the function that runs its steps."""
+    from .step import StandInStep, prepared
+
+    model = prepared(spec)
+
+    def steps(after_backward: Callable[[], None]) -> Any:
+        run = StandInStep(model, spec, annotator, after_backward)
+        run.run()
+        return run.optimizer.param_groups
+
+    yield model, [model], steps
+
+
+def traced_on_fake_tensors(
+    spec: Mapping[str, Any], built_on_meta: Callable[..., AbstractContextManager[Any]], *, basis: str, tile: int | None = None
+) -> tuple[dict[str, Any], Any]:
+    """Return the trace, without versions, and what was built.
+
+    `built_on_meta` gets the specification and the annotator. It opens what the steps need, and yields three things: anything,
+    the models on meta, the trained one first, and a function that runs the steps. `tile`: see `StepAnnotator`.
+    """
+    from ..model_memory import layers_of
     from ..tracing import experts
 
     began = time.perf_counter()
-    model, annotator, usage = _trace(spec)
-    annotator.high_extra_bytes = experts.extra_bytes(model, annotator, spec, lambda worst: _trace(worst)[1])
-    return document("generic", model, spec, annotator, usage, releases.versions(PACKAGES), began)
+    built, models, annotator, usage = _run(spec, built_on_meta, tile)
+    extra_bytes = experts.extra_bytes(models[0], annotator, spec, lambda worst: _run(worst, built_on_meta, tile)[2])
+    document = {
+        "schema": 1,
+        "basis": basis,
+        "device": spec["device"],
+        "layers": len(layers_of(models[0])),
+        **annotator.ledger.as_json(),
+        "work": annotator.ledger.work(),
+        "inventory": annotator.inventory,
+        "notes": annotator.notes,
+        "high_extra_bytes": extra_bytes,
+        "usage": usage,
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+    return document, built
 
 
-def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the model after its steps, its annotator, and the parameters' uses or None."""
+def _run(
+    spec: Mapping[str, Any], built_on_meta: Callable[..., AbstractContextManager[Any]], tile: int | None
+) -> tuple[Any, list[Any], Any, Any]:
+    """Return what was built, its models, the annotator, and the parameters' uses, or None if nothing reads them."""
     from ..tracing import cuda_choices, fake_models, fsdp2, ledger
-    from .step import StandInStep
 
-    annotator = ledger.StepAnnotator(spec)
-    with cuda_choices.as_on_cuda(spec), fsdp2.process_group(spec), fake_models.real_tensor_paths():
-        model = prepared(spec)
-
-        def steps(after_backward: Callable[[], None]) -> Any:
-            run = StandInStep(model, spec, annotator, after_backward)
-            run.run()
-            return run.optimizer.param_groups
-
-        usage = run_on_fake_tensors(spec, annotator, [model], steps)
-    return model, annotator, usage
+    annotator = ledger.StepAnnotator(spec, tile=tile)
+    with (
+        cuda_choices.as_on_cuda(spec), fsdp2.process_group(spec), fake_models.real_tensor_paths(),
+        built_on_meta(spec, annotator) as (built, models, steps),
+    ):  # fmt: skip
+        usage = _run_on_fake_tensors(spec, annotator, models, steps)
+    return built, models, annotator, usage
 
 
-def run_on_fake_tensors(
+def _run_on_fake_tensors(
     spec: Mapping[str, Any], annotator: Any, models: Sequence[Any], steps: Callable[[Callable[[], None]], Any]
 ) -> Any:
-    """Run steps on models that are on meta, the trained one first. Return the parameters' uses, or None if nothing reads them.
-
-    `steps` gets a function to call after each backward pass, and returns the optimizer's groups."""
+    """`steps` gets a function to call after each backward pass, and returns the optimizer's groups."""
     from ..tracing import experts, fake_models, fsdp2, parameter_uses, sharding_kind
 
     trained, tracker, kind = models[0], annotator.tracker, sharding_kind(spec)
@@ -123,45 +159,3 @@ def run_on_fake_tensors(
         log.note_groups(groups)
         annotator.ledger.close()
     return log.as_json() if kind in parameter_uses.KINDS else None
-
-
-def document(
-    basis: str, model: Any, spec: Mapping[str, Any], annotator: Any, usage: Any, versions: Mapping[str, str], began: float
-) -> dict[str, Any]:
-    """Return `autotune.core.trace.Trace` as JSON types."""
-    from ..model_memory import layers_of
-
-    return {
-        "schema": 1,
-        "basis": basis,
-        "versions": versions,
-        "device": spec["device"],
-        "layers": len(layers_of(model)),
-        **annotator.ledger.as_json(),
-        "work": annotator.ledger.work(),
-        "inventory": annotator.inventory,
-        "notes": annotator.notes,
-        "high_extra_bytes": annotator.high_extra_bytes,
-        "usage": usage,
-        "seconds": round(time.perf_counter() - began, 3),
-    }
-
-
-def prepared(spec: Mapping[str, Any]) -> Any:
-    """Build the model on meta in the trainer's form: quantised, adapted, checkpointed, patched."""
-    from ..tracing import quantised
-    from . import model as generic_model
-    from . import step as generic_step
-
-    settings, named = spec["settings"], spec["model"]
-    if (named.get("config") or {}).get("auto_map") and not spec.get("trust_remote_code"):
-        raise Untraceable(f"{named['name']} has code of its own, which is not trusted. Trace it with --trust-remote-code.")
-    base = generic_model.build(spec, named.get("attn_implementation"))
-    quantised.quantise(base, spec)
-    model = generic_model.adapt(base, spec.get("adapter"), widened=settings.get("autocast_adapter_dtype", True))
-    generic_step.checkpoint(model, settings, adapted=bool(spec.get("adapter")))
-    for patch in settings.get("patches", ()):
-        module, _, name = patch.partition(":")
-        changed = getattr(importlib.import_module(module), name)(model, spec)
-        model = model if changed is None else changed
-    return model.train()

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from . import hooks, seams, training_arguments
-from .traced_method import TracedMethod
+from . import hooks, seams
 from .trainer_run import DEFAULT_PROMPT_TOKENS, TrainerRun
 
 if TYPE_CHECKING:
@@ -39,10 +38,9 @@ class AsyncGrpoRun(TrainerRun):
     """
 
     module, names = seams.ASYNC_GRPO, ("AsyncGRPOConfig", "AsyncGRPOTrainer")
-    reuses_rollouts, steps_are_units = False, True
-
-    def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        return training_arguments.split(self.request["settings"], config_class, trl.ModelConfig)
+    oldest = seams.ASYNC_OLDEST
+    has_cycles = rewarded = generates = takes_images = False  # rewards are the rollout worker's
+    attention = "tree_fa3"  # under which the trainer loads its model
 
     def _config(self, config_class: Any, settings: Mapping[str, Any], max_steps: int) -> Any:
         """Set the longest completion, and the budget that the trainer would ask a server for."""
@@ -52,9 +50,7 @@ class AsyncGrpoRun(TrainerRun):
         return super()._config(config_class, {**settings, **forced}, max_steps)
 
     def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
-        arguments = super()._arguments(trl, config, model, data, model_settings)
-        del arguments["reward_funcs"]
-        return {**arguments, **self._injected(config)}
+        return {**super()._arguments(trl, config, model, data, model_settings), **self._injected(config)}
 
     def _injected(self, config: Any) -> dict[str, Any]:
         draw, forced = random.Random(config.seed), self.lengths
@@ -62,15 +58,14 @@ class AsyncGrpoRun(TrainerRun):
         made = rollouts(lambda: (draw.choice(prompts), draw.choice(completions)), lambda number: number // config.num_generations)
         return {"model": str(self.loaded.folder), "rollout_worker": FinishedRollouts(made), "weight_transfer": NoTransfer()}
 
-    def _loading(self) -> contextlib.AbstractContextManager[None]:
+    def _loader(self) -> Callable[..., Any]:
         """Give the trainer the loaded model in place of the one that it would load."""
-        from ..tracing.patching import swapped
 
         def load(*_: Any, attn_implementation: str, **__: Any) -> Any:
             self.model.set_attn_implementation(attn_implementation)
             return self.model
 
-        return swapped(vars(importlib.import_module(seams.ASYNC_GRPO)), seams.REFERENCE_LOADER, load)
+        return load
 
     def _hooks(self) -> dict[str, hooks.Hook]:
         def compute_loss(trainer: Any, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -82,14 +77,9 @@ class AsyncGrpoRun(TrainerRun):
 
         return {"compute_loss": compute_loss, "_sync_weight": hooks.in_phase(self.recorder, "sync")}
 
-
-class TracedAsyncGrpo(TracedMethod):
-    """Finished rollouts, and no weight sync: a trace adds its memory itself."""
-
-    attention = "tree_fa3"  # under which the trainer loads its model
-
+    @staticmethod
     @contextlib.contextmanager
-    def kernel(self, spec: Mapping[str, Any]) -> Iterator[None]:
+    def traced_kernel(spec: Mapping[str, Any]) -> Iterator[None]:
         """Register the trainer's attention, on a GPU with the kernel's stand-in."""
         from ..tracing import attention
         from ..tracing.patching import swapped
@@ -100,7 +90,9 @@ class TracedAsyncGrpo(TracedMethod):
         with swapped(vars(packing), "_flash_attn", lambda: attention.FLASH3) if on_gpu else contextlib.nullcontext():
             yield
 
-    def trainer_class(self, plain: Any, annotator: Any, lengths: TracedLengths) -> Any:
+    @staticmethod
+    def traced_class(plain: Any, lengths: TracedLengths) -> Any:
+        """Leave the weight sync out: a trace adds its memory itself."""
         from ..tracing.patching import attribute
 
         class Unsynchronised(plain):  # type: ignore[misc]
@@ -114,7 +106,8 @@ class TracedAsyncGrpo(TracedMethod):
         Unsynchronised.__name__ = plain.__name__
         return Unsynchronised
 
-    def arguments(self, spec: Mapping[str, Any], settings: Mapping[str, Any], reference: Callable[[], Any]) -> dict[str, Any]:
+    @classmethod
+    def traced_arguments(cls, spec: Mapping[str, Any], reference: Callable[[], Any]) -> dict[str, Any]:
         """Name the model, which the trainer loads itself. A micro-batch is one row: so many rollouts, over so many prompts."""
         lengths = spec["lengths"]["prompt"], spec["lengths"]["completion"]
         rows, groups = int(spec["settings"]["per_device_train_batch_size"]), int(spec.get("groups") or 1)

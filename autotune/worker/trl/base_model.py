@@ -10,7 +10,8 @@ import copy
 import importlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,10 @@ def auto_class(model: Mapping[str, Any], config: Any) -> Any:
     return named if named is not None and hasattr(config, "vision_config") else transformers.AutoModelForCausalLM
 
 
-def _random(model_class: Any, config: Any, dtype: Any, trust_remote_code: bool) -> Any:
+def random_model(model: Mapping[str, Any], config: Any, trust_remote_code: bool) -> Any:
+    import torch
+
+    model_class, dtype = auto_class(model, config), getattr(torch, model["dtype"])
     if hasattr(model_class, "from_config"):
         return model_class.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     return model_class._from_config(config, dtype=dtype)
@@ -62,22 +66,20 @@ def build(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, tru
     from transformers import set_seed
 
     dtype, config, place = getattr(torch, model["dtype"]), _config(model, folder, trust_remote_code), _place(device)
-    model_class, quantisation = auto_class(model, config), _quantisation(model, dtype)
+    quantisation, random = _quantisation(model, dtype), partial(random_model, model, config, trust_remote_code)
     set_seed(seed)
     if model["weights"] == "real":
         quantised = {} if quantisation is None else {"quantization_config": quantisation}
-        made = model_class.from_pretrained(
+        made = auto_class(model, config).from_pretrained(
             str(folder), config=config, dtype=dtype, device_map=place, trust_remote_code=trust_remote_code, **quantised
         )
         return made.train()
     if quantisation is not None:
         if model.get("load_in_8bit"):
             raise ValueError("random weights are made in 4 bits or whole, not in 8 bits: ask for real weights, or load_in_4bit.")
-        made = build_quantised(model_class, config, quantisation, dtype=dtype, place=place, trust_remote_code=trust_remote_code)
-    elif place == "cpu":
-        made = _random(model_class, config, dtype, trust_remote_code)
+        made = build_quantised(random, quantisation, dtype=dtype, place=place)
     else:
-        made = build_as_loaded(model_class, config, dtype, place, trust_remote_code)
+        made = random() if place == "cpu" else build_as_loaded(random, place)
     return _named(made, folder).train()
 
 
@@ -95,20 +97,20 @@ def build_sharded(model: Mapping[str, Any], folder: Path, *, device: str, seed: 
         return _load_through_trl(model, folder, trust_remote_code=trust_remote_code).train()
     if _quantisation(model, None) is not None:
         raise ValueError("random weights in 4 bits are made whole on every rank: ask for real weights, or sharding=ddp.")
-    config, dtype = _config(model, folder, trust_remote_code), getattr(torch, model["dtype"])
+    random = partial(random_model, model, _config(model, folder, trust_remote_code), trust_remote_code)
     if is_fsdp_enabled():
         try:
             from transformers.initialization import no_init_weights
         except ImportError:  # older releases
             from transformers.modeling_utils import no_init_weights
         with no_init_weights():
-            built = _random(auto_class(model, config), config, dtype, trust_remote_code)
+            built = random()
         built.tie_weights()
         if torch.distributed.get_rank() == 0:  # the other ranks receive their weights from it, and never touch them before
             _fill_on_host(built, device)
     else:  # under ZeRO-3 transformers partitions each layer right after its construction
         with torch.device(_place(device)):
-            built = _random(auto_class(model, config), config, dtype, trust_remote_code)
+            built = random()
     return _named(built, folder).train()
 
 
@@ -214,9 +216,9 @@ def is_finite(model: Any) -> bool:
         return all(bool(torch.isfinite(tensor.sum())) for tensor in tensors if tensor.is_floating_point())
 
 
-def build_as_loaded(model_class: Any, config: Any, dtype: Any, place: str, trust_remote_code: bool) -> Any:
+def build_as_loaded(random: Callable[[], Any], place: str) -> Any:
     """Build a random model with the allocations of a loaded checkpoint: each shared tensor once, and no other."""
-    model = without_values(model_class, config, dtype, trust_remote_code)
+    model = without_values(random)
     # TRL loads a rank of several into the host's memory and moves it from there
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         request_at_once(sum(parameter.nbytes for parameter in model.parameters()), place)
@@ -227,11 +229,11 @@ def build_as_loaded(model_class: Any, config: Any, dtype: Any, place: str, trust
     return model
 
 
-def without_values(model_class: Any, config: Any, dtype: Any, trust_remote_code: bool) -> Any:
+def without_values(random: Callable[[], Any]) -> Any:
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
-        model = _random(model_class, config, dtype, trust_remote_code)
+        model = random()
     model.tie_weights()
     return model
 
@@ -245,7 +247,7 @@ def request_at_once(size: int, place: str) -> None:
         torch.empty(min(size, torch.cuda.mem_get_info(place)[1] - KEPT_FREE_BYTES), dtype=torch.uint8, device=place)
 
 
-def build_quantised(model_class: Any, config: Any, quantised: Any, *, dtype: Any, place: str, trust_remote_code: bool) -> Any:
+def build_quantised(random: Callable[[], Any], quantised: Any, *, dtype: Any, place: str) -> Any:
     """Build a random model in 4 bits, drawn and quantised layer by layer.
 
     `quantised` is transformers' BitsAndBytesConfig for a checkpoint. transformers quantises while it reads one. Without it,
@@ -257,7 +259,7 @@ def build_quantised(model_class: Any, config: Any, quantised: Any, *, dtype: Any
     from transformers.utils.quantization_config import QuantizationMethod
 
     # 1. All linear layers except the head, which transformers leaves out, too.
-    model = without_values(model_class, config, dtype, trust_remote_code)
+    model = without_values(random)
     head = model.get_output_embeddings() or getattr(model, "score", None)
     linears = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear and module is not head}
     # 2. The weights.

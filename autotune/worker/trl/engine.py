@@ -143,7 +143,8 @@ def write_checkpoint(folder: Path, *, trust_remote_code: bool) -> None:
     if any(folder.glob("*.safetensors")):
         return
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    model = base_model.without_values(base_model.auto_class({}, config), config, config.dtype or "bfloat16", trust_remote_code)
+    wanted = {"dtype": str(config.dtype or "bfloat16").removeprefix("torch.")}
+    model = base_model.without_values(lambda: base_model.random_model(wanted, config, trust_remote_code))
     synthetic.write_zero_weights(folder, model)
 
 

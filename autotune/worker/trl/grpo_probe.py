@@ -1,15 +1,21 @@
 """Adapter that measures TRL's trainers: one loaded model, a new trainer per candidate.
 
-loaded (state between candidates), trainer_run and methods (one trainer), training_arguments (configuration), base_model
-(fresh modules around shared tensors), engine and vllm_server (vLLM), hooks (phases and lengths), step_timer, rollout_reuse,
-training_data (prompts and rewards), seams (hooked names of TRL).
+trainer_run and methods (one trainer), trainer_settings (configuration), base_model (fresh modules around shared tensors), engine
+and vllm_server (vLLM), hooks (phases and lengths), step_timer, rollouts, training_data (rows and rewards), seams (hooked names
+of TRL).
+
+A rank's environment is the one that `accelerate launch --config_file accelerate.yaml` sets: accelerate's own launcher reads the
+file written for the final run and returns its variables. Nothing is translated, so the measured launch is the recommended one.
+Only the rendezvous comes from the worker.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import importlib
+import json
 import os
 import platform
 import sys
@@ -17,14 +23,16 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import cuda_before_fork, process_memory, releases
-from . import base_model, drawn_completions, engine, methods, rank_environment, seams, vllm_server
-from .loaded import Loaded
+from ..rank import free_port
+from . import base_model, engine, methods, rollouts, seams, vllm_server
 from .seams import supported as supported
-from .training_arguments import ForcedLengths
+from .trainer_run import TrainerRun
+from .trainer_settings import ForcedLengths
 
 PACKAGES = ("torch", "trl", "transformers", "peft", "accelerate", "datasets")
 
@@ -34,6 +42,66 @@ QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
 }
+
+# Variables of the launcher that the worker has set already.
+SET_BY_WORKER = frozenset({
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PYTHONPATH",
+    "CUDA_VISIBLE_DEVICES",
+})  # fmt: skip
+# Both names of the allocator's settings.
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+# Each rank holds the whole model, so candidates can share its tensors.
+UNSHARDED = frozenset({"none", "ddp"})
+
+
+@dataclass(kw_only=True)
+class Loaded:
+    """State that a rank keeps between candidates: model, tokenizer and engine of one load."""
+
+    request: Mapping[str, Any]
+    folder: Path
+    scratch: Path
+    model: Any
+    tokenizer: Any
+    engines: engine.Engines | None = None
+    server: vllm_server.Server | None = None  # vLLM server, on the first rank
+    rollout_cache: rollouts.RolloutCache = field(default_factory=rollouts.RolloutCache)
+    idle_memory: process_memory.IdleMemory | None = None  # on a GPU: memory after the load
+    candidates: int = 0  # number of measured candidates
+    doubtful: bool = False  # true after a run without proof that the shared weights are still finite
+
+    @property
+    def device(self) -> str:
+        return str(self.request["device"])
+
+    @property
+    def run_class(self) -> type[TrainerRun]:
+        """Class that runs a candidate."""
+        return methods.method_of(self.request)
+
+    def build_model(self) -> None:
+        self.model = self._made(base_model.build)
+
+    def model_for(self, attention: str | None, recorder: Any) -> Any:
+        """Return the next trainer's model: fresh modules around the tensors, or new if sharded."""
+        if not is_sharded(self.request):
+            return base_model.fresh(self.model, attention=attention)
+        with recorder.inside("load"):
+            made = self._made(base_model.build_sharded)
+        if attention is not None:
+            made.set_attn_implementation(attention)
+        return made
+
+    def another(self) -> Any:
+        """Return a second model with its own tensors, as a reference model is."""
+        return copy.deepcopy(self.model) if self.model is not None else self._made(base_model.build_sharded)
+
+    def _made(self, build: Callable[..., Any]) -> Any:
+        model = {**self.request["model"], "scores": self.run_class.scores}
+        return build(
+            model, self.folder, device=self.device, seed=int(self.request.get("seed", 42)),
+            trust_remote_code=bool(self.request.get("trust_remote_code")),
+        )  # fmt: skip
 
 
 def warm(load: Mapping[str, Any]) -> dict[str, str]:
@@ -76,7 +144,7 @@ def load(request: Mapping[str, Any], recorder: Any, make: Callable[..., Loaded] 
     recorder.begin()
     scratch = Path(request.get("scratch") or tempfile.gettempdir()) / f"rank{recorder.rank}"
     scratch.mkdir(parents=True, exist_ok=True)
-    rank_environment.enter(request, scratch)
+    enter_launch(request, scratch)
     with recorder.inside("load"):
         folder = base_model.folder_for(request["model"], scratch)
         # The server has to find its GPUs before this process selects its own.
@@ -89,7 +157,7 @@ def load(request: Mapping[str, Any], recorder: Any, make: Callable[..., Loaded] 
         trust = bool(request.get("trust_remote_code"))
         tokenizer = base_model.tokenizer(folder, trust_remote_code=trust)
         loaded = make(request=request, folder=folder, scratch=scratch, model=None, tokenizer=tokenizer, server=server)
-        if not rank_environment.is_sharded(request):
+        if not is_sharded(request):
             loaded.build_model()
             if request.get("engine") is not None:
                 engine.start(loaded, recorder)
@@ -103,6 +171,47 @@ def load(request: Mapping[str, Any], recorder: Any, make: Callable[..., Loaded] 
         loaded.idle_memory = process_memory.idle_memory(torch.cuda)
     gc.freeze()  # loaded objects stay: the collector, which runs after each candidate, skips them from now on
     return loaded
+
+
+def enter_launch(request: Mapping[str, Any], scratch: Path) -> None:
+    """Set the variables once per rank, before anything uses a device or the state of the ranks."""
+    launch = request.get("launch") or {}
+    if launch:  # the candidate alone decides, not what the user's shell exports
+        for name in ALLOCATOR:
+            os.environ.pop(name, None)
+    os.environ.update({name: str(value) for name, value in (launch.get("environment") or {}).items()})
+    if is_sharded(request):
+        if "RANK" not in os.environ:  # a launch of one rank: offloading is useful on one GPU, too
+            alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+            os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+        os.environ.update(environment_of(launch["accelerate"], scratch))
+
+
+def is_sharded(request: Mapping[str, Any]) -> bool:
+    """Return True if the framework has to build the model for each trainer, in shards."""
+    return (request.get("launch") or {}).get("sharding", "none") not in UNSHARDED
+
+
+def environment_of(configuration: Mapping[str, Any], scratch: Path) -> dict[str, str]:
+    """Return the variables that accelerate's launcher changes for this configuration."""
+    from accelerate.commands import launch
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+    file = scratch / "accelerate.json"
+    file.write_text(json.dumps(configuration))
+    port = os.environ.get("MASTER_PORT", "0")
+    arguments = launch.launch_command_parser().parse_args(["--config_file", str(file), "--main_process_port", port, "none.py"])
+    arguments, found, precision_from_file = launch._validate_launch_command(arguments)
+    # DeepSpeed settings that the file determines, which the trainer then leaves alone; joined as in the launcher.
+    determined = [*found.deepspeed_config, *(["mixed_precision"] if precision_from_file else [])]
+    arguments.deepspeed_fields_from_accelerate_config = ",".join(determined)
+    before = dict(os.environ)
+    try:  # the launcher's functions may change this process's environment
+        made = prepare_deepspeed_cmd_env(arguments)[1] if arguments.use_deepspeed else prepare_multi_gpu_env(arguments)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return {name: value for name, value in made.items() if os.environ.get(name) != value and name not in SET_BY_WORKER}
 
 
 def _use_device(request: Mapping[str, Any], recorder: Any, settings: Mapping[str, Any] | None = None) -> None:
@@ -159,7 +268,7 @@ def measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any) -> dict[s
 def _measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any, found: dict[str, Any]) -> None:
     lengths, plan = request["lengths"], request["plan"]
     prompt, longest, typical = lengths.get("prompt"), int(lengths["completion"]), lengths.get("typical")
-    run_class = loaded.run_class or methods.method_of(loaded.request).run
+    run_class = loaded.run_class
     # 1. The longest lengths. Speed is compared at typical lengths if they are known: only there may slowness end a run.
     stop_below = plan.get("stop_below_tokens_per_second")
     worst = ForcedLengths(prompt=prompt, completion=longest, pad_prompts=True)
@@ -171,7 +280,7 @@ def _measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any, found: d
         return
     # 2. The lengths that occur: drawn ones if they are known and can be generated, else their mean.
     own_prompts = bool(request.get("dataset"))
-    each_its_own = run_class.ends_completions and drawn_completions.possible(request["settings"])
+    each_its_own = run_class.ends_completions and rollouts.can_be_drawn(request["settings"])
     drawn = tuple(lengths.get("drawn") or ()) if each_its_own else ()
     usual = ForcedLengths(
         prompt=prompt, completion=longest if drawn else int(typical), pad_prompts=not own_prompts, drawn=drawn,

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from .training_arguments import ForcedLengths
+from .trainer_settings import ForcedLengths
 
 # Replacement of a trainer's method: hook(trainer, original, *args, **kwargs), with `original` bound.
 Hook = Callable[..., Any]
@@ -81,11 +81,7 @@ def observed(trainer_class: Any, hooks: Mapping[str, Hook]) -> Any:
 
 
 def in_phase(recorder: Any, phase: str) -> Hook:
-    def hook(_: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with recorder.inside(phase):
-            return original(*args, **kwargs)
-
-    return hook
+    return lambda _, original, *args, **kwargs: within(recorder, phase, original)(*args, **kwargs)
 
 
 def scoring(recorder: Any) -> Hook:

@@ -7,8 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import hooks, image_inputs, seams, training_arguments, training_data
-from .traced_method import TracedMethod
+from . import hooks, seams, training_data
 from .trainer_run import TrainerRun
 
 if TYPE_CHECKING:
@@ -21,12 +20,9 @@ class OfflineRun(TrainerRun):
     Rows are synthetic or repeated, and get the forced length once the trainer has prepared them.
     """
 
-    reuses_rollouts, rewarded, steps_are_units = False, False, True
+    has_cycles = rewarded = generates = takes_images = False
     columns: Sequence[str] = ("text",)  # texts of a synthetic row
     labelled = False  # true: every second synthetic row is a good one
-
-    def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        return training_arguments.split(self.request["settings"], config_class, trl.ModelConfig)
 
     def _rows(self, *, rows: int, group: int, seed: int) -> Any:
         from datasets import Dataset
@@ -35,7 +31,8 @@ class OfflineRun(TrainerRun):
         if source is not None:
             return self._of_dataset(source, rows=rows, group=group, limit=self._words)
         if self.request.get("images"):
-            return image_inputs.dataset(self.processing, self.request["images"], "messages", self._words, rows, generates=False)
+            images = self.request["images"]
+            return training_data.image_rows(self.processing, images, "messages", self._words, rows, generates=False)
         draw, made = random.Random(seed), []
         for row in range(rows):
             texts = {name: " ".join(str(draw.randrange(10, 10_000)) for _ in range(self._words)) for name in self.columns}
@@ -94,15 +91,12 @@ class OfflineRun(TrainerRun):
 
 class SftRun(OfflineRun):
     module, names = seams.SFT, ("SFTConfig", "SFTTrainer")
+    takes_images = True
 
-
-class TracedSft(TracedMethod):
-    def columns(self, config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
+    @staticmethod
+    def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
         whole = dataclasses.replace(lengths, prompt=lengths.prompt + lengths.completion, completion=1)
         return {"input_ids": whole.prompts(rows), "labels": whole.prompts(rows)}
-
-    def image_column(self, lengths: TracedLengths) -> tuple[str, int] | None:
-        return "messages", lengths.prompt + lengths.completion
 
 
 class DpoRun(OfflineRun):
@@ -116,9 +110,8 @@ class DpoRun(OfflineRun):
         prompt, answer = self.lengths.prompt or 1, self.lengths.completion
         return {"prompt_ids": prompt, "chosen_ids": answer, "rejected_ids": answer}
 
-
-class TracedDpo(TracedMethod):
-    def columns(self, config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
+    @staticmethod
+    def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
         completions = lengths.completions(rows)
         return {"prompt_ids": lengths.prompts(rows), "chosen_ids": completions, "rejected_ids": completions}
 
@@ -127,15 +120,15 @@ class KtoRun(OfflineRun):
     """Single answers, half of them good ones. A second pass scores each prompt with its neighbour's answer."""
 
     module, names = seams.KTO, ("KTOConfig", "KTOTrainer")
+    oldest = seams.KTO_OLDEST
     columns, labelled = ("prompt", "completion"), True
     _words = 1
 
     def _column_lengths(self) -> dict[str, int]:
         return {"": self.lengths.completion, "prompt_ids": self.lengths.prompt or 1}
 
-
-class TracedKto(TracedMethod):
-    def columns(self, config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
+    @staticmethod
+    def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
         labels, completions = [row % 2 == 0 for row in range(rows)], lengths.completions(rows)
         columns = {"prompt_ids": lengths.prompts(rows), "completion_ids": completions, "label": labels}
         return columns | ({"KL_completion_ids": completions} if config.loss_type == "kto" else {})
@@ -145,14 +138,12 @@ class RewardRun(OfflineRun):
     """Reward model: pairs of whole rows, each scored at its last token."""
 
     module, names = seams.REWARD, ("RewardConfig", "RewardTrainer")
+    scores = True
     columns = ("chosen", "rejected")
     _words = 1
 
-
-class TracedReward(TracedMethod):
-    scores = True
-
-    def columns(self, config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
+    @staticmethod
+    def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
         both = zip(lengths.prompts(rows), lengths.completions(rows), strict=True)
         whole = [prompt + completion for prompt, completion in both]
         return {"chosen_ids": whole, "rejected_ids": whole}

@@ -96,7 +96,7 @@ class Capture:
     def construct(self, method: str, trainer_class: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Capture a construction, and return the placeholder."""
         # 1. The arguments of TRL's constructor, as passed on by the user's subclass.
-        base = METHODS[method].run.classes()[1]
+        base = METHODS[method].classes()[1]
         reached: list[dict[str, Any]] = []
         real = base.__init__
 
@@ -175,7 +175,7 @@ def patched(capture: Capture) -> Iterator[None]:
     classes = {}
     for method in (name for name, method in METHODS.items() if method.in_scripts):
         with contextlib.suppress(ImportError):  # older releases have no KTO outside of trl.experimental
-            classes[method] = METHODS[method].run.classes()
+            classes[method] = METHODS[method].classes()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_constructed_by(Trainer, refuse))
         for method, (_, trainer) in classes.items():

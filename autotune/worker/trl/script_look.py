@@ -78,7 +78,7 @@ def describe(captured: CapturedTrainer) -> dict[str, Any]:
     settings = configured.settings() if configured else {}
     plain = _plain_ones(settings)
     # Without one, the trainer makes a configuration of its own.
-    raw = {n: configured.now(n) for n in configured.raw} if configured else defaults_of(METHODS[captured.method].run.classes()[0])
+    raw = {n: configured.now(n) for n in configured.raw} if configured else defaults_of(METHODS[captured.method].classes()[0])
     callbacks = (*dataset_sizes.listed(given.get("callbacks")), *captured.callbacks)
     return {
         "method": captured.method,

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..tracing.patching import attribute
-from . import grpo_probe, methods, rank_environment, training_arguments, training_data
+from . import grpo_probe, trainer_settings, training_data
+from .grpo_probe import Loaded
 from .grpo_probe import release as release
 from .grpo_probe import supported as supported
 from .grpo_probe import warm as warm
-from .loaded import Loaded
 from .methods import METHODS
 from .script_capture import CapturedTrainer, catch, defaults_of
 from .trainer_run import TrainerRun
@@ -35,10 +35,12 @@ class ScriptLoaded(Loaded):
     captured: CapturedTrainer | None = None
 
     def __post_init__(self) -> None:
-        method = methods.method_of(self.request)
-        self.run_class = type(f"Script{method.run.__name__}", (ScriptRun, method.run), {})
-        if not rank_environment.is_sharded(self.request):
+        if not grpo_probe.is_sharded(self.request):
             self.run_script()
+
+    @property
+    def run_class(self) -> type[TrainerRun]:
+        return type(f"Script{super().run_class.__name__}", (ScriptRun, super().run_class), {})
 
     def run_script(self) -> CapturedTrainer:
         script = self.request["script"]
@@ -66,7 +68,7 @@ class ScriptLoaded(Loaded):
             self.model = model.to(f"cuda:{torch.cuda.current_device()}")
 
     def model_for(self, attention: str | None, recorder: Any) -> Any:
-        if not rank_environment.is_sharded(self.request):
+        if not grpo_probe.is_sharded(self.request):
             return super().model_for(attention, recorder)
         with recorder.inside("load"):
             captured = self.run_script()
@@ -100,12 +102,12 @@ class ScriptRun(TrainerRun):
 
     def _classes(self) -> tuple[Any, Any]:
         config = self.captured.given.get("args")
-        config_class = type(config) if config is not None else METHODS[self.captured.method].run.classes()[0]
+        config_class = type(config) if config is not None else METHODS[self.captured.method].classes()[0]
         return config_class, self.captured.trainer_class
 
     def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the script's settings, overridden by the candidate's."""
-        settings, model_settings = training_arguments.split(self.request["settings"], config_class, trl.ModelConfig)
+        settings, model_settings = trainer_settings.split(self.request["settings"], config_class, trl.ModelConfig)
         configured, config, own = self.captured.configured, self.captured.given.get("args"), {}
         if configured is not None:
             own = configured.settings()
@@ -156,7 +158,7 @@ class ScriptRun(TrainerRun):
 
     def _construct(self, trainer_class: Any, arguments: dict[str, Any]) -> Any:
         """Call the class like the script; TRL's constructor receives the candidate's arguments."""
-        base = METHODS[self.captured.method].run.classes()[1]
+        base = METHODS[self.captured.method].classes()[1]
         args, kwargs = self.captured.outer
         real = base.__init__
         names = [name for name in inspect.signature(real).parameters if name != "self"]

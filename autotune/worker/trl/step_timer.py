@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import protocol
 from ..phase_recorder import out_of_reach
-from . import trainer_state
+from . import trainer_settings
 
 if TYPE_CHECKING:
     from .trainer_run import TrainerRun
@@ -21,18 +21,11 @@ CYCLE_SPREAD = 0.05  # default standard deviation of a cycle's log speed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unit:
-    """Shortest stretch of the loop that is timed as one."""
-
-    optimizer_steps: int
-    generations: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class MeasurementPlan:
-    """Units of one run."""
+    """Units of one run. A unit is the shortest stretch of the loop that is timed as one."""
 
-    unit: Unit
+    unit_steps: int = 1  # optimizer steps of a unit
+    unit_generations: int = 1
     warmup: int  # units left out of the timing: at least one, because the first holds the first optimizer step
     timed: int
 
@@ -42,31 +35,29 @@ class MeasurementPlan:
 
     @property
     def optimizer_steps(self) -> int:
-        return self.units * self.unit.optimizer_steps
+        return self.units * self.unit_steps
 
     @property
     def rounds_of_prompts(self) -> int:
         """Generation batches of different prompts."""
-        return min(self.units, MAX_PROMPT_ROUNDS) * self.unit.generations
+        return min(self.units, MAX_PROMPT_ROUNDS) * self.unit_generations
 
 
-def unit_of(*, steps_per_generation: int, num_iterations: int, gradient_accumulation_steps: int) -> Unit:
-    """Return the shortest stretch of whole cycles with whole optimizer steps: usually one cycle.
+def measurement_plan(plan: Mapping[str, Any], config: Any) -> MeasurementPlan:
+    """Plan whole cycles with whole optimizer steps: the unit is usually one cycle. `config`: None if each step is one.
 
-    A cycle is steps_per_generation x num_iterations micro-steps. If accumulation spans several cycles,
-    or a cycle has an uneven number of optimizer steps, single cycles differ.
+    A cycle is steps_per_generation x num_iterations micro-steps. If accumulation spans several cycles, or a cycle has an uneven
+    number of optimizer steps, single cycles differ.
     """
-    cycle = steps_per_generation * num_iterations
-    micro_steps = math.lcm(cycle, gradient_accumulation_steps)
-    return Unit(optimizer_steps=micro_steps // gradient_accumulation_steps, generations=micro_steps // cycle)
-
-
-def measurement_plan(unit: Unit, plan: Mapping[str, Any]) -> MeasurementPlan:
+    unit_steps = unit_generations = 1
+    if config is not None:
+        cycle = config.steps_per_generation * config.num_iterations
+        micro_steps = math.lcm(cycle, config.gradient_accumulation_steps)
+        unit_steps, unit_generations = micro_steps // config.gradient_accumulation_steps, micro_steps // cycle
     warmup = max(1, int(plan["warmup_cycles"]))
-    if plan.get("soak_seconds"):
-        return MeasurementPlan(unit=unit, warmup=warmup, timed=UNBOUNDED_UNITS)
-    needed = math.ceil(int(plan["optimizer_steps"]) / unit.optimizer_steps)
-    return MeasurementPlan(unit=unit, warmup=warmup, timed=max(1, int(plan["timed_cycles"]), needed - warmup))
+    needed = math.ceil(int(plan["optimizer_steps"]) / unit_steps)
+    timed = UNBOUNDED_UNITS if plan.get("soak_seconds") else max(1, int(plan["timed_cycles"]), needed - warmup)
+    return MeasurementPlan(unit_steps=unit_steps, unit_generations=unit_generations, warmup=warmup, timed=timed)
 
 
 class _Mark(NamedTuple):
@@ -105,11 +96,11 @@ def step_timer(callback_class: Any, run: TrainerRun, plan: MeasurementPlan) -> A
         def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
             recorder.leave()
             if self.steps == 0:  # with all state present, and during warm-up, so its time is not counted
-                run.found["model_bytes"] = trainer_state.model_bytes(run.trainer)
+                run.found["model_bytes"] = trainer_settings.model_bytes(run.trainer)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.steps += 1
-            if self.steps % plan.unit.optimizer_steps == 0:
+            if self.steps % plan.unit_steps == 0:
                 self._end_unit(control)
                 self.mark = self._now()
 
@@ -124,7 +115,7 @@ def step_timer(callback_class: Any, run: TrainerRun, plan: MeasurementPlan) -> A
             borrowed = {name: spent - before.borrowed.get(name, 0.0) for name, spent in now.borrowed.items()}
             seconds = now.at - before.at + sum(borrowed.values())
             tokens = now.loss_tokens - before.loss_tokens
-            unit = self.steps // plan.unit.optimizer_steps
+            unit = self.steps // plan.unit_steps
             units = None if soak_seconds else plan.units
             recorder.emit({"event": protocol.CYCLE, "done": unit, "of": units, "seconds": seconds, "tokens": tokens})
             since = time.perf_counter() - self.began

@@ -11,11 +11,13 @@ from typing import Any
 
 from ..tracing.ledger import NullAnnotator
 from ..tracing.patching import attribute
-from .hooks import within
-from .traced_method import TracedMethod
+from .hooks import in_phase, observed, within
+from .trainer_run import TrainerRun
 
 # Traced chunks of a batch that is scored in chunks: first, middle and last contain all transitions.
 MAX_CHUNKS = 3
+# Phases of whole methods, in those trainers that have them.
+PHASES = {"_generate": "rollout", "_calculate_rewards": "reward", "_calculate_rewards_from_functions": "reward"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ class TracedLengths:
 
 
 def traced(
-    method: TracedMethod, trainer_class: Any, annotator: NullAnnotator, plan: TracePlan, lengths: TracedLengths, *,
+    method: type[TrainerRun], trainer_class: Any, annotator: NullAnnotator, plan: TracePlan, lengths: TracedLengths, *,
     casting: str, tokenizes: bool,
 ) -> Any:  # fmt: skip
     """Return a subclass that annotates its phases and uses synthetic completions.
@@ -81,7 +83,9 @@ def traced(
     """
     import torch
 
-    class TracedTrainer(trainer_class):  # type: ignore[misc]
+    in_phases = {name: in_phase(annotator, phase) for name, phase in PHASES.items() if hasattr(trainer_class, name)}
+
+    class TracedTrainer(observed(trainer_class, in_phases)):  # type: ignore[misc]
         seen_micro_steps = 0
 
         # 1. Construction.
@@ -156,14 +160,6 @@ def traced(
 
         def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
             return method.single_turn(self, lengths.completions(len(prompt_ids)))
-
-        def _generate(self, *args: Any, **kwargs: Any) -> Any:
-            with annotator.inside("rollout"):
-                return super()._generate(*args, **kwargs)
-
-        def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
-            with annotator.inside("reward"):
-                return super()._calculate_rewards(*args, **kwargs)
 
         def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
             with annotator.inside("score"):

@@ -1,4 +1,5 @@
-"""Run of GRPOTrainer, from construction to end: a few cycles of the real loop."""
+"""GRPO, and what the other training methods share with it: a run of the real loop, from construction to end, and the trainer's
+differences in a trace."""
 
 from __future__ import annotations
 
@@ -7,29 +8,22 @@ import importlib
 import math
 import os
 import shutil
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..model_memory import layers_of
-from . import (
-    drawn_completions,
-    engine,
-    hooks,
-    image_inputs,
-    rollout_reuse,
-    seams,
-    step_timer,
-    trainer_state,
-    training_arguments,
-    training_data,
-)
-from .loaded import Loaded
+from . import engine, hooks, rollouts, seams, step_timer, trainer_settings, training_data
+
+if TYPE_CHECKING:
+    from .grpo_probe import Loaded
+    from .traced_trainer import TracedLengths
 
 DEFAULT_PROMPT_TOKENS = 64  # length of synthetic prompts if none was requested
+# Counts of a run that are reported as they are.
+EVENTS = ("weight_syncs", "sleeps", "wakes", "checkpoint_saves", "evaluations", "shortest_prompt", "shortest_completion")
 
 
 def finite(number: Any) -> float | None:
@@ -41,13 +35,20 @@ class TrainerRun:
     """One trainer of GRPO; subclasses for other methods override what differs."""
 
     module, names = seams.GRPO, ("GRPOConfig", "GRPOTrainer")
-    reuses_rollouts = True  # false: a rollout belongs to the step that learns from it
+    oldest, newest = seams.OLDEST, seams.NEWEST  # releases that have it
+    in_scripts = True  # scripts of the user's own may construct it
+    has_cycles = True  # a generation serves several steps, and other candidates. False: each optimizer step is alike
     ends_completions = True  # false: the trainer generates all completions to one length
-    rewarded = True  # false: the trainer takes no reward functions
-    steps_are_units = False  # true: each optimizer step equals the one before it, so it is the timed unit
+    rewarded = True  # false: it gets no reward functions
+    generates = True
+    # In a trace.
+    traced = True  # false: never
+    takes_images = True
+    scores = False  # its model has one output, a score
+    attention: str | None = None  # of its model; None: as requested
 
     def __init__(
-        self, loaded: Loaded, request: Mapping[str, Any], recorder: Any, lengths: training_arguments.ForcedLengths, *,
+        self, loaded: Loaded, request: Mapping[str, Any], recorder: Any, lengths: trainer_settings.ForcedLengths, *,
         stop_below: float | None, found: dict[str, Any], worst: bool,
     ) -> None:  # fmt: skip
         self.loaded, self.request, self.recorder, self.lengths = loaded, request, recorder, lengths
@@ -79,20 +80,66 @@ class TrainerRun:
             finally:
                 trainer.accelerator.free_memory()
 
-    # Overridden by other methods, or by a user's script.
+    @classmethod
+    @contextmanager
+    def replaced(cls, replacements: Mapping[str, Any]) -> Iterator[None]:
+        """Replace names of the trainer's module, where this release has them."""
+        from ..tracing.patching import swapped
+
+        names = vars(importlib.import_module(cls.module))
+        with ExitStack() as stack:
+            for name in replacements.keys() & names.keys():
+                stack.enter_context(swapped(names, name, replacements[name]))
+            yield
+
+    # Overridden by other methods: the trainer in a trace.
+
+    @staticmethod
+    def traced_kernel(spec: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Make the attention of a method that brings its own known, around construction and loop."""
+        return nullcontext()
+
+    @staticmethod
+    def traced_class(plain: Any, lengths: TracedLengths) -> Any:
+        return plain
+
+    @classmethod
+    def traced_arguments(cls, spec: Mapping[str, Any], reference: Callable[[], Any]) -> dict[str, Any]:
+        """Return the arguments beside those of every method; `reference` builds a model under full tuning."""
+
+        def reward(completions: Any, **_: Any) -> list[float]:
+            return [float(index % 2) for index, _ in enumerate(completions)]
+
+        weights = spec["settings"].get("reward_weights")
+        count = len(weights) if isinstance(weights, list) and weights else 1
+        return {"reward_funcs": [reward] * count} if cls.rewarded else {}
+
+    @staticmethod
+    def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
+        """Return the columns of the rows, as the trainer prepares them; those of a trainer that generates are prompts."""
+        return {"prompt": ["a"] * rows}
+
+    @staticmethod
+    def single_turn(trainer: Any, completions: list[list[int]]) -> Any:
+        """Return these completions as the trainer's generation does, with the log-probabilities of an engine."""
+        return completions, [[0.0] * len(ids) for ids in completions] if trainer.use_vllm else None
+
+    # Overridden by other methods, or by a user's script: the run.
 
     def _classes(self) -> tuple[Any, Any]:
         return self.classes()
 
     def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the settings of the configuration and those of the model."""
-        settings, model_settings = training_arguments.split(self.request["settings"], config_class, trl.ModelConfig)
+        settings, model_settings = trainer_settings.split(self.request["settings"], config_class, trl.ModelConfig)
+        if not self.rewarded:
+            return settings, model_settings
         if not self.request.get("reward_funcs") and not (self.request.get("dataset") or {}).get("reward_model_name_or_path"):
             settings["reward_weights"] = None  # they belong to the user's own rewards
         return {**settings, **self._evaluation_settings()}, model_settings
 
     def _config(self, config_class: Any, settings: Mapping[str, Any], max_steps: int) -> Any:
-        arguments = training_arguments.training_arguments(
+        arguments = trainer_settings.arguments_of(
             config_class, settings, lengths=self.lengths, device=self.loaded.device, max_steps=max_steps,
             seed=int(self.request.get("seed", 42)), folder=self.loaded.scratch / "output",
         )  # fmt: skip
@@ -105,7 +152,7 @@ class TrainerRun:
 
     def _data(self, config: Any, plan: step_timer.MeasurementPlan) -> Any:
         """Return the rows that the plan consumes."""
-        if self.steps_are_units:
+        if not self.has_cycles:
             batch, group = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.recorder.world_size, 1
         else:
             batch = group = config.generation_batch_size // config.num_generations
@@ -119,13 +166,13 @@ class TrainerRun:
         if source is not None:
             return self._of_dataset(source, rows=rows, group=group, limit=self.lengths.prompt)
         if self.request.get("images"):
-            return image_inputs.dataset(self.processing, self.request["images"], "prompt", tokens, rows, generates=True)
+            return training_data.image_rows(self.processing, self.request["images"], "prompt", tokens, rows, generates=True)
         return Dataset.from_list(training_data.synthetic_prompts(rows, self.loaded.tokenizer, tokens, seed))
 
     def _of_dataset(self, source: Any, *, rows: int, group: int, limit: int | None) -> Any:
         """Return the first rows, which get the forced length, or the longest ones if they have images."""
         if self.request.get("images"):
-            return image_inputs.longest_rows(source, self.processing, limit=limit, rows=rows, group=group)
+            return training_data.longest_rows(source, self.processing, limit=limit, rows=rows, group=group)
         return training_data.exactly(source, rows=rows, group=group)
 
     @functools.cached_property
@@ -138,7 +185,7 @@ class TrainerRun:
 
         if (loaded.folder / "preprocessor_config.json").is_file():
             return AutoProcessor.from_pretrained(str(loaded.folder))
-        return image_inputs.processor_of(loaded.tokenizer, AutoConfig.from_pretrained(str(loaded.folder)), images)
+        return training_data.processor_of(loaded.tokenizer, AutoConfig.from_pretrained(str(loaded.folder)), images)
 
     def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
         """Return the trainer's arguments, without its callbacks."""
@@ -156,9 +203,9 @@ class TrainerRun:
         """Return arguments that are the probe's own, whatever a script gives."""
         return {}
 
-    def _loading(self) -> AbstractContextManager[None]:
-        """Enter where the trainer is built, which may load its model itself."""
-        return nullcontext()
+    def _loader(self) -> Callable[..., Any] | None:
+        """Return what replaces TRL's loader of reference models: a folder without weights can't be read."""
+        return None if self.loaded.request["model"]["weights"] == "real" else lambda *_, **__: self.loaded.another()
 
     def _hooks(self) -> dict[str, hooks.Hook]:
         """Return the hooks of the trainer's methods; `seams` lists them all."""
@@ -198,14 +245,7 @@ class TrainerRun:
 
     def _measurement_plan(self, config_class: Any, settings: Mapping[str, Any]) -> step_timer.MeasurementPlan:
         """Compute the units from the framework's own completed settings."""
-        unit = step_timer.Unit(optimizer_steps=1, generations=1)
-        if not self.steps_are_units:
-            config = self._config(config_class, settings, 1)
-            unit = step_timer.unit_of(
-                steps_per_generation=config.steps_per_generation, num_iterations=config.num_iterations,
-                gradient_accumulation_steps=config.gradient_accumulation_steps,
-            )  # fmt: skip
-        return step_timer.measurement_plan(unit, self.plan)
+        return step_timer.measurement_plan(self.plan, self._config(config_class, settings, 1) if self.has_cycles else None)
 
     def _prepare_engine(self, settings: Mapping[str, Any]) -> None:
         """Use the engine of the load, or install the factory that builds one in this run."""
@@ -219,17 +259,17 @@ class TrainerRun:
         else:
             self.loaded.engines.recorder = self.recorder
 
-    def _rollouts(self, config: Any, settings: Mapping[str, Any]) -> rollout_reuse.Rollouts:
+    def _rollouts(self, config: Any, settings: Mapping[str, Any]) -> rollouts.Rollouts:
         """Return the rollouts of this run, with a cached one if the plan allows it."""
-        if not self.reuses_rollouts:
-            return rollout_reuse.Rollouts(self.recorder)
-        self.rollout_key = rollout_reuse.key_of(
+        if not self.has_cycles:
+            return rollouts.Rollouts(self.recorder)
+        self.rollout_key = rollouts.key_of(
             settings, rows=config.generation_batch_size, prompt=self.lengths.prompt, completion=self.lengths.completion,
             typical=not self.worst, seed=config.seed,
         )  # fmt: skip
         source = self.loaded.rollout_cache.get(self.rollout_key) if self.plan.get("reuse_rollouts") else None
         # CUDA's allocator keeps blocks of a rollout through the training after it: one runs for its effect there.
-        return rollout_reuse.Rollouts(self.recorder, source, real_first=0 if self.loaded.device == "cpu" else 1)
+        return rollouts.Rollouts(self.recorder, source, real_first=0 if self.loaded.device == "cpu" else 1)
 
     def _build(self, trl: Any, settings: Mapping[str, Any], model_settings: Mapping[str, Any], plan: Any) -> Any:
         import transformers
@@ -238,7 +278,7 @@ class TrainerRun:
         loaded, recorder = self.loaded, self.recorder
         config_class, trainer_class = self._classes()
         config = self._config(config_class, settings, plan.optimizer_steps)
-        model_arguments = trl.ModelConfig(**training_arguments.model_arguments(model_settings, loaded.request, trl.ModelConfig))
+        model_arguments = trl.ModelConfig(**trainer_settings.model_arguments(model_settings, loaded.request, trl.ModelConfig))
         self.model = model = loaded.model_for(model_arguments.attn_implementation, recorder)
         hooks.watch_progress(model, layers_of(model), recorder, self.lengths)
         arguments = self._arguments(trl, config, model, self._data(config, plan), model_arguments)
@@ -247,7 +287,8 @@ class TrainerRun:
         self.timer = step_timer.step_timer(transformers.TrainerCallback, self, plan)
         # 3. The trainer.
         observed_class = hooks.observed(trainer_class, self._hooks())
-        with _reference_models_in_memory(loaded), self._loading():
+        loader = self._loader()
+        with self.replaced({} if loader is None else {seams.REFERENCE_LOADER: loader}):
             self.trainer = self._construct(observed_class, {**arguments, "callbacks": [self.timer]})
         self.trainer.remove_callback(transformers.PrinterCallback)
         hooks.observe(self.trainer, recorder, self.seen)
@@ -262,17 +303,17 @@ class TrainerRun:
         # The first candidate on an engine built it between seeding and sampling; a second seed makes all candidates equal.
         transformers.set_seed(trainer.args.seed + trainer.accelerator.process_index)
         drawn = self.lengths.drawn
-        draws = drawn_completions.LengthDraws(drawn, int(self.request.get("seed", 42))) if drawn else None
+        draws = rollouts.LengthDraws(drawn, int(self.request.get("seed", 42))) if drawn else None
         began = time.perf_counter()
         try:
-            with hooks.counting_sleep(trainer, self.seen), drawn_completions.ending_at(draws, trainer, self.model):
+            with hooks.counting_sleep(trainer, self.seen), rollouts.ending_at(draws, trainer, self.model):
                 trainer.train()
                 if self.worst:
                     self._evaluate_and_save(trainer)
         finally:
             self.loop_seconds, self.steps = time.perf_counter() - began, self.timer.steps
             self.found |= {"world_size": trainer.accelerator.num_processes, "optimizer_steps": self.steps}
-            self.found["effective"] = trainer_state.effective_settings(trainer, self.seen, self.loaded.engines)
+            self.found["effective"] = trainer_settings.effective_settings(trainer, self.seen, self.loaded.engines)
             self.found["exercised"] = self._exercised()
         self.found["gradient_norm"] = finite(self.seen.gradient_norm)
         self.loaded.doubtful = self.found["gradient_norm"] is None
@@ -290,7 +331,7 @@ class TrainerRun:
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         """Cache the generated completions for later candidates."""
-        rollout = self.rollouts.cacheable(memory.get("phase_peak_bytes") or {}) if self.reuses_rollouts else None
+        rollout = self.rollouts.cacheable(memory.get("phase_peak_bytes") or {}) if self.has_cycles else None
         if rollout is not None:
             self.loaded.rollout_cache.put(self.rollout_key, rollout)
 
@@ -300,13 +341,7 @@ class TrainerRun:
             "optimizer_steps": self.steps,
             "generations": self.rollouts.run,
             "borrowed_generations": self.rollouts.borrowed,
-            "weight_syncs": seen.weight_syncs,
-            "sleeps": seen.sleeps,
-            "wakes": seen.wakes,
-            "checkpoint_saves": seen.checkpoint_saves,
-            "evaluations": seen.evaluations,
-            "shortest_prompt": seen.shortest_prompt,
-            "shortest_completion": seen.shortest_completion,
+            **{name: getattr(seen, name) for name in EVENTS},
             "longest_prompt": seen.longest_prompt or None,
             "longest_completion": seen.longest_completion or None,
             "seconds": self.loop_seconds,
@@ -334,15 +369,3 @@ class TrainerRun:
             finally:
                 shutil.rmtree(self.loaded.scratch / "output", ignore_errors=True)
             self.seen.checkpoint_saves += 1
-
-
-@contextmanager
-def _reference_models_in_memory(loaded: Loaded) -> Iterator[None]:
-    """Give trainers a reference model in memory if the folder has no weights."""
-    from ..tracing.patching import attribute
-
-    with ExitStack() as stack:
-        for module in (sys.modules.get(name) for name in seams.REFERENCE_MODULES):
-            if loaded.request["model"]["weights"] != "real" and hasattr(module, seams.REFERENCE_LOADER):
-                stack.enter_context(attribute(module, seams.REFERENCE_LOADER, lambda *_, **__: loaded.another()))
-        yield

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from verl.utils.experimental.torch_functional import FusedLinearForPPO
 
-from autotune.worker.stand_in.fused_heads import HEADS, TOKENS
+from autotune.worker.stand_in.losses import HEADS, TOKENS
 
 ROWS, HIDDEN, WORDS = 3 * TOKENS, 64, 8192
 

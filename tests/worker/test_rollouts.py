@@ -1,13 +1,21 @@
-"""Reuse of rollouts: only between equal generations, with the measured seconds."""
+"""Rollouts: reused only between equal generations, with the measured seconds; lengths drawn for completions, on lists.
+
+`test_grpo_probe.py` generates completions of drawn lengths.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.worker.trl import hooks
+from autotune.worker.trl import rollouts as worker_rollouts
+from autotune.worker.trl.rollouts import LengthDraws
+from autotune.worker.trl.trainer_settings import ForcedLengths
 from tests.worker.drive import adapter, engine_request, events_stage, inside, load_request, measure_request, run_apart
 
 
@@ -22,7 +30,7 @@ class Clock:
 def rollouts(**options: Any) -> tuple[Any, Any, Clock]:
     clock = Clock()
     stage, _ = events_stage(clock=clock)
-    return inside("trl.rollout_reuse").Rollouts(stage, **options), stage, clock
+    return inside("trl.rollouts").Rollouts(stage, **options), stage, clock
 
 
 def turn(one: Any, stage: Any, clock: Clock, seconds: float, answer: Any = "tokens") -> Any:
@@ -53,7 +61,7 @@ def test_one_turn_is_too_few_to_know_its_seconds() -> None:
 
 @pytest.mark.parametrize("real_first", [0, 1])
 def test_a_reused_rollout_is_counted_and_not_run(real_first: int) -> None:
-    source = inside("trl.rollout_reuse").CachedRollout("earlier", {"rollout": 3.0, "sync": 1.5}, {"rollout": 7})
+    source = inside("trl.rollouts").CachedRollout("earlier", {"rollout": 3.0, "sync": 1.5}, {"rollout": 7})
     one, stage, clock = rollouts(source=source, real_first=real_first)
     answers = [turn(one, stage, clock, 5.0) for _ in range(3)]
     assert answers == ["tokens"] * real_first + ["earlier"] * (3 - real_first)
@@ -63,7 +71,7 @@ def test_a_reused_rollout_is_counted_and_not_run(real_first: int) -> None:
 
 
 def test_the_key_ignores_settings_without_effect_on_generation() -> None:
-    key_of = inside("trl.rollout_reuse").key_of
+    key_of = inside("trl.rollouts").key_of
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "gradient_checkpointing": True, "beta": 0.0}
     same = {**settings, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "gradient_checkpointing": False}
     shape = {"rows": 16, "prompt": 8, "completion": 8, "typical": False, "seed": 42}
@@ -75,7 +83,7 @@ def test_the_key_ignores_settings_without_effect_on_generation() -> None:
 
 
 def test_the_cache_drops_the_oldest() -> None:
-    module = inside("trl.rollout_reuse")
+    module = inside("trl.rollouts")
     library = module.RolloutCache()
     for number in range(module.MAX_CACHED + 1):
         library.put(str(number), number)
@@ -174,3 +182,41 @@ def test_a_soak_lasts_the_requested_time(tmp_path: Path) -> None:
     assert [cycle["steps"] for cycle in cycles] == list(range(1, len(cycles) + 1))
     assert result["optimizer_steps"] == len(cycles)
     assert all(0 < cycle["held_bytes"] <= cycle["peak_bytes"] for cycle in cycles)
+
+
+SAMPLE = [1, 2, 3, 40]
+
+
+def test_every_part_of_the_distribution_occurs_in_a_batch() -> None:
+    drawn = LengthDraws(SAMPLE, seed=1).take([[n] for n in range(40)])
+    assert Counter(drawn) == dict.fromkeys(SAMPLE, 10)
+    assert drawn != sorted(drawn)
+
+
+def test_equal_prompts_get_equal_lengths_and_others_not() -> None:
+    prompts = [[n, n] for n in range(40)]
+    ours, theirs = (LengthDraws(SAMPLE, seed=1) for _ in range(2))
+    first, second = ours.take(prompts), ours.take(prompts)
+    assert first == theirs.take(prompts)
+    assert first != second == theirs.take(prompts)
+    assert LengthDraws(SAMPLE, seed=1).take(prompts[::-1]) != first != LengthDraws(SAMPLE, seed=2).take(prompts)
+
+
+@pytest.mark.parametrize(
+    ("settings", "each"),
+    [
+        ({}, True),
+        ({"use_vllm": True}, True),
+        ({"use_vllm": True, "vllm_mode": "server"}, False),
+        ({"use_transformers_paged": True}, False),
+    ],
+)
+def test_a_server_has_one_length_for_all(settings: dict[str, Any], each: bool) -> None:
+    assert worker_rollouts.can_be_drawn(settings) is each
+
+
+def test_a_group_has_one_prompt_of_one_drawn_length() -> None:
+    lengths = ForcedLengths(prompt=64, completion=8, pad_prompts=True, drawn_prompts=(4, 9, 70))
+    fitted = {n: hooks.fit([n] * 30, lengths) for n in range(40)}
+    assert {len(ids) for ids in fitted.values()} == {4, 9, 70}
+    assert all(hooks.fit([n] * 30, lengths) == ids for n, ids in fitted.items())
