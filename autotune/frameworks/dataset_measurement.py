@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -17,22 +18,16 @@ from autotune.core.job import Task
 from autotune.frameworks.base import model_path
 
 PROMPTS_TIMEOUT_S, ROWS_TIMEOUT_S = 1800.0, 300.0
+Measured = TypeVar("Measured", RowLengths, ImageRows)
 
 
-def row_lengths(task: Task, dataset: Mapping[str, object] | None) -> RowLengths | None:
-    """Measure the rows; None: no dataset. Raises BadInput for an unreadable dataset."""
-    return None if dataset is None else msgspec.json.decode(_measure("row", task, dataset), type=RowLengths)
+def measure_rows(task: Task, dataset: Mapping[str, object], kind: type[Measured]) -> Measured:
+    """Measure the lengths of the rows, or read the sizes of their images. Raises BadInput for an unreadable dataset."""
+    return msgspec.json.decode(_measure("row" if kind is RowLengths else "image", task, dataset), type=kind)
 
 
-def image_rows(task: Task, dataset: Mapping[str, object] | None) -> ImageRows | None:
-    """Read the sizes of the rows' images; None: no dataset. Raises BadInput for an unreadable dataset."""
-    return None if dataset is None else msgspec.json.decode(_measure("image", task, dataset), type=ImageRows)
-
-
-def prompt_lengths(task: Task, dataset: Mapping[str, object] | None, limit: int | None) -> PromptLengths | None:
-    """Measure the prompts, once per process and state of the files; None: no dataset. Raises BadInput for an unreadable one."""
-    if dataset is None:
-        return None
+def prompt_lengths(task: Task, dataset: Mapping[str, object], limit: int | None) -> PromptLengths:
+    """Measure the prompts, once per process and state of the files. Raises BadInput for an unreadable dataset."""
     key = _state(task, dataset, limit)
     if key not in _measured:
         _measured[key] = msgspec.convert(measure_prompts(task, dataset, limit=limit, out=None), PromptLengths, strict=False)

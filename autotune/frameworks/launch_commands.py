@@ -262,11 +262,6 @@ def changed_script(launch: LaunchScript, changes: Mapping[str, KnobValue], more:
     return text
 
 
-def difference(launch: LaunchScript, changed: str) -> str:
-    """Return a unified diff against the user's script."""
-    return unified_diff(launch.text, changed, Path(launch.path).name)
-
-
 def unified_diff(before: str, after: str, name: str) -> str:
     """Return a diff for `patch -p1`; empty without a change."""
     old, new = (text.splitlines(keepends=True) for text in (before, after))

@@ -22,7 +22,7 @@ from autotune.core.job import Task
 from autotune.core.measurement import Phase, ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
 from autotune.frameworks.base import KINDS, Field, Settings, Trainer
-from autotune.frameworks.dataset_measurement import row_lengths
+from autotune.frameworks.dataset_measurement import measure_rows
 from autotune.frameworks.stand_in_step import StandInSpec, compose, trace_request
 from autotune.machine.nvml import DEVICE_ORDER
 
@@ -181,7 +181,7 @@ class Launched(Trainer):
 
     def row_lengths(self, task: Task) -> RowLengths | None:
         measured = self.measures_rows and self.method == "sft" and task.workload.dataset
-        return row_lengths(task, {"dataset_name": measured}) if measured else None
+        return measure_rows(task, {"dataset_name": measured}, RowLengths) if measured else None
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return {"device": task.hardware.kind}

@@ -23,7 +23,6 @@ from autotune.core.job import Task
 from autotune.core.space import KnobValue
 from autotune.frameworks.base import Settings
 from autotune.frameworks.stand_in import StandIn
-from autotune.frameworks.stand_in_step import served
 
 DTENSOR, PACKING, DYNAMIC = "policy.dtensor_cfg", "policy.sequence_packing", "policy.dynamic_batching"
 ENGINE, PLACEMENT, LONGEST = "policy.generation", "policy.generation.colocated", "policy.max_total_sequence_length"
@@ -117,17 +116,11 @@ class NemoRl(StandIn):
         ahead, and weights wait for their end unless they are updated in flight."""
         truth, ahead = self.table.truth, self.table.count(settings, f"{ASYNC}.max_trajectory_age_steps")
         in_flight, again = (truth(settings, f"{ASYNC}.{name}") for name in IN_FLIGHT)
-        return served(
-            task.hardware,
-            gpus=self.sizes(settings, task)["serves"],
-            tensor_parallel=self.table.count(settings, f"{ENGINE}.vllm_cfg.tensor_parallel_size"),
-            window=sum(self.lengths(settings)),
-            dtype="bfloat16",
-            utilization=self.table.share(settings, f"{ENGINE}.vllm_cfg.gpu_memory_utilization"),
+        return self.server(
+            settings, task, self.sizes(settings, task)["serves"], batches_ahead=float(ahead),
             overlap="stream" if truth(settings, f"{ASYNC}.enabled") else "none",
             at_sync="drain" if not in_flight else "recompute" if again else "pause",
-            batches_ahead=float(ahead),
-        )
+        )  # fmt: skip
 
 
 TRAINERS = (NemoRl("nemo-rl", "grpo"),)

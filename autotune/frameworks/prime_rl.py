@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.core.composition import SplitEngines
 from autotune.core.files import comments
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
@@ -29,7 +28,6 @@ from autotune.frameworks.configuration_files import ABSENT
 from autotune.frameworks.framework_facts import filled
 from autotune.frameworks.launched_run import OUT, Launch, probe_steps
 from autotune.frameworks.stand_in import StandIn
-from autotune.frameworks.stand_in_step import served
 
 MODEL = "trainer.model"
 IN_FLIGHT = 5  # default of `ac_offloading.max_inflight_activations`
@@ -96,23 +94,12 @@ class PrimeRl(StandIn):
             "loss_options": {"chunk": self.table.count(settings, f"{MODEL}.fused_lm_head_token_chunk_size")},
             "activations_in_flight": IN_FLIGHT if truth(settings, f"{MODEL}.ac_offloading") else None,
             "syncs_adapter_only": bool(rank),
-            "split": self._split(settings, task),
-        }
-
-    def _split(self, settings: Settings, task: Task) -> SplitEngines:
-        """Return vLLM's servers, which pause for new weights and go on."""
-        return served(
-            task.hardware,
-            gpus=self.table.count(settings, "deployment.num_infer_gpus"),
-            tensor_parallel=self.table.count(settings, "inference.parallel.tp"),
-            window=sum(self.lengths(settings)),
-            dtype="bfloat16",
-            utilization=self.table.share(settings, "inference.gpu_memory_utilization"),
-            overlap="stream",
-            at_sync="pause",
-            batches_ahead=1.0,
-            in_flight=self.table.count(settings, "orchestrator.max_inflight_episodes") or None,
-        )
+            # vLLM's servers pause for new weights and go on.
+            "split": self.server(
+                settings, task, self.table.count(settings, "deployment.num_infer_gpus"), overlap="stream", at_sync="pause",
+                batches_ahead=1.0, in_flight=self.table.count(settings, "orchestrator.max_inflight_episodes") or None,
+            ),
+        }  # fmt: skip
 
     def toml(self, settings: Settings, prefix: str = "") -> str:
         """Return the settings below a prefix as TOML with dotted keys."""

@@ -17,13 +17,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from autotune.core.job import Task
 from autotune.core.space import Candidate, KnobValue
-from autotune.frameworks.base import Settings, as_word
+from autotune.frameworks.base import Settings
 from autotune.frameworks.stand_in import StandIn, without_references
 from autotune.frameworks.stand_in_step import OtherModel
 
@@ -36,9 +35,6 @@ PLAIN = re.compile(r"[A-Za-z_/.][\w/.@+-]*", re.ASCII)
 
 
 class SkyRl(StandIn):
-    def argument(self, name: str, value: KnobValue) -> str:
-        return f"{name}={shlex.quote(as_word(value))}"
-
     def as_path(self, path: str) -> str:
         """Quote a text for OmegaConf's command line: YAML, in which `${` begins a reference."""
         return path if PLAIN.fullmatch(path) else json.dumps(without_references(path), ensure_ascii=False)

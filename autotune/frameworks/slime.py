@@ -18,23 +18,6 @@ from autotune.frameworks.base import Settings
 from autotune.frameworks.stand_in import StandIn
 
 TENSOR, PIPELINE, CONTEXT = (f"{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context"))
-FROM_CONFIG = {
-    "num_layers": "num_hidden_layers", "hidden_size": "hidden_size", "ffn_hidden_size": "intermediate_size",
-    "num_attention_heads": "num_attention_heads", "num_query_groups": "num_key_value_heads", "kv_channels": "head_dim",
-    "vocab_size": "vocab_size", "norm_epsilon": "rms_norm_eps",
-}  # fmt: skip
-"""Megatron's names of a model's shape, which its command line states again."""
-
-PACKED: dict[str, KnobValue] = {
-    "use_dynamic_batch_size": True,
-    "apply_chat_template": True,
-    "input_key": "prompt",
-    "label_key": "label",
-}
-DENSE: dict[str, KnobValue] = {
-    **dict.fromkeys(("swiglu", "group_query_attention", "use_rotary_position_embeddings", "disable_bias_linear"), True),
-    "normalization": "RMSNorm", "attention_dropout": 0.0, "hidden_dropout": 0.0, "attention_backend": "flash",
-}  # fmt: skip
 
 
 class Slime(StandIn):
@@ -49,13 +32,12 @@ class Slime(StandIn):
     def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
         table, gpus, config = self.table, task.hardware.count, task.workload.model.config
         apart = 0 if table.truth(settings, "colocate") else table.count(settings, "rollout_num_gpus") or max(1, gpus // 2)
-        shape = {name: config.get(source) for name, source in FROM_CONFIG.items()}
+        shape = {name: config.get(source) for name, source in self.facts.from_config.items()}
         rotary = config.get("rope_parameters")
         base = rotary.get("rope_theta") if isinstance(rotary, Mapping) else config.get("rope_theta")
         found: dict[str, KnobValue] = {
             **{name: value for name, value in shape.items() if isinstance(value, int | float)},
-            **DENSE,
-            **PACKED,
+            **self.facts.fixed,
             **({"rollout_num_gpus": apart} if apart else {}),
             "rotary_base": round(base) if isinstance(base, int | float) else 10000,
             "add_qkv_bias": config.get("model_type") == "qwen2",

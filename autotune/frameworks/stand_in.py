@@ -43,7 +43,7 @@ from autotune.frameworks.framework_facts import (
     texts_that_apply,
 )
 from autotune.frameworks.launched_run import OUT, Launch, Launched, probe_steps, synthetic_prompts
-from autotune.frameworks.stand_in_step import StandInSpec
+from autotune.frameworks.stand_in_step import StandInSpec, served
 
 TUNING = frozenset({"use_peft", "load_in_4bit"})
 """Held settings of TRL behind --tuning; stand-in frameworks read the workload instead."""
@@ -276,7 +276,7 @@ class StandIn(Launched):
         return [line for name, value in shown.items() if (line := self.argument(name, value))]
 
     def argument(self, name: str, value: KnobValue) -> str:
-        return f"{name}={as_word(value) if isinstance(value, bool) else shlex.quote(str(value))}"
+        return f"{name}={shlex.quote(as_word(value))}"
 
     def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
         """Write the command line, one setting per line."""
@@ -314,6 +314,14 @@ class StandIn(Launched):
         found["max_model_length"] = found["max_model_length"] or sum(self.lengths(settings))
         found["tensor_parallel"] = found["tensor_parallel"] or 1
         return EngineSettings(**{**found, **computed})
+
+    def server(self, settings: Settings, task: Task, gpus: int, **schedule: Any) -> SplitEngines:
+        """Return servers with vLLM's defaults on GPUs of their own; `schedule`: how they overlap with training."""
+        parallel, share = self.facts.engine["tensor_parallel"], self.facts.engine["utilization"]
+        return served(
+            task.hardware, gpus=gpus, tensor_parallel=self.table.count(settings, str(parallel)), dtype="bfloat16",
+            window=sum(self.lengths(settings)), utilization=self.table.share(settings, str(share)), **schedule,
+        )  # fmt: skip
 
     def engines_apart(self, settings: Settings, gpus: int, **schedule: Any) -> SplitEngines:
         """Return engines on GPUs of their own; `schedule`: how they overlap with training."""

@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.core.composition import EngineSettings, SplitEngines
+from autotune.core.composition import EngineSettings
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
@@ -115,6 +115,18 @@ class Swift(TransformersTrainer):
         reference = OtherModel(role="reference", model=task.workload.model.name, whole=sharding != "zero3")
         generation = "trainer" if not settings.get("use_vllm") else "server" if served(settings) else "engine"
         options = self.facts.deepspeed.get(sharding) or ddp_options(settings, adapter=with_adapter)
+        # A colocated engine, or `swift rollout` with one replica per share of tensor_parallel GPUs.
+        window, share = count_of(settings, "vllm_max_model_len"), share_of(settings, "vllm_gpu_memory_utilization")
+        window, parallel = window or sum(self.lengths(settings)), count_of(settings, "vllm_tensor_parallel_size") or 1
+        engine = EngineSettings(
+            utilization=share, max_model_length=window, max_num_seqs=max(1, rows // ranks), tensor_parallel=parallel,
+            sleep=bool(settings.get("sleep_level")),
+            quantised_bits=4 if settings.get("quant_bits") == 4 else gptq_bits(task.workload.model.config),
+        )  # fmt: skip
+        server = stand_in_step.served(
+            task.hardware, gpus=count_of(settings, "server_gpus"), tensor_parallel=parallel, window=window, dtype="bfloat16",
+            utilization=share or stand_in_step.SHARE,
+        )  # fmt: skip
         return {
             "sharded_by": sharding if ranks > 1 or deepspeed else "none",
             "options": {**options, **{name: {"device": "cpu"} for name in offloads}},
@@ -125,8 +137,8 @@ class Swift(TransformersTrainer):
             "attention": ATTENTION.get(attention := settings.get("attn_impl"), str(attention)),
             "others": (reference,) if self.online and not with_adapter and settings.get("beta") else (),
             "generation": generation if self.online else "none",
-            "engine": _engine(settings, task, sum(self.lengths(settings)), rows // ranks) if self.online else None,
-            "split": _split(settings, task, sum(self.lengths(settings))) if self.online and served(settings) else None,
+            "engine": engine if self.online and generation == "engine" else None,
+            "split": server if self.online and generation == "server" else None,
             "offloaded_in_rollout": tuple(part for part, name in OFFLOADED.items() if settings.get(name)),
             "syncs_adapter_only": with_adapter and bool(settings.get("vllm_enable_lora")),
             "first_sync_is_whole": True,
@@ -149,31 +161,6 @@ def _sharding(deepspeed: str) -> tuple[str, tuple[str, ...]]:
     kind, _, offload = deepspeed.partition("_")
     offloads = ("offload_optimizer", "offload_param") if kind == "zero3" else ("offload_optimizer",)
     return "ddp" if kind == "zero0" else kind, offloads if offload else ()
-
-
-def _engine(settings: Settings, task: Task, longest: int, rows: int) -> EngineSettings | None:
-    if not settings.get("use_vllm") or served(settings):
-        return None
-    return EngineSettings(
-        utilization=share_of(settings, "vllm_gpu_memory_utilization"),
-        max_model_length=count_of(settings, "vllm_max_model_len") or longest,
-        max_num_seqs=max(1, rows),
-        tensor_parallel=count_of(settings, "vllm_tensor_parallel_size") or 1,
-        sleep=bool(settings.get("sleep_level")),
-        quantised_bits=4 if settings.get("quant_bits") == 4 else gptq_bits(task.workload.model.config),
-    )
-
-
-def _split(settings: Settings, task: Task, longest: int) -> SplitEngines:
-    """Return `swift rollout`: one replica per share of tensor_parallel GPUs."""
-    return stand_in_step.served(
-        task.hardware,
-        gpus=count_of(settings, "server_gpus"),
-        tensor_parallel=count_of(settings, "vllm_tensor_parallel_size") or 1,
-        window=count_of(settings, "vllm_max_model_len") or longest,
-        dtype="bfloat16",
-        utilization=share_of(settings, "vllm_gpu_memory_utilization") or stand_in_step.SHARE,
-    )
 
 
 def _server_script(named: Mapping[str, object], task: Task, ranks: int) -> str:

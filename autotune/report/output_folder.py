@@ -25,7 +25,7 @@ from autotune.core.space import Candidate
 from autotune.core.units import MIB, format_bytes
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.configuration_files import unshare
-from autotune.frameworks.launch_commands import changed_script, changes_of, difference
+from autotune.frameworks.launch_commands import changed_script, changes_of, unified_diff
 from autotune.frameworks.trl.output_files import YAML_NAME, written_settings
 from autotune.report.certificate import certificate_lines
 from autotune.report.html.render import PAGE
@@ -235,7 +235,7 @@ def _launch_files(job: Job, trainer: Trainer, candidate: Candidate, folder: Path
     changed = changed_script(launch, changes, edits)
     script, patch = folder / f"changed-{Path(launch.path).name}", folder / "changes.diff"
     write_atomically(script, changed.encode(), mode=TO_BE_RUN)
-    patch.write_text(difference(launch, changed), encoding="utf-8")
+    patch.write_text(unified_diff(launch.text, changed, Path(launch.path).name), encoding="utf-8")
     return [script, patch, *files]
 
 

@@ -15,7 +15,7 @@ import yaml
 from autotune import frameworks
 from autotune.core.errors import BadInput
 from autotune.core.shell_script import commands_of
-from autotune.frameworks.launch_commands import changed_script, changes_of, difference, find_launch, kind_of, stated_value
+from autotune.frameworks.launch_commands import changed_script, changes_of, find_launch, kind_of, stated_value, unified_diff
 from autotune.request import request_parser
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
@@ -148,7 +148,7 @@ def test_the_answer_is_the_same_script_and_a_diff(verl: Path, tmp_path: Path) ->
     assert {name: one.text for name, one in again.stated.items() if name not in changes} == {
         name: one.text for name, one in launch.stated.items() if name not in changes
     }
-    patch = difference(launch, changed)
+    patch = unified_diff(launch.text, changed, Path(launch.path).name)
     if shutil.which("patch"):
         (tmp_path / "changes.diff").write_text(patch)
         subprocess.run(["patch", "-p1", "-s", "-i", "changes.diff"], cwd=tmp_path, check=True, timeout=60)

@@ -13,7 +13,7 @@ from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
 from autotune.frameworks.base import Field, Settings, Trainer, count_of
-from autotune.frameworks.dataset_measurement import image_rows, prompt_lengths, row_lengths
+from autotune.frameworks.dataset_measurement import measure_rows, prompt_lengths
 from autotune.frameworks.trl import legality, output_files, requests, user_config
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.requests import NEW_BUFFERS, dataset_of
@@ -142,13 +142,16 @@ class TrlGrpo(Trainer):
         return requests.trace_request(candidate, task, *(count_of(candidate.settings, name) for name in LENGTHS))
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
-        return prompt_lengths(task, dataset_of(task), limit)
+        dataset = dataset_of(task)
+        return None if dataset is None else prompt_lengths(task, dataset, limit)
 
     def image_rows(self, task: Task) -> ImageRows | None:
-        return image_rows(task, dataset_of(task)) if self.reads_images else None
+        dataset = dataset_of(task) if self.reads_images else None
+        return None if dataset is None else measure_rows(task, dataset, ImageRows)
 
     def row_lengths(self, task: Task) -> RowLengths | None:
-        return row_lengths(task, dataset_of(task)) if self.method == "sft" else None
+        dataset = dataset_of(task) if self.method == "sft" else None
+        return None if dataset is None else measure_rows(task, dataset, RowLengths)
 
     def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
         return output_files.write_files(candidate, task, folder, dataset_of(task), script=self.script, destination=destination)
