@@ -14,19 +14,8 @@ from packaging.version import Version
 from autotune.core.errors import TrainingEnvironmentError
 from autotune.core.job import Task
 from autotune.frameworks.base import Settings
+from autotune.frameworks.trl import settings as trl_settings
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.settings import (
-    DEEPSPEED,
-    FSDP,
-    OFFLOAD_DEVICES,
-    OFFLOADS,
-    SHARDINGS,
-    ranks_of,
-    server_gpus,
-    server_parallel,
-    sharding_of,
-    with_server,
-)
 from autotune.machine import environment, hardware_detection
 from autotune.worker.releases import release_numbers
 
@@ -45,12 +34,17 @@ def refusals(settings: Settings, task: Task) -> Iterator[str]:
         yield from rule(settings, task)
 
 
+def get(settings: Settings, name: str) -> object:
+    """Return the setting, else TRL's default."""
+    return settings[name] if name in settings else fields()[name].default
+
+
 def _on(settings: Settings, name: str) -> bool:
-    return bool(settings[name] if name in settings else fields()[name].default)
+    return bool(get(settings, name))
 
 
 def _kind(settings: Settings, task: Task) -> str:
-    return sharding_of(settings, ranks_of(settings, task.hardware.count))
+    return trl_settings.sharding_of(settings, trl_settings.ranks_of(settings, task.hardware.count))
 
 
 def _sharded(settings: Settings, task: Task) -> Iterator[str]:
@@ -58,15 +52,15 @@ def _sharded(settings: Settings, task: Task) -> Iterator[str]:
         if settings.get(name):
             yield f"{name}: the sharding of a model belongs to accelerate.yaml. Use sharding=zero2 instead."
     named = settings.get("sharding")
-    if named is not None and named not in SHARDINGS:
-        yield f"sharding must be one of {', '.join(SHARDINGS)}, and is {named!r}."
-    elif task.hardware.kind == "cpu" and named in (*DEEPSPEED, *FSDP) and task.hardware.here:
+    if named is not None and named not in trl_settings.SHARDINGS:
+        yield f"sharding must be one of {', '.join(trl_settings.SHARDINGS)}, and is {named!r}."
+    elif task.hardware.kind == "cpu" and named in (*trl_settings.DEEPSPEED, *trl_settings.FSDP) and task.hardware.here:
         yield f"sharding={named} needs GPUs: accelerate runs ranks on a CPU as plain data parallel."
-    if named in DEEPSPEED:
+    if named in trl_settings.DEEPSPEED:
         yield from _needs("deepspeed", f"sharding={named}", task)
-    for name in OFFLOADS:
-        if (value := settings.get(name, "none")) not in OFFLOAD_DEVICES:
-            yield f"{name} must be one of {', '.join(OFFLOAD_DEVICES)}, and is {value!r}."
+    for name in trl_settings.OFFLOADS:
+        if (value := settings.get(name, "none")) not in trl_settings.OFFLOAD_DEVICES:
+            yield f"{name} must be one of {', '.join(trl_settings.OFFLOAD_DEVICES)}, and is {value!r}."
     gathers = settings.get("ds3_gather_for_generation", True)
     if _kind(settings, task) == "zero3" and not gathers and _on(settings, "use_vllm"):
         yield "ds3_gather_for_generation=false excludes vLLM, which needs whole weights. Use transformers generation."
@@ -75,13 +69,13 @@ def _sharded(settings: Settings, task: Task) -> Iterator[str]:
 def _served(settings: Settings, task: Task) -> Iterator[str]:
     """Yield violations of TRL's rules for a server, and of vLLM's for tensor parallelism in both modes."""
     name, parallel = "vllm_tensor_parallel_size", settings.get("vllm_tensor_parallel_size", 1)
-    if with_server(settings):
-        served, parallel, gpus = server_gpus(settings), server_parallel(settings), task.hardware.count
+    if trl_settings.with_server(settings):
+        served, parallel, gpus = trl_settings.server_gpus(settings), trl_settings.server_parallel(settings), task.hardware.count
         if task.hardware.kind == "cpu":
             yield "vllm_mode=server needs GPUs: TRL updates the server's weights over NCCL. Use vllm_mode=colocate."
         if served < 1:
             yield f"server_gpus must be at least 1 under vllm_mode=server, and is {settings.get('server_gpus')!r}."
-        elif ranks_of(settings, gpus) < 1:
+        elif trl_settings.ranks_of(settings, gpus) < 1:
             yield f"server_gpus ({served}) leaves none of the {gpus} GPUs to train on; vllm_mode=server needs one more than that."
         elif served % parallel:
             yield f"server_tensor_parallel_size ({parallel}) must divide server_gpus ({served}): the server runs whole replicas."
@@ -151,7 +145,7 @@ def _allocator(settings: Settings, task: Task) -> Iterator[str]:
         return
     if task.hardware.kind == "cpu":
         yield "PYTORCH_CUDA_ALLOC_CONF is read on GPUs only."
-    sleeps = _on(settings, "use_vllm") and _on(settings, "vllm_enable_sleep_mode") and not with_server(settings)
+    sleeps = _on(settings, "use_vllm") and _on(settings, "vllm_enable_sleep_mode") and not trl_settings.with_server(settings)
     if sleeps and "expandable_segments:true" in named.lower().replace(" ", ""):
         # Newer releases of vLLM turn expandable segments off around the pool, and recognise one spelling.
         version = installed(task).get("vllm")

@@ -18,20 +18,7 @@ from autotune.core.job import Task
 from autotune.core.space import Candidate, KnobValue
 from autotune.core.units import MIB
 from autotune.core.yaml_document import read_document
-from autotune.frameworks.trl.settings import (
-    ALLOCATOR,
-    DEEPSPEED,
-    FSDP,
-    OFFLOAD_DEVICES,
-    OTHER_ALLOCATOR,
-    engine_dtype,
-    environment_of,
-    ranks_of,
-    server_gpus,
-    server_parallel,
-    sharding_of,
-    with_server,
-)
+from autotune.frameworks.trl import settings as trl_settings
 from autotune.machine.nvml import DEVICE_ORDER
 
 NOT_MODELLED = (
@@ -142,7 +129,7 @@ def _zero(stage: object, optimizer: object, parameters: object) -> dict[str, Kno
     for name, device in (("offload_optimizer_device", optimizer), ("offload_param_device", parameters if number == 3 else None)):
         if device in (None, "none"):
             continue
-        if device not in OFFLOAD_DEVICES:
+        if device not in trl_settings.OFFLOAD_DEVICES:
             raise BadInput(f"{name} {device!r}: only the host is measured.", way_out="Use cpu or none.")
         settings[name] = str(device)
     return settings
@@ -159,12 +146,12 @@ def _fsdp(options: Mapping[str, object], path: Path) -> dict[str, KnobValue]:
 
 def launch_configuration(candidate: Candidate, task: Task) -> dict[str, object]:
     """Return the file for `accelerate launch --config_file`, in the style of TRL's own ones."""
-    settings, ranks = candidate.settings, ranks_of(candidate.settings, task.hardware.count)
-    kind = sharding_of(settings, ranks)
+    settings, ranks = candidate.settings, trl_settings.ranks_of(candidate.settings, task.hardware.count)
+    kind = trl_settings.sharding_of(settings, ranks)
     # accelerate's MULTI_GPU means one process per rank, with gloo on a CPU.
     distributed, sharding = ("MULTI_GPU" if ranks > 1 else "NO"), dict[str, object]()
-    if kind in DEEPSPEED:
-        stage = DEEPSPEED[kind]
+    if kind in trl_settings.DEEPSPEED:
+        stage = trl_settings.DEEPSPEED[kind]
         options = {
             "deepspeed_multinode_launcher": "standard",
             **{name: settings.get(name, "none") for name in ("offload_optimizer_device", "offload_param_device")},
@@ -173,8 +160,8 @@ def launch_configuration(candidate: Candidate, task: Task) -> dict[str, object]:
             "zero_stage": stage,
         }
         distributed, sharding = "DEEPSPEED", {"deepspeed_config": options}
-    elif kind in FSDP:
-        distributed, sharding = "FSDP", {"fsdp_config": _fsdp_settings(FSDP[kind], settings)}
+    elif kind in trl_settings.FSDP:
+        distributed, sharding = "FSDP", {"fsdp_config": _fsdp_settings(trl_settings.FSDP[kind], settings)}
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": distributed,
@@ -225,7 +212,8 @@ def launch_script(
     )
     if dataset:  # repeated relative to the script, so that the folder can be moved
         train += f' \\\n  --dataset_name "$here/{dataset}"'
-    start = _with_server(candidate, task, train, model) if with_server(candidate.settings) else f'exec {train} "$@"\n'
+    served = trl_settings.with_server(candidate.settings)
+    start = _with_server(candidate, task, train, model) if served else f'exec {train} "$@"\n'
     return f"""#!/usr/bin/env bash
 # Starts the recommended run. Further arguments go to TRL's script, which ignores unknown ones: ./{name} --max_steps 100
 # Run it in the folder to which your reward functions and paths are relative.
@@ -240,11 +228,11 @@ def exports(candidate: Candidate, task: Task, shim: str | None) -> str:
     variables = {
         **({str(name): str(value) for name, value in stated.items()} if isinstance(stated, Mapping) else {}),
         **(DEVICE_ORDER if task.hardware.kind == "cuda" else {}),
-        **environment_of(candidate.settings),
+        **trl_settings.environment_of(candidate.settings),
     }
     lines = [f"export {variable}={shlex.quote(value)}\n" for variable, value in variables.items()]
-    if ALLOCATOR in variables:
-        lines.append(f"unset {OTHER_ALLOCATOR}\n")
+    if trl_settings.ALLOCATOR in variables:
+        lines.append(f"unset {trl_settings.OTHER_ALLOCATOR}\n")
     if shim:
         lines.append(f'export PYTHONPATH="$here/{shim}${{PYTHONPATH:+:$PYTHONPATH}}"\n')
     return "".join(lines)
@@ -264,7 +252,7 @@ def finder_of(program: str) -> str:
 def _with_server(candidate: Candidate, task: Task, train: str, model: str) -> str:
     """Return the start of the server on the last GPUs and of the trainer on the first ones."""
     gpus = task.hardware.count
-    ranks = ranks_of(candidate.settings, gpus)
+    ranks = trl_settings.ranks_of(candidate.settings, gpus)
     serve, address = _server(candidate, task, model)
     return f"""gpus="${{CUDA_VISIBLE_DEVICES:-{",".join(map(str, range(gpus)))}}}"
 port="${{VLLM_SERVER_PORT:-{SERVER_PORT}}}"
@@ -279,13 +267,13 @@ CUDA_VISIBLE_DEVICES="$(cut -d, -f1-{ranks} <<<"$gpus")" {train} {address} "$@"
 def _server(candidate: Candidate, task: Task, model: str) -> tuple[str, str]:
     """Return the command of the server, and the trainer's option that names it."""
     settings, trusted = candidate.settings, task.workload.trust_remote_code
-    replicas = server_gpus(settings) // server_parallel(settings)
+    replicas = trl_settings.server_gpus(settings) // trl_settings.server_parallel(settings)
     options: dict[str, object] = {
-        "tensor_parallel_size": server_parallel(settings),
+        "tensor_parallel_size": trl_settings.server_parallel(settings),
         **({"data_parallel_size": replicas} if replicas > 1 else {}),
         "gpu_memory_utilization": settings["vllm_gpu_memory_utilization"],
         "max_model_len": settings["vllm_max_model_length"],
-        "dtype": engine_dtype(task.workload.model.config),
+        "dtype": trl_settings.engine_dtype(task.workload.model.config),
     }
     if task.workload.method == "async-grpo":  # vLLM's own server, to which the trainer sends weights over NCCL
         options |= {"logprobs_mode": "processed_logprobs", "weight_transfer_config": '{"backend":"nccl"}'}

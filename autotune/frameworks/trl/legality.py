@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from autotune.core.job import Task
 from autotune.frameworks.base import Settings, count_of, other_global_batch
 from autotune.frameworks.trl import combinations
+from autotune.frameworks.trl.combinations import get
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.settings import SCORING_TASK, ranks_of
 
@@ -23,11 +24,6 @@ COUNTS = (
     "num_ppo_epochs", "local_rollout_forward_batch_size",
 )  # fmt: skip
 ENUMERATIONS = ("optim", "eval_strategy", "save_strategy", "logging_strategy", "lr_scheduler_type", "hub_strategy")
-
-
-def get(settings: Settings, name: str) -> object:
-    """Return the setting, else TRL's default."""
-    return settings[name] if name in settings else fields()[name].default
 
 
 def number(settings: Settings, name: str) -> int:

@@ -6,30 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from autotune.core.composition import Composition, EngineSettings, Generation, Resident, Sharding, SplitEngines
+from autotune.core.composition import Composition, EngineSettings, Generation, Resident, Sharding
 from autotune.core.dataset import FILE_LOADERS
-from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.core.space import Candidate
 from autotune.core.units import GIB
-from autotune.frameworks.base import SPREAD_BY, Settings, count_of, ddp_options, gptq_bits, share_of
+from autotune.frameworks.base import SPREAD_BY, count_of, ddp_options, gptq_bits, share_of
 from autotune.frameworks.stand_in_step import served
-from autotune.frameworks.trl.combinations import quantisation
+from autotune.frameworks.trl import settings as trl_settings
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.launch_files import launch_configuration
-from autotune.frameworks.trl.settings import (
-    COMPLETIONS_PER_ROW,
-    OWN_SETTINGS,
-    engine_dtype,
-    environment_of,
-    max_num_seqs,
-    nested,
-    ranks_of,
-    server_gpus,
-    server_parallel,
-    sharding_of,
-    with_server,
-)
 
 DATASET_KEYS = (
     "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming", "datasets",
@@ -103,13 +89,10 @@ def adapter_request(candidate: Candidate, task: Task) -> dict[str, object] | Non
 
 def trainer_settings(settings: Mapping[str, object], method: str = "grpo") -> dict[str, object]:
     """Return the settings of the configuration class, without those with side effects."""
-    known = fields(method)
-    whole = {**settings, **nested(settings, settings)}
-    return {
-        name: value
-        for name, value in whole.items()
-        if name in known and known[name].owner == "config" and name not in OWN_SETTINGS and not name.startswith(SIDE_EFFECTS)
-    }
+    known, left_out = fields(method), trl_settings.OWN_SETTINGS
+    whole = {**settings, **trl_settings.nested(settings, settings)}
+    own = {name: value for name, value in whole.items() if name in known and known[name].owner == "config"}
+    return {name: value for name, value in own.items() if name not in left_out and not name.startswith(SIDE_EFFECTS)}
 
 
 def model_request(candidate: Candidate, task: Task, **own: object) -> dict[str, object]:
@@ -173,10 +156,10 @@ def images_request(task: Task) -> dict[str, object]:
 def sharding_request(candidate: Candidate, task: Task) -> dict[str, object]:
     """Return the sharding of the training state for a trace."""
     settings = candidate.settings
-    ranks = ranks_of(settings, task.hardware.count)
+    ranks = trl_settings.ranks_of(settings, task.hardware.count)
     named = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
     options: dict[str, object] = {name: {"device": "cpu"} for name, knob in named.items() if settings.get(knob) == "cpu"}
-    kind = sharding_of(settings, ranks)
+    kind = trl_settings.sharding_of(settings, ranks)
     if kind == "ddp" and task.workload.method != "ppo":  # PPO makes its accelerator without the Trainer's options
         options |= ddp_options({**task.workload.user_settings, **settings}, adapter=bool(settings.get("use_peft")))
     if kind == "fsdp2" and settings.get("fsdp_offload_params"):
@@ -192,60 +175,68 @@ def sharding_request(candidate: Candidate, task: Task) -> dict[str, object]:
 def launch_request(candidate: Candidate, task: Task) -> dict[str, object]:
     """Return the launch of the ranks, as in the files of the final run."""
     return {
-        "sharding": sharding_of(candidate.settings, ranks_of(candidate.settings, task.hardware.count)),
+        "sharding": trl_settings.sharding_of(candidate.settings, trl_settings.ranks_of(candidate.settings, task.hardware.count)),
         "accelerate": launch_configuration(candidate, task),
-        "environment": environment_of(candidate.settings),
+        "environment": trl_settings.environment_of(candidate.settings),
     }
 
 
 def engine_request(candidate: Candidate) -> dict[str, object] | None:
     """Return vLLM's colocated engine; None: there is none."""
     settings = candidate.settings
-    if not settings["use_vllm"] or with_server(settings):
+    if not settings["use_vllm"] or trl_settings.with_server(settings):
         return None
     names = ("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
     request: dict[str, object] = {name: settings[name] for name in names}
     if "vllm_model_impl" in settings:
         request["vllm_model_impl"] = settings["vllm_model_impl"]
-    return {**request, "max_num_seqs": max_num_seqs(settings)}
+    return {**request, "max_num_seqs": trl_settings.max_num_seqs(settings)}
 
 
 def server_request(candidate: Candidate, task: Task) -> dict[str, object] | None:
     """Return vLLM's server on GPUs of its own; None: there is none."""
     settings = candidate.settings
-    if not with_server(settings):
+    if not trl_settings.with_server(settings):
         return None
     return {
-        "gpus": server_gpus(settings),
-        "tensor_parallel_size": server_parallel(settings),
+        "gpus": trl_settings.server_gpus(settings),
+        "tensor_parallel_size": trl_settings.server_parallel(settings),
         "gpu_memory_utilization": settings["vllm_gpu_memory_utilization"],
         "max_model_length": settings["vllm_max_model_length"],
         "model_impl": settings.get("vllm_model_impl"),
-        "dtype": engine_dtype(task.workload.model.config),
+        "dtype": trl_settings.engine_dtype(task.workload.model.config),
     }
-
-
-def refuse_unmeasurable(task: Task) -> None:
-    """Raise for a quantised checkpoint with random weights: it can be predicted, but not measured."""
-    if quantisation(task) and task.workload.weights != "real":
-        raise IllegalConfiguration(
-            f"{task.workload.model.name}: random weights cannot be quantised, and the checkpoint is ({quantisation(task)}).",
-            way_out="Add --weights real, or use `autotune predict`.",
-        )
 
 
 # Composition: resident models per rank, and the shape of the step.
 
 
 def compose(candidate: Candidate, task: Task) -> Composition:
-    settings, ranks, method = candidate.settings, ranks_of(candidate.settings, task.hardware.count), task.workload.method
+    settings, method = candidate.settings, task.workload.method
+    ranks = trl_settings.ranks_of(settings, task.hardware.count)
     micro, steps = count_of(settings, "per_device_train_batch_size"), count_of(settings, "steps_per_generation")
     prompt, completion = count_of(settings, "max_prompt_length"), count_of(settings, "max_completion_length")
     generation: Generation = "none"
     if method in ONLINE:
-        generation = "server" if with_server(settings) else "engine" if settings.get("use_vllm") else "trainer"
-    if (per_row := COMPLETIONS_PER_ROW.get(method)) is not None:
+        generation = "server" if trl_settings.with_server(settings) else "engine" if settings.get("use_vllm") else "trainer"
+    if (per_row := trl_settings.COMPLETIONS_PER_ROW.get(method)) is not None:
         micro, steps = micro * per_row, 1  # each micro-step generates its own completions
+    # Engines. On the training devices: CUDA graphs, and weights in the model's precision or in 4 bits. Training waits for the
+    # completions of a server.
+    engine, split = None, None
+    share = share_of(settings, "vllm_gpu_memory_utilization")
+    window = count_of(settings, "vllm_max_model_length") or count_of(task.workload.model.config, "max_position_embeddings")
+    if generation == "engine":
+        engine = EngineSettings(
+            utilization=share, max_model_length=window, max_num_seqs=trl_settings.max_num_seqs(settings),
+            tensor_parallel=count_of(settings, "vllm_tensor_parallel_size") or 1,
+            sleep=bool(settings.get("vllm_enable_sleep_mode")), quantised_bits=4 if settings.get("load_in_4bit") else None,
+        )  # fmt: skip
+    elif generation == "server":
+        split = served(
+            task.hardware, gpus=trl_settings.server_gpus(settings), tensor_parallel=trl_settings.server_parallel(settings),
+            window=window, dtype=trl_settings.engine_dtype(task.workload.model.config), utilization=share,
+        )  # fmt: skip
     # Tokens in the loss per row: both answers of a DPO pair; of other rows all but the first token.
     loss_tokens = 2 * completion if method == "dpo" else prompt + completion - 1
     attention = settings.get("attn_implementation")
@@ -261,23 +252,23 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         optimizer=str(settings.get("optim")),
         generation=generation,
         gathers_per_token=generation == "trainer" and settings.get("ds3_gather_for_generation") is False,
-        engine=_engine(settings, task) if generation == "engine" else None,
-        split=_served(settings, task) if generation == "server" else None,
+        engine=engine,
+        split=split,
         sync_gathers="packed" if generation == "server" else None,
         sync_buffer_bytes=BUFFER_BYTES if generation == "server" else 0,
         notes=(NEW_BUFFERS,) if generation == "server" else (),
         attention=attention if isinstance(attention, str) else None,
-        sharded_by=sharding_of(settings, ranks),
+        sharded_by=trl_settings.sharding_of(settings, ranks),
         loss_tokens=loss_tokens if generation == "none" else None,
     )
 
 
 def residents(candidate: Candidate, task: Task, generation: Generation) -> Iterator[Resident]:
     settings, model = candidate.settings, task.workload.model.name
-    ranks = tuple(range(ranks_of(settings, task.hardware.count)))
+    ranks = tuple(range(trl_settings.ranks_of(settings, task.hardware.count)))
     adapter = count_of(settings, "lora_r") if settings.get("use_peft") else None
     bits = 4 if settings.get("load_in_4bit") else 8 if settings.get("load_in_8bit") else None
-    dtype, sharding = str(settings.get("dtype")), sharding_of(settings, len(ranks))
+    dtype, sharding = str(settings.get("dtype")), trl_settings.sharding_of(settings, len(ranks))
     spread = SPREAD_BY.get(sharding, "none")
     yield Resident(
         role="policy", model=model, ranks=ranks, dtype=dtype, trains=True, adapter_rank=adapter, quantised_bits=bits,
@@ -296,35 +287,7 @@ def residents(candidate: Candidate, task: Task, generation: Generation) -> Itera
         yield Resident(role="reward", model=judge, ranks=ranks, dtype=dtype, trains=False, sharding=cut)
     if generation == "engine":
         yield Resident(
-            role="engine", model=model, ranks=ranks, dtype=engine_dtype(task.workload.model.config), trains=False,
+            role="engine", model=model, ranks=ranks, dtype=trl_settings.engine_dtype(task.workload.model.config), trains=False,
             sharding="tensor" if settings.get("vllm_tensor_parallel_size", 1) != 1 else "none",
             awake=("rollout", "sync") if settings.get("vllm_enable_sleep_mode") else None,
         )  # fmt: skip
-
-
-def _served(settings: Settings, task: Task) -> SplitEngines:
-    """Return TRL's server: training waits for its completions."""
-    return served(
-        task.hardware,
-        gpus=server_gpus(settings),
-        tensor_parallel=server_parallel(settings),
-        window=_window(settings, task),
-        dtype=engine_dtype(task.workload.model.config),
-        utilization=share_of(settings, "vllm_gpu_memory_utilization"),
-    )
-
-
-def _window(settings: Settings, task: Task) -> int:
-    return count_of(settings, "vllm_max_model_length") or count_of(task.workload.model.config, "max_position_embeddings")
-
-
-def _engine(settings: Settings, task: Task) -> EngineSettings:
-    """Return TRL's engine: CUDA graphs, and weights in the model's precision or in 4 bits."""
-    return EngineSettings(
-        utilization=share_of(settings, "vllm_gpu_memory_utilization"),
-        max_model_length=_window(settings, task),
-        max_num_seqs=max_num_seqs(settings),
-        tensor_parallel=count_of(settings, "vllm_tensor_parallel_size") or 1,
-        sleep=bool(settings.get("vllm_enable_sleep_mode")),
-        quantised_bits=4 if settings.get("load_in_4bit") else None,
-    )

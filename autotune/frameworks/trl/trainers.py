@@ -9,13 +9,15 @@ from typing import ClassVar
 
 from autotune.core.composition import Composition
 from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
+from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
 from autotune.frameworks.base import Field, Settings, Trainer, count_of
 from autotune.frameworks.dataset_measurement import measure_rows, prompt_lengths
-from autotune.frameworks.trl import legality, output_files, requests, user_config
-from autotune.frameworks.trl.field_list import fields
+from autotune.frameworks.trl import legality, output_files, requests
+from autotune.frameworks.trl.combinations import quantisation
+from autotune.frameworks.trl.field_list import fields, installed_defaults
 from autotune.frameworks.trl.requests import NEW_BUFFERS, dataset_of
 from autotune.frameworks.trl.settings import (
     COMPLETIONS_PER_ROW,
@@ -27,6 +29,7 @@ from autotune.frameworks.trl.settings import (
     ranks_of,
     settings_of,
 )
+from autotune.frameworks.trl.user_config import TRAINED
 
 DEFAULT_MICRO_BATCH = 8
 MAX_DEFAULT_ACCUMULATION = 128
@@ -57,7 +60,15 @@ class TrlGrpo(Trainer):
         return ranks_of(settings, gpus)
 
     def trained_defaults(self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path) -> Knobs:
-        return user_config.trained_defaults(stated, rest, space, python, self.method)
+        """Return TRL's defaults of all learning settings that the file does not state."""
+        installed = installed_defaults(python, self.method)
+        names = {knob.name for knob in space.knobs if knob.effect == "learning"} | {*TRAINED}
+        unstated = {name: installed[name] for name in sorted(names & installed.keys() - stated.keys())}
+        inside = rest.get("model_init_kwargs")
+        named = inside.get("dtype", inside.get("torch_dtype")) if isinstance(inside, Mapping) else None
+        if isinstance(named, str):
+            unstated["dtype"] = named  # TRL's scripts prefer it to the setting of this name
+        return {name: value for name, value in unstated.items() if value is not None}
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
         settings = settings_of(knobs, task, self.method)
@@ -125,7 +136,11 @@ class TrlGrpo(Trainer):
         }
 
     def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
-        requests.refuse_unmeasurable(task)
+        if (quantised := quantisation(task)) and task.workload.weights != "real":
+            raise IllegalConfiguration(
+                f"{task.workload.model.name}: random weights cannot be quantised, and the checkpoint is ({quantised}).",
+                way_out="Add --weights real, or use `autotune predict`.",
+            )
         settings, user = candidate.settings, task.workload.user_settings
         return {
             "settings": requests.trainer_settings({**user, **settings}, self.method),

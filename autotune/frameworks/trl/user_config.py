@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 
 from autotune.core.errors import BadInput, UnknownName
-from autotune.core.space import KnobValue, SearchSpace
+from autotune.core.space import KnobValue
 from autotune.core.yaml_document import Document, packaged_table, read_document
 from autotune.frameworks.base import Field
-from autotune.frameworks.trl.field_list import accelerate_options, fields, installed_defaults
+from autotune.frameworks.trl.field_list import accelerate_options
+from autotune.frameworks.trl.field_list import fields as trl_fields
 from autotune.frameworks.trl.launch_files import LaunchFile, read_accelerate, read_deepspeed, read_fsdp, shared_rows
 from autotune.frameworks.trl.settings import DEEPSPEED, FSDP, OWN_SETTINGS
 
@@ -103,10 +104,6 @@ def comparable(value: object) -> object:
     return value
 
 
-def is_launch_option(name: str) -> bool:
-    return name not in fields() and name.replace("-", "_") in accelerate_options() and name not in UNTOUCHED
-
-
 def read_user_config(path: Path, method: str = "grpo") -> UserConfig:
     """Read the user's file. Raises BadInput with the line, the key and the nearest existing keys of everything that is wrong."""
     return split_document(read_document(path), method)
@@ -114,8 +111,14 @@ def read_user_config(path: Path, method: str = "grpo") -> UserConfig:
 
 def split_document(document: Document, method: str = "grpo") -> UserConfig:
     """Check each key of a file and assign it to its consumer."""
-    _refuse_launch_file(document)
-    path, known, former = document.path, fields(method), former_keys()
+    for key, of, setting in (
+        ("zero_optimization", "DeepSpeed", "deepspeed"),
+        ("distributed_type", "accelerate", "accelerate_config"),
+    ):
+        if key in document.content:
+            fix = f"Name it in TRL's file: `{setting}: {document.path.name}`. Or hold its sharding: --hold sharding=zero3."
+            raise document.error((key,), f"a configuration of {of}, which says how the training is launched.", way_out=fix)
+    path, known, former = document.path, trl_fields(method), former_keys()
     settings: dict[str, KnobValue] = {}
     rest: dict[str, object] = {}
     moved: dict[str, object] = {}
@@ -186,17 +189,6 @@ def _launch_file(document: Document, name: str, value: object) -> LaunchFile:
         raise document.error((name,), error.what, way_out=error.way_out) from error
 
 
-def _refuse_launch_file(document: Document) -> None:
-    """Refuse a file of DeepSpeed or accelerate in place of TRL's."""
-    for key, kind, setting in (
-        ("zero_optimization", "DeepSpeed", "deepspeed"),
-        ("distributed_type", "accelerate", "accelerate_config"),
-    ):
-        if key in document.content:
-            fix = f"Name it in TRL's file: `{setting}: {document.path.name}`. Or hold its sharding: --hold sharding=zero3."
-            raise document.error((key,), f"a configuration of {kind}, which says how the training is launched.", way_out=fix)
-
-
 def _compare(document: Document, name: str, fixed: Mapping[str, object], known: Mapping[str, Field]) -> None:
     """Refuse a DeepSpeed configuration that differs from the trainer's settings, as transformers does."""
     for own, value in fixed.items():
@@ -204,20 +196,6 @@ def _compare(document: Document, name: str, fixed: Mapping[str, object], known: 
         if comparable(given) != comparable(value):
             problem = f"DeepSpeed's configuration has {value} for {own}, which is {given}: transformers refuses to train."
             raise document.error((name,), problem, way_out='Write "auto" in the DeepSpeed configuration.')
-
-
-def trained_defaults(
-    stated: Mapping[str, KnobValue], rest: Mapping[str, object], space: SearchSpace, python: Path, method: str
-) -> dict[str, KnobValue]:
-    """Return what the file trains with and does not state: TRL's defaults of all learning settings."""
-    installed = installed_defaults(python, method)
-    names = {knob.name for knob in space.knobs if knob.effect == "learning"} | {*TRAINED}
-    unstated = {name: installed[name] for name in sorted(names & installed.keys() - stated.keys())}
-    inside = rest.get("model_init_kwargs")
-    named = inside.get("dtype", inside.get("torch_dtype")) if isinstance(inside, Mapping) else None
-    if isinstance(named, str):
-        unstated["dtype"] = named  # TRL's scripts prefer it to the setting of this name
-    return {name: value for name, value in unstated.items() if value is not None}
 
 
 def _checked(document: Document, key: str, name: str, value: object, fields: Mapping[str, Field]) -> object:
@@ -235,7 +213,8 @@ def _checked(document: Document, key: str, name: str, value: object, fields: Map
     if name in OWN_SETTINGS:
         fix = _FIXES.get(name, f"Use a flag instead: --hold {name}=VALUE.")
         raise document.error((name,), f"{name}: not a setting of TRL.", way_out=fix)
-    if name not in UNTOUCHED and not is_launch_option(name):
+    launches = name.replace("-", "_") in accelerate_options() and name not in trl_fields()
+    if name not in UNTOUCHED and not launches:
         unknown = UnknownName("key", name, [*fields, *accelerate_options(), *UNTOUCHED])
         raise document.error((name,), unknown.what, way_out=unknown.way_out)
     return value
