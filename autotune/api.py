@@ -143,9 +143,9 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
 def emulate_flags(flags: Flags) -> Measurement:
     """Probe one configuration on emulated GPUs, for flags that `check_can_emulate` accepted."""
     from autotune.core.measurement import ProbePlan
+    from autotune.probe.executors import open_executor
     from autotune.request.job_builder import candidate_of_job
     from autotune.request.request_parser import parse_request
-    from autotune.search.executor_choice import open_executor
 
     request = parse_request(flags.replace(mode="emulate"), limit_prompts=True)
     candidate = candidate_of_job(request)
@@ -241,8 +241,8 @@ def _search(
     request: ParsedRequest, candidates: tuple[Candidate, ...], words: list[str], listener: Listener, soak_seconds: float | None
 ) -> RunAnswer:
     """Measure candidates on this machine."""
+    from autotune.probe.executors import open_executor
     from autotune.report.output_folder import best_so_far_listener
-    from autotune.search.executor_choice import open_executor
     from autotune.search.pipeline import answer
 
     def written(job: Job, found: Recommendation) -> Mapping[str, Any]:

@@ -37,11 +37,11 @@ from autotune.emulator.reports import RunReport
 from autotune.machine import environment
 from autotune.prediction.service import PredictionService, open_tracers
 from autotune.prediction.tracer import TracerPool
+from autotune.probe.executors import runner_settings
 from autotune.probe.executors.emulated import EmulatedExecutor
 from autotune.probe.runner import RequestBuilders
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
-from autotune.search.executor_choice import runner_settings
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"

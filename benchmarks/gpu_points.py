@@ -17,11 +17,11 @@ from autotune.core.errors import AutotuneError, CannotPredict
 from autotune.core.measurement import Measurement, ProbePlan
 from autotune.core.space import Candidate, fingerprint
 from autotune.prediction.service import predict_candidates
+from autotune.probe.executors import open_executor
 from autotune.probe.executors.base import Executor
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request
-from autotune.search.executor_choice import open_executor
 
 POINT = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=2, reuse_rollouts=True)
 

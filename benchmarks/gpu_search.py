@@ -19,8 +19,8 @@ from gpu_record import Record, measured_row
 from gpu_setups import GLOBAL_BATCH, Setup
 
 from autotune.core.space import Candidate
+from autotune.probe.executors import open_executor
 from autotune.request.job_builder import ParsedRequest
-from autotune.search.executor_choice import open_executor
 from autotune.search.loop import LONG_PROBE, SHORT_PROBE
 
 QUESTION = Setup(model="Qwen2.5-7B", tuning="lora", limit="40G", ladders=(), holds=())

@@ -30,11 +30,11 @@ from machine import facts  # noqa: E402
 from autotune.core.measurement import ProbePlan, Speed  # noqa: E402
 from autotune.core.run_statistics import RunSpread, learn_run_spread  # noqa: E402
 from autotune.core.space import Candidate  # noqa: E402
+from autotune.probe.executors import open_executor  # noqa: E402
 from autotune.probe.executors.base import Executor  # noqa: E402
 from autotune.request.flags import Flags  # noqa: E402
 from autotune.request.job_builder import ParsedRequest  # noqa: E402
 from autotune.request.request_parser import parse_request  # noqa: E402
-from autotune.search.executor_choice import open_executor  # noqa: E402
 from autotune.search.loop import LONG_PROBE, SHORT_PROBE, legal_candidates  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "intervals.json"

@@ -29,11 +29,11 @@ from machine import facts
 from autotune.core.answer import Recommendation
 from autotune.core.measurement import Measurement, ProbePlan
 from autotune.core.space import Candidate
+from autotune.probe.executors import open_executor
 from autotune.probe.executors.base import Executor, ProbeRunner, Slot
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request
-from autotune.search.executor_choice import open_executor
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study
 

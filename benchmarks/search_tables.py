@@ -27,10 +27,10 @@ from machine import facts
 
 from autotune.core.measurement import Measurement
 from autotune.core.space import Candidate
+from autotune.probe.executors import open_executor
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request
-from autotune.search.executor_choice import open_executor
 from autotune.search.loop import SHORT_PROBE, legal_candidates
 
 HERE = Path(__file__).resolve().parent

@@ -32,13 +32,13 @@ from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
 from autotune.machine.hardware_detection import gpu_of
 from autotune.preflight.proofs import PROOF, Proof, Proofs, decided, longest_prompt
+from autotune.probe.executors import open_executor
 from autotune.probe.executors.base import Executor
 from autotune.report.certificate import certificate_row
 from autotune.request.assignments import held_by
 from autotune.request.flags import CommonOptions, Flags, flags_of
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
-from autotune.search.executor_choice import open_executor
 from autotune.search.record import Record
 
 SCHEMA = 1

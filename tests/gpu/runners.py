@@ -11,11 +11,11 @@ import pytest
 from autotune.core.measurement import Measurement, ProbePlan
 from autotune.core.space import Candidate, KnobValue
 from autotune.machine.hardware_detection import gpus_here
+from autotune.probe.executors import open_executor
 from autotune.probe.executors.local import LocalExecutor
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request
-from autotune.search.executor_choice import open_executor
 
 SHORT_PROBE = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=2)
 WHOLE = ProbePlan(optimizer_steps=4, warmup_cycles=1, timed_cycles=3, save_checkpoint=True, evaluate=True)
