@@ -15,7 +15,7 @@ from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
 from autotune.estimate import insertion, rollout_engine, timeline
 from autotune.estimate.other_models import other_model_bytes
-from autotune.estimate.replay import PhaseUse, StepStage, without
+from autotune.estimate.replay import PhaseUse, StepStage
 from autotune.estimate.rollout_engine import EngineUse
 from autotune.estimate.throughput import with_speed
 from autotune.estimate.timeline import EngineShare, Scene, TimelinePoint, whole_bytes
@@ -49,7 +49,8 @@ def _on_gpu(given: PredictionInput, stage: StepStage) -> Prediction:
     # 1. The trainer and the other models.
     composition, used = given.composition, stage.usage()
     if "optimizer" in composition.offloaded_in_rollout and composition.sync_gathers is not None:
-        used = without(used, "sync", "optimizer")  # weights are back to be sent, its state is not
+        phases = [use.without(("optimizer",)) if use.phase == "sync" else use for use in used.phases]
+        used = dataclasses.replace(used, phases=tuple(phases))  # weights are back to be sent, its state is not
     ranks = given.hardware.count if joins_server(composition) else composition.ranks
     scene = Scene(
         usage=used,

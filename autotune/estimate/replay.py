@@ -41,6 +41,15 @@ class PhaseUse:
     parts: Mapping[Part, int]  # requested bytes by part at the peak of `allocated_bytes`
     largest_bytes: int = 0  # the largest single request among them; 0: unknown
 
+    def without(self, parts: Collection[str]) -> PhaseUse:
+        """Return the peak with these parts offloaded."""
+        size = sum(held for part, held in self.parts.items() if part in parts)
+        return replace(
+            self, requested_bytes=self.requested_bytes - size, allocated_bytes=self.allocated_bytes - size,
+            reserved_bytes=self.reserved_bytes - size, reserved_high_bytes=self.reserved_high_bytes - size,
+            parts={part: held for part, held in self.parts.items() if part not in parts},
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
@@ -133,23 +142,6 @@ class StepStage:
         sizes = self._sizes.copy()
         sizes[self._shrinking] = np.maximum(1, (sizes[self._shrinking] * SHORTER_SHARE).astype(np.int64))
         return sizes
-
-
-def without(usage: TraceUsage, phase: Phase, part: Part) -> TraceUsage:
-    """Return the peaks with a part of the state offloaded in one phase."""
-
-    def reduced(use: PhaseUse) -> PhaseUse:
-        size = use.parts.get(part, 0)
-        return replace(
-            use,
-            requested_bytes=use.requested_bytes - size,
-            allocated_bytes=use.allocated_bytes - size,
-            reserved_bytes=use.reserved_bytes - size,
-            reserved_high_bytes=use.reserved_high_bytes - size,
-            parts={name: held for name, held in use.parts.items() if name != part},
-        )
-
-    return replace(usage, phases=tuple(reduced(use) if use.phase == phase else use for use in usage.phases))
 
 
 def _as_usage(plain: Replay, after_shorter: Mapping[Phase, int]) -> TraceUsage:

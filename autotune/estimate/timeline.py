@@ -221,16 +221,9 @@ def _resting(scene: Scene, phase: Phase) -> PhaseUse:
     uses, resting = scene.usage.phases, scene.usage.resting
     cached = 0 if scene.engine is not None and scene.engine.sleeps else max(use.reserved_bytes for use in uses)
     cached_high = 0 if not cached else max(use.reserved_high_bytes for use in uses)
-    offloaded = scene.composition.offloaded_in_rollout if phase == "rollout" else ()
-    away = scene.away_bytes if offloaded else 0
-    return PhaseUse(
-        phase=phase,
-        requested_bytes=max(0, resting.requested_bytes - away),
-        allocated_bytes=max(0, resting.allocated_bytes - away),
-        reserved_bytes=max(resting.reserved_bytes - away, cached, 0),
-        reserved_high_bytes=max(resting.reserved_high_bytes - away, cached_high, 0),
-        parts={part: size for part, size in resting.parts.items() if part not in offloaded},
-    )
+    rest = resting.without(scene.composition.offloaded_in_rollout if phase == "rollout" else ())
+    high = max(rest.reserved_high_bytes, cached_high)
+    return replace(rest, phase=phase, reserved_bytes=max(rest.reserved_bytes, cached), reserved_high_bytes=high)
 
 
 def _load_point(scene: Scene, use: PhaseUse) -> TimelinePoint:

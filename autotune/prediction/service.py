@@ -34,7 +34,7 @@ from autotune.estimate.screening import (
     traced_request,
 )
 from autotune.estimate.screening.blocks import LayerRepetition, NotUniform, Point
-from autotune.estimate.sharding import ShardedTrace, Sharding, compared_ranks
+from autotune.estimate.sharding import Sharding, compared_ranks
 from autotune.estimate.throughput import with_speed
 from autotune.estimate.trace_context import PredictionInput, TraceContext, step_context
 from autotune.estimate.unknown_facts import fullest_rows, with_lower_bound
@@ -144,11 +144,11 @@ class PredictionService:
         """Return the rank that reserves most in this candidate's context, which decides where blocks lie, and its step there."""
         hidden = self._job.workload.model.config.get("hidden_size")
         sharding = Sharding.of(request["sharding"], hidden_size=hidden if isinstance(hidden, int) else None)
-        ranks = [self._input(candidate, rank) for rank in compared_ranks(trace, sharding)]
+        ranks = [self._input(candidate, rank.trace, rank.host_bytes) for rank in compared_ranks(trace, sharding)]
         each = [(rank, StepStage(rank.trace, step_context(rank))) for rank in ranks]
         return max(each, key=lambda one: (one[1].usage().reserved_bytes, one[0].trace.peak_bytes)) if len(each) > 1 else each[0]
 
-    def _input(self, candidate: Candidate, rank: ShardedTrace) -> PredictionInput:
+    def _input(self, candidate: Candidate, trace: Trace, host_bytes: int) -> PredictionInput:
         return PredictionInput(
             candidate_id=candidate.id,
             composition=self._trainer.compose(candidate, self._job),
@@ -156,11 +156,11 @@ class PredictionService:
             gpu=self._gpu,
             limit_bytes=self._limit_bytes,
             config=self._job.workload.model.config,
-            trace=rank.trace,
+            trace=trace,
             settings=candidate.settings,
             completions_per_prompt=candidate.settings.get(self._trainer.canonical.get("num_generations", "num_generations")),
             allocator=AllocatorSettings.of(str(candidate.settings.get(ALLOCATOR) or "")),
-            host_bytes=rank.host_bytes,
+            host_bytes=host_bytes,
             lengths=self._job.workload.completion_lengths,
         )
 
@@ -252,9 +252,8 @@ class PredictionService:
         if self._reference is None:
             self._reference_batches = tuple(point.micro_batch for point in points)
         self._reference = model
-        rank, stage = self._worst_rank(*members[0], model.trace)
-        found = self._families[key] = Family(points, model, ShardedTrace(trace=rank.trace, host_bytes=rank.host_bytes), stage)
-        return found
+        self._families[key] = Family(points, model, *self._worst_rank(*members[0], model.trace))
+        return self._families[key]
 
     def _predict_from_model(self, family: Family, members: Members) -> Iterator[tuple[str, Prediction]]:
         """Predict members by point and by trace context: equal ones share an allocator replay. Members whose resident bytes are
@@ -266,7 +265,7 @@ class PredictionService:
             stages: dict[TraceContext, StepStage] = {}
             predicted: dict[tuple[TraceContext, Composition], Prediction] = {}
             for candidate in by_point[point]:
-                given = self._input(candidate, replace(family.rank, trace=trace))
+                given = self._input(candidate, trace, family.rank.host_bytes)
                 context = step_context(given)
                 if context not in stages:
                     stages[context] = family.stage(sizes, context)

@@ -1,19 +1,24 @@
-"""Unknown facts: verdicts that all variants share, intervals over all of them, and the deciding facts."""
+"""Predictions where something is not known: facts, the lengths of rows."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from autotune.core.composition import Composition
+from autotune.core.dataset import TokenLengths
 from autotune.core.errors import BadInput
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate, KnobValue
 from autotune.core.units import GIB
-from autotune.estimate.unknown_facts import FactVariant, agreed, worst
+from autotune.estimate.unknown_facts import ROW_LENGTHS, FactVariant, agreed, fullest_rows, with_lower_bound, worst
 from autotune.request.assignments import ways_of
 from autotune.request.flags import Flags
+from tests.estimate.test_predictor import predicted
 
 
 def prediction(low: float, value: float, high: float, *, fits: bool | None, limit: int = 40 * GIB) -> Prediction:
@@ -78,3 +83,70 @@ def test_every_combination_is_a_variant() -> None:
 def test_invalid_unknown_facts_are_refused(flags: Flags, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         ways_of(flags)
+
+
+LONG = predicted()
+
+
+def at(value: float, fits: bool | None) -> Prediction:
+    peak = Estimate(value=value, low=0.9 * value, high=1.1 * value)
+    return dataclasses.replace(LONG, peak_memory_bytes=peak, fits=fits, depends_on=("else",) if fits is None else ())
+
+
+def test_a_fit_of_the_longest_rows_is_a_fit() -> None:
+    assert with_lower_bound(at(50, True), at(10, True)) == at(50, True)
+
+
+def test_a_misfit_of_one_row_is_a_misfit() -> None:
+    found = with_lower_bound(at(200, False), at(120, False))
+    assert found.fits is False and found.depends_on == ()
+
+
+def test_otherwise_the_verdict_depends_on_the_data() -> None:
+    found = with_lower_bound(at(200, False), at(50, True))
+    assert found.fits is None and found.depends_on == (ROW_LENGTHS,)
+    assert found.peak_memory_bytes == dataclasses.replace(
+        at(200, False).peak_memory_bytes, low=at(50, True).peak_memory_bytes.low
+    )
+    assert with_lower_bound(at(100, None), at(50, True)).depends_on == (ROW_LENGTHS, "else")
+
+
+COMPLETIONS = TokenLengths.lognormal("test", 300, 600)
+PROMPTS = TokenLengths.lognormal("test", 100, 150)
+
+
+def composed(**about: Any) -> Composition:
+    shape = {"ranks": 2, "micro_batch": 8, "accumulation": 4, "generation_batch": 128, "prompt_length": 512}
+    return Composition(
+        **{
+            "residents": (),
+            "completion_length": 1024,
+            "checkpointing": True,
+            "optimizer": "adamw",
+            "packs_rows": True,
+            **shape,
+            **about,
+        }
+    )
+
+
+def test_packed_rows_have_their_own_lengths_and_the_fullest_micro_batch_counts() -> None:
+    whole = fullest_rows(composed(micro_batch=64), COMPLETIONS, PROMPTS)
+    part = fullest_rows(composed(), COMPLETIONS, PROMPTS)
+    assert whole is not None and part is not None
+    assert abs(whole[0] - 100) < 5 and abs(whole[1] - 300) < 15
+    assert sum(part) > 1.03 * sum(whole)
+
+
+def test_padded_rows_have_the_longest_of_their_ranks_batch() -> None:
+    padded = fullest_rows(composed(packs_rows=False), COMPLETIONS, PROMPTS)
+    assert padded == (round(PROMPTS.expected_longest(64)), round(COMPLETIONS.up_to(1024).expected_longest(64)))
+
+
+def test_unknown_prompts_are_the_longest_and_completions_end_at_the_longest() -> None:
+    made = fullest_rows(composed(packs_rows=False, completion_length=400), COMPLETIONS, None)
+    assert made is not None and made[0] == 512 and made[1] <= 400
+
+
+def test_a_token_budget_is_filled_at_any_lengths() -> None:
+    assert fullest_rows(replace(composed(), token_budget=True), COMPLETIONS, PROMPTS) is None

@@ -31,8 +31,7 @@ from autotune.estimate.screening.blocks import Integers, LayerRepetition, NotUni
 from autotune.estimate.screening.formulas import SizeModel
 from autotune.estimate.screening.stretching import StretchedTrace, stretched
 from autotune.estimate.screening.work_model import WorkModel, fit_work
-from autotune.estimate.sharding import ShardedTrace
-from autotune.estimate.trace_context import TraceContext
+from autotune.estimate.trace_context import PredictionInput, TraceContext
 
 TracePoint = Callable[[Point, int | None], Trace]  # traces a point in a number of layers; None: all
 
@@ -210,7 +209,7 @@ def _share(values: Sequence[int], share: float, grid: int) -> int:
 class Family:
     """The step model of a family, sharded over its ranks."""
 
-    def __init__(self, points: Sequence[Point], model: StepModel, rank: ShardedTrace, stage: StepStage) -> None:
+    def __init__(self, points: Sequence[Point], model: StepModel, rank: PredictionInput, stage: StepStage) -> None:
         """`rank`: the one that reserves most at the first point, whose step in a context is `stage`; a sharding library adds
         the same at every point."""
         self.points, self.model, self.rank = list(points), model, rank
