@@ -78,10 +78,6 @@ class TraceUsage:
     def reserved_bytes(self) -> int:
         return max(use.reserved_bytes for use in self.phases)
 
-    @property
-    def reserved_high_bytes(self) -> int:
-        return max(use.reserved_high_bytes for use in self.phases)
-
 
 class StepStage:
     """Step in its context, ready to be replayed with its own or other sizes."""
@@ -129,7 +125,7 @@ class StepStage:
 
     def fits(self, capacity_bytes: int) -> bool:
         """Return True if the steps run in this much memory, for either first length."""
-        if capacity_bytes >= self.usage().reserved_high_bytes:
+        if capacity_bytes >= max(use.reserved_high_bytes for use in self.usage().phases):
             return True
         return not self.cannot_fit(capacity_bytes) and all(
             self._replay(sizes, capacity_bytes).out_of_memory is None for sizes in (self._sizes, self._shorter_first())

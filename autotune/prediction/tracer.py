@@ -61,19 +61,12 @@ class Tracer:
     """Owner of one tracing process, started at the first cache miss."""
 
     def __init__(
-        self,
-        python: Path,
-        *,
-        adapter: str = "trl.step_trace",
-        cache: TraceCache | None = None,
-        supported: Supported | None = None,
-        trace_seconds: float = TRACE_TIMEOUT_S,
-        versions: Mapping[str, str] | None = None,
-    ) -> None:
+        self, python: Path, *, adapter: str = "trl.step_trace", cache: TraceCache | None = None,
+        supported: Supported | None = None, trace_seconds: float = TRACE_TIMEOUT_S, versions: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         """`versions`: package versions, if reported by a process of the same interpreter."""
         self.python = python
-        self.traced = 0
-        """Traces computed, without those from the cache."""
+        self.traced = 0  # traces computed, without those from the cache
         self._adapter, self._cache, self._supported = adapter, cache, dict(supported or {})
         self._trace_seconds = trace_seconds
         self._folder: WorkFolder | None = None
@@ -206,8 +199,11 @@ class Tracer:
                     hints = [install_hint(self.python, package, span) for package, span in self._supported.items()]
                     problem = f"Training environment {self.python}: import failed ({_describe(message['error'])[-500:]})."
                     raise TrainingEnvironmentError(" ".join([problem, *hints]))
+                if event == "lost" and message.get("signal") is None:
+                    raise _WorkerGone(f"ended with status {message.get('exit')}")
                 if event == "lost":
-                    raise _WorkerGone(_exit_of(message))
+                    out_of_memory = " (out of memory?)" if message["signal"] == 9 else ""
+                    raise _WorkerGone(f"was ended by signal {message['signal']}{out_of_memory}")
         raise _WorkerGone("was cancelled" if self._cancelled else "gave no answer in time")
 
     def _last_log_line(self) -> str:
@@ -217,12 +213,6 @@ class Tracer:
             self._spawned.log.settle()
         lines = self._spawned.log.since(0).strip().splitlines()
         return lines[-1][-500:] if lines else "no output"
-
-
-def _exit_of(message: Message) -> str:
-    if message.get("signal") is not None:
-        return f"was ended by signal {message['signal']}" + (" (out of memory?)" if message["signal"] == 9 else "")
-    return f"ended with status {message.get('exit')}"
 
 
 def _describe(error: Message) -> str:
