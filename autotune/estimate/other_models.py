@@ -99,8 +99,8 @@ class _OtherModel:
             elif resident.trains and resident.state_bytes_per_weight:
                 yield "optimizer", self._state(count * resident.state_bytes_per_weight)
         elif not resident.trains:
-            apart = max(1, len(resident.ranks)) if resident.sharding == "parameters" else 1
-            yield "weights", self.trace.inventory.weight_bytes // apart
+            held = self.trace.inventory.weight_bytes
+            yield "weights", self._per_rank(held) if resident.sharding == "parameters" else held
         elif self.composition["policy"].adapter_rank is None:
             # Held like the policy. They train in turns: gradients share their memory.
             parts: tuple[Part, ...] = ("weights", "optimizer") if resident.state_bytes_per_weight else ("weights",)
@@ -178,10 +178,11 @@ class _OtherModel:
 
     def _in_dtype(self, count: int, *sharded: str) -> int:
         """Return the bytes of weights or gradients, which these kinds of sharding divide among the ranks."""
-        return self._per_rank(count * model_shape.dtype_bytes(self.resident.dtype), sharded=self.resident.sharding in sharded)
+        size = count * model_shape.dtype_bytes(self.resident.dtype)
+        return self._per_rank(size) if self.resident.sharding in sharded else size
 
     def _state(self, size: int) -> int:
-        return self._per_rank(size, sharded=self.resident.sharding != "none")
+        return size if self.resident.sharding == "none" else self._per_rank(size)
 
-    def _per_rank(self, size: int, *, sharded: bool) -> int:
-        return size // max(1, len(self.resident.ranks)) if sharded else size
+    def _per_rank(self, size: int) -> int:
+        return size // max(1, len(self.resident.ranks))

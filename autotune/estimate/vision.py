@@ -29,14 +29,18 @@ def tower_parameters(config: Config) -> int:
     return _TOWERS[kind](vision, hidden) + _audio(config)
 
 
+def _plain_layer(hidden: int, width: int) -> int:
+    """Four projections, a plain MLP and two layer norms, all with biases."""
+    return 4 * hidden * (hidden + 1) + 2 * hidden * width + width + hidden + 4 * hidden
+
+
 def _siglip(vision: Config, text_hidden: int) -> int:
     """SigLIP with Gemma 3's projection."""
     hidden, width, patch = numbers(vision, "hidden_size", "intermediate_size", "patch_size")
     side = number(vision, "image_size") // patch
     patches = hidden * (number(vision, "num_channels", 3) * patch * patch + 1) + side * side * hidden
-    layer = 4 * hidden * (hidden + 1) + 2 * hidden * width + width + hidden + 4 * hidden
     projection = hidden * text_hidden + hidden
-    return patches + number(vision, "num_hidden_layers") * layer + 2 * hidden + projection
+    return patches + number(vision, "num_hidden_layers") * _plain_layer(hidden, width) + 2 * hidden + projection
 
 
 def _qwen2_5_vl(vision: Config, text_hidden: int) -> int:
@@ -49,12 +53,11 @@ def _qwen2_5_vl(vision: Config, text_hidden: int) -> int:
 def _qwen3_vl(vision: Config, text_hidden: int) -> int:
     """Layer norms and a plain MLP, positions, and a merger beside each layer of DeepStack."""
     hidden, width = numbers(vision, "hidden_size", "intermediate_size")
-    layer = 4 * hidden * (hidden + 1) + 2 * hidden * width + width + hidden + 4 * hidden
     merged = hidden * number(vision, "spatial_merge_size", 2) ** 2
     deep = vision.get("deepstack_visual_indexes")
     mergers = (len(deep) if isinstance(deep, list) else 0) * (2 * merged + _merger(vision, text_hidden))
     outside = _patches(vision, 16) + hidden + number(vision, "num_position_embeddings", 2304) * hidden
-    return outside + number(vision, "depth") * layer + 2 * hidden + _merger(vision, text_hidden) + mergers
+    return outside + number(vision, "depth") * _plain_layer(hidden, width) + 2 * hidden + _merger(vision, text_hidden) + mergers
 
 
 def _patches(vision: Config, patch: int) -> int:
@@ -90,13 +93,13 @@ def _gemma4_unified(vision: Config, text_hidden: int) -> int:
 
 def _llama4(vision: Config, text_hidden: int) -> int:
     hidden, width, patch = numbers(vision, "hidden_size", "intermediate_size", "patch_size")
-    layer = 4 * hidden * (hidden + 1) + 2 * hidden * width + width + hidden + 4 * hidden
     places = (number(vision, "image_size") // patch) ** 2 + 1
     patches = number(vision, "num_channels", 3) * patch * patch * hidden + hidden + places * hidden
     first, second = numbers(vision, "projector_input_dim", "projector_output_dim")
     adapter = width * first + second * second
     projection = number(vision, "vision_output_dim") * text_hidden
-    return patches + 4 * hidden + number(vision, "num_hidden_layers") * layer + adapter + projection
+    layers = number(vision, "num_hidden_layers") * _plain_layer(hidden, width)
+    return patches + 4 * hidden + layers + adapter + projection
 
 
 _TOWERS: Mapping[str, Callable[[Config, int], int]] = {

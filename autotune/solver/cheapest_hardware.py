@@ -82,27 +82,26 @@ def find_cheapest_hardware(flags: Flags, listener: Listener) -> tuple[Job, Cheap
     offers, currency = read_prices(Path(flags.price).expanduser())
     found: list[PredictedOffer] = []
     refused: list[BadInput] = []
-    first: ParsedRequest | None = None
-    service: PredictionService | None = None
+    opened: tuple[Job, PredictionService] | None = None  # of the first offer
     with contextlib.ExitStack() as open_services:
         for offer in offers:
             listener(Predicting(text=offer.gpus))
             try:
                 request = parse_request(flags.replace(gpus=offer.gpus), limit_prompts=True)
-                if first is None or service is None:
-                    first, service = request, open_prediction_service(request.job, request.trainer)
-                    open_services.callback(service.close)
+                if opened is None:
+                    opened = request.job, open_prediction_service(request.job, request.trainer)
+                    open_services.callback(opened[1].close)
                     # Notes that do not concern one offer's hardware.
                     here = str(request.job.task.hardware)
                     notes = tuple(one for one in request.notes if here not in one and not one.startswith("several GPUs"))
                     listener(JobStarted(job=request.job, candidates=(), assumed=request.assumed, notes=notes))
-                found.append(_predicted(offer, request, service.of(request.job)))
+                found.append(_predicted(offer, request, opened[1].of(request.job)))
             except BadInput as error:
                 refused.append(error)
                 found.append(PredictedOffer(offer=offer, refusal=error.what))
-    if first is None or len(refused) == len(found):
+    if opened is None or len(refused) == len(found):
         raise refused[0]
-    return first.job, CheapestHardware(offers=tuple(found), currency=currency)
+    return opened[0], CheapestHardware(offers=tuple(found), currency=currency)
 
 
 def _predicted(offer: Offer, request: ParsedRequest, service: PredictionService) -> PredictedOffer:
