@@ -1,7 +1,8 @@
 """Images in a vision-language model: parameters and memory of its towers, tokens of an image by the rules of its processor.
 
-d: hidden size, m: MLP width, h: hidden size of the language model; pixels of an image are height and width. Tests compare the
-sums with transformers' own models, the tokens with its processors."""
+d: hidden size, m: MLP width, h: hidden size of the language model. Tests compare the sums with transformers' own models,
+the tokens with its processors.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +168,7 @@ MAX_PREPROCESSOR_BYTES = 1_000_000
 Options = dict[str, KnobValue | Mapping[str, int]]
 
 Rule = Callable[[Config, Config, int, int], tuple[int, Options]]
-"""(config, preprocessor_config.json, h, w) -> tokens, options of the image processor."""
+"""(config, preprocessor_config.json, height, width in pixels) -> tokens, options of the image processor."""
 
 
 def images_of(config: Config, folder: Path | None, *, count: int, width: int, height: int) -> Images:
@@ -209,7 +210,7 @@ def _vision(config: Config) -> Config:
 
 
 def _multiples(least_pixels: int, most_pixels: int, patch: int) -> Rule:
-    """Sides are rounded to multiples of patch · merge, and scaled until h · w is within its bounds."""
+    """Sides are rounded to multiples of patch · merge, and scaled until height · width is within its bounds."""
 
     def rule(config: Config, preprocessor: Config, height: int, width: int) -> tuple[int, Options]:
         vision = _vision(config)

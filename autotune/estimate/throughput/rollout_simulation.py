@@ -40,11 +40,10 @@ def rollout_seconds(
         blocks=None if engine is None else max(engine.kv_cache_tokens, longest) // BLOCK_TOKENS + 1,
     )
     key = (repr(load), repr(gpu), limits, lengths)  # a load and a GPU have no hash
-    if key not in _simulated:
+    if (seconds := _simulated.get(key)) is None:
         if len(_simulated) >= MAX_SIMULATED:
             _simulated.clear()
-        _simulated[key] = _simulated_seconds(load, gpu, limits, lengths)
-    seconds = _simulated[key]
+        seconds = _simulated[key] = _simulated_seconds(load, gpu, limits, lengths)
     # The bounds are those of the same passes at the mean length.
     level = generation.seconds(replace(load, completion_length=max(1, round(lengths.mean))), gpu)
     return Estimate(value=seconds, low=seconds * level.low / level.value, high=seconds * level.high / level.value)
