@@ -41,8 +41,6 @@ LAST_RESORT = ("activations", "unknown_memory")  # causes whose remedies are tri
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """Running training job."""
-
     task: Task
     trainer: Trainer
     space: SearchSpace

@@ -18,8 +18,6 @@ MIN_FREE_SHARE = 0.02  # share of free memory below which the host counts as exh
 
 
 class HostMemory:
-    """Used host memory and the number of OOM kills."""
-
     def __init__(self, counters: tuple[Path, ...] | None = None, total_bytes: int | None = None) -> None:
         self._counters = own_counters() if counters is None else counters
         self.total_bytes = machine_memory_bytes() if total_bytes is None else total_bytes

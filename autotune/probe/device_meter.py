@@ -153,16 +153,10 @@ class DeviceMeter(Meter):
     """Sampling thread with the peaks since `mark`, in total and by phase, and the timeline of the fullest GPU."""
 
     def __init__(
-        self,
-        nvml: Nvml,
-        uuids: Sequence[str],
-        before: Mapping[str, Reading],
-        ours: Callable[[], Collection[int]],
-        *,
-        here: Callable[[int], bool] = is_here,
-        interval_seconds: float = INTERVAL_SECONDS,
+        self, nvml: Nvml, uuids: Sequence[str], before: Mapping[str, Reading], ours: Callable[[], Collection[int]], *,
+        here: Callable[[int], bool] = is_here, interval_seconds: float = INTERVAL_SECONDS,
         list_seconds: float = LIST_SECONDS,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__("autotune-device-meter", interval_seconds)
         self._nvml, self._uuids, self._before, self._ours, self._here = nvml, tuple(uuids), before, ours, here
         self._list_seconds = list_seconds
@@ -176,7 +170,6 @@ class DeviceMeter(Meter):
         self._thread.start()
 
     def mark(self) -> None:
-        """Reset the peaks for a new command."""
         with self._lock:
             self._phase = None
             self._timeline.begin()

@@ -46,8 +46,6 @@ REPLY_SECONDS = 60.0  # CUDA starts within seconds on a machine with many GPUs; 
 
 @dataclass(frozen=True, kw_only=True)
 class BallastHold:
-    """Memory that a ballast holds and leaves."""
-
     held_bytes: int  # Bytes without its own CUDA context
     free_bytes: int
     total_bytes: int  # Total of the device as CUDA reports it
@@ -134,13 +132,9 @@ def share_scale(usable: int, total_usable: int) -> float:
 
 
 def wait_until_released(
-    used_bytes: Callable[[], int],
-    base_bytes: int,
-    *,
-    patience_seconds: float = RELEASE_SECONDS,
-    now: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> int:
+    used_bytes: Callable[[], int], base_bytes: int, *, patience_seconds: float = RELEASE_SECONDS,
+    now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+) -> int:  # fmt: skip
     """Wait until a GPU is as empty as before; return the excess, 0 once two readings agree. An engine that starts while a killed
     process's memory is released mistakes it for its own."""
     deadline, last = now() + patience_seconds, None
@@ -157,8 +151,6 @@ def wait_until_released(
 
 @dataclass(kw_only=True)
 class GpuSlot:
-    """GPU of the set, with its ballast."""
-
     number: int  # Local rank that uses it
     visible: str  # CUDA_VISIBLE_DEVICES for this GPU alone
     cuda_name: str  # The same in the environment of training processes
@@ -202,16 +194,9 @@ class Gpus:
     """The GPUs that the ranks of one executor use, from its start to its end."""
 
     def __init__(
-        self,
-        count: int,
-        limit_bytes: int,
-        python: Path,
-        *,
-        library: object = None,
-        variable: str | None = None,
-        make_ballast: MakeBallast = Ballast,
-        patience_seconds: float = RELEASE_SECONDS,
-    ) -> None:
+        self, count: int, limit_bytes: int, python: Path, *, library: object = None, variable: str | None = None,
+        make_ballast: MakeBallast = Ballast, patience_seconds: float = RELEASE_SECONDS,
+    ) -> None:  # fmt: skip
         self.limit_bytes = limit_bytes
         self._python, self._make_ballast, self._patience = python, make_ballast, patience_seconds
         self.nvml: Nvml | None = None

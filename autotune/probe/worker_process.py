@@ -187,13 +187,11 @@ class WorkerProcess:
         return self.host.is_bounded or 2 * (peak - self._host_before_bytes) >= peak
 
     def mark(self) -> None:
-        """Reset the peaks for a new command."""
         self.meter.mark()
         if self.device_meter is not None:
             self.device_meter.mark()
 
     def enter(self, phase: Phase | None) -> None:
-        """Attribute the following samples to this phase."""
         self.meter.enter(phase)
         if self.device_meter is not None:
             self.device_meter.enter(phase)

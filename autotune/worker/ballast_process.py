@@ -86,8 +86,6 @@ class HostCard:
 
 
 class HeldBallast:
-    """Allocations that are held on one card."""
-
     def __init__(self, card: Any) -> None:
         self._card = card
         self._pieces: list[tuple[int, Any]] = []

@@ -83,8 +83,6 @@ def measure(loaded: Mapping[str, Any], request: Mapping[str, Any], recorder: Any
 
 
 class _LaunchedRun:
-    """One command, from start to end."""
-
     def __init__(self, request: Mapping[str, Any], recorder: Any, folder: Path) -> None:
         self._request, self._recorder, self._folder = request, recorder, folder
         self._plan: Mapping[str, Any] = request["plan"]

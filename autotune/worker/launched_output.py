@@ -51,8 +51,6 @@ class Figure(NamedTuple):
 
 
 class MetricReader:
-    """Reads figures from lines, one line at a time."""
-
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self._spec = spec
         self._line = re.compile(spec["line"]) if spec.get("line") else None

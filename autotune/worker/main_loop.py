@@ -40,8 +40,6 @@ class _LiveRank(NamedTuple):
 
 
 class Worker:
-    """Executes the commands of one parent."""
-
     def __init__(self, parent: Wire, adapter_name: str, *, spawns: bool = False) -> None:
         """`spawns`: start each rank as a fresh interpreter instead of a fork."""
         self._parent, self._adapter_name, self._spawns = parent, adapter_name, spawns

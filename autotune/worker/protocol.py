@@ -56,8 +56,6 @@ _RECEIVE_BYTES = 2**18
 
 
 class Wire:
-    """End of the socket."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._buffer = b""

@@ -47,8 +47,6 @@ class ProbeRunner(Protocol):
 
 
 class Executor(Protocol):
-    """Owner of the slots."""
-
     def prepare(self) -> Mapping[str, str]:
         """Reserve the slots and return the installed versions by package. Idempotent. Raises BadInput or TrainingEnvironmentError
         for slots or an environment that cannot be used."""

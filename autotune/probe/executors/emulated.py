@@ -40,16 +40,9 @@ class EmulatedExecutor(LocalExecutor):
     """One local slot, whose processes see the emulated GPUs and no others."""
 
     def __init__(
-        self,
-        settings: RunnerSettings,
-        requests: RequestBuilders,
-        *,
-        hardware: Hardware,
-        saves: bool = False,
-        stride: int = STRIDE,
-        lag: int = 0,
-        phases: bool = False,
-    ) -> None:
+        self, settings: RunnerSettings, requests: RequestBuilders, *, hardware: Hardware, saves: bool = False,
+        stride: int = STRIDE, lag: int = 0, phases: bool = False,
+    ) -> None:  # fmt: skip
         """`saves`: a confirmation writes its checkpoint; that of a whole model would take as much disk as the real one. `lag`:
         see `EmulatedMachine`. `phases`: the driver's own peak of each phase is kept too."""
         built = build(look(settings.python))
@@ -94,8 +87,6 @@ class EmulatedExecutor(LocalExecutor):
 
 
 class _EmulatedRunner:
-    """Runner whose measurements are marked as emulated."""
-
     def __init__(self, runner: ProbeRunner, executor: EmulatedExecutor) -> None:
         self.load_key = runner.load_key
         self._runner, self._executor = runner, executor

@@ -96,16 +96,10 @@ _open_executors: weakref.WeakSet[LocalExecutor] = weakref.WeakSet()
 
 
 class LocalExecutor:
-    """Owner of one local slot per place."""
-
     def __init__(
-        self,
-        settings: RunnerSettings,
-        requests: RequestBuilders,
-        *,
-        places: Sequence[SlotPlace] = (SlotPlace(),),
+        self, settings: RunnerSettings, requests: RequestBuilders, *, places: Sequence[SlotPlace] = (SlotPlace(),),
         open_gpus: Callable[[], Gpus] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._slots = [LocalSlot(settings, place, requests, open_gpus) for place in places]
         self.worker = self._slots[0].worker
         self._owner = os.getpid()

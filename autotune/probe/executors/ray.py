@@ -31,14 +31,9 @@ class RayExecutor:
     """Owner of the cluster slots, which are independent once `prepare` has reserved them."""
 
     def __init__(
-        self,
-        settings: RunnerSettings,
-        requests: RequestBuilders,
-        *,
-        hardware: Hardware,
-        address: str | None = None,
+        self, settings: RunnerSettings, requests: RequestBuilders, *, hardware: Hardware, address: str | None = None,
         slots: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._settings, self._requests = settings, requests
         self._hardware, self._requested = hardware, slots
         self._cluster = RayCluster(address)

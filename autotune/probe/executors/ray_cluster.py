@@ -305,8 +305,6 @@ class ClusterSlot:
 
 
 class ClusterRunner:
-    """Runner whose model is loaded in the slot's actors."""
-
     def __init__(self, slot: ClusterSlot, load_key: str) -> None:
         self.load_key = load_key
         self._slot = slot

@@ -36,8 +36,6 @@ from autotune.probe.worker_process import RankSpan, RunnerSettings
 
 @read_by_threads
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A node, as it reports itself."""
-
     id: str
     host: str  # Machine name; nodes of a test may share one
     cpus: int  # CPUs that the cluster offers, which may differ from the machine's
@@ -56,8 +54,6 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Slots of the cluster."""
-
     nodes: tuple[Node, ...]  # Nodes of which any can hold a bundle
     slots: int
     bundle: Mapping[str, float]  # Ray resources of one node for one slot
