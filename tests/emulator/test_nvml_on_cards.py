@@ -101,7 +101,8 @@ def test_numbers_of_another_namespace_are_no_evidence(python: str) -> None:
 found = gpus(); found.settle()
 mine = Holder(2000)
 meter = DeviceMeter(found.nvml, found.uuids, {found.uuids[0]: found.slots[0].before}, lambda: [mine.pid, mine.pid + 10_000_000],
-                    interval_seconds=1000, own_namespace=True)
+                    interval_seconds=1000)
+meter._own_namespace = True
 meter.look()
 seen = meter.peaks()[found.uuids[0]]
 print(json.dumps([seen.peak_bytes >> 20, seen.listed_peak_bytes, seen.why, seen.newcomers]))
