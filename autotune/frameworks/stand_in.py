@@ -22,16 +22,7 @@ from autotune.core.files import TO_BE_RUN, comments, write_atomically
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace, fingerprint
-from autotune.frameworks.base import (
-    STAND_IN,
-    Field,
-    Settings,
-    SettingsTable,
-    as_word,
-    model_path,
-    other_global_batch,
-    read_table,
-)
+from autotune.frameworks.base import STAND_IN, Field, Settings, SettingsTable, as_word, model_path, other_global_batch, read_table
 from autotune.frameworks.framework_facts import (
     Lookup,
     StatedRule,
