@@ -18,7 +18,7 @@ from tests.worker.drive import inside
 def main() -> None:
     requests = json.load(sys.stdin)
     look = inside("trl.script_look")
-    inside("trl.engine").without_vllm()
+    inside("trl.vllm_engines").without_vllm()
     for name in ("trl", "peft", "datasets"):
         importlib.import_module(name)
     inside("trl.methods").METHODS["grpo"].classes()

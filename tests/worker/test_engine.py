@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.worker.phase_recorder import PhaseRecorder
-from autotune.worker.trl.engine import Engines
+from autotune.worker.trl.vllm_engines import Engines
 
 
 @pytest.mark.parametrize("sleeps", [False, True])

@@ -27,7 +27,7 @@ def missing() -> list[str]:
     import trl
 
     seams, release = inside("trl.seams"), Version(trl.__version__)
-    inside("trl.engine").without_vllm()
+    inside("trl.vllm_engines").without_vllm()
     absent = []
     for seam in seams.SEAMS:
         if Version(seam.since) <= release <= Version(seam.until):

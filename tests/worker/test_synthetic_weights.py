@@ -14,7 +14,7 @@ from autotune.worker import synthetic
 def test_a_checkpoint_of_zeros_is_the_whole_model_and_takes_no_space(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from autotune.worker.trl.engine import write_checkpoint
+    from autotune.worker.trl.vllm_engines import write_checkpoint
 
     folder = synthetic.write_model_folder(tmp_path / "model", synthetic.tiny_config())
     write_checkpoint(folder, trust_remote_code=False)

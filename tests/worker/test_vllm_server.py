@@ -51,7 +51,7 @@ def test_trls_own_parser_takes_the_command(tmp_path: Path) -> None:
     from trl.scripts import vllm_serve
 
     load = request(tmp_path)
-    words = inside("trl.vllm_server").command(load, folder(load, tmp_path), 8123, scale=0.5)
+    words = inside("trl.vllm_engines").server_command(load, folder(load, tmp_path), 8123, scale=0.5)
     assert words[1:3] == ["-m", "trl.scripts.vllm_serve"]
     script, rest = vllm_serve.make_parser().parse_args_and_config(args=words[3:], return_remaining_strings=True)
     assert (script.port, script.max_model_len, script.gpu_memory_utilization) == (8123, WINDOW, 0.1)
@@ -63,23 +63,23 @@ def test_gpus_beyond_tensor_parallelism_are_replicas(tmp_path: Path) -> None:
     from trl.scripts import vllm_serve
 
     load = request(tmp_path, gpus=4, tensor_parallel_size=2)
-    words = inside("trl.vllm_server").command(load, folder(load, tmp_path), 8123)
+    words = inside("trl.vllm_engines").server_command(load, folder(load, tmp_path), 8123)
     script, _ = vllm_serve.make_parser().parse_args_and_config(args=words[3:], return_remaining_strings=True)
     assert (script.tensor_parallel_size, script.data_parallel_size) == (2, 2)
 
 
 def test_the_server_is_no_rank_and_has_the_last_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = inside("trl.vllm_server")
+    server = inside("trl.vllm_engines")
     for name, value in {"CUDA_VISIBLE_DEVICES": "4,5,6", "RANK": "0", "WORLD_SIZE": "2", "ACCELERATE_USE_FSDP": "true"}.items():
         monkeypatch.setenv(name, value)
-    made = server.environment({"gpus": 2})
+    made = server.server_environment({"gpus": 2})
     assert made["CUDA_VISIBLE_DEVICES"] == "5,6"
     assert server.without_its_gpus({"gpus": 2}) == {"CUDA_VISIBLE_DEVICES": "4"}
     assert not {"RANK", "WORLD_SIZE", "ACCELERATE_USE_FSDP"} & set(made)
 
 
 def test_the_server_ends_with_its_rank(tmp_path: Path) -> None:
-    server = inside("trl.vllm_server")
+    server = inside("trl.vllm_engines")
     ours, theirs = os.pipe()
     rank = os.fork()
     if rank == 0:
@@ -106,7 +106,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_an_early_exit_reports_the_servers_output(tmp_path: Path) -> None:
-    server = inside("trl.vllm_server")
+    server = inside("trl.vllm_engines")
     words = ["bash", "-c", "echo No available memory for the cache blocks; exit 3"]
     made = server.Server(words, tmp_path / "log", port=server.free_port(), environment=os.environ)
     with pytest.raises(server.ServerEnded, match="ended with 3 before it was up:\nNo available memory"):
@@ -114,7 +114,7 @@ def test_an_early_exit_reports_the_servers_output(tmp_path: Path) -> None:
 
 
 def test_all_trainers_share_one_client_and_connection(tmp_path: Path) -> None:
-    server, opened = inside("trl.vllm_server"), []
+    server, opened = inside("trl.vllm_engines"), []
 
     class Client:
         def init_communicator(self, device: str) -> None:
@@ -134,10 +134,10 @@ def test_all_trainers_share_one_client_and_connection(tmp_path: Path) -> None:
 @needs_vllm
 @pytest.mark.slow
 def test_a_real_server_comes_up_and_goes(tmp_path: Path, cpu_environment: None) -> None:
-    server = inside("trl.vllm_server")
+    server = inside("trl.vllm_engines")
     stage, _ = events_stage()
     load = request(tmp_path)
-    made = server.start(load, folder(load, tmp_path), tmp_path, stage)
+    made = server.start_server(load, folder(load, tmp_path), tmp_path, stage)
     try:
         made.wait()
         with urllib.request.urlopen(f"http://127.0.0.1:{made.port}/get_world_size/", timeout=20) as answer:
@@ -152,9 +152,9 @@ def test_a_real_server_comes_up_and_goes(tmp_path: Path, cpu_environment: None) 
 @needs_vllm
 @pytest.mark.slow
 def test_a_real_server_that_cannot_start_reports_the_reason(tmp_path: Path, cpu_environment: None) -> None:
-    server = inside("trl.vllm_server")
+    server = inside("trl.vllm_engines")
     stage, _ = events_stage()
     load = request(tmp_path, max_model_length=10**7)
-    made = server.start(load, folder(load, tmp_path), tmp_path, stage)
+    made = server.start_server(load, folder(load, tmp_path), tmp_path, stage)
     with pytest.raises(server.ServerEnded, match=r"max_model_len|maximum model length"):
         made.wait()

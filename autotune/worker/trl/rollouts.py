@@ -15,7 +15,7 @@ import random
 import statistics
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,6 +125,8 @@ class LengthDraws:
 @contextmanager
 def ending_at(draws: LengthDraws | None, trainer: Any, model: Any) -> Iterator[None]:
     """Make the trainer's engine, or its own model, end completions at drawn lengths."""
+    from ..tracing.patching import attribute
+
     if draws is None:
         yield
         return
@@ -150,15 +152,9 @@ def ending_at(draws: LengthDraws | None, trainer: Any, model: Any) -> Iterator[N
         processors = [*(kwargs.pop("logits_processor", None) or ()), processor]
         return by_model(*args, generation_config=generation_config, logits_processor=processors, **kwargs)
 
-    if engine is not None:
-        engine.generate = engine_generate
-    model.generate = model_generate
-    try:
+    in_engine = nullcontext() if engine is None else attribute(engine, "generate", engine_generate)
+    with attribute(model, "generate", model_generate), in_engine:
         yield
-    finally:
-        del model.generate
-        if engine is not None:
-            del engine.generate
 
 
 def _tokens(prompt: Any) -> Any:

@@ -27,9 +27,9 @@ from typing import Any
 
 from .. import dataset_sizes
 from ..tracing.patching import attribute, swapped
-from .engine import without_vllm
 from .methods import METHODS
 from .script_capture import CapturedCall, CapturedTrainer, ScriptFailed, catch, defaults_of
+from .vllm_engines import without_vllm
 
 SPECIAL = ("tools", "rollout_func", "environment_factory")
 LORA = {"r": "lora_r", **{name: name for name in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")}}

@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from .. import protocol
 from ..phase_recorder import out_of_reach
@@ -60,17 +61,6 @@ def measurement_plan(plan: Mapping[str, Any], config: Any) -> MeasurementPlan:
     return MeasurementPlan(unit_steps=unit_steps, unit_generations=unit_generations, warmup=warmup, timed=timed)
 
 
-class _Mark(NamedTuple):
-    """State at the start or the end of a unit."""
-
-    at: float
-    phases: dict[str, float]
-    borrowed: dict[str, float]
-    loss_tokens: int
-    prompt_tokens: int
-    reward_seconds: float
-
-
 def step_timer(callback_class: Any, run: TrainerRun, plan: MeasurementPlan) -> Any:
     """Return the callback. Its `speed` has the timed units, `cycles` the memory in each one."""
     recorder, seen, min_steps = run.recorder, run.seen, int(run.plan["optimizer_steps"])
@@ -104,10 +94,13 @@ def step_timer(callback_class: Any, run: TrainerRun, plan: MeasurementPlan) -> A
                 self._end_unit(control)
                 self.mark = self._now()
 
-        def _now(self) -> _Mark:
+        def _now(self) -> SimpleNamespace:
+            """Return the state at the start or the end of a unit."""
             phases, at = recorder.seconds(), time.perf_counter()  # the recorder waits for the device
-            counts = (seen.loss_tokens, seen.prompt_tokens, run.reward_clock.seconds)
-            return _Mark(at, phases, dict(run.rollouts.borrowed_seconds), *counts)
+            return SimpleNamespace(
+                at=at, phases=phases, borrowed=dict(run.rollouts.borrowed_seconds), loss_tokens=seen.loss_tokens,
+                prompt_tokens=seen.prompt_tokens, reward_seconds=run.reward_clock.seconds,
+            )  # fmt: skip
 
         def _end_unit(self, control: Any) -> None:
             # 1. The unit's figures. Seconds of reused generations count as if they had run.

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ..model_memory import layers_of
-from . import engine, hooks, rollouts, seams, step_timer, trainer_settings, training_data
+from . import hooks, rollouts, seams, step_timer, trainer_settings, training_data, vllm_engines
 
 if TYPE_CHECKING:
     from .grpo_probe import Loaded
@@ -68,7 +68,7 @@ class TrainerRun:
         import trl
 
         self.loaded.doubtful = True
-        with engine.ranks_restored():
+        with vllm_engines.ranks_restored():
             config_class, _ = self._classes()
             settings, model_settings = self._settings(trl, config_class)
             plan = self._measurement_plan(config_class, settings)
@@ -253,9 +253,9 @@ class TrainerRun:
             raise ValueError("vllm_mode='server' needs a server of its own, and this load asked for none.")
         if self.loaded.request.get("server"):
             if self.loaded.server is not None:
-                self.loaded.server.share_client(engine.with_vllm())
+                self.loaded.server.share_client(vllm_engines.with_vllm())
         elif self.loaded.engines is None:
-            engine.install(self.loaded, self.recorder)
+            vllm_engines.install(self.loaded, self.recorder)
         else:
             self.loaded.engines.recorder = self.recorder
 
