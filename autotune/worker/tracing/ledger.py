@@ -186,7 +186,6 @@ class StepAnnotator(NullAnnotator):
         self.tile = tile  # columns per tile, if logits are made in tiles of the vocabulary
         self.inventory: dict[str, Any] = {}
         self.notes: list[str] = []
-        self.high_extra_bytes = 0
 
     @property
     def phase(self) -> str:  # type: ignore[override]

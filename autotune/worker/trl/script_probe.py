@@ -18,7 +18,6 @@ from .grpo_probe import Loaded
 from .grpo_probe import release as release
 from .grpo_probe import supported as supported
 from .grpo_probe import warm as warm
-from .methods import METHODS
 from .script_capture import CapturedTrainer, catch, defaults_of
 from .trainer_run import TrainerRun
 
@@ -102,7 +101,7 @@ class ScriptRun(TrainerRun):
 
     def _classes(self) -> tuple[Any, Any]:
         config = self.captured.given.get("args")
-        config_class = type(config) if config is not None else METHODS[self.captured.method].classes()[0]
+        config_class = type(config) if config is not None else self.classes()[0]
         return config_class, self.captured.trainer_class
 
     def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -158,7 +157,7 @@ class ScriptRun(TrainerRun):
 
     def _construct(self, trainer_class: Any, arguments: dict[str, Any]) -> Any:
         """Call the class like the script; TRL's constructor receives the candidate's arguments."""
-        base = METHODS[self.captured.method].classes()[1]
+        base = self.classes()[1]
         args, kwargs = self.captured.outer
         real = base.__init__
         names = [name for name in inspect.signature(real).parameters if name != "self"]
