@@ -72,9 +72,9 @@ def test_resting_is_the_state_between_two_steps() -> None:
 
 def test_shorter_batches_leave_an_unusable_cache() -> None:
     found = usage(training(micro_batch=4))
-    assert found.reserved_high_bytes > found.reserved_bytes
+    high = max(use.reserved_high_bytes for use in found.phases)
     # at most the cache of the first, shorter step is added
-    assert found.reserved_high_bytes - found.reserved_bytes <= 0.9 * 4 * 170 * MIB
+    assert 0 < high - found.reserved_bytes <= 0.9 * 4 * 170 * MIB
 
 
 def generation(*, wide: int = 2 * MIB, **changed: Any) -> Generation:
