@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import autotune.worker
 from autotune.core.errors import ProbeError
@@ -41,6 +40,7 @@ MIN_BALLAST_BYTES = GIB  # Smallest amount that a ballast can hold exactly: its 
 RESIDUE_BYTES = 32 * MIB  # Memory that a driver may retain after a process: not counted as growth
 RELEASE_SECONDS = 30.0  # Time that a driver may take to release the memory of a killed process
 POLL_INTERVAL_S = 0.1
+PROGRAM = str(Path(autotune.worker.__file__).parent / "ballast_process.py")
 REPLY_SECONDS = 60.0  # CUDA starts within seconds on a machine with many GPUs; the allocation itself is fast
 
 
@@ -55,15 +55,15 @@ class Ballast:
     """Process on one GPU. It exits with its owner, however that exits."""
 
     def __init__(
-        self, python: Path, device: str, *, arguments: Sequence[str] = (), variables: Mapping[str, str] = MappingProxyType({})
+        self, python: Path, device: str, *, program: Sequence[str] = (PROGRAM,), variables: Mapping[str, str] | None = None
     ) -> None:
         """`device`: value of CUDA_VISIBLE_DEVICES for this GPU alone; `variables`: added to its environment."""
         self._device = device
         self._process = subprocess.Popen(
             # -I -S: standard library only; no site packages, no .pth files.
-            [str(python), "-I", "-S", str(Path(autotune.worker.__file__).parent / "ballast_process.py"), *arguments],
+            [str(python), "-I", "-S", *program],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, **variables, VISIBLE: device, **DEVICE_ORDER},
+            env={**os.environ, **(variables or {}), VISIBLE: device, **DEVICE_ORDER},
         )  # fmt: skip
 
     @property

@@ -3,20 +3,17 @@
 One process per GPU, under any Python: it calls CUDA's driver itself and imports nothing else. It reads the bytes to
 leave free from standard input and replies with the result. Its own context counts, because it compares with the free
 memory of the whole device. It exits when its input is closed, for whatever reason; the driver then frees everything.
-
-`--host BYTES` replaces the GPU on a machine without one: a card of that size, allocated in main memory.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import json
-import mmap
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 GRAIN_BYTES = 2 * 2**20  # page size of allocations by CUDA's driver
 MAX_PIECE_BYTES = 2**30  # size of a single allocation, so that a part can be freed
@@ -62,29 +59,6 @@ class CudaCard:
             raise OSError(f"{call}: {name.value.decode() if name.value else code}")
 
 
-class HostCard:
-    """Main memory in place of a GPU."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._taken = total, 0
-
-    def figures(self) -> tuple[int, int]:
-        return self._total - self._taken, self._total
-
-    def take(self, size: int) -> Any:
-        if size > self._total - self._taken:
-            return None
-        piece = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        for page in range(0, size, mmap.PAGESIZE):
-            piece[page] = 1
-        self._taken += size
-        return piece
-
-    def give(self, piece: Any) -> None:
-        self._taken -= len(piece)
-        piece.close()
-
-
 class HeldBallast:
     def __init__(self, card: Any) -> None:
         self._card = card
@@ -119,13 +93,11 @@ class HeldBallast:
         return True
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(prog="autotune ballast")
-    options.add_argument("--host", type=int, metavar="BYTES")
-    host = options.parse_args().host
+def serve(make_card: Callable[[], Any]) -> NoReturn:
+    """Hold memory of the card as each line of the input requests, until the input is closed."""
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # the owner closes the input to end this process
         try:
-            ballast = HeldBallast(HostCard(host) if host else CudaCard())
+            ballast = HeldBallast(make_card())
             for line in sys.stdin:
                 print(json.dumps(ballast.leave(int(json.loads(line)["leave_bytes"]))), flush=True)
         except OSError as error:
@@ -134,4 +106,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(CudaCard)

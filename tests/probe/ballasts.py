@@ -12,7 +12,7 @@ MIB = 2**20
 
 
 def host_ballast(card_mib: int) -> Ballast:
-    return Ballast(Path(sys.executable), "0", arguments=("--host", str(card_mib * MIB)))
+    return Ballast(Path(sys.executable), "0", program=(str(Path(__file__).parent / "host_card.py"), str(card_mib * MIB)))
 
 
 class SmallCards:
