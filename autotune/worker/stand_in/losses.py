@@ -7,9 +7,7 @@ The variants differ in the simultaneous copies of the logits, which decide the p
 - `logprobs_kernel`: fused cross-entropy like flash-attn's. It keeps the logits and one figure per token; its
   gradient is as large as the logits, or overwrites them with `in_place`.
 - `logprobs_tokens`: log-softmax in float32 of one token after the other, each kept for the backward pass.
-
-- `logprobs_fused`: the LM head's product and the log-probabilities in one function (`HEADS`); no
-  logits are kept.
+- `logprobs_fused`: the LM head's product and the log-probabilities in one function (`HEADS`); no logits are kept.
 
 Options: `completion_alone` (no logits for the tokens before the completion), `widened` (cast to float32 first), `copied` (of a
 copy of the logits, as when rows are cut out of padded ones), `entropy` (the entropy over the same logits: `softmax`, or by
@@ -29,12 +27,8 @@ from typing import Any
 
 import torch
 
-PRIME_PART, KERNEL_PART, KERNEL_GRADIENT_PART = 8192, 1024, 9504
-"""Words of one part of the vocabulary."""
-
-TOKENS = 512
-"""Default of a chunk: that of verl's `FusedLinearForPPO`."""
-
+PRIME_PART, KERNEL_PART, KERNEL_GRADIENT_PART = 8192, 1024, 9504  # words of one part of the vocabulary
+TOKENS = 512  # default of a chunk: that of verl's `FusedLinearForPPO`
 LOSSES = ("causal_lm", "logprobs", "logprobs_plain", "logprobs_kernel", "logprobs_tokens", "logprobs_fused")
 
 

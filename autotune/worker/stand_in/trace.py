@@ -130,7 +130,9 @@ def _run(
 def _run_on_fake_tensors(
     spec: Mapping[str, Any], annotator: Any, models: Sequence[Any], steps: Callable[[Callable[[], None]], Any]
 ) -> Any:
-    """`steps` gets a function to call after each backward pass, and returns the optimizer's groups."""
+    """Run the steps. Return the parameters' uses.
+
+    `steps` gets a function to call after each backward pass, and returns the optimizer's groups."""
     from ..tracing import experts, fake_models, fsdp2, parameter_uses, sharding_kind
 
     trained, tracker, kind = models[0], annotator.tracker, sharding_kind(spec)

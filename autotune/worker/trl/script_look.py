@@ -28,7 +28,7 @@ from typing import Any
 from .. import dataset_sizes
 from ..tracing.patching import attribute, swapped
 from .methods import METHODS
-from .script_capture import CapturedCall, CapturedTrainer, ScriptFailed, catch, defaults_of
+from .script_capture import CapturedTrainer, ScriptFailed, catch, defaults_of
 from .vllm_engines import without_vllm
 
 SPECIAL = ("tools", "rollout_func", "environment_factory")
@@ -79,6 +79,8 @@ def describe(captured: CapturedTrainer) -> dict[str, Any]:
     plain = _plain_ones(settings)
     # Without one, the trainer makes a configuration of its own.
     raw = {n: configured.now(n) for n in configured.raw} if configured else defaults_of(METHODS[captured.method].classes()[0])
+    config_place = configured.place if configured else None
+    places = {"trainer_place": captured.place, "train_place": captured.train_place, "config_place": config_place}
     callbacks = (*dataset_sizes.listed(given.get("callbacks")), *captured.callbacks)
     return {
         "method": captured.method,
@@ -95,9 +97,7 @@ def describe(captured: CapturedTrainer) -> dict[str, Any]:
         "callbacks": [one.__name__ if isinstance(one, type) else type(one).__name__ for one in callbacks],
         "special": [name for name in SPECIAL if given.get(name)],
         **_data(captured),
-        "trainer_place": _place(captured.place),
-        "train_place": _place(captured.train_place),
-        "config_place": _place(configured.place) if configured else None,
+        **{name: place and dataclasses.asdict(place) for name, place in places.items()},
         "ended_by": captured.ended_by,
         "modules": _own_modules(),
     }
@@ -174,10 +174,6 @@ def _own_modules() -> list[str]:
     installed = (sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[1]))
     outside = (file for file in files if not file.startswith(installed) and not any(part in file for part in LIBRARIES))
     return sorted(file for file in outside if Path(file).is_file())  # some modules name files that do not exist
-
-
-def _place(place: CapturedCall | None) -> dict[str, Any] | None:
-    return None if place is None else dataclasses.asdict(place)
 
 
 def _name(reward: Any) -> str:
