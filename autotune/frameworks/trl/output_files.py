@@ -33,6 +33,11 @@ PLACEHOLDER_REWARD = "get_soft_overlong_punishment"  # reward of TRL that is 0 b
 SHIM_NAME = "vllm_on_cpu"
 SHIM = Path(__file__).resolve().parents[2] / "worker" / "vllm_on_cpu.py"
 
+_ROWS: Mapping[str, tuple[str, ...]] = {
+    "sft": ("text",), "dpo": ("prompt", "chosen", "rejected"), "kto": ("prompt", "completion"), "reward": ("chosen", "rejected"),
+}  # fmt: skip
+"""Method -> columns of its rows; the default is a prompt."""
+
 DATASET_SETTINGS = frozenset({"datasets", "dataset_name", "dataset_config", "dataset_streaming", "streaming", "test_split_size"})
 
 
@@ -96,8 +101,16 @@ def _prepare_data(candidate: Candidate, task: Task, folder: Path, home: Path, da
     """Write the data into `folder`, and name it below `home`."""
     data = _Data()
     user = task.workload.user_settings
-    if dataset is None:
-        _write_placeholder(data, folder, home, task.workload.method)
+    if dataset is None:  # a few rows, since TRL refuses a file without a dataset
+        columns = _ROWS.get(task.workload.method, ("prompt",))
+        marks = {"label": True} if task.workload.method == "kto" else {}
+        rows = ({name: f"What is {a} plus {b}? ({name})" for name in columns} | marks for a in range(32) for b in range(32))
+        path = folder / PLACEHOLDER_NAME / "train.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        data.paths.append(write(path, "".join(json.dumps(row) + "\n" for row in rows)))
+        data.keys["dataset_name"], data.own_dataset = str(home / PLACEHOLDER_NAME), PLACEHOLDER_NAME
+        unit = "prompt" if columns == ("prompt",) else "row"
+        data.notes.append(f"PLACEHOLDER dataset_name: replace it by your own, with no {unit} longer than the limit above.")
     elif not _generates(candidate):
         data.keys.update(dataset)
         if candidate.settings.get("max_length", 0) is None:
@@ -121,27 +134,6 @@ def _prepare_data(candidate: Candidate, task: Task, folder: Path, home: Path, da
 def _generates(candidate: Candidate) -> bool:
     """Return True if the method generates completions to prompts; others train on whole rows."""
     return bool(candidate.settings.keys() & {"num_generations", "response_length"})
-
-
-_ROWS: Mapping[str, tuple[str, ...]] = {
-    "sft": ("text",), "dpo": ("prompt", "chosen", "rejected"), "kto": ("prompt", "completion"), "reward": ("chosen", "rejected"),
-}  # fmt: skip
-"""Method -> columns of its rows; the default is a prompt."""
-
-
-def _write_placeholder(data: _Data, folder: Path, home: Path, method: str) -> None:
-    """Write a few rows, since TRL refuses a file without a dataset."""
-    path = folder / PLACEHOLDER_NAME / "train.jsonl"
-    path.parent.mkdir(exist_ok=True)
-    columns = _ROWS.get(method, ("prompt",))
-    marks = {"label": True} if method == "kto" else {}
-    rows = ({name: f"What is {a} plus {b}? ({name})" for name in columns} | marks for a in range(32) for b in range(32))
-    write(path, "".join(json.dumps(row) + "\n" for row in rows))
-    data.keys["dataset_name"] = str(home / PLACEHOLDER_NAME)
-    data.own_dataset = PLACEHOLDER_NAME
-    data.paths.append(path)
-    unit = "prompt" if columns == ("prompt",) else "row"
-    data.notes.append(f"PLACEHOLDER dataset_name: replace it by your own, with no {unit} longer than the limit above.")
 
 
 def _filter(
@@ -171,8 +163,7 @@ def _filter(
                 data.notes.append(
                     f"TOO FEW ROWS: one generation batch takes {needed} prompts, so that TRL would not make a step."
                 )
-    write(folder / PROMPTS_NAME, json.dumps(found, indent=2) + "\n")
-    data.paths.append(folder / PROMPTS_NAME)
+    data.paths.append(write(folder / PROMPTS_NAME, json.dumps(found, indent=2) + "\n"))
 
 
 def _generation_batch(candidate: Candidate, task: Task) -> int:
