@@ -13,7 +13,7 @@ from autotune.catalog import model_lookup, space_files
 from autotune.core.dataset import TokenLengths, refuse_unreadable
 from autotune.core.errors import BadInput, IllegalConfiguration
 from autotune.core.files import sqlite_url
-from autotune.core.job import Hardware, Job, Mode, Model, Task, Tuning, Workload
+from autotune.core.job import Job, Mode, Model, Task, Tuning, Workload
 from autotune.core.space import Candidate, KnobValue, SearchSpace
 from autotune.core.units import parse_seconds
 from autotune.frameworks.base import Trainer
@@ -56,20 +56,24 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
         model_lookup.stay_offline()
 
     # 1. Trainer, hardware, model and configuration.
-    own = read_launch(flags)
+    own = read_launch(flags) if flags.from_command is not None else None
     flags = own.flags if own else flags
     hardware = target_hardware(flags)
-    own = read_script(flags, hardware) or own
+    if flags.script is not None:
+        own = read_script(flags, hardware)
+    elif flags.rewards != "real":
+        raise BadInput("--rewards is about a script of your own.", way_out="Add --script FILE, or leave it out.")
     flags = _as_the_space(own.flags if own else flags, own is not None)
     trainer = own.trainer if own else frameworks.trainer(flags.framework, flags.method)
     space = whole = space_files.load_space(flags.space or trainer.space).on(hardware.count if hardware.kind == "cuda" else 0)
-    flags, exported = with_exported(flags, space, _settings(trainer), hardware)
+    settings = _settings(trainer)
+    flags, exported = with_exported(flags, space, settings, hardware)
     config = own.config if own else _config(flags, trainer)
     model = own.model if own and own.model else _model(flags, config)
     tuning = _tuning(flags, config, space)
 
     # 2. Held and searched knobs: flags override the configuration file.
-    named = named_choices(flags, space, tuning, _settings(trainer), trainer.canonical)
+    named = named_choices(flags, space, tuning, settings, trainer.canonical)
     tuning_settings = {} if flags.tuning is None else {"use_peft": tuning != "full", "load_in_4bit": tuning == "qlora"}
     python = environment.interpreter(flags.python)
     script = own.script if own else None
@@ -88,7 +92,7 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
     typical = positive("--typical-completion-length", flags.typical_completion_length)
     workload = Workload(
         model=model, method=flags.method, framework=flags.framework, python=python, tuning=tuning, weights=flags.weights,
-        global_batch=_global_batch(flags, config, held, space, hardware, trainer),
+        global_batch=_global_batch(flags, config, held, space, hardware.count, trainer),
         typical_completion_length=typical or (None if lengths is None else max(1, round(lengths.mean))),
         completion_lengths=lengths, prompt_lengths=_prompt_lengths(flags),
         dataset=flags.dataset or (config.dataset if config else None), config_file=config.path if config else None,
@@ -262,12 +266,7 @@ def _overridden(from_file: Mapping[str, KnobValue], typed: Mapping[str, KnobValu
 
 
 def _global_batch(
-    flags: Flags,
-    config: UserConfig | None,
-    held: Mapping[str, KnobValue],
-    space: SearchSpace,
-    hardware: Hardware,
-    trainer: Trainer,
+    flags: Flags, config: UserConfig | None, held: Mapping[str, KnobValue], space: SearchSpace, devices: int, trainer: Trainer
 ) -> int | None:
     """Return completions per optimizer step: flag, micro-batch and accumulation of flags, configuration or space."""
     given = positive("--global-batch", flags.global_batch)
@@ -287,7 +286,7 @@ def _global_batch(
     if not isinstance(micro, int) or not isinstance(steps, int):
         return None
     settings: dict[str, Any] = {**{name: field.default for name, field in trainer.fields().items()}, **held}
-    return micro * steps * trainer.ranks(settings, hardware.count) * trainer.completions_each
+    return micro * steps * trainer.ranks(settings, devices) * trainer.completions_each
 
 
 def build_job(subject: str, flags: Flags, task: Task, space: SearchSpace, mode: Mode) -> Job:

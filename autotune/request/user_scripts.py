@@ -47,10 +47,8 @@ class ParsedScript:
     model: Model | None = None  # of `--script`
 
 
-def read_launch(flags: Flags) -> ParsedScript | None:
-    """Read the script of `--from-command`; None without one."""
-    if flags.from_command is None:
-        return None
+def read_launch(flags: Flags) -> ParsedScript:
+    """Read the script of `--from-command`."""
     for name in ("config", "script"):
         if getattr(flags, name) is not None:
             raise BadInput(f"--{name} and --from-command can't both define what is trained.", way_out=f"Leave --{name} out.")
@@ -179,12 +177,8 @@ HELD = (
 """Settings taken from the script even at their default: it trains with them all the same."""
 
 
-def read_script(flags: Flags, hardware: Hardware) -> ParsedScript | None:
-    """Inspect the script of `--script`, as it is on the hardware; None without one."""
-    if flags.script is None:
-        if flags.rewards != "real":
-            raise BadInput("--rewards is about a script of your own.", way_out="Add --script FILE, or leave it out.")
-        return None
+def read_script(flags: Flags, hardware: Hardware) -> ParsedScript:
+    """Inspect the script of `--script`, as it is on the hardware."""
     if flags.framework != "trl":
         raise BadInput(
             f"--script is for scripts that build a trainer of TRL's, and not for {flags.framework}.",

@@ -42,9 +42,7 @@ def read(folder: Path, arguments: str, **files: Mapping[str, Any]) -> ParsedScri
         (folder / f"{name}.toml").write_text(toml(settings))
     (folder / "run.sh").write_text(f"export NCCL_DEBUG=INFO\nuv run rl {arguments}\n")
     found = read_launch(Flags(from_command=str(folder / "run.sh"), gpus="8xH100", mode="predict"))
-    assert (
-        found is not None and found.launch is not None and (found.launch.framework, found.launch.method) == ("prime-rl", "grpo")
-    )
+    assert found.launch is not None and (found.launch.framework, found.launch.method) == ("prime-rl", "grpo")
     return found
 
 

@@ -217,4 +217,4 @@ def test_the_script_says_what_is_trained(more: dict[str, str], what: str) -> Non
 
 def test_rewards_are_a_scripts() -> None:
     with pytest.raises(BadInput, match="--rewards is about a script"):
-        read_script(Flags(rewards="skip"), CPU)
+        parse_request(Flags(rewards="skip", gpus="cpu", mode="predict"))
