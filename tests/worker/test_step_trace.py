@@ -101,6 +101,16 @@ def test_a_rank_of_many_holds_a_part_of_its_group(batch: int, steps: int) -> Non
     assert trace.effective["generation_batch_size"] == 8 * batch * steps
 
 
+@pytest.mark.slow
+def test_a_reference_pass_with_adapters_off_is_not_the_first_under_fsdp2() -> None:
+    """FSDP2 reads the dtypes of gradients in its first forward pass: that of the rollout, which a trace leaves out."""
+    whole = cases.spec(adapter=cases.LORA, dtype="bfloat16", beta=0.04, bf16=True)
+    trace = msgspec.convert(step_trace.trace({**whole, "sharding": {"kind": "fsdp2", "ranks": 2}}), Trace)
+    start = next(mark.event for mark in trace.marks if (mark.phase, mark.step) == ("optimizer", 1))
+    held = trace.live_parts_at(start - 1)
+    assert held["gradients"] == held["adapters"]  # float32, as their masters
+
+
 def test_a_model_whose_code_is_not_there_is_named() -> None:
     with pytest.raises(Untraceable, match="'of_my_own'"):
         step_trace.trace(cases.spec(config={**cases.SHAPE, "model_type": "of_my_own"}))

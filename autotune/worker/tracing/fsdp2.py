@@ -103,6 +103,13 @@ def prepare(model: Any, spec: Mapping[str, Any]) -> Any:
     return fsdp2_prepare_model(_accelerator(plugin, spec), model)
 
 
+def begin_rollout(model: Any) -> None:
+    """Initialise FSDP2 as the first forward pass of a rollout does. It reads the dtypes of gradients from the parameters
+    that train at that time: a reference pass with adapters off, if it came first, would leave adapters out."""
+    if hasattr(model, "_get_fsdp_state"):
+        model._get_fsdp_state()._lazy_init()
+
+
 def _receive_weights(model: Any, spec: Mapping[str, Any], ledger: Any) -> None:
     """Load the weights as accelerate does on all ranks but the first (`cpu_ram_efficient_loading`): each parameter
     whole on the device, then this rank's shard of it. The segments of whole ones stay in torch's cache."""

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ..tracing import fsdp2
 from ..tracing.ledger import NullAnnotator
 from ..tracing.patching import attribute
 from .hooks import in_phase, observed, within
@@ -159,6 +160,8 @@ def traced(
             return super()._tokenize_prompts(prompts) if tokenizes else (lengths.prompts(len(prompts)), None, {})
 
         def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.args.use_vllm:
+                fsdp2.begin_rollout(self.model)
             return method.single_turn(self, lengths.completions(len(prompt_ids)))
 
         def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
