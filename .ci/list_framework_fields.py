@@ -55,13 +55,27 @@ OWN_PATHS = frozenset({"ckpt_path", "save_path", "tensorboard_log_dir"})
 
 SLIME = "slime/utils/arguments.py"
 WITH_SLIME: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"), (1, "int")),
-    **dict.fromkeys(("sequence_parallel", "optimizer_cpu_offload", "use_precision_aware_optimizer"), (False, "bool")),
-    **dict.fromkeys(("overlap_cpu_optimizer_d2h_h2d", "accumulate_allreduce_grads_in_fp32"), (False, "bool")),
-    **dict.fromkeys(("swiglu", "group_query_attention", "disable_bias_linear", "add_qkv_bias", "qk_layernorm"), (False, "bool")),
-    **dict.fromkeys(("use_rotary_position_embeddings", "untie_embeddings_and_output_weights"), (False, "bool")),
     **dict.fromkeys(
-        ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"), (None, "int", "null")
+        ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+        (1, "int"),
+    ),
+    **dict.fromkeys(
+        ("sequence_parallel", "optimizer_cpu_offload", "use_precision_aware_optimizer"),
+        (False, "bool"),
+    ),
+    **dict.fromkeys(
+        ("overlap_cpu_optimizer_d2h_h2d", "accumulate_allreduce_grads_in_fp32"), (False, "bool")
+    ),
+    **dict.fromkeys(
+        ("swiglu", "group_query_attention", "disable_bias_linear", "add_qkv_bias", "qk_layernorm"),
+        (False, "bool"),
+    ),
+    **dict.fromkeys(
+        ("use_rotary_position_embeddings", "untie_embeddings_and_output_weights"), (False, "bool")
+    ),
+    **dict.fromkeys(
+        ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
+        (None, "int", "null"),
     ),
     **dict.fromkeys(("kv_channels", "vocab_size", "recompute_num_layers"), (None, "int", "null")),
     **dict.fromkeys(("recompute_granularity", "recompute_method"), (None, "str", "null")),
@@ -97,11 +111,20 @@ def _leaf(name: str, leaves: Mapping[str, Any]) -> dict[str, Any] | None:
     *sections, last = name.split(".")
     if last == "_target_" or (OTHER_SECTIONS & set(sections) and not name.startswith("reward.")):
         return None
-    value = None if leaves[name] == "???" else leaves[name]  # Hydra's mark of a value that must be given
+    value = (
+        None if leaves[name] == "???" else leaves[name]
+    )  # Hydra's mark of a value that must be given
     match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        return {"default": value, "kinds": ANY if value is None else KINDS[float if last in WRITTEN_AS_INT else type(value)]}
-    source = ".".join([*sections, match["name"][1:]]) if match["name"].startswith(".") else match["name"]
+        return {
+            "default": value,
+            "kinds": ANY
+            if value is None
+            else KINDS[float if last in WRITTEN_AS_INT else type(value)],
+        }
+    source = (
+        ".".join([*sections, match["name"][1:]]) if match["name"].startswith(".") else match["name"]
+    )
     target = _leaf(source, leaves) if source in leaves else None
     return target and {"default": None, "kinds": target["kinds"], "follows": source}
 
@@ -117,9 +140,13 @@ def nemo_rl(root: Path) -> Fields:
     """Flatten the configuration that the others inherit from. A product of settings has no default of its own."""
     leaves = dict(_leaves(yaml.safe_load((root / NEMO_RL).read_text(encoding="utf-8")), ""))
     leaves |= {
-        name: float(value) for name, value in leaves.items() if isinstance(value, str) and re.fullmatch(r"\d+e-\d+", value)
+        name: float(value)
+        for name, value in leaves.items()
+        if isinstance(value, str) and re.fullmatch(r"\d+e-\d+", value)
     }
-    chosen = {name for name in leaves if name.endswith("_cfg.enabled") or name == "policy.draft.enabled"}
+    chosen = {
+        name for name in leaves if name.endswith("_cfg.enabled") or name == "policy.draft.enabled"
+    }
     kept = {name for name in leaves if not NEMO_RL_OTHER & set(name.split("."))} | chosen
     products = {name for name in kept if str(leaves[name]).startswith("${mul:")}
     found = {name: fact for name in kept - products if (fact := _leaf(name, leaves)) is not None}
@@ -130,12 +157,23 @@ def openrlhf(root: Path) -> Fields:
     """Execute the program's last part up to its parser, whose options are the list."""
     main_part = ast.parse((root / OPENRLHF).read_text(encoding="utf-8")).body[-1]
     assert isinstance(main_part, ast.If), "train_ppo_ray.py does not end with its main part"
-    scope = {"argparse": SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Parser}), "datetime": datetime}
+    scope = {
+        "argparse": SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Parser}),
+        "datetime": datetime,
+    }
     with contextlib.suppress(_ParserIsComplete):
         exec(compile(ast.Module(main_part.body, []), OPENRLHF, "exec"), scope)
     actions = scope["parser"]._actions  # type: ignore[attr-defined]
-    single = (each for each in actions if each.dest != "help" and not isinstance(each.default, list) and each.default != math.inf)
-    return {each.dest: _option(each) for each in single if each.nargs in (None, 0) or isinstance(each.default, str)}
+    single = (
+        each
+        for each in actions
+        if each.dest != "help" and not isinstance(each.default, list) and each.default != math.inf
+    )
+    return {
+        each.dest: _option(each)
+        for each in single
+        if each.nargs in (None, 0) or isinstance(each.default, str)
+    }
 
 
 class _ParserIsComplete(Exception):
@@ -150,9 +188,17 @@ class _Parser(argparse.ArgumentParser):
 def _option(action: argparse.Action) -> dict[str, Any]:
     if action.nargs == 0:
         return {"default": action.default, "kinds": ["bool"]}
-    default = None if action.dest == "logger.wandb.run_name" else action.default  # has the time of day
-    kinds = KINDS.get(typing.cast(type, action.type), ["str"]) + (["null"] if default is None else [])
-    return {"default": default, "kinds": kinds, **({"choices": list(action.choices)} if action.choices else {})}
+    default = (
+        None if action.dest == "logger.wandb.run_name" else action.default
+    )  # has the time of day
+    kinds = KINDS.get(typing.cast(type, action.type), ["str"]) + (
+        ["null"] if default is None else []
+    )
+    return {
+        "default": default,
+        "kinds": kinds,
+        **({"choices": list(action.choices)} if action.choices else {}),
+    }
 
 
 def open_reasoner_zero(root: Path) -> Fields:
@@ -166,7 +212,9 @@ def open_reasoner_zero(root: Path) -> Fields:
     }
     for file, name in zip(ORZ, ("BasePPOExpConfig", "PPOExpConfig"), strict=True):
         tree = ast.parse((root / file).read_text(encoding="utf-8"))
-        (config,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+        (config,) = (
+            node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name
+        )
         config.decorator_list = []
         exec(compile(ast.Module([config], []), file, "exec", dont_inherit=True), scope)
     config_class = scope["PPOExpConfig"]
@@ -176,7 +224,10 @@ def open_reasoner_zero(root: Path) -> Fields:
         parts = [part for part in typing.get_args(annotation) or (annotation,) if part in KINDS]
         if parts and name not in OWN_PATHS:
             optional = [] if parts == [annotation] or parts == [str] else ["null"]
-            found[name] = {"default": default, "kinds": ANY if default is None else KINDS[parts[0]] + optional}
+            found[name] = {
+                "default": default,
+                "kinds": ANY if default is None else KINDS[parts[0]] + optional,
+            }
     return found
 
 
@@ -191,10 +242,16 @@ def skyrl(root: Path) -> Fields:
     """Execute the configuration's classes alone, without their checks, and flatten the one of a training."""
     tree = ast.parse((root / SKYRL).read_text(encoding="utf-8"))
     kept = (ast.ClassDef, ast.Assign)
-    classes = [node for node in tree.body if isinstance(node, kept) and getattr(node, "name", "") != "SearchEnvConfig"]
+    classes = [
+        node
+        for node in tree.body
+        if isinstance(node, kept) and getattr(node, "name", "") != "SearchEnvConfig"
+    ]
     for node in classes:
         if isinstance(node, ast.ClassDef):
-            node.body = [part for part in node.body if not isinstance(part, ast.FunctionDef)] or [ast.Pass()]
+            node.body = [part for part in node.body if not isinstance(part, ast.FunctionDef)] or [
+                ast.Pass()
+            ]
     own = type("Own", (), {})
     scope: dict[str, Any] = {
         **vars(typing), **vars(dataclasses), "copy": copy, "os": os, "Enum": enum.Enum, "ABC": object,
@@ -213,14 +270,21 @@ def _dataclass_leaves(node: Any, prefix: str) -> Iterator[tuple[str, dict[str, A
         if dataclasses.is_dataclass(default):
             yield from _dataclass_leaves(default, f"{prefix}{part.name}.")
             continue
-        parts = typing.get_args(part.type) if typing.get_origin(part.type) is typing.Union else (part.type,)
+        parts = (
+            typing.get_args(part.type)
+            if typing.get_origin(part.type) is typing.Union
+            else (part.type,)
+        )
         if all(each in KINDS or each is type(None) for each in parts):
             kinds = [kind for each in parts if each in KINDS for kind in KINDS[each]]
             optional = ["null"] if type(None) in parts else []
             at_home = isinstance(default, str) and default.startswith(str(Path.home()))
             yield (
                 f"{prefix}{part.name}",
-                {"default": None if at_home else default, "kinds": list(dict.fromkeys([*kinds, *optional]))},
+                {
+                    "default": None if at_home else default,
+                    "kinds": list(dict.fromkeys([*kinds, *optional])),
+                },
             )
 
 
@@ -247,7 +311,9 @@ def prime_rl(root: Path) -> Fields:
     return found
 
 
-def _pydantic_leaves(classes: Mapping[str, ast.ClassDef], name: str, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _pydantic_leaves(
+    classes: Mapping[str, ast.ClassDef], name: str, prefix: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
     for base in classes[name].bases:
         if isinstance(base, ast.Name) and base.id in classes:
             yield from _pydantic_leaves(classes, base.id, prefix)
@@ -255,7 +321,9 @@ def _pydantic_leaves(classes: Mapping[str, ast.ClassDef], name: str, prefix: str
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
         field, hint, value = f"{prefix}{node.target.id}", ast.unparse(node.annotation), node.value
-        kinds = [kind for kind in ("bool", "int", "float", "str") if re.search(rf"\b{kind}\b", hint)]
+        kinds = [
+            kind for kind in ("bool", "int", "float", "str") if re.search(rf"\b{kind}\b", hint)
+        ]
         kinds += ["int"] if "float" in kinds and "int" not in kinds else []
         kinds += ["str"] if "Literal" in hint and "str" not in kinds else []
         kinds += ["null"] if "None" in hint else []
@@ -275,13 +343,23 @@ def slime(root: Path) -> Fields:
     """Execute the two functions that add slime's own options, with those of Megatron and SGLang that it is used with."""
     tree = ast.parse((root / SLIME).read_text(encoding="utf-8"))
     wanted = {"reset_arg", "get_slime_extra_args_provider"}
-    functions: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted]
+    functions: list[ast.stmt] = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted
+    ]
     scope: dict[str, Any] = {"argparse": argparse, "json": json, "Any": Any}
     exec(compile(ast.Module(functions, []), SLIME, "exec"), scope)
     parser = scope["get_slime_extra_args_provider"]()(argparse.ArgumentParser())
     plain = (each for each in parser._actions if each.dest != "help" and each.nargs in (None, 0))
-    own = {each.dest: _switch(each) or _option(each) for each in plain if each.type is not json.loads}
-    return {**{name: {"default": value, "kinds": list(kinds)} for name, (value, *kinds) in WITH_SLIME.items()}, **own}
+    own = {
+        each.dest: _switch(each) or _option(each) for each in plain if each.type is not json.loads
+    }
+    return {
+        **{
+            name: {"default": value, "kinds": list(kinds)}
+            for name, (value, *kinds) in WITH_SLIME.items()
+        },
+        **own,
+    }
 
 
 def _switch(action: argparse.Action) -> dict[str, Any] | None:
@@ -290,15 +368,23 @@ def _switch(action: argparse.Action) -> dict[str, Any] | None:
 
 
 def _version(package: str) -> Callable[[Path], str]:
-    return lambda root: next(root.glob(f"{package}-*.dist-info")).name.removeprefix(f"{package}-").removesuffix(".dist-info")
+    return lambda root: (
+        next(root.glob(f"{package}-*.dist-info"))
+        .name.removeprefix(f"{package}-")
+        .removesuffix(".dist-info")
+    )
 
 
 def _commit(root: Path) -> str:
-    return subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout[:10]
+    return subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout[:10]
 
 
 def _declared(root: Path) -> str:
-    return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]  # type: ignore[no-any-return]
+    return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "version"
+    ]  # type: ignore[no-any-return]
 
 
 def _setup_version(root: Path) -> str:
@@ -327,8 +413,12 @@ def main() -> None:
     listed, version, source = FRAMEWORKS[sys.argv[1]]
     root = Path(sys.argv[2])
     # One field per line, for small diffs between releases.
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(fact)}" for name, fact in sorted(listed(root).items()))
-    print(f'{{\n "version": {json.dumps(version(root))},\n "source": {json.dumps(source)},\n "fields": {{\n{lines}\n }}\n}}')
+    lines = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(fact)}" for name, fact in sorted(listed(root).items())
+    )
+    print(
+        f'{{\n "version": {json.dumps(version(root))},\n "source": {json.dumps(source)},\n "fields": {{\n{lines}\n }}\n}}'
+    )
 
 
 if __name__ == "__main__":

@@ -22,8 +22,18 @@ OWNERS = ("script", "config", "model", "mixture")
 # Methods without a command: package, configuration, and the module and class of the arguments of
 # their script.
 EXPERIMENTAL = {
-    "async-grpo": ("trl.experimental.async_grpo", "AsyncGRPOConfig", "trl.scripts.grpo", "GRPOScriptArguments"),
-    "online-dpo": ("trl.experimental.online_dpo", "OnlineDPOConfig", "trl.scripts.grpo", "GRPOScriptArguments"),
+    "async-grpo": (
+        "trl.experimental.async_grpo",
+        "AsyncGRPOConfig",
+        "trl.scripts.grpo",
+        "GRPOScriptArguments",
+    ),
+    "online-dpo": (
+        "trl.experimental.online_dpo",
+        "OnlineDPOConfig",
+        "trl.scripts.grpo",
+        "GRPOScriptArguments",
+    ),
     "ppo": ("trl.experimental.ppo", "PPOConfig", "trl.scripts.utils", "ScriptArguments"),
 }
 KINDS = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict"}
@@ -45,7 +55,12 @@ def kinds_of(annotation: object) -> list[str]:
 def choices_of(annotation: object) -> list[str]:
     """Return the values of an enumeration among the field's types; the field accepts no others."""
     parts = [annotation, *typing.get_args(annotation)]
-    return [member.value for part in parts if isinstance(part, type) and issubclass(part, enum.Enum) for member in part]
+    return [
+        member.value
+        for part in parts
+        if isinstance(part, type) and issubclass(part, enum.Enum)
+        for member in part
+    ]
 
 
 def default_of(field: dataclasses.Field[typing.Any]) -> object:
@@ -61,7 +76,10 @@ def fields_of(owner: type) -> dict[str, dict[str, object]]:
     hints = typing.get_type_hints(owner)
     listing: dict[str, dict[str, object]] = {}
     for field in dataclasses.fields(owner):
-        facts: dict[str, object] = {"kinds": kinds_of(hints[field.name]), "default": default_of(field)}
+        facts: dict[str, object] = {
+            "kinds": kinds_of(hints[field.name]),
+            "default": default_of(field),
+        }
         choices = choices_of(hints[field.name]) or list(field.metadata.get("choices") or [])
         listing[field.name] = {**facts, "choices": choices} if choices else facts
     return listing
@@ -72,7 +90,12 @@ def accelerate_options() -> list[str]:
     from accelerate.commands.launch import launch_command_parser
 
     actions = launch_command_parser()._actions
-    names = {option[2:] for action in actions for option in action.option_strings if option.startswith("--")}
+    names = {
+        option[2:]
+        for action in actions
+        for option in action.option_strings
+        if option.startswith("--")
+    }
     return sorted(name for name in names - {"help"} if "-" not in name)
 
 
@@ -86,7 +109,12 @@ def listing_of(method: str) -> dict[str, object]:
     # Some methods use the common script arguments.
     arguments = getattr(importlib.import_module(script), name_of_arguments, trl.ScriptArguments)
     fields: dict[str, dict[str, object]] = {}
-    classes = (arguments, getattr(importlib.import_module(package), config), trl.ModelConfig, DatasetMixtureConfig)
+    classes = (
+        arguments,
+        getattr(importlib.import_module(package), config),
+        trl.ModelConfig,
+        DatasetMixtureConfig,
+    )
     for owner, described in zip(OWNERS, classes, strict=False):
         for name, facts in fields_of(described).items():
             fields.setdefault(name, {"of": owner, **facts})
@@ -98,7 +126,13 @@ def merge(listings: list[dict[str, typing.Any]]) -> dict[str, object]:
     fields: dict[str, dict[str, object]] = {}
     for listing in listings:
         for name, facts in listing["fields"].items():
-            fields[name] = {**facts, "in": [*typing.cast(list[str], fields.get(name, {}).get("in", [])), *listing["versions"]]}
+            fields[name] = {
+                **facts,
+                "in": [
+                    *typing.cast(list[str], fields.get(name, {}).get("in", [])),
+                    *listing["versions"],
+                ],
+            }
     versions = [version for listing in listings for version in listing["versions"]]
     for facts in fields.values():
         if facts["in"] == versions:
@@ -115,9 +149,13 @@ def main() -> None:
     if options.merge:
         answer = merge([json.loads(Path(path).read_text()) for path in options.merge])
         # One field per line, for small diffs between releases.
-        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(facts)}" for name, facts in answer["fields"].items())  # type: ignore[attr-defined]
+        lines = ",\n".join(
+            f"  {json.dumps(name)}: {json.dumps(facts)}" for name, facts in answer["fields"].items()
+        )  # type: ignore[attr-defined]
         rest = f'"accelerate": {json.dumps(answer["accelerate"])}'
-        print(f'{{"versions": {json.dumps(answer["versions"])},\n"fields": {{\n{lines}\n}},\n{rest}}}')
+        print(
+            f'{{"versions": {json.dumps(answer["versions"])},\n"fields": {{\n{lines}\n}},\n{rest}}}'
+        )
     else:
         json.dump(listing_of(options.method), sys.stdout)
 

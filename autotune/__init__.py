@@ -1,6 +1,7 @@
 """autotune: does a GRPO run fit, and which setting that fits is the fastest?
 
-model + GPUs + lengths -> Workload, Hardware -> SearchSpace -> Candidate (a Trainer decides which are legal)
+model + GPUs + lengths -> Workload, Hardware -> SearchSpace -> Candidate (a Trainer decides which
+are legal)
    -> Executor opens a ProbeRunner -> Measurement of the real loop -> Verdict against the memory limit
    -> the search proposes the next Candidate ... until -> Recommendation, in the framework's own files
 """
@@ -38,9 +39,27 @@ _HOMES = {
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Candidate", "Diagnosis", "Hardware", "Job", "Knob", "Measurement", "Outcome", "PredictAnswer", "Preflight", "Recommendation",
-    "RunAnswer", "SearchSpace", "Verdict", "Workload", "__version__", "diagnose", "predict", "preflight", "run", "solve",
-]  # fmt: skip
+    "Candidate",
+    "Diagnosis",
+    "Hardware",
+    "Job",
+    "Knob",
+    "Measurement",
+    "Outcome",
+    "PredictAnswer",
+    "Preflight",
+    "Recommendation",
+    "RunAnswer",
+    "SearchSpace",
+    "Verdict",
+    "Workload",
+    "__version__",
+    "diagnose",
+    "predict",
+    "preflight",
+    "run",
+    "solve",
+]
 
 
 def __getattr__(name: str) -> object:

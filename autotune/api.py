@@ -26,7 +26,14 @@ from autotune.core.job import Job
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, KnobValue
-from autotune.request.flags import Flags, PredictOptions, RequestOptions, RunOptions, flags_of, typed
+from autotune.request.flags import (
+    Flags,
+    PredictOptions,
+    RequestOptions,
+    RunOptions,
+    flags_of,
+    typed,
+)
 
 if TYPE_CHECKING:
     from autotune.diagnosis import Diagnosis
@@ -45,7 +52,13 @@ class RunAnswer:
     @property
     def winner(self) -> Candidate | None:
         """Recommended configuration; None if nothing fits or the prediction is undecided."""
-        best = self.recommendation.winner if self.recommendation else self.forecast.winner if self.forecast else None
+        best = (
+            self.recommendation.winner
+            if self.recommendation
+            else self.forecast.winner
+            if self.forecast
+            else None
+        )
         return None if best is None else best.candidate
 
     @property
@@ -77,7 +90,9 @@ def run(*, listener: Listener = ignore_events, **options: Unpack[RunOptions]) ->
     return run_flags(flags_of(options), listener=listener)
 
 
-def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: frozenset[str] = frozenset()) -> RunAnswer:
+def run_flags(
+    flags: Flags, *, listener: Listener = ignore_events, pinned: frozenset[str] = frozenset()
+) -> RunAnswer:
     """Run a search for parsed flags. `pinned` settings are never relaxed, like those of --hold."""
     from autotune.core.units import parse_seconds
     from autotune.report.output_folder import check_folder, claimed_folder
@@ -98,7 +113,9 @@ def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: froze
             confirm_with = shlex.join(["autotune", "run", *typed(flags.replace(mode="probe"))])
             answer = _forecast(request, candidates, confirm_with=confirm_with)
         else:
-            answer = _search(request, candidates, ["autotune", "run", *typed(flags)], listener, soak_seconds)
+            answer = _search(
+                request, candidates, ["autotune", "run", *typed(flags)], listener, soak_seconds
+            )
     if flags.log_to is not None:
         unlogged = log_answer(flags.log_to, request.job.study_name, answer.document)
         if unlogged is not None:
@@ -106,8 +123,12 @@ def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: froze
     return answer
 
 
-def predict(*, listener: Listener = ignore_events, **options: Unpack[PredictOptions]) -> PredictAnswer:
-    """Predict without a GPU whether a configuration fits, with the parts of its memory and ways to make it fit."""
+def predict(
+    *, listener: Listener = ignore_events, **options: Unpack[PredictOptions]
+) -> PredictAnswer:
+    """Predict without a GPU whether a configuration fits, with the parts of its memory and ways
+    to make it fit.
+    """
     return predict_flags(flags_of(options), listener=listener)
 
 
@@ -123,7 +144,11 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
     first = possible[0][1]
     with contextlib.closing(open_prediction_service(first.job, first.trainer)) as service:
         variants = [
-            FactVariant(facts=facts, candidate=candidate, prediction=service.of(request.job).predict(candidate))
+            FactVariant(
+                facts=facts,
+                candidate=candidate,
+                prediction=service.of(request.job).predict(candidate),
+            )
             for facts, request, candidate in possible
         ]
         # 2. The worst combination represents the request.
@@ -135,9 +160,17 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
         listener(_started(request, (candidate,)))
         listener(CandidatePredicted(candidate=candidate, prediction=prediction))
         # 3. Changes that make it fit.
-        ways = () if prediction.fits else ways_to_fit(request, candidate, service.of(job), prediction=most.prediction)
-    document = prediction_document(job, candidate, prediction, ways, unknown=variants if most.facts else ())
-    return PredictAnswer(job=job, candidate=candidate, prediction=prediction, ways=ways, document=document)
+        ways = (
+            ()
+            if prediction.fits
+            else ways_to_fit(request, candidate, service.of(job), prediction=most.prediction)
+        )
+    document = prediction_document(
+        job, candidate, prediction, ways, unknown=variants if most.facts else ()
+    )
+    return PredictAnswer(
+        job=job, candidate=candidate, prediction=prediction, ways=ways, document=document
+    )
 
 
 def emulate_flags(flags: Flags) -> Measurement:
@@ -161,13 +194,16 @@ def check_can_emulate(flags: Flags) -> None:
 
     if flags.unknown:
         raise BadInput(
-            "--check emulates one configuration.", way_out="Give each --unknown value with --set, or leave out --check."
+            "--check emulates one configuration.",
+            way_out="Give each --unknown value with --set, or leave out --check.",
         )
     emulated_machine(flags.gpus)
     build(look(interpreter(flags.python)))
 
 
-def diagnose(log: str | PathLike[str] | Iterable[str], **options: Unpack[RequestOptions]) -> Diagnosis:
+def diagnose(
+    log: str | PathLike[str] | Iterable[str], **options: Unpack[RequestOptions]
+) -> Diagnosis:
     """Find the first failure in a training log (a file or its lines), with remedies.
 
     With `config` (the failed file) and `gpus` (its hardware; default: this machine's) remedies have
@@ -188,11 +224,13 @@ def diagnose(log: str | PathLike[str] | Iterable[str], **options: Unpack[Request
     flags = flags_of(options)
     if flags.gpus == "local" and hardware_detection.hardware("local").kind != "cuda":
         raise BadInput(
-            "--config is predicted for GPUs, and this machine has none.", way_out="Name the failed run's GPUs: --gpus 2xA100-40G"
+            "--config is predicted for GPUs, and this machine has none.",
+            way_out="Name the failed run's GPUs: --gpus 2xA100-40G",
         )
     if not Path(str(flags.config)).is_file():
         raise BadInput(
-            f"--config {flags.config} is no file.", way_out="Name the YAML file that was given to `trl grpo --config`."
+            f"--config {flags.config} is no file.",
+            way_out="Name the YAML file that was given to `trl grpo --config`.",
         )
     try:
         request = parse_request(flags.replace(mode="predict"), limit_prompts=True)
@@ -214,8 +252,12 @@ def _with_data(request: ParsedRequest) -> ParsedRequest:
     return replace(request, job=replace(job, data=found)) if found else request
 
 
-def _variants(flags: Flags) -> tuple[list[tuple[Mapping[str, KnobValue], ParsedRequest, Candidate]], tuple[str, ...]]:
-    """Return the legal combinations of unknown facts, with notes on illegal ones, which cannot have been run."""
+def _variants(
+    flags: Flags,
+) -> tuple[list[tuple[Mapping[str, KnobValue], ParsedRequest, Candidate]], tuple[str, ...]]:
+    """Return the legal combinations of unknown facts, with notes on illegal ones, which cannot
+    have been run.
+    """
     from autotune.request.assignments import ways_of
     from autotune.request.job_builder import candidate_of_job
     from autotune.request.request_parser import parse_request
@@ -227,18 +269,27 @@ def _variants(flags: Flags) -> tuple[list[tuple[Mapping[str, KnobValue], ParsedR
             found.append((facts, request, candidate_of_job(request)))
         except IllegalConfiguration as error:
             refusal = refusal or error
-            notes.append(f"{' '.join(f'{name}={value}' for name, value in facts.items())} is left out: {error.what}")
+            notes.append(
+                f"{' '.join(f'{name}={value}' for name, value in facts.items())} is left out:"
+                f" {error.what}"
+            )
     if refusal is not None and not found:
         raise refusal
     return found, tuple(notes)
 
 
 def _started(request: ParsedRequest, candidates: tuple[Candidate, ...]) -> JobStarted:
-    return JobStarted(job=request.job, candidates=candidates, assumed=request.assumed, notes=request.notes)
+    return JobStarted(
+        job=request.job, candidates=candidates, assumed=request.assumed, notes=request.notes
+    )
 
 
 def _search(
-    request: ParsedRequest, candidates: tuple[Candidate, ...], words: list[str], listener: Listener, soak_seconds: float | None
+    request: ParsedRequest,
+    candidates: tuple[Candidate, ...],
+    words: list[str],
+    listener: Listener,
+    soak_seconds: float | None,
 ) -> RunAnswer:
     """Measure candidates on this machine."""
     from autotune.probe.executors import open_executor
@@ -259,8 +310,12 @@ def _search(
         if found.recommendation.fault is None:
             raise
         go_on = _next_commands(request.job.out, found.recommendation, words)["go on"]
-        raise StorageLost(f"{found.recommendation.fault} {unwritten.what} Go on with: {go_on}") from unwritten
-    return RunAnswer(job=found.job, recommendation=found.recommendation, forecast=None, document=document)
+        raise StorageLost(
+            f"{found.recommendation.fault} {unwritten.what} Go on with: {go_on}"
+        ) from unwritten
+    return RunAnswer(
+        job=found.job, recommendation=found.recommendation, forecast=None, document=document
+    )
 
 
 def _written(request: ParsedRequest, answer: Recommendation, words: list[str]) -> Mapping[str, Any]:
@@ -272,19 +327,36 @@ def _written(request: ParsedRequest, answer: Recommendation, words: list[str]) -
         winner = None  # no patch from a single short probe
     confirm_with = ""
     if job.mode == "emulate":  # the command that measures it on its target
-        replaced = ("probe" if word == "emulate" and before == "--mode" else word for before, word in pairwise(["", *words]))
+        replaced = (
+            "probe" if word == "emulate" and before == "--mode" else word
+            for before, word in pairwise(["", *words])
+        )
         confirm_with = shlex.join(replaced)
     commands = _next_commands(job.out, answer, words)
     notes = (*request.notes, answer.fault) if answer.fault else request.notes
     candidate = None if winner is None else winner.candidate
     head = head_lines(job, answer)
-    return _publish(request, answer, candidate, head, warnings=notes, commands=commands, confirm_with=confirm_with)
+    return _publish(
+        request,
+        answer,
+        candidate,
+        head,
+        warnings=notes,
+        commands=commands,
+        confirm_with=confirm_with,
+    )
 
 
 def _publish(
-    request: ParsedRequest, answer: Recommendation | Forecast, candidate: Candidate | None, head: Sequence[str] = (), **parts: Any
+    request: ParsedRequest,
+    answer: Recommendation | Forecast,
+    candidate: Candidate | None,
+    head: Sequence[str] = (),
+    **parts: Any,
 ) -> Mapping[str, Any]:
-    """Write the candidate's files, the page and recommendation.json into the output folder; return the document."""
+    """Write the candidate's files, the page and recommendation.json into the output folder;
+    return the document.
+    """
     from autotune.report.answer_document import document
     from autotune.report.html.render import render
     from autotune.report.output_folder import publish, write_files
@@ -298,19 +370,27 @@ def _publish(
         files, section = write_files(job, request.trainer, candidate, head, *folders)
         return files
 
-    return publish(job.out, write, lambda files: document(job, answer, files, file=section, **parts), render)
+    return publish(
+        job.out, write, lambda files: document(job, answer, files, file=section, **parts), render
+    )
 
 
 def _next_commands(out: Path, answer: Recommendation, words: list[str]) -> dict[str, str]:
-    """Return the commands to train, to measure again and to continue. Flags go before a bare `--`."""
+    """Return the commands to train, to measure again and to continue. Flags go before a bare
+    `--`.
+    """
     words = [word for word in words if word not in ("--fresh", "--resume")]
     end = words.index("--") if "--" in words else len(words)
-    again, go_on = (shlex.join([*words[:end], flag, *words[end:]]) for flag in ("--fresh", "--resume"))
+    again, go_on = (
+        shlex.join([*words[:end], flag, *words[end:]]) for flag in ("--fresh", "--resume")
+    )
     train = {} if answer.winner is None else {"train": shlex.join(["bash", str(out / "launch.sh")])}
     return {**train, "measure again": again, "go on": go_on}
 
 
-def _forecast(request: ParsedRequest, candidates: tuple[Candidate, ...], *, confirm_with: str) -> RunAnswer:
+def _forecast(
+    request: ParsedRequest, candidates: tuple[Candidate, ...], *, confirm_with: str
+) -> RunAnswer:
     """Predict all candidates; nothing is measured."""
     from autotune.prediction.service import open_prediction_service
     from autotune.search.advice import ways_to_fit

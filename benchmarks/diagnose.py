@@ -72,7 +72,10 @@ class Case:
 
 def cases(folder: Path = CORPUS / "logs", labels: Path = CORPUS / "labels.yaml") -> list[Case]:
     listed = yaml.safe_load(labels.read_text())["logs"]
-    return [Case(label=label, found=diagnose((folder / f"{label['name']}.log").read_text())) for label in listed]
+    return [
+        Case(label=label, found=diagnose((folder / f"{label['name']}.log").read_text()))
+        for label in listed
+    ]
 
 
 def summary(chosen: Sequence[Case]) -> dict[str, Any]:
@@ -85,7 +88,11 @@ def summary(chosen: Sequence[Case]) -> dict[str, Any]:
         "right_or_defensible": sum(case.defensible for case in chosen),
         "known_failures_right": [sum(case.right for case in known), len(known)],
         "not_memory_called_memory": [case.label["name"] for case in chosen if case.false_alarm],
-        "wrong": {case.label["name"]: {"is": case.cause, "told": case.told} for case in chosen if not case.right},
+        "wrong": {
+            case.label["name"]: {"is": case.cause, "told": case.told}
+            for case in chosen
+            if not case.right
+        },
         **{f"{what}_right": _agreement(chosen, what) for what in ("phase", "rank")},
     }
 
@@ -97,9 +104,17 @@ def named(file: Path) -> dict[str, Any]:
     for excerpt in excerpts:
         found = _word(diagnose(excerpt["text"]).cause)
         if found not in (excerpt["cause"], *excerpt.get("also", ())):
-            wrong[f"{excerpt['source']}: {excerpt['text'][-60:]}"] = {"is": excerpt["cause"], "told": found}
+            wrong[f"{excerpt['source']}: {excerpt['text'][-60:]}"] = {
+                "is": excerpt["cause"],
+                "told": found,
+            }
     right = len(excerpts) - len(wrong)
-    return {"excerpts": len(excerpts), "named": right, "share_named": round(right / len(excerpts), 4), "wrong": wrong}
+    return {
+        "excerpts": len(excerpts),
+        "named": right,
+        "share_named": round(right / len(excerpts), 4),
+        "wrong": wrong,
+    }
 
 
 def confusion(chosen: Sequence[Case]) -> str:
@@ -108,7 +123,10 @@ def confusion(chosen: Sequence[Case]) -> str:
     lines = [f"{'is':<20} logs  told"]
     for cause in sorted({case.cause for case in chosen}):
         told = {name: count for (is_, name), count in sorted(pairs.items()) if is_ == cause}
-        lines.append(f"{cause:<20} {sum(told.values()):>4}  {', '.join(f'{name} {count}' for name, count in told.items())}")
+        lines.append(
+            f"{cause:<20} {sum(told.values()):>4} "
+            f" {', '.join(f'{name} {count}' for name, count in told.items())}"
+        )
     return "\n".join(lines)
 
 
@@ -136,32 +154,52 @@ def _table() -> str:
 
 
 def reading_seconds(lines: int) -> float:
-    """Return the processor time to read a synthetic log of this length, whose last line is its failure."""
+    """Return the processor time to read a synthetic log of this length, whose last line is its
+    failure.
+    """
     kinds = (
-        "{{'loss': 0.5, 'grad_norm': 0.1, 'num_tokens': {n}.0, 'completions/mean_length': 210.5, 'epoch': 0.1}}",
+        (
+            "{{'loss': 0.5, 'grad_norm': 0.1, 'num_tokens': {n}.0, 'completions/mean_length':"
+            " 210.5, 'epoch': 0.1}}"
+        ),
         " 3%|###       | {n}/800000 [01:12<2:33:11,  1.2s/it]",
-        "(WorkerDict pid=1000) INFO [loggers.py:116] Engine 000: Running: {n} reqs, GPU KV cache usage: 3.1%",
+        (
+            "(WorkerDict pid=1000) INFO [loggers.py:116] Engine 000: Running: {n} reqs, GPU KV"
+            " cache usage: 3.1%"
+        ),
         "[rank1]: step {n} reward=0.5 kl=0.01",
         "2026-01-01 12:00:00,123 INFO trainer step={n} some words in a line of a usual length",
     )
     log = "\n".join(kinds[number % len(kinds)].format(n=number) for number in range(lines))
     began = time.process_time()
-    found = diagnose(f"{log}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    found = diagnose(
+        f"{log}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    )
     assert found.is_memory
     return time.process_time() - began
 
 
 def _commit() -> str:
-    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", metavar="NAME", help="keep the figures under this name")
     parser.add_argument("--note", default="", help="what is to be said beside them")
-    parser.add_argument("--blind", metavar="FOLDER", help="read this set of tests/diagnosis instead, with its own labels.yaml")
-    parser.add_argument("--excerpts", metavar="FILE", help="read these excerpts of tests/diagnosis instead")
-    parser.add_argument("--lines", type=int, help="measure the time to read a log of this length instead")
+    parser.add_argument(
+        "--blind",
+        metavar="FOLDER",
+        help="read this set of tests/diagnosis instead, with its own labels.yaml",
+    )
+    parser.add_argument(
+        "--excerpts", metavar="FILE", help="read these excerpts of tests/diagnosis instead"
+    )
+    parser.add_argument(
+        "--lines", type=int, help="measure the time to read a log of this length instead"
+    )
     given = parser.parse_args()
     if given.lines:
         print(f"{given.lines} lines: {reading_seconds(given.lines):.1f} s of processor time")
@@ -178,7 +216,12 @@ def main() -> int:
     print(json.dumps(figures, indent=1))
     if given.write:
         now = datetime.now(UTC).date().isoformat()
-        told = {"date": now, "commit": _commit(), "table": _table(), "python": platform.python_version()}
+        told = {
+            "date": now,
+            "commit": _commit(),
+            "table": _table(),
+            "python": platform.python_version(),
+        }
         kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"schema": 1}
         kept[given.write] = {**told, **({"note": given.note} if given.note else {}), **figures}
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n")

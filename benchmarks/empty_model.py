@@ -1,4 +1,6 @@
-"""A model folder whose weights have their shapes and no content: a file with holes, read as zeros."""
+"""A model folder whose weights have their shapes and no content: a file with holes, read as
+zeros.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ Tensor = tuple[str, str, tuple[int, ...], bytes]
 
 
 def write_empty_model(folder: Path, config: Mapping[str, Any]) -> None:
-    """Write a model folder whose weights take no room on the disk: a file with holes, read as zeros.
+    """Write a model folder whose weights take no room on the disk: a file with holes, read as
+    zeros.
 
     With a `quantization_config` of GPTQ the layers have its packed tensors.
     """
@@ -48,17 +51,32 @@ def _tensors(folder: Path, quantised: Mapping[str, Any] | None) -> Iterator[Tens
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder)))
     packed = {}
     if quantised and quantised["quant_method"] == "gptq":
-        layers = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-        packed = {f"{name}.weight": module for name, module in layers if module is not model.get_output_embeddings()}
+        layers = [
+            (name, module)
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear)
+        ]
+        packed = {
+            f"{name}.weight": module
+            for name, module in layers
+            if module is not model.get_output_embeddings()
+        }
     for name, parameter in model.named_parameters():
         if name in packed and quantised:
-            yield from _packed(name.removesuffix(".weight"), packed[name], int(quantised["bits"]), int(quantised["group_size"]))
+            yield from _packed(
+                name.removesuffix(".weight"),
+                packed[name],
+                int(quantised["bits"]),
+                int(quantised["group_size"]),
+            )
         else:
             yield name, "BF16", tuple(parameter.shape), b""
 
 
 def _packed(name: str, layer: Any, bits: int, group: int) -> Iterator[Tensor]:
-    """Yield a linear layer's tensors in a checkpoint of GPTQ, packed along the input; each input's group is not zero."""
+    """Yield a linear layer's tensors in a checkpoint of GPTQ, packed along the input; each
+    input's group is not zero.
+    """
     groups, per_word = layer.in_features // group, 32 // bits
     yield f"{name}.qweight", "I32", (layer.in_features // per_word, layer.out_features), b""
     yield f"{name}.qzeros", "I32", (groups, layer.out_features // per_word), b""

@@ -5,8 +5,8 @@ make bench-emulated
 No GPU, no weights, no network. The environment has a CUDA build of torch, TRL, and what the setups
 need of vLLM, DeepSpeed, bitsandbytes. Each setup runs in the product's own probe worker on emulated
 cards (docs/emulated-gpus.md), and is predicted from a trace in the same environment. The two share
-the rendering of settings and nothing else. Writes results/emulated.json and results/emulated.md after
-each row. What was emulated before is not emulated again, and predicted anew.
+the rendering of settings and nothing else. Writes results/emulated.json and results/emulated.md
+after each row. What was emulated before is not emulated again, and predicted anew.
 
 Figures of the emulator are emulated, not measured.
 """
@@ -45,13 +45,23 @@ from autotune.request.request_parser import parse_request
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-PACKAGES = ("torch", "vllm", "trl", "transformers", "peft", "bitsandbytes", "deepspeed", "accelerate")
+PACKAGES = (
+    "torch",
+    "vllm",
+    "trl",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "deepspeed",
+    "accelerate",
+)
 PLAN = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=1, deadline_seconds=600.0)
 """Two cycles: Adam's state is made in the first step, and both hold every phase."""
 
 ENGINE_PLAN = replace(PLAN, optimizer_steps=3, timed_cycles=2)
-"""One more: weights are pushed to the engine beside what the second step left, the first with all state. To a server each
-push takes buffers of its own: two cycles there, as predicted."""
+"""One more: weights are pushed to the engine beside what the second step left, the first with
+all state. To a server each push takes buffers of its own: two cycles there, as predicted.
+"""
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -65,22 +75,35 @@ def main() -> int:
     earlier = [] if asked.earlier is None else json.loads(asked.earlier.read_text())["rows"]
     raw.take_over(earlier)
     failed = report.failed_rows(earlier)
-    chosen = [one for one in SETUPS if not asked.names or any(word in one.name for word in asked.names)]
-    versions = {name: version for name, version in environment.versions(python, PACKAGES).items() if version}
+    chosen = [
+        one for one in SETUPS if not asked.names or any(word in one.name for word in asked.names)
+    ]
+    versions = {
+        name: version for name, version in environment.versions(python, PACKAGES).items() if version
+    }
     facts = machine.facts(versions)
     print(json.dumps(facts), file=sys.stderr)
     rows: dict[str, Line] = {}
-    with contextlib.closing(Worker(python)) as worker, contextlib.closing(Predictor(python)) as predictor:
+    with (
+        contextlib.closing(Worker(python)) as worker,
+        contextlib.closing(Predictor(python)) as predictor,
+    ):
         for setup in sorted(chosen, key=lambda one: not raw.of(one)):
             if not asked.no_emulation and time.monotonic() - began < asked.minutes * 60:
                 _emulate(setup, worker, raw, str(facts["commit"]))
             if raw.of(setup):
-                rows[setup.name] = report.row(setup, raw.of(setup), _said(setup, predictor.predict(setup)))
-            elif setup.name in failed:  # it has no figures to take over, and still counts as one that was not run
+                rows[setup.name] = report.row(
+                    setup, raw.of(setup), _said(setup, predictor.predict(setup))
+                )
+            elif (
+                setup.name in failed
+            ):  # it has no figures to take over, and still counts as one that was not run
                 rows[setup.name] = failed[setup.name]
             if setup.name in rows:
                 facts["seconds"] = round(time.monotonic() - began)
-                document = report.document([rows[one.name] for one in chosen if one.name in rows], facts)
+                document = report.document(
+                    [rows[one.name] for one in chosen if one.name in rows], facts
+                )
                 if not asked.names:
                     _write(document, asked.out)
     print(report.readable(document))
@@ -94,14 +117,35 @@ def _write(document: Mapping[str, Any], folder: Path) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", required=True, help="interpreter of an environment with a CUDA build of torch")
-    parser.add_argument("--raw", type=Path, required=True, help="JSON lines, one for each run: what is there is not run again")
-    parser.add_argument("--no-emulation", action="store_true", help="emulate nothing: compare what --raw has")
-    parser.add_argument("--earlier", type=Path, help="an earlier emulated.json: what --raw lacks of its rows is not run again")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="emulate nothing new after this time")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--python", required=True, help="interpreter of an environment with a CUDA build of torch"
+    )
+    parser.add_argument(
+        "--raw",
+        type=Path,
+        required=True,
+        help="JSON lines, one for each run: what is there is not run again",
+    )
+    parser.add_argument(
+        "--no-emulation", action="store_true", help="emulate nothing: compare what --raw has"
+    )
+    parser.add_argument(
+        "--earlier",
+        type=Path,
+        help="an earlier emulated.json: what --raw lacks of its rows is not run again",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="emulate nothing new after this time"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("names", nargs="*", help="only setups whose name contains one of these words, and no table is written")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        help="only setups whose name contains one of these words, and no table is written",
+    )
     return parser.parse_args()
 
 
@@ -113,7 +157,9 @@ def _emulate(setup: Setup, worker: Worker, raw: Raw, commit: str) -> None:
         began = time.monotonic()
         line = worker.emulate(setup, late=late)
         seconds = round(time.monotonic() - began, 1)
-        raw.add({"setup": setup.name, "kind": _kind(late), "commit": commit, **line, "seconds": seconds})
+        raw.add(
+            {"setup": setup.name, "kind": _kind(late), "commit": commit, **line, "seconds": seconds}
+        )
         _said(setup, line)
 
 
@@ -133,7 +179,9 @@ class Raw:
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        self._lines = (
+            [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        )
 
     def add(self, line: Line) -> None:
         self._lines.append(line)
@@ -141,9 +189,16 @@ class Raw:
             file.write(json.dumps(line) + "\n")
 
     def take_over(self, rows: Sequence[Line]) -> None:
-        """Hold the emulated figures of an earlier table where no newer ones are, without writing them."""
+        """Hold the emulated figures of an earlier table where no newer ones are, without writing
+        them.
+        """
         have = {(line["setup"], line["kind"]) for line in self._lines}
-        self._lines += [line for row in rows for line in report.lines_of(row) if (line["setup"], line["kind"]) not in have]
+        self._lines += [
+            line
+            for row in rows
+            for line in report.lines_of(row)
+            if (line["setup"], line["kind"]) not in have
+        ]
 
     def of(self, setup: Setup) -> dict[str, Line]:
         return {line["kind"]: line for line in self._lines if line["setup"] == setup.name}
@@ -158,13 +213,21 @@ class Predictor:
 
     def predict(self, setup: Setup) -> Line:
         try:
-            request = parse_request(setup.flags(setup.gpus, str(self._python)).replace(mode="predict"))
+            request = parse_request(
+                setup.flags(setup.gpus, str(self._python)).replace(mode="predict")
+            )
             candidate = candidate_of_job(request)
             self._tracers = self._tracers or open_tracers(request.job.task, request.trainer)
             service = PredictionService(
-                task=request.job.task, trainer=request.trainer, limit_bytes=request.job.memory_limit_bytes, tracer=self._tracers
+                task=request.job.task,
+                trainer=request.trainer,
+                limit_bytes=request.job.memory_limit_bytes,
+                tracer=self._tracers,
             )
-            return {"prediction": plain(service.predict(candidate)), "settings": dict(candidate.settings)}
+            return {
+                "prediction": plain(service.predict(candidate)),
+                "settings": dict(candidate.settings),
+            }
         except AutotuneError as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
@@ -185,15 +248,24 @@ class Worker:
     def emulate(self, setup: Setup, *, late: bool) -> Line:
         """Return measurement, settings and the driver's own figures of one setup."""
         try:
-            request = self._request = parse_request(setup.flags(setup.gpus, str(self._python)).replace(mode="emulate"))
-            candidate, executor = candidate_of_job(request), self._executor_for(setup, request, late=late)
+            request = self._request = parse_request(
+                setup.flags(setup.gpus, str(self._python)).replace(mode="emulate")
+            )
+            candidate, executor = (
+                candidate_of_job(request),
+                self._executor_for(setup, request, late=late),
+            )
             runner = executor.open(candidate)
             plan = ENGINE_PLAN if "use_vllm=true" in setup.holds and not setup.has_server else PLAN
             measurement: Line = plain(runner.measure(candidate, plan))
             runner.close()
             measurement["memory"].pop("timeline", None)
             told = _told(executor.take_report())
-            return {"measurement": measurement, "settings": dict(candidate.settings), "emulator": told}
+            return {
+                "measurement": measurement,
+                "settings": dict(candidate.settings),
+                "emulator": told,
+            }
         except AutotuneError as error:
             self.close()
             return {"error": f"{type(error).__name__}: {error}"}
@@ -203,18 +275,31 @@ class Worker:
             self._executor.close()
         self._key, self._executor = (), None
 
-    def _executor_for(self, setup: Setup, request: ParsedRequest, *, late: bool) -> EmulatedExecutor:
+    def _executor_for(
+        self, setup: Setup, request: ParsedRequest, *, late: bool
+    ) -> EmulatedExecutor:
         key = (setup.gpus, "use_vllm=true" in setup.holds, late)
         if self._executor is None or key != self._key:
             self.close()
             builders = RequestBuilders(
-                load=lambda candidate: self._now.trainer.load_request(candidate, self._now.job.task),
-                probe=lambda candidate, plan: self._now.trainer.probe_request(candidate, self._now.job.task, plan),
+                load=lambda candidate: self._now.trainer.load_request(
+                    candidate, self._now.job.task
+                ),
+                probe=lambda candidate, plan: self._now.trainer.probe_request(
+                    candidate, self._now.job.task, plan
+                ),
             )
-            self._key, self._executor = key, EmulatedExecutor(
-                runner_settings(request.job, request.trainer), builders, hardware=request.job.task.hardware,
-                stride=1, lag=LONGEST_LAG if late else 0, phases=True,
-            )  # fmt: skip
+            self._key, self._executor = (
+                key,
+                EmulatedExecutor(
+                    runner_settings(request.job, request.trainer),
+                    builders,
+                    hardware=request.job.task.hardware,
+                    stride=1,
+                    lag=LONGEST_LAG if late else 0,
+                    phases=True,
+                ),
+            )
         return self._executor
 
     @property
@@ -225,10 +310,16 @@ class Worker:
 
 def _told(run: RunReport) -> Line:
     """Return the emulated driver's own figures: of the process that took most on any card."""
-    top = max(run.processes, key=lambda process: max(process.peak_bytes.values(), default=0), default=None)
+    top = max(
+        run.processes, key=lambda process: max(process.peak_bytes.values(), default=0), default=None
+    )
     return {
         "peak_bytes": top and max(top.peak_bytes.values(), default=None),
-        "phase_peak_bytes": {} if top is None else {name: max(peaks.values()) for name, peaks in top.phase_peak_bytes.items()},
+        "phase_peak_bytes": (
+            {}
+            if top is None
+            else {name: max(peaks.values()) for name, peaks in top.phase_peak_bytes.items()}
+        ),
         "refused": sum(process.refused for process in run.processes),
         "doubts": run.sentences(),
     }

@@ -2,9 +2,10 @@
 
 make bench-emulated-frameworks
 
-Each framework trains a few real steps with vLLM in an environment of its own (`make cuda-frameworks`), started
-by the command that autotune renders. Weights are the right shapes without content. Writes
-results/emulated_frameworks.json. Its figures are emulated and predicted, not measured.
+Each framework trains a few real steps with vLLM in an environment of its own (`make
+cuda-frameworks`), started by the command that autotune renders. Weights are the right shapes
+without content. Writes results/emulated_frameworks.json. Its figures are emulated and predicted,
+not measured.
 """
 
 from __future__ import annotations
@@ -40,11 +41,25 @@ from autotune.worker.launched_output import MetricReader, line_source
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "emulated_frameworks.json"
-PACKAGES = ("torch", "vllm", "transformers", "trl", "peft", "ray", "deepspeed", "ms-swift", "verl", "openrlhf", "skyrl")
+PACKAGES = (
+    "torch",
+    "vllm",
+    "transformers",
+    "trl",
+    "peft",
+    "ray",
+    "deepspeed",
+    "ms-swift",
+    "verl",
+    "openrlhf",
+    "skyrl",
+)
 GPUS, MODEL, STEPS = "2xA100-40G", "Qwen2.5-0.5B", 3
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 PADDING_ALONE = {"FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"}
-"""Environment in which flash-attn imports without kernels, which have no wheel: its padding of rows is Python."""
+"""Environment in which flash-attn imports without kernels, which have no wheel: its padding of
+rows is Python.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +93,21 @@ SETUPS = (
         tuning="full",
         global_batch=16,
         holds=(
-            "data.train_batch_size=4", "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-            "actor_rollout_ref.rollout.enforce_eager=true", "actor_rollout_ref.model.use_remove_padding=false",
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4", "actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
+            "data.train_batch_size=4",
+            "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+            "actor_rollout_ref.rollout.enforce_eager=true",
+            "actor_rollout_ref.model.use_remove_padding=false",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+            "actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
         ),
         # flash-attn has no wheel; Ray gives each worker a core of its own, of which two are here.
         added=(
-            "+actor_rollout_ref.model.override_config.attn_implementation=sdpa", "reward.num_workers=1",
-            "transfer_queue.backend.SimpleStorage.num_data_storage_units=2", "ray_kwargs.ray_init.num_cpus=32",
-            "actor_rollout_ref.rollout.agent.num_workers=1", "data.dataloader_num_workers=0",
+            "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+            "reward.num_workers=1",
+            "transfer_queue.backend.SimpleStorage.num_data_storage_units=2",
+            "ray_kwargs.ray_init.num_cpus=32",
+            "actor_rollout_ref.rollout.agent.num_workers=1",
+            "data.dataloader_num_workers=0",
         ),
     ),
     Setup(
@@ -95,8 +116,13 @@ SETUPS = (
         tuning="full",
         global_batch=16,
         holds=(
-            "rollout.batch_size=4", "train.batch_size=16", "train.micro_batch_size=4", "rollout.micro_batch_size=4",
-            "ds.packing_samples=false", "vllm.gpu_memory_utilization=0.4", "vllm.enforce_eager=true",
+            "rollout.batch_size=4",
+            "train.batch_size=16",
+            "train.micro_batch_size=4",
+            "rollout.micro_batch_size=4",
+            "ds.packing_samples=false",
+            "vllm.gpu_memory_utilization=0.4",
+            "vllm.enforce_eager=true",
             "ds.attn_implementation=sdpa",
         ),
         environment=PADDING_ALONE,
@@ -107,27 +133,44 @@ SETUPS = (
         tuning="full",
         global_batch=16,
         holds=(
-            "trainer.train_batch_size=4", "trainer.policy_mini_batch_size=4", "trainer.micro_train_batch_size_per_gpu=4",
-            "trainer.micro_forward_batch_size_per_gpu=4", "trainer.flash_attn=false", "trainer.remove_microbatch_padding=false",
-            "trainer.placement.colocate_all=true", "generator.inference_engine.gpu_memory_utilization=0.4",
-            "generator.inference_engine.enforce_eager=true", "generator.inference_engine.tensor_parallel_size=1",
+            "trainer.train_batch_size=4",
+            "trainer.policy_mini_batch_size=4",
+            "trainer.micro_train_batch_size_per_gpu=4",
+            "trainer.micro_forward_batch_size_per_gpu=4",
+            "trainer.flash_attn=false",
+            "trainer.remove_microbatch_padding=false",
+            "trainer.placement.colocate_all=true",
+            "generator.inference_engine.gpu_memory_utilization=0.4",
+            "generator.inference_engine.enforce_eager=true",
+            "generator.inference_engine.tensor_parallel_size=1",
         ),
         environment=PADDING_ALONE,
     ),
-)  # fmt: skip
+)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--environments", type=Path, required=True, help="folder with cuda-swift, cuda-verl and the others")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--environments",
+        type=Path,
+        required=True,
+        help="folder with cuda-swift, cuda-verl and the others",
+    )
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("names", nargs="*", help="only these setups; the others stay in the file as they are")
+    parser.add_argument(
+        "names", nargs="*", help="only these setups; the others stay in the file as they are"
+    )
     asked = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     rows = json.loads(asked.out.read_text())["rows"] if asked.out.is_file() else {}
     for setup in SETUPS:
         if setup.name in (asked.names or [one.name for one in SETUPS]):
-            rows[setup.name] = run(setup, asked.environments / f"cuda-{setup.framework}" / "bin" / "python")
+            rows[setup.name] = run(
+                setup, asked.environments / f"cuda-{setup.framework}" / "bin" / "python"
+            )
     asked.out.write_text(json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
     print(json.dumps(rows, indent=1))
     return int(any(row["exit_code"] for row in rows.values()))
@@ -140,30 +183,60 @@ def run(setup: Setup, python: Path) -> dict[str, Any]:
         folder = Path(name)
         write_empty_model(folder / "model", find_model(MODEL).config)
         request = _request(setup, str(folder / "model"), python)
-        launch = cast(Launched, request.trainer).launch(candidate_of_job(request), request.job.task, plan())
+        launch = cast(Launched, request.trainer).launch(
+            candidate_of_job(request), request.job.task, plan()
+        )
         figures = asdict(launch.figures)
         lines = line_source(figures, folder)
         prediction = _predicted(request)  # first: it may fail, and takes a minute, not ten
-        found = rehearse(command(launch, setup, folder), emulated_machine(GPUS), python, sys.stderr.write)
+        found = rehearse(
+            command(launch, setup, folder), emulated_machine(GPUS), python, sys.stderr.write
+        )
         steps = records(figures, lines(list(found.output)))
     return {
-        "setup": {"model": MODEL, "gpus": GPUS, "tuning": setup.tuning, "settings": dict(candidate_of_job(request).settings)},
-        "ran_on": machine.facts({k: v for k, v in environment.versions(python, PACKAGES).items() if v}),
+        "setup": {
+            "model": MODEL,
+            "gpus": GPUS,
+            "tuning": setup.tuning,
+            "settings": dict(candidate_of_job(request).settings),
+        },
+        "ran_on": machine.facts(
+            {k: v for k, v in environment.versions(python, PACKAGES).items() if v}
+        ),
         "seconds": round(time.monotonic() - began),
         "exit_code": found.code,
         "error": found.failure and found.failure.words,
         "steps": steps,
         "emulated": _emulated(found),
-        "predicted": {name: prediction[name] for name in (
-            "peak_memory_bytes", "torch_peak_allocated_bytes", "torch_peak_reserved_bytes", "fits")},
-    }  # fmt: skip
+        "predicted": {
+            name: prediction[name]
+            for name in (
+                "peak_memory_bytes",
+                "torch_peak_allocated_bytes",
+                "torch_peak_reserved_bytes",
+                "fits",
+            )
+        },
+    }
 
 
 def _request(setup: Setup, model: str, python: Path) -> ParsedRequest:
-    return parse_request(Flags(
-        framework=setup.framework, method="grpo", model=model, gpus=GPUS, python=str(python), mode="predict", tuning=setup.tuning,
-        hold=setup.holds, max_prompt_length=256, max_completion_length=64, num_generations=4, global_batch=setup.global_batch,
-    ))  # fmt: skip
+    return parse_request(
+        Flags(
+            framework=setup.framework,
+            method="grpo",
+            model=model,
+            gpus=GPUS,
+            python=str(python),
+            mode="predict",
+            tuning=setup.tuning,
+            hold=setup.holds,
+            max_prompt_length=256,
+            max_completion_length=64,
+            num_generations=4,
+            global_batch=setup.global_batch,
+        )
+    )
 
 
 def plan() -> ProbePlan:
@@ -173,7 +246,10 @@ def plan() -> ProbePlan:
 def command(launch: Launch, setup: Setup, folder: Path) -> list[str]:
     for name, text in launch.files.items():
         (folder / name).write_text(text)
-    words = [f"{name}={shlex.quote(value)}" for name, value in {**launch.environment, **setup.environment}.items()]
+    words = [
+        f"{name}={shlex.quote(value)}"
+        for name, value in {**launch.environment, **setup.environment}.items()
+    ]
     words += [shlex.quote(word) for word in (*launch.argv, *setup.added)]
     return ["bash", "-c", "env " + " ".join(words).replace(OUT, str(folder))]
 
@@ -189,22 +265,37 @@ def records(figures: Mapping[str, Any], lines: Sequence[str]) -> int:
 def _emulated(found: Rehearsed) -> dict[str, Any]:
     processes = [
         {
-            "role": process.role, "rank": process.rank, "card": card, "peak_bytes": peak,
+            "role": process.role,
+            "rank": process.rank,
+            "card": card,
+            "peak_bytes": peak,
             "torch_allocated_bytes": process.torch_allocated_bytes.get(card),
             "torch_reserved_bytes": process.torch_reserved_bytes.get(card),
-            "phase_peak_bytes": {name: peaks[card] for name, peaks in process.phase_peak_bytes.items() if card in peaks},
+            "phase_peak_bytes": {
+                name: peaks[card]
+                for name, peaks in process.phase_peak_bytes.items()
+                if card in peaks
+            },
         }
-        for process in found.report.processes for card, peak in process.peak_bytes.items()
-    ]  # fmt: skip
-    return {"cards": found.report.card_peak_bytes, "processes": processes, "doubts": found.report.sentences()}
+        for process in found.report.processes
+        for card, peak in process.peak_bytes.items()
+    ]
+    return {
+        "cards": found.report.card_peak_bytes,
+        "processes": processes,
+        "doubts": found.report.sentences(),
+    }
 
 
 def _predicted(request: ParsedRequest) -> Mapping[str, Any]:
     job = request.job
     with contextlib.closing(open_tracers(job.task, request.trainer)) as tracers:
         service = PredictionService(
-            task=job.task, trainer=request.trainer, limit_bytes=job.memory_limit_bytes, tracer=tracers
-        )  # fmt: skip
+            task=job.task,
+            trainer=request.trainer,
+            limit_bytes=job.memory_limit_bytes,
+            tracer=tracers,
+        )
         predicted: dict[str, Any] = plain(service.predict(candidate_of_job(request)))
     return predicted
 

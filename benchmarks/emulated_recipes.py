@@ -1,7 +1,9 @@
-"""Public launch scripts really run on emulated cards: their own framework and vLLM, with tiny shapes.
+"""Public launch scripts really run on emulated cards: their own framework and vLLM, with tiny
+shapes.
 
-One probe of `autotune run --mode emulate --from-command`, on a model of two layers and a few short rows. What the
-framework's environment lacks (SGLang, kernels of flash-attn) is replaced by what it has; nothing else is changed.
+One probe of `autotune run --mode emulate --from-command`, on a model of two layers and a few short
+rows. What the framework's environment lacks (SGLang, kernels of flash-attn) is replaced by what it
+has; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -60,32 +62,45 @@ FRAMEWORKS: Mapping[str, Shrunk] = {
     "verl": Shrunk(
         environment="cuda-verl",
         settings={
-            "data.train_batch_size": "8", "data.max_prompt_length": "64", "data.max_response_length": "32",
-            "actor_rollout_ref.actor.ppo_mini_batch_size": "4", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "4",
+            "data.train_batch_size": "8",
+            "data.max_prompt_length": "64",
+            "data.max_response_length": "32",
+            "actor_rollout_ref.actor.ppo_mini_batch_size": "4",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "4",
             "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": "4",
             "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": "4",
-            "actor_rollout_ref.rollout.n": "4", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "1024",
-            "actor_rollout_ref.rollout.name": "vllm", "trainer.n_gpus_per_node": "2",
+            "actor_rollout_ref.rollout.n": "4",
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "1024",
+            "actor_rollout_ref.rollout.name": "vllm",
+            "trainer.n_gpus_per_node": "2",
             "actor_rollout_ref.model.use_remove_padding": "False",
         },
         added={
-            "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa", "reward.num_workers": "1",
-            "transfer_queue.backend.SimpleStorage.num_data_storage_units": "2", "ray_kwargs.ray_init.num_cpus": "32",
-            "actor_rollout_ref.rollout.agent.num_workers": "1", "data.dataloader_num_workers": "0",
+            "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+            "reward.num_workers": "1",
+            "transfer_queue.backend.SimpleStorage.num_data_storage_units": "2",
+            "ray_kwargs.ray_init.num_cpus": "32",
+            "actor_rollout_ref.rollout.agent.num_workers": "1",
+            "data.dataloader_num_workers": "0",
         },
         eager={"actor_rollout_ref.rollout.enforce_eager": "True"},
     ),
     "swift": Shrunk(
         environment="cuda-swift",
         settings={
-            "per_device_train_batch_size": "4", "num_generations": "4", "gradient_accumulation_steps": "1",
-            "max_completion_length": "32", "max_length": "96", "vllm_max_model_len": "1024",
-            "generation_batch_size": "8", "steps_per_generation": "1",
+            "per_device_train_batch_size": "4",
+            "num_generations": "4",
+            "gradient_accumulation_steps": "1",
+            "max_completion_length": "32",
+            "max_length": "96",
+            "vllm_max_model_len": "1024",
+            "generation_batch_size": "8",
+            "steps_per_generation": "1",
         },
         always={"model_type": "qwen2", "template": "qwen2_5"},
         eager={"vllm_enforce_eager": "true"},
     ),
-}  # fmt: skip
+}
 
 
 def shrunk(framework: str, method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +116,9 @@ def gpus(settings: Mapping[str, Any]) -> str:
 
 
 def is_rehearsed(framework: str, settings: Mapping[str, Any]) -> bool:
-    """Return True if the command is run as it is: a probe has no more settings and starts no server."""
+    """Return True if the command is run as it is: a probe has no more settings and starts no
+    server.
+    """
     return bool(FRAMEWORKS[framework].added) or settings.get("vllm_mode") == "server"
 
 
@@ -109,17 +126,40 @@ def words(framework: str, script: Path, folder: Path, environments: Path) -> lis
     """Return the arguments of `autotune` with which the script is probed once."""
     python = _prepared(framework, folder, environments)
     return [
-        "run", "--mode", "emulate", "--from-command", str(script), "--model", str(folder / "model"), "--gpus", GPUS,
-        "--python", str(python), "--max-probes", "1", "--budget", "40m", "--fresh", "--json", "--out", str(folder / "out"),
-    ]  # fmt: skip
+        "run",
+        "--mode",
+        "emulate",
+        "--from-command",
+        str(script),
+        "--model",
+        str(folder / "model"),
+        "--gpus",
+        GPUS,
+        "--python",
+        str(python),
+        "--max-probes",
+        "1",
+        "--budget",
+        "40m",
+        "--fresh",
+        "--json",
+        "--out",
+        str(folder / "out"),
+    ]
 
 
-def rehearsed(framework: str, script: Path, folder: Path, environments: Path, cards: str) -> dict[str, Any]:
+def rehearsed(
+    framework: str, script: Path, folder: Path, environments: Path, cards: str
+) -> dict[str, Any]:
     """Run the command of a probe with `added`, of which a probe has nothing: two cores need it."""
     began, python = time.monotonic(), _prepared(framework, folder, environments)
     model = str(folder / "model")
-    request = parse_request(Flags(from_command=str(script), model=model, gpus=cards, python=str(python), mode="predict"))
-    launch = cast(Launched, request.trainer).launch(candidate_of_job(request), request.job.task, emulated_frameworks.plan())
+    request = parse_request(
+        Flags(from_command=str(script), model=model, gpus=cards, python=str(python), mode="predict")
+    )
+    launch = cast(Launched, request.trainer).launch(
+        candidate_of_job(request), request.job.task, emulated_frameworks.plan()
+    )
     lines = line_source(asdict(launch.figures), folder)
     added = tuple(f"{name}={value}" for name, value in FRAMEWORKS[framework].added.items())
     setup = emulated_frameworks.Setup(name=framework, framework=framework, holds=(), added=added)

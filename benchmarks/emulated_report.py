@@ -15,12 +15,21 @@ from autotune.estimate import model_shape, rollout_engine
 GIB = 1 << 30
 ALLOCATED = {"median": 0.003, "share": 0.95, "within": 0.01}
 RESERVED, DEVICE, KV_BLOCKS = 0.02, 0.02, 0.005
-"""Distances up to which reserved memory beside its bracket, device memory, and blocks count as equal."""
+"""Distances up to which reserved memory beside its bracket, device memory, and blocks count as
+equal.
+"""
 
 BLOCK_TOKENS = 16
 
-DRIVER_PHASES = {"rollout": "rollout", "weight sync": "sync", "backward": "backward", "optimizer": "optimizer"}
-"""Phases that the emulated driver sees as the probe does. Its figures are exact under sleep mode, where torch's mislead."""
+DRIVER_PHASES = {
+    "rollout": "rollout",
+    "weight sync": "sync",
+    "backward": "backward",
+    "optimizer": "optimizer",
+}
+"""Phases that the emulated driver sees as the probe does. Its figures are exact under sleep
+mode, where torch's mislead.
+"""
 
 BESIDE_SLEEPING = ("sync", "reward", "score", "forward", "backward", "optimizer")
 """Phases beside an engine without a cache, where it has sleep mode."""
@@ -141,10 +150,15 @@ Row = dict[str, Any]
 def row(setup: Setup, lines: Mapping[str, Mapping[str, Any]], predicted: Mapping[str, Any]) -> Row:
     """Return one line of the table. A setup that gave no figure states the reason."""
     made: Row = {
-        "setup": setup.name, "model": setup.model, "gpus": setup.gpus, "method": setup.method, "tuning": setup.tuning,
-        "batch": f"{setup.micro_batch} x {setup.accumulation}", "tokens": f"{setup.prompt} + {setup.completion}",
+        "setup": setup.name,
+        "model": setup.model,
+        "gpus": setup.gpus,
+        "method": setup.method,
+        "tuning": setup.tuning,
+        "batch": f"{setup.micro_batch} x {setup.accumulation}",
+        "tokens": f"{setup.prompt} + {setup.completion}",
         "holds": list(setup.holds),
-    }  # fmt: skip
+    }
     for kind, line in (("emulated", lines["emulated"]), ("predicted", predicted)):
         if "error" in line:
             return {**made, "error": f"not {kind}: {line['error']}"}
@@ -172,34 +186,59 @@ def lines_of(row: Row) -> list[Row]:
     if "outcome" not in row:
         return []
     blocks = row.get("kv_blocks")
-    effective = {} if blocks is None else {
-        "kv_cache_tokens": blocks["emulated"] * BLOCK_TOKENS, "vllm_max_model_length": blocks["max_model_length"],
-    }  # fmt: skip
-    figures = {name: (row.get(name) or {}).get("emulated") for name in ("allocated", "reserved", "device")}
+    effective = (
+        {}
+        if blocks is None
+        else {
+            "kv_cache_tokens": blocks["emulated"] * BLOCK_TOKENS,
+            "vllm_max_model_length": blocks["max_model_length"],
+        }
+    )
+    figures = {
+        name: (row.get(name) or {}).get("emulated") for name in ("allocated", "reserved", "device")
+    }
     phases = {name: pair["emulated"] for name, pair in row.get("phases", {}).items()}
 
     def line(kind: str, found: Mapping[str, int | None]) -> Row:
         memory = {
-            "torch_allocated_bytes": found["allocated"], "torch_reserved_bytes": found["reserved"], "phase_peak_bytes": phases,
-        }  # fmt: skip
+            "torch_allocated_bytes": found["allocated"],
+            "torch_reserved_bytes": found["reserved"],
+            "phase_peak_bytes": phases,
+        }
         return {
-            "setup": row["setup"], "kind": kind, "commit": row["commit"], "seconds": row["seconds"],
+            "setup": row["setup"],
+            "kind": kind,
+            "commit": row["commit"],
+            "seconds": row["seconds"],
             "measurement": {
-                "outcome": row["outcome"], "memory": memory, "effective": effective, "failure": {"evidence": row.get("evidence")},
+                "outcome": row["outcome"],
+                "memory": memory,
+                "effective": effective,
+                "failure": {"evidence": row.get("evidence")},
             },
-            "emulator": {"peak_bytes": found["device"], "phase_peak_bytes": {}, "doubts": row["doubts"]},
-        }  # fmt: skip
+            "emulator": {
+                "peak_bytes": found["device"],
+                "phase_peak_bytes": {},
+                "doubts": row["doubts"],
+            },
+        }
 
     late = {name: (row.get(name) or {}).get("late") for name in figures}
     return [line("emulated", figures), *([line("late", late)] if late["reserved"] else [])]
 
 
 def _compared(
-    setup: Setup, lines: Mapping[str, Mapping[str, Any]], memory: Mapping[str, Any], prediction: Mapping[str, Any]
+    setup: Setup,
+    lines: Mapping[str, Mapping[str, Any]],
+    memory: Mapping[str, Any],
+    prediction: Mapping[str, Any],
 ) -> Row:
     outside = rollout_engine.outside_torch_bytes(setup.tensor_parallel).value
     late = lines.get("late", {}).get("measurement", {}).get("memory", {})
-    driver, late_peak = lines["emulated"]["emulator"], lines.get("late", {}).get("emulator", {}).get("peak_bytes")
+    driver, late_peak = (
+        lines["emulated"]["emulator"],
+        lines.get("late", {}).get("emulator", {}).get("peak_bytes"),
+    )
     return {
         "allocated": _beside(
             _with_larger_cache(prediction, "allocated", outside),
@@ -207,27 +246,48 @@ def _compared(
             late.get("torch_allocated_bytes"),
         ),
         "reserved": _beside(
-            _with_larger_cache(prediction, "reserved", outside), memory["torch_reserved_bytes"], late.get("torch_reserved_bytes")
+            _with_larger_cache(prediction, "reserved", outside),
+            memory["torch_reserved_bytes"],
+            late.get("torch_reserved_bytes"),
         ),
-        "device": _beside(prediction["peak_memory_bytes"], _of_trainer(setup, memory) or driver["peak_bytes"], late_peak),
-        "kv_blocks": _kv_blocks(setup, lines["emulated"]["measurement"]["effective"], prediction["engine"], outside),
+        "device": _beside(
+            prediction["peak_memory_bytes"],
+            _of_trainer(setup, memory) or driver["peak_bytes"],
+            late_peak,
+        ),
+        "kv_blocks": _kv_blocks(
+            setup, lines["emulated"]["measurement"]["effective"], prediction["engine"], outside
+        ),
         "phases": _phases(setup, memory, driver, prediction, outside),
     }
 
 
 def _of_trainer(setup: Setup, memory: Mapping[str, Any]) -> int | None:
-    """Return the peak of the first card where the last one has the server's processes; None without a server."""
+    """Return the peak of the first card where the last one has the server's processes; None
+    without a server.
+    """
     devices = memory.get("devices")
     return devices[0]["peak_bytes"] if devices and setup.has_server else None
 
 
-def _with_larger_cache(prediction: Mapping[str, Any], kind: str, outside: float) -> Mapping[str, float]:
-    """Return torch's peak of this kind. An engine's cache takes what vLLM holds outside torch on a real card."""
-    here = prediction["engine"] is not None and any("kv_cache" in phase["parts"] for phase in prediction["phases"])
-    return {end: prediction[f"torch_peak_{kind}_bytes"][end] + outside * here for end in ("value", "low", "high")}
+def _with_larger_cache(
+    prediction: Mapping[str, Any], kind: str, outside: float
+) -> Mapping[str, float]:
+    """Return torch's peak of this kind. An engine's cache takes what vLLM holds outside torch on
+    a real card.
+    """
+    here = prediction["engine"] is not None and any(
+        "kv_cache" in phase["parts"] for phase in prediction["phases"]
+    )
+    return {
+        end: prediction[f"torch_peak_{kind}_bytes"][end] + outside * here
+        for end in ("value", "low", "high")
+    }
 
 
-def _beside(predicted: Mapping[str, float], emulated: float | None, upper: float | None = None) -> Row | None:
+def _beside(
+    predicted: Mapping[str, float], emulated: float | None, upper: float | None = None
+) -> Row | None:
     if not emulated:
         return None
     value = predicted["value"]
@@ -241,7 +301,9 @@ def _beside(predicted: Mapping[str, float], emulated: float | None, upper: float
     }
 
 
-def _kv_blocks(setup: Setup, effective: Mapping[str, Any], engine: Mapping[str, Any] | None, outside: float) -> Row | None:
+def _kv_blocks(
+    setup: Setup, effective: Mapping[str, Any], engine: Mapping[str, Any] | None, outside: float
+) -> Row | None:
     """Return the blocks of the engine's cache, where all layers have one kind of cache."""
     tokens = effective.get("kv_cache_tokens")
     windows = {layer.window for layer in model_shape.shape(find_model(setup.model).config).layers}
@@ -253,7 +315,12 @@ def _kv_blocks(setup: Setup, effective: Mapping[str, Any], engine: Mapping[str, 
     predicted = round(engine["concurrency"] * charged * math.ceil(longest / BLOCK_TOKENS))
     emulated = tokens // BLOCK_TOKENS
     error = round(predicted / emulated - 1, 6)
-    return {"predicted": predicted, "emulated": emulated, "max_model_length": longest, "error": error}
+    return {
+        "predicted": predicted,
+        "emulated": emulated,
+        "max_model_length": longest,
+        "error": error,
+    }
 
 
 def _error(value: float, low: float, high: float) -> float:
@@ -264,11 +331,17 @@ def _error(value: float, low: float, high: float) -> float:
 
 
 def _phases(
-    setup: Setup, memory: Mapping[str, Any], driver: Mapping[str, Any], prediction: Mapping[str, Any], outside: float
+    setup: Setup,
+    memory: Mapping[str, Any],
+    driver: Mapping[str, Any],
+    prediction: Mapping[str, Any],
+    outside: float,
 ) -> dict[str, Row]:
     """Return the device memory of each phase that both have."""
     emulated = dict(
-        memory["devices"][0]["phase_peak_bytes"] if setup.has_server and memory.get("devices") else memory["phase_peak_bytes"]
+        memory["devices"][0]["phase_peak_bytes"]
+        if setup.has_server and memory.get("devices")
+        else memory["phase_peak_bytes"]
     )
     for theirs, ours in () if setup.has_server else DRIVER_PHASES.items():
         if theirs in driver["phase_peak_bytes"] and ours in emulated:
@@ -279,7 +352,8 @@ def _phases(
 
 
 def _charged(phase: Mapping[str, Any], outside: float) -> Mapping[str, float]:
-    """Return the peak of a phase without vLLM's memory outside torch, which the emulated driver does not have.
+    """Return the peak of a phase without vLLM's memory outside torch, which the emulated driver
+    does not have.
 
     An awake engine has it in its share.
     """
@@ -290,7 +364,13 @@ def _charged(phase: Mapping[str, Any], outside: float) -> Mapping[str, float]:
 
 def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
     compared = [one for one in rows if "allocated" in one]
-    return {"schema": 1, "ran_on": dict(facts), "counts": _counts(rows, compared), "bars": _bars(compared), "rows": list(rows)}
+    return {
+        "schema": 1,
+        "ran_on": dict(facts),
+        "counts": _counts(rows, compared),
+        "bars": _bars(compared),
+        "rows": list(rows),
+    }
 
 
 def _counts(rows: Sequence[Row], compared: Sequence[Row]) -> dict[str, int]:
@@ -300,8 +380,10 @@ def _counts(rows: Sequence[Row], compared: Sequence[Row]) -> dict[str, int]:
         "compared": len(compared),
         "out_of_memory_or_refused": len(ended),
         "not_run": sum("error" in one for one in rows),
-        "verdicts_wrong": sum(one["fits"] is True for one in ended if one["outcome"].startswith("oom"))
-        + sum(one["fits"] is False for one in compared),
+        "verdicts_wrong": (
+            sum(one["fits"] is True for one in ended if one["outcome"].startswith("oom"))
+            + sum(one["fits"] is False for one in compared)
+        ),
     }
 
 
@@ -345,18 +427,33 @@ def _head(document: Mapping[str, Any]) -> list[str]:
     return [
         "# Predicted against emulated",
         "",
-        f"`make bench-emulated` on {ran['date']}, {ran['cores']} cores ({ran['cpu']}), no GPU; commit {ran['commit']}.",
-        "Environment: " + "; ".join(f"{name} {version}" for name, version in ran["versions"].items()) + ".",
+        (
+            f"`make bench-emulated` on {ran['date']}, {ran['cores']} cores ({ran['cpu']}), no GPU;"
+            f" commit {ran['commit']}."
+        ),
+        "Environment: "
+        + "; ".join(f"{name} {version}" for name, version in ran["versions"].items())
+        + ".",
         "",
         (
-            f"{counts['setups']} of {len(SETUPS)} setups were run, {counts['compared']} compared, "
-            f"{counts['out_of_memory_or_refused']} failed on the emulated cards, {counts['not_run']} could not be run or "
-            f"predicted. Wrong verdicts: {counts['verdicts_wrong']}."
+            f"{counts['setups']} of {len(SETUPS)} setups were run, {counts['compared']} compared,"
+            f" {counts['out_of_memory_or_refused']} failed on the emulated cards,"
+            f" {counts['not_run']} could not be run or predicted. Wrong verdicts:"
+            f" {counts['verdicts_wrong']}."
         ),
         "",
-        "Emulated figures come from the framework's real code on emulated cards ([how](../../docs/emulated-gpus.md)). They are",
-        "no measurements: context, kernels and NCCL's buffers are the same figures of the catalogue on both sides, so that",
-        "device memory compares everything but these. Two figures are a bracket: work that is done at once, and as late as a",
+        (
+            "Emulated figures come from the framework's real code on emulated cards"
+            " ([how](../../docs/emulated-gpus.md)). They are"
+        ),
+        (
+            "no measurements: context, kernels and NCCL's buffers are the same figures of the"
+            " catalogue on both sides, so that"
+        ),
+        (
+            "device memory compares everything but these. Two figures are a bracket: work that is"
+            " done at once, and as late as a"
+        ),
         "card's queue allows. A difference is the distance to the bracket.",
     ]
 
@@ -365,7 +462,12 @@ def _summary(bars: Mapping[str, Any]) -> list[str]:
     lines = ["| figure | rows | median | within | share | worst |", "|---|---|---|---|---|---|"]
     for name, bar in bars.items():
         if bar["rows"]:
-            shares = [f"{bar['median']:.2%}", f"{bar['within']:.1%}", f"{bar['share']:.1%}", f"{bar['worst']:.2%}"]
+            shares = [
+                f"{bar['median']:.2%}",
+                f"{bar['within']:.1%}",
+                f"{bar['share']:.1%}",
+                f"{bar['worst']:.2%}",
+            ]
             lines.append(f"| {name} | {bar['rows']} | " + " | ".join(shares) + " |")
     return lines
 
@@ -374,25 +476,45 @@ def _table(rows: Sequence[Row]) -> list[str]:
     lines = [
         "Each figure: predicted and emulated GiB, and the difference.",
         "",
-        "| model | GPUs | method | batch | tokens | settings | allocated | reserved | device | KV blocks | emulated at | |",
+        (
+            "| model | GPUs | method | batch | tokens | settings | allocated | reserved | device |"
+            " KV blocks | emulated at | |"
+        ),
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in rows:
         figures = [_figure(one.get(kind)) for kind in ("allocated", "reserved", "device")]
         blocks = one.get("kv_blocks")
         cells = [
-            one["model"], one["gpus"], f"{one['method']} {one['tuning']}", one["batch"], one["tokens"], ", ".join(one["holds"]),
-            *figures, f"{blocks['predicted']}, {blocks['emulated']}, {blocks['error']:+.2%}" if blocks else "",
-            one.get("commit", ""), _said(one),
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(str(cell).replace("\n", " ").replace("|", "/") for cell in cells) + " |")
+            one["model"],
+            one["gpus"],
+            f"{one['method']} {one['tuning']}",
+            one["batch"],
+            one["tokens"],
+            ", ".join(one["holds"]),
+            *figures,
+            (
+                f"{blocks['predicted']}, {blocks['emulated']}, {blocks['error']:+.2%}"
+                if blocks
+                else ""
+            ),
+            one.get("commit", ""),
+            _said(one),
+        ]
+        lines.append(
+            "| "
+            + " | ".join(str(cell).replace("\n", " ").replace("|", "/") for cell in cells)
+            + " |"
+        )
     return lines
 
 
 def _figure(pair: Row | None) -> str:
     if not pair:
         return ""
-    emulated = f"{pair['emulated'] / GIB:.3f}" + (f" to {pair['late'] / GIB:.3f}" if pair.get("late") else "")
+    emulated = f"{pair['emulated'] / GIB:.3f}" + (
+        f" to {pair['late'] / GIB:.3f}" if pair.get("late") else ""
+    )
     return f"{pair['predicted'] / GIB:.3f}, {emulated}, {pair['error']:+.2%}"
 
 
@@ -406,10 +528,20 @@ def _said(one: Row) -> str:
 
 
 def _by_phase(rows: Sequence[Row]) -> list[str]:
-    lines = ["Device memory by phase, where both have it: predicted and emulated GiB, and the difference.", ""]
+    lines = [
+        (
+            "Device memory by phase, where both have it: predicted and emulated GiB, and the"
+            " difference."
+        ),
+        "",
+    ]
     names = list(dict.fromkeys(name for one in rows for name in one.get("phases", {})))
     lines += ["| setup | " + " | ".join(names) + " |", "|---" * (1 + len(names)) + "|"]
     for one in rows:
         if one.get("phases"):
-            lines.append(f"| {one['setup']} | " + " | ".join(_figure(one["phases"].get(name)) for name in names) + " |")
+            lines.append(
+                f"| {one['setup']} | "
+                + " | ".join(_figure(one["phases"].get(name)) for name in names)
+                + " |"
+            )
     return lines

@@ -42,7 +42,10 @@ class Setup:
             "per_device_train_batch_size": self.micro_batch,
             "gradient_accumulation_steps": self.accumulation,
         }
-        lengths: dict[str, int] = {"max_prompt_length": self.prompt, "max_completion_length": self.completion}
+        lengths: dict[str, int] = {
+            "max_prompt_length": self.prompt,
+            "max_completion_length": self.completion,
+        }
         if self.method in ("sft", "dpo"):
             holds["max_length"] = self.prompt + self.completion
             del lengths["max_completion_length"]
@@ -51,9 +54,15 @@ class Setup:
             if "use_vllm=true" not in self.holds:
                 holds["use_vllm"] = False
         return Flags(
-            model=self.model, gpus=gpus, method=self.method, tuning=self.tuning, python=python, global_batch=self._batch,
-            hold=(*(f"{name}={str(value).lower()}" for name, value in holds.items()), *self.holds), **lengths,
-        )  # fmt: skip
+            model=self.model,
+            gpus=gpus,
+            method=self.method,
+            tuning=self.tuning,
+            python=python,
+            global_batch=self._batch,
+            hold=(*(f"{name}={str(value).lower()}" for name, value in holds.items()), *self.holds),
+            **lengths,
+        )
 
     @property
     def has_server(self) -> bool:
@@ -61,7 +70,11 @@ class Setup:
 
     @property
     def tensor_parallel(self) -> int:
-        named = [hold.partition("=")[2] for hold in self.holds if hold.startswith("vllm_tensor_parallel_size=")]
+        named = [
+            hold.partition("=")[2]
+            for hold in self.holds
+            if hold.startswith("vllm_tensor_parallel_size=")
+        ]
         return int(named[0]) if named else 1
 
     @property
@@ -82,9 +95,12 @@ def _sharded(kind: str, *more: str) -> tuple[str, ...]:
 
 def _colocated(share: float, *, sleep: bool, tensor_parallel: int = 1) -> tuple[str, ...]:
     return (
-        "use_vllm=true", "vllm_mode=colocate", f"vllm_gpu_memory_utilization={share}",
-        f"vllm_enable_sleep_mode={str(sleep).lower()}", f"vllm_tensor_parallel_size={tensor_parallel}",
-    )  # fmt: skip
+        "use_vllm=true",
+        "vllm_mode=colocate",
+        f"vllm_gpu_memory_utilization={share}",
+        f"vllm_enable_sleep_mode={str(sleep).lower()}",
+        f"vllm_tensor_parallel_size={tensor_parallel}",
+    )
 
 
 SMALL, HOPPER, TWO, FOUR, EIGHT = "A100-40G", "H200", "2xA100-40G", "4xA100-40G", "8xA100-80G"
@@ -95,18 +111,67 @@ _FIRST = (
     Setup(model="Qwen2.5-0.5B", gpus=SMALL, holds=(PLAIN,)),
     Setup(model="Qwen2.5-7B", gpus=SMALL, holds=(CHECKPOINTING,)),
     Setup(model="Qwen2.5-7B", gpus=SMALL, tuning="qlora", holds=(CHECKPOINTING,)),
-    Setup(model="Qwen2.5-1.5B", gpus=SMALL, method="sft", tuning="full", micro_batch=2, completion=512, holds=(PLAIN,)),
-    Setup(model="Qwen2.5-1.5B", gpus=SMALL, method="dpo", micro_batch=2, prompt=256, completion=256, holds=(PLAIN,)),
+    Setup(
+        model="Qwen2.5-1.5B",
+        gpus=SMALL,
+        method="sft",
+        tuning="full",
+        micro_batch=2,
+        completion=512,
+        holds=(PLAIN,),
+    ),
+    Setup(
+        model="Qwen2.5-1.5B",
+        gpus=SMALL,
+        method="dpo",
+        micro_batch=2,
+        prompt=256,
+        completion=256,
+        holds=(PLAIN,),
+    ),
     Setup(model="Qwen2.5-1.5B", gpus=SMALL, method="rloo", tuning="full", holds=(CHECKPOINTING,)),
-    Setup(model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("ddp", PLAIN)),
-    Setup(model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("zero2", PLAIN)),
-    Setup(model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("zero3", PLAIN)),
-    Setup(model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("fsdp1", PLAIN)),
-    Setup(model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("fsdp2", PLAIN)),
+    Setup(
+        model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("ddp", PLAIN)
+    ),
+    Setup(
+        model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("zero2", PLAIN)
+    ),
+    Setup(
+        model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("zero3", PLAIN)
+    ),
+    Setup(
+        model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("fsdp1", PLAIN)
+    ),
+    Setup(
+        model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("fsdp2", PLAIN)
+    ),
     Setup(model="gemma-2-2b", gpus=SMALL, holds=(CHECKPOINTING,)),
-    Setup(model="Qwen3-30B-A3B", gpus=HOPPER, method="sft", micro_batch=1, prompt=256, completion=256, holds=(CHECKPOINTING,)),
-    Setup(model="Llama-3.1-8B", method="sft", micro_batch=2, prompt=1024, completion=1024, holds=(CHECKPOINTING,)),
-    Setup(model="Qwen2.5-72B", gpus=HOPPER, method="sft", tuning="qlora", micro_batch=1, completion=512, holds=(CHECKPOINTING,)),
+    Setup(
+        model="Qwen3-30B-A3B",
+        gpus=HOPPER,
+        method="sft",
+        micro_batch=1,
+        prompt=256,
+        completion=256,
+        holds=(CHECKPOINTING,),
+    ),
+    Setup(
+        model="Llama-3.1-8B",
+        method="sft",
+        micro_batch=2,
+        prompt=1024,
+        completion=1024,
+        holds=(CHECKPOINTING,),
+    ),
+    Setup(
+        model="Qwen2.5-72B",
+        gpus=HOPPER,
+        method="sft",
+        tuning="qlora",
+        micro_batch=1,
+        completion=512,
+        holds=(CHECKPOINTING,),
+    ),
     Setup(model="Qwen2.5-0.5B", gpus=SMALL, holds=(*_colocated(0.3, sleep=False), PLAIN)),
     Setup(model="Qwen2.5-0.5B", gpus=SMALL, holds=(*_colocated(0.5, sleep=True), PLAIN)),
     Setup(
@@ -128,7 +193,16 @@ _FIRST = (
 
 _ROWS = tuple(
     # Given rows cost no generation: many models, one card.
-    Setup(model=model, gpus=gpus, method="sft", tuning=tuning, micro_batch=micro_batch, completion=512, holds=(kept,), late=late)
+    Setup(
+        model=model,
+        gpus=gpus,
+        method="sft",
+        tuning=tuning,
+        micro_batch=micro_batch,
+        completion=512,
+        holds=(kept,),
+        late=late,
+    )
     for model, gpus, tuning, micro_batch, kept, late in (
         ("Qwen2.5-0.5B", SMALL, "full", 8, PLAIN, True),
         ("Qwen2.5-0.5B", SMALL, "full", 8, CHECKPOINTING, False),
@@ -165,7 +239,16 @@ _ROWS = tuple(
 )
 
 _PAIRS = tuple(
-    Setup(model=model, gpus=gpus, method="dpo", tuning=tuning, micro_batch=micro_batch, prompt=256, completion=256, holds=(kept,))
+    Setup(
+        model=model,
+        gpus=gpus,
+        method="dpo",
+        tuning=tuning,
+        micro_batch=micro_batch,
+        prompt=256,
+        completion=256,
+        holds=(kept,),
+    )
     for model, gpus, tuning, micro_batch, kept in (
         ("Qwen2.5-0.5B", SMALL, "full", 4, PLAIN),
         ("Qwen2.5-3B", SMALL, "lora", 2, CHECKPOINTING),
@@ -180,7 +263,14 @@ _PAIRS = tuple(
 
 _ONLINE = tuple(
     Setup(
-        model=model, gpus=gpus, method=method, tuning=tuning, micro_batch=micro_batch, prompt=prompt, completion=16, holds=holds
+        model=model,
+        gpus=gpus,
+        method=method,
+        tuning=tuning,
+        micro_batch=micro_batch,
+        prompt=prompt,
+        completion=16,
+        holds=holds,
     )
     for model, gpus, method, tuning, micro_batch, prompt, holds in (
         ("Qwen2.5-0.5B", SMALL, "grpo", "full", 8, 1024, (CHECKPOINTING,)),
@@ -197,7 +287,15 @@ _ONLINE = tuple(
         ("Llama-3.1-8B", SMALL, "grpo", "lora", 8, 512, (CHECKPOINTING,)),
         ("Llama-3.2-1B", SMALL, "rloo", "full", 8, 512, (CHECKPOINTING,)),
         ("Qwen3-0.6B", SMALL, "grpo", "full", 8, 512, (PLAIN,)),
-        ("Qwen3-8B", "A100-80G", "grpo", "lora", 8, 512, (CHECKPOINTING, "attn_implementation=eager")),
+        (
+            "Qwen3-8B",
+            "A100-80G",
+            "grpo",
+            "lora",
+            8,
+            512,
+            (CHECKPOINTING, "attn_implementation=eager"),
+        ),
         ("gemma-3-1b-it", SMALL, "grpo", "lora", 4, 512, (CHECKPOINTING,)),
         ("Mistral-7B-v0.1", SMALL, "grpo", "lora", 4, 512, (CHECKPOINTING,)),
         ("Qwen3-30B-A3B", HOPPER, "grpo", "lora", 4, 256, (CHECKPOINTING,)),
@@ -224,9 +322,36 @@ _TWO_CARDS = tuple(
         ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "fsdp1", (CHECKPOINTING,), True),
         ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "fsdp2", (CHECKPOINTING,), True),
         # What is offloaded is really held by the host, 16 bytes for each parameter: small models.
-        ("Qwen2.5-0.5B", TWO, "sft", "full", 512, "zero2", ("offload_optimizer_device=cpu", CHECKPOINTING), False),
-        ("Qwen2.5-0.5B", TWO, "sft", "full", 512, "zero3", ("offload_optimizer_device=cpu", CHECKPOINTING), False),
-        ("Qwen2.5-0.5B", TWO, "sft", "full", 512, "fsdp2", ("fsdp_offload_params=true", CHECKPOINTING), False),
+        (
+            "Qwen2.5-0.5B",
+            TWO,
+            "sft",
+            "full",
+            512,
+            "zero2",
+            ("offload_optimizer_device=cpu", CHECKPOINTING),
+            False,
+        ),
+        (
+            "Qwen2.5-0.5B",
+            TWO,
+            "sft",
+            "full",
+            512,
+            "zero3",
+            ("offload_optimizer_device=cpu", CHECKPOINTING),
+            False,
+        ),
+        (
+            "Qwen2.5-0.5B",
+            TWO,
+            "sft",
+            "full",
+            512,
+            "fsdp2",
+            ("fsdp_offload_params=true", CHECKPOINTING),
+            False,
+        ),
         ("Qwen2.5-7B", TWO, "sft", "lora", 512, "zero3", (CHECKPOINTING,), False),
         ("Qwen2.5-7B", TWO, "sft", "lora", 512, "fsdp2", (CHECKPOINTING,), False),
         ("Qwen2.5-7B", TWO, "sft", "qlora", 512, "ddp", (CHECKPOINTING,), False),
@@ -267,7 +392,13 @@ _ENGINES = tuple(
 _MANY_CARDS = (
     *(
         Setup(
-            model=model, gpus=gpus, method="sft", tuning=tuning, micro_batch=1, prompt=128, completion=128,
+            model=model,
+            gpus=gpus,
+            method="sft",
+            tuning=tuning,
+            micro_batch=1,
+            prompt=128,
+            completion=128,
             holds=_sharded(kind, CHECKPOINTING),
         )
         for model, gpus, tuning, kind in (
@@ -282,17 +413,27 @@ _MANY_CARDS = (
         )
     ),
     Setup(
-        model="Llama-3.2-1B", gpus=FOUR, micro_batch=2, completion=16,
+        model="Llama-3.2-1B",
+        gpus=FOUR,
+        micro_batch=2,
+        completion=16,
         holds=(*_sharded("ddp"), *_colocated(0.3, sleep=True, tensor_parallel=4), PLAIN),
     ),
-)  # fmt: skip
+)
 
 
 # Small models, so that each kind of sharding and engine meets every method.
 _KINDS = tuple(
     Setup(
-        model="Llama-3.2-1B", gpus=TWO, method=method, tuning=tuning, micro_batch=micro_batch, prompt=256, completion=completion,
-        holds=_sharded(kind, *more), late=kind == "fsdp1",
+        model="Llama-3.2-1B",
+        gpus=TWO,
+        method=method,
+        tuning=tuning,
+        micro_batch=micro_batch,
+        prompt=256,
+        completion=completion,
+        holds=_sharded(kind, *more),
+        late=kind == "fsdp1",
     )
     for kind, method, tuning, micro_batch, completion, more in (
         ("zero3", "grpo", "full", 4, 16, (CHECKPOINTING,)),
@@ -316,11 +457,17 @@ _KINDS = tuple(
         ("ddp", "sft", "qlora", 4, 256, (CHECKPOINTING,)),
         ("ddp", "grpo", "full", 4, 16, (CHECKPOINTING,)),
     )
-)  # fmt: skip
+)
 
 _SHARES = tuple(
     Setup(
-        model=model, gpus=gpus, method=method, tuning=tuning, micro_batch=4, prompt=256, completion=32,
+        model=model,
+        gpus=gpus,
+        method=method,
+        tuning=tuning,
+        micro_batch=4,
+        prompt=256,
+        completion=32,
         holds=(*sharded, *_colocated(share, sleep=sleep, tensor_parallel=tensor_parallel), kept),
     )
     for model, gpus, method, tuning, sharded, share, sleep, tensor_parallel, kept in (
@@ -336,15 +483,24 @@ _SHARES = tuple(
         ("Llama-3.2-1B", SMALL, "grpo", "lora", (), 0.9, True, 1, PLAIN),
         ("Llama-3.2-1B", TWO, "grpo", "full", _sharded("fsdp2"), 0.4, True, 1, CHECKPOINTING),
     )
-)  # fmt: skip
+)
 
 _SERVER = tuple(
     Setup(
-        model="Llama-3.2-1B", gpus=TWO, method=method, tuning=tuning, micro_batch=4, prompt=256, completion=32,
+        model="Llama-3.2-1B",
+        gpus=TWO,
+        method=method,
+        tuning=tuning,
+        micro_batch=4,
+        prompt=256,
+        completion=32,
         holds=("use_vllm=true", "vllm_mode=server", f"vllm_gpu_memory_utilization={share}", kept),
     )
-    for method, tuning, share, kept in (("grpo", "full", 0.5, CHECKPOINTING), ("rloo", "lora", 0.9, PLAIN))
-)  # fmt: skip
+    for method, tuning, share, kept in (
+        ("grpo", "full", 0.5, CHECKPOINTING),
+        ("rloo", "lora", 0.9, PLAIN),
+    )
+)
 
 WINDOW = 12
 """Setups within which those on one machine come together: they share a worker's imports."""
@@ -352,7 +508,9 @@ WINDOW = 12
 
 def _mixed(*groups: tuple[Setup, ...]) -> tuple[Setup, ...]:
     """Return all in an order in which any beginning of it has its part of each group."""
-    placed = [((index + 0.5) / len(group), setup) for group in groups for index, setup in enumerate(group)]
+    placed = [
+        ((index + 0.5) / len(group), setup) for group in groups for index, setup in enumerate(group)
+    ]
     return tuple(setup for _, setup in sorted(placed, key=lambda one: one[0]))
 
 
@@ -364,13 +522,23 @@ def _ordered(setups: tuple[Setup, ...]) -> tuple[Setup, ...]:
     """Return quick ones first, engines last, and those on one machine together within a window."""
 
     def slowness(one: Setup) -> int:
-        return 2 if "use_vllm=true" in one.holds else int(any(word in one.model for word in LARGE) or one.cards > 2)
+        return (
+            2
+            if "use_vllm=true" in one.holds
+            else int(any(word in one.model for word in LARGE) or one.cards > 2)
+        )
 
     by_time = sorted(setups, key=slowness)
     windows = (by_time[at : at + WINDOW] for at in range(0, len(by_time), WINDOW))
-    return tuple(setup for window in windows for setup in sorted(window, key=lambda one: (slowness(one), one.gpus)))
+    return tuple(
+        setup
+        for window in windows
+        for setup in sorted(window, key=lambda one: (slowness(one), one.gpus))
+    )
 
 
 SETUPS: tuple[Setup, ...] = _ordered(
-    _mixed(_FIRST, _ROWS, _PAIRS, _TWO_CARDS, _ONLINE, _ENGINES, _MANY_CARDS, _KINDS, _SHARES, _SERVER)
+    _mixed(
+        _FIRST, _ROWS, _PAIRS, _TWO_CARDS, _ONLINE, _ENGINES, _MANY_CARDS, _KINDS, _SHARES, _SERVER
+    )
 )

@@ -1,11 +1,13 @@
-"""Predicted peaks of torch on the runs that FakeGPU's page lists, beside its own and the measured ones.
+"""Predicted peaks of torch on the runs that FakeGPU's page lists, beside its own and the measured
+ones.
 
 make bench-fakegpu
 
 No GPU, no weights, no network. The runs are in fakegpu-rows.json, with their source. Each is one
-optimizer step of a loop of that project, without a trainer; the generic step is traced with the same
-model code, optimizer and adapters, and sharded and replayed as every other one. With `--python`, an
-environment with a CUDA build of torch, runs on one GPU are run on an emulated card too.
+optimizer step of a loop of that project, without a trainer; the generic step is traced with the
+same model code, optimizer and adapters, and sharded and replayed as every other one. With
+`--python`, an environment with a CUDA build of torch, runs on one GPU are run on an emulated card
+too.
 """
 
 from __future__ import annotations
@@ -37,18 +39,35 @@ ROWS = HERE / "fakegpu-rows.json"
 RESULTS = HERE / "results"
 GIB = 1 << 30
 ENVIRONMENT = "tf-5.12"
-"""Linear attention takes other steps in later releases of transformers: 0.1 GiB more or less for 64 tokens of the 0.8B."""
+"""Linear attention takes other steps in later releases of transformers: 0.1 GiB more or less for
+64 tokens of the 0.8B.
+"""
 
 CARD = "RTX3090"
 """Any card with room: what torch allocates does not depend on it here."""
 
-FSDP1 = {"fsdp_use_orig_params": False, "fsdp_sync_module_states": False, "fsdp_backward_prefetch": "NO_PREFETCH"}
+FSDP1 = {
+    "fsdp_use_orig_params": False,
+    "fsdp_sync_module_states": False,
+    "fsdp_backward_prefetch": "NO_PREFETCH",
+}
 
 
 COLUMNS = (
-    "model", "method", "GPUs", "recomputed", "accumulation", "tokens", "measured GiB", "predicted", "error", "emulated", "error",
-    "FakeGPU", "FakeCUDA",
-)  # fmt: skip
+    "model",
+    "method",
+    "GPUs",
+    "recomputed",
+    "accumulation",
+    "tokens",
+    "measured GiB",
+    "predicted",
+    "error",
+    "emulated",
+    "error",
+    "FakeGPU",
+    "FakeCUDA",
+)
 
 MACHINERY = ("environment", "gpu", "dtype", "micro_batch", "tuning")
 """Fields of a row that only its trace and prediction need."""
@@ -61,7 +80,11 @@ class Run(Case):
     @property
     def sharding(self) -> Mapping[str, Any] | None:
         kind = self.row["sharding"]
-        return kind and {"kind": kind, "ranks": self.row["gpus"], "options": FSDP1 if kind == "fsdp1" else {}}
+        return kind and {
+            "kind": kind,
+            "ranks": self.row["gpus"],
+            "options": FSDP1 if kind == "fsdp1" else {},
+        }
 
 
 def main() -> int:
@@ -88,16 +111,22 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--environments", type=Path, default=foresight.ENVIRONMENTS)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--keep", type=Path, help="folder of traces, as in foresight.py")
-    parser.add_argument("--python", type=Path, help="interpreter of an environment with a CUDA build of torch")
+    parser.add_argument(
+        "--python", type=Path, help="interpreter of an environment with a CUDA build of torch"
+    )
     return parser.parse_args()
 
 
 def expressed(number: int, row: Mapping[str, Any]) -> Run:
-    """Return the trace that a row needs: one step from the first allocation on, as it was measured."""
+    """Return the trace that a row needs: one step from the first allocation on, as it was
+    measured.
+    """
     text = _text_config(row["model"])
     lora = {"lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "lora_target_modules": "all-linear"}
     patches = ["fakegpu_step:single_tensor_adamw", "fakegpu_step:outputs_kept"]
@@ -116,7 +145,13 @@ def expressed(number: int, row: Mapping[str, Any]) -> Run:
         settings["nf4"] = {"rank": 8, "nested": row["nested"]}
     specification: dict[str, Any] = {
         "method": "generic",
-        "model": {"name": row["model"], "folder": None, "config": text, "dtype": "bfloat16", "attn_implementation": "sdpa"},
+        "model": {
+            "name": row["model"],
+            "folder": None,
+            "config": text,
+            "dtype": "bfloat16",
+            "attn_implementation": "sdpa",
+        },
         "adapter": lora if row["method"] == "lora" else None,
         "settings": settings,
         "device": "cuda",
@@ -125,14 +160,25 @@ def expressed(number: int, row: Mapping[str, Any]) -> Run:
         "steps": 1,
     }
     if row["sharding"]:
-        own = {"units": "layers", "reshard_root": True}  # its worker calls `fully_shard` on each layer and on the model
+        own = {
+            "units": "layers",
+            "reshard_root": True,
+        }  # its worker calls `fully_shard` on each layer and on the model
         specification["sharding"] = {"kind": row["sharding"], "ranks": row["gpus"], "options": own}
-    more = {"id": f"fakegpu-{number}", "environment": ENVIRONMENT, "gpu": CARD, "dtype": "bfloat16", "micro_batch": 1}
+    more = {
+        "id": f"fakegpu-{number}",
+        "environment": ENVIRONMENT,
+        "gpu": CARD,
+        "dtype": "bfloat16",
+        "micro_batch": 1,
+    }
     return Run(row={**row, **more, "tuning": row["method"]}, specification=specification)
 
 
 def _text_config(name: str) -> dict[str, Any]:
-    """Return the config of the text model alone: vision tower and head for several tokens are not loaded."""
+    """Return the config of the text model alone: vision tower and head for several tokens are
+    not loaded.
+    """
     text = find_model(name).config["text_config"]
     assert isinstance(text, Mapping)
     return {**text, "architectures": ["Qwen3_5ForCausalLM"], "use_cache": False}
@@ -140,7 +186,9 @@ def _text_config(name: str) -> dict[str, Any]:
 
 def compared(run: Run, answer: Mapping[str, Any]) -> dict[str, Any]:
     line = {
-        name: value for name, value in run.row.items() if name not in ("environment", "gpu", "dtype", "micro_batch", "tuning")
+        name: value
+        for name, value in run.row.items()
+        if name not in ("environment", "gpu", "dtype", "micro_batch", "tuning")
     }
     if "error" in answer:
         return {**line, "error": answer["error"]}
@@ -156,8 +204,15 @@ def emulated(run: Run, asked: argparse.Namespace) -> dict[str, Any]:
     """Return torch's peak of the same step on an emulated card; nothing for several GPUs."""
     if asked.python is None or run.row["gpus"] > 1:
         return {}
-    wanted = {name: run.row[name] for name in ("method", "nested", "checkpointing", "accumulation", "length")}
-    command = [str(asked.python), str(HERE / "fakegpu_loop.py"), json.dumps({**wanted, "config": _text_config(run.row["model"])})]
+    wanted = {
+        name: run.row[name]
+        for name in ("method", "nested", "checkpointing", "accumulation", "length")
+    }
+    command = [
+        str(asked.python),
+        str(HERE / "fakegpu_loop.py"),
+        json.dumps({**wanted, "config": _text_config(run.row["model"])}),
+    ]
     paths = (asked.environments / f"foresight-{ENVIRONMENT}", HERE.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(str(path.resolve()) for path in paths)
     shown: list[str] = []
@@ -188,7 +243,12 @@ def _emulated_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | Non
         return None
     own = [abs(_error(row, "emulated_gib")) for row in run]
     nearer = sum(mine < row["static_error"] for mine, row in zip(own, run, strict=True))
-    return {"rows": len(run), "median": round(statistics.median(own), 5), "worst": round(max(own), 5), "nearer": nearer}
+    return {
+        "rows": len(run),
+        "median": round(statistics.median(own), 5),
+        "worst": round(max(own), 5),
+        "nearer": nearer,
+    }
 
 
 def _error(row: Mapping[str, Any], figure: str = "predicted_gib") -> float:
@@ -200,24 +260,43 @@ def readable(document: Mapping[str, Any]) -> str:
     lines = [
         "# Beside FakeGPU's own figures",
         "",
-        f"`make bench-fakegpu` on {ran['date']}, {ran['cores']} cores ({ran['cpu']}), no GPU; commit {ran['commit']}.",
-        "Versions followed: " + "; ".join(f"{name} {version}" for name, version in ran["versions"].items()) + ".",
+        (
+            f"`make bench-fakegpu` on {ran['date']}, {ran['cores']} cores ({ran['cpu']}), no GPU;"
+            f" commit {ran['commit']}."
+        ),
+        "Versions followed: "
+        + "; ".join(f"{name} {version}" for name, version in ran["versions"].items())
+        + ".",
         "",
-        f"Measured peaks (`torch.cuda.max_memory_allocated`) and FakeGPU's errors: [its page]({document['source']}),",
-        f"{document['measured_with']}. It states three decimals of a GiB, and errors without a sign.",
+        (
+            "Measured peaks (`torch.cuda.max_memory_allocated`) and FakeGPU's errors: [its"
+            f" page]({document['source']}),"
+        ),
+        (
+            f"{document['measured_with']}. It states three decimals of a GiB, and errors without a"
+            " sign."
+        ),
         "",
         "| | rows | median error | worst | nearer to the measured peak |",
         "|---|---|---|---|---|",
-        f"| autotune, predicted | {found['compared']} | {found['median']:.3%} | {found['worst']:.3%} | {found['nearer']} |",
+        (
+            f"| autotune, predicted | {found['compared']} | {found['median']:.3%} |"
+            f" {found['worst']:.3%} | {found['nearer']} |"
+        ),
         *_emulated_line(found["emulated"]),
-        f"| FakeGPU, static | {found['compared']} | {found['fakegpu_median']:.3%} | {found['fakegpu_worst']:.3%} | |",
+        (
+            f"| FakeGPU, static | {found['compared']} | {found['fakegpu_median']:.3%} |"
+            f" {found['fakegpu_worst']:.3%} | |"
+        ),
         "",
         _cells(COLUMNS),
         "|---" * len(COLUMNS) + "|",
     ]
     for row in document["rows"]:
         method = (
-            row["method"] + (", nested scales" if row["nested"] else "") + (f", {row['sharding']}" if row["sharding"] else "")
+            row["method"]
+            + (", nested scales" if row["nested"] else "")
+            + (f", {row['sharding']}" if row["sharding"] else "")
         )
         own = (
             [f"{row['predicted_gib']:.3f}", f"{_error(row):+.3%}"]
@@ -226,10 +305,18 @@ def readable(document: Mapping[str, Any]) -> str:
         )
         executed = f"{row['executed_error']:.3%}" if row.get("executed_error") else ""
         cells = [
-            row["model"].split("/")[-1], method, f"{row['gpus']} {row['card']}", "yes" if row["checkpointing"] else "no",
-            row["accumulation"], row["length"], f"{row['measured_gib']:.3f}", *own, *_emulated_cells(row),
-            f"{row['static_error']:.3%}", executed,
-        ]  # fmt: skip
+            row["model"].split("/")[-1],
+            method,
+            f"{row['gpus']} {row['card']}",
+            "yes" if row["checkpointing"] else "no",
+            row["accumulation"],
+            row["length"],
+            f"{row['measured_gib']:.3f}",
+            *own,
+            *_emulated_cells(row),
+            f"{row['static_error']:.3%}",
+            executed,
+        ]
         lines.append(_cells(cells))
     return "\n".join(lines) + "\n"
 
@@ -241,7 +328,12 @@ def _cells(cells: Sequence[object]) -> str:
 def _emulated_line(found: Mapping[str, Any] | None) -> list[str]:
     if found is None:
         return []
-    return [f"| autotune, emulated | {found['rows']} | {found['median']:.3%} | {found['worst']:.3%} | {found['nearer']} |"]
+    return [
+        (
+            f"| autotune, emulated | {found['rows']} | {found['median']:.3%} | {found['worst']:.3%} |"
+            f" {found['nearer']} |"
+        )
+    ]
 
 
 def _emulated_cells(row: Mapping[str, Any]) -> list[str]:

@@ -25,12 +25,16 @@ def main() -> int:
         if row["method"] != "full":
             model.enable_input_require_grads()
     model.train()
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], foreach=False)
+    optimizer = torch.optim.AdamW(
+        [one for one in model.parameters() if one.requires_grad], foreach=False
+    )
     ids = torch.ones(1, row["length"], dtype=torch.long, device="cuda")
     torch.cuda.reset_peak_memory_stats()
     for _ in range(row["accumulation"]):
         outputs = model(input_ids=ids, labels=ids, use_cache=False)
-        (outputs.loss / row["accumulation"]).backward()  # the outputs are held until the next ones are there
+        (
+            outputs.loss / row["accumulation"]
+        ).backward()  # the outputs are held until the next ones are there
     optimizer.step()
     torch.cuda.synchronize()
     print(json.dumps({"peak_gib": round(torch.cuda.max_memory_allocated() / GIB, 4)}), flush=True)
@@ -44,7 +48,9 @@ def _model(row: dict[str, Any]) -> Any:
     if row["method"] == "qlora":
         return _adapted(_quantised(config, nested=row["nested"]))
     with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation="sdpa"
+        )
     return _adapted(model) if row["method"] == "lora" else model
 
 
@@ -54,17 +60,29 @@ def _quantised(config: Any, *, nested: bool) -> Any:
     from autotune.worker.trl import base_model
 
     wanted = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=nested, bnb_4bit_compute_dtype=torch.bfloat16
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=nested,
+        bnb_4bit_compute_dtype=torch.bfloat16,
     )
     return base_model.build_quantised(
-        lambda: AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), wanted, dtype=torch.bfloat16, place="cuda"
+        lambda: AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16),
+        wanted,
+        dtype=torch.bfloat16,
+        place="cuda",
     )
 
 
 def _adapted(model: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    options = LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    options = LoraConfig(
+        r=RANK,
+        lora_alpha=ALPHA,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
     return get_peft_model(model, options)
 
 

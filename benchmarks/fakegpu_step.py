@@ -38,7 +38,11 @@ def packed_nf4(model: Any, spec: Any) -> Any:
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and module is not head:
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, _Layer(module, wanted["rank"], nested=wanted["nested"]))
+            setattr(
+                model.get_submodule(parent),
+                last,
+                _Layer(module, wanted["rank"], nested=wanted["nested"]),
+            )
     if spec["settings"]["gradient_checkpointing"]:
         model.enable_input_require_grads()
     return model
@@ -50,9 +54,13 @@ class _Layer(nn.Module):
         self.shape = linear.weight.shape
         blocks = linear.weight.numel() // BLOCK
         with torch.device("meta"):
-            self.register_buffer("codes", torch.empty(linear.weight.numel() // 2, dtype=torch.uint8))
+            self.register_buffer(
+                "codes", torch.empty(linear.weight.numel() // 2, dtype=torch.uint8)
+            )
             self.register_buffer("pairs", torch.empty(256, 2, dtype=linear.weight.dtype))
-            self.register_buffer("scales", torch.empty(blocks, dtype=torch.uint8 if nested else torch.float32))
+            self.register_buffer(
+                "scales", torch.empty(blocks, dtype=torch.uint8 if nested else torch.float32)
+            )
             if nested:
                 self.register_buffer("coarse", torch.empty(-(-blocks // SCALE_BLOCK)))
                 self.register_buffer("levels", torch.empty(256, 1))
@@ -76,7 +84,9 @@ class _Layer(nn.Module):
         if not self.nested:
             return self.scales
         values = self._looked_up(self.scales, self.levels)
-        return values.mul_(self.coarse.repeat_interleave(SCALE_BLOCK)[: len(values)]).add_(self.mean)
+        return values.mul_(self.coarse.repeat_interleave(SCALE_BLOCK)[: len(values)]).add_(
+            self.mean
+        )
 
     @staticmethod
     def _looked_up(codes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

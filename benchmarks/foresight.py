@@ -40,7 +40,8 @@ BESIDE = "liger"
 
 PARALLEL = 2
 TRACE_SECONDS = 600.0
-"""Wall seconds per specification. On a shared machine the longest takes fifty times as long as alone.
+"""Wall seconds per specification. On a shared machine the longest takes fifty times as long as
+alone.
 """
 
 Task = tuple[str, Path, Mapping[str, Any]]
@@ -55,11 +56,18 @@ def main() -> int:
     began = time.monotonic()
     cases = [express.fms(row) for row in chosen if row["class"] == "fms"]
     verdict_cases = [verdicts.express(row) for row in chosen if row["class"] == "verdict"]
-    traces = follow_all([*cases, *(one for several in verdict_cases for one in several.cases)], asked.environments, asked.keep)
+    traces = follow_all(
+        [*cases, *(one for several in verdict_cases for one in several.cases)],
+        asked.environments,
+        asked.keep,
+    )
     ended = [case for case in cases if "outcome" in case.row["measured"]]
     measured = [case for case in cases if case not in ended]
     compared = [
-        calculators.beside(case, predicted.compare(case, traces.get(case.key), _beside(choice, case))) for case in measured
+        calculators.beside(
+            case, predicted.compare(case, traces.get(case.key), _beside(choice, case))
+        )
+        for case in measured
     ]
     decided = [verdicts.decide(case, traces) for case in verdict_cases]
     decided += [predicted.decide(case, traces.get(case.key)) for case in ended]
@@ -83,18 +91,32 @@ def _beside(choice: Mapping[str, Any], case: Any) -> float:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, help="folder with foresight-tf-4.48 and its like")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--environments",
+        type=Path,
+        default=ENVIRONMENTS,
+        help="folder with foresight-tf-4.48 and its like",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument(
-        "--keep", type=Path, help="folder of traces: what is there is not followed again, what is new is put there at once"
+        "--keep",
+        type=Path,
+        help=(
+            "folder of traces: what is there is not followed again, what is new is put there at"
+            " once"
+        ),
     )
     row_sets.add_option(parser)
     parser.add_argument("ids", nargs="*", help="only these rows, and nothing is written")
     return parser.parse_args()
 
 
-def follow_all(cases: Iterable[Any], environments: Path, keep: Path | None) -> dict[str, Mapping[str, Any]]:
+def follow_all(
+    cases: Iterable[Any], environments: Path, keep: Path | None
+) -> dict[str, Mapping[str, Any]]:
     """Trace every specification once, in the environment of its rows. A missing environment is
     reported, not replaced."""
     wanted: dict[str, dict[str, Any]] = {}
@@ -112,13 +134,20 @@ def follow_all(cases: Iterable[Any], environments: Path, keep: Path | None) -> d
         for name, own in wanted.items():
             overlay = environments / f"foresight-{BESIDE if name == CURRENT else name}"
             if name != CURRENT and not overlay.is_dir():
-                answers.update({key: {"error": f"no environment {overlay}: make {overlay.name}"} for key in own})
+                answers.update(
+                    {
+                        key: {"error": f"no environment {overlay}: make {overlay.name}"}
+                        for key in own
+                    }
+                )
                 continue
             jobs += _split(name, overlay, own)
         _run(jobs, Path(folder), answered)
         for _, _, specifications in jobs:
             for key in specifications:
-                answers[key] = _answer(answered, key) or {"error": "the tracing process gave no answer"}
+                answers[key] = _answer(answered, key) or {
+                    "error": "the tracing process gave no answer"
+                }
     return answers
 
 
@@ -141,7 +170,9 @@ def _run(jobs: list[Task], folder: Path, answered: Path) -> None:
     while waiting or running:
         while waiting and len(running) < PARALLEL:
             number, task = waiting.pop(0)
-            running.append(_start(*task, asked=folder / f"specifications-{number}.json", answered=answered))
+            running.append(
+                _start(*task, asked=folder / f"specifications-{number}.json", answered=answered)
+            )
         running = [(process, until) for process, until in running if process.poll() is None]
         for process, until in running:
             if time.monotonic() > until:
@@ -153,12 +184,26 @@ def _start(
     name: str, overlay: Path, specifications: Mapping[str, Any], *, asked: Path, answered: Path
 ) -> tuple[subprocess.Popen[bytes], float]:
     asked.write_text(json.dumps(specifications))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     if overlay.is_dir():
         environment["PYTHONPATH"] = str(overlay.resolve())
     print(f"following {len(specifications)} steps under {name}", file=sys.stderr)
-    command = [sys.executable, "-W", "ignore", str(HERE / "foresight_tracer.py"), str(asked), str(answered)]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(HERE / "foresight_tracer.py"),
+        str(asked),
+        str(answered),
+    ]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     return process, time.monotonic() + 60 + TRACE_SECONDS * len(specifications)
 
 

@@ -21,7 +21,9 @@ from foresight_express import ADAPTER, Case
 
 ACTIVATION_BYTES, LOW, GRADIENT, STATE = 34, 2, 4, 12
 BUFFER_ELEMENTS = 1_500_000_000
-"""ZeRO-3: an all-gather bucket of 5e8 elements and 1e9 live parameters, the calculator's defaults."""
+"""ZeRO-3: an all-gather bucket of 5e8 elements and 1e9 live parameters, the calculator's
+defaults.
+"""
 
 
 def estimates(case: Case) -> dict[str, int]:
@@ -39,17 +41,33 @@ def _accelerate(case: Case) -> int:
 
 def _closed(case: Case) -> int:
     row, model = case.row, _model(case.row["model"])
-    linear = [(name, module) for name, module in model.named_modules() if "Linear" in type(module).__name__]
+    linear = [
+        (name, module)
+        for name, module in model.named_modules()
+        if "Linear" in type(module).__name__
+    ]
     total = sum(parameter.numel() for parameter in model.parameters())
     trained, width = total, float(LOW)
     if row["tuning"] != "full":
-        chosen = [module for name, module in linear if name.rpartition(".")[2] in row["target_modules"]]
-        trained = sum(ADAPTER["r"] * (module.in_features + module.out_features) for module in chosen)
+        chosen = [
+            module for name, module in linear if name.rpartition(".")[2] in row["target_modules"]
+        ]
+        trained = sum(
+            ADAPTER["r"] * (module.in_features + module.out_features) for module in chosen
+        )
         width = LOW / 4 if row["tuning"].startswith("qlora") else LOW
     config = model.config
-    activations = ACTIVATION_BYTES * row["length"] * row["micro_batch"] * config.hidden_size * config.num_hidden_layers
+    activations = (
+        ACTIVATION_BYTES
+        * row["length"]
+        * row["micro_batch"]
+        * config.hidden_size
+        * config.num_hidden_layers
+    )
     buffers = BUFFER_ELEMENTS * LOW if row["gpus"] > 1 else 0
-    return round((width * total + (GRADIENT + STATE) * trained) / row["gpus"] + activations + buffers)
+    return round(
+        (width * total + (GRADIENT + STATE) * trained) / row["gpus"] + activations + buffers
+    )
 
 
 @functools.cache
@@ -61,11 +79,16 @@ def _model(name: str) -> Any:
 
     config = dict(MODELS[name])
     with init_empty_weights():
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(config.pop("model_type"), **config)
+        )
 
 
 def beside(case: Case, line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line of the table with the calculators' estimates of torch's peak."""
     measured = case.row["measured"]["torch_max_allocated_bytes"]
-    found = {name: {"predicted": value, "error": round(value / measured - 1, 6)} for name, value in estimates(case).items()}
+    found = {
+        name: {"predicted": value, "error": round(value / measured - 1, 6)}
+        for name, value in estimates(case).items()
+    }
     return {**line, "calculators": found}

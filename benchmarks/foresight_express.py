@@ -63,7 +63,9 @@ POWERLM: Mapping[str, object] = {
     "hidden_act": "silu",
     "architectures": ["GraniteForCausalLM"],
 }
-"""Table 1 of https://arxiv.org/abs/2408.13359; 6 bytes per parameter are the 21.06 GB that full fine-tuning kept."""
+"""Table 1 of https://arxiv.org/abs/2408.13359; 6 bytes per parameter are the 21.06 GB that full
+fine-tuning kept.
+"""
 
 MIXTRAL = find_model("mistralai/Mixtral-8x7B-Instruct-v0.1").config
 LLAMA_70B = find_model("meta-llama/Llama-2-70b-hf").config
@@ -79,7 +81,9 @@ MODELS = {
     "TheBloke/Llama-2-70B-GPTQ": LLAMA_70B,
 }
 ADDED_TOKENS = {"mistral": 1, "mixtral": 1, "llama": 1}
-"""sft_trainer adds a padding token where the tokenizer has none and resizes the embeddings to the tokenizer's length."""
+"""sft_trainer adds a padding token where the tokenizer has none and resizes the embeddings to
+the tokenizer's length.
+"""
 
 ADAPTER = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "task_type": "CAUSAL_LM"}
 GROUP_SIZE = 128
@@ -87,8 +91,10 @@ GROUP_SIZES = {
     "TheBloke/Mixtral-8x7B-Instruct-v0.1-GPTQ": -1,
     "TheBloke/Llama-2-70B-GPTQ": -1,
 }
-"""Group size of the main branch of TheBloke's GPTQ checkpoints; -1 is one group per column. Those without groups follow
-from what the rows keep between steps, 23.97 and 36.12 GB: groups of 128 would add 0.9 and 1.3 GB of scales."""
+"""Group size of the main branch of TheBloke's GPTQ checkpoints; -1 is one group per column.
+Those without groups follow from what the rows keep between steps, 23.97 and 36.12 GB: groups of
+128 would add 0.9 and 1.3 GB of scales.
+"""
 
 KERNELS = {"fast_loss": True, "fast_rms_layernorm": True, "fast_rope_embeddings": True}
 FSDP = {
@@ -111,8 +117,9 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Key of the trace: rows that a trace can't distinguish share one. The environment's versions
-        are part of it."""
+        """Key of the trace: rows that a trace can't distinguish share one. The environment's
+        versions are part of it.
+        """
         asked = json.dumps([self.row["environment"], self.specification], sort_keys=True)
         return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
@@ -125,7 +132,9 @@ class Case:
         if (self.row["bf16"] or self.row["fp16"]) and self.row["tuning"] == "full":
             options["master_bytes"] = 4  # accelerate widens what trains under mixed precision
         if self.specification["settings"].get("fms", {}).get("quantised"):
-            options["begins_on_meta"] = True  # transformers' _load_state_dict_into_meta_model, and the GPTQ loader's own
+            options["begins_on_meta"] = (
+                True  # transformers' _load_state_dict_into_meta_model, and the GPTQ loader's own
+            )
         if "foak" in wanted and "peft" in wanted:
             options["ignores_trainable"] = True  # lora_adapters_switch_ddp_from_fsdp
         return {"kind": "fsdp1", "ranks": ranks, "options": options}
@@ -134,8 +143,9 @@ class Case:
     def contexts(self) -> int:
         """Processes with a CUDA context on each GPU.
 
-        The GPTQ loader asks accelerate for balanced memory, which allocates on every visible GPU to see how much there is
-        (`get_max_memory` in accelerate/utils/modeling.py): under several processes each is then in all of them.
+        The GPTQ loader asks accelerate for balanced memory, which allocates on every visible GPU to
+        see how much there is (`get_max_memory` in accelerate/utils/modeling.py): under several
+        processes each is then in all of them.
         """
         return int(self.row["gpus"]) if "gptq" in self.row["framework_config"] else 1
 
@@ -148,14 +158,24 @@ class Case:
 
 
 def fms(row: Mapping[str, Any]) -> Case:
-    """fms-hf-tuning's sft_trainer with fms-acceleration: a packed batch through TRL's SFTTrainer, whose step is the Trainer's."""
+    """fms-hf-tuning's sft_trainer with fms-acceleration: a packed batch through TRL's
+    SFTTrainer, whose step is the Trainer's.
+    """
     config = dict(MODELS[row["model"]])
     kind = str(config["model_type"])
     config["vocab_size"] = int(str(config["vocab_size"])) + ADDED_TOKENS.get(kind, 0)
     wanted = row["framework_config"]
     quantised = "bitsandbytes" if "bnb" in wanted else "auto_gptq" if "gptq" in wanted else None
-    adapter = {**ADAPTER, "target_modules": list(row["target_modules"])} if row["target_modules"] else None
-    fused = {**KERNELS, "fast_loss": "fused_ce_liger" if "liger" in wanted else True} if "foak" in wanted else None
+    adapter = (
+        {**ADAPTER, "target_modules": list(row["target_modules"])}
+        if row["target_modules"]
+        else None
+    )
+    fused = (
+        {**KERNELS, "fast_loss": "fused_ce_liger" if "liger" in wanted else True}
+        if "foak" in wanted
+        else None
+    )
     specification: dict[str, Any] = {
         "method": "generic",
         "model": {
@@ -172,7 +192,8 @@ def fms(row: Mapping[str, Any]) -> Case:
             "gradient_accumulation_steps": 1,
             "bf16": row["bf16"],
             "fp16": row["fp16"],
-            # PEFT's preparation of quantised models turns checkpointing on, and the trainer leaves it.
+            # PEFT's preparation of quantised models turns checkpointing on, and the trainer leaves
+            # it.
             "gradient_checkpointing": quantised is None,
             "gradient_checkpointing_kwargs": None if quantised else {"use_reentrant": True},
             "max_grad_norm": 1.0,
@@ -184,8 +205,13 @@ def fms(row: Mapping[str, Any]) -> Case:
         "steps": 2,
     }
     if row["gpus"] > 1:
-        specification["sharding"] = {"kind": "fsdp1", "ranks": 2}  # the trace is a plain one; it says when what is used
-    specification["settings"]["patches"] = ["foresight_torch:full_slices"]  # both environments had torch 2.4
+        specification["sharding"] = {
+            "kind": "fsdp1",
+            "ranks": 2,
+        }  # the trace is a plain one; it says when what is used
+    specification["settings"]["patches"] = [
+        "foresight_torch:full_slices"
+    ]  # both environments had torch 2.4
     if quantised or fused:
         specification["settings"]["patches"].append("foresight_fms:augment")
         specification["settings"]["fms"] = {

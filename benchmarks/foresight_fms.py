@@ -68,7 +68,9 @@ class _TorchOnTheTracedDevice:
     def empty(self, *sizes: Any, device: Any = None, **kwargs: Any) -> Any:
         return torch.empty(*sizes, device=None if device == "cuda" else device, **kwargs)
 
-    def addmm(self, input: Any, mat1: Any, mat2: Any, *, out: Any = None, alpha: Any = 1, beta: Any = 1) -> Any:
+    def addmm(
+        self, input: Any, mat1: Any, mat2: Any, *, out: Any = None, alpha: Any = 1, beta: Any = 1
+    ) -> Any:
         """Product into a given tensor, which allocates nothing else. A fake tensor can't carry the
         factor, a tensor with one number."""
         if out is None:
@@ -79,7 +81,9 @@ class _TorchOnTheTracedDevice:
 
 
 class _Unused(ModuleType):
-    """A package that is imported beside what is called, and not called itself: the plugins' data handling."""
+    """A package that is imported beside what is called, and not called itself: the plugins' data
+    handling.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -131,7 +135,11 @@ def with_kernels(model: Any, wanted: Any) -> Any:
     from fms_acceleration.model_patcher import ModelPatcher
     from fms_acceleration_foak.framework_plugin_fast_kernels import FastKernelsAccelerationPlugin
 
-    settings = {"base_layer": wanted["quantised"] or "auto_gptq", "fused_lora": bool(wanted["quantised"]), **wanted["kernels"]}
+    settings = {
+        "base_layer": wanted["quantised"] or "auto_gptq",
+        "fused_lora": bool(wanted["quantised"]),
+        **wanted["kernels"],
+    }
     plugin = FastKernelsAccelerationPlugin({"training": {"fused_ops_and_kernels": settings}})
     if wanted["quantised"]:
         model.quantization_method = wanted["quantised"]
@@ -145,7 +153,9 @@ def with_kernels(model: Any, wanted: Any) -> Any:
 
 
 def with_gptq(model: Any, wanted: Any) -> Any:
-    """Its own copy of AutoGPTQ's Triton layer in all decoder layers, PEFT's preparation, its own adapters."""
+    """Its own copy of AutoGPTQ's Triton layer in all decoder layers, PEFT's preparation, its own
+    adapters.
+    """
     from fms_acceleration_peft.gptqmodel.nn_modules.qlinear.qlinear_tritonv2 import QuantLinear
     from fms_acceleration_peft.gptqmodel.utils.peft import get_gptq_peft_model
     from peft import LoraConfig, prepare_model_for_kbit_training
@@ -154,13 +164,21 @@ def with_gptq(model: Any, wanted: Any) -> Any:
         for name, module in list(layer.named_modules()):
             if isinstance(module, torch.nn.Linear) and not name.endswith(ROUTER):
                 with torch.device("meta"):
-                    made = QuantLinear(4, wanted["group_size"], module.in_features, module.out_features, module.bias is not None)
+                    made = QuantLinear(
+                        4,
+                        wanted["group_size"],
+                        module.in_features,
+                        module.out_features,
+                        module.bias is not None,
+                    )
                 if wanted["sharded"]:
                     _packed_as_parameters(made)
                 parent, _, last = name.rpartition(".")
                 setattr(layer.get_submodule(parent), last, made)
     model.is_loaded_in_4bit, model.quantization_method = True, "gptq"
-    model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=True, gradient_checkpointing_kwargs=CHECKPOINTING)
+    model = prepare_model_for_kbit_training(
+        model, use_gradient_checkpointing=True, gradient_checkpointing_kwargs=CHECKPOINTING
+    )
     with _adapters_on_meta():
         return get_gptq_peft_model(
             SimpleNamespace(model=model, lm_head="lm_head"),
@@ -171,8 +189,9 @@ def with_gptq(model: Any, wanted: Any) -> Any:
 
 
 def _packed_as_parameters(layer: Any) -> None:
-    """Keep the packed tensors as parameters, and view them back: FSDP shards floating-point parameters
-    alone."""
+    """Keep the packed tensors as parameters, and view them back: FSDP shards floating-point
+    parameters alone.
+    """
     for name in ("qweight", "qzeros"):
         packed = getattr(layer, name).view(torch.float16)
         delattr(layer, name)
@@ -193,8 +212,14 @@ def with_bitsandbytes(model: Any, wanted: Any) -> Any:
     for module in model.modules():
         if hasattr(module, "absmax_of_absmax"):
             module.quant_state = _QuantState(module)
-    prepare = prepare_model_for_kbit_training if wanted["prepared_by_trainer"] else _prepare_model_for_kbit_training
-    model = prepare(model, use_gradient_checkpointing=True, gradient_checkpointing_kwargs=CHECKPOINTING)
+    prepare = (
+        prepare_model_for_kbit_training
+        if wanted["prepared_by_trainer"]
+        else _prepare_model_for_kbit_training
+    )
+    model = prepare(
+        model, use_gradient_checkpointing=True, gradient_checkpointing_kwargs=CHECKPOINTING
+    )
     with _adapters_on_meta():
         model = get_peft_model(model, LoraConfig(**wanted["adapter"]))
     if wanted["prepared_by_trainer"] and wanted["bf16"]:
@@ -218,7 +243,9 @@ class _QuantState:
 
     @property
     def state2(self) -> Any:
-        return SimpleNamespace(absmax=self._layer.absmax_of_absmax, code=self._layer.code_of_absmax, blocksize=256)
+        return SimpleNamespace(
+            absmax=self._layer.absmax_of_absmax, code=self._layer.code_of_absmax, blocksize=256
+        )
 
 
 def _norms_and_head_in_bf16(model: Any) -> None:

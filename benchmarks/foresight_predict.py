@@ -41,15 +41,27 @@ def compare(case: Case, answer: Mapping[str, Any] | None, beside_mib: float = 0)
         found = predictions(case, msgspec.convert(answer["trace"], Trace))
     except (ValueError, NotImplementedError) as error:
         return {**line, "error": f"{type(error).__name__}: {error}"}
-    return {**line, "trace_seconds": answer["trace"]["seconds"], **_kinds(case, found, beside_mib * MIB)}
+    return {
+        **line,
+        "trace_seconds": answer["trace"]["seconds"],
+        **_kinds(case, found, beside_mib * MIB),
+    }
 
 
 def decide(case: Case, answer: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the predicted verdict of a row whose run ended out of memory: fits (True), does not (False), undecided (None)."""
+    """Return the predicted verdict of a row whose run ended out of memory: fits (True), does not
+    (False), undecided (None).
+    """
     line = {"id": case.row["id"], "outcome": case.row["measured"]["outcome"], "depends_on": []}
     if answer is None or "error" in answer:
-        return {**line, "verdict": None, "depends_on": [(answer or {}).get("error", "not followed")]}
-    peaks = [one.peak_memory_bytes for one in predictions(case, msgspec.convert(answer["trace"], Trace))]
+        return {
+            **line,
+            "verdict": None,
+            "depends_on": [(answer or {}).get("error", "not followed")],
+        }
+    peaks = [
+        one.peak_memory_bytes for one in predictions(case, msgspec.convert(answer["trace"], Trace))
+    ]
     room = gpu_named(case.row["gpu"]).memory_mib * MIB
     low, high = max(one.low for one in peaks), max(one.high for one in peaks)
     verdict = None if low <= room < high else high <= room
@@ -59,7 +71,10 @@ def decide(case: Case, answer: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _label(case: Case) -> str:
     row = case.row
-    return f"{row['model'].split('/')[-1]}, {row['gpus']} GPUs, {row['framework_config']}, {row['micro_batch']} rows"
+    return (
+        f"{row['model'].split('/')[-1]}, {row['gpus']} GPUs, {row['framework_config']},"
+        f" {row['micro_batch']} rows"
+    )
 
 
 def predictions(case: Case, trace: Trace) -> list[Prediction]:
@@ -77,14 +92,20 @@ def _kinds(case: Case, found: list[Prediction], beside: float) -> dict[str, Any]
     measured, allocated = case.row["measured"], found[0].torch_peak_allocated_bytes
     others = catalog.context(gpu_named(case.row["gpu"])).scaled(case.contexts - 1)
     each = [one.peak_memory_bytes + others for one in found]
-    low, value, high = (fmean(getattr(one, end) for one in each) for end in ("low", "value", "high"))
+    low, value, high = (
+        fmean(getattr(one, end) for one in each) for end in ("low", "value", "high")
+    )
     more = beside * case.contexts
     shown = measured["nvidia_smi_mib"] * MIB
     return {
-        "torch_max_allocated": _beside(allocated.value, measured["torch_max_allocated_bytes"], allocated.low, allocated.high),
+        "torch_max_allocated": _beside(
+            allocated.value, measured["torch_max_allocated_bytes"], allocated.low, allocated.high
+        ),
         "nvidia_smi_used": _beside(value + more, shown, low + more, high + more),
         "nvidia_smi_used_elsewhere": _beside(value, shown, low, high),
-        "torch_max_reserved_predicted": round(fmean(one.torch_peak_reserved_bytes.value for one in found)),
+        "torch_max_reserved_predicted": round(
+            fmean(one.torch_peak_reserved_bytes.value for one in found)
+        ),
     }
 
 
@@ -106,7 +127,13 @@ def prediction(case: Case, trace: Trace, rank: int) -> Prediction:
         PredictionInput(
             candidate_id=row["id"],
             composition=composition(row, spec),
-            hardware=Hardware(kind="cuda", name=gpu.name, count=row["gpus"], memory_bytes=gpu.memory_mib * MIB, here=False),
+            hardware=Hardware(
+                kind="cuda",
+                name=gpu.name,
+                count=row["gpus"],
+                memory_bytes=gpu.memory_mib * MIB,
+                here=False,
+            ),
             gpu=gpu,
             limit_bytes=gpu.memory_mib * MIB,
             config=spec["model"]["config"],

@@ -17,7 +17,9 @@ LOOKED_INTO = 0.10
 
 
 def document(
-    compared: Sequence[Mapping[str, Any]], decided: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
+    compared: Sequence[Mapping[str, Any]],
+    decided: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any],
 ) -> dict[str, Any]:
     rows = [{**line, **_reason(line, compared)} for line in compared]
     bars = {kind: _bar(kind, kind, rows) for kind in KINDS}
@@ -31,7 +33,8 @@ def document(
         "nvidia_smi_used_where_nothing_is_known_of_the_machine": elsewhere,
         "calculators": _calculators(rows),
         "classes": {
-            name: _summary([row for row in rows if row["class"] == name]) for name in sorted({row["class"] for row in rows})
+            name: _summary([row for row in rows if row["class"] == name])
+            for name in sorted({row["class"] for row in rows})
         },
         "verdicts": verdicts,
         "rows": rows,
@@ -46,13 +49,17 @@ def _reason(line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[
         return {}
     if abs(line["torch_max_allocated"]["error"]) > LOOKED_INTO:
         return {"reason": "unexplained: torch's own peak is off"}
-    fuller = [other for other in rows if _is_smaller(other, line) and other["nvidia_smi_used"]["measured"] > shown["measured"]]
+    fuller = [
+        other
+        for other in rows
+        if _is_smaller(other, line) and other["nvidia_smi_used"]["measured"] > shown["measured"]
+    ]
     return {"reason": _given_back(line, fuller[-1]) if fuller else UNEXPLAINED}
 
 
 UNEXPLAINED = (
-    "torch's own peak is right; how much more is cached hangs on the order and lifetime of blocks, which that peak does not "
-    "show: unexplained beyond that"
+    "torch's own peak is right; how much more is cached hangs on the order and lifetime of blocks,"
+    " which that peak does not show: unexplained beyond that"
 )
 ALIKE = ("environment", "model", "gpus", "tuning", "framework_config")
 
@@ -64,11 +71,15 @@ def _is_smaller(other: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
 
 
 def _given_back(line: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    shown, smaller = line["nvidia_smi_used"]["measured"] / GIB, other["nvidia_smi_used"]["measured"] / GIB
+    shown, smaller = (
+        line["nvidia_smi_used"]["measured"] / GIB,
+        other["nvidia_smi_used"]["measured"] / GIB,
+    )
     return (
-        f"nvidia-smi showed {smaller - shown:.2f} GiB less than at a micro-batch of {other['micro_batch']} ({other['id']}: "
-        f"{smaller:.2f}): torch ran out of room here and gave its cache back. The replay needs "
-        f"{line['torch_max_reserved_predicted'] / GIB:.2f} of the card, which just goes in, so that it keeps all"
+        f"nvidia-smi showed {smaller - shown:.2f} GiB less than at a micro-batch of"
+        f" {other['micro_batch']} ({other['id']}: {smaller:.2f}): torch ran out of room here and"
+        f" gave its cache back. The replay needs {line['torch_max_reserved_predicted'] / GIB:.2f}"
+        " of the card, which just goes in, so that it keeps all"
     )
 
 
@@ -90,7 +101,10 @@ def _bar(name: str, kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, A
     bar, errors = BARS[name], _errors(kind, rows)
     if not errors:
         return {**bar, "rows": len(rows), "met": False}
-    median, inside = statistics.median(errors), sum(error <= bar["within"] for error in errors) / len(rows)
+    median, inside = (
+        statistics.median(errors),
+        sum(error <= bar["within"] for error in errors) / len(rows),
+    )
     return {
         **bar,
         "rows": len(rows),
@@ -149,28 +163,49 @@ def readable(document: Mapping[str, Any]) -> str:
         "# Predicted against publicly measured",
         "",
         (
-            f"`make bench-foresight` on {ran['date']}, {ran['cores']} cores ({ran['cpu']}), {ran['seconds']} s, no GPU; "
-            f"commit {ran['commit']}. {ran['traces']} steps were followed, {ran['kept']} of them in a run before (--keep)."
+            f"`make bench-foresight` on {ran['date']}, {ran['cores']} cores ({ran['cpu']}),"
+            f" {ran['seconds']} s, no GPU; commit {ran['commit']}. {ran['traces']} steps were"
+            f" followed, {ran['kept']} of them in a run before (--keep)."
         ),
-        "Versions followed: " + "; ".join(f"{name} {version}" for name, version in ran["versions"].items()) + ".",
+        "Versions followed: "
+        + "; ".join(f"{name} {version}" for name, version in ran["versions"].items())
+        + ".",
         "",
         "| bar | asked | found | |",
         "|---|---|---|---|",
     ]
     for kind, bar in document["bars"].items():
         asked = f"median <= {bar['median']:.1%}, {bar['share']:.0%} within {bar['within']:.0%}"
-        found = f"{bar.get('median_found', float('nan')):.3%}, {bar.get('share_found', 0):.1%} of {bar['rows']}"
+        found = (
+            f"{bar.get('median_found', float('nan')):.3%}, {bar.get('share_found', 0):.1%} of"
+            f" {bar['rows']}"
+        )
         lines.append(f"| {kind} | {asked} | {found} | {'met' if bar['met'] else 'NOT MET'} |")
     other = document["nvidia_smi_used_where_nothing_is_known_of_the_machine"]
-    found = f"{other.get('median_found', float('nan')):.3%}, {other.get('share_found', 0):.1%} of {other['rows']}"
-    lines.append(f"| nvidia_smi_used, were nothing known of the rows' machines | (no bar) | {found} | |")
+    found = (
+        f"{other.get('median_found', float('nan')):.3%}, {other.get('share_found', 0):.1%} of"
+        f" {other['rows']}"
+    )
+    lines.append(
+        f"| nvidia_smi_used, were nothing known of the rows' machines | (no bar) | {found} | |"
+    )
     said = document["verdicts"]
     found = (
-        f"{len(said['called_a_fit'])} of {said['out_of_memory']}; {len(said['refused'])} of {said['fits']}; {said['open']} open"
+        f"{len(said['called_a_fit'])} of {said['out_of_memory']}; {len(said['refused'])} of"
+        f" {said['fits']}; {said['open']} open"
     )
     met = "met" if said["met"] else "NOT MET"
-    lines.append(f"| verdicts of public runs | no OOM called a fit; at most 5% of fits refused | {found} | {met} |")
-    parts = [lines, _beside_calculators(document), _classes(document), _rows(document), _decisions(document)]
+    lines.append(
+        f"| verdicts of public runs | no OOM called a fit; at most 5% of fits refused | {found} |"
+        f" {met} |"
+    )
+    parts = [
+        lines,
+        _beside_calculators(document),
+        _classes(document),
+        _rows(document),
+        _decisions(document),
+    ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
@@ -178,22 +213,37 @@ def _beside_calculators(document: Mapping[str, Any]) -> list[str]:
     if not document["calculators"]:
         return []
     own = sorted(_errors("torch_max_allocated", document["rows"]))
-    ours = {"median": statistics.median(own), "within 10%": sum(one <= 0.1 for one in own) / len(own), "worst": own[-1]}
+    ours = {
+        "median": statistics.median(own),
+        "within 10%": sum(one <= 0.1 for one in own) / len(own),
+        "worst": own[-1],
+    }
     lines = [
-        "Torch's peak on the same rows, by calculators that need no trace: `accelerate estimate-memory`, and the closed formula",
-        "of EleutherAI's calculator, which counts float32 states and 34 bytes per token, width and layer with checkpointing",
+        (
+            "Torch's peak on the same rows, by calculators that need no trace: `accelerate"
+            " estimate-memory`, and the closed formula"
+        ),
+        (
+            "of EleutherAI's calculator, which counts float32 states and 34 bytes per token, width"
+            " and layer with checkpointing"
+        ),
         "(`benchmarks/foresight_calculators.py`).",
         "",
         "| | median error | within 10% | worst |",
         "|---|---|---|---|",
     ]
     for name, one in {"autotune": ours, **document["calculators"]}.items():
-        lines.append(f"| {name} | {one['median']:.3%} | {one['within 10%']:.1%} | {one['worst']:.1%} |")
+        lines.append(
+            f"| {name} | {one['median']:.3%} | {one['within 10%']:.1%} | {one['worst']:.1%} |"
+        )
     return lines
 
 
 def _classes(document: Mapping[str, Any]) -> list[str]:
-    lines = ["| class | rows | torch allocated: median, 95%, worst | nvidia-smi: median, 95%, worst |", "|---|---|---|---|"]
+    lines = [
+        "| class | rows | torch allocated: median, 95%, worst | nvidia-smi: median, 95%, worst |",
+        "|---|---|---|---|",
+    ]
     for name, found in document["classes"].items():
         figures = [_three(found.get(kind)) for kind in KINDS]
         lines.append(f"| {name} | {found['rows']} | {figures[0]} | {figures[1]} |")
@@ -201,22 +251,41 @@ def _classes(document: Mapping[str, Any]) -> list[str]:
 
 
 def _three(found: Mapping[str, float] | None) -> str:
-    return "" if found is None else ", ".join(f"{found[name]:.2%}" for name in ("median", "95%", "worst"))
+    return (
+        ""
+        if found is None
+        else ", ".join(f"{found[name]:.2%}" for name in ("median", "95%", "worst"))
+    )
 
 
 def _rows(document: Mapping[str, Any]) -> list[str]:
     lines = [
         "Each figure: predicted and measured GiB, and the error.",
         "",
-        "| row | model | GPUs | setting | batch | torch allocated | accelerate | closed formula | nvidia-smi | |",
+        (
+            "| row | model | GPUs | setting | batch | torch allocated | accelerate | closed formula"
+            " | nvidia-smi | |"
+        ),
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in document["rows"]:
         name = row["model"].split("/")[-1]
         setting = f"{row['tuning']}, {row['framework_config']}"
-        figures = [_figure(row.get(KINDS[0])), *map(_estimate, row["calculators"].values()), _figure(row.get(KINDS[1]))]
+        figures = [
+            _figure(row.get(KINDS[0])),
+            *map(_estimate, row["calculators"].values()),
+            _figure(row.get(KINDS[1])),
+        ]
         said = row.get("error") or row.get("reason", "")
-        cells = [f"[{row['id']}]({row['url']})", name, row["gpus"], setting, row["micro_batch"], *figures, said]
+        cells = [
+            f"[{row['id']}]({row['url']})",
+            name,
+            row["gpus"],
+            setting,
+            row["micro_batch"],
+            *figures,
+            said,
+        ]
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return lines
 
@@ -246,4 +315,6 @@ def _at_lengths(one: Mapping[str, Any]) -> list[str]:
     if found is None:
         return []
     verdict = {True: "fits", False: "does not fit", None: "undecided"}[found["verdict"]]
-    return [f"at GSM8K's lengths {verdict}, {found['low'] / GIB:.0f} to {found['high'] / GIB:.0f} GiB"]
+    return [
+        f"at GSM8K's lengths {verdict}, {found['low'] / GIB:.0f} to {found['high'] / GIB:.0f} GiB"
+    ]

@@ -22,7 +22,11 @@ def full_slices(model: Any, spec: Any) -> None:
 
 def _piece_by_piece(tensor: Any, index: Any) -> Any:
     pieces = index if isinstance(index, tuple) else (index,)
-    if not (torch.is_grad_enabled() and tensor.requires_grad and all(_is_simple(piece) for piece in pieces)):
+    if not (
+        torch.is_grad_enabled()
+        and tensor.requires_grad
+        and all(_is_simple(piece) for piece in pieces)
+    ):
         return _plain(tensor, index)
     missing = tensor.dim() - sum(piece is not None and piece is not Ellipsis for piece in pieces)
     dimension = 0
@@ -34,7 +38,9 @@ def _piece_by_piece(tensor: Any, index: Any) -> Any:
             dimension += 1
         elif isinstance(piece, slice):
             stop = EVERYTHING if piece.stop is None else piece.stop
-            tensor = torch.ops.aten.slice.Tensor(tensor, dimension, piece.start or 0, stop, piece.step or 1)
+            tensor = torch.ops.aten.slice.Tensor(
+                tensor, dimension, piece.start or 0, stop, piece.step or 1
+            )
             dimension += 1
         else:
             tensor = tensor.select(dimension, piece)
@@ -43,5 +49,8 @@ def _piece_by_piece(tensor: Any, index: Any) -> Any:
 
 def _is_simple(piece: Any) -> bool:
     return (
-        piece is None or piece is Ellipsis or isinstance(piece, slice) or (isinstance(piece, int) and not isinstance(piece, bool))
+        piece is None
+        or piece is Ellipsis
+        or isinstance(piece, slice)
+        or (isinstance(piece, int) and not isinstance(piece, bool))
     )

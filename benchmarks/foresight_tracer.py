@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 150
-"""CPU seconds after which a step is given up, independent of the machine's load. The longest takes a
-tenth of it."""
+"""CPU seconds after which a step is given up, independent of the machine's load. The longest
+takes a tenth of it.
+"""
 
 HANGS_SECONDS = 10 * SECONDS
 """Wall seconds after which a process hangs."""
@@ -54,7 +55,9 @@ def follow(adapter: Any, specification: Any, answer: Path) -> None:
     except BaseException as error:
         said = traceback.format_exc(limit=-6) if os.environ.get("FORESIGHT_DEBUG") else ""
         found = {"error": f"{type(error).__name__}: {str(error)[:600]}{said}"}
-    begun = answer.with_suffix(".part")  # a file that is there is whole, whenever somebody ends this
+    begun = answer.with_suffix(
+        ".part"
+    )  # a file that is there is whole, whenever somebody ends this
     begun.write_text(json.dumps(found))
     begun.rename(answer)
     os._exit(0)

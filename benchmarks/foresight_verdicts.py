@@ -1,5 +1,5 @@
-"""Verdicts on GRPO and PPO rows: fit or not. Facts that the source does not state stay open, and the
-verdict reports them.
+"""Verdicts on GRPO and PPO rows: fit or not. Facts that the source does not state stay open, and
+the verdict reports them.
 
 Each row's training step is a generic one with its Composition around it. An unstated fact that
 affects memory is tried both ways, and a verdict exists if all ways agree.
@@ -18,7 +18,14 @@ import msgspec
 from foresight_express import Case
 
 from autotune import catalog
-from autotune.core.composition import Composition, EngineSettings, Generation, Resident, Role, Sharding
+from autotune.core.composition import (
+    Composition,
+    EngineSettings,
+    Generation,
+    Resident,
+    Role,
+    Sharding,
+)
 from autotune.core.job import Hardware
 from autotune.core.prediction import Prediction
 from autotune.core.trace import Trace
@@ -51,7 +58,8 @@ GPUS = {
     "H800": "H100",
     None: "A100-80G",
 }
-"""Card that is assumed for 80 GB of memory without a name: the A100. Its size decides, not its speed.
+"""Card that is assumed for 80 GB of memory without a name: the A100. Its size decides, not its
+speed.
 """
 
 ALTERNATIVES: Mapping[str, tuple[Any, Any]] = {
@@ -104,8 +112,9 @@ class VerdictCase:
 
 
 def express(row: Mapping[str, Any]) -> VerdictCase:
-    """Return the case with one specification per combination; none where the source leaves the layout
-    open, or for verl, which the product predicts by itself."""
+    """Return the case with one specification per combination; none where the source leaves the
+    layout open, or for verl, which the product predicts by itself.
+    """
     if "verl" in str(row["framework"]).lower():
         return VerdictCase(row=row, reading=None)
     try:
@@ -126,15 +135,25 @@ def _read(row: Mapping[str, Any]) -> Reading:
 def _trl(row: Mapping[str, Any]) -> Reading:
     """TRL's own recipes, and ms-swift's, which train through TRL's trainer."""
     config, model = row["config"], MODELS.get(row["model"], row["model"])
-    stage = config.get("zero_stage") or {"zero2": 2, "zero3": 3}.get(str(config.get("deepspeed")), 0)
+    stage = config.get("zero_stage") or {"zero2": 2, "zero3": 3}.get(
+        str(config.get("deepspeed")), 0
+    )
     colocated = config.get("use_vllm") and config.get("vllm_mode") == "colocate"
     ranks = int(config.get("num_processes") or row["gpus"])
-    if config.get("use_vllm") and not colocated and "num_processes" not in config and row["gpus"] > 1:
+    if (
+        config.get("use_vllm")
+        and not colocated
+        and "num_processes" not in config
+        and row["gpus"] > 1
+    ):
         raise LookupError("how many GPUs train and how many write completions")
     offload = config.get("deepspeed_config") or {}
-    # ms-swift's own `offload_model` and `offload_optimizer` act while vLLM generates, not in DeepSpeed.
+    # ms-swift's own `offload_model` and `offload_optimizer` act while vLLM generates, not in
+    # DeepSpeed.
     options = {
-        "offload_optimizer": {"device": "cpu"} if offload.get("offload_optimizer_device") == "cpu" else {},
+        "offload_optimizer": (
+            {"device": "cpu"} if offload.get("offload_optimizer_device") == "cpu" else {}
+        ),
         "offload_param": {"device": "cpu"} if offload.get("offload_param_device") == "cpu" else {},
     }
     prompt, completion = (
@@ -144,7 +163,9 @@ def _trl(row: Mapping[str, Any]) -> Reading:
     micro = int(config["per_device_train_batch_size"])
     engine = None
     if colocated:
-        engine = EngineSettings(utilization=0.3, max_model_length=prompt + completion, max_num_seqs=256)
+        engine = EngineSettings(
+            utilization=0.3, max_model_length=prompt + completion, max_num_seqs=256
+        )
     return Reading(
         model=model,
         ranks=ranks,
@@ -199,15 +220,24 @@ def _ways(row: Mapping[str, Any], reading: Reading) -> list[Way]:
         chosen = dict(zip(unknown, values, strict=True))
         facts = {
             "gc": chosen.get("gc", stated.get("gradient_checkpointing", True)),
-            "attn": stated.get("attn_implementation") or ("flash_attention_2" if stated.get("flash_attn") else "sdpa"),
+            "attn": (
+                stated.get("attn_implementation")
+                or ("flash_attention_2" if stated.get("flash_attn") else "sdpa")
+            ),
             "optim": chosen.get("optim", stated.get("optim", "adamw_torch")),
             "beta": chosen.get("beta", stated.get("beta", 0.0)),
         }
-        ways.append(Way(chosen=chosen, case=Case(row=row, specification=_specification(row, reading, facts))))
+        ways.append(
+            Way(
+                chosen=chosen, case=Case(row=row, specification=_specification(row, reading, facts))
+            )
+        )
     return ways
 
 
-def _specification(row: Mapping[str, Any], reading: Reading, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _specification(
+    row: Mapping[str, Any], reading: Reading, facts: Mapping[str, Any]
+) -> dict[str, Any]:
     config = dict(known(reading.model))
     quantised = "qlora" in row["tuning"]
     dtype = "float16" if row["config"].get("dtype") == "float16" else "bfloat16"
@@ -221,8 +251,13 @@ def _specification(row: Mapping[str, Any], reading: Reading, facts: Mapping[str,
         }
     zero = reading.sharded_by.startswith("zero")
     stated, several = row["config"], max(2, reading.micro_batch)
-    special: dict[str, Any] = {"gradient_checkpointing_kwargs": {"use_reentrant": False}, "loss": "logprobs"}
-    if reading.trl:  # one generation batch of one group: what is in it does not move the step's memory
+    special: dict[str, Any] = {
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "loss": "logprobs",
+    }
+    if (
+        reading.trl
+    ):  # one generation batch of one group: what is in it does not move the step's memory
         special = {
             "gradient_accumulation_steps": several // reading.micro_batch,
             "num_generations": several,
@@ -256,16 +291,30 @@ def _specification(row: Mapping[str, Any], reading: Reading, facts: Mapping[str,
         "steps": 2,
         "micro_steps": 1,
         "lengths": {"prompt": reading.prompt, "completion": reading.completion, "padded": False},
-        **({"sharding": {"kind": reading.sharded_by, "ranks": reading.ranks}} if zero or reading.sharded_by == "ddp" else {}),
+        **(
+            {"sharding": {"kind": reading.sharded_by, "ranks": reading.ranks}}
+            if zero or reading.sharded_by == "ddp"
+            else {}
+        ),
     }
 
 
 def _gpu(row: Mapping[str, Any]) -> catalog.Gpu:
     if row["gpu"] == "A40":  # the A6000's chip; its memory as nvidia-smi lists it
-        return dataclasses.replace(next(gpu for gpu in catalog.gpus() if gpu.name == "A6000"), name="A40", memory_mib=46068)
+        return dataclasses.replace(
+            next(gpu for gpu in catalog.gpus() if gpu.name == "A6000"), name="A40", memory_mib=46068
+        )
     wanted = GPUS[row["gpu"]] if row["gpu"] or row["gpu_gb"] != 96 else "H20"
-    found = [gpu for gpu in catalog.gpus() if gpu.name.replace("-", "").startswith(wanted.replace("-", ""))]
-    sized = [gpu for gpu in found if not row["gpu_gb"] or abs(gpu.memory_mib / 1024 - row["gpu_gb"]) < 0.15 * row["gpu_gb"]]
+    found = [
+        gpu
+        for gpu in catalog.gpus()
+        if gpu.name.replace("-", "").startswith(wanted.replace("-", ""))
+    ]
+    sized = [
+        gpu
+        for gpu in found
+        if not row["gpu_gb"] or abs(gpu.memory_mib / 1024 - row["gpu_gb"]) < 0.15 * row["gpu_gb"]
+    ]
     return (sized or found)[0]
 
 
@@ -277,7 +326,12 @@ def _capability(row: Mapping[str, Any]) -> list[int]:
 def decide(case: VerdictCase, answers: Mapping[str, Any]) -> dict[str, Any]:
     """Fits in all ways, in none, or it depends."""
     row = case.row
-    line: dict[str, Any] = {"id": row["id"], "url": row["url"], "framework": row["framework"], "outcome": row["outcome"]}
+    line: dict[str, Any] = {
+        "id": row["id"],
+        "url": row["url"],
+        "framework": row["framework"],
+        "outcome": row["outcome"],
+    }
     if case.reading is None and not case.open:
         return {**line, **foresight_verl.decide(row, MODELS.get(row["model"], row["model"]))}
     if case.reading is None:
@@ -290,33 +344,55 @@ def decide(case: VerdictCase, answers: Mapping[str, Any]) -> dict[str, Any]:
         try:
             found.append((way, _prediction(case, way, msgspec.convert(answer["trace"], Trace))))
         except (ValueError, NotImplementedError, KeyError, StopIteration) as error:
-            return {**line, "verdict": None, "depends_on": [f"{type(error).__name__}: {error}"[:200]]}
+            return {
+                **line,
+                "verdict": None,
+                "depends_on": [f"{type(error).__name__}: {error}"[:200]],
+            }
     return {**line, **_elsewhere_too(case, _verdict(found))}
 
 
 def _elsewhere_too(case: VerdictCase, decided: dict[str, Any]) -> dict[str, Any]:
-    """Return the verdict after the other GPUs: a fit of the training GPUs counts if the row states the
-    models on the GPUs of its engine.
+    """Return the verdict after the other GPUs: a fit of the training GPUs counts if the row states
+    the models on the GPUs of its engine.
 
     Added after a first run had predicted a fit for iss-openrlhf-006, which ran out of memory on a
     GPU that the report does not name.
     """
     reading = case.reading
     engine_is_told = "vllm_gpu_memory_utilization" in case.row["config"]
-    if decided["verdict"] is True and reading is not None and reading.generation == "server" and not engine_is_told:
-        return {**decided, "verdict": None, "depends_on": ["what the GPUs of the engine and of the other models hold"]}
+    if (
+        decided["verdict"] is True
+        and reading is not None
+        and reading.generation == "server"
+        and not engine_is_told
+    ):
+        return {
+            **decided,
+            "verdict": None,
+            "depends_on": ["what the GPUs of the engine and of the other models hold"],
+        }
     return decided
 
 
 def _verdict(found: Sequence[tuple[Way, Prediction]]) -> dict[str, Any]:
     fits = {prediction.fits for _, prediction in found}
     peaks = [prediction.peak_memory_bytes for _, prediction in found]
-    line = {"peak_memory_bytes": {"low": round(min(one.low for one in peaks)), "high": round(max(one.high for one in peaks))}}
+    line = {
+        "peak_memory_bytes": {
+            "low": round(min(one.low for one in peaks)),
+            "high": round(max(one.high for one in peaks)),
+        }
+    }
     if len(fits) == 1 and None not in fits:
         return {**line, "verdict": fits.pop(), "depends_on": []}
     depends = {name for way, _ in found for name in way.chosen} if len(fits) > 1 else set()
     depends |= {said for _, prediction in found for said in prediction.depends_on}
-    return {**line, "verdict": None, "depends_on": sorted(depends) or ["the limit lies inside the interval"]}
+    return {
+        **line,
+        "verdict": None,
+        "depends_on": sorted(depends) or ["the limit lies inside the interval"],
+    }
 
 
 def _prediction(case: VerdictCase, way: Way, trace: Trace) -> Prediction:
@@ -328,16 +404,25 @@ def _prediction(case: VerdictCase, way: Way, trace: Trace) -> Prediction:
     ranks = sharding.compared_ranks(
         trace,
         sharding.Sharding.of(
-            {"kind": reading.sharded_by, "ranks": reading.ranks, "options": dict(reading.options)}, hidden_size=hidden
+            {"kind": reading.sharded_by, "ranks": reading.ranks, "options": dict(reading.options)},
+            hidden_size=hidden,
         ),
     )
-    spread = max(ranks, key=lambda one: (Track(one.trace).replay().reserved_bytes, one.trace.peak_bytes))
+    spread = max(
+        ranks, key=lambda one: (Track(one.trace).replay().reserved_bytes, one.trace.peak_bytes)
+    )
     return predict(
         PredictionInput(
             candidate_id=row["id"],
             composition=_composition(row, reading, spec),
             gpu=gpu,
-            hardware=Hardware(kind="cuda", name=gpu.name, count=reading.ranks, memory_bytes=gpu.memory_mib * MIB, here=False),
+            hardware=Hardware(
+                kind="cuda",
+                name=gpu.name,
+                count=reading.ranks,
+                memory_bytes=gpu.memory_mib * MIB,
+                here=False,
+            ),
             limit_bytes=gpu.memory_mib * MIB,
             config=spec["model"]["config"],
             trace=spread.trace,
@@ -354,15 +439,32 @@ def _composition(row: Mapping[str, Any], reading: Reading, spec: Mapping[str, An
     dtype = spec["model"]["dtype"]
     residents = [
         Resident(
-            role="policy", model=reading.model, ranks=everywhere, dtype=dtype, trains=True, adapter_rank=rank, sharding=parameters
+            role="policy",
+            model=reading.model,
+            ranks=everywhere,
+            dtype=dtype,
+            trains=True,
+            adapter_rank=rank,
+            sharding=parameters,
         )
     ]
     for role in reading.beside:
         residents.append(
-            Resident(role=role, model=reading.model, ranks=everywhere, dtype=dtype, trains=role == "critic", sharding=parameters)
+            Resident(
+                role=role,
+                model=reading.model,
+                ranks=everywhere,
+                dtype=dtype,
+                trains=role == "critic",
+                sharding=parameters,
+            )
         )
     if reading.engine is not None:
-        residents.append(Resident(role="engine", model=reading.model, ranks=everywhere, dtype=dtype, trains=False))
+        residents.append(
+            Resident(
+                role="engine", model=reading.model, ranks=everywhere, dtype=dtype, trains=False
+            )
+        )
     return Composition(
         residents=tuple(residents),
         ranks=reading.ranks,

@@ -1,7 +1,9 @@
-"""Verdicts on verl rows: the product's own prediction, at the longest rows and at lengths that occur.
+"""Verdicts on verl rows: the product's own prediction, at the longest rows and at lengths that
+occur.
 
-The rows state the longest lengths. verl's scripts train on GSM8K, whose lengths its public logs state: they
-are no fact of the row, so that the second verdict is written beside the first and decides nothing.
+The rows state the longest lengths. verl's scripts train on GSM8K, whose lengths its public logs
+state: they are no fact of the row, so that the second verdict is written beside the first and
+decides nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ PLAIN = {
 
 NOT_SETTINGS = {"nproc_per_gpu", "trainer.n_gpus_per_node", "trainer.nnodes"}
 GSM8K = {"lengths": "lognormal:288.7,460", "prompt_lengths": "lognormal:104.9,150"}
-"""Completions: mean 288.7, longest 963 of 5,120 (a user's log, verl issue 2060); prompts: mean 104.9, longest 175 of 256
-(verl, docs/start/quickstart.rst)."""
+"""Completions: mean 288.7, longest 963 of 5,120 (a user's log, verl issue 2060); prompts: mean
+104.9, longest 175 of 256 (verl, docs/start/quickstart.rst).
+"""
 
 
 def decide(row: Mapping[str, Any], model: str) -> dict[str, Any]:
@@ -52,7 +55,10 @@ def decide(row: Mapping[str, Any], model: str) -> dict[str, Any]:
         "verdict": found.fits,
         "depends_on": list(found.depends_on),
         "peak_memory_bytes": _interval(found.peak_memory_bytes.low, found.peak_memory_bytes.high),
-        "at_gsm8k_lengths": {"verdict": found.fits_at_lengths, **_interval(at_lengths.low, at_lengths.high)},
+        "at_gsm8k_lengths": {
+            "verdict": found.fits_at_lengths,
+            **_interval(at_lengths.low, at_lengths.high),
+        },
     }
 
 
@@ -64,7 +70,11 @@ def predicted(row: Mapping[str, Any], model: str) -> Prediction:
 
 def request_of(row: Mapping[str, Any], model: str) -> ParsedRequest:
     """Return the row's settings as the product reads them."""
-    settings = {PLAIN.get(name, name): value for name, value in row["config"].items() if name not in NOT_SETTINGS}
+    settings = {
+        PLAIN.get(name, name): value
+        for name, value in row["config"].items()
+        if name not in NOT_SETTINGS
+    }
     if row["lora_rank"]:
         settings["actor_rollout_ref.model.lora_rank"] = row["lora_rank"]
     gpu = GPUS.get(str(row["gpu"]), row["gpu"])

@@ -1,5 +1,6 @@
-"""Ladders of micro-batches on the product's own probe runners, with the predicted figures next to the
-measured ones."""
+"""Ladders of micro-batches on the product's own probe runners, with the predicted figures next
+to the measured ones.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +41,15 @@ class Box:
 def job_of(setup: Setup, gpus: str, **more: object) -> ParsedRequest:
     """Return the setup as a request of `autotune run`."""
     flags = Flags(
-        model=setup.model, gpus=gpus, tuning=setup.tuning, memory_limit=setup.limit, global_batch=setup.global_batch,
-        hold=(f"num_generations={setup.generations}", *setup.holds), mode="probe",
+        model=setup.model,
+        gpus=gpus,
+        tuning=setup.tuning,
+        memory_limit=setup.limit,
+        global_batch=setup.global_batch,
+        hold=(f"num_generations={setup.generations}", *setup.holds),
+        mode="probe",
         out=str(Path(tempfile.gettempdir()) / "bench-gpu"),
-    )  # fmt: skip
+    )
     return parse_request(Flags(**{**vars(flags), **more}))
 
 
@@ -56,7 +62,9 @@ def rungs_of(setup: Setup, ladder: Ladder, understood: ParsedRequest) -> list[Ca
         knobs = {
             **base,
             "per_device_train_batch_size": micro_batch,
-            "gradient_accumulation_steps": setup.global_batch // micro_batch // job.task.hardware.count,
+            "gradient_accumulation_steps": (
+                setup.global_batch // micro_batch // job.task.hardware.count
+            ),
             "gradient_checkpointing": ladder.checkpointing,
             "max_prompt_length": ladder.prompt,
             "max_completion_length": ladder.completion,
@@ -77,7 +85,14 @@ def measure_setups(setups: Sequence[Setup], gpus: str, record: Record, box: Box)
         predict(setup, understood, record)
 
 
-def _climb(setup: Setup, ladder: Ladder, understood: ParsedRequest, executor: Executor, record: Record, box: Box) -> None:
+def _climb(
+    setup: Setup,
+    ladder: Ladder,
+    understood: ParsedRequest,
+    executor: Executor,
+    record: Record,
+    box: Box,
+) -> None:
     """Measure from the safe end up to the first point that does not fit."""
     for candidate in rungs_of(setup, ladder, understood):
         key = key_of(setup, candidate)
@@ -95,7 +110,13 @@ def key_of(setup: Setup, candidate: Candidate) -> str:
 
 
 def _point(
-    key: str, setup: Setup, candidate: Candidate, understood: ParsedRequest, executor: Executor, record: Record, box: Box
+    key: str,
+    setup: Setup,
+    candidate: Candidate,
+    understood: ParsedRequest,
+    executor: Executor,
+    record: Record,
+    box: Box,
 ) -> dict[str, object] | None:
     reason = understood.trainer.why_illegal(candidate, understood.job.task)
     if reason is not None:
@@ -113,13 +134,17 @@ def _point(
     return record.row(key)
 
 
-def measure(executor: Executor, candidate: Candidate, box: Box, plan: ProbePlan = POINT) -> Measurement | None:
+def measure(
+    executor: Executor, candidate: Candidate, box: Box, plan: ProbePlan = POINT
+) -> Measurement | None:
     """Measure one probe; None where the time limit, not the candidate, ended it."""
     from dataclasses import replace
 
     bound = replace(plan, deadline_seconds=max(1.0, min(plan.deadline_seconds, box.left)))
     measurement = executor.open(candidate).measure(candidate, bound)
-    ended_by_the_box = measurement.outcome == "timeout" and bound.deadline_seconds < plan.deadline_seconds
+    ended_by_the_box = (
+        measurement.outcome == "timeout" and bound.deadline_seconds < plan.deadline_seconds
+    )
     return None if ended_by_the_box else measurement
 
 
@@ -129,13 +154,17 @@ def _say(setup: Setup, candidate: Candidate, measurement: Measurement) -> None:
     peak = measurement.memory.peak_bytes or 0
     speed = f"{measurement.worst.tokens_per_second:.0f} tokens/s" if measurement.worst else "-"
     print(
-        f"{setup.name}: {told}: {measurement.outcome}, {peak / 2**30:.2f} GiB, {speed}, {measurement.cost.total_seconds:.1f} s",
-        file=sys.stderr, flush=True,
-    )  # fmt: skip
+        f"{setup.name}: {told}: {measurement.outcome}, {peak / 2**30:.2f} GiB, {speed},"
+        f" {measurement.cost.total_seconds:.1f} s",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def predict(setup: Setup, understood: ParsedRequest, record: Record) -> None:
-    """The predicted figures of every measured point of this setup; where there are none, why not."""
+    """The predicted figures of every measured point of this setup; where there are none, why
+    not.
+    """
     candidates = {key_of(setup, one): one for one in _all_rungs(setup, understood)}
     wanted = {key: one for key, one in candidates.items() if _lacks_prediction(record, key)}
     if not wanted:
@@ -144,7 +173,9 @@ def predict(setup: Setup, understood: ParsedRequest, record: Record) -> None:
     foreseen = {}
     if understood.job.task.hardware.kind == "cuda":
         try:
-            foreseen = dict(predict_candidates(understood.job, understood.trainer, list(wanted.values())))
+            foreseen = dict(
+                predict_candidates(understood.job, understood.trainer, list(wanted.values()))
+            )
             why = "its step could not be followed"
         except CannotPredict as error:
             why = str(error)

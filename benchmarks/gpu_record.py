@@ -1,5 +1,6 @@
-"""Results of one part: a JSON file that is complete after every point and is continued when the part
-is started again."""
+"""Results of one part: a JSON file that is complete after every point and is continued when the
+part is started again.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from autotune.core.space import Candidate
 class Record:
     """Rows by key; measured points are not measured again."""
 
-    def __init__(self, path: Path, *, about: str, config: Mapping[str, Any], gpu: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, *, about: str, config: Mapping[str, Any], gpu: Mapping[str, Any]
+    ) -> None:
         self._path = path
         earlier = json.loads(path.read_text()) if path.exists() else {}
         self.rows: list[dict[str, Any]] = list(earlier.get("rows", []))
@@ -74,7 +77,9 @@ def _counts(rows: list[dict[str, Any]]) -> dict[str, int]:
     }
 
 
-def measured_row(key: str, setup: str, candidate: Candidate, measurement: Measurement) -> dict[str, Any]:
+def measured_row(
+    key: str, setup: str, candidate: Candidate, measurement: Measurement
+) -> dict[str, Any]:
     """Return all results of one probe, flat for reading and complete in addition."""
     memory, worst, verdict = measurement.memory, measurement.worst, judge(measurement)
     return {
@@ -100,9 +105,15 @@ def measured_row(key: str, setup: str, candidate: Candidate, measurement: Measur
 def refused_row(key: str, setup: str, candidate: Candidate, why: str) -> dict[str, Any]:
     """A point that the framework would refuse, or that could not be started."""
     return {
-        "key": key, "setup": setup, "knobs": dict(candidate.knobs), "outcome": "illegal", "fits": False, "why": why,
-        "predicted": None, "predicted_why_not": "it is not legal",
-    }  # fmt: skip
+        "key": key,
+        "setup": setup,
+        "knobs": dict(candidate.knobs),
+        "outcome": "illegal",
+        "fits": False,
+        "why": why,
+        "predicted": None,
+        "predicted_why_not": "it is not legal",
+    }
 
 
 def predicted_figures(prediction: Prediction) -> dict[str, Any]:
@@ -118,4 +129,8 @@ def predicted_figures(prediction: Prediction) -> dict[str, Any]:
 
 
 def _interval(estimate: Estimate | None) -> dict[str, float] | None:
-    return None if estimate is None else {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+    return (
+        None
+        if estimate is None
+        else {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+    )

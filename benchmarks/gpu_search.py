@@ -32,12 +32,25 @@ SHARE = 0.6
 
 def tiny_job(model: str) -> Setup:
     return Setup(
-        model=model, tuning="full", limit="1G", ladders=(), global_batch=16,
-        holds=("use_vllm=false",), generations=8,
-    )  # fmt: skip
+        model=model,
+        tuning="full",
+        limit="1G",
+        ladders=(),
+        global_batch=16,
+        holds=("use_vllm=false",),
+        generations=8,
+    )
 
 
-def run_search(setup: Setup, gpus: str, record: Record, box: Box, *, space: str | None, lengths: tuple[str, ...]) -> None:
+def run_search(
+    setup: Setup,
+    gpus: str,
+    record: Record,
+    box: Box,
+    *,
+    space: str | None,
+    lengths: tuple[str, ...],
+) -> None:
     """Run the search by its command, then the manual search, each once."""
     if record.found(RUN) is None:
         record.find(RUN, _run(setup, gpus, box, space, lengths))
@@ -47,25 +60,59 @@ def run_search(setup: Setup, gpus: str, record: Record, box: Box, *, space: str 
         record.find("compared", _compared(record.found(RUN), record.found("by hand")))
 
 
-def _run(setup: Setup, gpus: str, box: Box, space: str | None, lengths: tuple[str, ...]) -> dict[str, Any]:
+def _run(
+    setup: Setup, gpus: str, box: Box, space: str | None, lengths: tuple[str, ...]
+) -> dict[str, Any]:
     """Return the JSON answer with its command line."""
     seconds = max(1, int(box.left * SHARE))
     folder = f"{job_of(setup, gpus).job.out}-run"
-    typed = ["run", "--model", setup.model, "--gpus", gpus, "--tuning", setup.tuning, "--memory-limit", setup.limit]
-    typed += ["--global-batch", str(setup.global_batch), "--budget", f"{seconds}s", "--mode", "probe", "--fresh", "--json"]
+    typed = [
+        "run",
+        "--model",
+        setup.model,
+        "--gpus",
+        gpus,
+        "--tuning",
+        setup.tuning,
+        "--memory-limit",
+        setup.limit,
+    ]
+    typed += [
+        "--global-batch",
+        str(setup.global_batch),
+        "--budget",
+        f"{seconds}s",
+        "--mode",
+        "probe",
+        "--fresh",
+        "--json",
+    ]
     typed += [word for hold in (*setup.holds, *lengths) for word in ("--hold", hold)]
     typed += ["--space", space] if space else []
     done = subprocess.run(
-        [sys.executable, "-m", "autotune", *typed, "--out", folder], stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-m", "autotune", *typed, "--out", folder],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
-    answer: dict[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {"status": "no answer"}
+    answer: dict[str, Any] = (
+        json.loads(done.stdout) if done.stdout.strip() else {"status": "no answer"}
+    )
     return {"typed": "autotune " + " ".join(typed), "exit": done.returncode, **answer}
 
 
-def _by_hand(setup: Setup, gpus: str, record: Record, box: Box, lengths: tuple[str, ...]) -> dict[str, Any]:
+def _by_hand(
+    setup: Setup, gpus: str, record: Record, box: Box, lengths: tuple[str, ...]
+) -> dict[str, Any]:
     """Doubling until it no longer fits."""
-    holds = tuple(hold for hold in setup.holds if not hold.startswith(("max_prompt_length", "max_completion_length")))
-    understood = job_of(setup, gpus, hold=(f"num_generations={setup.generations}", *holds, *lengths))
+    holds = tuple(
+        hold
+        for hold in setup.holds
+        if not hold.startswith(("max_prompt_length", "max_completion_length"))
+    )
+    understood = job_of(
+        setup, gpus, hold=(f"num_generations={setup.generations}", *holds, *lengths)
+    )
     tried: list[dict[str, Any]] = []
     best: Candidate | None = None
     seconds = 0.0
@@ -84,27 +131,36 @@ def _by_hand(setup: Setup, gpus: str, record: Record, box: Box, lengths: tuple[s
         longer = measure(executor, best, box, LONG_PROBE) if best else None
     if longer is not None and best is not None:
         seconds += longer.cost.total_seconds
-        record.add(measured_row(f"{key_of(setup, best)}-long", "by hand, longer", best, longer), longer.versions)
+        record.add(
+            measured_row(f"{key_of(setup, best)}-long", "by hand, longer", best, longer),
+            longer.versions,
+        )
     return {
         "probes": len(tried),
         "tried": tried,
         "knobs": dict(best.knobs) if best else None,
-        "tokens_per_second": round(longer.worst.tokens_per_second, 2) if longer and longer.worst else None,
+        "tokens_per_second": (
+            round(longer.worst.tokens_per_second, 2) if longer and longer.worst else None
+        ),
         "peak_memory_bytes": longer.memory.peak_bytes if longer else None,
         "device_seconds": round(seconds, 1),
     }
 
 
 def _doubled(setup: Setup, understood: ParsedRequest) -> list[Candidate]:
-    """The framework's defaults with micro-batches of 1, 2, 4 ..., at the same global batch; those that it refuses left out."""
+    """The framework's defaults with micro-batches of 1, 2, 4 ..., at the same global batch;
+    those that it refuses left out.
+    """
     trainer, job = understood.trainer, understood.job
     base = dict(trainer.baseline(job.space, job.task))
     total = (setup.global_batch or GLOBAL_BATCH) // job.task.hardware.count
     made, micro_batch = [], 1
     while micro_batch <= total:
         knobs = {
-            **base, "per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": total // micro_batch,
-        }  # fmt: skip
+            **base,
+            "per_device_train_batch_size": micro_batch,
+            "gradient_accumulation_steps": total // micro_batch,
+        }
         candidate = trainer.complete(knobs, job.task)
         if trainer.why_illegal(candidate, job.task) is None:
             made.append(candidate)
@@ -113,7 +169,9 @@ def _doubled(setup: Setup, understood: ParsedRequest) -> list[Candidate]:
 
 
 def _compared(answer: dict[str, Any], by_hand: dict[str, Any]) -> dict[str, Any]:
-    """Speed of the recommendation over the framework's defaults' and over the best by hand; None where one has none."""
+    """Speed of the recommendation over the framework's defaults' and over the best by hand; None
+    where one has none.
+    """
     recommended = answer.get("recommendation") or {}
     speed = (recommended.get("tokens_per_second") or {}).get("worst")
     baseline = (answer.get("baseline") or {}).get("tokens_per_second")

@@ -43,17 +43,26 @@ class Setup:
         return " ".join([self.model.rsplit("/", 1)[-1], self.tuning, self.limit, *self.holds])
 
 
-def ladders(lengths: Sequence[tuple[int, int]], micro_batches: tuple[int, ...] = MICRO_BATCHES) -> tuple[Ladder, ...]:
+def ladders(
+    lengths: Sequence[tuple[int, int]], micro_batches: tuple[int, ...] = MICRO_BATCHES
+) -> tuple[Ladder, ...]:
     """Return every length with and without checkpointing, the short ones first."""
     return tuple(
-        Ladder(prompt=prompt, completion=completion, checkpointing=checkpointing, micro_batches=micro_batches)
+        Ladder(
+            prompt=prompt,
+            completion=completion,
+            checkpointing=checkpointing,
+            micro_batches=micro_batches,
+        )
         for prompt, completion in lengths
         for checkpointing in (True, False)
     )
 
 
 SHORT, LONG, WITH_ENGINE = (256, 256), (512, 512), (512, 1024)
-"""Prompt and completion. Generation by transformers takes some 25 ms a token whatever the model: hence 512 at most there."""
+"""Prompt and completion. Generation by transformers takes some 25 ms a token whatever the model:
+hence 512 at most there.
+"""
 
 TRANSFORMERS: tuple[Setup, ...] = (
     Setup(model="Qwen2.5-0.5B", tuning="lora", limit="16G", ladders=ladders([SHORT, LONG])),
@@ -73,8 +82,18 @@ VLLM = ("use_vllm=true", "vllm_max_model_length=2048")
 
 
 def _with_engine(model: str, tuning: str, limit: str, share: float, sleep: bool) -> Setup:
-    holds = (*VLLM, f"vllm_gpu_memory_utilization={share}", f"vllm_enable_sleep_mode={str(sleep).lower()}")
-    return Setup(model=model, tuning=tuning, limit=limit, ladders=ladders([WITH_ENGINE], (2, 8, 32, 64)), holds=holds)
+    holds = (
+        *VLLM,
+        f"vllm_gpu_memory_utilization={share}",
+        f"vllm_enable_sleep_mode={str(sleep).lower()}",
+    )
+    return Setup(
+        model=model,
+        tuning=tuning,
+        limit=limit,
+        ladders=ladders([WITH_ENGINE], (2, 8, 32, 64)),
+        holds=holds,
+    )
 
 
 COLOCATED: tuple[Setup, ...] = tuple(
@@ -94,16 +113,26 @@ LONGEST = (512, 1988)
 QUANTISED: tuple[Setup, ...] = (
     Setup(model="Qwen2.5-7B", tuning="qlora", limit="40G", ladders=ladders([LONGEST])),
     Setup(
-        model="Qwen2.5-7B", tuning="qlora", limit="40G", ladders=ladders([LONGEST], (2, 8, 32)),
-        holds=("use_vllm=true", "vllm_max_model_length=2500", "vllm_gpu_memory_utilization=0.4", "vllm_enable_sleep_mode=true"),
+        model="Qwen2.5-7B",
+        tuning="qlora",
+        limit="40G",
+        ladders=ladders([LONGEST], (2, 8, 32)),
+        holds=(
+            "use_vllm=true",
+            "vllm_max_model_length=2500",
+            "vllm_gpu_memory_utilization=0.4",
+            "vllm_enable_sleep_mode=true",
+        ),
     ),
-)  # fmt: skip
+)
 
 SETUPS = {"transformers": TRANSFORMERS, "colocated": COLOCATED, "quantised": QUANTISED}
 
 
 def tiny(setups: Sequence[Setup], model: str) -> Iterator[Setup]:
-    """Return the setups for a synthetic model on a CPU: no sleep mode, lengths and limits of its size."""
+    """Return the setups for a synthetic model on a CPU: no sleep mode, lengths and limits of its
+    size.
+    """
     alone = {"16G": "560M", "24G": "640M", "40G": "800M", "80G": "1G"}
     # vLLM wants half of the limit free when it starts, beside 550 MiB of imported packages.
     with_engine = {"16G": "1150M", "24G": "1200M", "40G": "1300M", "80G": "1500M"}
@@ -111,11 +140,22 @@ def tiny(setups: Sequence[Setup], model: str) -> Iterator[Setup]:
     for setup in setups:
         holds = tuple(_for_a_cpu(hold) for hold in setup.holds)
         small = replace(
-            setup, model=model, limit=(with_engine if "use_vllm=true" in holds else alone)[setup.limit],
-            global_batch=32, generations=4, holds=holds,
-            ladders=tuple(replace(one, prompt=64, completion=64 * (one.completion > SHORT[1]) + 64, micro_batches=(4, 16, 32))
-                          for one in setup.ladders),
-        )  # fmt: skip
+            setup,
+            model=model,
+            limit=(with_engine if "use_vllm=true" in holds else alone)[setup.limit],
+            global_batch=32,
+            generations=4,
+            holds=holds,
+            ladders=tuple(
+                replace(
+                    one,
+                    prompt=64,
+                    completion=64 * (one.completion > SHORT[1]) + 64,
+                    micro_batches=(4, 16, 32),
+                )
+                for one in setup.ladders
+            ),
+        )
         if small.name not in seen:
             seen.add(small.name)
             yield small
@@ -123,5 +163,9 @@ def tiny(setups: Sequence[Setup], model: str) -> Iterator[Setup]:
 
 def _for_a_cpu(hold: str) -> str:
     name, _, value = hold.partition("=")
-    smaller = {"vllm_enable_sleep_mode": "false", "vllm_max_model_length": "192", "vllm_gpu_memory_utilization": "0.5"}
+    smaller = {
+        "vllm_enable_sleep_mode": "false",
+        "vllm_max_model_length": "192",
+        "vllm_gpu_memory_utilization": "0.5",
+    }
     return f"{name}={smaller.get(name, value)}"

@@ -1,11 +1,12 @@
 """Intervals of a probe and of its confirmation: `python benchmarks/intervals.py`.
 
 A study probes eight candidates of the demo's model as a search does, and confirms all eight
-afterwards, in another order. Two measurements of one candidate are a pair. A search confirms only a few
-candidates, so the spread is learned here from as few: the pair itself and two other candidates with their
-confirmations, the remaining ones with their probes alone.
+afterwards, in another order. Two measurements of one candidate are a pair. A search confirms only a
+few candidates, so the spread is learned here from as few: the pair itself and two other candidates
+with their confirmations, the remaining ones with their probes alone.
 
-Every study is appended to benchmarks/results/intervals.json; a call goes on where the last one ended.
+Every study is appended to benchmarks/results/intervals.json; a call goes on where the last one
+ended.
 """
 
 from __future__ import annotations
@@ -47,14 +48,22 @@ Pair = tuple[Speed, Speed]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, default=ROOT / ".demo" / "model")
     parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further study after this time")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="start no further study after this time"
+    )
     parser.add_argument("--fresh", action="store_true", help="forget the stored studies")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    stored = json.loads(arguments.out.read_text()) if arguments.out.exists() and not arguments.fresh else {"studies": []}
+    stored = (
+        json.loads(arguments.out.read_text())
+        if arguments.out.exists() and not arguments.fresh
+        else {"studies": []}
+    )
     with tempfile.TemporaryDirectory(prefix="intervals-") as folder:
         request = _request(arguments.model, Path(folder))
         executor = open_executor(request.job, request.trainer)
@@ -64,47 +73,85 @@ def main() -> None:
             executor.close()
 
 
-def _measure_pairs(request: ParsedRequest, executor: Executor, stored: dict[str, Any], arguments: argparse.Namespace) -> None:
+def _measure_pairs(
+    request: ParsedRequest,
+    executor: Executor,
+    stored: dict[str, Any],
+    arguments: argparse.Namespace,
+) -> None:
     """Measure studies until there are enough pairs, and store each of them."""
     began = time.monotonic()
     candidates = legal_candidates(request.job, request.trainer)
-    versions = executor.open(candidates[0]).measure(candidates[0], ProbePlan(timed_cycles=1)).versions
-    while sum(len(one["pairs"]) for one in stored["studies"]) < arguments.pairs and time.monotonic() - began < arguments.seconds:
-        studies = [*stored["studies"], measured_study(executor, candidates, seed=len(stored["studies"]))]
+    versions = (
+        executor.open(candidates[0]).measure(candidates[0], ProbePlan(timed_cycles=1)).versions
+    )
+    while (
+        sum(len(one["pairs"]) for one in stored["studies"]) < arguments.pairs
+        and time.monotonic() - began < arguments.seconds
+    ):
+        studies = [
+            *stored["studies"],
+            measured_study(executor, candidates, seed=len(stored["studies"])),
+        ]
         learned = {"probes alone": 0, "finalists": CONFIRMED}
         stored = {
-            "about": "two measurements of one candidate, probe and confirmation: do their 95 % intervals overlap?",
+            "about": (
+                "two measurements of one candidate, probe and confirmation: do their 95 % intervals"
+                " overlap?"
+            ),
             "machine": facts(versions),
-            "load_average": [min(one["load_average"][0] for one in studies), max(one["load_average"][1] for one in studies)],
-            "result": {name: summary(studies, confirmed=number) for name, number in learned.items()},
+            "load_average": [
+                min(one["load_average"][0] for one in studies),
+                max(one["load_average"][1] for one in studies),
+            ],
+            "result": {
+                name: summary(studies, confirmed=number) for name, number in learned.items()
+            },
             "studies": studies,
         }
-        arguments.out.write_text(json.dumps(stored, indent=None).replace('{"seed"', '\n{"seed"') + "\n")
+        arguments.out.write_text(
+            json.dumps(stored, indent=None).replace('{"seed"', '\n{"seed"') + "\n"
+        )
         print(len(studies), studies[-1]["load_average"], json.dumps(stored["result"]), flush=True)
 
 
-def measured_study(executor: Executor, candidates: Sequence[Candidate], *, seed: int) -> dict[str, Any]:
+def measured_study(
+    executor: Executor, candidates: Sequence[Candidate], *, seed: int
+) -> dict[str, Any]:
     """Probe and confirm candidates of one load, and return the study's record."""
     chance = random.Random(seed)
     chosen = chance.sample(candidates, PAIRS_PER_STUDY)
     loads = [os.getloadavg()[0]]
     probes = {one.id: _speed(executor, one, SHORT_PROBE) for one in chosen}
     loads.append(os.getloadavg()[0])
-    again = {one.id: _speed(executor, one, LONG_PROBE) for one in chance.sample(chosen, len(chosen))}
+    again = {
+        one.id: _speed(executor, one, LONG_PROBE) for one in chance.sample(chosen, len(chosen))
+    }
     loads.append(os.getloadavg()[0])
     pairs = [[_record(probes[one.id]), _record(again[one.id])] for one in chosen]
-    return {"seed": seed, "load_average": [round(min(loads), 1), round(max(loads), 1)], "pairs": pairs}
+    return {
+        "seed": seed,
+        "load_average": [round(min(loads), 1), round(max(loads), 1)],
+        "pairs": pairs,
+    }
 
 
 def _request(model: Path, folder: Path) -> ParsedRequest:
-    """The demo without vLLM, whose loads would take most of the time, and with short completions, for the
-    same reason: decoding them one token at a time is most of a cycle."""
+    """The demo without vLLM, whose loads would take most of the time, and with short
+    completions, for the same reason: decoding them one token at a time is most of a cycle.
+    """
     return parse_request(
         Flags(
-            model=str(model), gpus="cpu", space="demo", memory_limit="2G", hold=("use_vllm=false",), mode="probe",
-            search=(f"max_completion_length={COMPLETION_LENGTHS}",), out=str(folder / "out"),
+            model=str(model),
+            gpus="cpu",
+            space="demo",
+            memory_limit="2G",
+            hold=("use_vllm=false",),
+            mode="probe",
+            search=(f"max_completion_length={COMPLETION_LENGTHS}",),
+            out=str(folder / "out"),
         )
-    )  # fmt: skip
+    )
 
 
 def _speed(executor: Executor, candidate: Candidate, plan: ProbePlan) -> Speed:
@@ -115,30 +162,45 @@ def _speed(executor: Executor, candidate: Candidate, plan: ProbePlan) -> Speed:
 
 
 def _record(speed: Speed) -> dict[str, Any]:
-    return {"seconds": [round(one, 5) for one in speed.cycle_seconds], "tokens": speed.cycle_loss_tokens}
+    return {
+        "seconds": [round(one, 5) for one in speed.cycle_seconds],
+        "tokens": speed.cycle_loss_tokens,
+    }
 
 
 def speed_of(record: Mapping[str, Any]) -> Speed:
     """Return the speed of a stored measurement."""
     return Speed(
-        completion_tokens=0, cycle_seconds=tuple(record["seconds"]), cycle_loss_tokens=tuple(record["tokens"]),
-        prompt_tokens=0, phase_seconds={},
-    )  # fmt: skip
+        completion_tokens=0,
+        cycle_seconds=tuple(record["seconds"]),
+        cycle_loss_tokens=tuple(record["tokens"]),
+        prompt_tokens=0,
+        phase_seconds={},
+    )
 
 
 def spreads(study: Mapping[str, Any], *, confirmed: int) -> Iterator[tuple[Pair, RunSpread]]:
-    """Yield each pair with the spread that a search would have learned that confirmed this candidate and
-    the next ones, `confirmed` together."""
+    """Yield each pair with the spread that a search would have learned that confirmed this
+    candidate and the next ones, `confirmed` together.
+    """
     pairs: Sequence[Pair] = [(speed_of(one), speed_of(other)) for one, other in study["pairs"]]
     for place, pair in enumerate(pairs):
         known = {(place + step) % len(pairs) for step in range(confirmed)}
-        yield pair, learn_run_spread([both if at in known else both[:1] for at, both in enumerate(pairs)])
+        yield (
+            pair,
+            learn_run_spread([both if at in known else both[:1] for at, both in enumerate(pairs)]),
+        )
 
 
 def overlap(spread: RunSpread, one: Speed, other: Speed) -> bool:
-    """Return True if the 95 % intervals of two speeds overlap: each from its speed / factor to its speed x factor."""
+    """Return True if the 95 % intervals of two speeds overlap: each from its speed / factor to
+    its speed x factor.
+    """
     slow, fast = sorted((one, other), key=lambda speed: speed.tokens_per_second)
-    low, high = fast.tokens_per_second / (1 + spread.half_width(fast)), slow.tokens_per_second * (1 + spread.half_width(slow))
+    low, high = (
+        fast.tokens_per_second / (1 + spread.half_width(fast)),
+        slow.tokens_per_second * (1 + spread.half_width(slow)),
+    )
     return low <= high
 
 

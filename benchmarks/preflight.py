@@ -29,17 +29,28 @@ ROOT = Path(__file__).resolve().parent.parent
 MADE_UP = ROOT / "autotune" / "worker" / "synthetic.py"
 HITS = 10
 SETTINGS = {
-    "model_name_or_path": "model", "dataset_name": "prompts", "output_dir": "out", "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 2, "num_generations": 8, "max_completion_length": 32, "bf16": False, "use_cpu": True,
+    "model_name_or_path": "model",
+    "dataset_name": "prompts",
+    "output_dir": "out",
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "num_generations": 8,
+    "max_completion_length": 32,
+    "bf16": False,
+    "use_cpu": True,
     "reward_funcs": ["get_soft_overlong_punishment"],
-}  # fmt: skip
+}
 ASKED = ["preflight", "train.yaml", "--gpus", "cpu", "--memory-limit", "2G", "--dry-run", "--json"]
 IMPORTS = "import autotune.cli, autotune.cli.preflight, autotune.preflight.check"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "preflight.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "preflight.json"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
         result = _measure(Path(folder))
@@ -73,7 +84,9 @@ def _measure(folder: Path) -> dict[str, Any]:
 
 
 def _project(folder: Path) -> None:
-    subprocess.run([sys.executable, str(MADE_UP), str(folder / "model")], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, str(MADE_UP), str(folder / "model")], check=True, capture_output=True
+    )
     (folder / "prompts").mkdir()
     rows = (json.dumps({"prompt": " ".join(["one"] * (1 + row % 6))}) + "\n" for row in range(32))
     (folder / "prompts" / "train.jsonl").write_text("".join(rows))
@@ -87,9 +100,16 @@ def _preflight(folder: Path) -> tuple[float, dict[str, Any]]:
 
 
 def _seconds(words: Sequence[str], folder: Path) -> tuple[float, str]:
-    environment = {**os.environ, "XDG_DATA_HOME": str(folder / "data"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "XDG_DATA_HOME": str(folder / "data"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     began = time.monotonic()
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
     return time.monotonic() - began, done.stdout
 
 

@@ -1,9 +1,9 @@
 """Public recipes from end to end: `python benchmarks/recipes.py [NAME ...]`.
 
-Every recipe is predicted as it is, on GPUs that it was written for. TRL's are then really run with a tiny
-model and short rows on this machine's CPU, the others on emulated cards, as one probe: their own settings, no
-model or data of the hub.
-Results are in benchmarks/results/recipes.json; `--table` prints them as Markdown.
+Every recipe is predicted as it is, on GPUs that it was written for. TRL's are then really run with
+a tiny model and short rows on this machine's CPU, the others on emulated cards, as one probe: their
+own settings, no model or data of the hub. Results are in benchmarks/results/recipes.json; `--table`
+prints them as Markdown.
 """
 
 from __future__ import annotations
@@ -58,18 +58,51 @@ dataset = Dataset.from_list([{"prompt": [{"role": "user", "content": "What is 2 
 trainer = GRPOTrainer(model="MODEL", reward_funcs=think_format_reward, train_dataset=dataset)
 trainer.train()
 """
-"""TRL's quickstart, with rows of its own in place of a data set of the hub, and a reward without another package."""
+"""TRL's quickstart, with rows of its own in place of a data set of the hub, and a reward without
+another package.
+"""
 
 TINY = [
-    "--gpus", "cpu", "--memory-limit", "4G", "--max-probes", "1", "--budget", "5m", "--fresh",
-    "--hold", "use_cpu=true", "--hold", "bf16=false", "--hold", "dtype=float32", "--hold", "attn_implementation=eager",
-]  # fmt: skip
+    "--gpus",
+    "cpu",
+    "--memory-limit",
+    "4G",
+    "--max-probes",
+    "1",
+    "--budget",
+    "5m",
+    "--fresh",
+    "--hold",
+    "use_cpu=true",
+    "--hold",
+    "bf16=false",
+    "--hold",
+    "dtype=float32",
+    "--hold",
+    "attn_implementation=eager",
+]
 SHORT = {
-    "grpo": ["--max-prompt-length", "32", "--max-completion-length", "32", "--hold", "use_vllm=false"],
+    "grpo": [
+        "--max-prompt-length",
+        "32",
+        "--max-completion-length",
+        "32",
+        "--hold",
+        "use_vllm=false",
+    ],
     "sft": ["--hold", "max_length=64"],
     "dpo": ["--hold", "max_length=64"],
 }
-NOT_ON_A_CPU = ("dataset", "use_liger_kernel", "vllm_", "model_revision", "benchmarks", "callbacks", "packing", "padding_free")
+NOT_ON_A_CPU = (
+    "dataset",
+    "use_liger_kernel",
+    "vllm_",
+    "model_revision",
+    "benchmarks",
+    "callbacks",
+    "packing",
+    "padding_free",
+)
 """Prefixes of settings left out of a probe: data of the hub, and what needs a GPU."""
 
 
@@ -95,29 +128,55 @@ def recipes() -> Iterator[Recipe]:
     ):
         found = next(one for one in open_r1 if part in one["source"])
         yield Recipe(
-            name=name, source=found["source"], framework="trl", method="grpo", gpus=gpus, settings=found["given"], kind="config"
+            name=name,
+            source=found["source"],
+            framework="trl",
+            method="grpo",
+            gpus=gpus,
+            settings=found["given"],
+            kind="config",
         )
-    for name, found in zip(("TRL sft", "TRL dpo", "TRL grpo", "TRL grpo_vlm"), _read("trl_scripts.yaml"), strict=True):
+    for name, found in zip(
+        ("TRL sft", "TRL dpo", "TRL grpo", "TRL grpo_vlm"), _read("trl_scripts.yaml"), strict=True
+    ):
         yield Recipe(
-            name=name, source=found["source"], framework="trl", method=found["method"], gpus="A100-80G",
+            name=name,
+            source=found["source"],
+            framework="trl",
+            method=found["method"],
+            gpus="A100-80G",
             settings=found["settings"],
             kind="config",
-        )  # fmt: skip
+        )
     yield Recipe(
-        name="TRL quickstart", source="huggingface/trl: docs/source/quickstart.md", framework="trl", method="grpo",
-        gpus="A100-80G", settings={"model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct"}, kind="script",
-    )  # fmt: skip
+        name="TRL quickstart",
+        source="huggingface/trl: docs/source/quickstart.md",
+        framework="trl",
+        method="grpo",
+        gpus="A100-80G",
+        settings={"model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct"},
+        kind="script",
+    )
     launches = _read("launch_scripts.yaml")
     chosen = (
-        "run_qwen2-7b.sh", "run_qwen2_5-3b_gsm8k_grpo_lora.sh", "run_qwen2-7b_seq_balance.sh",
-        "full/train.sh", "external/grpo_7b.sh", "internal/gspo.sh",
-    )  # fmt: skip
+        "run_qwen2-7b.sh",
+        "run_qwen2_5-3b_gsm8k_grpo_lora.sh",
+        "run_qwen2-7b_seq_balance.sh",
+        "full/train.sh",
+        "external/grpo_7b.sh",
+        "internal/gspo.sh",
+    )
     for part in chosen:
         found = next(one for one in launches if one["source"].endswith(part))
         yield Recipe(
-            name=f"{found['framework']} {part.rpartition('/')[2]}", source=found["source"], framework=found["framework"],
-            method=found["method"], gpus=GPUS_OF.get(part, "8xH100"), settings=found["settings"], kind="command",
-        )  # fmt: skip
+            name=f"{found['framework']} {part.rpartition('/')[2]}",
+            source=found["source"],
+            framework=found["framework"],
+            method=found["method"],
+            gpus=GPUS_OF.get(part, "8xH100"),
+            settings=found["settings"],
+            kind="command",
+        )
 
 
 def _read(name: str) -> Any:
@@ -134,13 +193,17 @@ def emulated(recipe: Recipe, folder: Path, environments: Path) -> dict[str, Any]
     """Run the script's settings once with tiny shapes, by its own framework on emulated cards."""
     settings = emulated_recipes.shrunk(recipe.framework, recipe.method, recipe.settings)
     script = folder / "tiny.sh"
-    script.write_text(script_of({"framework": recipe.framework, "method": recipe.method, "settings": settings}))
+    script.write_text(
+        script_of({"framework": recipe.framework, "method": recipe.method, "settings": settings})
+    )
     changed = sorted(name for name, value in settings.items() if recipe.settings.get(name) != value)
     cards = emulated_recipes.gpus(settings)
     if emulated_recipes.is_rehearsed(recipe.framework, settings):
         found = emulated_recipes.rehearsed(recipe.framework, script, folder, environments, cards)
     else:
-        found = _first_probe(emulated_recipes.words(recipe.framework, script, folder, environments), folder)
+        found = _first_probe(
+            emulated_recipes.words(recipe.framework, script, folder, environments), folder
+        )
     versions = emulated_recipes.versions(recipe.framework, environments)
     return {**found, "basis": "emulated", "gpus": cards, "versions": versions, "changed": changed}
 
@@ -148,21 +211,45 @@ def emulated(recipe: Recipe, folder: Path, environments: Path) -> dict[str, Any]
 def probed(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Run the recipe's settings once with a tiny model on a CPU."""
     settings = {
-        name: value for name, value in recipe.settings.items() if not name.startswith((*NOT_ON_A_CPU, "model_name", "use_vllm"))
+        name: value
+        for name, value in recipe.settings.items()
+        if not name.startswith((*NOT_ON_A_CPU, "model_name", "use_vllm"))
     }
     settings |= {"gradient_accumulation_steps": 1, "reward_funcs": None, "reward_weights": None}
-    settings |= {"per_device_train_batch_size": 4, "num_generations": 4} if recipe.method == "grpo" else {}
+    settings |= (
+        {"per_device_train_batch_size": 4, "num_generations": 4} if recipe.method == "grpo" else {}
+    )
     settings = {name: value for name, value in settings.items() if value is not None}
     images = (
-        ["--image-size", "140x84", "--max-prompt-length", "64"] if "VL" in str(recipe.settings.get("model_name_or_path")) else []
+        ["--image-size", "140x84", "--max-prompt-length", "64"]
+        if "VL" in str(recipe.settings.get("model_name_or_path"))
+        else []
     )
     model = tiny_model(folder, VISION if images else None)
     if recipe.kind == "script":
         file = folder / "train.py"
         file.write_text(QUICKSTART.replace("MODEL", str(model)))
-        words = ["--script", str(file), "--gpus", "cpu", "--memory-limit", "4G", "--max-probes", "1", "--budget", "5m"]
+        words = [
+            "--script",
+            str(file),
+            "--gpus",
+            "cpu",
+            "--memory-limit",
+            "4G",
+            "--max-probes",
+            "1",
+            "--budget",
+            "5m",
+        ]
     else:
-        words = [*_given(recipe, folder, settings), "--model", str(model), *TINY, *SHORT[recipe.method], *images]
+        words = [
+            *_given(recipe, folder, settings),
+            "--model",
+            str(model),
+            *TINY,
+            *SHORT[recipe.method],
+            *images,
+        ]
     return _first_probe(["run", "--out", str(folder / "out"), "--json", *words], folder)
 
 
@@ -170,7 +257,10 @@ def _first_probe(words: list[str], folder: Path) -> dict[str, Any]:
     answer = _answered(words, folder, ("status", "trials"))
     trials = answer.pop("trials", None) or []
     first = trials[0] if trials else {}
-    return {**answer, **{name: first.get(name) for name in ("outcome", "peak_memory_bytes", "evidence")}}
+    return {
+        **answer,
+        **{name: first.get(name) for name in ("outcome", "peak_memory_bytes", "evidence")},
+    }
 
 
 def _given(recipe: Recipe, folder: Path, settings: dict[str, Any]) -> list[str]:
@@ -184,7 +274,9 @@ def _given(recipe: Recipe, folder: Path, settings: dict[str, Any]) -> list[str]:
         file.write_text(yaml.safe_dump(settings))
         return ["--config", str(file), "--method", recipe.method]
     file = folder / "run.sh"
-    file.write_text(script_of({"framework": recipe.framework, "method": recipe.method, "settings": settings}))
+    file.write_text(
+        script_of({"framework": recipe.framework, "method": recipe.method, "settings": settings})
+    )
     return ["--from-command", str(file), *MORE.get(recipe.name, ())]
 
 
@@ -195,7 +287,12 @@ def tiny_model(folder: Path, config: Mapping[str, Any] | None) -> Path:
 
 def _environment() -> dict[str, str]:
     """Return this environment with Liger's kernels beside it, where they are installed."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *([str(WITH_LIGER)] if WITH_LIGER.exists() else [])])}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), *([str(WITH_LIGER)] if WITH_LIGER.exists() else [])]
+        ),
+    }
 
 
 def _answered(words: list[str], folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
@@ -216,9 +313,16 @@ def _answered(words: list[str], folder: Path, names: tuple[str, ...]) -> dict[st
         document = json.loads(done.stdout)
     except ValueError:
         document = {}
-    error = (document.get("error") or {}).get("what") or (None if document else done.stderr.strip()[-300:])
+    error = (document.get("error") or {}).get("what") or (
+        None if document else done.stderr.strip()[-300:]
+    )
     found = {name: document.get(name) for name in names if name in document}
-    return {"exit_code": done.returncode, "error": error, "seconds": round(time.monotonic() - began), **found}
+    return {
+        "exit_code": done.returncode,
+        "error": error,
+        "seconds": round(time.monotonic() - began),
+        **found,
+    }
 
 
 def table(results: dict[str, Any]) -> str:
@@ -229,7 +333,10 @@ def table(results: dict[str, Any]) -> str:
         if one.get("peak_memory_bytes"):
             peak = one["peak_memory_bytes"]
             verdict = {True: "fits", False: "does not fit", None: "undecided"}[one["fits"]]
-            words = f"{verdict}, {format_bytes(peak['value'])} ({format_bytes(peak['low'])} to {format_bytes(peak['high'])})"
+            words = (
+                f"{verdict}, {format_bytes(peak['value'])} ({format_bytes(peak['low'])} to"
+                f" {format_bytes(peak['high'])})"
+            )
             words += " (generic step)" if one["basis"] == "generic" else ""
         else:
             words = str(one["error"])
@@ -239,7 +346,11 @@ def table(results: dict[str, Any]) -> str:
 
 def _probe_text(probe: dict[str, Any]) -> str:
     if probe.get("outcome") == "ok":
-        where = f"emulated on {probe['gpus']}" if probe.get("basis") == "emulated" else "measured on a CPU"
+        where = (
+            f"emulated on {probe['gpus']}"
+            if probe.get("basis") == "emulated"
+            else "measured on a CPU"
+        )
         return f"ran, {format_bytes(probe['peak_memory_bytes'])} {where}"
     return str(probe.get("evidence") or probe.get("error") or probe.get("outcome"))[:160]
 
@@ -249,9 +360,16 @@ def _versions() -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="recipes to run; default: all")
-    parser.add_argument("--environments", type=Path, default=ROOT / ".venvs", help="folder with cuda-verl and cuda-swift")
+    parser.add_argument(
+        "--environments",
+        type=Path,
+        default=ROOT / ".venvs",
+        help="folder with cuda-verl and cuda-swift",
+    )
     parser.add_argument("--probe-only", action="store_true", help="keep the stored predictions")
     parser.add_argument("--table", action="store_true", help="print the stored results")
     arguments = parser.parse_args()
@@ -265,12 +383,24 @@ def main() -> None:
         if arguments.names and recipe.name not in arguments.names:
             continue
         with tempfile.TemporaryDirectory(prefix="recipe-") as folder:
-            row: dict[str, Any] = {"name": recipe.name, "source": recipe.source, "gpus": recipe.gpus}
-            known = rows[recipe.name]["predicted"] if arguments.probe_only and recipe.name in rows else None
+            row: dict[str, Any] = {
+                "name": recipe.name,
+                "source": recipe.source,
+                "gpus": recipe.gpus,
+            }
+            known = (
+                rows[recipe.name]["predicted"]
+                if arguments.probe_only and recipe.name in rows
+                else None
+            )
             row["predicted"] = known or predicted(recipe, Path(folder))
             launched = recipe.framework in emulated_recipes.FRAMEWORKS
             place = Path(folder)
-            row["probed"] = emulated(recipe, place, arguments.environments) if launched else probed(recipe, place)
+            row["probed"] = (
+                emulated(recipe, place, arguments.environments)
+                if launched
+                else probed(recipe, place)
+            )
         rows[recipe.name] = row
         print(json.dumps(row), flush=True)
         kept = [rows[one.name] for one in everyone if one.name in rows]

@@ -1,5 +1,5 @@
-"""Benchmark of runner reuse: the same search with runners that stay loaded, and with one process per
-candidate.
+"""Benchmark of runner reuse: the same search with runners that stay loaded, and with one process
+per candidate.
 
 First `autotune run`'s own search runs. Then exactly the same probes, in the same order and with the
 same plans, are repeated by an executor that starts a new interpreter for each one. The result is
@@ -115,11 +115,18 @@ def main() -> None:
     result = _result(arguments, understood, answer, recorded.probes, apart)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({name: result[name] for name in ("seconds", "ratio", "further_candidate_seconds")}, indent=1))
+    print(
+        json.dumps(
+            {name: result[name] for name in ("seconds", "ratio", "further_candidate_seconds")},
+            indent=1,
+        )
+    )
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", help="a tiny made-up one otherwise")
     parser.add_argument("--gpus", default="cpu")
     parser.add_argument("--memory-limit", default="2G")
@@ -154,7 +161,11 @@ def _question(arguments: argparse.Namespace, folder: Path) -> ParsedRequest:
 
 def _made_up(folder: Path) -> str:
     shape = ["--hidden", "128", "--intermediate", "768", "--layers", "2", "--vocab", "1024"]
-    subprocess.run([sys.executable, MADE_UP, str(folder / "model"), *shape], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, MADE_UP, str(folder / "model"), *shape],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return str(folder / "model")
 
 
@@ -162,7 +173,13 @@ def _search(understood: ParsedRequest, executor: Executor) -> Recommendation:
     job, trainer = replace(understood.job, fresh=True), understood.trainer
     job.out.mkdir(parents=True, exist_ok=True)
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
-    return run_search(job, study=study, executor=executor, listener=_say("on rigs"), clock=Clock(job.budget_seconds))
+    return run_search(
+        job,
+        study=study,
+        executor=executor,
+        listener=_say("on rigs"),
+        clock=Clock(job.budget_seconds),
+    )
 
 
 def _warm_the_disk(understood: ParsedRequest) -> None:
@@ -180,36 +197,60 @@ def _one_process_each(understood: ParsedRequest, probes: Sequence[Probe]) -> lis
     for number, probe in enumerate(probes):
         with closing(open_executor(understood.job, understood.trainer)) as executor:
             measured.append(executor.open(probe.candidate).measure(probe.candidate, probe.plan))
-        print(f"apart {number + 1}/{len(probes)}: {measured[-1].cost.total_seconds:.1f} s", file=sys.stderr, flush=True)
+        print(
+            f"apart {number + 1}/{len(probes)}: {measured[-1].cost.total_seconds:.1f} s",
+            file=sys.stderr,
+            flush=True,
+        )
     return measured
 
 
 def _say(what: str) -> Callable[[object], None]:
     began = time.monotonic()
-    return lambda event: print(f"{what} {time.monotonic() - began:.0f} s: {type(event).__name__}", file=sys.stderr, flush=True)
+    return lambda event: print(
+        f"{what} {time.monotonic() - began:.0f} s: {type(event).__name__}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _result(
-    arguments: argparse.Namespace, understood: ParsedRequest, answer: Recommendation, probes: Sequence[Probe],
+    arguments: argparse.Namespace,
+    understood: ParsedRequest,
+    answer: Recommendation,
+    probes: Sequence[Probe],
     apart: Sequence[Measurement],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     rigs = [probe.measurement.cost.total_seconds for probe in probes]
     alone = [measurement.cost.total_seconds for measurement in apart]
-    further = [p.measurement.cost.total_seconds for p in probes if not p.measurement.cost.load_seconds and p.plan.reuse_rollouts]
+    further = [
+        p.measurement.cost.total_seconds
+        for p in probes
+        if not p.measurement.cost.load_seconds and p.plan.reuse_rollouts
+    ]
     versions = next((dict(p.measurement.versions) for p in probes if p.measurement.versions), {})
     return {
         "about": "one search on rigs, and the same probes with one process per candidate",
         "machine": facts(versions),
-        "question": {"hardware": str(understood.job.task.hardware), "space": understood.job.space.name,
-                     "memory_limit_bytes": understood.job.memory_limit_bytes, "holds": list(_holds(arguments)),
-                     "prompt": arguments.prompt, "completion": arguments.completion, "global_batch": arguments.global_batch},
+        "question": {
+            "hardware": str(understood.job.task.hardware),
+            "space": understood.job.space.name,
+            "memory_limit_bytes": understood.job.memory_limit_bytes,
+            "holds": list(_holds(arguments)),
+            "prompt": arguments.prompt,
+            "completion": arguments.completion,
+            "global_batch": arguments.global_batch,
+        },
         "probes": [_row(probe, one) for probe, one in zip(probes, apart, strict=True)],
         "loads": answer.counts.loads,
         "recommended": dict(answer.winner.candidate.knobs) if answer.winner else None,
         "seconds": {"rigs": round(sum(rigs), 2), "one_process_per_candidate": round(sum(alone), 2)},
-        "further_candidate_seconds": {"rigs": _median(further), "one_process_per_candidate": _median(alone)},
+        "further_candidate_seconds": {
+            "rigs": _median(further),
+            "one_process_per_candidate": _median(alone),
+        },
         "ratio": round(sum(rigs) / sum(alone), 4),
-    }  # fmt: skip
+    }
 
 
 def _holds(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -226,7 +267,9 @@ def _row(probe: Probe, alone: Measurement) -> dict[str, Any]:
         "seconds": [round(on_rig.cost.total_seconds, 3), round(alone.cost.total_seconds, 3)],
         "loading_seconds": [round(on_rig.cost.load_seconds, 3), round(alone.cost.load_seconds, 3)],
         "borrowed_seconds": round(on_rig.worst.borrowed_seconds, 3) if on_rig.worst else None,
-        "tokens_per_second": [round(one.worst.tokens_per_second, 1) if one.worst else None for one in (on_rig, alone)],
+        "tokens_per_second": [
+            round(one.worst.tokens_per_second, 1) if one.worst else None for one in (on_rig, alone)
+        ],
         "peak_bytes": [on_rig.memory.peak_bytes, alone.memory.peak_bytes],
     }
 

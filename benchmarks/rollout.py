@@ -2,12 +2,12 @@
 
 make bench-rollout
 
-Six engines (sequences, tokens of a pass, cache blocks), the same ten draws of lengths on each. The cost
-of a pass is fitted to separate runs of equal lengths on the same engine; the simulation then predicts
-the makespan of the drawn ones. The engines of a draw are a set, of which the prediction names the fastest.
-Every run is repeated with other prompts of the same lengths. A pass counts as the median of its repeats,
-each divided by the slowdown of a fixed computation right before it, since other processes slow the core
-down. Writes results/rollout.json and results/rollout.md.
+Six engines (sequences, tokens of a pass, cache blocks), the same ten draws of lengths on each. The
+cost of a pass is fitted to separate runs of equal lengths on the same engine; the simulation then
+predicts the makespan of the drawn ones. The engines of a draw are a set, of which the prediction
+names the fastest. Every run is repeated with other prompts of the same lengths. A pass counts as
+the median of its repeats, each divided by the slowdown of a fixed computation right before it,
+since other processes slow the core down. Writes results/rollout.json and results/rollout.md.
 """
 
 from __future__ import annotations
@@ -69,24 +69,41 @@ EQUAL = ((64, 40), (200, 30), (32, 60))
 
 
 def equal_runs(limits: EngineLimits) -> list[list[Request]]:
-    """Return runs of equal lengths, each at several numbers of sequences that the engine takes at once."""
+    """Return runs of equal lengths, each at several numbers of sequences that the engine takes
+    at once.
+    """
     runs = []
     for count in sorted({1, *(max(1, limits.max_num_seqs // part) for part in (4, 2, 1))}):
         for prompt, completion in EQUAL:
             blocks = count * -(-(prompt + completion) // limits.block_tokens)
             if limits.blocks is None or blocks < limits.blocks:
-                runs.append([Request(prompt=prompt, completion=completion, group=place) for place in range(count)])
+                runs.append(
+                    [
+                        Request(prompt=prompt, completion=completion, group=place)
+                        for place in range(count)
+                    ]
+                )
     return runs
 
 
 def main() -> int:
     options = _arguments()
-    kept = json.loads(options.keep.read_text()) if options.keep and options.keep.is_file() else {"lines": [], "versions": {}}
+    kept = (
+        json.loads(options.keep.read_text())
+        if options.keep and options.keep.is_file()
+        else {"lines": [], "versions": {}}
+    )
     lines, versions = kept["lines"], kept["versions"]
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         subprocess.run(
-            [sys.executable, str(HERE.parent / "autotune/worker/synthetic.py"), str(model), "--vocab", str(VOCABULARY)],
+            [
+                sys.executable,
+                str(HERE.parent / "autotune/worker/synthetic.py"),
+                str(model),
+                "--vocab",
+                str(VOCABULARY),
+            ],
             check=True,
         )
         for number, limits in enumerate(ENGINES[: options.engines]):
@@ -99,10 +116,17 @@ def main() -> int:
             versions, runs = answer["versions"], answer["runs"]
             usual = at_full_speed(runs, len(suite))
             cost = fitted(equal, usual[: len(equal)], limits)
-            lines += [compared(limits, cost, *each) for each in zip(DRAWS, drawn, usual[len(equal) :], strict=True)]
+            lines += [
+                compared(limits, cost, *each)
+                for each in zip(DRAWS, drawn, usual[len(equal) :], strict=True)
+            ]
             if options.keep:
                 options.keep.write_text(json.dumps({"lines": lines, "versions": versions}))
-            print(f"engine {number}: " + ", ".join(f"{line['error']:+.1%}" for line in lines[-len(DRAWS) :]), flush=True)
+            print(
+                f"engine {number}: "
+                + ", ".join(f"{line['error']:+.1%}" for line in lines[-len(DRAWS) :]),
+                flush=True,
+            )
     document = summarised(lines, machine.facts(versions))
     print(readable(document))
     (options.out / "rollout.json").write_text(json.dumps(document, indent=1) + "\n")
@@ -110,31 +134,56 @@ def main() -> int:
     return 0 if document["bar_met"] else 1
 
 
-def draw(count: int, group: int, prompt: int, mean: float, sigma: float, *, seed: int) -> list[Request]:
+def draw(
+    count: int, group: int, prompt: int, mean: float, sigma: float, *, seed: int
+) -> list[Request]:
     """Draw completions from a lognormal distribution, cut at the longest length."""
     chance, middle = random.Random(seed), math.log(mean) - sigma**2 / 2
-    lengths = [max(1, min(LONGEST - prompt, round(math.exp(chance.gauss(middle, sigma))))) for _ in range(count)]
-    return [Request(prompt=prompt, completion=length, group=place // group) for place, length in enumerate(lengths)]
+    lengths = [
+        max(1, min(LONGEST - prompt, round(math.exp(chance.gauss(middle, sigma)))))
+        for _ in range(count)
+    ]
+    return [
+        Request(prompt=prompt, completion=length, group=place // group)
+        for place, length in enumerate(lengths)
+    ]
 
 
-def generated(folder: Path, model: Path, limits: EngineLimits, runs: Sequence[Sequence[Request]]) -> dict[str, Any]:
+def generated(
+    folder: Path, model: Path, limits: EngineLimits, runs: Sequence[Sequence[Request]]
+) -> dict[str, Any]:
     task, answer = folder / "task.json", folder / "answer.json"
     listed = [[asdict(request) for request in requests] for requests in runs]
     task.write_text(
-        json.dumps({"model": str(model), "engine": asdict(limits), "longest": LONGEST, "vocabulary": VOCABULARY, "runs": listed})
+        json.dumps(
+            {
+                "model": str(model),
+                "engine": asdict(limits),
+                "longest": LONGEST,
+                "vocabulary": VOCABULARY,
+                "runs": listed,
+            }
+        )
     )
-    subprocess.run([sys.executable, "-W", "ignore", str(HERE / "rollout_engine.py"), str(task), str(answer)], check=True)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", str(HERE / "rollout_engine.py"), str(task), str(answer)],
+        check=True,
+    )
     found: dict[str, Any] = json.loads(answer.read_text())
     return found
 
 
 def at_full_speed(runs: Sequence[Sequence[Sequence[float]]], count: int) -> list[np.ndarray]:
-    """Return the seconds of each pass of `count` runs: medians over their repeats, at the core's best speed."""
+    """Return the seconds of each pass of `count` runs: medians over their repeats, at the core's
+    best speed.
+    """
     best = np.quantile(np.concatenate([np.array(run)[:, 1] for run in runs]), 0.02)
     found = []
     for place in range(count):
         repeats = [np.array(run) for run in runs[place::count]]
-        found.append(np.median([each[:, 0] * best / _smooth(each[:, 1]) for each in repeats], axis=0))
+        found.append(
+            np.median([each[:, 0] * best / _smooth(each[:, 1]) for each in repeats], axis=0)
+        )
     return found
 
 
@@ -149,8 +198,12 @@ def _counted(passes: list[Pass], one: Pass) -> float:
     return 0.0
 
 
-def fitted(runs: Sequence[Sequence[Request]], measured: Sequence[np.ndarray], limits: EngineLimits) -> np.ndarray:
-    """Least squares of relative errors: seconds of a pass = c0 + c1 · decoding + c2 · context + c3 · prefilled."""
+def fitted(
+    runs: Sequence[Sequence[Request]], measured: Sequence[np.ndarray], limits: EngineLimits
+) -> np.ndarray:
+    """Least squares of relative errors: seconds of a pass = c0 + c1 · decoding + c2 · context +
+    c3 · prefilled.
+    """
     rows, spent = [], []
     for requests, seconds in zip(runs, measured, strict=True):
         passes: list[Pass] = []
@@ -161,7 +214,10 @@ def fitted(runs: Sequence[Sequence[Request]], measured: Sequence[np.ndarray], li
             spent.append(float(np.mean(seconds[first : first + one.repeats])))
             first += one.repeats
         if first != len(seconds):
-            raise SystemExit(f"{len(seconds)} passes were measured and {first} simulated for runs of equal lengths.")
+            raise SystemExit(
+                f"{len(seconds)} passes were measured and {first} simulated for runs of equal"
+                " lengths."
+            )
     matrix, target = np.array(rows), np.array(spent)
     return np.linalg.lstsq(matrix / target[:, None], np.ones(len(target)), rcond=None)[0]
 
@@ -171,7 +227,11 @@ def features(one: Pass) -> list[float]:
 
 
 def compared(
-    limits: EngineLimits, cost: np.ndarray, figures: Sequence[float], requests: Sequence[Request], measured: np.ndarray
+    limits: EngineLimits,
+    cost: np.ndarray,
+    figures: Sequence[float],
+    requests: Sequence[Request],
+    measured: np.ndarray,
 ) -> dict[str, Any]:
     def seconds(one: Pass) -> float:
         return float(cost @ features(one))
@@ -179,7 +239,9 @@ def compared(
     found, spent = simulate(requests, limits, seconds), float(measured.sum())
     # What the lengths add: the same requests, all at the mean length.
     mean = round(sum(request.completion for request in requests) / len(requests))
-    level = [Request(prompt=request.prompt, completion=mean, group=request.group) for request in requests]
+    level = [
+        Request(prompt=request.prompt, completion=mean, group=request.group) for request in requests
+    ]
     return {
         "engine": asdict(limits),
         "requests": len(requests),
@@ -207,36 +269,53 @@ def summarised(lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> 
         "settings": len(lines),
         "median_error": round(median(errors), 4),
         "worst_error": max(errors),
-        "median_error_of_passes": round(median(abs(line["predicted_passes"] / line["measured_passes"] - 1) for line in lines), 4),
-        "median_error_at_the_mean_length": round(median(abs(line["error_at_the_mean_length"]) for line in lines), 4),
+        "median_error_of_passes": round(
+            median(abs(line["predicted_passes"] / line["measured_passes"] - 1) for line in lines), 4
+        ),
+        "median_error_at_the_mean_length": round(
+            median(abs(line["error_at_the_mean_length"]) for line in lines), 4
+        ),
         "bar": BAR,
         "losses_of_predicted_best": losses,
-        "losses_of_predicted_best_of_the_others": losses_of_predicted_best(without_the_fastest(lines) or lines),
+        "losses_of_predicted_best_of_the_others": losses_of_predicted_best(
+            without_the_fastest(lines) or lines
+        ),
         "bar_met": median(errors) <= BAR and _share_within(losses) >= BEST_SHARE,
         "rows": list(lines),
     }
 
 
 def losses_of_predicted_best(lines: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return, for each draw, how much slower the engine predicted to be the fastest is than the fastest."""
+    """Return, for each draw, how much slower the engine predicted to be the fastest is than the
+    fastest.
+    """
     sets: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
     for line in lines:
         sets.setdefault(tuple(line[name] for name in DRAW), []).append(line)
     found = []
     for members in sets.values():
         chosen = min(members, key=lambda line: line["predicted_seconds"])
-        found.append(round(chosen["measured_seconds"] / min(line["measured_seconds"] for line in members) - 1, 4))
+        found.append(
+            round(
+                chosen["measured_seconds"] / min(line["measured_seconds"] for line in members) - 1,
+                4,
+            )
+        )
     return found
 
 
 def without_the_fastest(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Leave out the engine that is the fastest of most draws: the others are closer to each other."""
+    """Leave out the engine that is the fastest of most draws: the others are closer to each
+    other.
+    """
     first = asdict(ENGINES[0])
     return [line for line in lines if line["engine"] != first]
 
 
 def twins(lines: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the ratios of measured seconds of two engines that made the same passes: larger limits that neither reached."""
+    """Return the ratios of measured seconds of two engines that made the same passes: larger
+    limits that neither reached.
+    """
     found = []
     for one, other in itertools.combinations(lines, 2):
         same = all(one[name] == other[name] for name in (*DRAW, "measured_passes"))
@@ -265,27 +344,59 @@ def readable(document: Mapping[str, Any]) -> str:
     lines = [
         "# Simulated and measured rollouts",
         "",
-        f"vLLM on a CPU, a model of two layers, {document['settings']} settings; CPU seconds at the core's full speed.",
-        f"Measured on {ran['cpu']}, {ran['cores']} cores, {ran['date']}, commit {ran['commit']}, {versions}.",
+        (
+            f"vLLM on a CPU, a model of two layers, {document['settings']} settings; CPU seconds at"
+            " the core's full speed."
+        ),
+        (
+            f"Measured on {ran['cpu']}, {ran['cores']} cores, {ran['date']}, commit"
+            f" {ran['commit']}, {versions}."
+        ),
         "",
         "Engine: sequences, tokens of a pass, cache blocks. Passes: predicted, measured.",
-        f"Median error of the makespan {document['median_error']:.1%}, worst {document['worst_error']:.1%};",
+        (
+            f"Median error of the makespan {document['median_error']:.1%}, worst"
+            f" {document['worst_error']:.1%};"
+        ),
         f"of the number of passes {document['median_error_of_passes']:.1%}.",
-        f"With every completion at the mean length instead: {document['median_error_at_the_mean_length']:.1%}.",
-        f"The engine predicted to be the fastest of a draw is within {BEST_WITHIN:.0%} of the fastest in {near} of {len(losses)}",
-        f"draws, at most {max(losses):.1%} slower. The first engine has room for all and wins each; of the others the predicted",
-        f"one is within {BEST_WITHIN:.0%} in {sum(loss <= BEST_WITHIN for loss in others)} of {len(others)} draws, at most",
+        (
+            "With every completion at the mean length instead:"
+            f" {document['median_error_at_the_mean_length']:.1%}."
+        ),
+        (
+            f"The engine predicted to be the fastest of a draw is within {BEST_WITHIN:.0%} of the"
+            f" fastest in {near} of {len(losses)}"
+        ),
+        (
+            f"draws, at most {max(losses):.1%} slower. The first engine has room for all and wins"
+            " each; of the others the predicted"
+        ),
+        (
+            f"one is within {BEST_WITHIN:.0%} in {sum(loss <= BEST_WITHIN for loss in others)} of"
+            f" {len(others)} draws, at most"
+        ),
         f"{max(others):.1%} slower.",
         *_twins_line(document["rows"]),
         "",
-        "| engine | requests, group, prompt | mean, longest | predicted s | measured s | error | passes | preempted |",
+        (
+            "| engine | requests, group, prompt | mean, longest | predicted s | measured s | error"
+            " | passes | preempted |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in document["rows"]:
         engine = row["engine"]
-        limits = f"{engine['max_num_seqs']}, {engine['max_batched_tokens']}, {engine['blocks'] or 'enough'}"
-        drawn = f"{row['requests']}, {row['group']}, {row['prompt']} | {row['mean_completion']}, {row['longest_completion']}"
-        seconds = f"{row['predicted_seconds']:.2f} | {row['measured_seconds']:.2f} | {row['error']:+.1%}"
+        limits = (
+            f"{engine['max_num_seqs']}, {engine['max_batched_tokens']},"
+            f" {engine['blocks'] or 'enough'}"
+        )
+        drawn = (
+            f"{row['requests']}, {row['group']}, {row['prompt']} | {row['mean_completion']},"
+            f" {row['longest_completion']}"
+        )
+        seconds = (
+            f"{row['predicted_seconds']:.2f} | {row['measured_seconds']:.2f} | {row['error']:+.1%}"
+        )
         passes = f"{row['predicted_passes']}, {row['measured_passes']}"
         lines.append(f"| {limits} | {drawn} | {seconds} | {passes} | {row['preemptions']} |")
     return "\n".join(lines) + "\n"
@@ -297,16 +408,26 @@ def _twins_line(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     low, high = (f"{each - 1:.0%}" for each in (min(ratios), max(ratios)))
     return [
-        f"Engines of the same sequences that made exactly the same passes differ by {low} to {high} of measured time",
-        f"({len(ratios)} pairs): each ran in a process of its own. A choice within {BEST_WITHIN:.0%} is finer than that.",
+        (
+            f"Engines of the same sequences that made exactly the same passes differ by {low} to"
+            f" {high} of measured time"
+        ),
+        (
+            f"({len(ratios)} pairs): each ran in a process of its own. A choice within"
+            f" {BEST_WITHIN:.0%} is finer than that."
+        ),
     ]
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--engines", type=int, default=len(ENGINES), help="only the first few")
-    parser.add_argument("--keep", type=Path, help="file of measured engines: those in it are not measured again")
+    parser.add_argument(
+        "--keep", type=Path, help="file of measured engines: those in it are not measured again"
+    )
     return parser.parse_args()
 
 

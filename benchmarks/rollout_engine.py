@@ -2,8 +2,9 @@
 
 python benchmarks/rollout_engine.py TASK.json ANSWER.json
 
-A task names the model, the engine's limits, and lists of requests. The answer has, for each list, the
-CPU seconds of every pass, and of a fixed computation before it: how fast the core was at that moment.
+A task names the model, the engine's limits, and lists of requests. The answer has, for each list,
+the CPU seconds of every pass, and of a fixed computation before it: how fast the core was at that
+moment.
 """
 
 from __future__ import annotations
@@ -16,9 +17,15 @@ from pathlib import Path
 from typing import Any
 
 os.environ |= {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1",
-}  # fmt: skip
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCH_COMPILE_DISABLE": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 def main() -> int:
@@ -26,30 +33,55 @@ def main() -> int:
     from vllm import LLM, SamplingParams
 
     limits = task["engine"]
-    blocks = {} if limits["blocks"] is None else {"num_gpu_blocks_override": limits["blocks"] + 1}  # one is the null block
+    blocks = (
+        {} if limits["blocks"] is None else {"num_gpu_blocks_override": limits["blocks"] + 1}
+    )  # one is the null block
     llm = LLM(
-        model=task["model"], enforce_eager=True, dtype="float32", max_model_len=task["longest"],
+        model=task["model"],
+        enforce_eager=True,
+        dtype="float32",
+        max_model_len=task["longest"],
         max_num_seqs=limits["max_num_seqs"],
-        max_num_batched_tokens=limits["max_batched_tokens"], block_size=limits["block_tokens"], seed=0, **blocks,
-    )  # fmt: skip
+        max_num_batched_tokens=limits["max_batched_tokens"],
+        block_size=limits["block_tokens"],
+        seed=0,
+        **blocks,
+    )
     engine = llm.llm_engine
-    answers = [generate(engine, SamplingParams, requests, task["vocabulary"], run) for run, requests in enumerate(task["runs"])]
+    answers = [
+        generate(engine, SamplingParams, requests, task["vocabulary"], run)
+        for run, requests in enumerate(task["runs"])
+    ]
     import vllm
 
-    Path(sys.argv[2]).write_text(json.dumps({"versions": {"vllm": vllm.__version__}, "runs": answers}))
+    Path(sys.argv[2]).write_text(
+        json.dumps({"versions": {"vllm": vllm.__version__}, "runs": answers})
+    )
     return 0
 
 
-def generate(engine: Any, parameters: Any, requests: list[dict[str, int]], vocabulary: int, run: int) -> list[list[float]]:
+def generate(
+    engine: Any, parameters: Any, requests: list[dict[str, int]], vocabulary: int, run: int
+) -> list[list[float]]:
     """Return the CPU seconds of each pass and of the fixed computation before it.
 
     Prompts of a group are equal; no two runs share one.
     """
     for number, request in enumerate(requests):
         first = 1000 * run + 7 * request["group"]
-        prompt = [3 + (first * 31 + place * 17 + place * place * (request["group"] + run + 1)) % (vocabulary - 3)
-                  for place in range(request["prompt"])]  # fmt: skip
-        sampling = parameters(temperature=1.0, max_tokens=request["completion"], ignore_eos=True, detokenize=False, seed=None)
+        prompt = [
+            3
+            + (first * 31 + place * 17 + place * place * (request["group"] + run + 1))
+            % (vocabulary - 3)
+            for place in range(request["prompt"])
+        ]
+        sampling = parameters(
+            temperature=1.0,
+            max_tokens=request["completion"],
+            ignore_eos=True,
+            detokenize=False,
+            seed=None,
+        )
         engine.add_request(f"{run}-{number}", {"prompt_token_ids": prompt}, sampling)
     passes = []
     while engine.has_unfinished_requests():

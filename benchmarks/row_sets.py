@@ -1,4 +1,6 @@
-"""Sets of rows in foresight-rows.json: the first, and models that were added later. Each has results of its own."""
+"""Sets of rows in foresight-rows.json: the first, and models that were added later. Each has
+results of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ SUFFIXES = {"first": "", "second": "-second"}
 
 def add_option(parser: argparse.ArgumentParser) -> None:
     """Add `--set` to the arguments."""
-    parser.add_argument("--set", choices=list(SUFFIXES), default="first", help="rows added later are a set of their own")
+    parser.add_argument(
+        "--set",
+        choices=list(SUFFIXES),
+        default="first",
+        help="rows added later are a set of their own",
+    )
 
 
 def chosen(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:

@@ -40,7 +40,13 @@ from autotune.frameworks.base import Trainer  # noqa: E402
 from autotune.probe.executors.base import Executor  # noqa: E402
 from autotune.search import agenda  # noqa: E402
 from autotune.search.agenda import RemainingBudget  # noqa: E402
-from autotune.search.loop import SHORT_PROBE, Clock, baseline_candidate, legal_candidates, run_search  # noqa: E402
+from autotune.search.loop import (  # noqa: E402
+    SHORT_PROBE,
+    Clock,
+    baseline_candidate,
+    legal_candidates,
+    run_search,
+)
 from autotune.search.study import Study, TrialRequest, open_study  # noqa: E402
 from tests.inline_executor import InlineExecutor  # noqa: E402
 from tests.probe.toys import executor, toy  # noqa: E402
@@ -50,7 +56,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 PARTS = ("sleeping", "real", "driver", "memory", "ray")
 SLOTS = (1, 2, 4, 8)
 PROBE_SECONDS = 1.0
-"""Seconds of a sleeping probe. Real ones take longer, so that the driver's share is smaller than here.
+"""Seconds of a sleeping probe. Real ones take longer, so that the driver's share is smaller than
+here.
 """
 
 
@@ -58,15 +65,51 @@ def wide_space(size: int) -> SearchSpace:
     """Return at least this number of neutral candidates, none of which decides another."""
     side = next(number for number in range(2, size) if 2 * number * number >= size)
     knobs = (
-        Knob(name="batch", choices=tuple(range(1, side + 1)), effect="neutral", memory="unclear", says="sequences at once"),
-        Knob(name="chunk", choices=tuple(range(1, side + 1)), effect="neutral", memory="unclear", says="a second number"),
-        Knob(name="checkpointing", choices=(True, False), effect="neutral", memory="unclear", says="recompute"),
+        Knob(
+            name="batch",
+            choices=tuple(range(1, side + 1)),
+            effect="neutral",
+            memory="unclear",
+            says="sequences at once",
+        ),
+        Knob(
+            name="chunk",
+            choices=tuple(range(1, side + 1)),
+            effect="neutral",
+            memory="unclear",
+            says="a second number",
+        ),
+        Knob(
+            name="checkpointing",
+            choices=(True, False),
+            effect="neutral",
+            memory="unclear",
+            says="recompute",
+        ),
         Knob(name="use_vllm", choices=(False,), effect="neutral", memory="unclear", says="engine"),
-        Knob(name="num_generations", choices=(8,), effect="learning", memory="grows", says="group size"),
-        Knob(name="max_completion_length", choices=(64,), effect="learning", memory="grows", says="longest"),
+        Knob(
+            name="num_generations",
+            choices=(8,),
+            effect="learning",
+            memory="grows",
+            says="group size",
+        ),
+        Knob(
+            name="max_completion_length",
+            choices=(64,),
+            effect="learning",
+            memory="grows",
+            says="longest",
+        ),
     )
     return SearchSpace(
-        name="wide", about="many alike", method="grpo", framework="trl", objective="preference", relax=(), knobs=knobs
+        name="wide",
+        about="many alike",
+        method="grpo",
+        framework="trl",
+        objective="preference",
+        relax=(),
+        knobs=knobs,
     )
 
 
@@ -105,8 +148,10 @@ def made_up(folder: Path, size: int, sampler: str) -> tuple[Job, WideTrainer, Ma
     machine_.need = lambda candidate: 100 * MIB  # type: ignore[method-assign]
     job = replace(
         toy_job(folder, wide_space(size), machine_.limit_bytes, sampler=sampler),
-        max_probes=10**9, budget_seconds=10**9, storage=f"sqlite:///{folder / 'study.db'}",
-    )  # fmt: skip
+        max_probes=10**9,
+        budget_seconds=10**9,
+        storage=f"sqlite:///{folder / 'study.db'}",
+    )
     return job, WideTrainer(), machine_
 
 
@@ -116,7 +161,9 @@ def study_of(job: Job, trainer: WideTrainer) -> Study:
 
 
 def sleeping(slots: int, probes: int) -> dict[str, object]:
-    """Probes per minute through the whole driver, from the first probe's start to the last one's end."""
+    """Probes per minute through the whole driver, from the first probe's start to the last one's
+    end.
+    """
     with tempfile.TemporaryDirectory() as folder:
         job, trainer, machine_ = made_up(Path(folder), 4 * probes, "random")
         sleeper = Sleeper(machine_, PROBE_SECONDS)
@@ -125,12 +172,21 @@ def sleeping(slots: int, probes: int) -> dict[str, object]:
         short = sleeper.ended[:probes]
         minutes = (max(short) - sleeper.begun[0]) / 60
     rate, ideal = probes / minutes, slots * 60 / PROBE_SECONDS
-    return {"slots": slots, "probes": probes, "probes_per_minute": round(rate, 1), "of_the_ideal": round(rate / ideal, 3)}
+    return {
+        "slots": slots,
+        "probes": probes,
+        "probes_per_minute": round(rate, 1),
+        "of_the_ideal": round(rate / ideal, 3),
+    }
 
 
-def run(job: Job, trainer: Any, where: Executor, heard: Callable[[Event], None] = lambda event: None) -> Any:
+def run(
+    job: Job, trainer: Any, where: Executor, heard: Callable[[Event], None] = lambda event: None
+) -> Any:
     study = study_of(job, trainer)
-    return run_search(job, study=study, executor=where, listener=heard, clock=Clock(job.budget_seconds))
+    return run_search(
+        job, study=study, executor=where, listener=heard, clock=Clock(job.budget_seconds)
+    )
 
 
 def driver(slots: int, trials: int, sampler: str) -> dict[str, object]:
@@ -159,7 +215,11 @@ def driver(slots: int, trials: int, sampler: str) -> dict[str, object]:
             seconds.append(time.perf_counter() - began)
             if told % 250 == 0:
                 so_far = 1000 * (time.process_time() - processor) / told
-                print(f"{sampler}: {told} of {trials}, {so_far:.1f} ms of the processor each so far", file=sys.stderr, flush=True)
+                print(
+                    f"{sampler}: {told} of {trials}, {so_far:.1f} ms of the processor each so far",
+                    file=sys.stderr,
+                    flush=True,
+                )
         study.leave()
         processor = time.process_time() - processor
     first = sum(seconds[slots : slots + 100]) / 100  # the first turn fills all slots
@@ -238,7 +298,12 @@ def real(slots: int, seconds: float) -> dict[str, object]:
             def probe(slot: int) -> None:
                 while time.monotonic() < until:
                     candidate = toy(*work)
-                    assert where.open(candidate, slot).measure(candidate, ProbePlan(deadline_seconds=30)).outcome is Outcome.OK
+                    assert (
+                        where.open(candidate, slot)
+                        .measure(candidate, ProbePlan(deadline_seconds=30))
+                        .outcome
+                        is Outcome.OK
+                    )
                     counts[slot] += 1
 
             for slot in range(slots):  # loads are not what is counted
@@ -251,7 +316,11 @@ def real(slots: int, seconds: float) -> dict[str, object]:
             for thread in threads:
                 thread.join()
             minutes = (time.monotonic() - began) / 60
-    return {"slots": slots, "cores": os.cpu_count(), "probes_per_minute": round(sum(counts) / minutes, 1)}
+    return {
+        "slots": slots,
+        "cores": os.cpu_count(),
+        "probes_per_minute": round(sum(counts) / minutes, 1),
+    }
 
 
 def on_ray(probes: int) -> dict[str, object]:
@@ -288,15 +357,31 @@ def on_ray(probes: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of everything, written nowhere: to see that it runs")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="some parts; the results of the others stay")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a tenth of everything, written nowhere: to see that it runs",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=PARTS,
+        default=PARTS,
+        help="some parts; the results of the others stay",
+    )
     options = parser.parse_args()
     part = 10 if options.quick else 1
     parts: dict[str, Callable[[], Iterator[dict[str, object]]]] = {
         "sleeping": lambda: (sleeping(slots, max(2, 30 * slots // part)) for slots in SLOTS),
-        "real": lambda: (real(slots, 20.0 / part) for slots in SLOTS if slots <= (os.cpu_count() or 1)),
-        "driver": lambda: (driver(64, 2000 // part, sampler) for sampler in ("value", "random", "tpe")),
+        "real": lambda: (
+            real(slots, 20.0 / part) for slots in SLOTS if slots <= (os.cpu_count() or 1)
+        ),
+        "driver": lambda: (
+            driver(64, 2000 // part, sampler) for sampler in ("value", "random", "tpe")
+        ),
         "memory": lambda: (memory(count // part) for count in (5000,)),
         "ray": lambda: (on_ray(count // part) for count in (200,)),
     }
@@ -308,7 +393,9 @@ def main() -> None:
             print(name, json.dumps(row), flush=True)
             ran["rows"].append(row)
             if not options.quick:  # row by row, so that a run that is ended leaves what it has
-                write_atomically(RESULTS / "scale.json", (json.dumps(found, indent=1) + "\n").encode())
+                write_atomically(
+                    RESULTS / "scale.json", (json.dumps(found, indent=1) + "\n").encode()
+                )
                 write_atomically(RESULTS / "scale.md", page(found).encode())
 
 
@@ -316,13 +403,21 @@ def kept() -> dict[str, Any]:
     """Return the results so far by part, each with its machine."""
     file = RESULTS / "scale.json"
     before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    where = {name: before.pop(name) for name in ("machine", "load_average_before") if name in before}  # once for all, at first
-    return {name: {**where, "rows": part} if isinstance(part, list) else part for name, part in before.items()}
+    where = {
+        name: before.pop(name) for name in ("machine", "load_average_before") if name in before
+    }  # once for all, at first
+    return {
+        name: {**where, "rows": part} if isinstance(part, list) else part
+        for name, part in before.items()
+    }
 
 
 def surroundings() -> dict[str, Any]:
-    versions = {name: importlib.metadata.version(name) for name in ("optuna", "sqlalchemy", "numpy", "ray")}
-    # What else the machine was doing makes every wall-clock figure worse, and the seconds of the processor less so.
+    versions = {
+        name: importlib.metadata.version(name) for name in ("optuna", "sqlalchemy", "numpy", "ray")
+    }
+    # What else the machine was doing makes every wall-clock figure worse, and the seconds of the
+    # processor less so.
     return {
         "machine": machine.facts({"python": platform.python_version(), **versions}),
         "load_average_before": round(os.getloadavg()[0], 1),

@@ -6,19 +6,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 ABOUT = {
-    "sleeping": "Probes that sleep for a second, through the whole driver, its study and its database. In the ideal nothing but "
-    "the sleeping takes time.",
+    "sleeping": (
+        "Probes that sleep for a second, through the whole driver, its study and its database. In"
+        " the ideal nothing but the sleeping takes time."
+    ),
     "real": "Probes that compute for half a second, in processes of their own under real limits.",
-    "driver": "What asking and telling cost by themselves: so many asked for and not told at any time, nothing measured. "
-    "Whatever else the machine does lengthens the processor's time less than the other figures, which are by the clock.",
-    "memory": "The driver's resident memory, looked at ten times while a study of so many trials grows.",
-    "ray": "Two nodes of a Ray cluster on this machine, and what a probe that does nothing takes there and without Ray.",
+    "driver": (
+        "What asking and telling cost by themselves: so many asked for and not told at any time,"
+        " nothing measured. Whatever else the machine does lengthens the processor's time less than"
+        " the other figures, which are by the clock."
+    ),
+    "memory": (
+        "The driver's resident memory, looked at ten times while a study of so many trials grows."
+    ),
+    "ray": (
+        "Two nodes of a Ray cluster on this machine, and what a probe that does nothing takes there"
+        " and without Ray."
+    ),
 }
 
 
 def page(found: Mapping[str, Mapping[str, Any]]) -> str:
     parts = [_part(name, about, found[name]) for name, about in ABOUT.items() if name in found]
-    return "\n\n".join(["# How the search scales", "`make bench-scale`, part by part.", *parts]) + "\n"
+    return (
+        "\n\n".join(["# How the search scales", "`make bench-scale`, part by part.", *parts]) + "\n"
+    )
 
 
 def _part(name: str, about: str, part: Mapping[str, Any]) -> str:
@@ -30,9 +42,9 @@ def _where(part: Mapping[str, Any]) -> str:
     machine = part["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
-        f"{machine['date']}, {machine['cores']} cores ({machine['cpu']}), {machine['memory_bytes'] / 2**30:.0f} GiB, "
-        f"{machine['system']}; {versions}; load average {part['load_average_before']} before; "
-        f"commit {machine['commit']}."
+        f"{machine['date']}, {machine['cores']} cores ({machine['cpu']}),"
+        f" {machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}; {versions}; load average"
+        f" {part['load_average_before']} before; commit {machine['commit']}."
     )
 
 

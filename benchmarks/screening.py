@@ -62,7 +62,9 @@ class TraceTimes:
 
     ends: list[float] = field(default_factory=list)
 
-    def tracer(self, parsed: ParsedRequest, cache: TraceCache, versions: Mapping[str, str] | None) -> Tracer:
+    def tracer(
+        self, parsed: ParsedRequest, cache: TraceCache, versions: Mapping[str, str] | None
+    ) -> Tracer:
         trainer, ends = parsed.trainer, self.ends
 
         class TimedTracer(Tracer):
@@ -72,19 +74,31 @@ class TraceTimes:
                 return found
 
         python, supported = parsed.job.task.workload.python, SUPPORTED.get(trainer.name)
-        return TimedTracer(python, adapter=trainer.trace_adapter, cache=cache, supported=supported, versions=versions)
+        return TimedTracer(
+            python,
+            adapter=trainer.trace_adapter,
+            cache=cache,
+            supported=supported,
+            versions=versions,
+        )
 
 
 @contextlib.contextmanager
-def opened(parsed: ParsedRequest, cache: TraceCache, times: TraceTimes) -> Iterator[tuple[PredictionService, TracerPool]]:
+def opened(
+    parsed: ParsedRequest, cache: TraceCache, times: TraceTimes
+) -> Iterator[tuple[PredictionService, TracerPool]]:
     job, trainer = parsed.job, parsed.trainer
     tracer = TracerPool(lambda versions: times.tracer(parsed, cache, versions))
-    service = PredictionService(task=job.task, trainer=trainer, limit_bytes=job.memory_limit_bytes, tracer=tracer)
+    service = PredictionService(
+        task=job.task, trainer=trainer, limit_bytes=job.memory_limit_bytes, tracer=tracer
+    )
     with contextlib.closing(service):
         yield service, tracer
 
 
-def screened(parsed: ParsedRequest, candidates: Sequence[Candidate], cache: TraceCache) -> dict[str, Any]:
+def screened(
+    parsed: ParsedRequest, candidates: Sequence[Candidate], cache: TraceCache
+) -> dict[str, Any]:
     """Screen once in new processes; return predictions and costs."""
     times = TraceTimes()
     with opened(parsed, cache, times) as (service, tracer):
@@ -124,13 +138,18 @@ def stolen_seconds() -> float:
     """Return the time in which a ready process waited for another guest of the host; 0 if the
     kernel does not report it."""
     try:
-        return int(Path("/proc/stat").read_text().splitlines()[0].split()[8]) / os.sysconf("SC_CLK_TCK")
+        return int(Path("/proc/stat").read_text().splitlines()[0].split()[8]) / os.sysconf(
+            "SC_CLK_TCK"
+        )
     except (OSError, IndexError):
         return 0.0
 
 
 def traced_alone(
-    parsed: ParsedRequest, drawn: Sequence[Candidate], predictions: Mapping[str, Prediction], cache: TraceCache
+    parsed: ParsedRequest,
+    drawn: Sequence[Candidate],
+    predictions: Mapping[str, Prediction],
+    cache: TraceCache,
 ) -> Iterator[dict[str, Any]]:
     """Yield screened figures with those of each candidate's own step; several are traced side by
     side."""
@@ -147,7 +166,9 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             what: max((abs(row[what]) for row in rows if row[what] is not None), default=None)
             for what in ("torch_peak_allocated", "peak_memory", "tokens_per_second")
         },
-        "opposite_verdicts": sum({row["screened_fits"], row["followed_fits"]} == {True, False} for row in rows),
+        "opposite_verdicts": sum(
+            {row["screened_fits"], row["followed_fits"]} == {True, False} for row in rows
+        ),
         "rows": list(rows),
     }
 
@@ -155,7 +176,9 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _row(candidate: Candidate, screened: Prediction, traced: Prediction) -> dict[str, Any]:
     return {
         "knobs": dict(candidate.knobs),
-        "torch_peak_allocated": _off(screened.torch_peak_allocated_bytes, traced.torch_peak_allocated_bytes),
+        "torch_peak_allocated": _off(
+            screened.torch_peak_allocated_bytes, traced.torch_peak_allocated_bytes
+        ),
         "peak_memory": _off(screened.peak_memory_bytes, traced.peak_memory_bytes),
         "tokens_per_second": _off(screened.tokens_per_second, traced.tokens_per_second),
         "screened_fits": screened.fits,
@@ -165,7 +188,9 @@ def _row(candidate: Candidate, screened: Prediction, traced: Prediction) -> dict
 
 def _off(screened: Estimate | None, traced: Estimate | None) -> float | None:
     """Return the deviation of the screened figure, relative to the traced one."""
-    return None if screened is None or traced is None else round(screened.value / traced.value - 1, 6)
+    return (
+        None if screened is None or traced is None else round(screened.value / traced.value - 1, 6)
+    )
 
 
 def case(gpus: str, drawn: int, times: int) -> Iterator[dict[str, Any]]:
@@ -193,7 +218,11 @@ def case(gpus: str, drawn: int, times: int) -> Iterator[dict[str, Any]]:
                 yield {**found, "versions": run["versions"]}
                 chosen = random.Random(SEED).sample(candidates, min(drawn, len(candidates)))
                 for rows in _compare_with_traces(parsed, chosen, run["predictions"], cache):
-                    yield {**found, "against_following_each": compared(rows), "versions": run["versions"]}
+                    yield {
+                        **found,
+                        "against_following_each": compared(rows),
+                        "versions": run["versions"],
+                    }
 
 
 def report(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,22 +232,37 @@ def report(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compare_with_traces(
-    parsed: ParsedRequest, drawn: Sequence[Candidate], predictions: Mapping[str, Prediction], cache: TraceCache
+    parsed: ParsedRequest,
+    drawn: Sequence[Candidate],
+    predictions: Mapping[str, Prediction],
+    cache: TraceCache,
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows so far, one more each time."""
     rows: list[dict[str, Any]] = []
     for row in traced_alone(parsed, drawn, predictions, cache):
         rows.append(row)
-        log(f"  traced alone, {len(rows)} of {len(drawn)}: allocated {row['torch_peak_allocated']:+.4%}")
+        log(
+            f"  traced alone, {len(rows)} of {len(drawn)}: allocated"
+            f" {row['torch_peak_allocated']:+.4%}"
+        )
         yield rows
 
 
 def compiled() -> float:
-    """Return the seconds until the allocator replay is ready: compiled after an installation, loaded
-    afterwards."""
+    """Return the seconds until the allocator replay is ready: compiled after an installation,
+    loaded afterwards.
+    """
     began = time.monotonic()
     one, none = np.array([1, -1]), np.array([0])
-    arrays = EventArrays(one, starts=np.array([0, 2]), rows=none, emptied=none, snapshot=-1, streams=none, waits=none - 1)
+    arrays = EventArrays(
+        one,
+        starts=np.array([0, 2]),
+        rows=none,
+        emptied=none,
+        snapshot=-1,
+        streams=none,
+        waits=none - 1,
+    )
     allocator_compiled.replay_events(arrays, none + 512, 1, None)
     return round(time.monotonic() - began, 2)
 
@@ -228,10 +272,16 @@ def log(line: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gpus", action="append", help="hardware; may be repeated")
-    parser.add_argument("--drawn", type=int, default=12, help="candidates of each space that are traced alone")
-    parser.add_argument("--times", type=int, default=5, help="screenings of each space with an empty cache")
+    parser.add_argument(
+        "--drawn", type=int, default=12, help="candidates of each space that are traced alone"
+    )
+    parser.add_argument(
+        "--times", type=int, default=5, help="screenings of each space with an empty cache"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -242,12 +292,22 @@ def main() -> int:
     for gpus in options.gpus or GPUS:
         known: dict[str, Any] = {}
         for known in case(gpus, options.drawn, options.times):
-            facts = {**here, "versions": known.pop("versions"), "load_average": os.getloadavg()[0], "seconds_to_compile": ready}
-            write_atomically(options.out / "screening.json", _text({**facts, "cases": [*done, known]}))
+            facts = {
+                **here,
+                "versions": known.pop("versions"),
+                "load_average": os.getloadavg()[0],
+                "seconds_to_compile": ready,
+            }
+            write_atomically(
+                options.out / "screening.json", _text({**facts, "cases": [*done, known]})
+            )
         done.append(known)
     for one in done:
         if "against_following_each" in one:
-            log(f"{one['gpus']}: deviation from own traces: {one['against_following_each']['largest_deviation']}")
+            log(
+                f"{one['gpus']}: deviation from own traces:"
+                f" {one['against_following_each']['largest_deviation']}"
+            )
     return 0
 
 
@@ -257,9 +317,10 @@ def _text(document: Mapping[str, Any]) -> bytes:
 
 def _describe(name: str, run: Mapping[str, Any]) -> str:
     return (
-        f"  {name}: {run['seconds_to_first_trace']} s to the first trace, {run['seconds_after_first_trace']} s after it, "
-        f"{run['cpu_seconds']} CPU seconds, {run['stolen_seconds']} stolen, {run['families']} families, "
-        f"{run['traces_made']} traces made"
+        f"  {name}: {run['seconds_to_first_trace']} s to the first trace,"
+        f" {run['seconds_after_first_trace']} s after it, {run['cpu_seconds']} CPU seconds,"
+        f" {run['stolen_seconds']} stolen, {run['families']} families, {run['traces_made']} traces"
+        " made"
     )
 
 

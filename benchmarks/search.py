@@ -41,7 +41,9 @@ FEASIBLE = 200
 
 ORDER = (OURS, *RIVALS, *(name for name in SEARCHERS if name != OURS))
 SLOW = ("GP", "GP, with our screen")
-"""Optuna's GP takes a hundred times as long to think as any other searcher: a quick look leaves it out."""
+"""Optuna's GP takes a hundred times as long to think as any other searcher: a quick look leaves
+it out.
+"""
 
 WORSE_ORDER = (OURS, SECOND, "random", "TPE", "GP")
 
@@ -93,17 +95,35 @@ def _write(stem: str, document: dict[str, Any]) -> None:
     (RESULTS / f"{stem}.md").write_text(markdown(document))
     for name, some in {**document["bars_by_setup"], "all": document["bars"]}.items():
         for one in some:
-            print(f"{name:32}", "pass" if one["passed"] else "FAIL", one["bar"], one["value"], one["relation"], one["limit"])
+            print(
+                f"{name:32}",
+                "pass" if one["passed"] else "FAIL",
+                one["bar"],
+                one["value"],
+                one["relation"],
+                one["limit"],
+            )
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int)
-    parser.add_argument("--slow-seeds", type=int, help="seeds of Optuna's GP, which takes far longer than any other")
+    parser.add_argument(
+        "--slow-seeds", type=int, help="seeds of Optuna's GP, which takes far longer than any other"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", nargs="*", help="searchers or setups to run")
-    parser.add_argument("--raw", type=Path, metavar="FILE", help="keep every study here; what it holds is not run again")
-    parser.add_argument("--worse", action="store_true", help="truths that contradict the prediction")
+    parser.add_argument(
+        "--raw",
+        type=Path,
+        metavar="FILE",
+        help="keep every study here; what it holds is not run again",
+    )
+    parser.add_argument(
+        "--worse", action="store_true", help="truths that contradict the prediction"
+    )
     parser.add_argument("--quick", action="store_true")
     return parser.parse_args()
 
@@ -119,7 +139,10 @@ def _tasks(seeds: int, arguments: argparse.Namespace) -> list[tuple[str, str, in
         for seed in range(_seeds(where, who, seeds, arguments))
     ]
     if not tasks:
-        raise SystemExit("nothing to run: results/search holds no predictions and no tables, or --only names none of them")
+        raise SystemExit(
+            "nothing to run: results/search holds no predictions and no tables, or --only names"
+            " none of them"
+        )
     return tasks
 
 
@@ -138,7 +161,9 @@ def _is_wanted(where: str, who: str, wanted: set[str]) -> bool:
     return (not here or where in here) and (not there or who in there)
 
 
-def _all_studies(tasks: Sequence[tuple[str, str, int]], processes: int, raw: Path | None) -> list[Result]:
+def _all_studies(
+    tasks: Sequence[tuple[str, str, int]], processes: int, raw: Path | None
+) -> list[Result]:
     kept = {(one.setup, one.searcher, one.seed): one for one in _kept(raw)}
     results = [kept[task] for task in tasks if task in kept]
     left = [task for task in tasks if task not in kept]
@@ -177,7 +202,9 @@ def _document(everything: Sequence[Result], seeds: int) -> dict[str, Any]:
         "studies": len(everything),
         "not_run": [case.name for case in CASES if case.name not in names()],
         "bars": bars(results, cost, everything),
-        "bars_by_setup": {name: bars(some) for name, some in grouped(results, lambda one: one.setup).items()},
+        "bars_by_setup": {
+            name: bars(some) for name, some in grouped(results, lambda one: one.setup).items()
+        },
         "five_thousand_candidates": cost,
         "of_autotune": [asdict(one) for one in everything if one.searcher == OURS],
     }
@@ -188,9 +215,14 @@ def _worse_document(results: Sequence[Result], seeds: int) -> dict[str, Any]:
         "about": WORSE_ABOUT,
         **_common(results, seeds),
         "studies": len(results),
-        "not_run": [name for name in names(worse=True) if all(one.setup != name for one in results)],
+        "not_run": [
+            name for name in names(worse=True) if all(one.setup != name for one in results)
+        ],
         "bars": bars_of_worse(results),
-        "bars_by_setup": {name: bars_of_worse(some) for name, some in grouped(results, lambda one: one.setup).items()},
+        "bars_by_setup": {
+            name: bars_of_worse(some)
+            for name, some in grouped(results, lambda one: one.setup).items()
+        },
         "of_autotune": [asdict(one) for one in results if one.searcher == OURS],
     }
 
@@ -203,22 +235,40 @@ def _common(results: Sequence[Result], seeds: int) -> dict[str, Any]:
         return {name: summary(by_name[name]) for name in (*ORDER, SECOND) if name in by_name}
 
     return {
-        "machine": facts({name: importlib.metadata.version(name) for name in ("optuna", "numpy", "scipy", "trl", "torch")}),
+        "machine": facts(
+            {
+                name: importlib.metadata.version(name)
+                for name in ("optuna", "numpy", "scipy", "trl", "torch")
+            }
+        ),
         "seeds": seeds,
-        "off_the_prediction": {name: distance(setup(name), 0) for name in by_setup if setup(name).kind == "simulated"},
+        "off_the_prediction": {
+            name: distance(setup(name), 0) for name in by_setup if setup(name).kind == "simulated"
+        },
         "overall": rows(results),
         "by_setup": {name: rows(some) for name, some in by_setup.items()},
     }
 
 
 def _check(results: Sequence[Result]) -> None:
-    """Check facts that hold on every machine: our search finds a candidate wherever one fits, and no
-    share is above 1."""
+    """Check facts that hold on every machine: our search finds a candidate wherever one fits,
+    and no share is above 1.
+    """
     ours = [one for one in results if one.searcher == OURS]
-    wrong = [f"{one.setup} seed {one.seed}: nothing_fits" for one in ours if one.nothing_fits and one.feasible]
-    wrong += [f"{one.setup} {one.searcher} seed {one.seed}: share {one.share}" for one in results if not 0 <= one.share <= 1]
+    wrong = [
+        f"{one.setup} seed {one.seed}: nothing_fits"
+        for one in ours
+        if one.nothing_fits and one.feasible
+    ]
     wrong += [
-        f"{one.setup} seed {one.seed}: recommended what does not truly fit" for one in ours if one.feasible and one.share == 0
+        f"{one.setup} {one.searcher} seed {one.seed}: share {one.share}"
+        for one in results
+        if not 0 <= one.share <= 1
+    ]
+    wrong += [
+        f"{one.setup} seed {one.seed}: recommended what does not truly fit"
+        for one in ours
+        if one.feasible and one.share == 0
     ]
     if wrong:
         raise SystemExit("\n".join(wrong))

@@ -19,7 +19,10 @@ from autotune.search.loop import baseline_candidate, legal_candidates
 
 HERE = Path(__file__).resolve().parent
 ONE_CARD: tuple[KnobValue, ...] = ("none",)
-SEVERAL: dict[str, tuple[KnobValue, ...]] = {"lora": ("zero3", "ddp"), "full": ("zero3", "zero2", "ddp")}
+SEVERAL: dict[str, tuple[KnobValue, ...]] = {
+    "lora": ("zero3", "ddp"),
+    "full": ("zero3", "zero2", "ddp"),
+}
 ON_SEVERAL: dict[str, tuple[KnobValue, ...]] = {"num_generations": (16,), "use_vllm": (True,)}
 """Held values on several cards: one size of groups, and an engine that generates."""
 
@@ -48,8 +51,20 @@ CASES = (
     Case(name="qwen2.5-1.5b-lora-l4", model="Qwen2.5-1.5B", gpus="L4", tuning="lora"),
     Case(name="qwen2.5-3b-lora-a100-40g", model="Qwen2.5-3B", gpus="A100-40G", tuning="lora"),
     Case(name="qwen2.5-7b-lora-a100-80g", model="Qwen2.5-7B", gpus="A100-80G", tuning="lora"),
-    Case(name="llama-3.1-8b-lora-2xa100-40g", model="Llama-3.1-8B", gpus="2xA100-40G", tuning="lora", only=ON_SEVERAL),
-    Case(name="qwen2.5-1.5b-full-4xl4", model="Qwen2.5-1.5B", gpus="4xL4", tuning="full", only=ON_SEVERAL),
+    Case(
+        name="llama-3.1-8b-lora-2xa100-40g",
+        model="Llama-3.1-8B",
+        gpus="2xA100-40G",
+        tuning="lora",
+        only=ON_SEVERAL,
+    ),
+    Case(
+        name="qwen2.5-1.5b-full-4xl4",
+        model="Qwen2.5-1.5B",
+        gpus="4xL4",
+        tuning="full",
+        only=ON_SEVERAL,
+    ),
     Case(
         name="qwen2.5-7b-full-4xa100-80g",
         model="Qwen2.5-7B",
@@ -68,7 +83,11 @@ CASES = (
         model="Llama-3.1-70B",
         gpus="8xB200",
         tuning="lora",
-        only={"vllm_tensor_parallel_size": (4, 8), "vllm_gpu_memory_utilization": (0.12, 0.16, 0.2, 0.3)} | ON_SEVERAL,
+        only={
+            "vllm_tensor_parallel_size": (4, 8),
+            "vllm_gpu_memory_utilization": (0.12, 0.16, 0.2, 0.3),
+        }
+        | ON_SEVERAL,
     ),
 )
 
@@ -88,15 +107,28 @@ def pose(case: Case) -> Posed:
     hardware = case.hardware
     choices: dict[str, Sequence[KnobValue]] = {"sharding": ONE_CARD}
     if hardware.count > 1:
-        choices = {"sharding": SEVERAL[case.tuning], "vllm_tensor_parallel_size": (1, hardware.count)}
+        choices = {
+            "sharding": SEVERAL[case.tuning],
+            "vllm_tensor_parallel_size": (1, hardware.count),
+        }
     choices |= case.only
     workload = Workload(
-        model=model_lookup.find_model(case.model), python=Path(sys.executable), tuning=case.tuning, global_batch=64
+        model=model_lookup.find_model(case.model),
+        python=Path(sys.executable),
+        tuning=case.tuning,
+        global_batch=64,
     )
-    return posed(Task(workload=workload, hardware=hardware), "cards", choices, hardware.memory_bytes - CONTEXT_BYTES)
+    return posed(
+        Task(workload=workload, hardware=hardware),
+        "cards",
+        choices,
+        hardware.memory_bytes - CONTEXT_BYTES,
+    )
 
 
-def posed(task: Task, space: str, choices: dict[str, Sequence[KnobValue]], limit_bytes: int) -> Posed:
+def posed(
+    task: Task, space: str, choices: dict[str, Sequence[KnobValue]], limit_bytes: int
+) -> Posed:
     """Return a task's job over one of the frozen spaces."""
     job = Job(
         task=task,

@@ -37,15 +37,32 @@ def five_thousand() -> dict[str, float]:
         "vllm_tensor_parallel_size": (1, 2, 4),
         "vllm_gpu_memory_utilization": shares,
     }
-    workload = Workload(model=model_lookup.find_model(case.model), python=Path(sys.executable), tuning="full", global_batch=64)
-    asked = posed(Task(workload=workload, hardware=case.hardware), "cards", choices, case.hardware.memory_bytes)
+    workload = Workload(
+        model=model_lookup.find_model(case.model),
+        python=Path(sys.executable),
+        tuning="full",
+        global_batch=64,
+    )
+    asked = posed(
+        Task(workload=workload, hardware=case.hardware),
+        "cards",
+        choices,
+        case.hardware.memory_bytes,
+    )
     candidates = asked.candidates[:CANDIDATES]
     dice = random.Random(0)
     formulas = Machine(
-        Shape.of(workload.model.config), gpu_of(case), case.hardware.count, asked.job.memory_limit_bytes, Quirks.drawn(dice)
+        Shape.of(workload.model.config),
+        gpu_of(case),
+        case.hardware.count,
+        asked.job.memory_limit_bytes,
+        Quirks.drawn(dice),
     )
     machine = Simulated(formulas, memory_level=1.0, speed_level=1.0, seed=0)
-    predictions = {one.id: _made_up(one.id, machine.truth(one), dice, asked.job.memory_limit_bytes) for one in candidates}
+    predictions = {
+        one.id: _made_up(one.id, machine.truth(one), dice, asked.job.memory_limit_bytes)
+        for one in candidates
+    }
     job = replace(asked.job, sampler="value")
     began = time.process_time()
     study = open_study(job, candidates, asked.baseline, predictions=predictions)
@@ -61,9 +78,12 @@ def five_thousand() -> dict[str, float]:
         study.tell(step, measurement)
         taken.append(asking + time.process_time() - began)
     return {
-        "candidates": len(candidates), "probes": len(taken), "opening_ms": 1000 * opening,
-        "median_ms": 1000 * statistics.median(taken), "longest_ms": 1000 * max(taken),
-    }  # fmt: skip
+        "candidates": len(candidates),
+        "probes": len(taken),
+        "opening_ms": 1000 * opening,
+        "median_ms": 1000 * statistics.median(taken),
+        "longest_ms": 1000 * max(taken),
+    }
 
 
 def _made_up(name: str, truth: Truth, dice: random.Random, limit: int) -> Prediction:

@@ -24,8 +24,9 @@ from autotune.worker.phase_recorder import out_of_reach
 
 @dataclass(frozen=True)
 class Noise:
-    """Scatter of one cycle, of one probe as a whole, drift of a machine over minutes; cycles that are held up, and how
-    long at most."""
+    """Scatter of one cycle, of one probe as a whole, drift of a machine over minutes; cycles
+    that are held up, and how long at most.
+    """
 
     by_cycle: float = 0.02
     by_probe: float = 0.015
@@ -52,7 +53,9 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best there is: the highest true mean speed of what truly fits, in the most preferred tier where anything does."""
+    """The best there is: the highest true mean speed of what truly fits, in the most preferred
+    tier where anything does.
+    """
 
     speed: float
     members: frozenset[str]
@@ -64,13 +67,21 @@ class Optimum:
     def of(cls, machine: Machine, space: Any, candidates: Sequence[Candidate]) -> Optimum | None:
         """Return the optimum, None where nothing fits."""
         for tier in tiers_of(space, candidates):
-            speeds = {one.id: speed for one in tier.candidates if (speed := machine.mean_speed(one)) is not None}
+            speeds = {
+                one.id: speed
+                for one in tier.candidates
+                if (speed := machine.mean_speed(one)) is not None
+            }
             if speeds:
-                return cls(max(speeds.values()), frozenset(one.id for one in tier.candidates), speeds)
+                return cls(
+                    max(speeds.values()), frozenset(one.id for one in tier.candidates), speeds
+                )
         return None
 
     def share(self, candidate: Candidate | None) -> float:
-        """0 for what does not truly fit, or learns something less preferred than what could have been had."""
+        """0 for what does not truly fit, or learns something less preferred than what could have
+        been had.
+        """
         return 0.0 if candidate is None else self.speeds.get(candidate.id, 0.0) / self.speed
 
 
@@ -78,11 +89,21 @@ class Simulated:
     """The simulator's truths, measured with noise, drift and hiccups."""
 
     def __init__(
-        self, formulas: Formulas, *, memory_level: float, speed_level: float, seed: int, noise: Noise | None = None
+        self,
+        formulas: Formulas,
+        *,
+        memory_level: float,
+        speed_level: float,
+        seed: int,
+        noise: Noise | None = None,
     ) -> None:
         self._formulas, self._bytes, self._pace = formulas, memory_level, speed_level
         self._dice, self._noise = random.Random(seed), noise or Noise()
-        self._wave = (self._dice.uniform(0, self._noise.drift), self._dice.uniform(600, 3600), self._dice.uniform(0, 2 * math.pi))
+        self._wave = (
+            self._dice.uniform(0, self._noise.drift),
+            self._dice.uniform(600, 3600),
+            self._dice.uniform(0, 2 * math.pi),
+        )
         self._truths: dict[str, Truth] = {}
         self._live: str | None = None
         self.now = 0.0
@@ -101,19 +122,35 @@ class Simulated:
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
         truth, began = self.truth(candidate), self.now
-        loading = 0.0 if candidate.load_key == self._live else truth.load_seconds * self._dice.uniform(0.9, 1.15)
+        loading = (
+            0.0
+            if candidate.load_key == self._live
+            else truth.load_seconds * self._dice.uniform(0.9, 1.15)
+        )
         self._live = None if truth.phase == "load" and truth.cause else candidate.load_key
         if truth.cause:
-            seconds = loading * 0.8 if truth.phase == "load" else loading + truth.setup_seconds + self._until(truth)
+            seconds = (
+                loading * 0.8
+                if truth.phase == "load"
+                else loading + truth.setup_seconds + self._until(truth)
+            )
             self.now += seconds
-            return self._failed(candidate, truth, Cost(total_seconds=seconds, load_seconds=min(loading, seconds)))
+            return self._failed(
+                candidate, truth, Cost(total_seconds=seconds, load_seconds=min(loading, seconds))
+            )
         self.now += loading + truth.setup_seconds
         speed = self._timed(truth, plan)
-        cost = Cost(total_seconds=self.now - began, load_seconds=loading, setup_seconds=truth.setup_seconds)
+        cost = Cost(
+            total_seconds=self.now - began, load_seconds=loading, setup_seconds=truth.setup_seconds
+        )
         return Measurement(
-            candidate_id=candidate.id, outcome=Outcome.OK, memory=self._memory(truth), cost=cost, worst=speed,
+            candidate_id=candidate.id,
+            outcome=Outcome.OK,
+            memory=self._memory(truth),
+            cost=cost,
+            worst=speed,
             optimizer_steps=plan.timed_cycles + plan.warmup_cycles,
-        )  # fmt: skip
+        )
 
     def _until(self, truth: Truth) -> float:
         """Seconds of the first cycle that pass before the phase in which memory runs out."""
@@ -132,51 +169,95 @@ class Simulated:
         for _ in range(plan.timed_cycles):
             cycles.append(usual * this_probe * self._scatter())
             self.now += cycles[-1]
-            if len(cycles) < plan.timed_cycles and _hopeless([truth.tokens / one for one in cycles], plan):
+            if len(cycles) < plan.timed_cycles and _hopeless(
+                [truth.tokens / one for one in cycles], plan
+            ):
                 break
-        phases = {name: seconds * sum(cycles) / truth.cycle_seconds for name, seconds in truth.by_phase.items()}
+        phases = {
+            name: seconds * sum(cycles) / truth.cycle_seconds
+            for name, seconds in truth.by_phase.items()
+        }
         return Speed(
-            completion_tokens=truth.tokens, cycle_seconds=tuple(cycles), cycle_loss_tokens=(truth.tokens,) * len(cycles),
-            prompt_tokens=0, phase_seconds=phases, cut_short=len(cycles) < plan.timed_cycles,
-        )  # fmt: skip
+            completion_tokens=truth.tokens,
+            cycle_seconds=tuple(cycles),
+            cycle_loss_tokens=(truth.tokens,) * len(cycles),
+            prompt_tokens=0,
+            phase_seconds=phases,
+            cut_short=len(cycles) < plan.timed_cycles,
+        )
 
     def _scatter(self) -> float:
         amplitude, period, phase = self._wave
         drift = 1 + amplitude * math.sin(2 * math.pi * self.now / period + phase)
-        hiccup = self._dice.uniform(1.2, self._noise.longest) if self._dice.random() < self._noise.held_up else 1.0
+        hiccup = (
+            self._dice.uniform(1.2, self._noise.longest)
+            if self._dice.random() < self._noise.held_up
+            else 1.0
+        )
         return drift * hiccup * math.exp(self._dice.gauss(0, self._noise.by_cycle))
 
     def _memory(self, truth: Truth) -> Memory:
         limit = round(self._formulas.limit_bytes * self._bytes)
         peak = min(limit, round(truth.peak_bytes * self._bytes))
-        phases = {} if truth.cause else {str(name): round(size * self._bytes) for name, size in truth.peaks.items()}
-        return Memory(peak_bytes=peak, limit_bytes=limit, bound_by="simulated", phase_peak_bytes=phases)
+        phases = (
+            {}
+            if truth.cause
+            else {str(name): round(size * self._bytes) for name, size in truth.peaks.items()}
+        )
+        return Memory(
+            peak_bytes=peak, limit_bytes=limit, bound_by="simulated", phase_peak_bytes=phases
+        )
 
     def _failed(self, candidate: Candidate, truth: Truth, cost: Cost) -> Measurement:
         numbers = {
-            name: round(value * self._bytes) if name.endswith("_bytes") else value for name, value in truth.numbers.items()
+            name: round(value * self._bytes) if name.endswith("_bytes") else value
+            for name, value in truth.numbers.items()
         }
         row = (
-            {"engine_startup": "vllm_reservation", "kv_cache": "vllm_kv_too_small"}.get(truth.cause or "")
+            {"engine_startup": "vllm_reservation", "kv_cache": "vllm_kv_too_small"}.get(
+                truth.cause or ""
+            )
             if truth.phase == "load"
             else None
         )
         failure = Failure(
-            evidence=_words(truth.cause, numbers), phase=truth.phase, cause=truth.cause, row=row, numbers=numbers,
-        )  # fmt: skip
+            evidence=_words(truth.cause, numbers),
+            phase=truth.phase,
+            cause=truth.cause,
+            row=row,
+            numbers=numbers,
+        )
         outcome = Outcome(f"oom_{truth.phase}")
-        return Measurement(candidate_id=candidate.id, outcome=outcome, memory=self._memory(truth), cost=cost, failure=failure)
+        return Measurement(
+            candidate_id=candidate.id,
+            outcome=outcome,
+            memory=self._memory(truth),
+            cost=cost,
+            failure=failure,
+        )
 
 
 def _words(cause: str | None, numbers: Mapping[str, float]) -> str:
     """Return the message of a framework for this failure, shortened."""
-    asked, free, total = (f"{numbers.get(name, 0) / GIB:.2f} GiB" for name in ("asked_bytes", "free_bytes", "total_bytes"))
+    asked, free, total = (
+        f"{numbers.get(name, 0) / GIB:.2f} GiB"
+        for name in ("asked_bytes", "free_bytes", "total_bytes")
+    )
     if cause == "kv_cache" and "asked_length" in numbers:
         length, longest = numbers["asked_length"], numbers["longest_length"]
-        return f"ValueError: max seq len ({length}) needs {asked} of KV cache, {free} available; maximum length {longest}"
+        return (
+            f"ValueError: max seq len ({length}) needs {asked} of KV cache, {free} available;"
+            f" maximum length {longest}"
+        )
     if cause == "engine_startup":
-        return f"ValueError: Free memory on device ({free} of {total}) on startup is less than desired ({asked})"
-    return f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. {total} in all, of which {free} is free."
+        return (
+            f"ValueError: Free memory on device ({free} of {total}) on startup is less than desired"
+            f" ({asked})"
+        )
+    return (
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. {total} in all, of"
+        f" which {free} is free."
+    )
 
 
 def _hopeless(rates: list[float], plan: ProbePlan) -> bool:
@@ -185,10 +266,17 @@ def _hopeless(rates: list[float], plan: ProbePlan) -> bool:
 
 
 class Replayed:
-    """A table of real measurements: one of a candidate's rounds is drawn each time, with its real speed, cost and failure."""
+    """A table of real measurements: one of a candidate's rounds is drawn each time, with its
+    real speed, cost and failure.
+    """
 
     def __init__(
-        self, rows: Mapping[str, Sequence[Mapping[str, Any]]], limit_bytes: int, loads: Mapping[str, float], *, seed: int
+        self,
+        rows: Mapping[str, Sequence[Mapping[str, Any]]],
+        limit_bytes: int,
+        loads: Mapping[str, float],
+        *,
+        seed: int,
     ) -> None:
         self._rows, self._limit, self._loads = rows, limit_bytes, loads
         self._dice = random.Random(seed)
@@ -205,14 +293,20 @@ class Replayed:
         row = self._dice.choice(self._rows[candidate.id])
         cost, fails = row["cost"], row["outcome"] != "ok"
         warm = cost["total_seconds"] - cost["load_seconds"]
-        loading = 0.0 if candidate.load_key == self._live and row["outcome"] != "oom_load" else self._loads[candidate.load_key]
+        loading = (
+            0.0
+            if candidate.load_key == self._live and row["outcome"] != "oom_load"
+            else self._loads[candidate.load_key]
+        )
         self._live = None if fails else candidate.load_key  # a kill takes the process along
         self.now += warm + loading
         failure = row["failure"]
         return Measurement(
             candidate_id=candidate.id,
             outcome=Outcome(row["outcome"]),
-            memory=Memory(peak_bytes=row["peak_bytes"], limit_bytes=self._limit, bound_by="replayed"),
+            memory=Memory(
+                peak_bytes=row["peak_bytes"], limit_bytes=self._limit, bound_by="replayed"
+            ),
             cost=Cost(total_seconds=warm + loading, load_seconds=loading),
             worst=None if fails else _speed(row),
             failure=None if failure is None else msgspec.convert(failure, Failure),
@@ -223,10 +317,16 @@ def _speed(row: Mapping[str, Any]) -> Speed:
     return msgspec.convert(row["speed"], Speed)
 
 
-def load_costs(candidates: Sequence[Candidate], rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """Return the load seconds by load; where no measurement of a load had to load, the longest of any."""
+def load_costs(
+    candidates: Sequence[Candidate], rows: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> dict[str, float]:
+    """Return the load seconds by load; where no measurement of a load had to load, the longest
+    of any.
+    """
     seen: dict[str, list[float]] = defaultdict(list)
     for one in candidates:
-        seen[one.load_key].extend(row["cost"]["load_seconds"] for row in rows[one.id] if row["cost"]["load_seconds"] > 0)
+        seen[one.load_key].extend(
+            row["cost"]["load_seconds"] for row in rows[one.id] if row["cost"]["load_seconds"] > 0
+        )
     longest = max((statistics.median(costs) for costs in seen.values() if costs), default=1.0)
     return {key: statistics.median(costs) if costs else longest for key, costs in seen.items()}

@@ -24,18 +24,31 @@ from autotune.core.units import MIB
 from autotune.prediction.service import open_prediction_service
 
 FOLDER = Path(__file__).resolve().parent / "results" / "search"
-FIGURES = ("peak MiB", "lowest", "highest", "allocated MiB", "tokens/s", "lowest", "highest", "failure")
+FIGURES = (
+    "peak MiB",
+    "lowest",
+    "highest",
+    "allocated MiB",
+    "tokens/s",
+    "lowest",
+    "highest",
+    "failure",
+)
 TIMED: tuple[Phase, ...] = ("rollout", "sync", "score", "forward", "backward", "optimizer")
 """Phases whose seconds are kept, each as value, lowest and highest."""
 
 STRETCHES: dict[str, tuple[Phase, ...]] = {
-    "loading": ("load",), "rollout": ("rollout", "sync"), "training": ("score", "forward", "backward", "optimizer"),
-}  # fmt: skip
+    "loading": ("load",),
+    "rollout": ("rollout", "sync"),
+    "training": ("score", "forward", "backward", "optimizer"),
+}
 """Phases of which only the highest peak is kept, as value, lowest and highest."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cases", nargs="*", metavar="CASE")
     named = parser.parse_args().cases
     for case in CASES:
@@ -54,7 +67,9 @@ def write(case: Case) -> None:
         found = foresight.screen(_foreseen(asked))
     failures = sorted({one.failure for one in found.values() if one.failure})
     head = {
-        "about": f"autotune predict, every candidate of {case.model} ({case.tuning}) on {case.gpus}",
+        "about": (
+            f"autotune predict, every candidate of {case.model} ({case.tuning}) on {case.gpus}"
+        ),
         "date": datetime.date.today().isoformat(),
         "versions": dict(next(iter(found.values())).versions),
         "limit_bytes": asked.job.memory_limit_bytes,
@@ -62,11 +77,21 @@ def write(case: Case) -> None:
         "figures": _all_titles(),
         "failures": failures,
     }
-    rows = [[*_key(asked, one.knobs), *_figures(found[one.id], failures)] for one in _foreseen(asked)]
+    rows = [
+        [*_key(asked, one.knobs), *_figures(found[one.id], failures)] for one in _foreseen(asked)
+    ]
     FOLDER.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(row) for row in rows)
-    file_of(case).write_text(json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + lines + "\n ]\n}\n")
-    print(case.name, len(rows), sum(one.fits is False for one in found.values()), file=sys.stderr, flush=True)
+    file_of(case).write_text(
+        json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + lines + "\n ]\n}\n"
+    )
+    print(
+        case.name,
+        len(rows),
+        sum(one.fits is False for one in found.values()),
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def read(case: Case, asked: Posed) -> dict[str, Prediction]:
@@ -81,14 +106,17 @@ def read(case: Case, asked: Posed) -> dict[str, Prediction]:
     width = len(kept["knobs"])
     figures = {tuple(row[:width]): row[width:] for row in kept["rows"]}
     return {
-        one.id: _prediction(one.id, figures[tuple(_key(asked, one.knobs))], kept["limit_bytes"], kept["failures"])
+        one.id: _prediction(
+            one.id, figures[tuple(_key(asked, one.knobs))], kept["limit_bytes"], kept["failures"]
+        )
         for one in _foreseen(asked)
     }
 
 
 def _foreseen(asked: Posed) -> list[Candidate]:
-    """Return the predicted candidates, like the product: including the baseline, which need not be in
-    the space."""
+    """Return the predicted candidates, like the product: including the baseline, which need not
+    be in the space.
+    """
     return list(dict.fromkeys([*asked.candidates, *([asked.baseline] if asked.baseline else [])]))
 
 
@@ -102,7 +130,10 @@ def _key(asked: Posed, knobs: Any) -> list[Any]:
 
 def _figures(one: Prediction, failures: list[str]) -> list[Any]:
     peak, rate = one.peak_memory_bytes, one.tokens_per_second
-    sizes = [round(value / MIB) for value in (peak.value, peak.low, peak.high, one.torch_peak_allocated_bytes.value)]
+    sizes = [
+        round(value / MIB)
+        for value in (peak.value, peak.low, peak.high, one.torch_peak_allocated_bytes.value)
+    ]
     failure = None if one.failure is None else failures.index(one.failure)
     return [*sizes, *_rounded(rate), failure, *_seconds(one), *_peaks(one)]
 
@@ -116,7 +147,11 @@ def _all_titles() -> list[str]:
 
 
 def _rounded(one: Estimate | None) -> list[float | None]:
-    return [None] * 3 if one is None else [float(f"{value:.4g}") for value in (one.value, one.low, one.high)]
+    return (
+        [None] * 3
+        if one is None
+        else [float(f"{value:.4g}") for value in (one.value, one.low, one.high)]
+    )
 
 
 def _seconds(one: Prediction) -> list[float | None]:
@@ -130,20 +165,36 @@ def _peaks(one: Prediction) -> list[int | None]:
     for names in STRETCHES.values():
         peaks = [phase.peak_bytes for phase in one.phases if phase.name in names]
         highest = max(peaks, key=lambda peak: peak.value, default=None)
-        found += [None] * 3 if highest is None else [round(value / MIB) for value in (highest.value, highest.low, highest.high)]
+        found += (
+            [None] * 3
+            if highest is None
+            else [round(value / MIB) for value in (highest.value, highest.low, highest.high)]
+        )
     return found
 
 
 def _prediction(name: str, figures: list[Any], limit_bytes: int, failures: list[str]) -> Prediction:
     value, low, high, allocated, rate, slowest, fastest, failure, *rest = figures
     peak = _estimate(value * MIB, low * MIB, high * MIB)
-    fits = False if failure is not None or peak.low > limit_bytes else True if peak.high <= limit_bytes else None
+    fits = (
+        False
+        if failure is not None or peak.low > limit_bytes
+        else True
+        if peak.high <= limit_bytes
+        else None
+    )
     return Prediction(
-        candidate_id=name, basis="traced", fits=fits, failure=None if failure is None else failures[failure],
-        limit_bytes=limit_bytes, peak_memory_bytes=peak, torch_peak_allocated_bytes=Estimate.exactly(allocated * MIB),
-        torch_peak_reserved_bytes=peak, tokens_per_second=None if rate is None else _estimate(rate, slowest, fastest),
+        candidate_id=name,
+        basis="traced",
+        fits=fits,
+        failure=None if failure is None else failures[failure],
+        limit_bytes=limit_bytes,
+        peak_memory_bytes=peak,
+        torch_peak_allocated_bytes=Estimate.exactly(allocated * MIB),
+        torch_peak_reserved_bytes=peak,
+        tokens_per_second=None if rate is None else _estimate(rate, slowest, fastest),
         phases=_phases(rest),
-    )  # fmt: skip
+    )
 
 
 def _phases(figures: list[Any]) -> tuple[PhasePrediction, ...]:

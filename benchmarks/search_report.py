@@ -21,7 +21,10 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     """Searcher's studies in figures."""
     return {
         "studies": len(results),
-        **{f"share_after_{count}": _middle(one.share_after[count] for one in results) for count in AFTER},
+        **{
+            f"share_after_{count}": _middle(one.share_after[count] for one in results)
+            for count in AFTER
+        },
         "worst_tenth_after_10": _tenth(one.share_after[10] for one in results),
         "share_recommended": _middle(one.share for one in results),
         "out_of_memory": _middle(one.out_of_memory for one in results),
@@ -31,59 +34,119 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "reached_97": _rate(one.probes_to_97 is not None for one in results),
         "probes": _middle(one.probes for one in results),
         "confirmations": _middle(one.confirmations for one in results),
-        "probes_beyond_97": _finite(_middle(one.probes - one.probes_to_97 if one.probes_to_97 else NEVER for one in results)),
+        "probes_beyond_97": _finite(
+            _middle(one.probes - one.probes_to_97 if one.probes_to_97 else NEVER for one in results)
+        ),
         "loads": _middle(one.loads for one in results),
         "mean_recommended": _mean(one.share for one in results),
         "nothing_fits": sum(one.nothing_fits and one.feasible for one in results),
-        "falsely_refused": _share(sum(one.falsely_refused for one in results), sum(one.fitting for one in results)),
+        "falsely_refused": _share(
+            sum(one.falsely_refused for one in results), sum(one.fitting for one in results)
+        ),
         "optimum_refused": _rate(one.refused_better for one in results),
         "own_milliseconds": 1000 * _middle(one.ask_tell_seconds for one in results),
     }
 
 
 def bars(
-    results: Sequence[Result], five_thousand: Mapping[str, float] | None = None, everything: Sequence[Result] = ()
+    results: Sequence[Result],
+    five_thousand: Mapping[str, float] | None = None,
+    everything: Sequence[Result] = (),
 ) -> list[dict[str, Any]]:
-    """Return the bars over these studies, and whether each is met; events that must never happen, over
-    `everything`."""
+    """Return the bars over these studies, and whether each is met; events that must never
+    happen, over `everything`.
+    """
     ours = [one for one in results if one.searcher == OURS]
-    simulated = [one for one in everything or results if one.searcher == OURS and not one.setup.startswith("table_")]
+    simulated = [
+        one
+        for one in everything or results
+        if one.searcher == OURS and not one.setup.startswith("table_")
+    ]
     figures, best, rival = summary(ours), *_best_rival(results)
     beyond = [one.probes - one.probes_to_97 for one in ours if one.probes_to_97]
     missed = sum(one.nothing_fits and one.feasible for one in simulated)
     ours_to_95 = NEVER if figures["seconds_to_95"] is None else figures["seconds_to_95"]
     found = [
-        _bar("share of the optimum after 10 probes, median", figures["share_after_10"], ">=", MEDIAN_AFTER_10),
-        _bar("share of the optimum after 10 probes, worst tenth", figures["worst_tenth_after_10"], ">=", WORST_TENTH_AFTER_10),
+        _bar(
+            "share of the optimum after 10 probes, median",
+            figures["share_after_10"],
+            ">=",
+            MEDIAN_AFTER_10,
+        ),
+        _bar(
+            "share of the optimum after 10 probes, worst tenth",
+            figures["worst_tenth_after_10"],
+            ">=",
+            WORST_TENTH_AFTER_10,
+        ),
         _bar("out-of-memory errors per study, median", figures["out_of_memory"], "<=", OOMS),
-        _bar(f"seconds to 95%, over those of the best rival ({rival})", _ratio(ours_to_95, best), "<=", FASTER),
-        _bar("probes after 97% was reached until it stopped, median of those that reached it", _middle(beyond), "<=", LATE),
-        _bar(f"feasible spaces called nothing_fits, of {len(simulated)} simulated studies", missed, "<=", 0),
-        _bar("largest share of the optimum in any study", max(one.share for one in results), "<=", 1.0),
+        _bar(
+            f"seconds to 95%, over those of the best rival ({rival})",
+            _ratio(ours_to_95, best),
+            "<=",
+            FASTER,
+        ),
+        _bar(
+            "probes after 97% was reached until it stopped, median of those that reached it",
+            _middle(beyond),
+            "<=",
+            LATE,
+        ),
+        _bar(
+            f"feasible spaces called nothing_fits, of {len(simulated)} simulated studies",
+            missed,
+            "<=",
+            0,
+        ),
+        _bar(
+            "largest share of the optimum in any study",
+            max(one.share for one in results),
+            "<=",
+            1.0,
+        ),
     ]
     if five_thousand is not None:
         own = five_thousand["median_ms"]
-        found.append(_bar("milliseconds of the search's own per probe with 5,000 candidates, median", own, "<=", OWN_MS))
+        found.append(
+            _bar(
+                "milliseconds of the search's own per probe with 5,000 candidates, median",
+                own,
+                "<=",
+                OWN_MS,
+            )
+        )
     return found
 
 
 def bars_of_worse(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return the bars where the truth contradicts the prediction: against GP, and how soon the search notices."""
+    """Return the bars where the truth contradicts the prediction: against GP, and how soon the
+    search notices.
+    """
     by_name = grouped([one for one in results if one.feasible], lambda one: one.searcher)
     ours = by_name.get(OURS, [])
     found, theirs = [], by_name.get("GP", [])
     for count in AFTER if theirs else ():
-        ratio = _mean(one.share_after[count] for one in ours) / _mean(one.share_after[count] for one in theirs)
-        found.append(_bar(f"mean share after {count} probes, over that of GP", ratio, ">=", BEHIND_GP))
+        ratio = _mean(one.share_after[count] for one in ours) / _mean(
+            one.share_after[count] for one in theirs
+        )
+        found.append(
+            _bar(f"mean share after {count} probes, over that of GP", ratio, ">=", BEHIND_GP)
+        )
     if theirs:
         ratio = _mean(one.share for one in ours) / _mean(one.share for one in theirs)
-        found.append(_bar("mean share recommended, over that of GP after 30 probes", ratio, ">=", BEHIND_GP))
+        found.append(
+            _bar("mean share recommended, over that of GP after 30 probes", ratio, ">=", BEHIND_GP)
+        )
     if again := by_name.get(SECOND):
         within = _rate(one.probes <= SECOND_PROBES for one in again)
-        found.append(_bar(f"second studies with at most {SECOND_PROBES} probes", within, ">=", MOST_STUDIES))
+        found.append(
+            _bar(f"second studies with at most {SECOND_PROBES} probes", within, ">=", MOST_STUDIES)
+        )
     misled = [one for one in ours if one.first_choice is not None and one.first_choice < MISLED]
     if misled:
-        soon = _rate(one.noticed_after is not None and one.noticed_after <= NOTICED_WITHIN for one in misled)
+        soon = _rate(
+            one.noticed_after is not None and one.noticed_after <= NOTICED_WITHIN for one in misled
+        )
         what = f"studies that noticed within {NOTICED_WITHIN} probes, of {len(misled)} misled"
         found.append(_bar(what, soon, ">=", MOST_STUDIES))
     return found
@@ -95,7 +158,9 @@ def _ratio(ours: float, theirs: float) -> float:
 
 
 def _best_rival(results: Sequence[Result]) -> tuple[float, str]:
-    """The competitor with the fewest seconds to 95 % in the median; parts of ours are none, nor are medians of a few studies."""
+    """The competitor with the fewest seconds to 95 % in the median; parts of ours are none, nor
+    are medians of a few studies.
+    """
     found: dict[str, float] = {}
     for name, its in sorted(grouped(results, lambda one: one.searcher).items()):
         if name not in (OURS, *ABLATIONS) and len(its) >= ENOUGH:
@@ -106,7 +171,13 @@ def _best_rival(results: Sequence[Result]) -> tuple[float, str]:
 
 def _bar(what: str, value: float, relation: str, limit: float) -> dict[str, Any]:
     passed = value >= limit if relation == ">=" else value <= limit
-    return {"bar": what, "value": _finite(value), "relation": relation, "limit": limit, "passed": passed}
+    return {
+        "bar": what,
+        "value": _finite(value),
+        "relation": relation,
+        "limit": limit,
+        "passed": passed,
+    }
 
 
 def markdown(document: Mapping[str, Any]) -> str:
@@ -114,19 +185,39 @@ def markdown(document: Mapping[str, Any]) -> str:
     machine = document["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     lines = [
-        "# The search, compared with known optima", "", document["about"], "",
-        f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores; {versions}; commit {machine['commit']}.",
-        f"{document['seeds']} seeds, {document['studies']} studies: the last column counts each searcher's."
-        + _not_run(document["not_run"]), "", "## Bars", "",
-        "| bar | value | must be | |", "|---|---|---|---|",
-    ]  # fmt: skip
+        "# The search, compared with known optima",
+        "",
+        document["about"],
+        "",
+        (
+            f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores; {versions}; commit"
+            f" {machine['commit']}."
+        ),
+        f"{document['seeds']} seeds, {document['studies']} studies: the last column counts each"
+        " searcher's." + _not_run(document["not_run"]),
+        "",
+        "## Bars",
+        "",
+        "| bar | value | must be | |",
+        "|---|---|---|---|",
+    ]
     lines += [
-        f"| {b['bar']} | {_text(b['value'])} | {b['relation']} {b['limit']} | {'pass' if b['passed'] else 'FAIL'} |"
+        f"| {b['bar']} | {_text(b['value'])} | {b['relation']} {b['limit']} |"
+        f" {'pass' if b['passed'] else 'FAIL'} |"
         for b in document["bars"]
     ]
     lines += ["", "## All together", "", *_table(document["overall"])]
     for name, rows in document["by_setup"].items():
-        lines += ["", f"## {name}", "", _distance(document, name), "", _met(document["bars_by_setup"][name]), "", *_table(rows)]
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            _distance(document, name),
+            "",
+            _met(document["bars_by_setup"][name]),
+            "",
+            *_table(rows),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -136,22 +227,43 @@ def _not_run(names: Sequence[str]) -> str:
 
 def _met(some: Sequence[Mapping[str, Any]]) -> str:
     """The bars of one setup in a sentence."""
-    missed = [f"{b['bar']}: {_text(b['value'])}, must be {b['relation']} {b['limit']}" for b in some if not b["passed"]]
-    return f"{len(some) - len(missed)} of {len(some)} bars met{'; missed: ' if missed else ''}{'; '.join(missed)}."
+    missed = [
+        f"{b['bar']}: {_text(b['value'])}, must be {b['relation']} {b['limit']}"
+        for b in some
+        if not b["passed"]
+    ]
+    return (
+        f"{len(some) - len(missed)} of {len(some)} bars"
+        f" met{'; missed: ' if missed else ''}{'; '.join(missed)}."
+    )
 
 
 COLUMNS: tuple[tuple[str, str], ...] = (
-    ("share_after_5", "after 5"), ("share_after_10", "after 10"), ("worst_tenth_after_10", "worst tenth"),
+    ("share_after_5", "after 5"),
+    ("share_after_10", "after 10"),
+    ("worst_tenth_after_10", "worst tenth"),
     ("share_after_20", "after 20"),
-    ("share_recommended", "in the end"), ("out_of_memory", "OOMs"), ("probes", "probes"), ("seconds", "seconds"),
-    ("seconds_to_95", "seconds to 95%"), ("reached_95", "reached 95%"), ("falsely_refused", "falsely refused"),
-    ("nothing_fits", "nothing fits"), ("studies", "studies"),
-)  # fmt: skip
+    ("share_recommended", "in the end"),
+    ("out_of_memory", "OOMs"),
+    ("probes", "probes"),
+    ("seconds", "seconds"),
+    ("seconds_to_95", "seconds to 95%"),
+    ("reached_95", "reached 95%"),
+    ("falsely_refused", "falsely refused"),
+    ("nothing_fits", "nothing fits"),
+    ("studies", "studies"),
+)
 
 
 def _table(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    lines = ["| searcher | " + " | ".join(title for _, title in COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
-    return lines + [f"| {name} | " + " | ".join(_text(row[key]) for key, _ in COLUMNS) + " |" for name, row in rows.items()]
+    lines = [
+        "| searcher | " + " | ".join(title for _, title in COLUMNS) + " |",
+        "|---" * (len(COLUMNS) + 1) + "|",
+    ]
+    return lines + [
+        f"| {name} | " + " | ".join(_text(row[key]) for key, _ in COLUMNS) + " |"
+        for name, row in rows.items()
+    ]
 
 
 def _distance(document: Mapping[str, Any], name: str) -> str:
@@ -159,7 +271,10 @@ def _distance(document: Mapping[str, Any], name: str) -> str:
     if off is None:
         return "Really measured; no predictions on a CPU."
     if not off:
-        return "In the first seed's truth no candidate fits: its distance from the prediction is not stated."
+        return (
+            "In the first seed's truth no candidate fits: its distance from the prediction is not"
+            " stated."
+        )
     return "Truth off the prediction, median and worst tenth: " + ", ".join(
         f"{key.replace('_', ' ')} {value:.0%}" for key, value in off.items()
     )

@@ -1,4 +1,5 @@
-"""Other searches, each in a few lines, with the same measurements, clock, costs and first candidate.
+"""Other searches, each in a few lines, with the same measurements, clock, costs and first
+candidate.
 
 Each is written from its published description without the parts of another framework (models,
 launchers). Each gets more than in its original: methods for the batch size alone are repeated over
@@ -66,7 +67,9 @@ class Arena:
     probes: list[Probe] = field(default_factory=list)
 
     def probe(self, candidate: Candidate) -> Probe:
-        """Return the probe of a candidate; a repeated one is answered from the record at no cost."""
+        """Return the probe of a candidate; a repeated one is answered from the record at no
+        cost.
+        """
         for earlier in self.probes:
             if earlier.candidate == candidate:
                 return earlier
@@ -126,7 +129,9 @@ def at_random(arena: Arena, tier: list[Candidate], first: Candidate, dice: rando
 
 
 def tpe(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
-    """Bergstra et al. 2011, as Optuna has it, with memory as a constraint (c-TPE, Watanabe and Hutter 2022)."""
+    """Bergstra et al. 2011, as Optuna has it, with memory as a constraint (c-TPE, Watanabe and
+    Hutter 2022).
+    """
     _optuna(arena, tier, TPESampler(seed=dice.randrange(2**31), n_startup_trials=5), dice)
 
 
@@ -138,13 +143,24 @@ def gp(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Rando
 def _over(probe: Probe) -> float:
     """Above zero where memory ran out; below by what is left of the limit."""
     memory = probe.measurement.memory
-    return (memory.peak_bytes or memory.limit_bytes) / memory.limit_bytes - 1 - 1e-6 if probe.fits else 0.05
+    return (
+        (memory.peak_bytes or memory.limit_bytes) / memory.limit_bytes - 1 - 1e-6
+        if probe.fits
+        else 0.05
+    )
 
 
 def _optuna(arena: Arena, tier: list[Candidate], sampler: BaseSampler, dice: random.Random) -> None:
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    moving = [knob for knob in arena.space.knobs if len({str(one.knobs.get(knob.name)) for one in tier}) > 1]
-    choices = {knob.name: list(dict.fromkeys(str(one.knobs.get(knob.name)) for one in tier)) for knob in moving}
+    moving = [
+        knob
+        for knob in arena.space.knobs
+        if len({str(one.knobs.get(knob.name)) for one in tier}) > 1
+    ]
+    choices = {
+        knob.name: list(dict.fromkeys(str(one.knobs.get(knob.name)) for one in tier))
+        for knob in moving
+    }
     numeric = {name: values for name, values in choices.items() if _are_numbers(values)}
 
     def place(one: Candidate, name: str) -> float | str:
@@ -152,10 +168,14 @@ def _optuna(arena: Arena, tier: list[Candidate], sampler: BaseSampler, dice: ran
         return math.log(float(text)) if name in numeric else text
 
     def told(one: Candidate) -> None:
-        """Report a failure as slow as the slowest: a zero would distort every model of the speed."""
+        """Report a failure as slow as the slowest: a zero would distort every model of the
+        speed.
+        """
         made = arena.probe(one)
         fitting = [probe.speed for probe in arena.probes if probe.fits]
-        values: dict[str, optuna.distributions.BaseDistribution] = {name: _distribution(choices[name]) for name in choices}
+        values: dict[str, optuna.distributions.BaseDistribution] = {
+            name: _distribution(choices[name]) for name in choices
+        }
         study.add_trial(
             optuna.trial.create_trial(
                 params={name: place(one, name) for name in choices},
@@ -171,7 +191,13 @@ def _optuna(arena: Arena, tier: list[Candidate], sampler: BaseSampler, dice: ran
         trial = study.ask({name: _distribution(choices[name]) for name in choices})
         wanted = trial.params
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        nearest = min(left, key=lambda one: (_apart(wanted, {name: place(one, name) for name in choices}), dice.random()))
+        nearest = min(
+            left,
+            key=lambda one: (
+                _apart(wanted, {name: place(one, name) for name in choices}),
+                dice.random(),
+            ),
+        )
         left.remove(nearest)
         told(nearest)
 
@@ -198,10 +224,16 @@ def _apart(wanted: dict[str, object], here: dict[str, float | str]) -> float:
 
 
 def _ladders(tier: list[Candidate], first: Candidate) -> Iterator[list[Candidate]]:
-    """Candidates that differ in their batch alone, smallest first; those beside the first candidate come first."""
+    """Candidates that differ in their batch alone, smallest first; those beside the first
+    candidate come first.
+    """
     groups: dict[str, list[Candidate]] = {}
     for one in sorted(tier, key=lambda one: _moved(one, first)):
-        rest = {name: value for name, value in one.knobs.items() if name not in (MICRO, "gradient_accumulation_steps")}
+        rest = {
+            name: value
+            for name, value in one.knobs.items()
+            if name not in (MICRO, "gradient_accumulation_steps")
+        }
         groups.setdefault(str(rest), []).append(one)
     for members in groups.values():
         yield sorted(members, key=lambda one: int(one.settings[MICRO] or 0))
@@ -209,13 +241,17 @@ def _ladders(tier: list[Candidate], first: Candidate) -> Iterator[list[Candidate
 
 def _moved(one: Candidate, first: Candidate) -> int:
     return sum(
-        first.knobs.get(name) != value for name, value in one.knobs.items() if name not in (MICRO, "gradient_accumulation_steps")
+        first.knobs.get(name) != value
+        for name, value in one.knobs.items()
+        if name not in (MICRO, "gradient_accumulation_steps")
     )
 
 
 def doubling(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
-    """Lightning's BatchSizeFinder (mode binsearch): double until memory runs out, then bisect; the largest that fits is taken.
-    accelerate's find_executable_batch_size goes the other way, down from a batch that is too large."""
+    """Lightning's BatchSizeFinder (mode binsearch): double until memory runs out, then bisect; the
+    largest that fits is taken. accelerate's find_executable_batch_size goes the other way, down
+    from a batch that is too large.
+    """
     for ladder in _ladders(tier, first):
         low, step, place, high = -1, 1, 0, len(ladder)
         while place < high:
@@ -229,20 +265,43 @@ def doubling(arena: Arena, tier: list[Candidate], first: Candidate, dice: random
 
 
 def first_fit(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
-    """AReno's auto-tuner: the largest engine below nine tenths of the memory, then the largest micro-batch below it."""
-    beside = {name: value for name, value in first.knobs.items() if name not in (MICRO, "gradient_accumulation_steps")}
+    """AReno's auto-tuner: the largest engine below nine tenths of the memory, then the largest
+    micro-batch below it.
+    """
+    beside = {
+        name: value
+        for name, value in first.knobs.items()
+        if name not in (MICRO, "gradient_accumulation_steps")
+    }
 
     def is_small(one: Candidate) -> bool:
-        return one.settings[MICRO] == first.settings[MICRO] and bool(one.settings["gradient_checkpointing"])
+        return one.settings[MICRO] == first.settings[MICRO] and bool(
+            one.settings["gradient_checkpointing"]
+        )
 
     def same(one: Candidate) -> bool:
-        return all(one.knobs.get(name) == value for name, value in beside.items() if not name.startswith(("use_vllm", "vllm_")))
+        return all(
+            one.knobs.get(name) == value
+            for name, value in beside.items()
+            if not name.startswith(("use_vllm", "vllm_"))
+        )
 
     engines = [one for one in tier if is_small(one) and same(one)]
-    engines.sort(key=lambda one: (not one.settings["use_vllm"], -float(one.knobs.get("vllm_gpu_memory_utilization") or 0)))
+    engines.sort(
+        key=lambda one: (
+            not one.settings["use_vllm"],
+            -float(one.knobs.get("vllm_gpu_memory_utilization") or 0),
+        )
+    )
     chosen = next((one for one in engines if _below(arena.probe(one))), first)
-    shape = {name: value for name, value in chosen.knobs.items() if name not in (MICRO, "gradient_accumulation_steps")}
-    ladder = [one for one in tier if all(one.knobs.get(name) == value for name, value in shape.items())]
+    shape = {
+        name: value
+        for name, value in chosen.knobs.items()
+        if name not in (MICRO, "gradient_accumulation_steps")
+    }
+    ladder = [
+        one for one in tier if all(one.knobs.get(name) == value for name, value in shape.items())
+    ]
     for one in sorted(ladder, key=lambda one: -int(one.settings[MICRO] or 0)):
         if _below(arena.probe(one)):
             return
@@ -250,18 +309,31 @@ def first_fit(arena: Arena, tier: list[Candidate], first: Candidate, dice: rando
 
 def _below(probe: Probe) -> bool:
     memory = probe.measurement.memory
-    return probe.fits and (memory.peak_bytes or memory.limit_bytes) <= MEMORY_SHARE * memory.limit_bytes
+    return (
+        probe.fits
+        and (memory.peak_bytes or memory.limit_bytes) <= MEMORY_SHARE * memory.limit_bytes
+    )
 
 
-def deepspeed_grid(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
-    """DeepSpeed's autotuner: stages from the least sharding on; in each the micro-batch is doubled until speed levels off or
-    memory runs out, and a stage no better than the one before ends the search. Repeated for the settings it does not know."""
+def deepspeed_grid(
+    arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random
+) -> None:
+    """DeepSpeed's autotuner: stages from the least sharding on; in each the micro-batch is doubled
+    until speed levels off or memory runs out, and a stage no better than the one before ends the
+    search. Repeated for the settings it does not know.
+    """
     order = ("none", "ddp", "zero1", "zero2", "zero3")
     outer: dict[str, dict[str, list[Candidate]]] = {}
     for ladder in _ladders(tier, first):
         for one in ladder:
-            rest = {name: v for name, v in one.knobs.items() if name not in (MICRO, "gradient_accumulation_steps", "sharding")}
-            outer.setdefault(str(rest), {}).setdefault(str(one.settings.get("sharding")), []).append(one)
+            rest = {
+                name: v
+                for name, v in one.knobs.items()
+                if name not in (MICRO, "gradient_accumulation_steps", "sharding")
+            }
+            outer.setdefault(str(rest), {}).setdefault(
+                str(one.settings.get("sharding")), []
+            ).append(one)
     for stages in outer.values():
         before = 0.0
         for stage in sorted(stages, key=lambda name: order.index(name) if name in order else 0):

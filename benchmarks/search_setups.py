@@ -1,5 +1,6 @@
-"""Setups of the search benchmark: simulated cases and replayed tables, each with its job, machine and
-truth."""
+"""Setups of the search benchmark: simulated cases and replayed tables, each with its job,
+machine and truth.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ WORSE = "-worse"
 
 @dataclass(frozen=True)
 class Truthfulness:
-    """Maximum deviation of the simulator's level from the prediction; its parts are drawn on top of that."""
+    """Maximum deviation of the simulator's level from the prediction; its parts are drawn on top
+    of that.
+    """
 
     memory_off: float
     speed_off: float
@@ -63,16 +66,24 @@ class Setup:
 
 
 def names(*, worse: bool = False) -> list[str]:
-    """Return the names of all setups: cases with predictions, and tables; or the cases alone with the worse truth."""
+    """Return the names of all setups: cases with predictions, and tables; or the cases alone
+    with the worse truth.
+    """
     if worse:
         return [case.name + WORSE for case in CASES if file_of(case).exists()]
-    return [case.name for case in CASES if file_of(case).exists()] + [path.stem for path in sorted(RESULTS.glob("table_*.json"))]
+    return [case.name for case in CASES if file_of(case).exists()] + [
+        path.stem for path in sorted(RESULTS.glob("table_*.json"))
+    ]
 
 
 @cache
 def setup(name: str) -> Setup:
     case = next((one for one in CASES if one.name == name.removesuffix(WORSE)), None)
-    return _table(name) if case is None else _simulated(name, case, FAR if name.endswith(WORSE) else NEAR)
+    return (
+        _table(name)
+        if case is None
+        else _simulated(name, case, FAR if name.endswith(WORSE) else NEAR)
+    )
 
 
 # Simulated.
@@ -81,13 +92,25 @@ def setup(name: str) -> Setup:
 def _simulated(name: str, case: Case, truth: Truthfulness) -> Setup:
     asked = pose(case)
     predictions = read(case, asked)
-    return Setup(name, "simulated", asked, predictions, lambda seed: simulated_machine(case, asked, predictions, seed, truth))
+    return Setup(
+        name,
+        "simulated",
+        asked,
+        predictions,
+        lambda seed: simulated_machine(case, asked, predictions, seed, truth),
+    )
 
 
 def simulated_machine(
-    case: Case, asked: Posed, predictions: Mapping[str, Prediction], seed: int, truth: Truthfulness = NEAR
+    case: Case,
+    asked: Posed,
+    predictions: Mapping[str, Prediction],
+    seed: int,
+    truth: Truthfulness = NEAR,
 ) -> Simulated:
-    """Quirks and levels drawn by the seed. The predictions set the levels alone: one factor for memory, one for speed."""
+    """Quirks and levels drawn by the seed. The predictions set the levels alone: one factor for
+    memory, one for speed.
+    """
     dice = random.Random(f"{case.name} {seed}")
     formulas = Formulas(
         shape=Shape.of(asked.job.task.workload.model.config),
@@ -104,14 +127,22 @@ def simulated_machine(
         limit_bytes=round(formulas.limit_bytes / memory),
         gpu=replace(formulas.gpu, memory_mib=round(formulas.gpu.memory_mib / memory)),
     )
-    return Simulated(scaled, memory_level=memory, speed_level=speed, seed=dice.randrange(2**31), noise=truth.noise)
+    return Simulated(
+        scaled,
+        memory_level=memory,
+        speed_level=speed,
+        seed=dice.randrange(2**31),
+        noise=truth.noise,
+    )
 
 
 def gpu_of(case: Case) -> Gpu:
     return next(gpu for gpu in catalog.gpus() if gpu.name == case.hardware.name)
 
 
-def _levels(asked: Posed, predictions: Mapping[str, Prediction], formulas: Formulas) -> tuple[float, float]:
+def _levels(
+    asked: Posed, predictions: Mapping[str, Prediction], formulas: Formulas
+) -> tuple[float, float]:
     """The median candidate's prediction over the simulator's raw figure."""
     memory, speed = [], []
     for one in asked.candidates:
@@ -124,8 +155,9 @@ def _levels(asked: Posed, predictions: Mapping[str, Prediction], formulas: Formu
 
 
 def distance(setup: Setup, seed: int) -> dict[str, float]:
-    """Return the deviation of this study's truth from the prediction, over the candidates that truly
-    fit. The search never sees this."""
+    """Return the deviation of this study's truth from the prediction, over the candidates that
+    truly fit. The search never sees this.
+    """
     machine = setup.machine(seed)
     assert isinstance(machine, Simulated)
     memory, speed = [], []
@@ -155,11 +187,20 @@ def _table(name: str) -> Setup:
     kept = json.loads((RESULTS / f"{name}.json").read_text())
     limit = parse_bytes(kept["limit"])
     model = Model(name="made-up", config=kept["model_config"], folder=None, origin="made up")
-    workload = Workload(model=model, python=Path(sys.executable), tuning="full", global_batch=kept["global_batch"])
-    asked = posed(Task(workload=workload, hardware=hardware_detection.hardware("cpu")), kept["space"], {}, limit)
+    workload = Workload(
+        model=model, python=Path(sys.executable), tuning="full", global_batch=kept["global_batch"]
+    )
+    asked = posed(
+        Task(workload=workload, hardware=hardware_detection.hardware("cpu")),
+        kept["space"],
+        {},
+        limit,
+    )
     by_knobs: dict[str, list[dict[str, Any]]] = {}
     for row in kept["rows"]:
         by_knobs.setdefault(json.dumps(row["knobs"], sort_keys=True), []).append(row)
-    rows = {one.id: by_knobs[json.dumps(dict(one.knobs), sort_keys=True)] for one in asked.candidates}
+    rows = {
+        one.id: by_knobs[json.dumps(dict(one.knobs), sort_keys=True)] for one in asked.candidates
+    }
     loads = load_costs(asked.candidates, rows)
     return Setup(name, "measured", asked, {}, lambda seed: Replayed(rows, limit, loads, seed=seed))

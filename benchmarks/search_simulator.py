@@ -70,7 +70,9 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        return self.layers * self.per_layer + self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * self.per_layer + self.vocabulary * self.hidden * (
+            1 if self.tied else 2
+        )
 
     @property
     def cache_per_token(self) -> int:
@@ -84,8 +86,10 @@ class Shape:
 
     @property
     def live_per_token(self) -> float:
-        """Bytes that one layer keeps per token for its backward pass: inputs of norms and projections, queries, keys and values,
-        and of the gated MLP its gate, its other half and their product."""
+        """Bytes that one layer keeps per token for its backward pass: inputs of norms and
+        projections, queries, keys and values, and of the gated MLP its gate, its other half and
+        their product.
+        """
         q, kv = self.heads * self.head, self.kv_heads * self.head
         return 2 * (4 * self.hidden + q + 2 * kv + 3 * self.inner)
 
@@ -114,7 +118,9 @@ class Truth:
 
 @dataclass(frozen=True)
 class Tail:
-    """Lengths of completions as shares of the longest, in rising order: a log-normal law, cut at 1."""
+    """Lengths of completions as shares of the longest, in rising order: a log-normal law, cut at
+    1.
+    """
 
     shares: tuple[float, ...]
 
@@ -122,7 +128,12 @@ class Tail:
     def drawn(cls, dice: random.Random) -> Tail:
         middle, spread = dice.uniform(0.1, 0.4), dice.uniform(0.5, 1.1)
         law = statistics.NormalDist(math.log(middle), spread)
-        return cls(tuple(min(1.0, math.exp(law.inv_cdf((place + 0.5) / TAIL_POINTS))) for place in range(TAIL_POINTS)))
+        return cls(
+            tuple(
+                min(1.0, math.exp(law.inv_cdf((place + 0.5) / TAIL_POINTS)))
+                for place in range(TAIL_POINTS)
+            )
+        )
 
     @property
     def mean(self) -> float:
@@ -131,7 +142,9 @@ class Tail:
     def longest_of(self, count: float) -> float:
         """Expected longest of so many completions."""
         below = [(place / TAIL_POINTS) ** count for place in range(TAIL_POINTS + 1)]
-        return sum(share * (below[place + 1] - below[place]) for place, share in enumerate(self.shares))
+        return sum(
+            share * (below[place + 1] - below[place]) for place, share in enumerate(self.shares)
+        )
 
 
 @dataclass(frozen=True)
@@ -176,15 +189,24 @@ class Quirks:
             return math.exp(dice.uniform(-math.log(1 + share), math.log(1 + share)))
 
         return cls(
-            static=within(0.06), activations=within(0.15), logits=within(0.15), rollout=within(0.3), training=within(0.3),
-            movement=within(0.3), fragments=dice.uniform(0.01, 0.06), kept=dice.uniform(0.5, 0.95),
-            pressure=dice.uniform(0.0, 0.3), preemption=dice.uniform(0.1, 0.5), wide=dice.uniform(0.0, 0.06),
-        )  # fmt: skip
+            static=within(0.06),
+            activations=within(0.15),
+            logits=within(0.15),
+            rollout=within(0.3),
+            training=within(0.3),
+            movement=within(0.3),
+            fragments=dice.uniform(0.01, 0.06),
+            kept=dice.uniform(0.5, 0.95),
+            pressure=dice.uniform(0.0, 0.3),
+            preemption=dice.uniform(0.1, 0.5),
+            wide=dice.uniform(0.0, 0.06),
+        )
 
     @classmethod
     def worse(cls, dice: random.Random) -> Quirks:
-        """Draw a machine that contradicts the prediction: each knob by a factor of its own, up to 3 in speed and a
-        quarter in memory."""
+        """Draw a machine that contradicts the prediction: each knob by a factor of its own, up
+        to 3 in speed and a quarter in memory.
+        """
 
         def up_to(factor: float) -> float:
             return math.exp(dice.uniform(0, math.log(factor)))
@@ -193,11 +215,22 @@ class Quirks:
             return math.exp(dice.uniform(-1, 1) * math.log(factor))
 
         return replace(
-            cls.drawn(dice), static=around(1.1), activations=around(1.25), logits=around(1.25),
-            rollout=around(3), training=around(1.5), movement=around(2), pressure=dice.uniform(0.0, 0.6),
-            small_share=up_to(3), small_micro=up_to(3), recompute=up_to(2), link=1 / up_to(10), plain=around(3),
-            sleeping=up_to(3), tail=Tail.drawn(dice),
-        )  # fmt: skip
+            cls.drawn(dice),
+            static=around(1.1),
+            activations=around(1.25),
+            logits=around(1.25),
+            rollout=around(3),
+            training=around(1.5),
+            movement=around(2),
+            pressure=dice.uniform(0.0, 0.6),
+            small_share=up_to(3),
+            small_micro=up_to(3),
+            recompute=up_to(2),
+            link=1 / up_to(10),
+            plain=around(3),
+            sleeping=up_to(3),
+            tail=Tail.drawn(dice),
+        )
 
 
 @dataclass(frozen=True)
@@ -221,29 +254,57 @@ class Machine:
             cause, numbers = _cause(phase, run), run.oom_numbers()
         seconds = run.seconds(peaks[phase] / self.limit_bytes)
         return Truth(
-            peak_bytes=peaks[phase], peaks=peaks, phase="load" if failure else phase, cause=cause, numbers=numbers,
-            cycle_seconds=sum(seconds.values()), by_phase=seconds, tokens=run.tokens(),
-            load_seconds=run.load_seconds(), setup_seconds=2.0 + 0.02 * self.shape.layers,
-        )  # fmt: skip
+            peak_bytes=peaks[phase],
+            peaks=peaks,
+            phase="load" if failure else phase,
+            cause=cause,
+            numbers=numbers,
+            cycle_seconds=sum(seconds.values()),
+            by_phase=seconds,
+            tokens=run.tokens(),
+            load_seconds=run.load_seconds(),
+            setup_seconds=2.0 + 0.02 * self.shape.layers,
+        )
 
 
 def _cause(phase: str, run: _Run) -> str:
     if phase in ("rollout", "sync", "load"):
-        return {"rollout": "kv_cache" if not run.engine else "activations", "sync": "weight_sync", "load": "weights"}[phase]
-    return "optimizer" if phase == "optimizer" else "logits" if run.logits() > run.activations() else "activations"
+        return {
+            "rollout": "kv_cache" if not run.engine else "activations",
+            "sync": "weight_sync",
+            "load": "weights",
+        }[phase]
+    return (
+        "optimizer"
+        if phase == "optimizer"
+        else "logits"
+        if run.logits() > run.activations()
+        else "activations"
+    )
 
 
 class _Run:
     """Candidate's settings on one machine."""
 
     def __init__(self, machine: Machine, settings: Mapping[str, Any]) -> None:
-        self.m, self.shape, self.gpu, self.quirks = machine, machine.shape, machine.gpu, machine.quirks
+        self.m, self.shape, self.gpu, self.quirks = (
+            machine,
+            machine.shape,
+            machine.gpu,
+            machine.quirks,
+        )
         self.micro = settings["per_device_train_batch_size"]
         self.steps = settings.get("steps_per_generation") or settings["gradient_accumulation_steps"]
         self.sequences = self.micro * self.steps
-        self.prompt, self.completion = settings["max_prompt_length"], settings["max_completion_length"]
+        self.prompt, self.completion = (
+            settings["max_prompt_length"],
+            settings["max_completion_length"],
+        )
         self.length = self.prompt + self.completion
-        self.recompute, self.lora = bool(settings["gradient_checkpointing"]), bool(settings.get("use_peft"))
+        self.recompute, self.lora = (
+            bool(settings["gradient_checkpointing"]),
+            bool(settings.get("use_peft")),
+        )
         self.sharding = settings.get("sharding") or ("ddp" if machine.ranks > 1 else "none")
         self.engine = bool(settings["use_vllm"])
         self.share = settings.get("vllm_gpu_memory_utilization", 0.0) if self.engine else 0.0
@@ -268,14 +329,23 @@ class _Run:
 
     def activations(self) -> float:
         tokens, layer = self.micro * self.length, self.shape.live_per_token
-        kept = 2 * self.shape.hidden * self.shape.layers + layer if self.recompute else layer * self.shape.layers
+        kept = (
+            2 * self.shape.hidden * self.shape.layers + layer
+            if self.recompute
+            else layer * self.shape.layers
+        )
         extra = 1.0 if self.lora else 1.15  # what weights of their own need beside
         return tokens * kept * extra * self.quirks.activations
 
     def logits(self) -> float:
         """Bytes of one chunk of tokens: half precision, float32 and a gradient. TRL 1.16 computes
         log-probabilities chunk by chunk."""
-        return min(self.micro * self.completion, CHUNK) * self.shape.vocabulary * 8 * self.quirks.logits
+        return (
+            min(self.micro * self.completion, CHUNK)
+            * self.shape.vocabulary
+            * 8
+            * self.quirks.logits
+        )
 
     def base(self) -> float:
         others = (0.35 if self.m.ranks > 1 else 0.0) + 0.45
@@ -296,10 +366,14 @@ class _Run:
             1.5 if self.sleeps and not self.recompute else 1.0
         )
         whole = 2 * self.shape.parameters if self.sharding == "zero3" else 0
-        # What torch holds on to after the first micro-steps. TRL lets go of it before it wakes a sleeping engine
-        # (trl/generation/vllm_generation.py, `empty_cache`).
+        # What torch holds on to after the first micro-steps. TRL lets go of it before it wakes a
+        # sleeping engine (trl/generation/vllm_generation.py, `empty_cache`).
         kept = 0.0 if self.sleeps else self.quirks.kept * training
-        rollout = awake + kept if self.engine else self.sequences * self.length * self.shape.cache_per_token + whole
+        rollout = (
+            awake + kept
+            if self.engine
+            else self.sequences * self.length * self.shape.cache_per_token + whole
+        )
         sampled = 0 if self.engine else self.sequences * self.shape.vocabulary * 12
         return {
             "load": base + awake,
@@ -311,8 +385,9 @@ class _Run:
         }
 
     def _moving(self) -> float:
-        """Bytes of the transfer of weights to the engine: one layer at a time; to merge adapters, TRL
-        gathers all at once."""
+        """Bytes of the transfer of weights to the engine: one layer at a time; to merge
+        adapters, TRL gathers all at once.
+        """
         if not self.engine:
             return 0.0
         if self.sharding == "zero3" and self.lora:
@@ -326,11 +401,17 @@ class _Run:
             + self.sequences * self.together * self.shape.vocabulary * 6
             + 40 * MIB * math.sqrt(self.shape.layers)
         )
-        return self.reserved() - 2 * self.shape.parameters / self.together * self.quirks.static - profiled
+        return (
+            self.reserved()
+            - 2 * self.shape.parameters / self.together * self.quirks.static
+            - profiled
+        )
 
     @property
     def _cached_here(self) -> float:
-        """Bytes of one token's cache on one card; heads that are fewer than the cards are held more than once."""
+        """Bytes of one token's cache on one card; heads that are fewer than the cards are held
+        more than once.
+        """
         return self.shape.cache_per_token / min(self.together, self.shape.kv_heads)
 
     def engine_failure(self) -> tuple[str, dict[str, float]] | None:
@@ -339,21 +420,34 @@ class _Run:
         free = self.m.limit_bytes - self.base()
         if self.reserved() > free:
             return "engine_startup", {
-                "asked_bytes": int(self.reserved()), "free_bytes": int(free), "total_bytes": self.gpu.memory_bytes,
-                "asked_share": self.share, "free_share": max(0.0, free / self.gpu.memory_bytes),
-            }  # fmt: skip
+                "asked_bytes": int(self.reserved()),
+                "free_bytes": int(free),
+                "total_bytes": self.gpu.memory_bytes,
+                "asked_share": self.share,
+                "free_share": max(0.0, free / self.gpu.memory_bytes),
+            }
         cache, one = self.cache_bytes(), int(self.length * self._cached_here)
         if cache < one:
             return "kv_cache", {
-                "asked_bytes": one, "free_bytes": max(0, int(cache)), "asked_length": self.length,
+                "asked_bytes": one,
+                "free_bytes": max(0, int(cache)),
+                "asked_length": self.length,
                 "longest_length": max(0, int(cache / self._cached_here)),
-            }  # fmt: skip
+            }
         return None
 
     def oom_numbers(self) -> dict[str, float]:
-        asked = self.logits() / 4 if self.logits() > self.activations() / 8 else self.activations() / self.shape.layers
+        asked = (
+            self.logits() / 4
+            if self.logits() > self.activations() / 8
+            else self.activations() / self.shape.layers
+        )
         free = asked * 0.6
-        return {"asked_bytes": int(asked), "free_bytes": int(free), "total_bytes": self.m.limit_bytes}
+        return {
+            "asked_bytes": int(asked),
+            "free_bytes": int(free),
+            "total_bytes": self.m.limit_bytes,
+        }
 
     # Speed.
 
@@ -370,7 +464,10 @@ class _Run:
     def seconds(self, fill: float) -> dict[str, float]:
         slow = 1 + self.quirks.pressure * max(0.0, min(1.0, (fill - 0.93) / 0.07))
         parts = {"rollout": self._rollout(), "sync": self._sync(), **self._training()}
-        return {name: value * (slow if name in ("forward", "backward") else 1.0) for name, value in parts.items()}
+        return {
+            name: value * (slow if name in ("forward", "backward") else 1.0)
+            for name, value in parts.items()
+        }
 
     @property
     def _bandwidth(self) -> float:
@@ -397,8 +494,14 @@ class _Run:
         room = max(1.0, self.cache_bytes() / (self.length * self._cached_here))
         running = min(sequences, room)
         waves = sequences / running
-        step = weights / self.together / (0.75 * self._bandwidth) + running * cached / self.together / (0.6 * self._bandwidth)
-        step += 1.2e-5 * self.shape.layers + 1.5e-3 + (0 if self.together == 1 else self.shape.layers * self._exchange(running))
+        step = weights / self.together / (
+            0.75 * self._bandwidth
+        ) + running * cached / self.together / (0.6 * self._bandwidth)
+        step += (
+            1.2e-5 * self.shape.layers
+            + 1.5e-3
+            + (0 if self.together == 1 else self.shape.layers * self._exchange(running))
+        )
         thrash = 1 + self.quirks.preemption * max(0.0, 1 - room / sequences)
         steps = self.completion * (self._longest(sequences) + (waves - 1) * self._mean)
         small = self.quirks.small_share ** max(0.0, 1 - self.share / 0.5)
@@ -414,7 +517,9 @@ class _Run:
         weights = 2 * self.shape.parameters
         seconds = 3 * weights / self.together / self._bandwidth + 1.5e-3 * self.shape.layers
         seconds += weights / self._link if self.sharding == "zero3" else 0.0
-        seconds += (0.4 + weights / self.together / 18e9) * self.quirks.sleeping if self.sleeps else 0.0
+        seconds += (
+            (0.4 + weights / self.together / 18e9) * self.quirks.sleeping if self.sleeps else 0.0
+        )
         return seconds * self.quirks.movement
 
     def _flops(self, share: float) -> float:
@@ -422,15 +527,27 @@ class _Run:
 
     def _training(self) -> dict[str, float]:
         tokens = self.micro * (self.prompt + self.completion * self._longest(self.micro))
-        share = 0.52 * tokens / (tokens + 1800) * (1 - self.quirks.wide * max(0.0, math.log2(tokens / 16384)))
+        share = (
+            0.52
+            * tokens
+            / (tokens + 1800)
+            * (1 - self.quirks.wide * max(0.0, math.log2(tokens / 16384)))
+        )
         work = 2 * self.shape.parameters * tokens
         forward = work / self._flops(share) + 2.5e-4 * self.shape.layers
-        backward = forward * ((1.05 if self.lora else 2.0) + (self.quirks.recompute if self.recompute else 0.0))
+        backward = forward * (
+            (1.05 if self.lora else 2.0) + (self.quirks.recompute if self.recompute else 0.0)
+        )
         few = self.quirks.small_micro ** max(0.0, 1 - math.log2(self.micro) / 5)
         moved = self._moved()
         once = 4 * self.trained / self._link if self.sharding == "ddp" else 0.0
         optimizer = (
-            20 * self.trained / (self.m.ranks if self.sharding in ("zero2", "zero3") else 1) / self._bandwidth + 0.02 + once
+            20
+            * self.trained
+            / (self.m.ranks if self.sharding in ("zero2", "zero3") else 1)
+            / self._bandwidth
+            + 0.02
+            + once
         )
         return {
             "forward": self.steps * (forward * few * self.quirks.training + moved / 3),
@@ -442,10 +559,25 @@ class _Run:
         """Seconds of a micro-step's traffic between cards that computing does not hide."""
         if self.sharding == "zero3":
             gathers = 3 if self.recompute else 2
-            return 0.45 * (gathers * 2 * self.shape.parameters + 2 * self.trained) / self._link * self.quirks.movement
-        return 0.5 * 2 * self.trained / self._link * self.quirks.movement if self.sharding == "zero2" else 0.0
+            return (
+                0.45
+                * (gathers * 2 * self.shape.parameters + 2 * self.trained)
+                / self._link
+                * self.quirks.movement
+            )
+        return (
+            0.5 * 2 * self.trained / self._link * self.quirks.movement
+            if self.sharding == "zero2"
+            else 0.0
+        )
 
     def load_seconds(self) -> float:
-        load = 8 + 2 * self.shape.parameters / 1.5e9 / (self.m.ranks if self.sharding == "zero3" else 1)
+        load = 8 + 2 * self.shape.parameters / 1.5e9 / (
+            self.m.ranks if self.sharding == "zero3" else 1
+        )
         load += 6 if self.m.ranks > 1 else 0
-        return load + (22 + 0.35 * self.shape.layers + 2 * self.shape.parameters / self.together / 5e9 if self.engine else 0)
+        return load + (
+            22 + 0.35 * self.shape.layers + 2 * self.shape.parameters / self.together / 5e9
+            if self.engine
+            else 0
+        )

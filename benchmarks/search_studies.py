@@ -89,10 +89,14 @@ class Result:
     """The search's own time per probe."""
 
     first_choice: float | None = None
-    """Share of the optimum of the candidate that prediction alone would choose; None without predictions."""
+    """Share of the optimum of the candidate that prediction alone would choose; None without
+    predictions.
+    """
 
     noticed_after: int | None = None
-    """Probes after the baseline's until one was truly better than that choice by NOTICED; None: never."""
+    """Probes after the baseline's until one was truly better than that choice by NOTICED; None:
+    never.
+    """
 
 
 def study(name: str, searcher: str, seed: int) -> Result:
@@ -112,18 +116,35 @@ def study(name: str, searcher: str, seed: int) -> Result:
     )
 
 
-def _theirs(what: Setup, rival: str, seed: int, machine: Machine, optimum: Optimum | None) -> Result:
-    arena = Arena(machine=machine, space=what.posed.job.space, candidates=what.posed.candidates, most=MOST)
+def _theirs(
+    what: Setup, rival: str, seed: int, machine: Machine, optimum: Optimum | None
+) -> Result:
+    arena = Arena(
+        machine=machine, space=what.posed.job.space, candidates=what.posed.candidates, most=MOST
+    )
     began = time.process_time()
     probes = run(RIVALS[rival], arena, seed)
     own = (time.process_time() - began) / max(1, len(probes))
     chosen = _incumbent(what, probes)
     return Result(
-        **_along(what, probes, optimum), setup=what.name, searcher=rival, seed=seed, share=_share(optimum, chosen),
-        probes=len(probes), confirmations=0, seconds=machine.now, loads=_loads(probes), feasible=optimum is not None,
-        nothing_fits=chosen is None, refused=0, falsely_refused=0, fitting=_fitting(optimum), refused_better=False, proven="",
+        **_along(what, probes, optimum),
+        setup=what.name,
+        searcher=rival,
+        seed=seed,
+        share=_share(optimum, chosen),
+        probes=len(probes),
+        confirmations=0,
+        seconds=machine.now,
+        loads=_loads(probes),
+        feasible=optimum is not None,
+        nothing_fits=chosen is None,
+        refused=0,
+        falsely_refused=0,
+        fitting=_fitting(optimum),
+        refused_better=False,
+        proven="",
         ask_tell_seconds=own,
-    )  # fmt: skip
+    )
 
 
 def _ours(
@@ -142,7 +163,12 @@ def _ours(
     most = what.posed.job.max_probes if sampler == "value" else MOST
     job = replace(what.posed.job, task=task, sampler=sampler, max_probes=most)  # type: ignore[arg-type]
     opened = open_study(
-        job, what.posed.candidates, what.posed.baseline, predictions=what.predictions, options=options, earlier=earlier
+        job,
+        what.posed.candidates,
+        what.posed.baseline,
+        predictions=what.predictions,
+        options=options,
+        earlier=earlier,
     )
     watch = _Watch(machine, opened)
     executor = InlineExecutor(machine.measure)
@@ -159,12 +185,24 @@ def _ours(
     wrongly = [one for one in refused if optimum and one in optimum.speeds]
     chosen = answer.winner.candidate if answer.winner else None
     return Result(
-        **_along(what, watch.probes, optimum), setup=what.name, searcher=searcher, seed=seed, share=_share(optimum, chosen),
-        probes=len(watch.probes), confirmations=watch.confirmations, seconds=machine.now, loads=executor.loads,
-        feasible=optimum is not None, nothing_fits=chosen is None, refused=len(refused), falsely_refused=len(wrongly),
-        fitting=_fitting(optimum), refused_better=any(optimum.speeds[one] == optimum.speed for one in wrongly if optimum),
-        proven=answer.proven, ask_tell_seconds=watch.own_seconds / max(1, len(watch.probes) + watch.confirmations),
-    )  # fmt: skip
+        **_along(what, watch.probes, optimum),
+        setup=what.name,
+        searcher=searcher,
+        seed=seed,
+        share=_share(optimum, chosen),
+        probes=len(watch.probes),
+        confirmations=watch.confirmations,
+        seconds=machine.now,
+        loads=executor.loads,
+        feasible=optimum is not None,
+        nothing_fits=chosen is None,
+        refused=len(refused),
+        falsely_refused=len(wrongly),
+        fitting=_fitting(optimum),
+        refused_better=any(optimum.speeds[one] == optimum.speed for one in wrongly if optimum),
+        proven=answer.proven,
+        ask_tell_seconds=watch.own_seconds / max(1, len(watch.probes) + watch.confirmations),
+    )
 
 
 class _Watch:
@@ -197,19 +235,29 @@ class _Watch:
             self.confirmations += 1
         else:
             trial = event.trial
-            self.probes.append(Probe(trial.candidate, trial.measurement, trial.verdict.fits, self._machine.now))
+            self.probes.append(
+                Probe(trial.candidate, trial.measurement, trial.verdict.fits, self._machine.now)
+            )
 
 
 def _along(what: Setup, probes: Sequence[Probe], optimum: Optimum | None) -> dict[str, Any]:
     """Return the figures read from the probes in their order."""
-    shares = [_share(optimum, _incumbent(what, probes[: count + 1])) for count in range(len(probes))]
+    shares = [
+        _share(optimum, _incumbent(what, probes[: count + 1])) for count in range(len(probes))
+    ]
     reached = next((place for place, share in enumerate(shares) if share >= 0.95), None)
     high = next((place for place, share in enumerate(shares) if share >= 0.97), None)
     first = _first_choice(what, optimum)
     tried = [one for one in probes if one.candidate != what.posed.baseline]
-    better = (place for place, one in enumerate(tried, 1) if first is not None and _is_better(optimum, one.candidate, first))
+    better = (
+        place
+        for place, one in enumerate(tried, 1)
+        if first is not None and _is_better(optimum, one.candidate, first)
+    )
     return {
-        "share_after": {count: shares[min(count, len(shares)) - 1] if shares else 0.0 for count in AFTER},
+        "share_after": {
+            count: shares[min(count, len(shares)) - 1] if shares else 0.0 for count in AFTER
+        },
         "out_of_memory": sum(one.measurement.outcome.is_out_of_memory for one in probes),
         "seconds_to_95": None if reached is None else probes[reached].ended,
         "probes_to_97": None if high is None else high + 1,
@@ -221,8 +269,16 @@ def _along(what: Setup, probes: Sequence[Probe], optimum: Optimum | None) -> dic
 def _first_choice(what: Setup, optimum: Optimum | None) -> float | None:
     """Return the share of what prediction alone would choose: the fastest that is not refused."""
     members = optimum.members if optimum else frozenset()
-    told = [what.predictions[one.id] for one in what.posed.candidates if one.id in members and one.id in what.predictions]
-    rates = {one.candidate_id: one.tokens_per_second.value for one in told if one.fits is not False and one.tokens_per_second}
+    told = [
+        what.predictions[one.id]
+        for one in what.posed.candidates
+        if one.id in members and one.id in what.predictions
+    ]
+    rates = {
+        one.candidate_id: one.tokens_per_second.value
+        for one in told
+        if one.fits is not False and one.tokens_per_second
+    }
     if optimum is None or not rates:
         return None
     return optimum.speeds.get(max(rates, key=lambda name: rates[name]), 0.0) / optimum.speed
@@ -233,7 +289,9 @@ def _is_better(optimum: Optimum | None, candidate: Candidate, first: float) -> b
 
 
 def _incumbent(what: Setup, probes: Sequence[Probe]) -> Candidate | None:
-    """The same rule for all: the fastest measured of what was seen to fit, in the most preferred tier with anything."""
+    """The same rule for all: the fastest measured of what was seen to fit, in the most preferred
+    tier with anything.
+    """
     fitting = {one.candidate: one.speed for one in probes if one.fits}
     for tier in tiers_of(what.posed.job.space, what.posed.candidates) if fitting else ():
         here = [one for one in tier.candidates if one in fitting]

@@ -2,7 +2,8 @@
 exceed.
 
 python benchmarks/search_tables.py --table narrow-transformers --model FOLDER --raw FOLDER   # one round; again for more
-    python benchmarks/search_tables.py --table narrow-transformers --model FOLDER --raw FOLDER --assemble
+    python benchmarks/search_tables.py --table narrow-transformers --model FOLDER --raw FOLDER
+    --assemble
 
 A round measures all candidates once in a new random order, one load after the other, and appends
 each measurement to a file: an interrupted round continues. The load average of each measurement
@@ -71,12 +72,18 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--table", choices=sorted(TABLES), required=True)
-    parser.add_argument("--model", type=Path, help="a folder that synthetic.py made with the table's shape")
+    parser.add_argument(
+        "--model", type=Path, help="a folder that synthetic.py made with the table's shape"
+    )
     parser.add_argument("--raw", type=Path, required=True, help="where measurements are collected")
     parser.add_argument(
-        "--assemble", action="store_true", help="write benchmarks/results/search/table_*.json from what was collected"
+        "--assemble",
+        action="store_true",
+        help="write benchmarks/results/search/table_*.json from what was collected",
     )
     parser.add_argument("--first", type=int, help="only so many candidates, to try a limit")
     return parser.parse_args()
@@ -99,32 +106,48 @@ def _one_round(arguments: argparse.Namespace, raw: Path) -> None:
 def job_of(table: Table, model: str) -> ParsedRequest:
     space = HERE / "spaces" / f"{table.space}.yaml"
     out = tempfile.mkdtemp(prefix="table-")
-    return parse_request(Flags(model=model, gpus="cpu", space=str(space), memory_limit=table.limit, out=out))
+    return parse_request(
+        Flags(model=model, gpus="cpu", space=str(space), memory_limit=table.limit, out=out)
+    )
 
 
 def _order(candidates: Sequence[Candidate], number: int) -> list[Candidate]:
-    """Return loads in one random order, candidates of a load in another: no position is favoured over
-    the rounds."""
+    """Return loads in one random order, candidates of a load in another: no position is favoured
+    over the rounds.
+    """
     shuffle = random.Random(number)
     loads = sorted({one.load_key for one in candidates})
     shuffle.shuffle(loads)
-    return sorted(shuffle.sample(list(candidates), len(candidates)), key=lambda one: loads.index(one.load_key))
+    return sorted(
+        shuffle.sample(list(candidates), len(candidates)), key=lambda one: loads.index(one.load_key)
+    )
 
 
-def _measure_all(understood: ParsedRequest, order: Sequence[Candidate], number: int, raw: Path) -> None:
+def _measure_all(
+    understood: ParsedRequest, order: Sequence[Candidate], number: int, raw: Path
+) -> None:
     executor = open_executor(understood.job, understood.trainer)
     last = None
     try:
         with raw.open("a") as file:
             for one in order:
                 if one.load_key != last:
-                    executor.open(one).measure(one, SHORT_PROBE)  # the first in a fresh process is not counted
+                    executor.open(one).measure(
+                        one, SHORT_PROBE
+                    )  # the first in a fresh process is not counted
                 last = one.load_key
                 beside = os.getloadavg()[0]
                 row = _row(one, number, executor.open(one).measure(one, SHORT_PROBE), beside)
                 file.write(json.dumps(row) + "\n")
                 file.flush()
-                print(number, row["outcome"], row["knobs"], row["peak_bytes"], file=sys.stderr, flush=True)
+                print(
+                    number,
+                    row["outcome"],
+                    row["knobs"],
+                    row["peak_bytes"],
+                    file=sys.stderr,
+                    flush=True,
+                )
     finally:
         executor.close()
 
@@ -139,7 +162,11 @@ def _row(one: Candidate, number: int, measured: Measurement, beside: float) -> d
         "peak_bytes": measured.memory.peak_bytes,
         "phase_peak_bytes": dict(measured.memory.phase_peak_bytes),
         "bound_by": measured.memory.bound_by,
-        "cost": {name: round(value, 4) for name, value in msgspec.to_builtins(measured.cost).items() if value is not None},
+        "cost": {
+            name: round(value, 4)
+            for name, value in msgspec.to_builtins(measured.cost).items()
+            if value is not None
+        },
         "speed": None if speed is None else msgspec.to_builtins(speed),
         "failure": None if failure is None else {**msgspec.to_builtins(failure), "excerpt": ""},
         "versions": dict(measured.versions),
@@ -157,7 +184,10 @@ def _assemble(arguments: argparse.Namespace, raw: Path) -> None:
     table = TABLES[name]
     versions = next(row["versions"] for row in rows if row["versions"])
     result = {
-        "about": f"every legal candidate of benchmarks/spaces/{table.space}.yaml, measured {ROUNDS} times on a CPU",
+        "about": (
+            f"every legal candidate of benchmarks/spaces/{table.space}.yaml, measured {ROUNDS}"
+            " times on a CPU"
+        ),
         "machine": facts(versions),
         "space": table.space,
         "global_batch": 16,
@@ -165,7 +195,10 @@ def _assemble(arguments: argparse.Namespace, raw: Path) -> None:
         "model_config": json.loads((arguments.model / "config.json").read_text()),
         "limit": table.limit,
         "plan": msgspec.to_builtins(SHORT_PROBE),
-        "jobs_beside": "yes: other jobs ran on the same cores; load_average is the machine's over the last minute",
+        "jobs_beside": (
+            "yes: other jobs ran on the same cores; load_average is the machine's over the last"
+            " minute"
+        ),
         "bound_by": sorted({row["bound_by"] for row in rows}),
         "rows": [_compact(row) for row in rows],
     }

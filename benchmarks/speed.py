@@ -5,7 +5,8 @@ make bench-speed
 
 The training step of each row is traced as `foresight.py` does, without a GPU. Half of the rows were
 held back while the throughput model was developed; a hash of their ids, fixed before, selects them.
-Writes results/speed.json and results/speed.md; `--set second` reads the models that were added later.
+Writes results/speed.json and results/speed.md; `--set second` reads the models that were added
+later.
 """
 
 from __future__ import annotations
@@ -47,15 +48,30 @@ def main() -> int:
 
 
 def held_back(row: Mapping[str, Any]) -> bool:
-    """Return True for rows that were not looked at during development: half of the first set, and all of the second."""
+    """Return True for rows that were not looked at during development: half of the first set,
+    and all of the second.
+    """
     return row.get("set") == "second" or hashlib.sha256(row["id"].encode()).digest()[0] % 2 == 1
 
 
 def compared(case: express.Case, answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the predicted and the measured tokens per second and GPU of a row."""
     row = case.row
-    facts = ("id", "url", "environment", "model", "gpus", "tuning", "framework_config", "micro_batch", "length")
-    line: dict[str, Any] = {name: row[name] for name in facts} | {"class": case.label, "held_back": held_back(row)}
+    facts = (
+        "id",
+        "url",
+        "environment",
+        "model",
+        "gpus",
+        "tuning",
+        "framework_config",
+        "micro_batch",
+        "length",
+    )
+    line: dict[str, Any] = {name: row[name] for name in facts} | {
+        "class": case.label,
+        "held_back": held_back(row),
+    }
     if "error" in answer:
         return {**line, "error": answer["error"]}
     step = step_seconds(case, msgspec.convert(answer["trace"], Trace))
@@ -77,12 +93,16 @@ def step_seconds(case: express.Case, trace: Trace) -> Estimate:
     spec = case.specification
     if ((case.sharding or {}).get("options") or {}).get("ignores_trainable"):
         trace = replace(trace, usage=None)  # adapters are no units of FSDP
-    seconds = throughput.cycle(trace, foreseen.composition(case.row, spec), gpu=gpu, config=spec["model"]["config"]).seconds
+    seconds = throughput.cycle(
+        trace, foreseen.composition(case.row, spec), gpu=gpu, config=spec["model"]["config"]
+    ).seconds
     return sum(seconds.values(), start=Estimate.exactly(0))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--environments", type=Path, default=foresight.ENVIRONMENTS)
     parser.add_argument("--out", type=Path, default=foresight.RESULTS)
     row_sets.add_option(parser)

@@ -1,4 +1,6 @@
-"""Figures of bench-speed: errors by class, order of two settings, intervals, one calibration row."""
+"""Figures of bench-speed: errors by class, order of two settings, intervals, one calibration
+row.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,17 @@ from typing import Any
 Row = Mapping[str, Any]
 
 DISTINCT = 1.02
-"""Smallest ratio of two measured speeds whose order counts: repeated rows differ by 1.1 % in the median."""
+"""Smallest ratio of two measured speeds whose order counts: repeated rows differ by 1.1 % in the
+median.
+"""
 
 LARGEST_DIFFERENCE = 1.04
 """Ratio of two measured speeds that no repeated row reaches (3.8 %)."""
 
 SAME_JOB = ("model", "gpus", "tuning")
-"""Facts that all candidates of one job share, and so a probe and the candidates that it corrects."""
+"""Facts that all candidates of one job share, and so a probe and the candidates that it
+corrects.
+"""
 
 REPEATED = ("model", "gpus", "tuning", "framework_config", "micro_batch", "length")
 """Facts of a row that was measured in both environments."""
@@ -28,7 +34,11 @@ def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
     known = [row for row in rows if "predicted" in row]
     development = [row for row in known if not row["held_back"]]
     held_back = [row for row in known if row["held_back"]]
-    figures = {"all": summary(known), "development": summary(development), "held_back": summary(held_back)}
+    figures = {
+        "all": summary(known),
+        "development": summary(development),
+        "held_back": summary(held_back),
+    }
     calibrating = development or held_back
     calibrated = one_row_calibration(held_back, calibrating, SAME_JOB)
     found = figures["held_back"]
@@ -42,15 +52,22 @@ def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "schema": 1,
         "ran_on": dict(facts),
-        "source": "fms-acceleration, scripts/benchmarks/refs: 100 steps of sft_trainer on A100-80G, packed rows",
+        "source": (
+            "fms-acceleration, scripts/benchmarks/refs: 100 steps of sft_trainer on A100-80G,"
+            " packed rows"
+        ),
         "figures": figures,
         "calibrated_by_one_row": calibrated,
-        "calibrated_by_one_row_of_the_model": one_row_calibration(held_back, calibrating, ("model",)),
+        "calibrated_by_one_row_of_the_model": one_row_calibration(
+            held_back, calibrating, ("model",)
+        ),
         "repeated_rows": repeated(known),
         "bars": {**BARS, "met": met},
         "bars_met": all(met.values()) and len(known) == len(rows),
         "classes": {name: summary(several) for name, several in grouped(known, "class").items()},
-        "models_and_gpus": {name: summary(several) for name, several in grouped(known, "model", "gpus").items()},
+        "models_and_gpus": {
+            name: summary(several) for name, several in grouped(known, "model", "gpus").items()
+        },
         "rows": list(rows),
     }
 
@@ -65,7 +82,9 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "median_ratio": round(median(1 + row["error"] for row in rows), 4),
         "within_20_percent": round(sum(error <= 0.2 for error in errors) / len(errors), 4),
         "worst": errors[-1],
-        "inside": round(sum(row["low"] <= row["measured"] <= row["high"] for row in rows) / len(rows), 4),
+        "inside": round(
+            sum(row["low"] <= row["measured"] <= row["high"] for row in rows) / len(rows), 4
+        ),
         "interval": round(median(row["high"] / row["low"] for row in rows), 2),
         "order": order(rows),
         "order_beyond_noise": order(rows, distinct=LARGEST_DIFFERENCE),
@@ -73,20 +92,32 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def order(rows: Sequence[Row], distinct: float = DISTINCT, facts: Sequence[str] = ("model", "environment")) -> dict[str, int]:
-    """Pairs of rows that share the facts and whose measured speeds differ, and those ordered right."""
+def order(
+    rows: Sequence[Row], distinct: float = DISTINCT, facts: Sequence[str] = ("model", "environment")
+) -> dict[str, int]:
+    """Pairs of rows that share the facts and whose measured speeds differ, and those ordered
+    right.
+    """
     pairs = [
         (one, other)
         for one, other in combinations(rows, 2)
         if all(one[fact] == other[fact] for fact in facts)
-        and max(one["measured"], other["measured"]) >= distinct * min(one["measured"], other["measured"])
+        and max(one["measured"], other["measured"])
+        >= distinct * min(one["measured"], other["measured"])
     ]
-    right = sum((one["measured"] < other["measured"]) == (one["predicted"] < other["predicted"]) for one, other in pairs)
+    right = sum(
+        (one["measured"] < other["measured"]) == (one["predicted"] < other["predicted"])
+        for one, other in pairs
+    )
     return {"pairs": len(pairs), "right": right}
 
 
-def one_row_calibration(rows: Sequence[Row], calibrating: Sequence[Row], facts: Sequence[str]) -> dict[str, Any]:
-    """Errors of `rows`, each corrected by the ratio of every other calibrating row that shares the given facts."""
+def one_row_calibration(
+    rows: Sequence[Row], calibrating: Sequence[Row], facts: Sequence[str]
+) -> dict[str, Any]:
+    """Errors of `rows`, each corrected by the ratio of every other calibrating row that shares
+    the given facts.
+    """
     before, after = [], []
     for row in rows:
         for other in calibrating:
@@ -96,14 +127,25 @@ def one_row_calibration(rows: Sequence[Row], calibrating: Sequence[Row], facts: 
                 after.append(abs(corrected / row["measured"] - 1))
     if not after:
         return {"pairs": 0, "median": None, "median_before": None}
-    return {"pairs": len(after), "median": round(median(after), 4), "median_before": round(median(before), 4)}
+    return {
+        "pairs": len(after),
+        "median": round(median(after), 4),
+        "median_before": round(median(before), 4),
+    }
 
 
 def repeated(rows: Sequence[Row]) -> dict[str, Any]:
     """Differences of rows measured twice, half a year apart, with other releases."""
     groups = [several for several in grouped(rows, *REPEATED).values() if len(several) > 1]
-    apart = [max(one["measured"] for one in several) / min(one["measured"] for one in several) - 1 for several in groups]
-    return {"pairs": len(apart), "median": round(median(apart), 4), "worst": round(max(apart), 4)} if apart else {"pairs": 0}
+    apart = [
+        max(one["measured"] for one in several) / min(one["measured"] for one in several) - 1
+        for several in groups
+    ]
+    return (
+        {"pairs": len(apart), "median": round(median(apart), 4), "worst": round(max(apart), 4)}
+        if apart
+        else {"pairs": 0}
+    )
 
 
 def grouped(rows: Iterable[Row], *facts: str) -> dict[str, list[Row]]:
@@ -120,22 +162,43 @@ def readable(document: Mapping[str, Any]) -> str:
         "# Predicted and measured training speed",
         "",
         f"Measured: {document['source']} (each row's link). ",
-        f"Predicted: traces without a GPU, {ran.get('date')}, commit {ran.get('commit')}, {ran.get('cpu')}; {versions}.",
-        f"{held['rows']} of {len(document['rows'])} rows were held back during development. Error: predicted / measured - 1.",
+        (
+            f"Predicted: traces without a GPU, {ran.get('date')}, commit {ran.get('commit')},"
+            f" {ran.get('cpu')}; {versions}."
+        ),
+        (
+            f"{held['rows']} of {len(document['rows'])} rows were held back during development."
+            " Error: predicted / measured - 1."
+        ),
         "",
-        "| rows | count | median error | within 20 % | worst | order of two right | inside the interval | interval, high/low |",
+        (
+            "| rows | count | median error | within 20 % | worst | order of two right | inside the"
+            " interval | interval, high/low |"
+        ),
         "|---|---|---|---|---|---|---|---|",
-        *(_summary_line(name.replace("_", " "), found) for name, found in document["figures"].items()),
+        *(
+            _summary_line(name.replace("_", " "), found)
+            for name, found in document["figures"].items()
+        ),
         *(_summary_line(name, found) for name, found in document["classes"].items()),
-        *(_summary_line(f"{name} GPUs", found) for name, found in document["models_and_gpus"].items()),
+        *(
+            _summary_line(f"{name} GPUs", found)
+            for name, found in document["models_and_gpus"].items()
+        ),
         "",
         *_calibration_lines(document),
         "",
         f"Bars, on the {held['rows']} rows held back: "
-        + ", ".join(f"{name.replace('_', ' ')} {'met' if met else 'missed'}" for name, met in document["bars"]["met"].items())
+        + ", ".join(
+            f"{name.replace('_', ' ')} {'met' if met else 'missed'}"
+            for name, met in document["bars"]["met"].items()
+        )
         + ".",
         "",
-        "| row | model | GPUs | method | micro-batch | held back | predicted tokens/s per GPU | measured | error |",
+        (
+            "| row | model | GPUs | method | micro-batch | held back | predicted tokens/s per GPU |"
+            " measured | error |"
+        ),
         "|---|---|---|---|---|---|---|---|---|",
         *(_row_line(row) for row in document["rows"]),
     ]
@@ -143,15 +206,26 @@ def readable(document: Mapping[str, Any]) -> str:
 
 
 def _calibration_lines(document: Mapping[str, Any]) -> list[str]:
-    job, model = (document[name] for name in ("calibrated_by_one_row", "calibrated_by_one_row_of_the_model"))
+    job, model = (
+        document[name] for name in ("calibrated_by_one_row", "calibrated_by_one_row_of_the_model")
+    )
     if not job["pairs"]:
         return ["No row could calibrate another."]
     after, before = (f"{job[name]:.1%}" for name in ("median", "median_before"))
     kind = "development" if document["figures"]["development"]["rows"] else "other"
     return [
-        f"Calibrated by one {kind} row of the same model, number of GPUs and method, which all candidates of a job share,",
-        f"the median error of the rows held back is {after} ({before} before; {job['pairs']} pairs).",
-        f"A row of the same model alone does not help: {model['median']:.1%}, {model['median_before']:.1%} before.",
+        (
+            f"Calibrated by one {kind} row of the same model, number of GPUs and method, which all"
+            " candidates of a job share,"
+        ),
+        (
+            f"the median error of the rows held back is {after} ({before} before; {job['pairs']}"
+            " pairs)."
+        ),
+        (
+            f"A row of the same model alone does not help: {model['median']:.1%},"
+            f" {model['median_before']:.1%} before."
+        ),
         *_order_lines(document["figures"]["held_back"]),
         *_repeated_lines(document["repeated_rows"]),
     ]
@@ -161,17 +235,28 @@ def _repeated_lines(twice: Mapping[str, Any]) -> list[str]:
     if not twice["pairs"]:
         return []
     return [
-        f"{twice['pairs']} rows were measured twice, with other releases, and differ by {twice['median']:.1%} in the median and",
+        (
+            f"{twice['pairs']} rows were measured twice, with other releases, and differ by"
+            f" {twice['median']:.1%} in the median and"
+        ),
         f"{twice['worst']:.1%} at most.",
     ]
 
 
 def _order_lines(held: Mapping[str, Any]) -> list[str]:
-    """Return the order of pairs that differ by more than repeated rows do, and of those that one search compares."""
-    beyond, job = (f"{held[name]['right']} of {held[name]['pairs']}" for name in ("order_beyond_noise", "order_in_a_job"))
+    """Return the order of pairs that differ by more than repeated rows do, and of those that one
+    search compares.
+    """
+    beyond, job = (
+        f"{held[name]['right']} of {held[name]['pairs']}"
+        for name in ("order_beyond_noise", "order_in_a_job")
+    )
     least = f"{LARGEST_DIFFERENCE - 1:.0%}"
     return [
-        f"Of rows held back whose speeds differ by {least} and more, {beyond} pairs are in the right order; of those",
+        (
+            f"Of rows held back whose speeds differ by {least} and more, {beyond} pairs are in the"
+            " right order; of those"
+        ),
         f"with the same model, number of GPUs and method, which one search compares, {job}.",
     ]
 
@@ -182,15 +267,21 @@ def _summary_line(name: str, found: Mapping[str, Any]) -> str:
     pairs = found["order"]
     ordered = f"{pairs['right']} of {pairs['pairs']}"
     return (
-        f"| {name} | {found['rows']} | {found['median']:.1%} | {found['within_20_percent']:.0%} | {found['worst']:.1%} "
-        f"| {ordered} | {found['inside']:.0%} | {found['interval']} |"
+        f"| {name} | {found['rows']} | {found['median']:.1%} | {found['within_20_percent']:.0%} |"
+        f" {found['worst']:.1%} | {ordered} | {found['inside']:.0%} | {found['interval']} |"
     )
 
 
 def _row_line(row: Row) -> str:
     head = f"| [{row['id']}]({row['url']}) | {row['model'].rpartition('/')[2]} | {row['gpus']} "
-    head += f"| {row['tuning']}, {row['framework_config']} | {row['micro_batch']} | {'yes' if row['held_back'] else 'no'} "
+    head += (
+        f"| {row['tuning']}, {row['framework_config']} | {row['micro_batch']} |"
+        f" {'yes' if row['held_back'] else 'no'} "
+    )
     if "predicted" not in row:
         return head + f"| {row['error']} | | |"
     interval = f"{row['low']:,.0f} to {row['high']:,.0f}"
-    return head + f"| {row['predicted']:,.0f} ({interval}) | {row['measured']:,.0f} | {row['error']:+.1%} |"
+    return (
+        head
+        + f"| {row['predicted']:,.0f} ({interval}) | {row['measured']:,.0f} | {row['error']:+.1%} |"
+    )

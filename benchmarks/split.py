@@ -3,8 +3,8 @@
 python benchmarks/split.py             # every report of split_reports.yaml; writes results/split.{json,md}
 python benchmarks/split.py REPORT ...  # some of them; the others keep their rows
 
-Each report states the time of both runs. Both are predicted from their settings, without calibration,
-at the lengths that the report states or, marked, at assumed ones.
+Each report states the time of both runs. Both are predicted from their settings, without
+calibration, at the lengths that the report states or, marked, at assumed ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ EQUAL = 0.05
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("reports", nargs="*", metavar="REPORT")
     chosen = parser.parse_args().reports
     reports = yaml.safe_load(REPORTS.read_text())["reports"]
@@ -58,8 +60,14 @@ def _write(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> None:
 
 def compared(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return a report's row: speeds of the split run divided by those of the colocated one."""
-    facts = {name: report[name] for name in ("id", "url", "gpus", "what", "lengths", "assumed", "reported")}
-    predicted = {mode: _predicted({**report["run"], "gpus": report["gpus"]}, report, mode) for mode in ("colocated", "split")}
+    facts = {
+        name: report[name]
+        for name in ("id", "url", "gpus", "what", "lengths", "assumed", "reported")
+    }
+    predicted = {
+        mode: _predicted({**report["run"], "gpus": report["gpus"]}, report, mode)
+        for mode in ("colocated", "split")
+    }
     ratio = predicted["split"]["tokens_per_second"] / predicted["colocated"]["tokens_per_second"]
     right = side(ratio) == side(report["reported"])
     return {**facts, "predicted": round(ratio, 3), "right_side": right, "runs": predicted}
@@ -72,7 +80,10 @@ def side(ratio: float) -> int:
 
 def _predicted(run: Mapping[str, Any], report: Mapping[str, Any], mode: str) -> dict[str, Any]:
     settings = {**report["settings"], **report[mode]}
-    options = {"lengths": report["lengths"], "set": [f"{name}={value}" for name, value in settings.items()]}
+    options = {
+        "lengths": report["lengths"],
+        "set": [f"{name}={value}" for name, value in settings.items()],
+    }
     request = parse_request(flags_of({**run, **options}).replace(mode="predict"))
     with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
         return _figures(service.predict(candidate_of_job(request)))
@@ -89,7 +100,10 @@ def _figures(found: Prediction) -> dict[str, Any]:
         "seconds": {name: round(one.value, 1) for name, one in seconds.items()},
     }
     if found.pipeline:
-        document["pipeline"] = {name: round(getattr(found.pipeline, name).value, 1) for name in ("generation", "training")}
+        document["pipeline"] = {
+            name: round(getattr(found.pipeline, name).value, 1)
+            for name in ("generation", "training")
+        }
     return document
 
 
@@ -99,12 +113,25 @@ def readable(document: Mapping[str, Any]) -> str:
     lines = [
         "# Split and asynchronous runs, predicted and reported",
         "",
-        f"Predicted without calibration, {ran.get('date')}, commit {ran.get('commit')}, {ran.get('cpu')}.",
-        "Speed of the split run over that of the colocated one on as many GPUs; within 5% of 1 neither is better.",
+        (
+            f"Predicted without calibration, {ran.get('date')}, commit {ran.get('commit')},"
+            f" {ran.get('cpu')}."
+        ),
+        (
+            "Speed of the split run over that of the colocated one on as many GPUs; within 5% of 1"
+            " neither is better."
+        ),
         f"The better of the two is named in {right} of {len(rows)} reports.",
-        *([f"Listed and not predicted: {', '.join(document['not_run'])}."] if document["not_run"] else []),
+        *(
+            [f"Listed and not predicted: {', '.join(document['not_run'])}."]
+            if document["not_run"]
+            else []
+        ),
         "",
-        "| report | GPUs | compared | lengths | reported | predicted | right side | predicted seconds, colocated | split |",
+        (
+            "| report | GPUs | compared | lengths | reported | predicted | right side | predicted"
+            " seconds, colocated | split |"
+        ),
         "|---|---|---|---|---|---|---|---|---|",
         *(_line(row) for row in rows),
         "",
@@ -117,12 +144,15 @@ def readable(document: Mapping[str, Any]) -> str:
 
 def _line(row: Mapping[str, Any]) -> str:
     colocated, split = (row["runs"][mode] for mode in ("colocated", "split"))
-    parts = ", ".join(f"{name} {seconds}" for name, seconds in colocated["seconds"].items() if seconds >= 0.1)
+    parts = ", ".join(
+        f"{name} {seconds}" for name, seconds in colocated["seconds"].items() if seconds >= 0.1
+    )
     sides = split.get("pipeline") or split["seconds"]
     apart = ", ".join(f"{name} {seconds}" for name, seconds in sides.items() if seconds >= 0.1)
     return (
-        f"| [{row['id']}]({row['url']}) | {row['gpus']} | {row['what']} | {row['lengths']} | {row['reported']:.2f} "
-        f"| {row['predicted']:.2f} | {'yes' if row['right_side'] else 'no'} | {parts} | {apart} |"
+        f"| [{row['id']}]({row['url']}) | {row['gpus']} | {row['what']} | {row['lengths']} |"
+        f" {row['reported']:.2f} | {row['predicted']:.2f} | {'yes' if row['right_side'] else 'no'}"
+        f" | {parts} | {apart} |"
     )
 
 

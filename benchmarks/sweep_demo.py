@@ -43,7 +43,10 @@ def main() -> None:
     candidates = legal_candidates(understood.job, understood.trainer)
     if arguments.sweep:
         earlier = json.loads(arguments.sweep.read_text())
-        table, versions = {row["id"]: row for row in earlier["candidates"]}, earlier["machine"]["versions"]
+        table, versions = (
+            {row["id"]: row for row in earlier["candidates"]},
+            earlier["machine"]["versions"],
+        )
     else:
         table, versions = _sweep(understood, candidates, arguments.repeats)
     runs = [_run(arguments, seed, table) for seed in range(arguments.seeds)]
@@ -61,16 +64,28 @@ def main() -> None:
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({name: result[name] for name in ("machine", "within_5_percent", "speedup_over_trl_defaults")}, indent=1))
+    print(
+        json.dumps(
+            {
+                name: result[name]
+                for name in ("machine", "within_5_percent", "speedup_over_trl_defaults")
+            },
+            indent=1,
+        )
+    )
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--memory-limit", required=True)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--sweep", type=Path, help="take the sweep from this earlier result and only run the seeds")
+    parser.add_argument(
+        "--sweep", type=Path, help="take the sweep from this earlier result and only run the seeds"
+    )
     parser.add_argument("--budget", default="4m", help="of each seed's run")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/demo_sweep.json"))
     return parser.parse_args()
@@ -93,16 +108,20 @@ def _question(arguments: argparse.Namespace, *, seed: int, folder: Path) -> Pars
 def _sweep(
     understood: ParsedRequest, candidates: Sequence[Candidate], repeats: int
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Measure every candidate `repeats` times, one round after the other; one load at a time inside a
-    round."""
+    """Measure every candidate `repeats` times, one round after the other; one load at a time
+    inside a round.
+    """
     table: dict[str, dict[str, Any]] = {}
     versions: dict[str, str] = {}
     executor = open_executor(understood.job, understood.trainer)
     shuffle = random.Random(0)
     try:
         for repeat in range(repeats):
-            # Shuffled anew in each round, loads apart: a machine that warms up or slows down must not favour a place in the row.
-            order = sorted(shuffle.sample(list(candidates), len(candidates)), key=lambda one: one.load_key)
+            # Shuffled anew in each round, loads apart: a machine that warms up or slows down must
+            # not favour a place in the row.
+            order = sorted(
+                shuffle.sample(list(candidates), len(candidates)), key=lambda one: one.load_key
+            )
             for last, candidate in zip([None, *order], order, strict=False):
                 if last is None or last.load_key != candidate.load_key:
                     _measure(executor, candidate)  # the first on a fresh process is not counted
@@ -110,7 +129,14 @@ def _sweep(
                 versions = dict(measurement.versions) or versions
                 row = table.setdefault(candidate.id, _row(understood, candidate))
                 _note(row, measurement)
-                print(repeat, row["knobs"], row["outcomes"][-1], row["tokens_per_second"][-1:], file=sys.stderr, flush=True)
+                print(
+                    repeat,
+                    row["knobs"],
+                    row["outcomes"][-1],
+                    row["tokens_per_second"][-1:],
+                    file=sys.stderr,
+                    flush=True,
+                )
     finally:
         executor.close()
     return table, versions
@@ -121,9 +147,20 @@ def _measure(executor: Executor, candidate: Candidate) -> Measurement:
 
 
 def _row(understood: ParsedRequest, candidate: Candidate) -> dict[str, Any]:
-    knobs = {name: value for name, value in candidate.knobs.items() if len(understood.job.space[name].choices) > 1}
+    knobs = {
+        name: value
+        for name, value in candidate.knobs.items()
+        if len(understood.job.space[name].choices) > 1
+    }
     learning = learning_values(understood.job.space, candidate)
-    return {"id": candidate.id, "knobs": knobs, "learning": learning, "outcomes": [], "tokens_per_second": [], "peak_bytes": []}
+    return {
+        "id": candidate.id,
+        "knobs": knobs,
+        "learning": learning,
+        "outcomes": [],
+        "tokens_per_second": [],
+        "peak_bytes": [],
+    }
 
 
 def _note(row: dict[str, Any], measurement: Measurement) -> None:
@@ -133,7 +170,9 @@ def _note(row: dict[str, Any], measurement: Measurement) -> None:
         row["tokens_per_second"].append(round(measurement.worst.tokens_per_second, 1))
 
 
-def _run(arguments: argparse.Namespace, seed: int, table: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _run(
+    arguments: argparse.Namespace, seed: int, table: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
     """The demo itself, with another seed, in a study of its own."""
     with tempfile.TemporaryDirectory(prefix="sweep-") as folder:
         understood = _question(arguments, seed=seed, folder=Path(folder))
@@ -163,7 +202,13 @@ def _answer(understood: ParsedRequest) -> Recommendation:
     job.out.mkdir(parents=True)
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     executor = open_executor(understood.job, understood.trainer)
-    return run_search(job, study=study, executor=executor, listener=lambda event: None, clock=Clock(job.budget_seconds))
+    return run_search(
+        job,
+        study=study,
+        executor=executor,
+        listener=lambda event: None,
+        clock=Clock(job.budget_seconds),
+    )
 
 
 def _fits(row: dict[str, Any]) -> bool:
@@ -174,8 +219,12 @@ def _speed(row: dict[str, Any]) -> float:
     return statistics.median(row["tokens_per_second"]) if row["tokens_per_second"] else 0.0
 
 
-def _speedup(understood: ParsedRequest, table: dict[str, dict[str, Any]], runs: list[dict[str, Any]]) -> float | None:
-    """The recommendations' median speed over that of TRL's defaults, both from the sweep; None where the defaults did not fit."""
+def _speedup(
+    understood: ParsedRequest, table: dict[str, dict[str, Any]], runs: list[dict[str, Any]]
+) -> float | None:
+    """The recommendations' median speed over that of TRL's defaults, both from the sweep; None
+    where the defaults did not fit.
+    """
     baseline = baseline_candidate(understood.job, understood.trainer)
     row = table.get(baseline.id) if baseline else None
     chosen = [_speed(_row_of(table, run["recommended"])) for run in runs if run["recommended"]]

@@ -34,7 +34,9 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 EXAMPLE = ROOT / "examples" / "tiny-qwen2-on-a-cpu"
-COMMAND = "autotune run --model .demo/model --gpus cpu --space demo --memory-limit 1150M --budget 4m"
+COMMAND = (
+    "autotune run --model .demo/model --gpus cpu --space demo --memory-limit 1150M --budget 4m"
+)
 SHAPE = "--hidden 128 --intermediate 768 --layers 2 --vocab 1024"
 COLUMNS, LINES = 116, 400
 LANDMARKS = ("candidates; at most", "recommended", "Confirmed by", "Written:")
@@ -43,28 +45,46 @@ LANDMARKS = ("candidates; at most", "recommended", "Confirmed by", "Written:")
 LARGEST_BYTES = 300_000
 FLAGS = ("--no-sandbox", "--disable-gpu", "--force-device-scale-factor=1")
 TERMINAL, REPORT, REPORT_DARK, PHONE, DASHBOARD, TRIAL = (
-    f"{name}.{kind}" for name, kind in (
-        ("terminal", "svg"), ("report", "png"), ("report-dark", "png"), ("report-phone", "png"), ("dashboard", "png"),
+    f"{name}.{kind}"
+    for name, kind in (
+        ("terminal", "svg"),
+        ("report", "png"),
+        ("report-dark", "png"),
+        ("report-phone", "png"),
+        ("dashboard", "png"),
         ("dashboard-trials", "png"),
     )
-)  # fmt: skip
+)
 NAMES = (TERMINAL, REPORT, REPORT_DARK, PHONE, DASHBOARD, TRIAL)
 
 
 def run_demo(folder: Path) -> bytes:
     """Return every byte that the demo wrote to a terminal of COLUMNS columns."""
-    subprocess.run([sys.executable, "-m", "autotune.worker.synthetic", *SHAPE.split(), ".demo/model"], cwd=folder, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "autotune.worker.synthetic", *SHAPE.split(), ".demo/model"],
+        cwd=folder,
+        check=True,
+    )
     # The demo measures anew, whatever this machine measured before: it gets a record of its own.
-    settings = {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color", "XDG_DATA_HOME": str(folder / "record"), "HF_HUB_OFFLINE": "1"}
+    settings = {
+        "COLUMNS": str(COLUMNS),
+        "TERM": "xterm-256color",
+        "XDG_DATA_HOME": str(folder / "record"),
+        "HF_HUB_OFFLINE": "1",
+    }
     there = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **settings}
     there["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{there['PATH']}"
     there.pop("NO_COLOR", None)
     parent, child = pty.openpty()
-    with subprocess.Popen([*COMMAND.split(), "--out", "demo-out"], cwd=folder, env=there, stdout=child, stderr=child) as process:
+    with subprocess.Popen(
+        [*COMMAND.split(), "--out", "demo-out"], cwd=folder, env=there, stdout=child, stderr=child
+    ) as process:
         os.close(child)
         written = b"".join(_read(parent))
     if process.returncode != 0:
-        raise SystemExit(f"the demo ended with {process.returncode}:\n{written.decode(errors='replace')}")
+        raise SystemExit(
+            f"the demo ended with {process.returncode}:\n{written.decode(errors='replace')}"
+        )
     return written
 
 
@@ -89,8 +109,14 @@ def lines_of(written: bytes, folder: Path) -> list[Text]:
 
 def _styled(row: Mapping[int, pyte.screens.Char]) -> Text:
     line = Text()
-    for (colour, bold), cells in itertools.groupby((row[column] for column in range(COLUMNS)), lambda cell: (cell.fg, cell.bold)):
-        named = None if colour == "default" else colour.replace("bright", "bright_").replace("brown", "yellow")
+    for (colour, bold), cells in itertools.groupby(
+        (row[column] for column in range(COLUMNS)), lambda cell: (cell.fg, cell.bold)
+    ):
+        named = (
+            None
+            if colour == "default"
+            else colour.replace("bright", "bright_").replace("brown", "yellow")
+        )
         line.append("".join(cell.data for cell in cells), Style(color=named, bold=bold or None))
     line.rstrip()
     return line
@@ -109,7 +135,10 @@ def shortened(lines: Sequence[Text], kept: Sequence[range]) -> list[Text]:
 
 def draw_terminal(written: bytes, folder: Path, to: Path) -> None:
     lines = lines_of(written, folder)
-    where = {word: next(number for number, line in enumerate(lines) if word in line.plain) for word in LANDMARKS}
+    where = {
+        word: next(number for number, line in enumerate(lines) if word in line.plain)
+        for word in LANDMARKS
+    }
     head, table, words, end = where.values()
     kept = (range(head + 8), range(table, words + 1), range(end, len(lines)))
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
@@ -117,14 +146,17 @@ def draw_terminal(written: bytes, folder: Path, to: Path) -> None:
     for line in shortened(lines, kept):
         console.print(line, soft_wrap=True, crop=False)
     drawn = console.export_svg(title="autotune run", clear=False)
-    # No font is fetched from anywhere: where Fira Code is not installed, the viewer's own monospaced one is taken.
+    # No font is fetched from anywhere: where Fira Code is not installed, the viewer's own
+    # monospaced one is taken.
     to.write_text(re.sub(r"@font-face\s*\{.*?\}", "", drawn, flags=re.DOTALL))
 
 
 @contextlib.contextmanager
 def dashboard(folder: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "autotune", "dashboard", "demo-out", "--port", "0", "--json"]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             yield json.loads(process.stdout.readline())["url"]
@@ -140,9 +172,22 @@ def draw_pages(folder: Path) -> None:
         _draw(browser, report, PICTURES / REPORT_DARK, dark=True, ready=_report_is_drawn)
         _draw(browser, report, PICTURES / PHONE, dark=False, ready=_report_is_drawn, width=390)
         with dashboard(folder) as url:
-            _draw(browser, f"{url}/studies/1", PICTURES / DASHBOARD, dark=False, ready=_dashboard_is_drawn, height=2050)
+            _draw(
+                browser,
+                f"{url}/studies/1",
+                PICTURES / DASHBOARD,
+                dark=False,
+                ready=_dashboard_is_drawn,
+                height=2050,
+            )
             trial = f"{url}/studies/1/trials?numbers={_most_telling(folder)}"
-            _draw(browser, trial, PICTURES / TRIAL, dark=False, ready=lambda page: _trial_is_drawn(page, folder))
+            _draw(
+                browser,
+                trial,
+                PICTURES / TRIAL,
+                dark=False,
+                ready=lambda page: _trial_is_drawn(page, folder),
+            )
         browser.close()
 
 
@@ -156,8 +201,12 @@ def _places(folder: Path) -> list[tuple[str, str]]:
     """Return the paths of this run and its programs with their replacements."""
     written = folder / "demo-out"
     return [
-        (f"sqlite:///{written}", "sqlite:///."), (str(written), "."), (f"{folder}/", ""), (sys.prefix, ".venv"), (f"{ROOT}/", ""),
-    ]  # fmt: skip
+        (f"sqlite:///{written}", "sqlite:///."),
+        (str(written), "."),
+        (f"{folder}/", ""),
+        (sys.prefix, ".venv"),
+        (f"{ROOT}/", ""),
+    ]
 
 
 REPLACE = """(places) => {
@@ -168,9 +217,17 @@ REPLACE = """(places) => {
 
 
 def renew_example(folder: Path) -> None:
-    """Copy the files of this run, with paths as seen from the example's folder; its own README stays."""
+    """Copy the files of this run, with paths as seen from the example's folder; its own README
+    stays.
+    """
     written = folder / "demo-out"
-    for name in ("recommendation.json", "recommended.yaml", "accelerate.yaml", "launch.sh", "placeholder/train.jsonl"):
+    for name in (
+        "recommendation.json",
+        "recommended.yaml",
+        "accelerate.yaml",
+        "launch.sh",
+        "placeholder/train.jsonl",
+    ):
         text = (written / name).read_text()
         for there, here in _places(folder):
             text = text.replace(there, here)
@@ -178,9 +235,18 @@ def renew_example(folder: Path) -> None:
 
 
 def _draw(
-    browser: Browser, url: str, to: Path, *, dark: bool, ready: Callable[[Page], None], width: int = 1100, height: int = 1500
+    browser: Browser,
+    url: str,
+    to: Path,
+    *,
+    dark: bool,
+    ready: Callable[[Page], None],
+    width: int = 1100,
+    height: int = 1500,
 ) -> None:
-    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
+    page = browser.new_page(
+        viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
+    )
     page.set_default_timeout(180_000)
     page.goto(url)
     ready(page)
@@ -211,7 +277,9 @@ def _is_quiet(page: Page) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="where the run is kept, or lies already")
+    parser.add_argument(
+        "--keep", metavar="FOLDER", type=Path, help="where the run is kept, or lies already"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (given.keep or Path(temporary)).resolve()

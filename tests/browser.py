@@ -11,9 +11,24 @@ from dataclasses import dataclass, field
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+)
+CHROMIUM = next(
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
+)
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)"
+)
 
 
 @dataclass
@@ -30,9 +45,14 @@ class Opened:
 def tab(url: str, *, width: int = 1100, dark: bool = False) -> Iterator[Opened]:
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+        page = browser.new_page(
+            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+        )
         opened = Opened(page=page)
-        page.on("console", lambda said: opened.complaints.append(said.text) if said.type == "error" else None)
+        page.on(
+            "console",
+            lambda said: opened.complaints.append(said.text) if said.type == "error" else None,
+        )
         page.on("pageerror", lambda error: opened.complaints.append(str(error)))
         page.on("request", lambda request: opened.asked_for.append(request.url))
         page.goto(url)

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")  # how long it takes to think of an example says how busy the machine is
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(
+    "any machine"
+)  # how long it takes to think of an example says how busy the machine is
 
 HERE = Path(__file__).parent
 OF_RAY = (
@@ -20,15 +24,17 @@ OF_RAY = (
     "executors/test_contract.py",
     "faults/test_faults.py",
 )
-"""They start clusters of Ray, and one of them ends every one that there is, as its program for SLURM does."""
+"""They start clusters of Ray, and one of them ends every one that there is, as its program for
+SLURM does.
+"""
 if missing := [file for file in OF_RAY if not (HERE / file).is_file()]:
     raise FileNotFoundError(f"OF_RAY names files that don't exist: {missing}")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run the tests of one file in one process, since they share fixtures, and all tests with Ray in
-    one.
+    """Run the tests of one file in one process, since they share fixtures, and all tests with Ray
+    in one.
 
     The scheduler is implemented here because pytest 9 ignores the groups of xdist 3.8.
     """
@@ -43,7 +49,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _no_test_knows_the_users_store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measurements are kept in the user's data folder; a test has one of its own, and starts knowing nothing."""
+def _no_test_knows_the_users_store(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measurements are kept in the user's data folder; a test has one of its own, and starts
+    knowing nothing.
+    """
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # no test asks the hub, but those that name a local one
+    monkeypatch.setenv(
+        "HF_HUB_OFFLINE", "1"
+    )  # no test asks the hub, but those that name a local one

@@ -22,7 +22,10 @@ class InlineRunner:
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
         if candidate.load_key != self.load_key:
-            raise ProbeError(f"Candidate {candidate.id} needs load {candidate.load_key}; this runner has {self.load_key}.")
+            raise ProbeError(
+                f"Candidate {candidate.id} needs load {candidate.load_key}; this runner has"
+                f" {self.load_key}."
+            )
         if not self._loaded:
             self._loaded = True
             self._on_load()
@@ -40,7 +43,9 @@ class InlineExecutor:
         self._runners: dict[int, InlineRunner] = {}
         self._numbers = itertools.count(1)
         self._loads = 0
-        self.slots = tuple(Slot(number=n, hosts=frozenset({"inline"}), words="this process") for n in range(slots))
+        self.slots = tuple(
+            Slot(number=n, hosts=frozenset({"inline"}), words="this process") for n in range(slots)
+        )
 
     def prepare(self) -> Mapping[str, str]:
         return {}
@@ -48,7 +53,9 @@ class InlineExecutor:
     def open(self, candidate: Candidate, slot: int = 0) -> InlineRunner:
         runner = self._runners.get(slot)
         if runner is None or runner.load_key != candidate.load_key:
-            runner = self._runners[slot] = InlineRunner(candidate.load_key, self._measure, self._count_load)
+            runner = self._runners[slot] = InlineRunner(
+                candidate.load_key, self._measure, self._count_load
+            )
         return runner
 
     @property

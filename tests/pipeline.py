@@ -1,4 +1,6 @@
-"""A tiny model, its data and its configuration, as a pipeline has them: everything local, and trained in seconds."""
+"""A tiny model, its data and its configuration, as a pipeline has them: everything local, and
+trained in seconds.
+"""
 
 from __future__ import annotations
 
@@ -40,5 +42,7 @@ def make_project(folder: Path, **settings: object) -> Path:
 def write_prompts(folder: Path, *, longest: int) -> None:
     """Rows of 1 to `longest` words."""
     (folder / "prompts").mkdir(exist_ok=True)
-    rows = [json.dumps({"prompt": " ".join(["one"] * (1 + row % longest))}) + "\n" for row in range(32)]
+    rows = [
+        json.dumps({"prompt": " ".join(["one"] * (1 + row % longest))}) + "\n" for row in range(32)
+    ]
     (folder / "prompts" / "train.jsonl").write_text("".join(rows))

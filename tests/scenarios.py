@@ -1,5 +1,6 @@
-"""Scenario folders of examples/, run with the flags of their pages and one tracing process for all of
-them."""
+"""Scenario folders of examples/, run with the flags of their pages and one tracing process for
+all of them.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +56,24 @@ class Scenario:
 
     def flipped(self, change: Mapping[str, Any]) -> Flags:
         given = {**self.told["failing"], "unknown": {}}
-        by_flag = {name: value for name, value in change.items() if name in given}  # what has a flag of its own is said there
+        by_flag = {
+            name: value for name, value in change.items() if name in given
+        }  # what has a flag of its own is said there
         by_set = {name: value for name, value in change.items() if name not in given}
-        return _flags({**given, **by_flag, "set": {**given.get("set", {}), **self.told.get("flips_from", {}), **by_set}})
+        return _flags(
+            {
+                **given,
+                **by_flag,
+                "set": {**given.get("set", {}), **self.told.get("flips_from", {}), **by_set},
+            }
+        )
 
     def commands(self) -> list[list[str]]:
         """Return the command lines."""
-        return [["autotune", "predict", *typed(self.failing())], ["autotune", "run", *typed(self.run())]]
+        return [
+            ["autotune", "predict", *typed(self.failing())],
+            ["autotune", "run", *typed(self.run())],
+        ]
 
 
 def _flags(given: Mapping[str, Any]) -> Flags:
@@ -94,17 +106,25 @@ class Oracle:
         if trainer.trace_adapter not in self._tracers:
             self._tracers[trainer.trace_adapter] = open_tracers(job.task, trainer)
         kept: Any = Kept(self._tracers[trainer.trace_adapter])
-        return PredictionService(task=job.task, trainer=trainer, limit_bytes=job.memory_limit_bytes, tracer=kept)
+        return PredictionService(
+            task=job.task, trainer=trainer, limit_bytes=job.memory_limit_bytes, tracer=kept
+        )
 
     def ways(self, flags: Flags) -> list[FactVariant]:
-        """Return every combination of unknown facts, without a search for remedies, which would trace
-        many more steps."""
-        return [self._way(facts, parse_request(given)) for facts, given in ways_of(dataclasses.replace(flags, mode="predict"))]
+        """Return every combination of unknown facts, without a search for remedies, which would
+        trace many more steps.
+        """
+        return [
+            self._way(facts, parse_request(given))
+            for facts, given in ways_of(dataclasses.replace(flags, mode="predict"))
+        ]
 
     def _way(self, facts: Mapping[str, KnobValue], understood: ParsedRequest) -> FactVariant:
         candidate = candidate_of_job(understood)
         foresight = self.open(understood.job, understood.trainer)
-        return FactVariant(facts=facts, candidate=candidate, prediction=foresight.predict(candidate))
+        return FactVariant(
+            facts=facts, candidate=candidate, prediction=foresight.predict(candidate)
+        )
 
     def predict(self, flags: Flags) -> Prediction:
         """Return the prediction of a configuration without unknown facts."""
@@ -120,7 +140,11 @@ def portable(text: str, out: Path) -> str:
     """Return the text without the folders of the machine that wrote it: the interpreter's and the
     output's."""
     binaries = Path(sys.executable).parent
-    return text.replace(sys.executable, "python").replace(f"{binaries}/", "").replace(str(out), "recommended")
+    return (
+        text.replace(sys.executable, "python")
+        .replace(f"{binaries}/", "")
+        .replace(str(out), "recommended")
+    )
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
-"""A made-up machine whose truth is known: memory and speed by formula, for tests of the search alone.
+"""A made-up machine whose truth is known: memory and speed by formula, for tests of the search
+alone.
 
-It goes through the real inline executor, so the search sees nothing that it would not see of a real rig.
+It goes through the real inline executor, so the search sees nothing that it would not see of a real
+rig.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ MIB = 2**20
 
 
 def toy_space(**choices: tuple[object, ...]) -> SearchSpace:
-    """Micro-batch, checkpointing and engine share are neutral; generations and completions are learned with."""
+    """Micro-batch, checkpointing and engine share are neutral; generations and completions are
+    learned with.
+    """
     space = SearchSpace(
         name="toy",
         about="a space with a known optimum",
@@ -30,9 +34,27 @@ def toy_space(**choices: tuple[object, ...]) -> SearchSpace:
         objective="preference",
         relax=("num_generations", "max_completion_length"),
         knobs=(
-            Knob(name="batch", choices=(1, 2, 4, 8), effect="neutral", memory="grows", says="sequences at once"),
-            Knob(name="checkpointing", choices=(True, False), effect="neutral", memory="shrinks", says="recompute"),
-            Knob(name="use_vllm", choices=(False, True), effect="neutral", memory="unclear", says="engine"),
+            Knob(
+                name="batch",
+                choices=(1, 2, 4, 8),
+                effect="neutral",
+                memory="grows",
+                says="sequences at once",
+            ),
+            Knob(
+                name="checkpointing",
+                choices=(True, False),
+                effect="neutral",
+                memory="shrinks",
+                says="recompute",
+            ),
+            Knob(
+                name="use_vllm",
+                choices=(False, True),
+                effect="neutral",
+                memory="unclear",
+                says="engine",
+            ),
             Knob(
                 name="share",
                 choices=(0.1, 0.2),
@@ -41,8 +63,20 @@ def toy_space(**choices: tuple[object, ...]) -> SearchSpace:
                 when={"use_vllm": (True,)},
                 says="the engine's share",
             ),
-            Knob(name="num_generations", choices=(8, 4), effect="learning", memory="grows", says="group size"),
-            Knob(name="max_completion_length", choices=(64, 32), effect="learning", memory="grows", says="longest"),
+            Knob(
+                name="num_generations",
+                choices=(8, 4),
+                effect="learning",
+                memory="grows",
+                says="group size",
+            ),
+            Knob(
+                name="max_completion_length",
+                choices=(64, 32),
+                effect="learning",
+                memory="grows",
+                says="longest",
+            ),
         ),
     )
     return space.with_choices(choices)  # type: ignore[arg-type]
@@ -68,7 +102,9 @@ class ToyTrainer:
     def ranks(self, settings: Mapping[str, object], gpus: int) -> int:
         return gpus
 
-    def trained_defaults(self, stated: Knobs, rest: Mapping[str, object], space: SearchSpace, python: Path) -> Knobs:
+    def trained_defaults(
+        self, stated: Knobs, rest: Mapping[str, object], space: SearchSpace, python: Path
+    ) -> Knobs:
         return {}
 
     def fields(self) -> Mapping[str, Field]:
@@ -99,7 +135,9 @@ class ToyTrainer:
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return dict(candidate.load)
 
-    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
+    def probe_request(
+        self, candidate: Candidate, task: Task, plan: ProbePlan
+    ) -> Mapping[str, object]:
         return dict(candidate.settings)
 
     def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
@@ -111,7 +149,9 @@ class ToyTrainer:
     def compose(self, candidate: Candidate, task: Task) -> Composition:
         raise NotImplementedError("this machine is predicted by formula")
 
-    def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
+    def write_files(
+        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+    ) -> list[Path]:
         return []
 
 
@@ -126,19 +166,29 @@ class Machine:
 
     def need(self, candidate: Candidate) -> int:
         knobs = candidate.knobs
-        activations = knobs["batch"] * knobs["max_completion_length"] * (1 if knobs["checkpointing"] else 3)  # type: ignore[operator]
+        activations = (
+            knobs["batch"] * knobs["max_completion_length"] * (1 if knobs["checkpointing"] else 3)
+        )  # type: ignore[operator]
         engine = 2000 * (knobs.get("share") or 0)  # type: ignore[operator]
         return int((100 + activations + knobs["num_generations"] * 10 + engine) * MIB)  # type: ignore[operator]
 
     def speed(self, candidate: Candidate) -> float:
         knobs = candidate.knobs
         batch = float(knobs["batch"])  # type: ignore[arg-type]
-        return 100 * batch / (1 + batch / 4) * (1.0 if knobs["checkpointing"] else 1.2) * (2.0 if knobs["use_vllm"] else 1.0)
+        return (
+            100
+            * batch
+            / (1 + batch / 4)
+            * (1.0 if knobs["checkpointing"] else 1.2)
+            * (2.0 if knobs["use_vllm"] else 1.0)
+        )
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
         self.asked.append((candidate, plan))
         need = self.need(candidate)
-        outcome = self.outcomes.get(candidate.id, Outcome.OK if need <= self.limit_bytes else Outcome.OOM_BACKWARD)
+        outcome = self.outcomes.get(
+            candidate.id, Outcome.OK if need <= self.limit_bytes else Outcome.OOM_BACKWARD
+        )
         fits = outcome is Outcome.OK
         speed = Speed(
             completion_tokens=64,
@@ -150,10 +200,18 @@ class Machine:
         return Measurement(
             candidate_id=candidate.id,
             outcome=outcome,
-            memory=Memory(peak_bytes=min(need, self.limit_bytes), limit_bytes=self.limit_bytes, bound_by="formula"),
+            memory=Memory(
+                peak_bytes=min(need, self.limit_bytes),
+                limit_bytes=self.limit_bytes,
+                bound_by="formula",
+            ),
             cost=Cost(total_seconds=1.0, load_seconds=0.0),
             worst=speed if fits else None,
-            failure=None if fits else Failure(evidence="out of memory", phase="backward", cause="activations"),
+            failure=(
+                None
+                if fits
+                else Failure(evidence="out of memory", phase="backward", cause="activations")
+            ),
         )
 
 
@@ -172,11 +230,16 @@ class Oracle:
         self.predicted.append(candidate)
         return self._foresee(candidate)
 
-    def screen(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> dict[str, Prediction]:
+    def screen(
+        self, candidates: Sequence[Candidate], *, seconds: float | None = None
+    ) -> dict[str, Prediction]:
         return {candidate.id: self._foresee(candidate) for candidate in candidates}
 
     def _foresee(self, candidate: Candidate) -> Prediction:
-        need, limit = self._within(self.machine.need(candidate) * self.bias), self.machine.limit_bytes
+        need, limit = (
+            self._within(self.machine.need(candidate) * self.bias),
+            self.machine.limit_bytes,
+        )
         fits = True if need.high <= limit else False if need.low > limit else None
         return Prediction(
             candidate_id=candidate.id,
@@ -187,7 +250,9 @@ class Oracle:
             peak_memory_bytes=need,
             torch_peak_allocated_bytes=need,
             torch_peak_reserved_bytes=need,
-            tokens_per_second=self._within(self.machine.speed(candidate)) if self.knows_speed else None,
+            tokens_per_second=(
+                self._within(self.machine.speed(candidate)) if self.knows_speed else None
+            ),
         )
 
     def _within(self, value: float) -> Estimate:
@@ -196,7 +261,8 @@ class Oracle:
 
 def toy_job(tmp_path: Path, space: SearchSpace, limit_bytes: int, **changes: object) -> Job:
     workload = Workload(
-        model=Model(name="toy", config={"model_type": "toy"}, folder=None, origin="made up"), python=Path("/usr/bin/python3")
+        model=Model(name="toy", config={"model_type": "toy"}, folder=None, origin="made up"),
+        python=Path("/usr/bin/python3"),
     )
     hardware = Hardware(kind="cpu", name="cpu", count=1, memory_bytes=2**34, here=True)
     settled: dict[str, object] = {

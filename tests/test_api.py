@@ -27,7 +27,11 @@ LOG = Path(__file__).parent / "failures" / "samples" / "disk.txt"
 
 def test_every_flag_has_its_keyword() -> None:
     flags = {field.name for field in dataclasses.fields(Flags)}
-    assert {*RunOptions.__annotations__, *PredictOptions.__annotations__, *SolveOptions.__annotations__} == flags
+    assert {
+        *RunOptions.__annotations__,
+        *PredictOptions.__annotations__,
+        *SolveOptions.__annotations__,
+    } == flags
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -40,9 +44,26 @@ def test_a_subpackage_does_not_replace_its_function(room: str) -> None:
 
 ASKED: list[dict[str, Any]] = [
     {},
-    {"model": Path("model"), "gpus": "2xcpu", "lora_rank": 8, "seed": 7, "resume": True, "out": Path("a folder")},
-    {"hold": {"use_vllm": False, "learning_rate": 1e-6, "optim": "adamw_8bit"}, "search": {"num_generations": (4, 8)}},
-    {"hold": ["beta=0.0"], "budget": "5m", "mode": "probe", "sampler": "tpe", "storage": "sqlite:///x.db", "fresh": True},
+    {
+        "model": Path("model"),
+        "gpus": "2xcpu",
+        "lora_rank": 8,
+        "seed": 7,
+        "resume": True,
+        "out": Path("a folder"),
+    },
+    {
+        "hold": {"use_vllm": False, "learning_rate": 1e-6, "optim": "adamw_8bit"},
+        "search": {"num_generations": (4, 8)},
+    },
+    {
+        "hold": ["beta=0.0"],
+        "budget": "5m",
+        "mode": "probe",
+        "sampler": "tpe",
+        "storage": "sqlite:///x.db",
+        "fresh": True,
+    },
 ]
 
 
@@ -52,12 +73,17 @@ def test_typed_flags_mean_the_same(asked: dict[str, Any]) -> None:
     command = autotune_command.get_command(click.Context(autotune_command), "run")
     assert command is not None
     given = command.make_context("run", typed(flags)).params
-    known = {field.name: given[field.name] for field in dataclasses.fields(Flags) if field.name in given}
+    known = {
+        field.name: given[field.name] for field in dataclasses.fields(Flags) if field.name in given
+    }
     assert Flags(**known) == flags
 
 
 def test_a_password_is_not_typed_again() -> None:
-    assert typed(Flags(storage="postgresql://me:secret@db/x")) == ["--storage", "postgresql://me:***@db/x"]
+    assert typed(Flags(storage="postgresql://me:secret@db/x")) == [
+        "--storage",
+        "postgresql://me:***@db/x",
+    ]
 
 
 def test_an_unknown_keyword_is_refused_with_the_nearest() -> None:
@@ -93,16 +119,33 @@ def test_predict_equals_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     heard: list[Event] = []
     settings = {"per_device_train_batch_size": 2, "gradient_checkpointing": True}
     found = autotune.predict(
-        model=model, gpus="A100-40G", tuning="full", max_completion_length=64, set=settings, listener=heard.append
+        model=model,
+        gpus="A100-40G",
+        tuning="full",
+        max_completion_length=64,
+        set=settings,
+        listener=heard.append,
     )
     assert (
         [type(event) for event in heard] == [JobStarted, CandidatePredicted]
         and found.prediction.fits is True
         and found.ways == ()
     )
-    typed_again = "--gpus A100-40G --tuning full --max-completion-length 64 --set per_device_train_batch_size=2 --json"
-    words = ["predict", "--model", str(model), *shlex.split(typed_again), "--set", "gradient_checkpointing=true"]
-    assert program(*words, cwd=tmp_path, timeout=200).document == json.loads(json.dumps(found.document))
+    typed_again = (
+        "--gpus A100-40G --tuning full --max-completion-length 64 --set"
+        " per_device_train_batch_size=2 --json"
+    )
+    words = [
+        "predict",
+        "--model",
+        str(model),
+        *shlex.split(typed_again),
+        "--set",
+        "gradient_checkpointing=true",
+    ]
+    assert program(*words, cwd=tmp_path, timeout=200).document == json.loads(
+        json.dumps(found.document)
+    )
 
 
 def _blocks() -> list[str]:
@@ -112,11 +155,15 @@ def _blocks() -> list[str]:
 
 @pytest.mark.parametrize("block", _blocks(), ids=lambda block: block.splitlines()[-1][:40])
 def test_examples_on_the_page_type_check(block: str, tmp_path: Path) -> None:
-    """mypy reads it as a user's would: every function, keyword and attribute that it names is there, with that type."""
+    """mypy reads it as a user's would: every function, keyword and attribute that it names is
+    there, with that type.
+    """
     from mypy import api
 
     mine = "from typing import Any\nmy_reward: Any\nconfig: Any\ndata: Any\n"
     shown = tmp_path / "shown.py"
     shown.write_text(mine + block)
-    said, complaint, status = api.run(["--strict", "--ignore-missing-imports", "--cache-dir", ".mypy_cache", str(shown)])
+    said, complaint, status = api.run(
+        ["--strict", "--ignore-missing-imports", "--cache-dir", ".mypy_cache", str(shown)]
+    )
     assert status == 0, said + complaint

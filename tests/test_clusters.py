@@ -1,4 +1,6 @@
-"""examples/clusters: read by what would read it; the SLURM one is really run on Ray, where SLURM is a few lines of shell."""
+"""examples/clusters: read by what would read it; the SLURM one is really run on Ray, where SLURM
+is a few lines of shell.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_slurm_reads_its_options_first() -> None:
     lines = (FOLDER / "slurm.sbatch").read_text().splitlines()
     options = [index for index, line in enumerate(lines) if line.startswith("#SBATCH")]
     commands = [index for index, line in enumerate(lines) if line and not line.startswith("#")]
-    assert options and max(options) < min(commands), "SLURM stops to read options at the first command"
+    assert options and max(options) < min(commands), (
+        "SLURM stops to read options at the first command"
+    )
 
 
 def test_the_job_of_kuberay_has_what_its_operator_wants() -> None:
@@ -38,9 +42,13 @@ def test_the_job_of_kuberay_has_what_its_operator_wants() -> None:
     pinned = (FOLDER.parents[1] / ".ci" / "constraints" / "cpu.txt").read_text()
     assert f"ray=={cluster['rayVersion']}" in pinned
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values()), "the operator takes strings only"
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values()), (
+            "the operator takes strings only"
+        )
         pod = group["template"]["spec"]
-        assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == {
+            volume["name"] for volume in pod["volumes"]
+        }
     workers = cluster["workerGroupSpecs"][0]
     assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"]
 
@@ -48,7 +56,11 @@ def test_the_job_of_kuberay_has_what_its_operator_wants() -> None:
 def test_none_is_open_to_everybody_or_names_a_password() -> None:
     for name in SHELLS:
         text = (FOLDER / name).read_text()
-        assert "RAY_AUTH_MODE=token" in text and "--include-dashboard=false" in text and "0.0.0.0" not in text
+        assert (
+            "RAY_AUTH_MODE=token" in text
+            and "--include-dashboard=false" in text
+            and "0.0.0.0" not in text
+        )
     text = (FOLDER / "kuberay.yaml").read_text()
     task = yaml.safe_load(text)
     assert task["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
@@ -86,15 +98,31 @@ def test_the_one_for_slurm_measures_on_a_cluster_of_ray(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     model = demo_model(tmp_path / "model")
-    (tmp_path / "train.yaml").write_text(f"model_name_or_path: {model}\nmax_completion_length: 128\n")
+    (tmp_path / "train.yaml").write_text(
+        f"model_name_or_path: {model}\nmax_completion_length: 128\n"
+    )
     variables = {
-        "PATH": os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "SLURM_JOB_NODELIST": "localhost", "SLURM_JOB_NUM_NODES": "1", "SLURM_SUBMIT_DIR": str(tmp_path), "OUT": "out",
-        "GPUS": "cpu", "BUDGET": "5m", "RAY_OPTIONS": "--num-cpus 1 --object-store-memory 100000000",
-        "MORE": "--memory-limit 2G --max-probes 2 --hold use_vllm=false", "XDG_DATA_HOME": str(tmp_path / "data"),
-    }  # fmt: skip
+        "PATH": os.pathsep.join(
+            [str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]
+        ),
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "OUT": "out",
+        "GPUS": "cpu",
+        "BUDGET": "5m",
+        "RAY_OPTIONS": "--num-cpus 1 --object-store-memory 100000000",
+        "MORE": "--memory-limit 2G --max-probes 2 --hold use_vllm=false",
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+    }
     done = subprocess.run(
-        ["bash", str(FOLDER / "slurm.sbatch")], env=environment(**variables), capture_output=True, text=True, timeout=500
+        ["bash", str(FOLDER / "slurm.sbatch")],
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert {"recommended.yaml", "launch.sh", "recommendation.json"} <= {file.name for file in (tmp_path / "out").iterdir()}
+    assert {"recommended.yaml", "launch.sh", "recommendation.json"} <= {
+        file.name for file in (tmp_path / "out").iterdir()
+    }

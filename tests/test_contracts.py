@@ -1,4 +1,5 @@
-"""Contracts of the command line: flags, exit codes and JSON keys equal the checked-in list (contracts.json).
+"""Contracts of the command line: flags, exit codes and JSON keys equal the checked-in list
+(contracts.json).
 
 A deliberate change updates the list: `python -m tests.test_contracts`.
 """
@@ -38,7 +39,9 @@ def flags() -> dict[str, Any]:
     return dict(_flags_of(autotune_command, click.Context(autotune_command), "autotune"))
 
 
-def _flags_of(command: click.Command, context: click.Context, path: str) -> Iterator[tuple[str, Any]]:
+def _flags_of(
+    command: click.Command, context: click.Context, path: str
+) -> Iterator[tuple[str, Any]]:
     listed = {"--help": {}} if path == "autotune" else {}
     for param in command.params:
         properties: dict[str, Any] = {"required": param.required}
@@ -46,8 +49,17 @@ def _flags_of(command: click.Command, context: click.Context, path: str) -> Iter
             default = None if param.multiple or param.is_flag else param.default
             properties |= {"default": default if isinstance(default, str | int) else None}
             properties |= {"flag": param.is_flag, "repeated": param.multiple}
-            properties |= {"number": "int" in param.type.name, "choices": list(getattr(param.type, "choices", []))}
-        listed[" ".join(param.opts) if isinstance(param, click.Option) else str(param.metavar or param.name)] = properties
+            properties |= {
+                "number": "int" in param.type.name,
+                "choices": list(getattr(param.type, "choices", [])),
+            }
+        listed[
+            (
+                " ".join(param.opts)
+                if isinstance(param, click.Option)
+                else str(param.metavar or param.name)
+            )
+        ] = properties
     yield path, dict(sorted(listed.items()))
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
@@ -58,8 +70,17 @@ def _flags_of(command: click.Command, context: click.Context, path: str) -> Iter
 
 def codes() -> dict[str, Any]:
     """Return the exit codes, by name and by status of a document."""
-    named = {name: code for name, code in vars(exit_codes).items() if name.isupper() and isinstance(code, int)}
-    return {"names": named, "run": run.EXITS, "preflight": dict(preflight.EXIT_CODES), "rehearse": rehearse.EXITS}
+    named = {
+        name: code
+        for name, code in vars(exit_codes).items()
+        if name.isupper() and isinstance(code, int)
+    }
+    return {
+        "names": named,
+        "run": run.EXITS,
+        "preflight": dict(preflight.EXIT_CODES),
+        "rehearse": rehearse.EXITS,
+    }
 
 
 def keys() -> dict[str, list[str]]:
@@ -69,26 +90,49 @@ def keys() -> dict[str, list[str]]:
     trial = case.answer.trials[0]
     proof = Proof(schema=1, when="", where="", facts={}, trial=trial, certificate={})
     found = Preflight(
-        job=case.job, candidate=trial.candidate, proof=proof, from_record=True, missed=None, tuned=None, use=None,
+        job=case.job,
+        candidate=trial.candidate,
+        proof=proof,
+        from_record=True,
+        missed=None,
+        tuned=None,
+        use=None,
         elapsed_seconds=0.0,
-    )  # fmt: skip
+    )
     process = ProcessReport(
-        pid=1, peak_bytes={0: 1}, torch_allocated_bytes={}, torch_reserved_bytes={}, phase_peak_bytes={}, refused=0, launches=0,
-        skipped_copies=0, skipped_bytes=0, calls={}, card_peak_bytes={0: 1},
-    )  # fmt: skip
+        pid=1,
+        peak_bytes={0: 1},
+        torch_allocated_bytes={},
+        torch_reserved_bytes={},
+        phase_peak_bytes={},
+        refused=0,
+        launches=0,
+        skipped_copies=0,
+        skipped_bytes=0,
+        calls={},
+        card_peak_bytes={0: 1},
+    )
     rehearsed = Rehearsed(
-        machine=emulated_machine("L4"), code=1, report=RunReport(processes=(process,), unjudged={}),
-        failure=CommandFailure(words="", place=None), output=(),
-    )  # fmt: skip
+        machine=emulated_machine("L4"),
+        code=1,
+        report=RunReport(processes=(process,), unjudged={}),
+        failure=CommandFailure(words="", place=None),
+        output=(),
+    )
     documents: dict[str, Mapping[str, Any]] = {
         "run": document(case.job, case.answer, ["out/a.yaml"]),
         "run, predicted": document(job, predicted._forecast(), ["out/a.yaml"], confirm_with="x"),
-        "predict": prediction_document(job, predicted.CANDIDATE, predicted.PREDICTION, (predicted.WAY,)),
+        "predict": prediction_document(
+            job, predicted.CANDIDATE, predicted.PREDICTION, (predicted.WAY,)
+        ),
         "preflight": found.document,
         "diagnose": as_document(diagnose_lines(LOG.read_text().splitlines())),
         "rehearse": rehearse._document(rehearsed, diagnose_lines([])),
         "error": printed("predict", "--gpus", "nothing", "--json"),
-        **{f"show {what}": printed("show", what, "--json") for what in ("models", "gpus", "spaces", "knobs")},
+        **{
+            f"show {what}": printed("show", what, "--json")
+            for what in ("models", "gpus", "spaces", "knobs")
+        },
     }
     return {name: sorted(set(_paths(each, DEPTH))) for name, each in documents.items()}
 

@@ -1,5 +1,5 @@
-"""Commands of README and docs, parsed by the program that would run them. test_documents_run.py runs
-them.
+"""Commands of README and docs, parsed by the program that would run them. test_documents_run.py
+runs them.
 
 The fence of a block defines its content: `sh` commands, `console` a command with its output, `text`
 no command. A fence without a kind fails, and so does a command of a program without a check.
@@ -26,7 +26,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 KINDS = {"sh", "console", "text", "python", "yaml", "toml"}
-WRITTEN = {"demo-out/report.html", "demo-out/launch.sh", "autotune-out/report.html", "autotune-out/launch.sh"}
+WRITTEN = {
+    "demo-out/report.html",
+    "demo-out/launch.sh",
+    "autotune-out/report.html",
+    "autotune-out/launch.sh",
+}
 """Files that a run writes, so that a page may name them."""
 
 
@@ -42,25 +47,35 @@ class Block:
     def commands(self) -> list[str]:
         text = re.sub(r"\\\n\s*", "", self.text)
         if self.kind == "sh":
-            return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+            return [
+                line
+                for line in text.splitlines()
+                if line.strip() and not line.lstrip().startswith("#")
+            ]
         if self.kind == "console":
             return [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
         # The pages of the commands are help, whose examples are commands.
         _, _, examples = text.partition("Example")
-        return [line.strip() for line in examples.splitlines() if re.match(r" {4}(?:autotune|torchrun) ", line)]
+        return [
+            line.strip()
+            for line in examples.splitlines()
+            if re.match(r" {4}(?:autotune|torchrun) ", line)
+        ]
 
 
 BLOCKS = [
-    Block(page, kind, text)
-    for page in PAGES
-    for kind, text in _FENCE.findall(page.read_text())
-]  # fmt: skip
+    Block(page, kind, text) for page in PAGES for kind, text in _FENCE.findall(page.read_text())
+]
 _SPAN = re.compile(r"`(autotune [a-z]+ [^`]+|make [a-z-]+|pip [^`]+)`")
 _SPANS = {("README.md", line) for line in _SPAN.findall(_FENCE.sub("", PAGES[0].read_text()))}
 """Commands in README's sentences and tables. Other pages may name a part of a command."""
 
 COMMANDS = sorted(
-    {(str(block.page.relative_to(ROOT)), line.partition("  #")[0].rstrip()) for block in BLOCKS for line in block.commands}
+    {
+        (str(block.page.relative_to(ROOT)), line.partition("  #")[0].rstrip())
+        for block in BLOCKS
+        for line in block.commands
+    }
     | _SPANS
 )
 
@@ -71,7 +86,10 @@ def test_every_block_says_what_it_is() -> None:
     assert all(block.commands for block in shown)
     # A command in a block that says it has none would be passed over.
     hidden = [
-        block for block in BLOCKS if block.kind == "text" and re.search(r"^(?:\$ |autotune \w+ -|make \w+$)", block.text, re.M)
+        block
+        for block in BLOCKS
+        if block.kind == "text"
+        and re.search(r"^(?:\$ |autotune \w+ -|make \w+$)", block.text, re.M)
     ]
     assert hidden == []
 
@@ -83,7 +101,9 @@ def test_the_program_would_take_it(page: str, line: str) -> None:
 
 
 def _programs(line: str) -> list[list[str]]:
-    """The programs of one line, without what the shell itself takes: pipes, and files that are written."""
+    """The programs of one line, without what the shell itself takes: pipes, and files that are
+    written.
+    """
     words = shlex.split(re.sub(r"2>&1", "", line), comments=True)
     programs: list[list[str]] = [[]]
     for word in words:
@@ -117,7 +137,11 @@ def _parsed(words: list[str]) -> None:
 
 def _makes(words: list[str]) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    targets |= set(re.findall(r"^([\w-]+):", (ROOT / "examples" / "pipelines" / "Makefile").read_text(), re.MULTILINE))
+    targets |= set(
+        re.findall(
+            r"^([\w-]+):", (ROOT / "examples" / "pipelines" / "Makefile").read_text(), re.MULTILINE
+        )
+    )
     assert {word for word in words if "=" not in word and not word.startswith("-")} <= targets
 
 
@@ -135,7 +159,9 @@ def _scripts(words: list[str]) -> None:
     script = ROOT / words[0]
     assert script.is_file(), words
     flags = [word for word in words[1:] if word.startswith("--")]
-    assert all(f'"{flag}"' in script.read_text() for flag in flags), f"{script} does not know one of {flags}"
+    assert all(f'"{flag}"' in script.read_text() for flag in flags), (
+        f"{script} does not know one of {flags}"
+    )
 
 
 def _is_written(words: list[str]) -> None:
@@ -147,9 +173,17 @@ def _is_there(words: list[str]) -> None:
 
 
 _CHECKS = {
-    "autotune": _parsed, "make": _makes, "pip": _installs, "python": _scripts, "bash": _is_written, "xdg-open": _is_written,
-    "sh": _is_there, "sbatch": _is_there, "torchrun": lambda words: None, "tee": lambda words: None,
-}  # fmt: skip
+    "autotune": _parsed,
+    "make": _makes,
+    "pip": _installs,
+    "python": _scripts,
+    "bash": _is_written,
+    "xdg-open": _is_written,
+    "sh": _is_there,
+    "sbatch": _is_there,
+    "torchrun": lambda words: None,
+    "tee": lambda words: None,
+}
 """Check for each program. Programs before a pipe into autotune belong to the user."""
 
 
@@ -162,7 +196,9 @@ def test_a_flag_that_is_not_there_is_found() -> None:
         _makes(["no-such-target"])
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.kind in ("python", "yaml", "toml")])
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.kind in ("python", "yaml", "toml")]
+)
 def test_what_is_no_command_can_be_read_as_what_it_is(block: Block) -> None:
     {"python": ast.parse, "yaml": yaml.safe_load, "toml": tomllib.loads}[block.kind](block.text)
 
@@ -176,7 +212,12 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
 @pytest.mark.slow
 def test_the_prediction_that_a_page_shows_is_what_is_predicted(tmp_path: Path) -> None:
     (shown,) = (block for block in BLOCKS if block.kind == "console")
-    done = autotune(*_programs(shown.commands[0])[0][1:], cwd=tmp_path, timeout=250, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    done = autotune(
+        *_programs(shown.commands[0])[0][1:],
+        cwd=tmp_path,
+        timeout=250,
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
+    )
     assert done.code == 3, done.err
     for beginning in ("does not fit", "The peak is in phase", "  backward"):
         line = next(line for line in shown.text.splitlines() if line.startswith(beginning))
@@ -185,7 +226,9 @@ def test_the_prediction_that_a_page_shows_is_what_is_predicted(tmp_path: Path) -
 
 def test_the_files_that_the_architecture_names_are_there() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
-    named = set(re.findall(r"`((?:autotune/|search_spaces/|tests/)?[\w/-]+(?:/|\.(?:py|yaml|json)))`", text))
+    named = set(
+        re.findall(r"`((?:autotune/|search_spaces/|tests/)?[\w/-]+(?:/|\.(?:py|yaml|json)))`", text)
+    )
     roots = (ROOT, ROOT / "autotune")
     assert {name for name in named if not any((root / name).exists() for root in roots)} <= {
         "autotune/frameworks/NAME.py",

@@ -1,4 +1,5 @@
-"""Commands of README and docs, run here or by the test that is named. A command without a row fails.
+"""Commands of README and docs, run here or by the test that is named. A command without a row
+fails.
 
 Each is run as typed, in a folder with the files that the pages assume. Parts that this machine
 lacks are replaced, and the row states the replacement: a tiny model and a CPU where a page names
@@ -43,8 +44,9 @@ class Run:
     """Words of what it prints."""
 
     instead: Mapping[str, str] = field(default_factory=dict)
-    """Parts that this machine lacks or has no time for, with their replacements; the first occurrence
-    of each."""
+    """Parts that this machine lacks or has no time for, with their replacements; the first
+    occurrence of each.
+    """
 
     before: Callable[[Path], None] = lambda folder: None
 
@@ -63,22 +65,30 @@ def _script(name: str, more: str = "") -> Callable[[Path], None]:
 
 
 def _failing(folder: Path) -> None:
-    (folder / "train.py").write_text("raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')\n")
+    (folder / "train.py").write_text(
+        "raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')\n"
+    )
 
 
 def _own_command(folder: Path) -> None:
     text = (HERE / "frameworks" / "scripts" / "plain_torch.py").read_text()
-    (folder / "train.py").write_text(text.replace('"--log", type=Path', '"--log", type=Path, default=Path("speed.jsonl")'))
+    (folder / "train.py").write_text(
+        text.replace('"--log", type=Path', '"--log", type=Path, default=Path("speed.jsonl")')
+    )
 
 
 def _launch_script(folder: Path) -> None:
-    (folder / "run.sh").write_text("CONFIG=train.yaml\ntrl grpo --config $CONFIG --num_generations 4\n")
+    (folder / "run.sh").write_text(
+        "CONFIG=train.yaml\ntrl grpo --config $CONFIG --num_generations 4\n"
+    )
 
 
 def _for_gpus(folder: Path) -> None:
     """The same configuration, for where there are some."""
     lines = (folder / "train.yaml").read_text().splitlines()
-    (folder / "gpus.yaml").write_text("\n".join(line for line in lines if not line.startswith(("use_cpu", "bf16"))) + "\n")
+    (folder / "gpus.yaml").write_text(
+        "\n".join(line for line in lines if not line.startswith(("use_cpu", "bf16"))) + "\n"
+    )
 
 
 def _prices(folder: Path) -> None:
@@ -122,7 +132,9 @@ QUICK = {
     "autotune completion zsh > ~/.zfunc/_autotune": Run(),
     "autotune completion fish > ~/.config/fish/completions/autotune.fish": Run(),
     **{
-        f"make {target}": Run(instead={f"make {target}": f"make -C {ROOT} --dry-run {target}"}, says="python")
+        f"make {target}": Run(
+            instead={f"make {target}": f"make -C {ROOT} --dry-run {target}"}, says="python"
+        )
         for target in ("test", "test-all", "test-long", "bench-gpu")
     },
 }
@@ -130,24 +142,37 @@ QUICK = {
 their parts are separate tests."""
 
 SLOW = {
-    FIRST: Run(instead={"38G": "2G --gpus cpu --hold use_vllm=false --max-probes 2"}, says="autotune-out/recommended.yaml"),
+    FIRST: Run(
+        instead={"38G": "2G --gpus cpu --hold use_vllm=false --max-probes 2"},
+        says="autotune-out/recommended.yaml",
+    ),
     "autotune study export --storage sqlite:///autotune-out/study.db study.json": Run(
         before=_with_a_study, says="Written: study.json"
     ),
     "autotune study export --storage postgresql://me@db/autotune study.json": Run(
-        instead={"postgresql://me@db/autotune": "sqlite:///autotune-out/study.db"}, before=_with_a_study, says="study.json"
+        instead={"postgresql://me@db/autotune": "sqlite:///autotune-out/study.db"},
+        before=_with_a_study,
+        says="study.json",
     ),
     "autotune study import --storage postgresql://me@db/autotune study.json": Run(
-        instead={"postgresql://me@db/autotune": "sqlite:///elsewhere.db"}, before=_with_an_export, says="trials"
+        instead={"postgresql://me@db/autotune": "sqlite:///elsewhere.db"},
+        before=_with_an_export,
+        says="trials",
     ),
     "autotune run --model Qwen2.5-0.5B --gpus local --budget 20m": Run(
-        instead={"Qwen2.5-0.5B": "model", "--gpus local": f"{CPU} --out three"}, says="recommended.yaml"
+        instead={"Qwen2.5-0.5B": "model", "--gpus local": f"{CPU} --out three"},
+        says="recommended.yaml",
     ),
     "autotune run --model Qwen2.5-0.5B --gpus local --budget 3m --out first": Run(
         instead={"Qwen2.5-0.5B": "model", "--gpus local": CPU}, says="first/recommended.yaml"
     ),
     "autotune run --model ./my-model --gpus 2xcpu --search num_generations=4,8": Run(
-        instead={"--gpus 2xcpu": CPU.replace("--gpus cpu --memory-limit 2G", "--gpus 2xcpu --memory-limit 4G") + " --out four"},
+        instead={
+            "--gpus 2xcpu": (
+                CPU.replace("--gpus cpu --memory-limit 2G", "--gpus 2xcpu --memory-limit 4G")
+                + " --out four"
+            )
+        },
         says="recommended.yaml",
     ),
     "autotune run --model ./small --gpus cpu --slots 2": Run(
@@ -171,75 +196,108 @@ SLOW = {
     ),
     # Where the GPUs are not, it is the prediction that runs.
     "autotune run --model Qwen2.5-7B --gpus 2xA100-40G": Run(
-        instead={**TINY, "2xA100-40G": "2xA100-40G --space demo --out nine"}, says="Predicted, nothing was measured."
+        instead={**TINY, "2xA100-40G": "2xA100-40G --space demo --out nine"},
+        says="Predicted, nothing was measured.",
     ),
     "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --slots 2": Run(
-        instead={**TINY, "2xA100-40G": "2xA100-40G --space demo --out ten"}, says="Predicted, nothing was measured."
+        instead={**TINY, "2xA100-40G": "2xA100-40G --space demo --out ten"},
+        says="Predicted, nothing was measured.",
     ),
     "autotune predict --config train.yaml --gpus A100-40G --unknown per_device_train_batch_size=1,8": Run(
         instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="fits"
     ),
-    "autotune predict --config train.yaml --gpus A100-80G --set per_device_train_batch_size=16": Run(
-        instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="fits"
+    "autotune predict --config train.yaml --gpus A100-80G --set per_device_train_batch_size=16": (
+        Run(instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="fits")
     ),
-    "autotune predict --model Llama-3.1-8B --gpus 4xH100 --tuning full --set sharding=zero3": Run(says="predicted"),
+    "autotune predict --model Llama-3.1-8B --gpus 4xH100 --tuning full --set sharding=zero3": Run(
+        says="predicted"
+    ),
     "autotune predict --model Qwen2.5-7B --gpus 2xA100-40G": Run(says="predicted"),
-    "autotune solve max_completion_length --model Qwen2.5-7B --gpus A100-40G": Run(instead=TINY, says="surely fits"),
+    "autotune solve max_completion_length --model Qwen2.5-7B --gpus A100-40G": Run(
+        instead=TINY, says="surely fits"
+    ),
     "autotune solve per_device_train_batch_size --config train.yaml --gpus 2xA100-80G": Run(
         instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="surely fits"
     ),
-    "autotune solve gpus --price prices.yaml --model Qwen2.5-7B": Run(instead=TINY, before=_prices, says="cheapest per hour"),
+    "autotune solve gpus --price prices.yaml --model Qwen2.5-7B": Run(
+        instead=TINY, before=_prices, says="cheapest per hour"
+    ),
     "autotune diagnose train.log --config train.yaml --gpus 2xA100-40G": Run(says="optimizer"),
-    "torchrun --nproc_per_node 2 train.py 2>&1 | tee train.log | autotune diagnose -": Run(before=_failing, says="memory"),
+    "torchrun --nproc_per_node 2 train.py 2>&1 | tee train.log | autotune diagnose -": Run(
+        before=_failing, says="memory"
+    ),
     "autotune preflight train.yaml --memory-limit 38G --dry-run": Run(
         instead={"--memory-limit 38G": "--gpus cpu --memory-limit 2G"}, says="fits"
     ),
-    "autotune preflight train.yaml -- trl grpo --config train.yaml": Run(instead=PREFLIGHT, says="train_runtime"),
+    "autotune preflight train.yaml -- trl grpo --config train.yaml": Run(
+        instead=PREFLIGHT, says="train_runtime"
+    ),
     "autotune preflight train.yaml --tune -- trl grpo --config train.yaml": Run(
         instead=PREFLIGHT, before=_never_trained, says="train_runtime"
     ),
-    "pip install .": Run(instead={"install .": f"install --dry-run --no-deps --no-build-isolation {ROOT}"}, says="grpo-autotune"),
+    "pip install .": Run(
+        instead={"install .": f"install --dry-run --no-deps --no-build-isolation {ROOT}"},
+        says="grpo-autotune",
+    ),
     "pip install '.[train,vllm]'": Run(
-        instead={"install '.": f"install --dry-run --no-deps --no-build-isolation '{ROOT}"}, says="grpo-autotune"
+        instead={"install '.": f"install --dry-run --no-deps --no-build-isolation '{ROOT}"},
+        says="grpo-autotune",
     ),
     "pip install 'grpo-autotune[train,vllm,ray]'": Run(
-        instead={"install 'grpo-autotune": f"install --dry-run --no-deps --no-build-isolation '{ROOT}"}, says="grpo-autotune"
+        instead={
+            "install 'grpo-autotune": f"install --dry-run --no-deps --no-build-isolation '{ROOT}"
+        },
+        says="grpo-autotune",
     ),
     "python benchmarks/gpu.py --parts transformers --minutes 25": Run(
         instead={"benchmarks/gpu.py": f"{ROOT}/benchmarks/gpu.py --help"}, says="--parts"
     ),
     **{
         f"python -m pytest -q -m gpu tests/gpu/{name}.py": Run(
-            instead={"tests/gpu": f"--collect-only --rootdir {ROOT} {ROOT}/tests/gpu"}, says=f"{name}.py"
+            instead={"tests/gpu": f"--collect-only --rootdir {ROOT} {ROOT}/tests/gpu"},
+            says=f"{name}.py",
         )
         for name in ("test_probes", "test_limits", "test_committed")
     },
 }
 
 OTHER_TESTS = {
-    "autotune run --model .demo/model --gpus cpu --space demo --memory-limit 1150M --budget 4m": "e2e/test_demo.py::demo",
-    "autotune predict --model Qwen2.5-7B --gpus A100-40G --set gradient_checkpointing=false --set per_device_train_batch_size=4":
-        "test_documents.py::test_the_prediction_that_a_page_shows_is_what_is_predicted",
-    "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --executor ray --address 10.0.0.1:6379":
-        "test_clusters.py::test_the_one_for_slurm_measures_on_a_cluster_of_ray",
-    "autotune run ... --storage postgresql://me@db/autotune --study qwen --resume":
-        "search/test_postgres.py::test_three_drivers_share_a_study_and_measure_nothing_twice",
-    "python benchmarks/gpu.py --device cpu --tiny --minutes 3":
-        "benchmarks/test_gpu.py::test_points_and_real_out_of_memory_errors_are_there",
-    "autotune rehearse --gpus 2xA100-40G -- torchrun --nproc-per-node 2 train.py":
-        "emulator/test_rehearsal.py::test_a_command_that_fits_ends_with_its_peaks_by_phase",
-    "autotune rehearse --gpus 4xA100-80G -- torchrun --nproc-per-node 4 train.py":
-        "emulator/test_rehearsal.py::test_each_rank_of_a_launcher_is_told_in_the_document",
-    "autotune rehearse --gpus A100-40G --python .venv/bin/python -- bash launch.sh":
-        "emulator/test_rehearsal.py::test_a_command_that_does_not_fit_ends_with_its_error_and_its_place",
-    "autotune predict --model Qwen2.5-7B --gpus 2xA100-40G --check --python .venv/bin/python":
-        "emulator/test_prediction_check.py::test_one_configuration_on_emulated_cards",
-    "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --mode emulate --python .venv/bin/python":
-        "emulator/test_emulated_search.py::test_a_search_on_emulated_cards_and_the_run_that_it_recommends",
-    "autotune dashboard autotune-out": "test_documents_run.py::test_the_dashboard_is_served_until_it_is_interrupted",
+    "autotune run --model .demo/model --gpus cpu --space demo --memory-limit 1150M --budget 4m": (
+        "e2e/test_demo.py::demo"
+    ),
+    "autotune predict --model Qwen2.5-7B --gpus A100-40G --set gradient_checkpointing=false --set per_device_train_batch_size=4": (
+        "test_documents.py::test_the_prediction_that_a_page_shows_is_what_is_predicted"
+    ),
+    "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --executor ray --address 10.0.0.1:6379": (
+        "test_clusters.py::test_the_one_for_slurm_measures_on_a_cluster_of_ray"
+    ),
+    "autotune run ... --storage postgresql://me@db/autotune --study qwen --resume": (
+        "search/test_postgres.py::test_three_drivers_share_a_study_and_measure_nothing_twice"
+    ),
+    "python benchmarks/gpu.py --device cpu --tiny --minutes 3": (
+        "benchmarks/test_gpu.py::test_points_and_real_out_of_memory_errors_are_there"
+    ),
+    "autotune rehearse --gpus 2xA100-40G -- torchrun --nproc-per-node 2 train.py": (
+        "emulator/test_rehearsal.py::test_a_command_that_fits_ends_with_its_peaks_by_phase"
+    ),
+    "autotune rehearse --gpus 4xA100-80G -- torchrun --nproc-per-node 4 train.py": (
+        "emulator/test_rehearsal.py::test_each_rank_of_a_launcher_is_told_in_the_document"
+    ),
+    "autotune rehearse --gpus A100-40G --python .venv/bin/python -- bash launch.sh": (
+        "emulator/test_rehearsal.py::test_a_command_that_does_not_fit_ends_with_its_error_and_its_place"
+    ),
+    "autotune predict --model Qwen2.5-7B --gpus 2xA100-40G --check --python .venv/bin/python": (
+        "emulator/test_prediction_check.py::test_one_configuration_on_emulated_cards"
+    ),
+    "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --mode emulate --python .venv/bin/python": (
+        "emulator/test_emulated_search.py::test_a_search_on_emulated_cards_and_the_run_that_it_recommends"
+    ),
+    "autotune dashboard autotune-out": (
+        "test_documents_run.py::test_the_dashboard_is_served_until_it_is_interrupted"
+    ),
     "make demo": "e2e/test_demo.py::demo",
     "xdg-open demo-out/report.html": "e2e/test_demo.py::test_its_report_opens_in_a_browser",
-}  # fmt: skip
+}
 
 
 def test_no_command_is_passed_over_and_no_row_is_left_over() -> None:
@@ -264,10 +322,19 @@ def what_the_pages_take_for_granted(tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("pages")
     (folder / ".venv").symlink_to(sys.prefix)
     shutil.copytree(ROOT / "examples" / "tiny-qwen2-on-a-cpu", folder / "autotune-out")
-    for shells in (".local/share/bash-completion/completions", ".zfunc", ".config/fish/completions"):
+    for shells in (
+        ".local/share/bash-completion/completions",
+        ".zfunc",
+        ".config/fish/completions",
+    ):
         (folder / shells).mkdir(parents=True)
     (folder / "bin").mkdir()
-    for name, module in (("autotune", "autotune"), ("python", ""), ("pip", "pip"), ("torchrun", "torch.distributed.run")):
+    for name, module in (
+        ("autotune", "autotune"),
+        ("python", ""),
+        ("pip", "pip"),
+        ("torchrun", "torch.distributed.run"),
+    ):
         words = f'"{sys.executable}" -m {module}' if module else f'"{sys.executable}"'
         (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         (folder / "bin" / name).chmod(0o755)
@@ -284,16 +351,33 @@ def with_a_model(folder: Path) -> Path:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    programs = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
-    there = {"HOME": str(folder), "XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")}
-    return environment(PATH=programs, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **there)
+    programs = os.pathsep.join(
+        [str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+    )
+    there = {
+        "HOME": str(folder),
+        "XDG_DATA_HOME": str(folder / "data"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+    }
+    return environment(
+        PATH=programs,
+        PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        **there,
+    )
 
 
 def _really(line: str, run: Run, folder: Path, seconds: float) -> None:
     shutil.copy(HERE / "diagnosis" / "logs-third" / "eight-bit-managed.log", folder / "train.log")
     run.before(folder)
     command = ["bash", "-c", run.typed(line)]
-    done = subprocess.run(command, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=seconds)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=_environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
     told = done.stdout + done.stderr
     assert done.returncode == run.code, told[-4000:]
     assert run.says in told, told[-4000:]
@@ -318,7 +402,12 @@ def test_the_dashboard_is_served_until_it_is_interrupted(project: Path) -> None:
     _with_a_study(project)
     command = ["bash", "-c", "exec autotune dashboard autotune-out --port 0"]
     with subprocess.Popen(
-        command, cwd=project, env=_environment(project), stdout=subprocess.PIPE, text=True, preexec_fn=_hears_interrupts
+        command,
+        cwd=project,
+        env=_environment(project),
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=_hears_interrupts,
     ) as served:
         giving_up = threading.Timer(120, served.kill)
         giving_up.start()
@@ -339,4 +428,6 @@ def _hears_interrupts() -> None:
 
 def test_a_row_that_says_what_no_page_says_any_more_fails() -> None:
     with pytest.raises(AssertionError, match="does not say"):
-        dataclasses.replace(Run(), instead={"--gpus local": "--gpus cpu"}).typed("autotune run --gpus cpu")
+        dataclasses.replace(Run(), instead={"--gpus local": "--gpus cpu"}).typed(
+            "autotune run --gpus cpu"
+        )

@@ -13,7 +13,9 @@ from autotune.catalog.space_files import load_space
 from autotune.report.document_types import SCHEMA
 from tests.frameworks.conftest import make_task
 
-EXAMPLES = sorted(file.parent for file in (Path(__file__).parents[1] / "examples").glob("*/recommendation.json"))
+EXAMPLES = sorted(
+    file.parent for file in (Path(__file__).parents[1] / "examples").glob("*/recommendation.json")
+)
 
 
 def test_there_are_examples() -> None:
@@ -37,7 +39,12 @@ def test_the_recommendation_is_legal_and_its_files_agree_with_it(folder: Path) -
     written = yaml.safe_load((folder / "recommended.yaml").read_text())
     for name, value in recommended["settings"].items():
         assert name not in written or written[name] == value, name
-    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "max_completion_length", "num_generations"):
+    for name in (
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "max_completion_length",
+        "num_generations",
+    ):
         assert written[name] == recommended["settings"][name]
     assert os.access(folder / "launch.sh", os.X_OK)
 

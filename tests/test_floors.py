@@ -31,7 +31,16 @@ FLOORS = (
 
 HEIGHT = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 
-FRAMEWORKS = {"torch", "trl", "transformers", "peft", "accelerate", "datasets", "vllm", "tokenizers"}
+FRAMEWORKS = {
+    "torch",
+    "trl",
+    "transformers",
+    "peft",
+    "accelerate",
+    "datasets",
+    "vllm",
+    "tokenizers",
+}
 TRAINING_SIDE = {("worker",), ("integrations",), ("emulator", "inject")}
 """Packages that the training environment's interpreter runs."""
 
@@ -56,7 +65,9 @@ def _imports(file: Path) -> set[str]:
 
 
 def _module(node: ast.ImportFrom, file: Path) -> str:
-    """Return the absolute module name: `from ..protocol` in worker/trl is autotune.worker.protocol."""
+    """Return the absolute module name: `from ..protocol` in worker/trl is
+    autotune.worker.protocol.
+    """
     if node.level == 0:
         return node.module or ""
     here = ("autotune", *file.relative_to(PACKAGE).parts[: -node.level])
@@ -80,10 +91,13 @@ def test_three_files_at_most_are_in_no_room() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 3
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if _room(file) not in ("__init__", "worker")], ids=_ids)
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if _room(file) not in ("__init__", "worker")], ids=_ids
+)
 def test_imports_go_strictly_down(file: Path) -> None:
     room = _room(file)
-    # `worker` is plain standard library at import; the parent shares its wire format. `__version__` is the package's.
+    # `worker` is plain standard library at import; the parent shares its wire format. `__version__`
+    # is the package's.
     imported = _imported_rooms(file) - {room, "worker", "__version__"}
     upward = {other for other in imported if HEIGHT[other] >= HEIGHT[room]}
     assert not upward, f"{_ids(file)} imports from the same floor or above: {upward}"
@@ -99,18 +113,28 @@ def test_worker_imports_nothing_else_of_autotune(file: Path) -> None:
 
 
 def test_only_the_search_imports_optuna() -> None:
-    assert {_room(file) for file in FILES if any(name.split(".")[0] == "optuna" for name in _imports(file))} == {"search"}
+    assert {
+        _room(file)
+        for file in FILES
+        if any(name.split(".")[0] == "optuna" for name in _imports(file))
+    } == {"search"}
 
 
 def test_frameworks_load_only_on_the_training_side() -> None:
-    users = {_ids(file) for file in FILES if FRAMEWORKS & {name.split(".")[0] for name in _imports(file)}}
+    users = {
+        _ids(file) for file in FILES if FRAMEWORKS & {name.split(".")[0] for name in _imports(file)}
+    }
     parts = {Path(user).parts for user in users}
-    assert {own for own in parts if own[:1] not in TRAINING_SIDE and own[:2] not in TRAINING_SIDE} == set()
+    assert {
+        own for own in parts if own[:1] not in TRAINING_SIDE and own[:2] not in TRAINING_SIDE
+    } == set()
     assert users, "the training side imports its frameworks somewhere, or this test reads nothing"
 
 
 def test_only_the_ray_executor_imports_ray() -> None:
-    users = {_ids(file) for file in FILES if any(name.split(".")[0] == "ray" for name in _imports(file))}
+    users = {
+        _ids(file) for file in FILES if any(name.split(".")[0] == "ray" for name in _imports(file))
+    }
     assert users == {"probe/executors/ray_cluster.py"}
 
 

@@ -1,4 +1,6 @@
-"""Names that benchmarks, tests and the CI's programs import from the package exist, also in files that no test runs."""
+"""Names that benchmarks, tests and the CI's programs import from the package exist, also in
+files that no test runs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ FOLDERS = ("autotune", "benchmarks", "tests", "docs", "examples", ".ci")
 
 def _module(name: str) -> Path | None:
     base = ROOT.joinpath(*name.split("."))
-    return next((file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()), None)
+    return next(
+        (file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()), None
+    )
 
 
 @functools.cache
@@ -38,7 +42,11 @@ def _defined(file: Path) -> frozenset[str]:
 
 def _imports(file: Path) -> Iterator[tuple[str, str]]:
     for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] in ("autotune", "tests"):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.level == 0
+            and (node.module or "").split(".")[0] in ("autotune", "tests")
+        ):
             yield from ((node.module or "", name.name) for name in node.names)
 
 
@@ -51,8 +59,11 @@ def test_what_is_imported_exists(folder: str) -> None:
             known = (
                 _module(f"{module}.{name}") is not None
                 or (target is None and ROOT.joinpath(*module.split(".")).is_dir())
-                or (target is not None and ("__getattr__" in _defined(target) or name in _defined(target)))
-            )  # fmt: skip
+                or (
+                    target is not None
+                    and ("__getattr__" in _defined(target) or name in _defined(target))
+                )
+            )
             if not known:
                 missing.append(f"{file.relative_to(ROOT)}: {module}.{name}")
     assert missing == []

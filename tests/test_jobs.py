@@ -23,7 +23,11 @@ INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "RUN", "ENV", "VOLUME", "ENTRYPOINT",
 
 def test_the_dockerfile_copies_what_there_is_and_starts_autotune() -> None:
     text = (JOBS / "Dockerfile").read_text().replace("\\\n", " ")
-    lines = [line.split(maxsplit=1) for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    lines = [
+        line.split(maxsplit=1)
+        for line in text.splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
     assert {name for name, _ in lines} <= INSTRUCTIONS and lines[0][0] == "FROM"
     for name, rest in lines:
         if name == "COPY":
@@ -41,7 +45,13 @@ def test_skypilot_reads_its_task() -> None:
     assert set(task) <= {"name", "resources", "envs", "file_mounts", "setup", "run"}
     for part in ("setup", "run"):
         subprocess.run(["bash", "-n", "-c", task[part]], check=True, timeout=30)
-    accept([word for command in commands_of(task["run"], (), task["envs"]) for word in [[one.text for one in command.words]]])
+    accept(
+        [
+            word
+            for command in commands_of(task["run"], (), task["envs"])
+            for word in [[one.text for one in command.words]]
+        ]
+    )
     sky = pytest.importorskip("sky")
     found = sky.Task.from_yaml(str(path))
     assert found.name == "autotune" and "A100-80GB" in str(found.resources)
@@ -82,8 +92,19 @@ def test_the_skill_names_commands_codes_and_keys_that_exist() -> None:
     assert head["name"] == "autotune" and len(head["description"]) < 1024
     for line in re.findall(r"`(autotune [^`]+)`", text):
         take(shlex.split(line)[1:])
-    codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
+    codes = {
+        value
+        for name, value in vars(exit_codes).items()
+        if name.isupper() and isinstance(value, int)
+    }
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)} <= codes
     contracts = (ROOT / "tests" / "contracts.json").read_text()
-    for key in ("ways_to_fit", "margin_bytes", "depends_on", "recommendation", "remedies", "evidence"):
+    for key in (
+        "ways_to_fit",
+        "margin_bytes",
+        "depends_on",
+        "recommendation",
+        "remedies",
+        "evidence",
+    ):
         assert key in text and key in contracts

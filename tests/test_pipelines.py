@@ -1,4 +1,6 @@
-"""examples/pipelines: each is really run, on a tiny model and a CPU, or read by what would read it."""
+"""examples/pipelines: each is really run, on a tiny model and a CPU, or read by what would read
+it.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +32,28 @@ def test_the_shell_script_can_be_started_and_slurm_reads_its_options_first() -> 
     lines = (FOLDER / "train.sbatch").read_text().splitlines()
     options = [index for index, line in enumerate(lines) if line.startswith("#SBATCH")]
     commands = [index for index, line in enumerate(lines) if line and not line.startswith("#")]
-    assert options and max(options) < min(commands), "SLURM stops to read options at the first command"
+    assert options and max(options) < min(commands), (
+        "SLURM stops to read options at the first command"
+    )
 
 
 def test_the_workflow_calls_what_there_is() -> None:
     flow = yaml.safe_load((FOLDER / "workflow.yml").read_text())
     assert set(flow["jobs"]) == {"predict", "train"}
-    runs = [step["run"] for task in flow["jobs"].values() for step in task["steps"] if "run" in step]
+    runs = [
+        step["run"] for task in flow["jobs"].values() for step in task["steps"] if "run" in step
+    ]
     ours = [line.split() for line in runs if line.startswith("autotune ")]
     assert [words[1] for words in ours] == ["predict", "preflight"]
     for words in ours:
         command = autotune_command.get_command(None, words[1])  # type: ignore[arg-type]
         assert command is not None
         known = {option for parameter in command.params for option in parameter.opts}
-        flags = {word for word in words[: words.index("--")] if word.startswith("--")} if "--" in words else set()
+        flags = (
+            {word for word in words[: words.index("--")] if word.startswith("--")}
+            if "--" in words
+            else set()
+        )
         assert flags <= known
 
 
@@ -61,13 +71,17 @@ def a_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(words: list[str], project: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    told = environment(PATH=programs, XDG_DATA_HOME=str(project / "data"), PREFLIGHT=LIMITS, **variables)
+    told = environment(
+        PATH=programs, XDG_DATA_HOME=str(project / "data"), PREFLIGHT=LIMITS, **variables
+    )
     return subprocess.run(words, cwd=project, env=told, capture_output=True, text=True, timeout=280)
 
 
 def check(done: subprocess.CompletedProcess[str], results: Path, *, measured: bool) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert ("Measuring its worst case" in done.stderr) is measured, "the record answers from the second time on"
+    assert ("Measuring its worst case" in done.stderr) is measured, (
+        "the record answers from the second time on"
+    )
     assert list(results.rglob("model.safetensors")), "the training itself ran and saved its model"
 
 
@@ -78,7 +92,12 @@ def test_one_after_the_other_they_train(project: Path) -> None:
     known = run(["make", "-f", str(FOLDER / "Makefile"), "check"], project)
     assert known.returncode == 0, known.stderr
     assert json.loads((project / "preflight.json").read_text())["from_record"]
-    slurm = run(["bash", str(FOLDER / "train.sbatch")], project, SLURM_JOB_ID="17", SLURM_SUBMIT_DIR=str(project))
+    slurm = run(
+        ["bash", str(FOLDER / "train.sbatch")],
+        project,
+        SLURM_JOB_ID="17",
+        SLURM_SUBMIT_DIR=str(project),
+    )
     check(slurm, project / "runs" / "17", measured=False)
 
 
@@ -86,6 +105,11 @@ def test_one_after_the_other_they_train(project: Path) -> None:
 def test_python_proves_trains_and_watches(project: Path) -> None:
     settings = {**yaml.safe_load((project / "train.yaml").read_text()), "output_dir": "by-python"}
     (project / "python.yaml").write_text(yaml.safe_dump(settings))
-    done = run([sys.executable, str(FOLDER / "train.py")], project, CONFIG="python.yaml", OPTIONS="gpus=cpu memory_limit=2G")
+    done = run(
+        [sys.executable, str(FOLDER / "train.py")],
+        project,
+        CONFIG="python.yaml",
+        OPTIONS="gpus=cpu memory_limit=2G",
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "fits peak" in done.stderr and list((project / "by-python").rglob("model.safetensors"))

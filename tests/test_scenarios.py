@@ -32,7 +32,9 @@ SIGNS = {"less": -1, "same": 0, "more": 1}
 NOTHING = 16 * MIB
 """Less than this is no effect: what the allocator rounds."""
 
-each = pytest.mark.parametrize("scenario", [Scenario.of(folder) for folder in SCENARIOS], ids=lambda one: one.folder.name)
+each = pytest.mark.parametrize(
+    "scenario", [Scenario.of(folder) for folder in SCENARIOS], ids=lambda one: one.folder.name
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,9 @@ def test_there_are_five() -> None:
 
 
 @each
-def test_the_page_has_the_commands_and_a_source_and_is_honest_about_where_it_was_made(scenario: Scenario) -> None:
+def test_the_page_has_the_commands_and_a_source_and_is_honest_about_where_it_was_made(
+    scenario: Scenario,
+) -> None:
     page = " ".join((scenario.folder / "README.md").read_text().replace("\\\n", " ").split())
     for command in scenario.commands():
         assert shlex.join(command) in page
@@ -67,7 +71,9 @@ def test_native_files_name_no_path_of_the_machine_they_were_made_on(scenario: Sc
 
 @pytest.mark.slow
 @each
-def test_what_is_said_of_the_failing_one(scenario: Scenario, oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_of_the_failing_one(
+    scenario: Scenario, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(scenario.folder)
     ways = oracle.ways(scenario.failing())
     found = agreed(ways)
@@ -77,7 +83,9 @@ def test_what_is_said_of_the_failing_one(scenario: Scenario, oracle: Oracle, mon
     # Not of torch's cache: torch gives its free blocks back before it runs out of memory.
     held = {part: size for part, size in found.breakdown.items() if part != "fragmentation"}
     assert max(held, key=lambda part: held[part]) == scenario.told["blames"]
-    assert worst(ways).prediction.fits is not True, "with the most of what is unknown it is not sure to fit"
+    assert worst(ways).prediction.fits is not True, (
+        "with the most of what is unknown it is not sure to fit"
+    )
 
 
 @pytest.mark.slow
@@ -116,11 +124,15 @@ def scenario_of(name: str) -> Scenario:
     return Scenario.of(folder)
 
 
-def test_trl_cannot_push_an_adapter_over_gptq_weights_and_says_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trl_cannot_push_an_adapter_over_gptq_weights_and_says_what_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     scenario = scenario_of("trl-grpo-7b-gptq-2xa100-40g")
     monkeypatch.chdir(scenario.folder)
     flags = dataclasses.replace(scenario.failing(unknown={}), set=())
-    with pytest.raises(IllegalConfiguration, match="adapter over GPTQ weights cannot be synchronised with vLLM"):
+    with pytest.raises(
+        IllegalConfiguration, match="adapter over GPTQ weights cannot be synchronised with vLLM"
+    ):
         candidate_of_job(parse_request(dataclasses.replace(flags, mode="predict")))
 
 
@@ -130,10 +142,17 @@ def test_on_the_fourth_gpu_vllm_takes_its_share_and_less_of_it_leaves_less_for_t
         rollout_engine.fit(
             find_model("Qwen2.5-7B-Instruct").config,
             EngineSettings(utilization=share, max_model_length=2048, max_num_seqs=256),
-            dtype="bfloat16", gpu=gpu, device_memory_bytes=gpu.memory_bytes, other_bytes=0,
+            dtype="bfloat16",
+            gpu=gpu,
+            device_memory_bytes=gpu.memory_bytes,
+            other_bytes=0,
         )
         for share in (0.6, 0.5)
-    )  # fmt: skip
+    )
     assert high.failure is None and low.failure is None
     assert low.reserved_bytes.value < high.reserved_bytes.value < gpu.memory_bytes
-    assert high.kv is not None and low.kv is not None and low.kv.kv_cache_tokens < high.kv.kv_cache_tokens
+    assert (
+        high.kv is not None
+        and low.kv is not None
+        and low.kv.kv_cache_tokens < high.kv.kv_cache_tokens
+    )

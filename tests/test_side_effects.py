@@ -1,4 +1,6 @@
-"""Predictions, probes and rehearsals report to no tracker, whatever the user's environment requests."""
+"""Predictions, probes and rehearsals report to no tracker, whatever the user's environment
+requests.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,14 @@ from autotune.machine.hardware_detection import hardware
 from autotune.probe import spawn
 
 ONLINE = {
-    "WANDB_MODE": "online", "WANDB_API_KEY": "k", "COMET_MODE": "online", "MLFLOW_TRACKING_URI": "http://tracker:5000",
-    "TRACKIO_SPACE_ID": "me/runs", "SWANLAB_MODE": "cloud", "PATH": os.environ["PATH"],
-}  # fmt: skip
+    "WANDB_MODE": "online",
+    "WANDB_API_KEY": "k",
+    "COMET_MODE": "online",
+    "MLFLOW_TRACKING_URI": "http://tracker:5000",
+    "TRACKIO_SPACE_ID": "me/runs",
+    "SWANLAB_MODE": "cloud",
+    "PATH": os.environ["PATH"],
+}
 
 
 def is_quiet(environment: dict[str, str]) -> bool:
@@ -41,7 +48,10 @@ def test_an_inspected_script_is_quiet(tmp_path: Path, monkeypatch: pytest.Monkey
     for name, value in ONLINE.items():
         monkeypatch.setenv(name, value)
     program = tmp_path / "python"
-    program.write_text('#!/bin/sh\necho "{\\"wandb\\": \\"$WANDB_MODE\\", \\"uri\\": \\"$MLFLOW_TRACKING_URI\\"}"\n')
+    program.write_text(
+        '#!/bin/sh\necho "{\\"wandb\\": \\"$WANDB_MODE\\", \\"uri\\":'
+        ' \\"$MLFLOW_TRACKING_URI\\"}"\n'
+    )
     program.chmod(0o755)
     answer, _ = script_inspection._run("train.py", (), program, hardware("cpu"), None)
     assert answer["wandb"] == "disabled" and not answer["uri"].startswith("http")
@@ -62,13 +72,22 @@ HfApi(token="no").upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="m
 
 @pytest.mark.parametrize("kept", ["0", "1"])
 def test_a_rehearsed_command_uploads_nothing(tmp_path: Path, kept: str) -> None:
-    """The real client, in a process started as a rehearsal starts it; the address answers nobody."""
+    """The real client, in a process started as a rehearsal starts it; the address answers
+    nobody.
+    """
     environment = {
-        **os.environ, "PYTHONPATH": str(INJECTED), "AUTOTUNE_EMULATED_MACHINE": "none", KEEP: kept, "HF_TOKEN": "no",
-        "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0",
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": str(INJECTED),
+        "AUTOTUNE_EMULATED_MACHINE": "none",
+        KEEP: kept,
+        "HF_TOKEN": "no",
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_HUB_OFFLINE": "0",
+    }
     words = [sys.executable, "-c", UPLOADS]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60)
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60
+    )
     assert (done.returncode == 0) is (kept == "0"), done.stderr
     if kept == "0":
         assert done.stdout.split() == ["me/model", "0" * 40]

@@ -1,5 +1,5 @@
-"""Dependencies of an installation: few, bounded, declared, under permitted licences, and without known
-vulnerabilities.
+"""Dependencies of an installation: few, bounded, declared, under permitted licences, and without
+known vulnerabilities.
 
 Everything is read from files and from installed packages: no network.
 """
@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = [Requirement(text) for text in PROJECT["dependencies"]]
 OUR_EXTRAS = [
-    Requirement(text) for name in ("fast", "ray", "dashboard", "postgres") for text in PROJECT["optional-dependencies"][name]
+    Requirement(text)
+    for name in ("fast", "ray", "dashboard", "postgres")
+    for text in PROJECT["optional-dependencies"][name]
 ]
 ADVISORIES = yaml.safe_load((ROOT / ".ci" / "constraints" / "advisories.yaml").read_text())
 
@@ -50,8 +52,12 @@ def test_no_version_with_a_known_hole_may_be_chosen(package: str) -> None:
     assert allowed, f"{package} is no dependency any more: drop it from advisories.yaml"
     for identifier, mended in ADVISORIES[package]:
         for needed in allowed:
-            lowest = min(Version(one.version) for one in needed.specifier if one.operator in (">=", "=="))
-            assert lowest >= Version(mended), f"{needed} allows versions with {identifier}, mended in {mended}"
+            lowest = min(
+                Version(one.version) for one in needed.specifier if one.operator in (">=", "==")
+            )
+            assert lowest >= Version(mended), (
+                f"{needed} allows versions with {identifier}, mended in {mended}"
+            )
 
 
 @pytest.mark.parametrize("needed", [*CORE, *OUR_EXTRAS], ids=lambda needed: needed.name)
@@ -74,14 +80,18 @@ def test_nothing_is_imported_that_is_not_declared() -> None:
     owners = packages_distributions()
     for file, module in _imports():
         found = {canonicalize_name(owner) for owner in owners.get(module, [module])}
-        assert found & declared, f"{file.relative_to(ROOT)} imports {module}, which is no dependency of autotune's"
+        assert found & declared, (
+            f"{file.relative_to(ROOT)} imports {module}, which is no dependency of autotune's"
+        )
 
 
 UNHASHED = {"torch-cpu.txt"}
 """docs/dependencies.md gives the reason."""
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / ".ci" / "constraints").glob("*.txt")), ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / ".ci" / "constraints").glob("*.txt")), ids=lambda file: file.name
+)
 def test_what_tests_install_is_pinned_with_the_hashes_of_its_files(file: Path) -> None:
     text = re.sub(r"^#.*\n", "", file.read_text(), flags=re.MULTILINE)
     pins = text.replace(" \\\n", "").splitlines()
@@ -99,11 +109,15 @@ def test_no_other_index_can_shadow_a_name_and_nothing_unpinned_is_installed() ->
             assert line == "PIP_INSTALL := $(BIN)/python -m pip install --no-deps", line
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     pinned = (ROOT / ".ci" / "constraints" / "cpu.txt").read_text()
-    assert all(f"{Requirement(one).name}==" in pinned for one in build), "an installation without build isolation needs them"
+    assert all(f"{Requirement(one).name}==" in pinned for one in build), (
+        "an installation without build isolation needs them"
+    )
 
 
 def _everything() -> list[Requirement]:
-    extras = [Requirement(text) for texts in PROJECT["optional-dependencies"].values() for text in texts]
+    extras = [
+        Requirement(text) for texts in PROJECT["optional-dependencies"].values() for text in texts
+    ]
     return [*CORE, *extras]
 
 
@@ -112,14 +126,24 @@ def _licence(name: str) -> str | None:
         told = distribution(name).metadata
     except PackageNotFoundError:
         return None
-    kinds = [line.split("::")[-1] for line in told.get_all("Classifier") or [] if line.startswith("License")]
-    return " ".join([told.get("License-Expression") or "", *kinds, (told.get("License") or "")[:60]])
+    kinds = [
+        line.split("::")[-1]
+        for line in told.get_all("Classifier") or []
+        if line.startswith("License")
+    ]
+    return " ".join(
+        [told.get("License-Expression") or "", *kinds, (told.get("License") or "")[:60]]
+    )
 
 
 def _imports() -> Iterator[tuple[Path, str]]:
     """Yield the imports of every module except those that run in the training environment or the
     user's process."""
-    apart = {ROOT / "autotune" / "worker", ROOT / "autotune" / "integrations", ROOT / "autotune" / "emulator" / "inject"}
+    apart = {
+        ROOT / "autotune" / "worker",
+        ROOT / "autotune" / "integrations",
+        ROOT / "autotune" / "emulator" / "inject",
+    }
     for file in sorted((ROOT / "autotune").rglob("*.py")):
         if not apart & set(file.parents):
             for node in ast.walk(ast.parse(file.read_text())):

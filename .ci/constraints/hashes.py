@@ -19,18 +19,25 @@ PIN = re.compile(r"(?P<name>[\w.-]+)==(?P<version>\S+)")
 FOREIGN_SYSTEM = re.compile(
     r"-(?:win32|win_\w+|macosx_\w+|ios_\w+|android_\w+|\w*(?:i686|ppc64le|s390x|armv7l|riscv64|loongarch64))\.whl$"
 )
-FOREIGN_PYTHON = re.compile(r"-(?:cp(?:2\d|3\d|310)-(?!abi3)|cp31\dt?-cp31\dt-|pp\d+-|gp\d+-)|\.(?:exe|egg|msi)$")
+FOREIGN_PYTHON = re.compile(
+    r"-(?:cp(?:2\d|3\d|310)-(?!abi3)|cp31\dt?-cp31\dt-|pp\d+-|gp\d+-)|\.(?:exe|egg|msi)$"
+)
 """Files that Linux with CPython 3.11 or newer never installs."""
 
 
 def hashes(name: str, version: str) -> list[str]:
     """Return the digests of the release's files."""
     address = INDEX.format(name=re.sub(r"[-_.]+", "-", name).lower())
-    with urllib.request.urlopen(urllib.request.Request(address, headers={"Accept": FORMAT}), timeout=60) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(address, headers={"Accept": FORMAT}), timeout=60
+    ) as answer:
         files = json.load(answer)["files"]
     wanted = [file for file in files if _version(file["filename"], name) == version]
     usable = [
-        file for file in wanted if not FOREIGN_SYSTEM.search(file["filename"]) and not FOREIGN_PYTHON.search(file["filename"])
+        file
+        for file in wanted
+        if not FOREIGN_SYSTEM.search(file["filename"])
+        and not FOREIGN_PYTHON.search(file["filename"])
     ]
     return sorted(file["hashes"]["sha256"] for file in usable)
 

@@ -1,5 +1,6 @@
-"""Offline catalogue with sources: GPUs (gpus.yaml), model shapes (models/*.json), constants from public sources (constants.yaml:
-memory that no trace contains; efficiency.yaml), order of simplicity among candidates of equal speed (simplicity.yaml).
+"""Offline catalogue with sources: GPUs (gpus.yaml), model shapes (models/*.json), constants from
+public sources (constants.yaml: memory that no trace contains; efficiency.yaml), order of simplicity
+among candidates of equal speed (simplicity.yaml).
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ class Gpu:
     compute_capability: str | None = None  # `8.0`; determines kernels and workspaces
     multiprocessors: int | None = None  # NVIDIA: streaming multiprocessors; AMD: compute units
     bandwidth_gb_per_second: float | None = None  # own memory, vendor figure; GB = 10^9 bytes
-    # Dense peak by dtype with float32 accumulation: float32 (no tensor cores), tf32, float16, bfloat16, float8. A dtype that the
-    # tensor cores do not support is absent.
+    # Dense peak by dtype with float32 accumulation: float32 (no tensor cores), tf32, float16,
+    # bfloat16, float8. A dtype that the tensor cores do not support is absent.
     tflops: Mapping[str, float] = field(default_factory=dict)
-    matmul_share: float | None = None  # of the bfloat16 peak, reached by the best of many matrix shapes
+    matmul_share: float | None = (
+        None  # of the bfloat16 peak, reached by the best of many matrix shapes
+    )
     link: Literal["nvlink", "pcie", "infinity-fabric"] | None = None  # usual GPU-to-GPU connection
     link_gb_per_second: float | None = None  # to one or all peers, one direction, vendor figure
     speed_source: str | None = None  # page with the speeds: the vendor's, or a collection
@@ -76,7 +79,10 @@ def gpus() -> tuple[Gpu, ...]:
 def models() -> tuple[KnownModel, ...]:
     """Return the known models by file name."""
     folder = resources.files(__name__).joinpath("models")
-    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".json")), key=lambda entry: entry.name)
+    files = sorted(
+        (entry for entry in folder.iterdir() if entry.name.endswith(".json")),
+        key=lambda entry: entry.name,
+    )
     return tuple(msgspec.convert(json.loads(entry.read_text()), KnownModel) for entry in files)
 
 
@@ -99,7 +105,10 @@ class _ConstantsFile:
 @functools.cache
 def constants(file: str = "constants.yaml") -> Mapping[str, Constant]:
     """Return all constants of a catalogue file by name."""
-    return {constant.name: constant for constant in packaged_table(__name__, file, _ConstantsFile).constants}
+    return {
+        constant.name: constant
+        for constant in packaged_table(__name__, file, _ConstantsFile).constants
+    }
 
 
 def constant(name: str) -> Constant:
@@ -114,7 +123,9 @@ def efficiency(name: str) -> Constant:
 def estimate(name: str, unit: float = MIB) -> Estimate:
     """Return a constant in bytes; `unit`: bytes of one."""
     known = constant(name)
-    return Estimate(value=round(known.value * unit), low=round(known.low * unit), high=round(known.high * unit))
+    return Estimate(
+        value=round(known.value * unit), low=round(known.low * unit), high=round(known.high * unit)
+    )
 
 
 def percent(name: str) -> Estimate:
@@ -146,14 +157,19 @@ def cublas_workspace(gpu: Gpu | None) -> int:
     """Bytes that torch allocates per cuBLAS handle and stream."""
     known = gpu is not None and gpu.compute_capability is not None
     large = known and int(gpu.compute_capability.split(".")[0]) >= HOPPER  # type: ignore[union-attr]
-    return int(estimate("cublas_workspace_mib_from_hopper_on" if large else "cublas_workspace_mib").value)
+    return int(
+        estimate("cublas_workspace_mib_from_hopper_on" if large else "cublas_workspace_mib").value
+    )
 
 
 def communication(gpu: Gpu | None, ranks: int, count: int = 1) -> Estimate:
     """Bytes of the buffers of this many of NCCL's communicators on each GPU."""
     if ranks < 2 or count < 1:
         return Estimate.exactly(0)
-    pcie, nvlink = estimate("nccl_mib_pcie"), estimate("nccl_mib_two_nvlink" if ranks == 2 else "nccl_mib_many_nvlink")
+    pcie, nvlink = (
+        estimate("nccl_mib_pcie"),
+        estimate("nccl_mib_two_nvlink" if ranks == 2 else "nccl_mib_many_nvlink"),
+    )
     if gpu is None or gpu.link is None:
         one = Estimate(value=nvlink.value, low=pcie.low, high=nvlink.high)
     else:
@@ -169,7 +185,9 @@ class Criterion(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     settings: dict[str, list[Any]]
 
     def rank(self, candidate: Candidate) -> int:
-        """Return the sum of the positions of the candidate's values; 0: nothing but the simplest."""
+        """Return the sum of the positions of the candidate's values; 0: nothing but the
+        simplest.
+        """
         return sum(
             values.index(candidate.settings[name])
             for name, values in self.settings.items()
@@ -184,7 +202,9 @@ def criteria() -> tuple[Criterion, ...]:
 
 
 def complexity(candidate: Candidate, baseline: Candidate | None = None) -> tuple[int, ...]:
-    """Return the sort key of simplicity, lowest first: the criteria, then the number of knobs that differ from the baseline."""
+    """Return the sort key of simplicity, lowest first: the criteria, then the number of knobs
+    that differ from the baseline.
+    """
     ranks = tuple(one.rank(candidate) for one in criteria())
     if baseline is None:
         return (*ranks, 0)

@@ -1,6 +1,7 @@
 """Lookup of `--model`: a local folder, a hub id or a short name.
 
-The config.json of a hub id is fetched if nothing here has it, unless the network is absent or --offline was given.
+The config.json of a hub id is fetched if nothing here has it, unless the network is absent or
+--offline was given.
 """
 
 from __future__ import annotations
@@ -26,18 +27,37 @@ MAX_CONFIG_BYTES = 16 * MIB
 REAL_CONFIG = "Give the config.json of a real model."
 
 LARGEST_SIZES = {
-    "num_hidden_layers": 2_000, "n_layer": 2_000, "hidden_size": 2**20, "n_embd": 2**20, "intermediate_size": 2**24,
-    "num_attention_heads": 2**14, "n_head": 2**14, "num_key_value_heads": 2**14, "vocab_size": 2**28,
-    "decoder_sparse_step": 2_000, "sliding_window_pattern": 2_000, "full_attention_interval": 2_000,
-    "interleave_moe_layer_step": 2_000, "depth": 2_000, "num_heads": 2**14, "patch_size": 2**14, "image_size": 2**14,
-    "temporal_patch_size": 2**14, "spatial_merge_size": 2**14, "pooling_kernel_size": 2**14,
+    "num_hidden_layers": 2_000,
+    "n_layer": 2_000,
+    "hidden_size": 2**20,
+    "n_embd": 2**20,
+    "intermediate_size": 2**24,
+    "num_attention_heads": 2**14,
+    "n_head": 2**14,
+    "num_key_value_heads": 2**14,
+    "vocab_size": 2**28,
+    "decoder_sparse_step": 2_000,
+    "sliding_window_pattern": 2_000,
+    "full_attention_interval": 2_000,
+    "interleave_moe_layer_step": 2_000,
+    "depth": 2_000,
+    "num_heads": 2**14,
+    "patch_size": 2**14,
+    "image_size": 2**14,
+    "temporal_patch_size": 2**14,
+    "spatial_merge_size": 2**14,
+    "pooling_kernel_size": 2**14,
     "max_position_embeddings": 2**30,
-}  # fmt: skip
+}
 """Field of a config.json -> largest value; the smallest is 1."""
 
 LARGEST_INTEGER = 2**63  # bound of all other integers
 LARGEST_FACTOR = 1e9  # bound of fields that other sizes are multiplied by
-LISTS_PER_LAYER = ("layer_types", "mlp_layer_types", "indexer_types")  # fields of a config.json with one entry per layer
+LISTS_PER_LAYER = (
+    "layer_types",
+    "mlp_layer_types",
+    "indexer_types",
+)  # fields of a config.json with one entry per layer
 
 
 HUB_PAGE = re.compile(
@@ -48,7 +68,9 @@ HUB_PAGE = re.compile(
 
 
 def find_model(text: str) -> Model:
-    """Find a model: local folder, hub cache (original config), catalogue, then the hub's config.json."""
+    """Find a model: local folder, hub cache (original config), catalogue, then the hub's
+    config.json.
+    """
     page = HUB_PAGE.fullmatch(text)
     text = page["id"] if page is not None else text
     folder = Path(text).expanduser()
@@ -57,12 +79,26 @@ def find_model(text: str) -> Model:
     if folder.is_dir():
         refuse_special_files(folder, way_out="Save or download the model again.")
         if not (folder / "config.json").is_file():
-            raise BadInput(f"The folder {text!r} holds no config.json.", way_out="Give the folder that `save_pretrained` wrote.")
-        return Model(name=text, config=_config(folder), folder=folder.resolve(), origin="local folder")
+            raise BadInput(
+                f"The folder {text!r} holds no config.json.",
+                way_out="Give the folder that `save_pretrained` wrote.",
+            )
+        return Model(
+            name=text, config=_config(folder), folder=folder.resolve(), origin="local folder"
+        )
     if text.startswith(("/", "./", "../", "~")) or text.count("/") > 1:
-        named = next((ids[0] for ids in [short_names().get(folder.name.lower(), [])] if len(ids) == 1), None)
-        instead = f"--model {named}, if it is that one" if named else "a hub id or a name of `autotune show models`"
-        raise BadInput(f"There is no folder {text!r}.", way_out=f"Give a folder with config.json, or {instead}.")
+        named = next(
+            (ids[0] for ids in [short_names().get(folder.name.lower(), [])] if len(ids) == 1), None
+        )
+        instead = (
+            f"--model {named}, if it is that one"
+            if named
+            else "a hub id or a name of `autotune show models`"
+        )
+        raise BadInput(
+            f"There is no folder {text!r}.",
+            way_out=f"Give a folder with config.json, or {instead}.",
+        )
     hub_id = _hub_id(text)
     cached = _cached_folder(hub_id)
     if cached is not None:
@@ -74,12 +110,17 @@ def find_model(text: str) -> Model:
     if text_of_config is not None:
         with tempfile.TemporaryDirectory() as scratch:
             (Path(scratch) / "config.json").write_bytes(text_of_config)
-            return Model(name=hub_id, config=_config(Path(scratch)), folder=None, origin="config.json fetched from the hub")
+            return Model(
+                name=hub_id,
+                config=_config(Path(scratch)),
+                folder=None,
+                origin="config.json fetched from the hub",
+            )
     raise BadInput(
         f"Model {hub_id!r} is neither in the catalogue nor in this machine's hub cache.",
         way_out=(
-            f"Fetch its shape with `hf download {hub_id} config.json`, give a local folder, or name with --model the model "
-            "that it was made from (`autotune show models`)."
+            f"Fetch its shape with `hf download {hub_id} config.json`, give a local folder, or name"
+            " with --model the model that it was made from (`autotune show models`)."
         ),
     )
 
@@ -105,12 +146,25 @@ def _hub_id(text: str) -> str:
     meant = short_names().get(text.lower(), [])
     if len(meant) == 1:
         return meant[0]
-    begins = meant or [hub_id for hub_id in ids.values() if re.match(rf"{re.escape(text.lower())}(?![a-z0-9])", _short(hub_id))]
+    begins = meant or [
+        hub_id
+        for hub_id in ids.values()
+        if re.match(rf"{re.escape(text.lower())}(?![a-z0-9])", _short(hub_id))
+    ]
     if begins:
         names = sorted(hub_id.split("/")[1] for hub_id in begins)
-        nearest = difflib.get_close_matches(text, names, n=4, cutoff=0.0) if len(names) > 4 else names
-        raise BadInput(f"{text!r} could be several models.", way_out=f"Name one: {' or '.join(nearest)}.")
-    raise UnknownName("model", text, [hub_id.split("/")[1] for hub_id in ids.values()], listing="autotune show models")
+        nearest = (
+            difflib.get_close_matches(text, names, n=4, cutoff=0.0) if len(names) > 4 else names
+        )
+        raise BadInput(
+            f"{text!r} could be several models.", way_out=f"Name one: {' or '.join(nearest)}."
+        )
+    raise UnknownName(
+        "model",
+        text,
+        [hub_id.split("/")[1] for hub_id in ids.values()],
+        listing="autotune show models",
+    )
 
 
 def _short(hub_id: str) -> str:
@@ -119,7 +173,9 @@ def _short(hub_id: str) -> str:
 
 def _config(folder: Path) -> dict[str, object]:
     path = folder / "config.json"
-    config = read_loose_json(path, largest_bytes=MAX_CONFIG_BYTES, way_out="Save or download the model again.")
+    config = read_loose_json(
+        path, largest_bytes=MAX_CONFIG_BYTES, way_out="Save or download the model again."
+    )
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise BadInput(f"{path} names no model_type.", way_out="Give a transformers model folder.")
     _check_sizes(config, path)
@@ -133,35 +189,64 @@ def _check_sizes(config: Mapping[str, object], path: Path) -> None:
             _check_sizes(value, path)
         elif name in LARGEST_SIZES and isinstance(value, int | float | str):
             if not isinstance(value, int) or not 1 <= value <= LARGEST_SIZES[name]:
-                raise BadInput(f"{path}: {name} is no whole number from 1 to {LARGEST_SIZES[name]}.", way_out=REAL_CONFIG)
-        elif isinstance(value, float) and not abs(value) <= LARGEST_FACTOR and name.endswith("factor"):
+                raise BadInput(
+                    f"{path}: {name} is no whole number from 1 to {LARGEST_SIZES[name]}.",
+                    way_out=REAL_CONFIG,
+                )
+        elif (
+            isinstance(value, float)
+            and not abs(value) <= LARGEST_FACTOR
+            and name.endswith("factor")
+        ):
             raise BadInput(f"{path}: {name} is {value}.", way_out=REAL_CONFIG)
         elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-            raise BadInput(f"{path}: {name} is an integer of more than 64 bits.", way_out=REAL_CONFIG)
+            raise BadInput(
+                f"{path}: {name} is an integer of more than 64 bits.", way_out=REAL_CONFIG
+            )
     layers = config.get("num_hidden_layers")
     for name in LISTS_PER_LAYER:
         kinds = config.get(name)
         if isinstance(kinds, list) and isinstance(layers, int) and len(kinds) != layers:
-            raise BadInput(f"{path}: {name} has {len(kinds)} entries for {layers} layers.", way_out=REAL_CONFIG)
+            raise BadInput(
+                f"{path}: {name} has {len(kinds)} entries for {layers} layers.", way_out=REAL_CONFIG
+            )
 
 
 def _cached_folder(hub_id: str) -> Path | None:
     """Return the newest snapshot with a config in the hub cache, read without the hub library."""
     repo = hub_cache() / f"models--{hub_id.replace('/', '--')}"
     ref = repo / "refs" / "main"
-    names = [read_text(ref, largest_bytes=1024, way_out="Download the model again.").strip()] if ref.is_file() else []
+    names = (
+        [read_text(ref, largest_bytes=1024, way_out="Download the model again.").strip()]
+        if ref.is_file()
+        else []
+    )
     if (repo / "snapshots").is_dir():
         names += [
-            entry.name for entry in sorted((repo / "snapshots").iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)
+            entry.name
+            for entry in sorted(
+                (repo / "snapshots").iterdir(),
+                key=lambda entry: entry.stat().st_mtime,
+                reverse=True,
+            )
         ]
-    return next((repo / "snapshots" / name for name in names if (repo / "snapshots" / name / "config.json").is_file()), None)
+    return next(
+        (
+            repo / "snapshots" / name
+            for name in names
+            if (repo / "snapshots" / name / "config.json").is_file()
+        ),
+        None,
+    )
 
 
 def hub_cache() -> Path:
     """Return the cache folder of huggingface_hub."""
     if "HF_HUB_CACHE" in os.environ:
         return Path(os.environ["HF_HUB_CACHE"]).expanduser()
-    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
+    home = os.environ.get("HF_HOME") or str(
+        Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
+    )
     return Path(home).expanduser() / "hub"
 
 
@@ -177,9 +262,13 @@ def stay_offline() -> None:
 
 
 def fetched_config(hub_id: str) -> bytes | None:
-    """Return the text of the model's config.json; None offline, without an answer, or if it is too large."""
+    """Return the text of the model's config.json; None offline, without an answer, or if it is
+    too large.
+    """
     endpoint = os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
-    offline = any(os.environ.get(name, "").lower() in ("1", "on", "yes", "true") for name in OFFLINE_VARIABLES)
+    offline = any(
+        os.environ.get(name, "").lower() in ("1", "on", "yes", "true") for name in OFFLINE_VARIABLES
+    )
     if offline or not endpoint.startswith(("http://", "https://")):
         return None
     url = f"{endpoint}/{urllib.parse.quote(hub_id)}/resolve/main/config.json"

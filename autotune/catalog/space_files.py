@@ -57,12 +57,16 @@ def read_space(path: Path) -> SearchSpace:
         parts = re.findall(r"\.?([A-Za-z_]\w*)|\[(\d+)\]", match["path"] if match else "")
         at = tuple(int(index) if index else name for name, index in parts)
         what = _PATH.sub("", str(error)).rstrip(".") + "."
-        raise document.error(at, what, way_out="Compare it with search_spaces/grpo.yaml.") from error
+        raise document.error(
+            at, what, way_out="Compare it with search_spaces/grpo.yaml."
+        ) from error
     _check(document, space)
     return space
 
 
-def _refuse_unknown_keys(document: Document, content: Mapping[str, object], kind: type, at: KeyPath) -> None:
+def _refuse_unknown_keys(
+    document: Document, content: Mapping[str, object], kind: type, at: KeyPath
+) -> None:
     known = [field.name for field in dataclasses.fields(kind)]
     for key in content:
         if key not in known:
@@ -73,32 +77,54 @@ def _refuse_unknown_keys(document: Document, content: Mapping[str, object], kind
 def _check(document: Document, space: SearchSpace) -> None:
     """Check rules beyond the types."""
     if not space.knobs:
-        raise document.error(("knobs",), "the space has no knobs.", way_out="List at least one knob with its choices.")
+        raise document.error(
+            ("knobs",),
+            "the space has no knobs.",
+            way_out="List at least one knob with its choices.",
+        )
     known = [knob.name for knob in space.knobs]
     for index, knob in enumerate(space.knobs):
         _check_knob(document, space, knob, ("knobs", index))
         if known.index(knob.name) != index:
-            raise document.error(("knobs", index), f"knob {knob.name!r} is listed twice.", way_out="Keep one of the two.")
+            raise document.error(
+                ("knobs", index),
+                f"knob {knob.name!r} is listed twice.",
+                way_out="Keep one of the two.",
+            )
     for index, name in enumerate(space.relax):
         described = {knob.name: knob for knob in (*space.remedies, *space.knobs)}
         if name not in described:
             unknown = UnknownName("knob", name, described)
             raise document.error(("relax", index), unknown.what, way_out=unknown.way_out)
         if described[name].effect != "learning":
-            raise document.error(("relax", index), f"{name!r} is neutral, so it is never relaxed.", way_out="Leave it out.")
+            raise document.error(
+                ("relax", index),
+                f"{name!r} is neutral, so it is never relaxed.",
+                way_out="Leave it out.",
+            )
 
 
 def _check_knob(document: Document, space: SearchSpace, knob: Knob, at: KeyPath) -> None:
     if not knob.choices:
-        raise document.error((*at, "choices"), f"knob {knob.name!r} has no choices.", way_out="Give it at least one value.")
+        raise document.error(
+            (*at, "choices"),
+            f"knob {knob.name!r} has no choices.",
+            way_out="Give it at least one value.",
+        )
     # True == 1 in Python, but not in YAML.
     typed = [(type(choice), choice) for choice in knob.choices]
     if len(set(typed)) != len(typed):
-        raise document.error((*at, "choices"), f"knob {knob.name!r} has a choice twice.", way_out="List each value once.")
+        raise document.error(
+            (*at, "choices"),
+            f"knob {knob.name!r} has a choice twice.",
+            way_out="List each value once.",
+        )
     for other, values in knob.when.items():
         if other not in space:
             unknown = UnknownName("knob", other, [each.name for each in space.knobs])
             raise document.error((*at, "when", other), unknown.what, way_out=unknown.way_out)
         if not set(values) & set(space[other].choices):
             what = f"knob {knob.name!r} can never apply: {other!r} is never one of {list(values)}."
-            raise document.error((*at, "when", other), what, way_out=f"Its choices are {list(space[other].choices)}.")
+            raise document.error(
+                (*at, "when", other), what, way_out=f"Its choices are {list(space[other].choices)}."
+            )

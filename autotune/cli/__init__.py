@@ -77,8 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout = cast(TextIO, PipeOutput(sys.stdout))
     try:
         for word in given:
-            if any("\ud800" <= character <= "\udfff" for character in word):  # not UTF-8: it can be in no written file
-                raise BadInput(f"The argument '{printable(word)}' is not UTF-8 text.", way_out="Rename that file or folder.")
+            if any(
+                "\ud800" <= character <= "\udfff" for character in word
+            ):  # not UTF-8: it can be in no written file
+                raise BadInput(
+                    f"The argument '{printable(word)}' is not UTF-8 text.",
+                    way_out="Rename that file or folder.",
+                )
         result = autotune_command.main(args=given, prog_name="autotune", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:  # all exit codes are decided in one place
@@ -88,8 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """Exit. After an interruption at once: the interpreter's own end takes seconds on a busy machine, in which the
-    deadline's thread does not run any more and a second Ctrl-C would decide the exit code."""
+    """Exit. After an interruption at once: the interpreter's own end takes seconds on a busy
+    machine, in which the deadline's thread does not run any more and a second Ctrl-C would
+    decide the exit code.
+    """
     if exit_handlers_are_skipped() or stop_requested() or code == INTERRUPTED:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -98,7 +105,9 @@ def _end(code: int) -> NoReturn:
 
 
 class PipeOutput:
-    """Text stream that discards its output once nobody reads it. The command goes on and keeps its exit code."""
+    """Text stream that discards its output once nobody reads it. The command goes on and keeps
+    its exit code.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

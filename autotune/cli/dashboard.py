@@ -16,12 +16,31 @@ from autotune.cli.options import storage_options
 
 @click.command(name="dashboard", short_help="show a study in optuna-dashboard")
 @click.argument("folder", default="autotune-out", metavar="[FOLDER]")
-@storage_options("Optuna storage. Default: the one named in the folder's answer. Example: sqlite:///study.db.")
-@click.option("--study", "name", metavar="NAME", help="Name of the study. Needed if the storage has several.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Listening address; others allow access from outside.")
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 selects a free one.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document with the address, then serve.")
-def command(folder: str, storage: str | None, name: str | None, host: str, port: int, as_json: bool) -> int:
+@storage_options(
+    "Optuna storage. Default: the one named in the folder's answer. Example: sqlite:///study.db."
+)
+@click.option(
+    "--study", "name", metavar="NAME", help="Name of the study. Needed if the storage has several."
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Listening address; others allow access from outside.",
+)
+@click.option(
+    "--port",
+    default=8080,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port; 0 selects a free one.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document with the address, then serve."
+)
+def command(
+    folder: str, storage: str | None, name: str | None, host: str, port: int, as_json: bool
+) -> int:
     """Serve a study in optuna-dashboard until Ctrl-C. The best trial is the best that fits. Trials
     out of memory are infeasible. Notes contain the outcome of each trial and the recommendation.
     Writes are refused, and so are requests to names that are not this machine's.
@@ -42,14 +61,25 @@ def command(folder: str, storage: str | None, name: str | None, host: str, port:
     database = storage or _storage_of(study, Path(folder))
     if document is not None:
         certificate = (document.get("recommendation") or {}).get("certificate") or {}
-        extras = Extras(note=markdown(document), figures=figures_of(document), best_trial=certificate.get("trial"))
+        extras = Extras(
+            note=markdown(document),
+            figures=figures_of(document),
+            best_trial=certificate.get("trial"),
+        )
     app = application(database, name or study.get("name"), extras)
     # 2. The server.
     with serve(app, host, port) as server:
         url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/dashboard"
-        print(json.dumps({"schema": 1, "url": url}) if as_json else f"Serving on {url} (Ctrl-C ends it)", flush=True)
+        print(
+            json.dumps({"schema": 1, "url": url})
+            if as_json
+            else f"Serving on {url} (Ctrl-C ends it)",
+            flush=True,
+        )
         # Separate thread: an interrupt inside a request would count as a failure of the request.
-        thread = threading.Thread(target=server.serve_forever, name="autotune-dashboard", daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, name="autotune-dashboard", daemon=True
+        )
         with contextlib.suppress(KeyboardInterrupt), interruptible():
             thread.start()
             thread.join()

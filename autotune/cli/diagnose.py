@@ -16,17 +16,31 @@ from autotune.core.errors import BadInput
 
 @click.command(name="diagnose", short_help="find the first failure in a training log")
 @click.argument("log", metavar="LOG|-", required=False)
-@declared_option("config", help="The failed YAML file of `trl grpo --config`: remedies get their predicted effect.")
+@declared_option(
+    "config",
+    help="The failed YAML file of `trl grpo --config`: remedies get their predicted effect.",
+)
 @declared_option(
     "gpus",
     default=None,
     show_default=False,
     help="With --config: GPUs of the failed run. Default: this machine's. Example: 2xA100-40G.",
 )
-@click.option("--check", is_flag=True, help="Check versions and environment variables for known traps. LOG is optional then.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Check versions and environment variables for known traps. LOG is optional then.",
+)
 @declared_option("python")
 @as_json_option("Print one JSON document on stdout.")
-def command(log: str | None, config: str | None, gpus: str | None, check: bool, python: str | None, as_json: bool) -> int:
+def command(
+    log: str | None,
+    config: str | None,
+    gpus: str | None,
+    check: bool,
+    python: str | None,
+    as_json: bool,
+) -> int:
     """Read a training log (a file, or - for standard input) and report the first failure with its
     rank and phase, the kind of memory that ran out, and remedies.
 
@@ -42,18 +56,31 @@ def command(log: str | None, config: str | None, gpus: str | None, check: bool, 
 
     """
     if log is None and not check:
-        raise BadInput("No log was named.", way_out="Name a log file, or - for standard input; or --check the environment alone.")
+        raise BadInput(
+            "No log was named.",
+            way_out="Name a log file, or - for standard input; or --check the environment alone.",
+        )
     if gpus is not None and config is None:
-        raise BadInput("--gpus needs a configuration, and none was given.", way_out="Give it with --config FILE.")
+        raise BadInput(
+            "--gpus needs a configuration, and none was given.",
+            way_out="Give it with --config FILE.",
+        )
     if log is None and config is not None:
-        raise BadInput("--config is about a log, and none was named.", way_out="Name the log that this configuration left.")
+        raise BadInput(
+            "--config is about a log, and none was named.",
+            way_out="Name the log that this configuration left.",
+        )
     diagnosis, active = None, None
     with interruptible():
         if log is not None:
             from autotune.api import diagnose
             from autotune.diagnosis.log_files import lines_of_file, lines_of_stream
 
-            lines = lines_of_stream(sys.stdin.buffer, "Standard input") if log == "-" else lines_of_file(log)
+            lines = (
+                lines_of_stream(sys.stdin.buffer, "Standard input")
+                if log == "-"
+                else lines_of_file(log)
+            )
             diagnosis = diagnose(lines, config=config, gpus=gpus or "local", python=python)
         if check:
             from autotune.failures.environment_traps import active_traps, environment_facts

@@ -38,15 +38,27 @@ def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
         case click.ClickException():
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "autotune"
-            return _report(BAD_INPUT, error.format_message(), f"`{command} --help` shows what it takes.", as_json)
+            return _report(
+                BAD_INPUT,
+                error.format_message(),
+                f"`{command} --help` shows what it takes.",
+                as_json,
+            )
         case BadInput():
             return _report(BAD_INPUT, error.what, error.way_out, as_json)
         case RecursionError():
-            return _report(BAD_INPUT, "A given file or stored study is nested too deeply.", "Give the original one.", as_json)
+            return _report(
+                BAD_INPUT,
+                "A given file or stored study is nested too deeply.",
+                "Give the original one.",
+                as_json,
+            )
         case TrainingEnvironmentError():
             return _report(NO_ENVIRONMENT, str(error), "", as_json)
         case AutotuneError():
-            return _report(FAULT, str(error), f"The details are in {_write_traceback(error)}.", as_json)
+            return _report(
+                FAULT, str(error), f"The details are in {_write_traceback(error)}.", as_json
+            )
         case OSError() if (full := describe_full_disk(error)) is not None:
             return _report(FAULT, full, "", as_json)
         case _:
@@ -74,7 +86,10 @@ def _write_traceback(error: BaseException) -> str:
         return f"no file, because none can be written ({full.strerror})"
 
 
-ABANDONED = b"Error: Interrupted. What did not close in time was abandoned; everything recorded before is kept.\n"
+ABANDONED = (
+    b"Error: Interrupted. What did not close in time was abandoned; everything recorded before is"
+    b" kept.\n"
+)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 import click
 
 from autotune.cli.output import Context
-from autotune.request.flags import FLAGS, GROUPS, REPEATED, PredictOptions, RunOptions, SolveOptions, option_name
+from autotune.request.flags import (
+    FLAGS,
+    GROUPS,
+    REPEATED,
+    PredictOptions,
+    RunOptions,
+    SolveOptions,
+    option_name,
+)
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -35,12 +43,16 @@ class RequestCommand(click.Command):
                     formatter.write_dl(records)
 
 
-def request_options(kind: type[RunOptions] | type[PredictOptions] | type[SolveOptions]) -> Callable[[F], F]:
+def request_options(
+    kind: type[RunOptions] | type[PredictOptions] | type[SolveOptions],
+) -> Callable[[F], F]:
     """Add the declared options of `run`, `predict` or `solve`, and the words after two dashes."""
     metavar = "[-- COMMAND|ARGUMENTS...]" if kind is RunOptions else "[-- ARGUMENTS...]"
 
     def decorate(command: F) -> F:
-        command = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar=metavar)(command)
+        command = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar=metavar)(
+            command
+        )
         for name in reversed([name for name in FLAGS if name in kind.__annotations__]):
             command = declared_option(name)(command)
         return command
@@ -71,24 +83,32 @@ def declared_option(name: str, **changes: Any) -> Callable[[F], F]:
     return click.option(option_name(name), name, **{**attributes, **changes})
 
 
-def storage_options(help: str, *, required: bool = False) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def storage_options(
+    help: str, *, required: bool = False
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Add --storage and --storage-file; the command receives the URL as `storage`."""
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(command)
-        def with_url(*args: Any, storage: str | None, storage_file: str | None, **options: Any) -> int:
+        def with_url(
+            *args: Any, storage: str | None, storage_file: str | None, **options: Any
+        ) -> int:
             from autotune.request.resources import storage_url
 
             if required and storage is None and storage_file is None:
                 raise click.UsageError("Missing option '--storage' or '--storage-file'.")
             return command(*args, storage=storage_url(storage, storage_file), **options)
 
-        return click.option("--storage", metavar="URL", help=help)(declared_option("storage_file")(with_url))
+        return click.option("--storage", metavar="URL", help=help)(
+            declared_option("storage_file")(with_url)
+        )
 
     return decorate
 
 
-def as_json_option(help: str = "Print one JSON document on stdout; progress goes to stderr.") -> Callable[[F], F]:
+def as_json_option(
+    help: str = "Print one JSON document on stdout; progress goes to stderr.",
+) -> Callable[[F], F]:
     return click.option("--json", "as_json", is_flag=True, help=help)
 
 
@@ -98,16 +118,26 @@ def _names(kind: str) -> Iterable[str]:
 
     if kind == "models":
         return (hub_id.split("/")[1] for known in catalog.models() for hub_id in known.ids)
-    return space_files.names() if kind == "spaces" else ("local", "cpu", *(gpu.name for gpu in catalog.gpus()))
+    return (
+        space_files.names()
+        if kind == "spaces"
+        else ("local", "cpu", *(gpu.name for gpu in catalog.gpus()))
+    )
 
 
 def _completion(kind: str, *, path: str | None = None) -> Callable[..., list[CompletionItem]]:
     """Return a completion of names, or of paths (`dir`, `file`) if no name matches."""
 
-    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def complete(
+        context: click.Context, parameter: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        found = [CompletionItem(name) for name in sorted(set(_names(kind))) if name.lower().startswith(incomplete.lower())]
+        found = [
+            CompletionItem(name)
+            for name in sorted(set(_names(kind)))
+            if name.lower().startswith(incomplete.lower())
+        ]
         return found or ([CompletionItem(incomplete, type=path)] if path else [])
 
     return complete

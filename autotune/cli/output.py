@@ -43,7 +43,12 @@ def wrapped(text: str, columns: int | None, *, indent: str = "") -> str:
         return indent + text
     return "\n".join(
         textwrap.fill(
-            line, columns, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, replace_whitespace=False
+            line,
+            columns,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            replace_whitespace=False,
         )
         for line in text.split("\n")
     )
@@ -63,12 +68,22 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     cells = [list(columns), *([str(value) for value in row] for row in rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     wide = room(sys.stdout)
-    beside = [index for index in range(len(widths)) if wide is None or sum(widths[: index + 1]) + 2 * index <= wide] or [0]
+    beside = [
+        index
+        for index in range(len(widths))
+        if wide is None or sum(widths[: index + 1]) + 2 * index <= wide
+    ] or [0]
     below = [index for index in range(len(widths)) if index not in beside]
     for number, row in enumerate(cells):
         print("  ".join(row[index].ljust(widths[index]) for index in beside).rstrip())
         if below and number:
-            print(wrapped("; ".join(f"{columns[index]}: {row[index]}" for index in below), wide, indent="    "))
+            print(
+                wrapped(
+                    "; ".join(f"{columns[index]}: {row[index]}" for index in below),
+                    wide,
+                    indent="    ",
+                )
+            )
 
 
 class Formatter(click.HelpFormatter):
@@ -105,7 +120,9 @@ def _pieces(line: str, wide: int) -> list[str]:
 
 
 class Waiting:
-    """Line with a moving sign: `with Waiting("reading the request") as waiting: waiting.show("tracing")`."""
+    """Line with a moving sign: `with Waiting("reading the request") as waiting:
+    waiting.show("tracing")`.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -116,7 +133,12 @@ class Waiting:
             self.show(self._text)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def show(self, text: str) -> None:
@@ -126,7 +148,9 @@ class Waiting:
         if self._status is None:
             from rich.console import Console
 
-            self._status = Console(file=sys.stderr, markup=False, highlight=False, emoji=False).status("")
+            self._status = Console(
+                file=sys.stderr, markup=False, highlight=False, emoji=False
+            ).status("")
             self._status.start()
         self._status.update(text)
 
@@ -145,7 +169,12 @@ def console(*, to_stderr: bool) -> Console:
     # Without a terminal rich would assume 80 columns.
     terminal = stream.isatty()
     return Console(
-        file=stream, highlight=False, markup=False, emoji=False, soft_wrap=not terminal, width=None if terminal else 120
+        file=stream,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=not terminal,
+        width=None if terminal else 120,
     )
 
 
@@ -161,7 +190,12 @@ class Terminal:
     def __enter__(self) -> Terminal:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.quiet()
 
     def quiet(self) -> None:
@@ -177,8 +211,12 @@ class Terminal:
             self._started = event
             self.show(event)
             if event.job.mode == "predict":
-                self._open.enter_context(Waiting(f"predicting {len(event.candidates):,} candidates"))
-        elif isinstance(event, Note) and (self._started is None or self._started.job.mode == "predict"):
+                self._open.enter_context(
+                    Waiting(f"predicting {len(event.candidates):,} candidates")
+                )
+        elif isinstance(event, Note) and (
+            self._started is None or self._started.job.mode == "predict"
+        ):
             say(event.text, sys.stderr)
         elif self._started is not None and self._started.job.mode != "predict":
             if self._progress is None:

@@ -13,10 +13,14 @@ from autotune.cli.output import Waiting, console
 from autotune.request.flags import Flags, PredictOptions
 
 
-@click.command(name="predict", cls=RequestCommand, short_help="say without a GPU whether a configuration fits")
+@click.command(
+    name="predict", cls=RequestCommand, short_help="say without a GPU whether a configuration fits"
+)
 @request_options(PredictOptions)
 @click.option(
-    "--check", is_flag=True, help="Run the configuration on emulated GPUs too, and show both (needs a CUDA build of torch)."
+    "--check",
+    is_flag=True,
+    help="Run the configuration on emulated GPUs too, and show both (needs a CUDA build of torch).",
 )
 @as_json_option()
 def command(as_json: bool, check: bool, **flags: Any) -> int:
@@ -53,7 +57,9 @@ def command(as_json: bool, check: bool, **flags: Any) -> int:
             elif isinstance(event, CandidatePredicted) and started:
                 job, assumed, notes = started[-1].job, started[-1].assumed, started[-1].notes
                 waiting.stop()
-                show_prediction(words, job, event.candidate, event.prediction, assumed=assumed, notes=notes)
+                show_prediction(
+                    words, job, event.candidate, event.prediction, assumed=assumed, notes=notes
+                )
                 if not event.prediction.fits:
                     waiting.show("predicting changes that make it fit")
 

@@ -39,19 +39,32 @@ VARIABLE = "AUTOTUNE_CONFIG"  # environment variable for COMMAND with the file t
 @click.command(name="preflight", short_help="prove that a configuration fits, then start the run")
 @click.argument("config", metavar="CONFIG")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-@declared_option("gpus", help="Devices of this machine for the job. Example: local, 2xlocal, cpu, 2xcpu.")
+@declared_option(
+    "gpus", help="Devices of this machine for the job. Example: local, 2xlocal, cpu, 2xcpu."
+)
 @declared_option("python")
 @declared_option("memory_limit")
-@declared_option("max_prompt_length", help="Longest prompt, in tokens. Default: the longest of CONFIG's dataset.")
-@click.option("--tune", is_flag=True, help="If CONFIG doesn't fit, search for a configuration that learns the same and fits.")
+@declared_option(
+    "max_prompt_length", help="Longest prompt, in tokens. Default: the longest of CONFIG's dataset."
+)
+@click.option(
+    "--tune",
+    is_flag=True,
+    help="If CONFIG doesn't fit, search for a configuration that learns the same and fits.",
+)
 @declared_option("budget", help="With --tune: wall-clock time for the search. Example: 1h30m.")
-@declared_option("space", help="With --tune: search space, a shipped name or a YAML file. Default: the method's own.")
+@declared_option(
+    "space",
+    help="With --tune: search space, a shipped name or a YAML file. Default: the method's own.",
+)
 @declared_option("out", help="With --tune: output folder.")
 @declared_option("weights")
 @click.option("--dry-run", is_flag=True, help="Print the result, and start nothing.")
 @declared_option("fresh", help="Measure again instead of using the record.")
 @as_json_option("Print one JSON document on stdout, before the output of COMMAND.")
-def command(config: str, words: tuple[str, ...], tune: bool, dry_run: bool, as_json: bool, **flags: Any) -> int:
+def command(
+    config: str, words: tuple[str, ...], tune: bool, dry_run: bool, as_json: bool, **flags: Any
+) -> int:
     """Prove that CONFIG, a file of `trl grpo --config`, fits on this machine, then become COMMAND.
     An earlier measurement is reused if model, settings, longest prompt, versions, driver, GPUs and
     other processes are the same; else one short worst-case probe runs. With --tune, the tuned file
@@ -95,19 +108,30 @@ class _PreflightDisplay(Terminal):
 def _check_command(config: str, words: Sequence[str], tune: bool) -> None:
     """Refuse a missing command, or one without a place for the tuned file, before any GPU time."""
     if not Path(config).is_file():
-        raise BadInput(f"{config} is no file.", way_out="Name the YAML file that is given to `trl grpo --config`.")
+        raise BadInput(
+            f"{config} is no file.",
+            way_out="Name the YAML file that is given to `trl grpo --config`.",
+        )
     if words and shutil.which(words[0]) is None:
-        raise BadInput(f"COMMAND {words[0]!r} is no program.", way_out="Write what starts the training behind the two dashes.")
+        raise BadInput(
+            f"COMMAND {words[0]!r} is no program.",
+            way_out="Write what starts the training behind the two dashes.",
+        )
     if tune and words and not any(names(word, config) or VARIABLE in word for word in words):
         raise BadInput(
             f"COMMAND does not name {config}, so a tuned file would not reach it.",
-            way_out=f"Write -- trl grpo --config {config}, or let a shell read it: -- sh -c '... \"${VARIABLE}\"'.",
+            way_out=(
+                f"Write -- trl grpo --config {config}, or let a shell read it: -- sh -c '..."
+                f' "${VARIABLE}"\'.'
+            ),
         )
 
 
 def names(word: str, config: str) -> bool:
     """Return True if an argument is this file, alone or after `--flag=`."""
-    return _same_file(word, config) or (word.startswith("-") and "=" in word and _same_file(word.partition("=")[2], config))
+    return _same_file(word, config) or (
+        word.startswith("-") and "=" in word and _same_file(word.partition("=")[2], config)
+    )
 
 
 def with_file(words: Sequence[str], config: str, use: Path) -> list[str]:
@@ -115,7 +139,10 @@ def with_file(words: Sequence[str], config: str, use: Path) -> list[str]:
     if _same_file(str(use), config):
         return list(words)
     flag = [f"{word.partition('=')[0]}=" if word.startswith("-") else "" for word in words]
-    return [f"{start}{use}" if names(word, config) else word for start, word in zip(flag, words, strict=True)]
+    return [
+        f"{start}{use}" if names(word, config) else word
+        for start, word in zip(flag, words, strict=True)
+    ]
 
 
 def _same_file(word: str, config: str) -> bool:
@@ -129,7 +156,8 @@ def become(words: Sequence[str], use: Path) -> NoReturn:
     """Replace this process by the command, with the same process id and standard streams."""
     sys.stdout.flush()
     sys.stderr.flush()
-    # Python ignores these two, and programs inherit that: `train | head` would no longer end by itself.
+    # Python ignores these two, and programs inherit that: `train | head` would no longer end by
+    # itself.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     os.execvpe(words[0], list(words), {**os.environ, VARIABLE: str(use)})
@@ -137,9 +165,20 @@ def become(words: Sequence[str], use: Path) -> NoReturn:
 
 def _in_words(found: Preflight) -> str:
     config, trial = found.job.task.workload.config_file, found.proof.trial
-    memory, margin, settings = trial.measurement.memory, trial.verdict.margin_bytes, found.candidate.settings
-    source = f"on record, measured {found.proof.when} on {found.proof.where}" if found.from_record else "measured now"
-    lengths = f"prompts of {settings.get('max_prompt_length')} and completions of {settings.get('max_completion_length')} tokens"
+    memory, margin, settings = (
+        trial.measurement.memory,
+        trial.verdict.margin_bytes,
+        found.candidate.settings,
+    )
+    source = (
+        f"on record, measured {found.proof.when} on {found.proof.where}"
+        if found.from_record
+        else "measured now"
+    )
+    lengths = (
+        f"prompts of {settings.get('max_prompt_length')} and completions of"
+        f" {settings.get('max_completion_length')} tokens"
+    )
     details = f"({source}; {lengths}; {format_seconds(found.elapsed_seconds)})"
     if found.fits:
         peak, limit = format_bytes(memory.peak_bytes or 0), format_bytes(memory.limit_bytes)
@@ -148,9 +187,18 @@ def _in_words(found: Preflight) -> str:
         return f"{config} can't be decided: {trial.verdict.why} {details}"
     following = {
         "tuned": f"Tuned to learn the same, and certified to fit: {found.use}",
-        "nothing_fits": f"Nothing that learns the same fits. `autotune run --config {config}` reports what could be relaxed.",
+        "nothing_fits": (
+            f"Nothing that learns the same fits. `autotune run --config {config}` reports what"
+            " could be relaxed."
+        ),
         "does_not_fit": "--tune searches for one that learns the same and fits.",
         "interrupted": "Interrupted: the same command goes on from here.",
     }
-    uncertified = "The time was over before the best one found was certified. The same command goes on; --budget gives it more."
-    return f"{config} does not fit: {trial.verdict.why} {details}\n{following.get(found.status, uncertified)}"
+    uncertified = (
+        "The time was over before the best one found was certified. The same command goes on;"
+        " --budget gives it more."
+    )
+    return (
+        f"{config} does not fit: {trial.verdict.why}"
+        f" {details}\n{following.get(found.status, uncertified)}"
+    )

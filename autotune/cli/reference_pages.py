@@ -15,7 +15,9 @@ _WIDTH = 110
 
 def pages() -> dict[str, str]:
     """Return file name -> content, one page per command; subcommands are sections."""
-    context = click.Context(autotune_command, info_name="autotune", terminal_width=_WIDTH, max_content_width=_WIDTH)
+    context = click.Context(
+        autotune_command, info_name="autotune", terminal_width=_WIDTH, max_content_width=_WIDTH
+    )
     made = {}
     for name in autotune_command.list_commands(context):
         command = autotune_command.get_command(context, name)
@@ -25,7 +27,9 @@ def pages() -> dict[str, str]:
 
 
 def _page(command: click.Command, parent: click.Context, name: str) -> Iterator[str]:
-    context = click.Context(command, info_name=name, parent=parent, terminal_width=_WIDTH, max_content_width=_WIDTH)
+    context = click.Context(
+        command, info_name=name, parent=parent, terminal_width=_WIDTH, max_content_width=_WIDTH
+    )
     yield f"# `{context.command_path}`"
     yield ""
     yield "```text"
@@ -37,12 +41,17 @@ def _page(command: click.Command, parent: click.Context, name: str) -> Iterator[
             found = command.get_command(context, below)
             if found is not None:
                 # Subcommands are sections of the group's page.
-                yield from (f"#{line}" if line.startswith("# ") else line for line in _page(found, context, below))
+                yield from (
+                    f"#{line}" if line.startswith("# ") else line
+                    for line in _page(found, context, below)
+                )
 
 
 def main(arguments: Sequence[str]) -> None:
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise SystemExit("usage: python -m autotune.cli.reference_pages FOLDER (docs/commands, for instance)")
+        raise SystemExit(
+            "usage: python -m autotune.cli.reference_pages FOLDER (docs/commands, for instance)"
+        )
     folder = Path(arguments[0])
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in pages().items():

@@ -16,7 +16,9 @@ from autotune.core.files import write_output
 
 @click.command(name="report", short_help="write the HTML page of an answer")
 @click.argument("folder", default="autotune-out", metavar="[FOLDER]")
-@click.option("--to", "target", metavar="FILE", help="Output file. Default: report.html in the folder.")
+@click.option(
+    "--to", "target", metavar="FILE", help="Output file. Default: report.html in the folder."
+)
 @as_json_option("Print one JSON document with the page's path.")
 def command(folder: str, target: str | None, as_json: bool) -> int:
     """Write the page of an answer: one HTML file for any browser, without a network. `autotune run`
@@ -36,7 +38,9 @@ def command(folder: str, target: str | None, as_json: bool) -> int:
     document = read_document(source)
     page = Path(target) if target else source.parent / PAGE
     if page.is_dir():
-        raise BadInput(f"--to {page} is a folder.", way_out=f"Name a file in it: --to {page / PAGE}.")
+        raise BadInput(
+            f"--to {page} is a folder.", way_out=f"Name a file in it: --to {page / PAGE}."
+        )
     write_output(page, render(document).encode(), way_out="Name another: --to ~/report.html.")
     if as_json:
         print(json.dumps({"schema": 1, "page": str(page)}))

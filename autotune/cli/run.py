@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from autotune.api import RunAnswer
     from autotune.core.answer import Recommendation
 
-EXITS = {"ok": DONE, "failed": FAULT, "nothing_fits": NOTHING_FITS, "undecided": UNDECIDED, "interrupted": INTERRUPTED}
+EXITS = {
+    "ok": DONE,
+    "failed": FAULT,
+    "nothing_fits": NOTHING_FITS,
+    "undecided": UNDECIDED,
+    "interrupted": INTERRUPTED,
+}
 """Status of the document -> exit code."""
 
 
@@ -27,16 +33,16 @@ EXITS = {"ok": DONE, "failed": FAULT, "nothing_fits": NOTHING_FITS, "undecided":
 @request_options(RunOptions)
 @as_json_option()
 def command(as_json: bool, **flags: Any) -> int:
-    """Measure real training steps of many configurations on this machine, within a memory limit, and write the
-    fastest configuration that fits, ready to train with.
+    """Measure real training steps of many configurations on this machine, within a memory limit,
+    and write the fastest configuration that fits, ready to train with.
 
     \b
     Examples:
-      autotune run --model Qwen2.5-0.5B --gpus local --budget 20m
-      autotune run --config train.yaml --memory-limit 38G
-      autotune run --model ./my-model --gpus 2xcpu --search num_generations=4,8
-      autotune run --script train.py --memory-limit 38G -- --learning_rate 1e-6
-      autotune run --framework command --metrics speed.jsonl --search batch=1,2,4 -- torchrun train.py --bs {batch}
+      autotune run --model Qwen2.5-0.5B --gpus local --budget 20m autotune run --config train.yaml
+      --memory-limit 38G autotune run --model ./my-model --gpus 2xcpu --search num_generations=4,8
+      autotune run --script train.py --memory-limit 38G -- --learning_rate 1e-6 autotune run
+      --framework command --metrics speed.jsonl --search batch=1,2,4 -- torchrun train.py --bs
+      {batch}
     """
     # Imported here so that --help answers at once.
     from autotune.api import run_flags
@@ -61,10 +67,16 @@ def _show(words: Console, answer: RunAnswer) -> None:
 
     job, described = answer.job, answer.document
     if answer.forecast is not None:
-        show_forecast(words, job, answer.forecast, described, confirm_with=described["confirm_with"])
+        show_forecast(
+            words, job, answer.forecast, described, confirm_with=described["confirm_with"]
+        )
     elif answer.recommendation is not None:
         show_answer(
-            words, job, answer.recommendation, [*map(str, answer.files), str(job.out / PAGE)], described["confirm_with"] or ""
+            words,
+            job,
+            answer.recommendation,
+            [*map(str, answer.files), str(job.out / PAGE)],
+            described["confirm_with"] or "",
         )
     show_file(words, described.get("file"))
 
@@ -74,6 +86,13 @@ def _progress_text(answer: Recommendation) -> str:
     if answer.fault is not None:
         return f"Error: {answer.fault} {probed} probes were measured."
     if not probed:
-        return "Interrupted before the first probe had an answer: there is no configuration to write down yet."
+        return (
+            "Interrupted before the first probe had an answer: there is no configuration to write"
+            " down yet."
+        )
     stored = f"Interrupted after {probed} probes; all of them are kept."
-    return stored if answer.winner else f"{stored} None of them fitted, so there is no configuration to write down yet."
+    return (
+        stored
+        if answer.winner
+        else f"{stored} None of them fitted, so there is no configuration to write down yet."
+    )

@@ -40,17 +40,33 @@ def models(as_json: bool) -> None:
 
     rows: list[dict[str, Any]] = []
     for model in catalog.models():
-        own, about = shape(model.config), {"name": model.ids[0].split("/")[1], **msgspec.to_builtins(model)}
-        widths = {"layers": len(own.layers), "hidden": own.hidden, "vocabulary": own.vocabulary, "context": own.positions}
+        own, about = (
+            shape(model.config),
+            {"name": model.ids[0].split("/")[1], **msgspec.to_builtins(model)},
+        )
+        widths = {
+            "layers": len(own.layers),
+            "hidden": own.hidden,
+            "vocabulary": own.vocabulary,
+            "context": own.positions,
+        }
         rows.append({**about, **widths})
     columns = ["name", "parameters", "layers", "context", "hidden", "vocabulary", "hub ids"]
     shown = [
-        [one["name"], f"{one['parameters_billions']:g}B", *(one[name] for name in columns[2:-1]), ", ".join(one["ids"])]
+        [
+            one["name"],
+            f"{one['parameters_billions']:g}B",
+            *(one[name] for name in columns[2:-1]),
+            ", ".join(one["ids"]),
+        ]
         for one in sorted(rows, key=lambda row: str(row["name"]).lower())
     ]
     _show(as_json, "models", rows, columns, shown)
     if not as_json:
-        say("\nAny local folder with a config.json works too, and any hub id that is in this machine's hub cache.")
+        say(
+            "\nAny local folder with a config.json works too, and any hub id that is in this"
+            " machine's hub cache."
+        )
         say("--json adds each shape and its public source.")
 
 
@@ -70,10 +86,19 @@ def gpus(as_json: bool) -> None:
     from autotune.machine.host_memory import machine_memory_bytes
 
     known = catalog.gpus()
-    rows: list[dict[str, Any]] = [{**msgspec.to_builtins(gpu), "memory_bytes": gpu.memory_bytes} for gpu in known]
-    here: list[dict[str, Any]] = [msgspec.to_builtins(device) for device in hardware_detection.gpus_here()]
+    rows: list[dict[str, Any]] = [
+        {**msgspec.to_builtins(gpu), "memory_bytes": gpu.memory_bytes} for gpu in known
+    ]
+    here: list[dict[str, Any]] = [
+        msgspec.to_builtins(device) for device in hardware_detection.gpus_here()
+    ]
     if as_json:
-        document = {"schema": 1, "gpus": rows, "here": here, "cpu_memory_bytes": machine_memory_bytes()}
+        document = {
+            "schema": 1,
+            "gpus": rows,
+            "here": here,
+            "cpu_memory_bytes": machine_memory_bytes(),
+        }
         click.echo(json.dumps(document, indent=2))
         return
 
@@ -93,10 +118,18 @@ def gpus(as_json: bool) -> None:
         )
         for gpu in known
     ]
-    table(["name", "memory", "GB/s", "bf16 TFLOPS", "link GB/s", "compute", "seen by", "source"], shown)
-    found = ", ".join(f"{device['name']} ({format_bytes(device['memory_bytes'])})" for device in here) or "no NVIDIA GPU"
+    table(
+        ["name", "memory", "GB/s", "bf16 TFLOPS", "link GB/s", "compute", "seen by", "source"],
+        shown,
+    )
+    found = (
+        ", ".join(f"{device['name']} ({format_bytes(device['memory_bytes'])})" for device in here)
+        or "no NVIDIA GPU"
+    )
     say("\nDense peaks, and one direction of a link. --json adds the other dtypes and all sources.")
-    say(f"Here: {found}; a CPU with {format_bytes(machine_memory_bytes())}, as --gpus cpu or 2xcpu.")
+    say(
+        f"Here: {found}; a CPU with {format_bytes(machine_memory_bytes())}, as --gpus cpu or 2xcpu."
+    )
 
 
 @command.command()
@@ -118,7 +151,13 @@ def spaces(as_json: bool) -> None:
 
 
 @command.command()
-@click.option("--space", default="grpo", show_default=True, metavar="NAME|FILE", help="Shipped search space, or a YAML file.")
+@click.option(
+    "--space",
+    default="grpo",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Shipped search space, or a YAML file.",
+)
 @_AS_JSON
 def knobs(space: str, as_json: bool) -> None:
     """List the knobs of a search space with their choices and effects.
@@ -145,7 +184,13 @@ def knobs(space: str, as_json: bool) -> None:
         for knob in listed
     ]
     shown = [
-        [row["name"], ", ".join(json.dumps(choice) for choice in row["choices"]), row["effect"], _offered(row), row["says"]]
+        [
+            row["name"],
+            ", ".join(json.dumps(choice) for choice in row["choices"]),
+            row["effect"],
+            _offered(row),
+            row["says"],
+        ]
         for row in rows
     ]
     _show(as_json, "knobs", rows, ["knob", "choices", "effect", "moves", "what it does"], shown)
@@ -153,11 +198,21 @@ def knobs(space: str, as_json: bool) -> None:
 
 def _offered(row: dict[str, Any]) -> str:
     """Return `searched`, `held` or `on request`, with the minimum number of GPUs."""
-    words = "on request" if not row["searched"] else "searched" if len(row["choices"]) > 1 else "held"
-    return f"{words}, from {row['from_gpus']} GPUs" if row["from_gpus"] > 1 else f"{words}, GPUs" if row["from_gpus"] else words
+    words = (
+        "on request" if not row["searched"] else "searched" if len(row["choices"]) > 1 else "held"
+    )
+    return (
+        f"{words}, from {row['from_gpus']} GPUs"
+        if row["from_gpus"] > 1
+        else f"{words}, GPUs"
+        if row["from_gpus"]
+        else words
+    )
 
 
-def _show(as_json: bool, what: str, rows: list[dict[str, Any]], columns: list[str], shown: list[list[Any]]) -> None:
+def _show(
+    as_json: bool, what: str, rows: list[dict[str, Any]], columns: list[str], shown: list[list[Any]]
+) -> None:
     if as_json:
         click.echo(json.dumps({"schema": 1, what: rows}, indent=2))
     else:

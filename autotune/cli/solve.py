@@ -1,4 +1,6 @@
-"""`autotune solve`: the largest value of a setting that fits, or the cheapest hardware that fits."""
+"""`autotune solve`: the largest value of a setting that fits, or the cheapest hardware that
+fits.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ EXITS = {"ok": DONE, "nothing_fits": NOTHING_FITS, "undecided": UNDECIDED}
 """Status of the document -> exit code."""
 
 
-@click.command(name="solve", cls=RequestCommand, short_help="find the largest value or the cheapest GPUs that fit")
+@click.command(
+    name="solve",
+    cls=RequestCommand,
+    short_help="find the largest value or the cheapest GPUs that fit",
+)
 @click.argument("setting")
 @request_options(SolveOptions)
 @as_json_option()
@@ -48,11 +54,20 @@ def command(setting: str, as_json: bool, **flags: Any) -> int:
                 waiting.stop()
                 workload = event.job.task.workload
                 words.print(f"{workload.method} of {workload.model.name} with {workload.framework}")
-                for line in (*(f"assumed  {one}" for one in event.assumed), *(f"note     {one}" for one in event.notes)):
+                for line in (
+                    *(f"assumed  {one}" for one in event.assumed),
+                    *(f"note     {one}" for one in event.notes),
+                ):
                     words.print(line)
 
         answer = solve_flags(setting, Flags(**flags), listener=show)
-    lines = value_lines(answer.largest) if answer.largest else hardware_lines(answer.cheapest) if answer.cheapest else ()
+    lines = (
+        value_lines(answer.largest)
+        if answer.largest
+        else hardware_lines(answer.cheapest)
+        if answer.cheapest
+        else ()
+    )
     for line in lines:
         words.print(line)
     if as_json:

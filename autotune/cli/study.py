@@ -11,8 +11,12 @@ from autotune.cli.exit_codes import DONE
 from autotune.cli.options import as_json_option, storage_options
 from autotune.cli.output import say
 
-_STORAGE = storage_options("Optuna storage. Example: sqlite:///autotune-out/study.db.", required=True)
-_NAME = click.option("--study", "name", metavar="NAME", help="Name of the study. Needed if the storage has several.")
+_STORAGE = storage_options(
+    "Optuna storage. Example: sqlite:///autotune-out/study.db.", required=True
+)
+_NAME = click.option(
+    "--study", "name", metavar="NAME", help="Name of the study. Needed if the storage has several."
+)
 _AS_JSON = as_json_option("Print one JSON document.")
 
 
@@ -65,7 +69,11 @@ def import_study(file: str, storage: str, name: str | None, as_json: bool) -> in
     moved = read(Path(file))
     chosen = name or moved.name
     unpack(moved, storage, chosen)
-    _say(as_json, {"study": chosen, "trials": len(moved.trials)}, f"Study {chosen!r} holds {len(moved.trials)} trials.")
+    _say(
+        as_json,
+        {"study": chosen, "trials": len(moved.trials)},
+        f"Study {chosen!r} holds {len(moved.trials)} trials.",
+    )
     return DONE
 
 

@@ -1,4 +1,6 @@
-"""Answer of a job: the winner and its evidence, measured (`Recommendation`) or predicted (`Forecast`)."""
+"""Answer of a job: the winner and its evidence, measured (`Recommendation`) or predicted
+(`Forecast`).
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,17 @@ Purpose = Literal["baseline", "anchor", "search", "refused", "confirm"]
 """`refused`: probe of a candidate that prediction ruled out, to check the prediction."""
 
 Proven = Literal[
-    "no better candidate possible", "stopped improving", "budget spent", "not proven infeasible", "interrupted",
-    "stopped by a fault", "not all measured",
-]  # fmt: skip
-"""Reason of the end, or what it proves. `not all measured`: every probe of a candidate was ended from outside."""
+    "no better candidate possible",
+    "stopped improving",
+    "budget spent",
+    "not proven infeasible",
+    "interrupted",
+    "stopped by a fault",
+    "not all measured",
+]
+"""Reason of the end, or what it proves. `not all measured`: every probe of a candidate was ended
+from outside.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +69,9 @@ class WayToFit:
     learning: bool  # changes what is learned
     prediction: Prediction
     speed_ratio: float | None
-    """Predicted speed / speed of the unchanged candidate; None if either is unknown or they differ in learning."""
+    """Predicted speed / speed of the unchanged candidate; None if either is unknown or they
+    differ in learning.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +92,17 @@ Evidence = TypeVar("Evidence", Trial, PredictedCandidate)
 class Answer(Generic[Evidence]):
     """Winner and its alternatives, each with its evidence."""
 
-    winner: Evidence | None  # fastest candidate that fits, at the most preferred learning knobs; None if nothing fits
+    winner: (
+        Evidence | None
+    )  # fastest candidate that fits, at the most preferred learning knobs; None if nothing fits
     baseline: Evidence | None
     changes: tuple[Change, ...] = ()  # winner against baseline, learning knobs first
     # Learning knobs below their most preferred value, because nothing fits there
     relaxed: Mapping[str, KnobValue] = field(default_factory=dict)
     runner_ups: tuple[Evidence, ...] = ()  # next best that fit, with the winner's learning knobs
-    trade_offs: tuple[Evidence, ...] = ()  # best candidates with other learning knobs: offered, never chosen
+    trade_offs: tuple[
+        Evidence, ...
+    ] = ()  # best candidates with other learning knobs: offered, never chosen
     # Predicted changes that make the baseline fit, cheapest first; empty unless nothing fits
     ways_to_fit: tuple[WayToFit, ...] = ()
     elapsed_seconds: float
@@ -97,7 +112,9 @@ class Answer(Generic[Evidence]):
 class Forecast(Answer[PredictedCandidate]):
     """Answer by prediction alone."""
 
-    undecided: PredictedCandidate | None = None  # candidate preferred to the winner that may fit: worth a probe on the target
+    undecided: PredictedCandidate | None = (
+        None  # candidate preferred to the winner that may fit: worth a probe on the target
+    )
     nearest_miss: PredictedCandidate | None = None  # candidate closest to fitting, if nothing fits
     candidates: int
     predicted: int  # predicted candidates; fewer than `candidates` if the budget ended
@@ -119,7 +136,8 @@ class Counts:
     out_of_memory: int
     failed: int
     loads: int
-    confirmations: int = 0  # longer probes of finalists, not included above except in `out_of_memory`, `failed` and `loads`
+    # longer probes of finalists, not included above except in `out_of_memory`, `failed` and `loads`
+    confirmations: int = 0
     refused_probed: int = 0  # measured candidates that prediction had ruled out
     false_refusals: int = 0  # those among them that fitted
 
@@ -129,7 +147,9 @@ AdvantageKind = Literal["measurably faster", "within the noise", "not confirmed"
 
 @dataclass(frozen=True, kw_only=True)
 class Advantage:
-    """Measured speed of one candidate divided by the baseline's; each bound with 95 % confidence."""
+    """Measured speed of one candidate divided by the baseline's; each bound with 95 %
+    confidence.
+    """
 
     candidate_id: str  # the winner; where the baseline was kept, the fastest other candidate
     why: AdvantageKind
@@ -155,19 +175,27 @@ class Recommendation(Answer[Trial]):
     certificate: Trial | None  # longer worst-case probe that confirmed the winner
     # Learning knobs of the winner: speeds are comparable at equal values
     learning: Mapping[str, KnobValue] = field(default_factory=dict)
-    refuted: tuple[Trial, ...] = ()  # failed confirmations of candidates that looked better than the winner
+    refuted: tuple[
+        Trial, ...
+    ] = ()  # failed confirmations of candidates that looked better than the winner
     counts: Counts
     proven: Proven
     interrupted: bool = False  # ended by the user or the system
     fault: str | None = None  # reason for which the machine ended the search; None: it did not
-    rows_left_out: int | None = None  # dataset rows with prompts beyond a relaxed limit; None if it was not relaxed, or unknown
+    rows_left_out: int | None = (
+        # dataset rows with prompts beyond a relaxed limit; None if it was not relaxed, or unknown
+        None
+    )
     from_record: AnswerSource | None = None  # None: measured now
     probe_seconds: float  # seconds of probes times devices
     trials: tuple[Trial, ...] = ()  # all measurements in order
-    # Comparison with the baseline; None if it was not measured at the winner's learning knobs, or is the fastest itself
+    # Comparison with the baseline; None if it was not measured at the winner's learning knobs, or
+    # is the fastest itself
     advantage: Advantage | None = None
     run_spread: RunSpread | None = None  # spread between runs, part of every speed's interval
-    disturbance: Disturbance | None = None  # interference of concurrent probes; None if they ran one after another
+    disturbance: Disturbance | None = (
+        None  # interference of concurrent probes; None if they ran one after another
+    )
     soaks: tuple[Soak, ...] = ()  # long runs of the winner, and of finalists that did not hold
 
 
@@ -180,7 +208,11 @@ def without_result(trials: Iterable[Trial]) -> tuple[Trial, ...]:
 
 
 def plain(value: object) -> Any:
-    """Return a value of these types as JSON data: the serialised form of trials in studies, in the store and in benchmarks."""
+    """Return a value of these types as JSON data: the serialised form of trials in studies, in
+    the store and in benchmarks.
+    """
     return msgspec.to_builtins(
-        value, str_keys=True, enc_hook=lambda one: dict(one) if isinstance(one, MappingProxyType) else str(one)
+        value,
+        str_keys=True,
+        enc_hook=lambda one: dict(one) if isinstance(one, MappingProxyType) else str(one),
     )

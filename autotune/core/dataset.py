@@ -1,4 +1,6 @@
-"""A dataset that a user names: its files, the lengths of its rows, prompts and completions in tokens, and their images."""
+"""A dataset that a user names: its files, the lengths of its rows, prompts and completions in
+tokens, and their images.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,31 @@ from autotune.core.files import refuse_special_files
 from autotune.core.space import KnobValue
 
 FILE_LOADERS: Mapping[str, str] = {
-    ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow",
-}  # fmt: skip
+    ".json": "json",
+    ".jsonl": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
 """Suffix of a file of rows -> the name of its loader in `datasets`."""
 
 
 def refuse_unreadable(named: str) -> None:
-    """Refuse a file that is missing or that no framework reads. Folders and names on the hub pass."""
+    """Refuse a file that is missing or that no framework reads. Folders and names on the hub
+    pass.
+    """
     path = Path(named).expanduser()
     refuse_special_files(path, way_out="Give the dataset's folder, or its name on the hub.")
     if path.suffix in FILE_LOADERS and not path.exists():
-        raise BadInput(f"Dataset {named}: there is no such file.", way_out="Give the path from this folder, or the full one.")
+        raise BadInput(
+            f"Dataset {named}: there is no such file.",
+            way_out="Give the path from this folder, or the full one.",
+        )
     if path.is_file() and path.suffix not in FILE_LOADERS:
         kinds = ", ".join(FILE_LOADERS)
         raise BadInput(
-            f"Dataset {named}: not a file of rows ({kinds}).", way_out="Write its rows as .jsonl, one JSON object a line."
+            f"Dataset {named}: not a file of rows ({kinds}).",
+            way_out="Write its rows as .jsonl, one JSON object a line.",
         )
 
 
@@ -79,7 +91,8 @@ class Images:
 
     def __str__(self) -> str:
         return (
-            f"{self.count} image{'' if self.count == 1 else 's'} of {self.width}x{self.height} a row, {self.tokens:,} tokens each"
+            f"{self.count} image{'' if self.count == 1 else 's'} of {self.width}x{self.height} a"
+            f" row, {self.tokens:,} tokens each"
         )
 
 
@@ -89,7 +102,9 @@ class ImageRows:
 
     rows: int | None  # None: a dataset of the hub, whose first rows were read
     looked_at: int
-    sizes: tuple[tuple[tuple[int, int], ...], ...]  # width and height of each image of each row in the sample
+    sizes: tuple[
+        tuple[tuple[int, int], ...], ...
+    ]  # width and height of each image of each row in the sample
 
 
 MAX_SAMPLE = 512  # quantiles that are kept of a longer list
@@ -102,7 +117,9 @@ class TokenLengths:
 
     source: str  # as the user named it
     sample: tuple[int, ...]
-    stages: tuple[TokenLengths, ...] = ()  # equal parts of training, where lengths change; empty: they do not
+    stages: tuple[
+        TokenLengths, ...
+    ] = ()  # equal parts of training, where lengths change; empty: they do not
 
     @classmethod
     def of(cls, source: str, lengths: Iterable[float]) -> TokenLengths:
@@ -111,7 +128,10 @@ class TokenLengths:
         if not ordered:
             raise ValueError("no lengths")
         if len(ordered) > MAX_SAMPLE:
-            ordered = [ordered[int((place + 0.5) / MAX_SAMPLE * len(ordered))] for place in range(MAX_SAMPLE)]
+            ordered = [
+                ordered[int((place + 0.5) / MAX_SAMPLE * len(ordered))]
+                for place in range(MAX_SAMPLE)
+            ]
         return cls(source, tuple(ordered))
 
     @classmethod
@@ -123,17 +143,24 @@ class TokenLengths:
         """
         z, ratio = NormalDist().inv_cdf(P95), math.log(p95 / mean)
         if ratio < 0 or z * z < 2 * ratio:
-            raise ValueError(f"a lognormal distribution has its 95 % quantile at 1 to {math.exp(z * z / 2):.1f} times its mean")
+            raise ValueError(
+                f"a lognormal distribution has its 95 % quantile at 1 to {math.exp(z * z / 2):.1f}"
+                " times its mean"
+            )
         sigma = z - math.sqrt(z * z - 2 * ratio)
         middle = math.log(mean) - sigma * sigma / 2
         quantiles = ((place + 0.5) / MAX_SAMPLE for place in range(MAX_SAMPLE))
-        return cls.of(source, (math.exp(middle + sigma * NormalDist().inv_cdf(share)) for share in quantiles))
+        return cls.of(
+            source, (math.exp(middle + sigma * NormalDist().inv_cdf(share)) for share in quantiles)
+        )
 
     @classmethod
     def changing(cls, source: str, stages: Iterable[TokenLengths]) -> TokenLengths:
         """Return the lengths of a whole training, whose parts have these."""
         parts = tuple(stages)
-        return replace(cls.of(source, (length for part in parts for length in part.sample)), stages=parts)
+        return replace(
+            cls.of(source, (length for part in parts for length in part.sample)), stages=parts
+        )
 
     @property
     def parts(self) -> tuple[TokenLengths, ...]:
@@ -165,5 +192,6 @@ class TokenLengths:
         """
         size = len(self.sample)
         return sum(
-            length * ((place / size) ** count - ((place - 1) / size) ** count) for place, length in enumerate(self.sample, 1)
+            length * ((place / size) ** count - ((place - 1) / size) ** count)
+            for place, length in enumerate(self.sample, 1)
         )

@@ -42,7 +42,9 @@ class UnknownName(BadInput):
         known = sorted(set(choices))
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:6]
         *others, last = [repr(one) for one in near] or [""]
-        way_out = f"Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if near else ""
+        way_out = (
+            f"Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if near else ""
+        )
         if listing:
             way_out = f"{way_out} `{listing}` lists them all.".strip()
         super().__init__(f"Unknown {kind} {name!r:.100}.", way_out=way_out)

@@ -79,7 +79,14 @@ class Note:
 
 
 Event: TypeAlias = (
-    JobStarted | CandidatesPruned | ProbeStarted | ProbeEnded | BestChanged | CandidatePredicted | Predicting | Note
+    JobStarted
+    | CandidatesPruned
+    | ProbeStarted
+    | ProbeEnded
+    | BestChanged
+    | CandidatePredicted
+    | Predicting
+    | Note
 )
 Listener: TypeAlias = Callable[[Event], None]
 

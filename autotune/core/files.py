@@ -24,7 +24,11 @@ from autotune.core.units import MIB
 
 T = TypeVar("T")
 
-FOR_EVERYBODY, TO_BE_RUN, FOR_ITS_OWNER = 0o666, 0o777, 0o600  # file modes before the umask: plain file, executable, private file
+FOR_EVERYBODY, TO_BE_RUN, FOR_ITS_OWNER = (
+    0o666,
+    0o777,
+    0o600,
+)  # file modes before the umask: plain file, executable, private file
 PRIVATE_FOLDER = 0o700
 
 
@@ -44,7 +48,11 @@ def sqlite_url(file: Path) -> str:
 def sqlite_file(url: str) -> Path | None:
     """Return the file of such a URL, None for other databases."""
     scheme, _, path = url.partition(":///")
-    return Path(unquote(path.partition("?")[0])) if scheme.startswith("sqlite") and path not in ("", ":memory:") else None
+    return (
+        Path(unquote(path.partition("?")[0]))
+        if scheme.startswith("sqlite") and path not in ("", ":memory:")
+        else None
+    )
 
 
 MAX_DEPTH = 60  # levels of nested lists and mappings in a file; real ones have fewer than ten
@@ -66,17 +74,25 @@ def read_bounded(file: Path, *, largest_bytes: int, way_out: str) -> bytes:
     except ValueError as error:  # a null byte in the name
         raise BadInput(f"{str(file)!r} can't be read: {error}.", way_out=way_out) from None
     if len(content) > largest_bytes:
-        size = f"{largest_bytes // MIB} MiB" if largest_bytes >= MIB else f"{largest_bytes // 1024} KiB"
+        size = (
+            f"{largest_bytes // MIB} MiB"
+            if largest_bytes >= MIB
+            else f"{largest_bytes // 1024} KiB"
+        )
         raise BadInput(f"{file} is larger than {size}: not the expected file.", way_out=way_out)
     return content
 
 
 def refuse_special_files(place: Path, *, way_out: str) -> None:
-    """Refuse a pipe or a device, alone or in a folder, that a library would open later: it would wait for ever."""
+    """Refuse a pipe or a device, alone or in a folder, that a library would open later: it would
+    wait for ever.
+    """
     try:
         for file in (place, *(place.iterdir() if place.is_dir() else ())):
             if file.exists() and not (file.is_file() or file.is_dir()):
-                raise BadInput(f"{file} is a pipe or a device, and a file is needed.", way_out=way_out)
+                raise BadInput(
+                    f"{file} is a pipe or a device, and a file is needed.", way_out=way_out
+                )
     except OSError as error:
         raise BadInput(f"{place} can't be read: {error.strerror}.", way_out=way_out) from None
     except ValueError as error:  # a null byte in the name
@@ -93,7 +109,9 @@ def read_text(file: Path, *, largest_bytes: int, way_out: str) -> str:
 
 def read_loose_json(file: Path, *, largest_bytes: int, way_out: str) -> Any:
     """Decode a JSON file as Python's parser does, which accepts NaN and Infinity."""
-    content = _few_values(file, read_bounded(file, largest_bytes=largest_bytes, way_out=way_out), MAX_VALUES, way_out)
+    content = _few_values(
+        file, read_bounded(file, largest_bytes=largest_bytes, way_out=way_out), MAX_VALUES, way_out
+    )
     try:
         return shallow(file, json.loads(content), way_out)
     except RecursionError:
@@ -102,9 +120,13 @@ def read_loose_json(file: Path, *, largest_bytes: int, way_out: str) -> Any:
         raise BadInput(f"{file} cannot be read: {error}.", way_out=way_out) from None
 
 
-def read_json(file: Path, kind: type[T], *, largest_bytes: int, way_out: str, most_values: int = MAX_VALUES) -> T:
+def read_json(
+    file: Path, kind: type[T], *, largest_bytes: int, way_out: str, most_values: int = MAX_VALUES
+) -> T:
     """Decode a JSON file into `kind`; any obstacle becomes a BadInput."""
-    content = _few_values(file, read_bounded(file, largest_bytes=largest_bytes, way_out=way_out), most_values, way_out)
+    content = _few_values(
+        file, read_bounded(file, largest_bytes=largest_bytes, way_out=way_out), most_values, way_out
+    )
     try:
         return shallow(file, msgspec.json.decode(content, type=kind), way_out)
     except RecursionError:
@@ -116,9 +138,13 @@ def read_json(file: Path, kind: type[T], *, largest_bytes: int, way_out: str, mo
 
 
 def _few_values(file: Path, content: bytes, most: int, way_out: str) -> bytes:
-    """Refuse content whose decoded form would be many times larger: `[],[],[]` takes 20 bytes per byte."""
+    """Refuse content whose decoded form would be many times larger: `[],[],[]` takes 20 bytes
+    per byte.
+    """
     if sum(map(content.count, (b",", b"[", b"{"))) > most:
-        raise BadInput(f"{file} has more than {most:,} values: not the expected file.", way_out=way_out)
+        raise BadInput(
+            f"{file} has more than {most:,} values: not the expected file.", way_out=way_out
+        )
     return content
 
 
@@ -137,7 +163,13 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, msgspec.Struct):
         inner: Any = (getattr(value, name) for name in value.__struct_fields__)
     else:
-        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        inner = (
+            value.values()
+            if isinstance(value, Mapping)
+            else value
+            if isinstance(value, list | tuple)
+            else ()
+        )
     return [one for one in inner if isinstance(one, Mapping | list | tuple | msgspec.Struct)]
 
 
@@ -185,8 +217,10 @@ def _umask() -> int:
 
 
 def comment(text: str) -> str:
-    """Return `# text` as exactly one line, with its end. A line break ends a comment, and YAML also ends it at rarer separators
-    and refuses control characters: all of them are written as escapes."""
+    """Return `# text` as exactly one line, with its end. A line break ends a comment, and YAML
+    also ends it at rarer separators and refuses control characters: all of them are written as
+    escapes.
+    """
     return f"# {printable(text)}".rstrip() + "\n"
 
 
@@ -196,7 +230,9 @@ def comments(lines: Iterable[str]) -> str:
 
 def printable(text: str) -> str:
     """Return the text with an escape in place of each character that can't be printed."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
 
 
 MAX_TOML_BYTES = 1024 * 1024
@@ -216,7 +252,9 @@ def read_toml(path: Path) -> Mapping[str, Any]:
 
 
 def read_by_threads(kind: type[T]) -> type[T]:
-    """Register a class with msgspec at import time. msgspec inspects a class on first use and publishes incomplete type
-    information meanwhile: two threads that decode a class for the first time at once cause a segmentation fault."""
+    """Register a class with msgspec at import time. msgspec inspects a class on first use and
+    publishes incomplete type information meanwhile: two threads that decode a class for the first
+    time at once cause a segmentation fault.
+    """
     msgspec.json.Decoder(kind)
     return kind

@@ -1,4 +1,6 @@
-"""Job: one request, parsed and checked before any GPU time is spent: a workload on hardware, its space and limits."""
+"""Job: one request, parsed and checked before any GPU time is spent: a workload on hardware, its
+space and limits.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Model:
     name: str  # as typed, or the hub id of a short name
     config: Mapping[str, object]  # content of config.json
     folder: Path | None  # folder with config.json (and weights); None: only the config is known
-    origin: str  # source of the config, for display: `local folder`, `catalogue`, `hub cache`, the hub
+    origin: (
+        str  # source of the config, for display: `local folder`, `catalogue`, `hub cache`, the hub
+    )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -81,8 +85,11 @@ class Workload:
     held: Mapping[str, KnobValue] = field(default_factory=dict)  # by --config and flags
     # Rest of the user's configuration (dataset names, rewards, lists), passed through
     user_settings: Mapping[str, object] = field(default_factory=dict)
-    stated: Mapping[str, object] = field(default_factory=dict)  # what the configuration file itself states
-    # Part of `held` that neither flags nor file state: the framework's defaults, with which the file trains
+    stated: Mapping[str, object] = field(
+        default_factory=dict
+    )  # what the configuration file itself states
+    # Part of `held` that neither flags nor file state: the framework's defaults, with which the
+    # file trains
     defaults: Mapping[str, KnobValue] = field(default_factory=dict)
     launch: LaunchScript | None = None  # the user's shell script, in place of a configuration file
     script: UserScript | None = None  # the user's training script, in place of a configuration file
@@ -129,16 +136,38 @@ class Job:
     @property
     def identity(self) -> dict[str, object]:
         """Return the values that must be equal when a study is resumed."""
-        workload, hardware, script = self.task.workload, self.task.hardware, self.task.workload.script
+        workload, hardware, script = (
+            self.task.workload,
+            self.task.hardware,
+            self.task.workload.script,
+        )
         return {
-            "model": workload.model.config, "method": workload.method, "framework": workload.framework,
-            "tuning": workload.tuning, "weights": workload.weights, "dataset": workload.dataset,
-            "global_batch": workload.global_batch, "typical_completion_length": workload.typical_completion_length,
-            "held": dict(workload.held), "user_settings": dict(workload.user_settings),
-            "hardware": [hardware.kind, hardware.name, hardware.count, *(["emulated"] if hardware.emulated else [])],
-            "memory_limit_bytes": self.memory_limit_bytes, "space": self.space.name, "objective": self.space.objective,
+            "model": workload.model.config,
+            "method": workload.method,
+            "framework": workload.framework,
+            "tuning": workload.tuning,
+            "weights": workload.weights,
+            "dataset": workload.dataset,
+            "global_batch": workload.global_batch,
+            "typical_completion_length": workload.typical_completion_length,
+            "held": dict(workload.held),
+            "user_settings": dict(workload.user_settings),
+            "hardware": [
+                hardware.kind,
+                hardware.name,
+                hardware.count,
+                *(["emulated"] if hardware.emulated else []),
+            ],
+            "memory_limit_bytes": self.memory_limit_bytes,
+            "space": self.space.name,
+            "objective": self.space.objective,
             "choices": {knob.name: list(knob.choices) for knob in self.space.knobs},
-            "relax": list(self.space.relax), "assume": dict(self.space.assume),
+            "relax": list(self.space.relax),
+            "assume": dict(self.space.assume),
             **({} if workload.images is None else {"images": str(workload.images)}),
-            **({} if script is None else {"script": [script.fingerprint, *script.arguments, script.rewards]}),
-        }  # fmt: skip
+            **(
+                {}
+                if script is None
+                else {"script": [script.fingerprint, *script.arguments, script.rewards]}
+            ),
+        }

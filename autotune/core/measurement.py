@@ -30,12 +30,23 @@ class ProbePlan:
     soak_seconds: float | None = None  # run whole cycles for this long instead of `timed_cycles`
     reuse_rollouts: bool = False  # of an earlier candidate with the same generation batch
     deadline_seconds: float = 600.0  # wall seconds until the probe is terminated from outside
-    stop_below_tokens_per_second: float | None = None  # stop early if the candidate cannot reach this
+    stop_below_tokens_per_second: float | None = (
+        None  # stop early if the candidate cannot reach this
+    )
     cycle_spread: float = 0.05  # minimum relative standard deviation, for the stop rule
 
 
 Phase = Literal["load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer"]
-PHASES: tuple[Phase, ...] = ("load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer")
+PHASES: tuple[Phase, ...] = (
+    "load",
+    "rollout",
+    "sync",
+    "reward",
+    "score",
+    "forward",
+    "backward",
+    "optimizer",
+)
 
 # Bounds of figures in messages of a probe's processes.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
@@ -76,7 +87,9 @@ class Outcome(StrEnum):
 class Speed:
     """Timing of whole generation cycles after the warm-up."""
 
-    completion_tokens: int  # length that completions were forced to, tokens; of drawn lengths the mean
+    completion_tokens: (
+        int  # length that completions were forced to, tokens; of drawn lengths the mean
+    )
     cycle_seconds: tuple[float, ...]  # wall seconds per timed cycle, slowest rank
     cycle_loss_tokens: tuple[int, ...]  # completion tokens in the loss per cycle, over all ranks
     prompt_tokens: int  # prompt tokens of the timed cycles; not part of the speed
@@ -107,12 +120,17 @@ class Speed:
     @property
     def rates(self) -> list[float]:
         """Loss tokens per second of each cycle."""
-        return [tokens / seconds for tokens, seconds in zip(self.cycle_loss_tokens, self.cycle_seconds, strict=True)]
+        return [
+            tokens / seconds
+            for tokens, seconds in zip(self.cycle_loss_tokens, self.cycle_seconds, strict=True)
+        ]
 
 
 MeasuredBy = Literal["nvml-processes", "nvml-device", "torch"]
-"""Source of a device memory figure. nvml-processes: used bytes of the device minus other processes in NVML's list. nvml-device:
-used bytes minus those before the probe, where the list has no bytes. torch: the ranks, without NVML."""
+"""Source of a device memory figure. nvml-processes: used bytes of the device minus other
+processes in NVML's list. nvml-device: used bytes minus those before the probe, where the list
+has no bytes. torch: the ranks, without NVML.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +166,10 @@ class ModelMemory:
 
     rank: int
     bytes: Mapping[str, int]
-    """Bytes by part, named as in a prediction's breakdown: `weights`, `adapters`, `gradients`, `optimizer` of the policy,
-    `<role>_weights` of other models, suffix `_on_host` for offloaded parts."""
+    """Bytes by part, named as in a prediction's breakdown: `weights`, `adapters`, `gradients`,
+    `optimizer` of the policy, `<role>_weights` of other models, suffix `_on_host` for offloaded
+    parts.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +187,8 @@ class Memory:
 
     peak_bytes: int | None  # CPU: anonymous + shared memory of the process tree; GPU: worst device
     limit_bytes: int  # the requested limit, or the GPU's free memory where that is less
-    # Mechanism of the limit, joined by `+`: `cgroup-v1`, `cgroup-v2`, `rlimit`; on GPUs `device` (its own size), `ballast`
-    # (autotune allocates the rest), `torch` (cap of torch's allocator).
+    # Mechanism of the limit, joined by `+`: `cgroup-v1`, `cgroup-v2`, `rlimit`; on GPUs `device`
+    # (its own size), `ballast` (autotune allocates the rest), `torch` (cap of torch's allocator).
     bound_by: str
     # Sum over ranks (CPU) or worst device (GPU); phases that never ran are absent
     phase_peak_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -180,23 +200,37 @@ class Memory:
     torch_reserved_why: str | None = None  # reason for None on a GPU
     allocation_retries: int | None = None
     allocation_failures: int | None = None
-    # Ranks whose models were inspected; empty for `--framework command`. A framework with one process group per model numbers the
-    # ranks of each group from zero.
+    # Ranks whose models were inspected; empty for `--framework command`. A framework with one
+    # process group per model numbers the ranks of each group from zero.
     models: tuple[ModelMemory, ...] = ()
-    timeline: tuple[MemorySample, ...] = ()  # samples, coarser for long probes; exact peaks may exceed them
+    timeline: tuple[
+        MemorySample, ...
+    ] = ()  # samples, coarser for long probes; exact peaks may exceed them
 
     def on_first(self, devices: int | None) -> Memory:
-        """Return the peaks of the first devices alone; all of them for None, and where a device is unknown."""
+        """Return the peaks of the first devices alone; all of them for None, and where a device
+        is unknown.
+        """
         chosen = self.devices[:devices]
-        if devices is None or len(chosen) < devices or any(one.peak_bytes is None for one in chosen):
+        if (
+            devices is None
+            or len(chosen) < devices
+            or any(one.peak_bytes is None for one in chosen)
+        ):
             return self
-        return replace(self, peak_bytes=max(one.peak_bytes or 0 for one in chosen), phase_peak_bytes=highest_by_phase(chosen))
+        return replace(
+            self,
+            peak_bytes=max(one.peak_bytes or 0 for one in chosen),
+            phase_peak_bytes=highest_by_phase(chosen),
+        )
 
 
 def highest_by_phase(memories: Sequence[DeviceMemory | Memory]) -> dict[str, int]:
     """Return the highest peak of each phase."""
     phases = dict.fromkeys(phase for memory in memories for phase in memory.phase_peak_bytes)
-    return {phase: max(memory.phase_peak_bytes.get(phase, 0) for memory in memories) for phase in phases}
+    return {
+        phase: max(memory.phase_peak_bytes.get(phase, 0) for memory in memories) for phase in phases
+    }
 
 
 Watched = Literal["online", "offline", "outside"]
@@ -243,7 +277,9 @@ class Failure:
     cause: str | None = None  # a cause of `autotune.failures`
     rank: int | None = None  # first rank that failed
     row: str | None = None  # matching row of the failure table
-    numbers: Mapping[str, int | float] = field(default_factory=dict)  # names: failures/tables/meanings.yaml
+    numbers: Mapping[str, int | float] = field(
+        default_factory=dict
+    )  # names: failures/tables/meanings.yaml
     excerpt: str = ""  # last lines of the traceback or log
     from_outside: bool = False  # ended by a signal of another process: no verdict on the candidate
 
@@ -268,7 +304,9 @@ class Measurement:
     memory: Memory
     cost: Cost
     worst: Speed | None = None  # all completions forced to the longest length
-    typical: Speed | None = None  # completions of the lengths that occur, or of a typical one, where known
+    typical: Speed | None = (
+        None  # completions of the lengths that occur, or of a typical one, where known
+    )
     optimizer_steps: int = 0  # steps at worst-case lengths
     effective: Mapping[str, object] = field(default_factory=dict)  # reported by the trainer
     exercised: LoopActivity | None = None  # None: not reported by the ranks
@@ -286,7 +324,11 @@ class Measurement:
     @property
     def ended_from_outside(self) -> bool:
         """Return True if another process ended the probe, so that it must be measured again."""
-        return self.outcome is Outcome.INTERRUPTED and self.failure is not None and self.failure.from_outside
+        return (
+            self.outcome is Outcome.INTERRUPTED
+            and self.failure is not None
+            and self.failure.from_outside
+        )
 
     @property
     def ranking_speed(self) -> Speed | None:
@@ -311,6 +353,13 @@ def judge(measurement: Measurement) -> Verdict:
         evidence = measurement.failure.evidence if measurement.failure else "no reason was given"
         return Verdict(fits=False, why=f"{measurement.outcome}: {evidence}", margin_bytes=margin)
     if margin is None:
-        return Verdict(fits=False, why="it ended well, but its peak memory could not be measured", margin_bytes=None)
-    peak = f"peak {format_bytes(memory.peak_bytes or 0)} against the limit of {format_bytes(memory.limit_bytes)}"
+        return Verdict(
+            fits=False,
+            why="it ended well, but its peak memory could not be measured",
+            margin_bytes=None,
+        )
+    peak = (
+        f"peak {format_bytes(memory.peak_bytes or 0)} against the limit of"
+        f" {format_bytes(memory.limit_bytes)}"
+    )
     return Verdict(fits=margin >= 0, why=peak, margin_bytes=margin)

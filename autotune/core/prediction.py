@@ -11,7 +11,9 @@ from typing import Literal
 
 from autotune.core.measurement import Phase
 
-Basis = Literal["traced", "generic"]  # `traced`: the framework's own step; `generic`: a plain Hugging Face step in its place
+Basis = Literal[
+    "traced", "generic"
+]  # `traced`: the framework's own step; `generic`: a plain Hugging Face step in its place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,10 @@ class Estimate:
 
     def __post_init__(self) -> None:
         if not self.low <= self.value <= self.high:
-            raise ValueError(f"an estimate lies within its own interval, and {self.value} is not in {self.low}..{self.high}")
+            raise ValueError(
+                f"an estimate lies within its own interval, and {self.value} is not in"
+                f" {self.low}..{self.high}"
+            )
 
     @classmethod
     def exactly(cls, value: float) -> Estimate:
@@ -32,24 +37,34 @@ class Estimate:
 
     def __add__(self, other: Estimate) -> Estimate:
         """Add values and bounds: errors are assumed fully correlated."""
-        return Estimate(value=self.value + other.value, low=self.low + other.low, high=self.high + other.high)
+        return Estimate(
+            value=self.value + other.value, low=self.low + other.low, high=self.high + other.high
+        )
 
     def __sub__(self, other: Estimate) -> Estimate:
         """Subtract a figure with errors of its own: its bounds swap."""
-        return Estimate(value=self.value - other.value, low=self.low - other.high, high=self.high - other.low)
+        return Estimate(
+            value=self.value - other.value, low=self.low - other.high, high=self.high - other.low
+        )
 
     def at_most(self, limit: float) -> Estimate:
-        return Estimate(value=min(self.value, limit), low=min(self.low, limit), high=min(self.high, limit))
+        return Estimate(
+            value=min(self.value, limit), low=min(self.low, limit), high=min(self.high, limit)
+        )
 
     def scaled(self, factor: float) -> Estimate:
         return Estimate(value=self.value * factor, low=self.low * factor, high=self.high * factor)
 
 
 def highest(estimates: Iterable[Estimate]) -> Estimate:
-    """Return the maximum of values, of lows and of highs: of two concurrent activities the time of both."""
+    """Return the maximum of values, of lows and of highs: of two concurrent activities the time
+    of both.
+    """
     several = list(estimates)
     return Estimate(
-        value=max(one.value for one in several), low=max(one.low for one in several), high=max(one.high for one in several)
+        value=max(one.value for one in several),
+        low=max(one.low for one in several),
+        high=max(one.high for one in several),
     )
 
 
@@ -75,8 +90,9 @@ class EngineFit:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineTimes:
-    """Both sides of a run whose engines have GPUs of their own, per generation cycle. The rollout phase
-    is the part of `generation` for which training waits."""
+    """Both sides of a run whose engines have GPUs of their own, per generation cycle. The
+    rollout phase is the part of `generation` for which training waits.
+    """
 
     generation: Estimate
     training: Estimate  # with the transfer of new weights
@@ -95,7 +111,8 @@ class Prediction:
     peak_memory_bytes: Estimate  # device memory (NVML) per GPU, worst rank, at the longest rows
     peak_memory_bytes_at_lengths: Estimate | None = None  # at the lengths given; None: none given
     fits_at_lengths: bool | None = None
-    # Number of the first devices, which train, that memory is predicted for: a server has the last ones. None: all devices.
+    # Number of the first devices, which train, that memory is predicted for: a server has the last
+    # ones. None: all devices.
     training_devices: int | None = None
     torch_peak_allocated_bytes: Estimate
     torch_peak_reserved_bytes: Estimate
@@ -104,9 +121,15 @@ class Prediction:
     breakdown: Mapping[str, int] = field(default_factory=dict)  # sum: `peak_memory_bytes.value`
     engine: EngineFit | None = None
     tokens_per_second: Estimate | None = None  # loss tokens at the longest lengths
-    tokens_per_second_at_lengths: Estimate | None = None  # at the lengths given; None: none given, or no rollout
-    seconds_at_lengths: Mapping[Phase, Estimate] = field(default_factory=dict)  # of those phases, per generation cycle
-    pipeline: PipelineTimes | None = None  # at the lengths by which candidates are ranked; at the last ones, if they change
+    tokens_per_second_at_lengths: Estimate | None = (
+        None  # at the lengths given; None: none given, or no rollout
+    )
+    seconds_at_lengths: Mapping[Phase, Estimate] = field(
+        default_factory=dict
+    )  # of those phases, per generation cycle
+    pipeline: PipelineTimes | None = (
+        None  # at the lengths by which candidates are ranked; at the last ones, if they change
+    )
     effective: Mapping[str, object] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()  # defaults assumed without a statement of the user
     versions: Mapping[str, str] = field(default_factory=dict)  # packages whose code was traced
@@ -123,6 +146,11 @@ class Prediction:
 
     @property
     def peak_phase(self) -> PhasePrediction | None:
-        """Phase with the highest peak; among equals the one with the least fragmentation. The others inherit that peak through
-        torch's cache and use less of it."""
-        return max(self.phases, key=lambda phase: (phase.peak_bytes.value, -phase.parts.get("fragmentation", 0)), default=None)
+        """Phase with the highest peak; among equals the one with the least fragmentation. The
+        others inherit that peak through torch's cache and use less of it.
+        """
+        return max(
+            self.phases,
+            key=lambda phase: (phase.peak_bytes.value, -phase.parts.get("fragmentation", 0)),
+            default=None,
+        )

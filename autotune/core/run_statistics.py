@@ -1,4 +1,5 @@
-"""Statistics of measured runs: spread of speed between runs, interference of concurrent probes, growth of memory.
+"""Statistics of measured runs: spread of speed between runs, interference of concurrent probes,
+growth of memory.
 
 **Spread.** The cycles of one run share its process, its memory layout and the state of the machine, so their
 scatter does not show how far the next run of the same candidate is off.
@@ -13,7 +14,8 @@ The prior's constants are those of the repeated measurements in benchmarks/resul
 tests/search/test_run_spread.py.
 
 **Growth.** The trend of a long run is the median of the slopes between all pairs of cycles (Theil 1950, Sen 1968)
-with Sen's distribution-free interval. Single peaks move it little, and no noise distribution is assumed.
+with Sen's distribution-free interval. Single peaks move it little, and no noise distribution is
+assumed.
 """
 
 from __future__ import annotations
@@ -29,21 +31,28 @@ from autotune.core.measurement import CycleMemory, Measurement, Outcome, Speed
 from autotune.core.units import MIB, format_bytes, format_seconds
 
 RUN_PER_CYCLE = 2.05
-"""Standard deviation between runs divided by the scatter of single cycles: geometric mean of 1.3, 1.7,
-2.5 and 3.2, in benchmarks/results/demo_sweep.json and search/table_*.json (three runs of each of 130
-candidates, on a CPU with other work on it)."""
+"""Standard deviation between runs divided by the scatter of single cycles: geometric mean of
+1.3, 1.7, 2.5 and 3.2, in benchmarks/results/demo_sweep.json and search/table_*.json (three runs
+of each of 130 candidates, on a CPU with other work on it).
+"""
 
 UNKNOWN_DEVIATION = 0.05
 """Standard deviation between runs where no run has two cycles: that of the candidates of
 benchmarks/results/demo_sweep.json, three runs each."""
 
 MIN_DEVIATION, MAX_DEVIATION = 0.005, 0.1  # bounds of the prior standard deviation
-PRIOR_FREEDOM = 4.0  # weight of the prior, in repeated runs: these four ratios are as far apart as such few runs make them
+# weight of the prior, in repeated runs: these four ratios are as far apart as such few runs make
+# them
+PRIOR_FREEDOM = 4.0
 MEDIAN_ERROR = 1.4826 * math.sqrt(math.pi / 2)
-"""Standard error of a median of n normal figures, times √n and divided by their median absolute deviation."""
+"""Standard error of a median of n normal figures, times √n and divided by their median absolute
+deviation.
+"""
 
 TWO_SIDED, ONE_SIDED = 1.959964, 1.644854
-"""Standard deviations of a normal distribution within which 95 % lie: on both sides, on one side."""
+"""Standard deviations of a normal distribution within which 95 % lie: on both sides, on one
+side.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +80,9 @@ class RunSpread:
     def compare(self, one: Speed, other: Speed) -> SpeedRatio:
         """Return the ratio of two speeds."""
         ratio = one.tokens_per_second / other.tokens_per_second
-        factor = math.exp(self._quantile(ONE_SIDED) * math.hypot(self._error(one), self._error(other)))
+        factor = math.exp(
+            self._quantile(ONE_SIDED) * math.hypot(self._error(one), self._error(other))
+        )
         return SpeedRatio(value=ratio, low=ratio / factor, high=ratio * factor)
 
     def _error(self, speed: Speed) -> float:
@@ -79,7 +90,11 @@ class RunSpread:
         cycle moves their median little, so the median absolute deviation counts."""
         logs = [math.log(rate) for rate in speed.rates]
         middle = statistics.median(logs)
-        within = MEDIAN_ERROR * statistics.median(abs(one - middle) for one in logs) / math.sqrt(len(logs))
+        within = (
+            MEDIAN_ERROR
+            * statistics.median(abs(one - middle) for one in logs)
+            / math.sqrt(len(logs))
+        )
         return max(self.deviation / math.sqrt(speed.runs), within)
 
     def _quantile(self, z: float) -> float:
@@ -90,7 +105,10 @@ class RunSpread:
 
 def learn_run_spread(runs_by_candidate: Iterable[Sequence[Speed]]) -> RunSpread:
     """Return the spread from the runs of each candidate; runs that were cut short do not count."""
-    groups = [[run for run in runs if not run.cut_short and run.tokens_per_second > 0] for runs in runs_by_candidate]
+    groups = [
+        [run for run in runs if not run.cut_short and run.tokens_per_second > 0]
+        for runs in runs_by_candidate
+    ]
     scatters = [run.scatter for runs in groups for run in runs if run.scatter is not None]
     prior = RUN_PER_CYCLE * statistics.median(scatters) if scatters else UNKNOWN_DEVIATION
     prior = min(MAX_DEVIATION, max(MIN_DEVIATION, prior))
@@ -116,7 +134,9 @@ class Disturbance:
     tokens_per_second_alone: float
     slower_share: float  # 1 - beside / alone; negative: faster
     uncertainty: float | None  # two standard errors of `slower_share`; None: too few cycles
-    by_phase: Mapping[str, float] = field(default_factory=dict)  # relative increase in seconds per cycle
+    by_phase: Mapping[str, float] = field(
+        default_factory=dict
+    )  # relative increase in seconds per cycle
 
     @property
     def shows(self) -> bool:
@@ -132,7 +152,10 @@ def measure_interference(alone: Measurement, beside: Measurement) -> Disturbance
     whole, by_phase = sum(lonely.phase_seconds.values()), {}
     for phase, seconds in lonely.phase_seconds.items():  # without phases below 1 % of a cycle
         if phase in crowded.phase_seconds and seconds > 0.01 * whole:
-            one, other = seconds / len(lonely.cycle_seconds), crowded.phase_seconds[phase] / len(crowded.cycle_seconds)
+            one, other = (
+                seconds / len(lonely.cycle_seconds),
+                crowded.phase_seconds[phase] / len(crowded.cycle_seconds),
+            )
             by_phase[phase] = other / one - 1
     return Disturbance(
         candidate_id=beside.candidate_id,
@@ -146,7 +169,9 @@ def measure_interference(alone: Measurement, beside: Measurement) -> Disturbance
 
 
 def _uncertainty(lonely: Speed, crowded: Speed) -> float | None:
-    """Return 2 * sqrt(se_alone^2 + se_beside^2) * v_beside / v_alone, se: standard error of the mean log rate."""
+    """Return 2 * sqrt(se_alone^2 + se_beside^2) * v_beside / v_alone, se: standard error of the
+    mean log rate.
+    """
     variances = []
     for speed in (lonely, crowded):
         logarithms = [math.log(rate) for rate in speed.rates]
@@ -163,15 +188,22 @@ def describe_interference(found: Disturbance) -> str:
     others = f"{found.beside} other{'s' if found.beside > 1 else ''}"
     direction = "slower" if found.slower_share >= 0 else "faster"
     error = "" if found.uncertainty is None else f" ± {found.uncertainty:.1%}"
-    size = f"{abs(found.slower_share):.1%}{error} {direction} beside {others} on its machine than alone"
+    size = (
+        f"{abs(found.slower_share):.1%}{error} {direction} beside {others} on its machine than"
+        " alone"
+    )
     doubt = "" if found.shows else ", which is within the scatter of its cycles"
     return f"Probes ran at the same time: one was {size}{doubt}. The finalists were measured alone."
 
 
 CONFIDENCE = 0.99  # confidence of the interval; high because a false alarm rejects a good candidate
-ALLOCATION_BYTES = 2 * MIB  # smallest growth that counts: allocators take memory in pieces of this size
+ALLOCATION_BYTES = (
+    2 * MIB
+)  # smallest growth that counts: allocators take memory in pieces of this size
 MIN_CYCLES = 6  # minimum for a trend: with fewer cycles Sen's interval would span all slopes
-WARMUP_CYCLES = 2  # cycles left out: buffers, caches and the optimizer's state appear in the first ones
+WARMUP_CYCLES = (
+    2  # cycles left out: buffers, caches and the optimizer's state appear in the first ones
+)
 SoakVerdict = Literal["held", "crossed", "would cross", "too short"]
 
 
@@ -216,22 +248,39 @@ def assess_soak(measurement: Measurement, projected_steps: int | None) -> Soak:
     growth = growth_of(cycles[WARMUP_CYCLES:])
     verdict, why = _verdict(measurement, cycles, growth, projected_steps)
     return Soak(
-        seconds=0.0 if ran is None else ran.seconds, cycles=cycles, optimizer_steps=measurement.optimizer_steps, growth=growth,
-        projected_steps=projected_steps, limit_bytes=measurement.memory.limit_bytes, peak_bytes=measurement.memory.peak_bytes,
-        verdict=verdict, why=why,
-    )  # fmt: skip
+        seconds=0.0 if ran is None else ran.seconds,
+        cycles=cycles,
+        optimizer_steps=measurement.optimizer_steps,
+        growth=growth,
+        projected_steps=projected_steps,
+        limit_bytes=measurement.memory.limit_bytes,
+        peak_bytes=measurement.memory.peak_bytes,
+        verdict=verdict,
+        why=why,
+    )
 
 
 def _verdict(
-    measurement: Measurement, cycles: Sequence[CycleMemory], growth: MemoryGrowth | None, projected: int | None
+    measurement: Measurement,
+    cycles: Sequence[CycleMemory],
+    growth: MemoryGrowth | None,
+    projected: int | None,
 ) -> tuple[SoakVerdict, str]:
     memory = measurement.memory
-    if measurement.outcome is not Outcome.OK or memory.peak_bytes is None or memory.peak_bytes > memory.limit_bytes:
-        evidence = measurement.failure.evidence if measurement.failure else "its peak went over the limit"
+    if (
+        measurement.outcome is not Outcome.OK
+        or memory.peak_bytes is None
+        or memory.peak_bytes > memory.limit_bytes
+    ):
+        evidence = (
+            measurement.failure.evidence if measurement.failure else "its peak went over the limit"
+        )
         return "crossed", f"it did not hold ({measurement.outcome}: {evidence})"
     if growth is None:
         return "too short", f"{len(cycles)} cycles are too few to tell a trend; soak for longer"
-    interval = f"{_signed(growth.bytes_per_step)} a step ({_signed(growth.low)} to {_signed(growth.high)})"
+    interval = (
+        f"{_signed(growth.bytes_per_step)} a step ({_signed(growth.low)} to {_signed(growth.high)})"
+    )
     if not growth.is_certain:
         return "held", f"no growth beyond doubt: {interval}"
     until = cycles[-1].steps + math.floor((memory.limit_bytes - memory.peak_bytes) / growth.low)
@@ -260,14 +309,21 @@ def growth_of(cycles: Sequence[CycleMemory]) -> MemoryGrowth | None:
         if later.steps > earlier.steps
     )
     count, pairs = len(cycles), len(slopes)
-    deviation = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    deviation = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * math.sqrt(
+        count * (count - 1) * (2 * count + 5) / 18
+    )
     outside = max(0, math.floor((pairs - deviation) / 2))
     median = (slopes[(pairs - 1) // 2] + slopes[pairs // 2]) / 2
     steps = cycles[-1].steps - cycles[0].steps
-    return MemoryGrowth(bytes_per_step=median, low=slopes[outside], high=slopes[pairs - 1 - outside], steps=steps)
+    return MemoryGrowth(
+        bytes_per_step=median, low=slopes[outside], high=slopes[pairs - 1 - outside], steps=steps
+    )
 
 
 def describe_soak(soak: Soak) -> str:
     """Return one sentence for the report."""
-    ran = f"{len(soak.cycles)} cycles in {format_seconds(soak.seconds)}, {soak.optimizer_steps} optimizer steps"
+    ran = (
+        f"{len(soak.cycles)} cycles in {format_seconds(soak.seconds)}, {soak.optimizer_steps}"
+        " optimizer steps"
+    )
     return f"Soaked for {ran}: {soak.why}."

@@ -3,9 +3,9 @@
 Redacted: values of environment variables and settings with secret names (below),
 passwords and tokens in URLs, and tokens of a known form (`hf_...`, PEM blocks) from any source.
 
-Nothing that predicts, probes or rehearses reports to a tracker. `AUTOTUNE_TRACKERS=1` leaves the user's environment
-as it is. Settings (`report_to`, `push_to_hub`) are overridden where the framework's arguments are made; a written
-file keeps the user's.
+Nothing that predicts, probes or rehearses reports to a tracker. `AUTOTUNE_TRACKERS=1` leaves the
+user's environment as it is. Settings (`report_to`, `push_to_hub`) are overridden where the
+framework's arguments are made; a written file keeps the user's.
 """
 
 from __future__ import annotations
@@ -18,34 +18,121 @@ from typing import Any
 from urllib.parse import quote
 
 _ANYWHERE = (
-    "password", "passwd", "passphrase", "passcode", "apikey", "privatekey", "secret", "secrets", "credential", "credentials",
-)  # fmt: skip
+    "password",
+    "passwd",
+    "passphrase",
+    "passcode",
+    "apikey",
+    "privatekey",
+    "secret",
+    "secrets",
+    "credential",
+    "credentials",
+)
 """Endings of words that make a name secret, unless its last word is that of a place."""
 
 _LAST = frozenset(
-    {"auth", "authorization", "bearer", "cookie", "cookies", "creds", "jwt", "pass", "pat", "phrase", "pwd", "token"}
+    {
+        "auth",
+        "authorization",
+        "bearer",
+        "cookie",
+        "cookies",
+        "creds",
+        "jwt",
+        "pass",
+        "pat",
+        "phrase",
+        "pwd",
+        "token",
+    }
 )
 """Words that make a name secret at its end."""
 
-_KEYS = frozenset({
-    "access", "account", "api", "auth", "client", "deploy", "encryption", "license", "master", "private", "secret", "service",
-    "signing", "ssh", "storage",
-})  # fmt: skip
-"""Words before a `key` that is secret in any name, or before `tokens`. Others are keys of mappings and columns."""
+_KEYS = frozenset(
+    {
+        "access",
+        "account",
+        "api",
+        "auth",
+        "client",
+        "deploy",
+        "encryption",
+        "license",
+        "master",
+        "private",
+        "secret",
+        "service",
+        "signing",
+        "ssh",
+        "storage",
+    }
+)
+"""Words before a `key` that is secret in any name, or before `tokens`. Others are keys of
+mappings and columns.
+"""
 
-_PLACES = frozenset({
-    "backend", "count", "dir", "endpoint", "file", "folder", "id", "length", "limit", "manager", "method", "mode", "name", "path",
-    "provider", "size", "sock", "type", "uri", "url",
-})  # fmt: skip
+_PLACES = frozenset(
+    {
+        "backend",
+        "count",
+        "dir",
+        "endpoint",
+        "file",
+        "folder",
+        "id",
+        "length",
+        "limit",
+        "manager",
+        "method",
+        "mode",
+        "name",
+        "path",
+        "provider",
+        "size",
+        "sock",
+        "type",
+        "uri",
+        "url",
+    }
+)
 
 _ORDINARY = {
-    "token": frozenset({
-        "audio", "boi", "bos", "cls", "decoder", "draft", "end", "eoi", "eos", "extra", "forced", "ignore", "image",
-        "mask", "max",
-        "min", "new", "num", "pad", "per", "prompt", "sep", "special", "start", "stop", "suppress", "unk", "video", "vision",
-    }),
+    "token": frozenset(
+        {
+            "audio",
+            "boi",
+            "bos",
+            "cls",
+            "decoder",
+            "draft",
+            "end",
+            "eoi",
+            "eos",
+            "extra",
+            "forced",
+            "ignore",
+            "image",
+            "mask",
+            "max",
+            "min",
+            "new",
+            "num",
+            "pad",
+            "per",
+            "prompt",
+            "sep",
+            "special",
+            "start",
+            "stop",
+            "suppress",
+            "unk",
+            "video",
+            "vision",
+        }
+    ),
     "pass": frozenset({"backward", "first", "forward", "last", "second", "single"}),
-}  # fmt: skip
+}
 """Word -> words before it with which it is no secret: settings of tokenizers and trainers."""
 
 _WORKING_DIRECTORIES = frozenset({"PWD", "OLDPWD"})
@@ -54,8 +141,10 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def is_secret(name: str) -> bool:
-    """Return True if the name of a variable or setting marks a secret. A name is split into words at separators and capitals.
-    Most words decide by their position: `GH_PAT` is a secret, `pat_version` is none."""
+    """Return True if the name of a variable or setting marks a secret. A name is split into
+    words at separators and capitals. Most words decide by their position: `GH_PAT` is a secret,
+    `pat_version` is none.
+    """
     words = [word.lower() for word in _WORD.findall(name)]
     if not words or name in _WORKING_DIRECTORIES or words[-1] in _PLACES:
         return False
@@ -82,7 +171,9 @@ MAX_SECRET_LENGTH = 4096  # overlap of text chunks that keeps a secret in one pi
 _PASSWORD = re.compile(r"(://[^:/@\s]*):[^\s\"'<>,]*@")
 """Matches up to the last @ of a word: a password may contain an unescaped @ or slash."""
 
-_TOKEN_AS_USER = re.compile(r"(://)[^:/@\s\"'<>]{16,}(?=@)")  # user names of the length of a token, as in https://TOKEN@host
+_TOKEN_AS_USER = re.compile(
+    r"(://)[^:/@\s\"'<>]{16,}(?=@)"
+)  # user names of the length of a token, as in https://TOKEN@host
 _QUERY = re.compile(r"([?&]([\w.~-]+)=)([^&\s\"'<>]+)")
 
 # 2. Forms. Each begins with a text that is looked for first: the expressions are slow.
@@ -105,7 +196,9 @@ _FORMS = {
     "npm_": r"\bnpm_[A-Za-z0-9]{30,}",
     "eyJ": r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*",  # JSON web tokens
     "earer ": r"(?<=[Bb]earer )[\w.~+/=-]{8,}",
-    "PRIVATE KEY": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)",
+    "PRIVATE KEY": (
+        r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)"
+    ),
 }
 
 _PLAIN = re.compile(r"true|false|yes|no|none|null|enabled|disabled|\d+", re.IGNORECASE)
@@ -118,18 +211,28 @@ def without_password(url: str) -> str:
         secret = is_secret(found[2]) or found[2].lower().rpartition("-")[2] in _OF_URLS
         return f"{found[1]}{HIDDEN}" if secret else found[0]
 
-    return _QUERY.sub(parameter, _TOKEN_AS_USER.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1:{HIDDEN}@", url)))
+    return _QUERY.sub(
+        parameter, _TOKEN_AS_USER.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1:{HIDDEN}@", url))
+    )
 
 
 class Secrets:
     """Redacts the secrets of one environment in texts."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        named = {value for name, value in environment.items() if is_secret(name) and not _is_plain(value)}
-        urls = {found[1] for value in environment.values() if (found := re.search(r"://[^:/@\s]*:([^@/\s]*)@", value))}
+        named = {
+            value for name, value in environment.items() if is_secret(name) and not _is_plain(value)
+        }
+        urls = {
+            found[1]
+            for value in environment.values()
+            if (found := re.search(r"://[^:/@\s]*:([^@/\s]*)@", value))
+        }
         long = {value.strip() for value in named | urls if len(value.strip()) >= MIN_SECRET_LENGTH}
         # Longest first: a secret can be a prefix of another.
-        self._values = sorted(long | {quote(value, safe="") for value in long}, key=len, reverse=True)
+        self._values = sorted(
+            long | {quote(value, safe="") for value in long}, key=len, reverse=True
+        )
         self._forms = {start: re.compile(form) for start, form in _FORMS.items()}
 
     def hide(self, text: str) -> str:
@@ -147,7 +250,9 @@ class Secrets:
             return self.hide(value)
         if isinstance(value, Mapping):
             return {name: self._setting(name, inner) for name, inner in value.items()}
-        return [self.hide_all(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return (
+            [self.hide_all(inner) for inner in value] if isinstance(value, list | tuple) else value
+        )
 
     def _setting(self, name: Any, value: Any) -> Any:
         secret = isinstance(name, str) and isinstance(value, str) and value and is_secret(name)
@@ -155,7 +260,9 @@ class Secrets:
 
 
 def _is_plain(value: str) -> bool:
-    """Return True for switches and paths. A secret may begin with a slash, so that a path must exist, or its folder."""
+    """Return True for switches and paths. A secret may begin with a slash, so that a path must
+    exist, or its folder.
+    """
     if _PLAIN.fullmatch(value):
         return True
     if not value.startswith(("/", "~", "./", "../")):
@@ -169,17 +276,31 @@ def _is_plain(value: str) -> bool:
 
 KEEP = "AUTOTUNE_TRACKERS"  # variable that keeps trackers on in probes
 _OFF = {
-    "WANDB_MODE": "disabled", "WANDB_SILENT": "true",
-    "COMET_MODE": "disabled", "COMET_START_ONLINE": "0", "COMET_DISABLE_AUTO_LOGGING": "1",
-    "DISABLE_MLFLOW_INTEGRATION": "TRUE", "HF_MLFLOW_LOG_ARTIFACTS": "0",
-    "SWANLAB_MODE": "disabled", "NEPTUNE_MODE": "debug", "CLEARML_OFFLINE_MODE": "1", "DVCLIVE_LOG_MODEL": "false",
-}  # fmt: skip
+    "WANDB_MODE": "disabled",
+    "WANDB_SILENT": "true",
+    "COMET_MODE": "disabled",
+    "COMET_START_ONLINE": "0",
+    "COMET_DISABLE_AUTO_LOGGING": "1",
+    "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+    "HF_MLFLOW_LOG_ARTIFACTS": "0",
+    "SWANLAB_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "DVCLIVE_LOG_MODEL": "false",
+}
 
-_LOCAL = {"MLFLOW_TRACKING_URI": "mlruns", "TRACKIO_DIR": "trackio", "COMET_OFFLINE_DIRECTORY": "comet", "WANDB_DIR": "wandb"}
+_LOCAL = {
+    "MLFLOW_TRACKING_URI": "mlruns",
+    "TRACKIO_DIR": "trackio",
+    "COMET_OFFLINE_DIRECTORY": "comet",
+    "WANDB_DIR": "wandb",
+}
 """Variable -> folder in the scratch folder, for libraries that a program calls by itself."""
 
 _DROPPED = frozenset({"TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "MLFLOW_RUN_ID"})
-"""Addresses of runs. Keys stay: a program may read them for other purposes, and a disabled tracker does not."""
+"""Addresses of runs. Keys stay: a program may read them for other purposes, and a disabled
+tracker does not.
+"""
 
 
 def without_side_effects(ours: Mapping[str, str], folder: Path | None = None) -> dict[str, str]:
@@ -188,4 +309,8 @@ def without_side_effects(ours: Mapping[str, str], folder: Path | None = None) ->
         return dict(ours)
     place = folder or Path(tempfile.gettempdir()) / "autotune-trackers"
     local = {name: str(place / part) for name, part in _LOCAL.items()}
-    return {**{name: value for name, value in ours.items() if name not in _DROPPED}, **_OFF, **local}
+    return {
+        **{name: value for name, value in ours.items() if name not in _DROPPED},
+        **_OFF,
+        **local,
+    }

@@ -1,9 +1,9 @@
 """Words of a shell script's commands, expanded as bash does. Nothing is executed.
 
 Variables, arrays, quotes, continuations, here-documents into `read`, `${name:-value}` and its
-relatives, whole-number arithmetic, `pwd` and `if` with tests are evaluated. The output of another command is
-unknown: a word that contains it holds UNKNOWN. Commands inside loops, functions and `case`, and
-under a condition that only a run can decide, are marked `certain=False`.
+relatives, whole-number arithmetic, `pwd` and `if` with tests are evaluated. The output of another
+command is unknown: a word that contains it holds UNKNOWN. Commands inside loops, functions and
+`case`, and under a condition that only a run can decide, are marked `certain=False`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.core.shell_words import ASSIGNMENT, NAME, UNKNOWN, Expansion, Token, Value, Word, tokens_of
+from autotune.core.shell_words import (
+    ASSIGNMENT,
+    NAME,
+    UNKNOWN,
+    Expansion,
+    Token,
+    Value,
+    Word,
+    tokens_of,
+)
 
 __all__ = ["UNKNOWN", "SimpleCommand", "Word", "commands_of"]
 _DECLARING = {"export", "declare", "local", "readonly", "typeset"}
@@ -35,7 +44,9 @@ class SimpleCommand:
     certain: bool
 
 
-def commands_of(text: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> list[SimpleCommand]:
+def commands_of(
+    text: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> list[SimpleCommand]:
     """Return the commands that a run of the script would reach, in order."""
     found: list[SimpleCommand] = []
     shell, blocks = _Shell(arguments, {"PWD": str(Path.cwd()), **(environment or {})}), Blocks()
@@ -93,7 +104,9 @@ class _Shell(Expansion):
                 if exports:
                     self.exported[name] = own[name]
         if declares or not rest:
-            self.variables.update(own if not declares and not any(t.kind == "array" for t in tokens) else {})
+            self.variables.update(
+                own if not declares and not any(t.kind == "array" for t in tokens) else {}
+            )
             return None
         words = tuple(word for token in rest for word in self.words(token))
         if words and words[0].text == "read":
@@ -106,7 +119,11 @@ class _Shell(Expansion):
         if not words:
             return None
         return SimpleCommand(
-            words=words, environment={**self.exported, **own}, line=rest[0].line, end=rest[-1].end, certain=certain
+            words=words,
+            environment={**self.exported, **own},
+            line=rest[0].line,
+            end=rest[-1].end,
+            certain=certain,
         )
 
     def _assigned(self, token: Token, certain: bool) -> tuple[str, Value]:
@@ -118,13 +135,24 @@ class _Shell(Expansion):
             value = [word for item in token.items for word in self.words(item)]
             if adds:
                 before = self.variables.get(name, [])
-                value = [*(before if isinstance(before, list) else [Word(text=before, line=token.line, span=None)]), *value]
+                value = [
+                    *(
+                        before
+                        if isinstance(before, list)
+                        else [Word(text=before, line=token.line, span=None)]
+                    ),
+                    *value,
+                ]
         else:
             value = self.joined(token.raw[match.end() :])
             if adds:
                 value = self.text(name) + value
         if not certain:
-            value = UNKNOWN if isinstance(value, str) else [Word(text=UNKNOWN, line=token.line, span=None)]
+            value = (
+                UNKNOWN
+                if isinstance(value, str)
+                else [Word(text=UNKNOWN, line=token.line, span=None)]
+            )
         return name, value
 
     def _read(self, words: Sequence[Word], tokens: Sequence[Token], certain: bool) -> None:
@@ -153,7 +181,9 @@ def _simple_commands(tokens: Sequence[Token]) -> Iterator[tuple[list[Token], str
 
 
 class Blocks:
-    """Open `if`, loop, `case` and function blocks around a command. None: known only by executing the script."""
+    """Open `if`, loop, `case` and function blocks around a command. None: known only by
+    executing the script.
+    """
 
     def __init__(self) -> None:
         self.in_condition = False
@@ -235,14 +265,18 @@ def _tested(words: Sequence[str]) -> bool | None:
             return not one
         case ["-f" | "-d" | "-e" | "-s" as kind, one]:
             path = Path(one)
-            return path.is_dir() if kind == "-d" else path.is_file() if kind == "-f" else path.exists()
+            return (
+                path.is_dir() if kind == "-d" else path.is_file() if kind == "-f" else path.exists()
+            )
         case [left, "=" | "==", right]:
             return fnmatch.fnmatchcase(left, right)
         case [left, "!=", right]:
             return not fnmatch.fnmatchcase(left, right)
         case [left, "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge" as kind, right]:
             try:
-                return bool(getattr(operator, kind[1:])(int(left), int(right)))  # the operators have the names of the tests
+                return bool(
+                    getattr(operator, kind[1:])(int(left), int(right))
+                )  # the operators have the names of the tests
             except ValueError:
                 return None
     return None

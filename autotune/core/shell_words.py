@@ -1,4 +1,6 @@
-"""Tokens of a shell script, and their expansion: quotes, variables, arrays, arithmetic, and what is unknown."""
+"""Tokens of a shell script, and their expansion: quotes, variables, arrays, arithmetic, and what
+is unknown.
+"""
 
 from __future__ import annotations
 
@@ -81,14 +83,23 @@ class Expansion:
             else:
                 whole = len([one for one in words if one]) == 1
                 text = "".join(part for part, _ in parts)
-                found.append(Word(text=text, line=token.line, span=(token.start, token.end) if whole else None))
+                found.append(
+                    Word(
+                        text=text, line=token.line, span=(token.start, token.end) if whole else None
+                    )
+                )
         return found if started else []
 
     def joined(self, raw: str) -> str:
-        return "".join(value if isinstance(value, str) else " ".join(one.text for one in value) for value, _ in self._pieces(raw))
+        return "".join(
+            value if isinstance(value, str) else " ".join(one.text for one in value)
+            for value, _ in self._pieces(raw)
+        )
 
     def _pieces(self, raw: str, *, in_quotes: bool = False) -> Iterator[tuple[Value, bool]]:
-        """Yield (value, quoted) for each part of a word, or of the text between two double quotes."""
+        """Yield (value, quoted) for each part of a word, or of the text between two double
+        quotes.
+        """
         at, plain = 0, ""
         while at < len(raw):
             char, after = raw[at], raw[at + 1 : at + 2]
@@ -149,11 +160,17 @@ class Expansion:
         return [Word(text=one, line=1, span=None) for one in self.arguments]
 
     def _output(self, command: str) -> str:
-        """Return what a command prints: `expr` is arithmetic, `pwd` the folder; every other command is not run."""
+        """Return what a command prints: `expr` is arithmetic, `pwd` the folder; every other
+        command is not run.
+        """
         name, _, rest = command.strip().partition(" ")
         if command.strip() == "pwd":
             return self.text("PWD")
-        return self._arithmetic(rest.replace("\\*", "*").replace("'*'", "*")) if name == "expr" else UNKNOWN
+        return (
+            self._arithmetic(rest.replace("\\*", "*").replace("'*'", "*"))
+            if name == "expr"
+            else UNKNOWN
+        )
 
     def _braces(self, inner: str) -> Value:
         """Return the value of `${inner}`."""
@@ -183,7 +200,11 @@ class Expansion:
             first = int(sliced[1]) - (1 if name in "@*" and int(sliced[1]) else 0)
             return value[first:][: int(sliced[2]) if sliced[2] else None]
         text = value if isinstance(value, str) else " ".join(one.text for one in value)
-        is_set = name in self.variables or (name.isdigit() and int(name) <= len(self.arguments)) or bool(text)
+        is_set = (
+            name in self.variables
+            or (name.isdigit() and int(name) <= len(self.arguments))
+            or bool(text)
+        )
         for sign in (":-", ":=", ":+", ":?", "-", "=", "+", "?"):
             if rest.startswith(sign):
                 other = rest[len(sign) :]
@@ -196,9 +217,16 @@ class Expansion:
                 if sign.endswith("="):
                     self.variables[name] = result
                 return UNKNOWN if sign.endswith("?") else result
-        for sign, kind in (("##", "longest"), ("#", "shortest"), ("%%", "longest"), ("%", "shortest")):
+        for sign, kind in (
+            ("##", "longest"),
+            ("#", "shortest"),
+            ("%%", "longest"),
+            ("%", "shortest"),
+        ):
             if rest.startswith(sign):
-                return _stripped(text, self.joined(rest[len(sign) :]), sign[0] == "#", kind == "longest")
+                return _stripped(
+                    text, self.joined(rest[len(sign) :]), sign[0] == "#", kind == "longest"
+                )
         if rest.startswith("/"):
             whole = rest.startswith("//")
             old, _, new = rest[2 if whole else 1 :].partition("/")
@@ -216,7 +244,9 @@ class Expansion:
 
     def _arithmetic(self, raw: str) -> str:
         names = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", raw)
-        names = re.sub(r"\$(\d)", lambda one: (self.arguments + [""] * 9)[int(one[1]) - 1] or "0", names)
+        names = re.sub(
+            r"\$(\d)", lambda one: (self.arguments + [""] * 9)[int(one[1]) - 1] or "0", names
+        )
         known = NAME.sub(lambda one: self.text(one[0]) or "0", names)
         try:
             return str(_whole_number(ast.parse(known.strip(), mode="eval").body))
@@ -225,9 +255,13 @@ class Expansion:
 
 
 _ARITHMETIC = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
 def _whole_number(node: ast.expr) -> int:
@@ -236,7 +270,9 @@ def _whole_number(node: ast.expr) -> int:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_whole_number(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        result: int = _ARITHMETIC[type(node.op)](_whole_number(node.left), _whole_number(node.right))
+        result: int = _ARITHMETIC[type(node.op)](
+            _whole_number(node.left), _whole_number(node.right)
+        )
         if abs(result) < 2**63:
             return result
     raise ValueError("no whole-number arithmetic")
@@ -258,7 +294,9 @@ def tokens_of(text: str, start: int = 0, closing: str = "") -> tuple[list[Token]
     while at < len(text):
         char = text[at]
         if len(found) > MAX_WORDS:
-            raise BadInput(f"The script has more than {MAX_WORDS:,} words.", way_out="Give a launch script.")
+            raise BadInput(
+                f"The script has more than {MAX_WORDS:,} words.", way_out="Give a launch script."
+            )
         if char == closing:
             return found, at + 1
         if text.startswith("\\\n", at):

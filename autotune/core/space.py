@@ -1,7 +1,8 @@
-"""Search space: its knobs, their order of preference and effect, and the candidates that it contains.
+"""Search space: its knobs, their order of preference and effect, and the candidates that it
+contains.
 
-Spaces are data (search_spaces/*.yaml). Frameworks decide which combinations are legal. Candidates with equal
-settings are equal, whichever knobs led to them: the id is a hash of the *settings*.
+Spaces are data (search_spaces/*.yaml). Frameworks decide which combinations are legal. Candidates
+with equal settings are equal, whichever knobs led to them: the id is a hash of the *settings*.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Knob:
     effect: Effect  # `neutral`: same gradient per step up to rounding; `learning`: another one
     says: str  # one-line description
     memory: MemoryTrend = "unclear"  # with rising value (False < True); `unclear`: never compared
-    through: tuple[str, ...] = ()  # settings through whose product it affects memory (accumulation: the generation batch)
+    through: tuple[
+        str, ...
+    ] = ()  # settings through whose product it affects memory (accumulation: the generation batch)
     # Condition on other knobs; without it the knob is left out
     when: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     # Settings under which an otherwise neutral knob changes what is learned
@@ -87,7 +90,10 @@ class Knob:
     def effect_under(self, settings: Mapping[str, object]) -> Effect:
         """Return the knob's effect under the held settings."""
         changed = any(settings.get(name) in values for name, values in self.learning_when.items())
-        changed |= any(name in settings and settings[name] not in values for name, values in self.learning_unless.items())
+        changed |= any(
+            name in settings and settings[name] not in values
+            for name, values in self.learning_unless.items()
+        )
         return "learning" if changed else self.effect
 
     def applies(self, knobs: Mapping[str, object]) -> bool:
@@ -103,14 +109,18 @@ class SearchSpace:
     method: str
     framework: str
     knobs: tuple[Knob, ...]
-    objective: Objective  # `preference`: learning knobs in declared order, then speed; `throughput`: speed
+    objective: (
+        Objective  # `preference`: learning knobs in declared order, then speed; `throughput`: speed
+    )
     relax: tuple[str, ...] = ()  # learning knobs in the order of their relaxation when nothing fits
     remedies: tuple[Knob, ...] = ()  # settings outside the search that advice may offer
     assume: Mapping[str, KnobValue] = field(default_factory=dict)  # defaults: tuning, lora_rank
 
     def __getitem__(self, name: str) -> Knob:
         if name not in self._by_name:
-            raise UnknownName("knob", name, [knob.name for knob in self.knobs], listing="autotune show knobs")
+            raise UnknownName(
+                "knob", name, [knob.name for knob in self.knobs], listing="autotune show knobs"
+            )
         return self._by_name[name]
 
     def __contains__(self, name: object) -> bool:
@@ -123,7 +133,10 @@ class SearchSpace:
 
     def on(self, gpus: int) -> SearchSpace:
         """Return the space without knobs and remedies that require more GPUs."""
-        knobs, remedies = (tuple(knob for knob in part if knob.from_gpus <= gpus) for part in (self.knobs, self.remedies))
+        knobs, remedies = (
+            tuple(knob for knob in part if knob.from_gpus <= gpus)
+            for part in (self.knobs, self.remedies)
+        )
         return replace(self, knobs=knobs, remedies=remedies)
 
     def with_choices(self, choices: Mapping[str, Sequence[KnobValue]]) -> SearchSpace:
@@ -131,15 +144,23 @@ class SearchSpace:
         for name, values in choices.items():
             _ = self[name]
             if not values:
-                raise BadInput(f"Knob {name!r} was left without a value.", way_out=f"Give at least one: --search {name}=V1,V2.")
-        knobs = tuple(replace(knob, choices=tuple(choices[knob.name])) if knob.name in choices else knob for knob in self.knobs)
+                raise BadInput(
+                    f"Knob {name!r} was left without a value.",
+                    way_out=f"Give at least one: --search {name}=V1,V2.",
+                )
+        knobs = tuple(
+            replace(knob, choices=tuple(choices[knob.name])) if knob.name in choices else knob
+            for knob in self.knobs
+        )
         return replace(self, knobs=knobs)
 
     def assignments(self) -> Iterator[Knobs]:
         """Yield each combination of choices once, without knobs whose `when` fails."""
         seen: set[tuple[tuple[str, KnobValue], ...]] = set()
         for values in itertools.product(*(knob.choices for knob in self.knobs)):
-            knobs = self.applicable(dict(zip((knob.name for knob in self.knobs), values, strict=True)))
+            knobs = self.applicable(
+                dict(zip((knob.name for knob in self.knobs), values, strict=True))
+            )
             key = tuple(knobs.items())
             if key not in seen:
                 seen.add(key)
@@ -152,7 +173,11 @@ class SearchSpace:
     def with_remedies(self, knobs: Knobs) -> Knobs:
         """Return `knobs`, remedies included, without those whose condition fails."""
         known = {knob.name: knob for knob in (*self.remedies, *self.knobs)}
-        return {name: value for name, value in knobs.items() if name not in known or known[name].applies(knobs)}
+        return {
+            name: value
+            for name, value in knobs.items()
+            if name not in known or known[name].applies(knobs)
+        }
 
     def is_learning(self, change: Mapping[str, object], settings: Mapping[str, object]) -> bool:
         """Return True if the change, remedies included, affects what is learned."""

@@ -15,7 +15,16 @@ from typing import Literal
 from autotune.core.measurement import Phase
 
 Part = Literal[
-    "weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs", "kv_cache", "communication"
+    "weights",
+    "adapters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits",
+    "workspaces",
+    "inputs",
+    "kv_cache",
+    "communication",
 ]
 
 
@@ -35,7 +44,9 @@ class Work:
 
     phase: Phase
     flops: Mapping[str, float]  # matrix products by dtype; attention kernels by `attention:DTYPE`
-    moved_bytes: float  # bytes read and written, products included; operands count once per operation
+    moved_bytes: (
+        float  # bytes read and written, products included; operands count once per operation
+    )
     kernels: int  # operations that launch a kernel
     in_layers: Mapping[str, float] = field(default_factory=dict)  # inside decoder layers
 
@@ -72,9 +83,10 @@ class ModuleUse:
 
     parameters: tuple[Parameter, ...]
     modules: tuple[tuple[int, ...], ...]  # module -> indices of its own parameters
-    # (event, kind, index[, allocation]), in order. Kinds: 0 whole-model pass begins, with the module that is the model's root
-    # (the modules of the next model begin with its root); 1/2 module forward begins/ends; 3/4 module backward begins/ends; 5
-    # gradient of a parameter is ready, with its allocation; 6 parameter is read by a module that does not own it.
+    # (event, kind, index[, allocation]), in order. Kinds: 0 whole-model pass begins, with the
+    # module that is the model's root (the modules of the next model begin with its root); 1/2
+    # module forward begins/ends; 3/4 module backward begins/ends; 5 gradient of a parameter is
+    # ready, with its allocation; 6 parameter is read by a module that does not own it.
     uses: tuple[tuple[int, ...], ...]
     keeps_recomputed: bool = False  # `use_reentrant=False` keeps recomputed tensors
     forgets_order: bool = False  # each rollout makes ZeRO-3 record the order of the modules anew
@@ -99,8 +111,12 @@ class Trace:
     streams: Mapping[int, int] = field(default_factory=dict)  # stream from 1; absent: compute
     # Allocation freed while another stream reads it -> first one that may reuse its block
     returns: Mapping[int, int] = field(default_factory=dict)
-    products: tuple[int, ...] = ()  # latest allocation at the first matrix product of each thread; empty: unknown
-    emptied: tuple[int, ...] = ()  # allocations before which the cache is emptied; each is the first of a stretch
+    products: tuple[
+        int, ...
+    ] = ()  # latest allocation at the first matrix product of each thread; empty: unknown
+    emptied: tuple[
+        int, ...
+    ] = ()  # allocations before which the cache is emptied; each is the first of a stretch
 
     notes: tuple[str, ...] = ()  # approximations of the trace, for the reader
     high_extra_bytes: int = 0  # possible increase that depends on data (expert imbalance)
@@ -133,7 +149,9 @@ class Trace:
         live: Counter[Part] = Counter()
         for entry in self.events[: event + 1]:
             number = abs(entry) - 1
-            live[self.part_names[self.parts[number]]] += self.sizes[number] if entry > 0 else -self.sizes[number]
+            live[self.part_names[self.parts[number]]] += (
+                self.sizes[number] if entry > 0 else -self.sizes[number]
+            )
         return {part: size for part, size in live.items() if size}
 
     @cached_property

@@ -1,6 +1,7 @@
 """Parsing and formatting of sizes and durations.
 
-`40G` is 40 GiB, as in nvidia-smi, torch and vLLM. A number without a unit is refused: `3` could be bytes as well as GiB.
+`40G` is 40 GiB, as in nvidia-smi, torch and vLLM. A number without a unit is refused: `3` could be
+bytes as well as GiB.
 """
 
 from __future__ import annotations
@@ -23,9 +24,14 @@ def parse_bytes(text: str) -> int:
     """Parse `"38G"`, `"1.5 GiB"`, `"800MB"` or `"1024B"` into bytes."""
     match = _SIZE.fullmatch(text.strip())
     if _NUMBER.fullmatch(text.strip()) and float(text) > 0:
-        raise BadInput(f"{text!r} has no unit.", way_out=f"Did you mean {text.strip()}GiB? Write it like 38G, 1.5G or 800M.")
+        raise BadInput(
+            f"{text!r} has no unit.",
+            way_out=f"Did you mean {text.strip()}GiB? Write it like 38G, 1.5G or 800M.",
+        )
     if match is None or len(match[1]) > _MAX_DIGITS or float(match[1]) == 0:
-        raise BadInput(f"{text!r} is not a size above zero.", way_out="Write it like 38G, 1.5G or 800M.")
+        raise BadInput(
+            f"{text!r} is not a size above zero.", way_out="Write it like 38G, 1.5G or 800M."
+        )
     return int(float(match[1]) * _FACTOR[match[2] and match[2].upper()])
 
 
@@ -33,7 +39,11 @@ def format_bytes(count: int | float) -> str:
     """Format bytes with three significant digits: `1.95 GiB`, `812 MiB`."""
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if abs(count) >= unit:
-            return f"{count / unit:.3g} {name}" if abs(count) < 999.5 * unit else f"{count / unit:.0f} {name}"
+            return (
+                f"{count / unit:.3g} {name}"
+                if abs(count) < 999.5 * unit
+                else f"{count / unit:.0f} {name}"
+            )
     return f"{count:.0f} B"
 
 
@@ -45,7 +55,9 @@ def parse_seconds(text: str) -> float:
         hours, minutes, rest = (float(part) if part else 0.0 for part in match.groups())
         seconds = hours * 3600 + minutes * 60 + rest
     if seconds <= 0:
-        raise BadInput(f"{text!r} is not a duration above zero.", way_out="Write it like 20m, 1h30m or 90s.")
+        raise BadInput(
+            f"{text!r} is not a duration above zero.", way_out="Write it like 20m, 1h30m or 90s."
+        )
     return seconds
 
 

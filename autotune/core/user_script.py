@@ -1,4 +1,5 @@
-"""The user's own script in place of a configuration file: a launch script of a framework, or a training script.
+"""The user's own script in place of a configuration file: a launch script of a framework, or a
+training script.
 
 Results of `frameworks/launch_commands.py` and `frameworks/trl/script_inspection.py`.
 """
@@ -17,19 +18,25 @@ class StatedSetting:
 
     text: str | None  # None: a switch without a value
     line: int
-    span: tuple[int, int] | None  # of the value, or of the word `name=value`; None: not one word of the file
+    span: (
+        tuple[int, int] | None
+    )  # of the value, or of the word `name=value`; None: not one word of the file
     option: tuple[int, int] | None = None  # of the word `--name`
     prefix: str = ""  # `+` and `++` of Hydra
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedSetting:
-    """Place of a setting whose value others share: while it is stated, they can't have another value."""
+    """Place of a setting whose value others share: while it is stated, they can't have another
+    value.
+    """
 
     name: str
     targets: tuple[str, ...]
     file: Path | None  # None: an option of the command
-    span: tuple[int, int] | None  # of the file's name in the script, or of the option with its value
+    span: (
+        tuple[int, int] | None
+    )  # of the file's name in the script, or of the option with its value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +52,8 @@ class LaunchScript:
     dotted: bool  # `name=value`, else `--name value`
     stated: Mapping[str, StatedSetting]
     environment: Mapping[str, str] = field(default_factory=dict)
-    in_files: bool = False  # settings in configuration files; options are `--name value`, `--name` and `--no-name`
+    # settings in configuration files; options are `--name value`, `--name` and `--no-name`
+    in_files: bool = False
     shared: tuple[SharedSetting, ...] = ()
     former: Mapping[str, str] = field(default_factory=dict)
     """Setting -> its flag, where the command has flags of an earlier release."""
@@ -60,7 +68,9 @@ class CallSite:
 
     file: str
     line: int
-    span: tuple[int, int, int, int] | None = None  # (first line, last line, first column, end column), in bytes; None before 3.11
+    span: tuple[int, int, int, int] | None = (
+        None  # (first line, last line, first column, end column), in bytes; None before 3.11
+    )
     maker: str | None = None  # calling library function, if any
 
     def __str__(self) -> str:
@@ -121,4 +131,6 @@ class UserScript:
     def takes_flags(self) -> bool:
         """Return True if a parser of TRL's settings builds the script's configuration."""
         place = self.look.config_place
-        return place is not None and (place.maker or "").endswith((".parse_args_and_config", ".parse_args_into_dataclasses"))
+        return place is not None and (place.maker or "").endswith(
+            (".parse_args_and_config", ".parse_args_into_dataclasses")
+        )

@@ -52,17 +52,30 @@ def read_document(path: Path) -> Document:
     """Read a YAML file that contains one mapping."""
     if not path.exists():
         raise BadInput(f"There is no file {str(path)!r}.", way_out="Check the path.")
-    text = read_text(path, largest_bytes=MAX_BYTES, way_out="It must be a readable UTF-8 text file.")
+    text = read_text(
+        path, largest_bytes=MAX_BYTES, way_out="It must be a readable UTF-8 text file."
+    )
     try:
         root = _bounded(text)
         content = None if root is None else _constructed(text, root)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        place = "line 1, column 1" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}"
-        problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).splitlines()[0]
-        raise BadInput(f"{path}, {place}: broken YAML: {problem}.", way_out="Mend that line.") from error
+        place = (
+            "line 1, column 1"
+            if mark is None
+            else f"line {mark.line + 1}, column {mark.column + 1}"
+        )
+        problem = str(
+            getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        ).splitlines()[0]
+        raise BadInput(
+            f"{path}, {place}: broken YAML: {problem}.", way_out="Mend that line."
+        ) from error
     if not isinstance(content, dict) or root is None:
-        raise BadInput(f"{path}, line 1, column 1: not a YAML mapping.", way_out="Write lines of `name: value`.")
+        raise BadInput(
+            f"{path}, line 1, column 1: not a YAML mapping.",
+            way_out="Write lines of `name: value`.",
+        )
     places: dict[KeyPath, tuple[int, int]] = {}
     _note_places(root, (), places, path)
     return Document(path=path, content=content, places=places)
@@ -80,16 +93,21 @@ def read_scalar(text: str) -> object:
 class _BeyondLimits(yaml.MarkedYAMLError):
     """Valid YAML that is refused."""
 
-    def __init__(self, problem: str, mark: Any) -> None:  # the two parsers have classes of their own for marks
+    def __init__(
+        self, problem: str, mark: Any
+    ) -> None:  # the two parsers have classes of their own for marks
         super().__init__(problem=problem, problem_mark=mark)
 
 
 def _bounded(text: str) -> yaml.Node | None:
-    """Return the node of the document; a YAMLError beyond the limits. The events come first: the composer recurses, and its time
-    grows with the square of the depth."""
+    """Return the node of the document; a YAMLError beyond the limits. The events come first: the
+    composer recurses, and its time grows with the square of the depth.
+    """
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if depth > MAX_DEPTH:
             raise _BeyondLimits(f"nested more than {MAX_DEPTH} levels deep", event.start_mark)
         if number > MAX_EVENTS:
@@ -105,7 +123,9 @@ def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> in
     if id(node) in above:
         raise _BeyondLimits("an alias that contains itself", node.start_mark)
     if id(node) not in known:
-        known[id(node)] = 1 + sum(_count(inner, known, (*above, id(node))) for inner in _inner(node))
+        known[id(node)] = 1 + sum(
+            _count(inner, known, (*above, id(node))) for inner in _inner(node)
+        )
     if known[id(node)] > MAX_EVENTS:
         raise _BeyondLimits(f"more than {MAX_EVENTS:,} values", node.start_mark)
     return known[id(node)]
@@ -117,7 +137,11 @@ def _inner(node: yaml.Node) -> Iterator[yaml.Node]:
             yield from (key, value)
     elif isinstance(node, yaml.SequenceNode):
         yield from node.value
-    elif isinstance(node, yaml.ScalarNode) and len(node.value) > MAX_NUMBER_LENGTH and node.tag in _NUMBERS:
+    elif (
+        isinstance(node, yaml.ScalarNode)
+        and len(node.value) > MAX_NUMBER_LENGTH
+        and node.tag in _NUMBERS
+    ):
         raise _BeyondLimits(f"a number of {len(node.value)} characters", node.start_mark)
 
 
@@ -129,7 +153,9 @@ def _constructed(text: str, root: yaml.Node) -> object:
         raise _BeyondLimits(str(error), root.start_mark) from error
 
 
-def _note_places(node: yaml.Node, at: KeyPath, places: dict[KeyPath, tuple[int, int]], file: Path) -> None:
+def _note_places(
+    node: yaml.Node, at: KeyPath, places: dict[KeyPath, tuple[int, int]], file: Path
+) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             name = (*at, str(key.value))
@@ -137,7 +163,8 @@ def _note_places(node: yaml.Node, at: KeyPath, places: dict[KeyPath, tuple[int, 
             if name in places:
                 # PyYAML silently keeps the last of two equal keys.
                 raise BadInput(
-                    f"{file}, line {place[0]}, column {place[1]}: {key.value!r} is given twice, first on line {places[name][0]}.",
+                    f"{file}, line {place[0]}, column {place[1]}: {key.value!r} is given twice,"
+                    f" first on line {places[name][0]}.",
                     way_out="Keep one of the two.",
                 )
             places[name] = place

@@ -23,7 +23,9 @@ from autotune.diagnosis.remedies import LogFramework, advice_for
 __all__ = ["SCHEMA", "Advice", "Diagnosis", "as_document", "diagnose", "diagnose_lines"]
 
 
-LINES_AT_ONCE = 128  # lines whose words are looked up together: most words of failures are in none of them
+LINES_AT_ONCE = (
+    128  # lines whose words are looked up together: most words of failures are in none of them
+)
 
 
 def diagnose(text: str) -> Diagnosis:
@@ -43,9 +45,13 @@ def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
             first += [raw for _, raw in block if raw.strip()]
     found = reader.conclude()
     if are_steps_without_numbers(first) or not reader.is_of_a_run:
-        quoted = diagnose_excerpt(first)  # more exact where the log itself names no cause, or memory without its purpose
+        quoted = diagnose_excerpt(
+            first
+        )  # more exact where the log itself names no cause, or memory without its purpose
         if quoted is not None and not found.known:
             found = quoted
         elif quoted is not None and quoted.is_memory and found.cause == "unknown_memory":
             found = dataclasses.replace(found, cause=quoted.cause)
-    return dataclasses.replace(found, framework=framework.name, remedies=advice_for(found, framework))
+    return dataclasses.replace(
+        found, framework=framework.name, remedies=advice_for(found, framework)
+    )

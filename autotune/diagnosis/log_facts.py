@@ -1,9 +1,10 @@
 """Facts of a log beside its failures: how it ends, and which processes held the memory.
 
-Each collector receives lines and does not grow with the log. Endings: finished, no number any more, or given up after several
-tries. Processes: those on the failing GPU, foreign ones or other roles of the same job; and on the host the one that was ended
-and the one that held most. The kernel and Ray choose a victim by rules of their own. Its death is the symptom; the largest
-holder of memory is the cause.
+Each collector receives lines and does not grow with the log. Endings: finished, no number any more,
+or given up after several tries. Processes: those on the failing GPU, foreign ones or other roles of
+the same job; and on the host the one that was ended and the one that held most. The kernel and Ray
+choose a victim by rules of their own. Its death is the symptom; the largest holder of memory is the
+cause.
 """
 
 from __future__ import annotations
@@ -18,12 +19,19 @@ from autotune.failures.numbers import NEIGHBOUR
 from autotune.failures.table import LINES, expand
 from autotune.failures.tracebacks import read_line
 
-STEPS_OF_NO_NUMBERS = 3  # Number of consecutive steps without a finite loss or gradient after which training does not recover
-TIMES_CAUGHT = 3  # Number of caught out-of-memory errors in the last lines after which they are the reason for the end
+# Number of consecutive steps without a finite loss or gradient after which training does not
+# recover
+STEPS_OF_NO_NUMBERS = 3
+# Number of caught out-of-memory errors in the last lines after which they are the reason for the
+# end
+TIMES_CAUGHT = 3
 _LAST_LINES = 12
 
 _STEP = re.compile(expand(LINES.step))
-_FINISHED, _ENDED = re.compile(expand(LINES.finished), re.IGNORECASE), re.compile(expand(LINES.ended), re.IGNORECASE)
+_FINISHED, _ENDED = (
+    re.compile(expand(LINES.finished), re.IGNORECASE),
+    re.compile(expand(LINES.ended), re.IGNORECASE),
+)
 _SPAWNED = re.compile(r"process (\d{1,10}) spawned with command")
 _EXITED = re.compile(r"Process (\d{1,10}) exits successfully")
 _MOST_PROCESSES = 4096
@@ -39,7 +47,9 @@ class LogEndings:
     def __init__(self) -> None:
         self.finished = ""  # line that reports the end of training, whatever was printed before it
 
-        self.finished_last = False  # true where the last line that counted was such a one, not a step
+        self.finished_last = (
+            False  # true where the last line that counted was such a one, not a step
+        )
 
         self._ended = ""
         self._no_numbers: list[str] = []
@@ -96,7 +106,8 @@ class LogEndings:
         if exited is None:
             return False
         if not self._launched:
-            # A log that begins later than its launcher: a process without another message has exited normally.
+            # A log that begins later than its launcher: a process without another message has
+            # exited normally.
             return True
         self._spawned.discard(exited[1])
         return not self._spawned
@@ -104,18 +115,28 @@ class LogEndings:
 
 _PID = re.compile(r"(?:\x1b\[\d+m)?\(\w[^()]{0,80}\bpid=(\d{1,10})")
 
-_SHARES_GPUS = re.compile(r"/(?:verl|openrlhf|orz|slime|areal|skyrl(?:_train)?|nemo_rl|open_instruct)/")
+_SHARES_GPUS = re.compile(
+    r"/(?:verl|openrlhf|orz|slime|areal|skyrl(?:_train)?|nemo_rl|open_instruct)/"
+)
 """Trainers that run several roles of one job on the same GPU, each in a process."""
 
-_LISTED = re.compile(r"^\|\s+\d+\s+\S+\s+\S+\s+(\d{1,10})\s+C(?:\+G)?\s+(\S.*?)\s+(\d{1,8})MiB\s*\|")
+_LISTED = re.compile(
+    r"^\|\s+\d+\s+\S+\s+\S+\s+(\d{1,10})\s+C(?:\+G)?\s+(\S.*?)\s+(\d{1,8})MiB\s*\|"
+)
 """Process in the output of nvidia-smi."""
 
-_HOLDS = re.compile(r"Process (\d{1,10}) has (\d{1,6}(?:\.\d{1,3})?) ([KMG]iB) memory in use")  # Process in torch's message
+_HOLDS = re.compile(
+    r"Process (\d{1,10}) has (\d{1,6}(?:\.\d{1,3})?) ([KMG]iB) memory in use"
+)  # Process in torch's message
 _UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB}
 MOST_NAMED = 4
-UNSEEN_SHARE = 0.5  # Share of the device, neither free nor in torch's list of processes, from which another container is assumed
+# Share of the device, neither free nor in torch's list of processes, from which another container
+# is assumed
+UNSEEN_SHARE = 0.5
 _BEGUN = ("%|", "info", "pid=", "traceback", "loss")
-"""Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes from before the run."""
+"""Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes
+from before the run.
+"""
 
 
 class GpuNeighbours:
@@ -128,7 +149,11 @@ class GpuNeighbours:
         self._begun = False
 
     def feed(self, raw: str, lowered: str) -> None:
-        if "pid=" in raw and (pid := _PID.match(raw)) is not None and len(self._own) < _MOST_PROCESSES:
+        if (
+            "pid=" in raw
+            and (pid := _PID.match(raw)) is not None
+            and len(self._own) < _MOST_PROCESSES
+        ):
             self._own.add(pid[1])
         if self._begun:
             return
@@ -149,16 +174,21 @@ class GpuNeighbours:
         return bool(self._own) and phase != "load" and any(map(_SHARES_GPUS.search, frames))
 
     def hold_most_unseen(self, finding: Finding, frames: Sequence[str]) -> bool:
-        """Return True if processes that torch does not list hold most of a device that no other role
-        of the job shares. The driver and its contexts are in no list either."""
-        total, free, own = (finding.numbers.get(name) for name in ("total_bytes", "free_bytes", "process_bytes"))
+        """Return True if processes that torch does not list hold most of a device that no other
+        role of the job shares. The driver and its contexts are in no list either.
+        """
+        total, free, own = (
+            finding.numbers.get(name) for name in ("total_bytes", "free_bytes", "process_bytes")
+        )
         if finding.row != "cuda_out_of_memory" or total is None or free is None or own is None:
             return False
         unlisted = total - free - own - finding.numbers.get("others_bytes", 0)
         return unlisted >= UNSEEN_SHARE * total and not any(map(_SHARES_GPUS.search, frames))
 
     def leave_too_little(self, finding: Finding) -> bool:
-        """Return True if memory that others held before the run is the memory that vLLM lacked at its start."""
+        """Return True if memory that others held before the run is the memory that vLLM lacked
+        at its start.
+        """
         others = sum(held for pid, held in self._earlier.items() if pid not in self._own)
         free, asked = finding.numbers.get("free_bytes"), finding.numbers.get("asked_bytes")
         if finding.row != "vllm_reservation" or free is None or asked is None:
@@ -168,17 +198,27 @@ class GpuNeighbours:
     def remarks(self, evidence: str) -> tuple[str, ...]:
         """Return a sentence with the foreign processes on the GPU, as far as the log names them."""
         held = {pid: float(size) * _UNITS[unit] for pid, size, unit in _HOLDS.findall(evidence)}
-        foreign = {pid: size for pid, size in {**self._earlier, **held}.items() if pid not in self._own}
+        foreign = {
+            pid: size for pid, size in {**self._earlier, **held}.items() if pid not in self._own
+        }
         if not foreign:
             return ()
         largest = sorted(foreign, key=foreign.__getitem__, reverse=True)[:MOST_NAMED]
-        named = ", ".join(f"{pid} ({self._names.get(pid, 'name unknown')}, {format_bytes(foreign[pid])})" for pid in largest)
-        return (f"Processes of others on the GPU: {named}. See `ps -fp {largest[0]}` on that machine.",)
+        named = ", ".join(
+            f"{pid} ({self._names.get(pid, 'name unknown')}, {format_bytes(foreign[pid])})"
+            for pid in largest
+        )
+        return (
+            f"Processes of others on the GPU: {named}. See `ps -fp {largest[0]}` on that machine.",
+        )
 
 
 _PAGE_BYTES = 4 * KIB
 
-_KILLED = re.compile(r"Killed process (?P<pid>\d{1,10}) \((?P<name>[^)]{1,64})\).{0,120}?anon-rss:(?P<kib>\d{1,15})kB")
+_KILLED = re.compile(
+    r"Killed process (?P<pid>\d{1,10})"
+    r" \((?P<name>[^)]{1,64})\).{0,120}?anon-rss:(?P<kib>\d{1,15})kB"
+)
 """Kernel: the victim, with its memory."""
 
 _TASK = re.compile(
@@ -187,7 +227,9 @@ _TASK = re.compile(
 """Kernel: row of its table of tasks, `[pid] uid tgid total_vm rss ... name`."""
 
 _RAY_USER = re.compile(r"^(?P<pid>\d{1,10})\s+(?P<gib>\d{1,6}\.\d{1,3})\s+(?P<name>\S.{0,120})$")
-_RAY_TABLE = re.compile(r"PID\s+MEM\(GB\)\s+COMMAND")  # Ray's memory monitor: the header of its ten largest users
+_RAY_TABLE = re.compile(
+    r"PID\s+MEM\(GB\)\s+COMMAND"
+)  # Ray's memory monitor: the header of its ten largest users
 
 
 class HostMemoryUsers:
@@ -203,19 +245,29 @@ class HostMemoryUsers:
             self._note(user["pid"], user["name"], round(float(user["gib"]) * GIB))
             return
         self._in_rays_table = "MEM(GB)" in text and _RAY_TABLE.search(text) is not None
-        if "anon-rss:" in text and self._victim is None and (killed := _KILLED.search(text)) is not None:
+        if (
+            "anon-rss:" in text
+            and self._victim is None
+            and (killed := _KILLED.search(text)) is not None
+        ):
             self._victim = f"process {killed['pid']} ({killed['name']})", int(killed["kib"]) * KIB
         elif "]" in text and (task := _TASK.search(text)) is not None:
             self._note(task["pid"], task["name"], int(task["pages"]) * _PAGE_BYTES)
 
     def remarks(self) -> tuple[str, ...]:
-        """Return one sentence about the victim and one about the largest holder, as far as the log has them."""
+        """Return one sentence about the victim and one about the largest holder, as far as the
+        log has them.
+        """
         found = []
         if self._victim is not None:
-            found.append(f"The kernel ended {self._victim[0]}, which held {format_bytes(self._victim[1])}.")
+            found.append(
+                f"The kernel ended {self._victim[0]}, which held {format_bytes(self._victim[1])}."
+            )
         largest = max(self._held, key=self._held.__getitem__, default=None)
         if largest is not None and (self._victim is None or largest != self._victim[0]):
-            found.append(f"The most host memory was held by {largest}: {format_bytes(self._held[largest])}.")
+            found.append(
+                f"The most host memory was held by {largest}: {format_bytes(self._held[largest])}."
+            )
         return tuple(found)
 
     def _note(self, pid: str, name: str, held: int) -> None:

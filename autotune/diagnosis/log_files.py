@@ -1,4 +1,6 @@
-"""Log files: refused with an alternative where they are no text, else read once, in blocks, without holding them in memory."""
+"""Log files: refused with an alternative where they are no text, else read once, in blocks,
+without holding them in memory.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,12 @@ from typing import BinaryIO
 from autotune.core.errors import BadInput
 from autotune.core.units import GIB, format_bytes
 
-LARGEST_BYTES = 4 * GIB  # Size limit. A larger file takes minutes to read, and its last part is enough.
-LONGEST_LINE = 2**15  # Bytes that are kept of a longer line, half of them from its end: launchers print the exit code last
+LARGEST_BYTES = (
+    4 * GIB
+)  # Size limit. A larger file takes minutes to read, and its last part is enough.
+LONGEST_LINE = (
+    2**15
+)  # Bytes that are kept of a longer line, half of them from its end: launchers print the exit code last
 BLOCK = 2**20
 _HEAD_BYTES = 2**16
 _MAGIC = {
@@ -32,11 +38,16 @@ def lines_of_file(log: str) -> Iterator[str]:
             yield from lines_of_stream(stream, repr(log), log)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise BadInput(f"{log!r} can't be read: {reason}.", way_out="Name a log file, or - to read standard input.") from error
+        raise BadInput(
+            f"{log!r} can't be read: {reason}.",
+            way_out="Name a log file, or - to read standard input.",
+        ) from error
 
 
 def lines_of_stream(stream: BinaryIO, name: str, log: str = "-") -> Iterator[str]:
-    """Yield the lines of an open stream; `name` is used in messages, `log` in the command that they suggest."""
+    """Yield the lines of an open stream; `name` is used in messages, `log` in the command that
+    they suggest.
+    """
     head = stream.read(_HEAD_BYTES)
     _refuse_what_is_no_text(name, log, head)
     empty = True
@@ -46,17 +57,25 @@ def lines_of_stream(stream: BinaryIO, name: str, log: str = "-") -> Iterator[str
     if empty:
         raise BadInput(
             f"{name} holds no text.",
-            way_out="Errors go to standard error: collect both, as in `python train.py > train.log 2>&1`.",
+            way_out=(
+                "Errors go to standard error: collect both, as in `python train.py > train.log"
+                " 2>&1`."
+            ),
         )
 
 
 def lines_of(stream: BinaryIO, head: bytes = b"") -> Iterator[str]:
-    r"""Yield text lines of bounded length, ended by \n, \r or both. Undecodable bytes are replaced. `head` was read before."""
+    r"""Yield text lines of bounded length, ended by \n, \r or both. Undecodable bytes are
+    replaced. `head` was read before.
+    """
     half, pending = LONGEST_LINE // 2, b""
     for block in itertools.chain([head], iter(lambda: stream.read(BLOCK), b"")):
-        # A progress bar is redrawn by \r: each drawing is a line, and what is printed over it is one of its own.
+        # A progress bar is redrawn by \r: each drawing is a line, and what is printed over it is
+        # one of its own.
         lines = (pending + block).replace(b"\r", b"\n").split(b"\n")
-        *whole, pending = (line if len(line) <= LONGEST_LINE else line[:half] + line[-half:] for line in lines)
+        *whole, pending = (
+            line if len(line) <= LONGEST_LINE else line[:half] + line[-half:] for line in lines
+        )
         yield from (line.decode("utf-8", errors="replace") for line in whole)
     yield pending.decode("utf-8", errors="replace")
 
@@ -65,19 +84,28 @@ def _refuse_what_is_no_file(log: str) -> None:
     path = Path(log)
     try:
         is_folder, size = path.is_dir(), path.stat().st_size if path.is_file() else 0
-        is_pipe = path.is_fifo() and not path.is_symlink()  # a shell's <(...) is a link to a pipe that has its writer
+        is_pipe = (
+            path.is_fifo() and not path.is_symlink()
+        )  # a shell's <(...) is a link to a pipe that has its writer
     except (OSError, ValueError):
         return
     if is_folder:
         raise BadInput(
             f"{log!r} is a folder, and a log is a file.",
-            way_out=f"Name one file in it, or read all of them: cat {log.rstrip('/')}/*.log | autotune diagnose -",
+            way_out=(
+                f"Name one file in it, or read all of them: cat {log.rstrip('/')}/*.log | autotune"
+                " diagnose -"
+            ),
         )
     if is_pipe:
-        raise BadInput(f"{log!r} is a pipe, and a log is a file.", way_out=f"Read it: autotune diagnose - < {log}")
+        raise BadInput(
+            f"{log!r} is a pipe, and a log is a file.",
+            way_out=f"Read it: autotune diagnose - < {log}",
+        )
     if size > LARGEST_BYTES:
         raise BadInput(
-            f"{log!r} has {format_bytes(size)}, and files of up to {format_bytes(LARGEST_BYTES)} are read.",
+            f"{log!r} has {format_bytes(size)}, and files of up to {format_bytes(LARGEST_BYTES)}"
+            " are read.",
             way_out=f"Read its end: tail -c 500M {log} | autotune diagnose -",
         )
 
@@ -85,7 +113,10 @@ def _refuse_what_is_no_file(log: str) -> None:
 def _refuse_what_is_no_text(name: str, log: str, head: bytes) -> None:
     program = next((program for magic, program in _MAGIC.items() if head.startswith(magic)), None)
     if program is not None:
-        raise BadInput(f"{name} is compressed, and a log is text.", way_out=f"Unpack it: {program} {log} | autotune diagnose -")
+        raise BadInput(
+            f"{name} is compressed, and a log is text.",
+            way_out=f"Unpack it: {program} {log} | autotune diagnose -",
+        )
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise BadInput(
             f"{name} is text in UTF-16, and logs are read as UTF-8.",

@@ -1,11 +1,13 @@
 """First failure in a training log of any framework.
 
-Several processes print at once, and when one exits the others report that. Therefore each exception is assembled from the lines
-of its own process and classified by `failures/`. The earliest finding of the best tier decides:
+Several processes print at once, and when one exits the others report that. Therefore each exception
+is assembled from the lines of its own process and classified by `failures/`. The earliest finding
+of the best tier decides:
 
 exception, or out-of-memory message  >  known error without a traceback  >  lost peer  >  wrapper
 
-An error after which the run continued (more steps were logged, or training finished) did not end it.
+An error after which the run continued (more steps were logged, or training finished) did not end
+it.
 """
 
 from __future__ import annotations
@@ -21,11 +23,28 @@ from autotune.diagnosis.diagnosis import Diagnosis
 from autotune.diagnosis.log_facts import GpuNeighbours, HostMemoryUsers, LogEndings
 from autotune.failures.classify import Finding, classify_line, classify_logged
 from autotune.failures.numbers import without_neighbours
-from autotune.failures.table import LINES, MEMORY_CAUSES, ROWS, WORDS, FailureRow, expand, phase_of, warning_in
-from autotune.failures.tracebacks import ExceptionChain, LoggedException, LogLine, Tracebacks, read_line
+from autotune.failures.table import (
+    LINES,
+    MEMORY_CAUSES,
+    ROWS,
+    WORDS,
+    FailureRow,
+    expand,
+    phase_of,
+    warning_in,
+)
+from autotune.failures.tracebacks import (
+    ExceptionChain,
+    LoggedException,
+    LogLine,
+    Tracebacks,
+    read_line,
+)
 
 STEPS_SURVIVED = 3
-"""Number of steps logged after an error that show that it was handled. Fewer may come from other ranks, printed late."""
+"""Number of steps logged after an error that show that it was handled. Fewer may come from other
+ranks, printed late.
+"""
 
 MOST_REMARKS = 5
 _BY_NAME = {row.name: row for row in ROWS}
@@ -54,11 +73,13 @@ class _Found:
 _WRAPPERS, _FAULT = re.compile(expand(LINES.wrappers)), re.compile(expand(LINES.fault))
 _OF_ANOTHER = re.compile(expand(LINES.of_another), re.IGNORECASE)
 _ABORT = re.compile(
-    r"terminate called without an active exception|exitcode: -6\b|exit code: -6\b|\bSIGABRT\b|\bSignal 6\b|\bAborted\b"
+    r"terminate called without an active exception|exitcode: -6\b|exit code:"
+    r" -6\b|\bSIGABRT\b|\bSignal 6\b|\bAborted\b"
 )
 ABORTED_AT_EXIT = (
-    "A process aborted while it ended, after the training was complete: its results are written. Calling "
-    "torch.distributed.destroy_process_group() at the end of the script avoids most of these."
+    "A process aborted while it ended, after the training was complete: its results are written."
+    " Calling torch.distributed.destroy_process_group() at the end of the script avoids most of"
+    " these."
 )
 """Remark about threads that were still running when Python had ended."""
 
@@ -68,7 +89,8 @@ _INSTALLED = re.compile(r"\A\S*(?:(?:site|dist)-packages/|/lib/python3|<frozen )
 
 _LAUNCHERS_RANK = re.compile(r"\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
 _LAUNCHERS_WORD = re.compile(
-    r"failed \(exitcode: -?\d+\) local_rank: (\d{1,6}) |^srun: error: \S+ tasks? (\d{1,6}): (?!Terminated|Killed)"
+    r"failed \(exitcode: -?\d+\) local_rank: (\d{1,6}) |^srun: error: \S+ tasks? (\d{1,6}):"
+    r" (?!Terminated|Killed)"
 )
 """Rank whose end a launcher reported first."""
 
@@ -76,7 +98,9 @@ _RANK_IN_WORDS = re.compile(r"\[(?:PG .{0,60} )?Rank (\d{1,6})\]", re.IGNORECASE
 
 
 class LogReader:
-    """Single pass over the lines. It keeps the earliest finding of each tier, so that its size does not grow with the log."""
+    """Single pass over the lines. It keeps the earliest finding of each tier, so that its size
+    does not grow with the log.
+    """
 
     def __init__(self) -> None:
         self._tracebacks = Tracebacks()
@@ -95,13 +119,17 @@ class LogReader:
         self._remarks: dict[str, None] = {}
 
     def feed(self, block: Sequence[tuple[int, str]], lowered: str) -> None:
-        """Receive numbered lines; `lowered` is their whole text, and words that it lacks are in none of them."""
+        """Receive numbered lines; `lowered` is their whole text, and words that it lacks are in
+        none of them.
+        """
         telling = [word for word in WORDS.telling if word in lowered]
         progress = [word for word in WORDS.of_endings if word in lowered]
         for position, raw in block:
             self._feed_line(raw, position, telling, progress)
 
-    def _feed_line(self, raw: str, position: int, telling: Sequence[str], progress: Sequence[str]) -> None:
+    def _feed_line(
+        self, raw: str, position: int, telling: Sequence[str], progress: Sequence[str]
+    ) -> None:
         if raw.strip():
             self._last, self._last_position = raw, position
         lowered = raw.lower()
@@ -111,7 +139,9 @@ class LogReader:
             self._read(read_line(raw), position)
         if any(map(lowered.__contains__, progress)) and self._ends.feed(raw, position):
             self._go_on()
-        remarkable = any(map(lowered.__contains__, WORDS.of_warnings)) and len(self._remarks) < MOST_REMARKS
+        remarkable = (
+            any(map(lowered.__contains__, WORDS.of_warnings)) and len(self._remarks) < MOST_REMARKS
+        )
         if remarkable and (message := warning_in(raw)) is not None:
             self._remarks[message] = None
 
@@ -130,12 +160,24 @@ class LogReader:
             return
         if _FAULT.search(line.text) is not None:
             finding = Finding(outcome=Outcome.CRASH, evidence=line.text)
-            self._keep(_Found(tier=_Tier.ROOT, position=position, rank=line.rank, finding=finding, phase=None))
+            self._keep(
+                _Found(
+                    tier=_Tier.ROOT, position=position, rank=line.rank, finding=finding, phase=None
+                )
+            )
         elif (found := classify_line(line.text, is_error=line.level == "error")) is not None:
             tier = _tier(found, line.text, has_traceback=False)
             named = None if line.rank is not None else _RANK_IN_WORDS.search(line.text)
             rank = line.rank if named is None else int(named[1])
-            self._keep(_Found(tier=tier, position=position, rank=rank, finding=found, phase=_phase_of_row(found)))
+            self._keep(
+                _Found(
+                    tier=tier,
+                    position=position,
+                    rank=rank,
+                    finding=found,
+                    phase=_phase_of_row(found),
+                )
+            )
 
     def conclude(self) -> Diagnosis:
         for reported in self._tracebacks.flush():
@@ -146,13 +188,19 @@ class LogReader:
         # 1. The best finding, unless the log ended well in spite of it.
         best = self._found[min(self._found)]
         if best.tier >= _Tier.ECHO and _Tier.ROOT in self._survived:
-            # Logs of several ranks, concatenated: the first failure is before the steps of the other ranks.
+            # Logs of several ranks, concatenated: the first failure is before the steps of the
+            # other ranks.
             best = self._survived[_Tier.ROOT]
         caught = self._ends.caught_before(best.position) if best.finding.cause is None else ""
         if caught:
             return _at_the_end("unknown_memory", caught, remarks)
         of_the_end = best.tier is _Tier.WRAPPER or _ABORT.search(best.finding.evidence) is not None
-        if self._aborted and of_the_end and best.finding.cause is None and self._ends.without_failure:
+        if (
+            self._aborted
+            and of_the_end
+            and best.finding.cause is None
+            and self._ends.without_failure
+        ):
             well = _at_the_end("none", self._ends.without_failure, (ABORTED_AT_EXIT, *remarks))
             return dataclasses.replace(well, rank=best.rank)
         # 2. Its cause, with the processes that held the memory.
@@ -177,22 +225,41 @@ class LogReader:
     @property
     def is_of_a_run(self) -> bool:
         """Return True if the log holds a step, a whole traceback or the crash of a process."""
-        whole = any(found.whole and (tier is _Tier.ROOT or found.thrown is not None) for tier, found in self._found.items())
+        whole = any(
+            found.whole and (tier is _Tier.ROOT or found.thrown is not None)
+            for tier, found in self._found.items()
+        )
         return self._has_steps or _Tier.ROOT in self._survived or whole
 
     def _with_neighbours(self, found: _Found) -> Finding:
-        """Return the finding with the owner of the missing memory: a foreign process, or another role of the job."""
+        """Return the finding with the owner of the missing memory: a foreign process, or another
+        role of the job.
+        """
         finding, thrown = found.finding, found.thrown
         frames = () if thrown is None else thrown.frames
-        if self._neighbours.leave_too_little(finding) or self._neighbours.hold_most_unseen(finding, frames):
+        if self._neighbours.leave_too_little(finding) or self._neighbours.hold_most_unseen(
+            finding, frames
+        ):
             return dataclasses.replace(finding, cause="gpu_other_process")
-        if finding.cause != "gpu_other_process" or finding.row != "cuda_other_process" or thrown is None:
+        if (
+            finding.cause != "gpu_other_process"
+            or finding.row != "cuda_other_process"
+            or thrown is None
+        ):
             return finding
         if not self._neighbours.are_own(finding.evidence, frames, found.phase):
             return finding
         alone = dataclasses.replace(thrown, text=without_neighbours(thrown.text))
-        reported = ExceptionChain(position=found.position, rank=found.rank, chain=(alone,), has_traceback=True, is_whole=True)
-        return dataclasses.replace(_judge(reported).finding, evidence=finding.evidence, numbers=finding.numbers)
+        reported = ExceptionChain(
+            position=found.position,
+            rank=found.rank,
+            chain=(alone,),
+            has_traceback=True,
+            is_whole=True,
+        )
+        return dataclasses.replace(
+            _judge(reported).finding, evidence=finding.evidence, numbers=finding.numbers
+        )
 
     def _without_failure(self, remarks: tuple[str, ...]) -> Diagnosis:
         if line := self._ends.without_numbers:
@@ -208,7 +275,12 @@ class LogReader:
         known = self._found.get(found.tier)
         if known is None or found.position < known.position:
             self._found[found.tier] = found
-        elif known.phase is None and known.thrown is None and found.thrown is not None and _is_the_same(known, found):
+        elif (
+            known.phase is None
+            and known.thrown is None
+            and found.thrown is not None
+            and _is_the_same(known, found)
+        ):
             # A library printed the message shortly before the exception with its frames.
             rank = found.rank if known.rank is None else known.rank
             self._found[found.tier] = dataclasses.replace(found, position=known.position, rank=rank)
@@ -222,7 +294,9 @@ class LogReader:
             self._found = {}
 
     def _in_launchers_summary(self, text: str) -> bool:
-        """Return True inside torchrun's list of failed processes, of which the first to fail alone is of interest."""
+        """Return True inside torchrun's list of failed processes, of which the first to fail
+        alone is of interest.
+        """
         stripped = text.strip()
         if stripped == "Failures:":
             self._section = "others"
@@ -230,7 +304,11 @@ class LogReader:
             self._section = "first"
         elif stripped.startswith("====") or not self._section:
             self._section = ""
-        elif self._section == "first" and (match := _LAUNCHERS_RANK.match(text)) is not None and self._first_to_fail is None:
+        elif (
+            self._section == "first"
+            and (match := _LAUNCHERS_RANK.match(text)) is not None
+            and self._first_to_fail is None
+        ):
             self._first_to_fail = int(match[1])
         return self._section == "others"
 
@@ -240,12 +318,14 @@ def _is_the_same(printed: _Found, raised: _Found) -> bool:
     reported = "" if raised.thrown is None else f"{raised.thrown.text}\n{raised.thrown.more}"
     if printed.finding.row == raised.finding.row:
         return True
-    return bool(words) and any(words in " ".join(text.split()) for text in (raised.finding.evidence, reported))
+    return bool(words) and any(
+        words in " ".join(text.split()) for text in (raised.finding.evidence, reported)
+    )
 
 
 def _judge(reported: ExceptionChain) -> _Found:
-    """Return the decisive finding of a chain: memory, else the first known one, else the first that is
-    no wrapper.
+    """Return the decisive finding of a chain: memory, else the first known one, else the first that
+    is no wrapper.
 
     A handled exception may be harmless, such as the import of an optional package. Running out of
     memory never is.
@@ -255,29 +335,44 @@ def _judge(reported: ExceptionChain) -> _Found:
         phase = phase_of(thrown.frames)
         finding = classify_logged(thrown, phase, "cuda")
         tier = _tier(finding, thrown.text, reported.has_traceback)
-        # Not the finding's phase: a probe without a reported phase is loading, but a log may contain no phase at all.
+        # Not the finding's phase: a probe without a reported phase is loading, but a log may
+        # contain no phase at all.
         phase = _phase_of_row(finding) or phase
         judged.append(
             _Found(
-                tier=tier, position=reported.position, rank=reported.rank, finding=finding, phase=phase, thrown=thrown,
+                tier=tier,
+                position=reported.position,
+                rank=reported.rank,
+                finding=finding,
+                phase=phase,
+                thrown=thrown,
                 whole=reported.is_whole,
             )
-        )  # fmt: skip
-    known = [found for found in judged if found.tier is _Tier.ROOT and found.finding.row is not None]
+        )
+    known = [
+        found for found in judged if found.tier is _Tier.ROOT and found.finding.row is not None
+    ]
     best = min(known, key=lambda found: _weakness(found.finding), default=None)
     # A framework's message may be about a fault in the user's own code, with which the chain began.
     first = reported.chain[0]
-    users = judged[0].finding.row is None and bool(first.frames) and _INSTALLED.search(first.frames[-1]) is None
+    users = (
+        judged[0].finding.row is None
+        and bool(first.frames)
+        and _INSTALLED.search(first.frames[-1]) is None
+    )
     if best is not None and not (users and _row(best.finding).raised_at is not None):
         return best
     return min(judged, key=lambda found: found.tier is _Tier.WRAPPER)
 
 
 def _weakness(finding: Finding) -> tuple[bool, bool, bool]:
-    """Sort key: memory first; then a message that itself names the memory's purpose, which is more exact than a place in the
-    code; last what was known by its place alone."""
+    """Sort key: memory first; then a message that itself names the memory's purpose, which is
+    more exact than a place in the code; last what was known by its place alone.
+    """
     row = _row(finding)
-    says_what_for = row.kind == "memory" and row.cause not in (None, "unknown_memory") and row.raised_at is None
+    says_what_for = (
+        row.kind == "memory" and row.cause not in (None, "unknown_memory") and row.raised_at is None
+    )
     return not finding.is_memory, not says_what_for, row.raised_at is not None
 
 
@@ -287,7 +382,9 @@ def _tier(finding: Finding, text: str, has_traceback: bool) -> _Tier:
         return _Tier.WRAPPER if of_another or not has_traceback else _Tier.ROOT
     if finding.secondary:
         return _Tier.ECHO if finding.cause is not None else _Tier.WRAPPER
-    return _Tier.ROOT if has_traceback or finding.is_memory or _row(finding).decisive else _Tier.BARE
+    return (
+        _Tier.ROOT if has_traceback or finding.is_memory or _row(finding).decisive else _Tier.BARE
+    )
 
 
 def _row(finding: Finding) -> FailureRow:
@@ -299,10 +396,13 @@ def _phase_of_row(finding: Finding) -> Phase | None:
 
 
 def _at_the_end(cause: str, line: str, remarks: tuple[str, ...]) -> Diagnosis:
-    """Return the diagnosis by the last lines: `unknown_memory` where a loop caught the error itself, so that its place is
-    unknown."""
+    """Return the diagnosis by the last lines: `unknown_memory` where a loop caught the error
+    itself, so that its place is unknown.
+    """
     is_memory = cause in MEMORY_CAUSES
-    return Diagnosis(known=True, is_memory=is_memory, cause=cause, evidence=one_line(line), remarks=remarks)
+    return Diagnosis(
+        known=True, is_memory=is_memory, cause=cause, evidence=one_line(line), remarks=remarks
+    )
 
 
 def one_line(text: str) -> str:

@@ -1,8 +1,10 @@
-"""Emulated GPUs: CUDA builds of torch and of training frameworks run unmodified on a machine without a GPU.
+"""Emulated GPUs: CUDA builds of torch and of training frameworks run unmodified on a machine
+without a GPU.
 
-A preloaded library replaces NVIDIA's. It accounts for memory like a driver (capacity per card, contexts, out-of-memory
-errors, all processes of a machine together) and computes nothing. The host code, from the caching allocator to the
-trainer, is the installed one. Values of small tensors and of integers are kept true (`inject/`).
+A preloaded library replaces NVIDIA's. It accounts for memory like a driver (capacity per card,
+contexts, out-of-memory errors, all processes of a machine together) and computes nothing. The host
+code, from the caching allocator to the trainer, is the installed one. Values of small tensors and
+of integers are kept true (`inject/`).
 
     cards.py            cards from the catalog, and the file that describes them to the library
     entry_points.py     names that the library must define, and the text of the generated ones

@@ -1,4 +1,6 @@
-"""The library for one training environment: what is installed there, and its compilation, kept for the next time."""
+"""The library for one training environment: what is installed there, and its compilation, kept
+for the next time.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,13 @@ HERE = Path(__file__).parent
 SOURCES = HERE / "csrc"
 LIBRARY, LIST = "libautotune-emulated-cuda.so", "stubs.json"
 _LINKS = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so")
-"""Names that a GPU's machine has and no package brings: whoever looks for them in the folder finds the library."""
+"""Names that a GPU's machine has and no package brings: whoever looks for them in the folder
+finds the library.
+"""
 
-_WRITTEN = re.compile(r"^(?:ENTRY [\w\s*]*?\b(\w+)\(|(?:ALIAS|MAKES|ANSWERS|COPY|COPY_LATER)\((\w+))", re.MULTILINE)
+_WRITTEN = re.compile(
+    r"^(?:ENTRY [\w\s*]*?\b(\w+)\(|(?:ALIAS|MAKES|ANSWERS|COPY|COPY_LATER)\((\w+))", re.MULTILINE
+)
 _WITH_VERSION_2 = re.compile(r"^COPY(?:_LATER)?\((\w+)\)", re.MULTILINE)
 
 _LOOK = """
@@ -36,8 +42,10 @@ nvidia = importlib.util.find_spec("nvidia")
 wheels = [] if nvidia is None else list(nvidia.submodule_search_locations)
 print(json.dumps({"torch": folder, "stated": stated, "wheels": wheels, "prefix": sys.prefix}))
 """
-"""Without importing torch, which takes seconds. `version.py` is written by its build. NVIDIA's wheels
-share one package, wherever they are on the path: an environment may be laid over another one."""
+"""Without importing torch, which takes seconds. `version.py` is written by its build. NVIDIA's
+wheels share one package, wherever they are on the path: an environment may be laid over another
+one.
+"""
 
 _LIBRARIES = re.compile(
     r"lib(cudart|cuda|nvidia-ml|nccl|cublas|cublasLt|cudnn|cusparse|cusparseLt|cusolver|curand|cufft|cupti)(-[0-9a-f]+)?\.so(\.|$)"
@@ -59,7 +67,9 @@ class Installation:
 
     @property
     def nccl(self) -> int:
-        """Return NCCL's release as NCCL writes it, 22809 for 2.28.9; a current one where its header is missing."""
+        """Return NCCL's release as NCCL writes it, 22809 for 2.28.9; a current one where its
+        header is missing.
+        """
         for header in (folder / "nccl.h" for folder in self.headers):
             if header.is_file() and (found := _NCCL.search(header.read_text())):
                 return int(found[1])
@@ -67,43 +77,66 @@ class Installation:
 
 
 def look(python: Path) -> Installation:
-    """Return the installation behind this interpreter; TrainingEnvironmentError with the way out where it cannot be emulated."""
+    """Return the installation behind this interpreter; TrainingEnvironmentError with the way out
+    where it cannot be emulated.
+    """
     found = _asked(python)
     folder = found["torch"]
     if folder is None:
         raise TrainingEnvironmentError(
-            f"{python} has no torch. Name the interpreter of the training environment with --python. {_install(python)}"
+            f"{python} has no torch. Name the interpreter of the training environment with"
+            f" --python. {_install(python)}"
         )
     version = str(found["stated"].get("__version__", "?"))
     match = re.match(r"(\d+)\.(\d+)", str(found["stated"].get("cuda", "")))
     if match is None:
         raise TrainingEnvironmentError(
-            f"{python} has torch {version}, which is no CUDA build, and only those can be emulated. {_install(python)}"
+            f"{python} has torch {version}, which is no CUDA build, and only those can be emulated."
+            f" {_install(python)}"
         )
     cuda = (int(match[1]), int(match[2]))
     if cuda[0] not in (12, 13):
         raise TrainingEnvironmentError(
-            f"{python} has torch {version} for CUDA {cuda[0]}; 12 and 13 can be emulated. {_install(python)}"
+            f"{python} has torch {version} for CUDA {cuda[0]}; 12 and 13 can be emulated."
+            f" {_install(python)}"
         )
     _refuse_a_static_runtime(python, Path(folder), version)
     wheels, prefix = [Path(one) for one in found["wheels"]], Path(found["prefix"])
     roots = [*wheels, Path(folder) / "lib", prefix / "lib"]
-    files = (path for root in roots for path in sorted(root.glob("**/lib/lib*.so*" if root.name == "nvidia" else "lib*.so*")))
-    libraries = tuple(dict.fromkeys(path.resolve() for path in files if _LIBRARIES.match(path.name)))
-    return Installation(python=python, cuda=cuda, libraries=libraries, headers=_headers(python, wheels, prefix, cuda))
+    files = (
+        path
+        for root in roots
+        for path in sorted(root.glob("**/lib/lib*.so*" if root.name == "nvidia" else "lib*.so*"))
+    )
+    libraries = tuple(
+        dict.fromkeys(path.resolve() for path in files if _LIBRARIES.match(path.name))
+    )
+    return Installation(
+        python=python,
+        cuda=cuda,
+        libraries=libraries,
+        headers=_headers(python, wheels, prefix, cuda),
+    )
 
 
 def _asked(python: Path) -> dict[str, Any]:
     try:
-        answer = subprocess.run([str(python), "-c", _LOOK], capture_output=True, text=True, timeout=60, check=True)
+        answer = subprocess.run(
+            [str(python), "-c", _LOOK], capture_output=True, text=True, timeout=60, check=True
+        )
         found: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
-        raise TrainingEnvironmentError(f"{python} can't be started as a Python interpreter: {error}.") from error
+        raise TrainingEnvironmentError(
+            f"{python} can't be started as a Python interpreter: {error}."
+        ) from error
     return found
 
 
 def _install(python: Path) -> str:
-    return f"Install one: {python} -m pip install --force-reinstall torch --index-url https://pypi.org/simple"
+    return (
+        f"Install one: {python} -m pip install --force-reinstall torch --index-url"
+        " https://pypi.org/simple"
+    )
 
 
 def _refuse_a_static_runtime(python: Path, torch: Path, version: str) -> None:
@@ -113,22 +146,27 @@ def _refuse_a_static_runtime(python: Path, torch: Path, version: str) -> None:
         shared = any(name.startswith("libcudart") for name in needed_by(library))
     except (OSError, ElfError) as error:
         raise TrainingEnvironmentError(
-            f"{library} can't be read ({error}), so torch {version} can't be emulated. {_install(python)}"
+            f"{library} can't be read ({error}), so torch {version} can't be emulated."
+            f" {_install(python)}"
         ) from error
     if not shared:
         raise TrainingEnvironmentError(
-            f"torch {version} of {python} has CUDA's runtime linked into itself, which can't be emulated. {_install(python)}"
+            f"torch {version} of {python} has CUDA's runtime linked into itself, which can't be"
+            f" emulated. {_install(python)}"
         )
 
 
-def _headers(python: Path, wheels: list[Path], prefix: Path, cuda: tuple[int, int]) -> tuple[Path, ...]:
+def _headers(
+    python: Path, wheels: list[Path], prefix: Path, cuda: tuple[int, int]
+) -> tuple[Path, ...]:
     in_wheels = (folder for wheel in wheels for folder in sorted(wheel.glob("**/include")))
     folders = [*in_wheels, prefix / "include", prefix / "targets/x86_64-linux/include"]
     with_runtime = [folder for folder in folders if (folder / "cuda_runtime_api.h").is_file()]
     if not with_runtime:
         package = "nvidia-cuda-runtime" if cuda[0] >= 13 else f"nvidia-cuda-runtime-cu{cuda[0]}"
         raise TrainingEnvironmentError(
-            f"{python} has no headers of CUDA. Install them: {python} -m pip install '{package}=={cuda[0]}.{cuda[1]}.*'"
+            f"{python} has no headers of CUDA. Install them: {python} -m pip install"
+            f" '{package}=={cuda[0]}.{cuda[1]}.*'"
         )
     return tuple(dict.fromkeys([*with_runtime, *(folder for folder in folders if folder.is_dir())]))
 
@@ -148,7 +186,10 @@ class Built:
 
 def build(installation: Installation, cache: Path | None = None) -> Built:
     """Return the library for this installation, compiling it where the cache has none."""
-    cache = cache or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "autotune" / "emulator"
+    cache = (
+        cache
+        or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "autotune" / "emulator"
+    )
     folder = cache / _key(installation)
     if not (folder / LIST).is_file():
         _build_into(installation, folder)
@@ -190,8 +231,8 @@ def _compiler() -> str:
     found = shutil.which(os.environ.get("CC", "cc"))
     if found is None:
         raise TrainingEnvironmentError(
-            "There is no C compiler here, and the emulated driver is compiled for the libraries that are installed. "
-            "Install one: apt-get install gcc (or set CC)."
+            "There is no C compiler here, and the emulated driver is compiled for the libraries"
+            " that are installed. Install one: apt-get install gcc (or set CC)."
         )
     return found
 
@@ -205,7 +246,9 @@ def _build_into(installation: Installation, folder: Path) -> None:
         outs = entry_points.out_arguments(installation.headers)
         made = entry_points.stubs_for(names, written_by_hand(), outs)
         (work / "stubs.c").write_text(entry_points.c_text(made, outs))
-        _compile(compiler, installation, [*sorted(SOURCES.glob("*.c")), work / "stubs.c"], work / LIBRARY)
+        _compile(
+            compiler, installation, [*sorted(SOURCES.glob("*.c")), work / "stubs.c"], work / LIBRARY
+        )
         for link in _LINKS:
             (work / link).symlink_to(LIBRARY)
         (work / LIST).write_text(json.dumps([asdict(stub) for stub in made]))
@@ -219,14 +262,32 @@ def _build_into(installation: Installation, folder: Path) -> None:
 
 
 def _compile(compiler: str, installation: Installation, sources: list[Path], library: Path) -> None:
-    """The soname makes the loader take the library wherever something was linked with the driver."""
+    """The soname makes the loader take the library wherever something was linked with the
+    driver.
+    """
     included = [word for folder in installation.headers for word in ("-isystem", str(folder))]
     command = [
-        compiler, "-O2", "-g0", "-w", "-fPIC", "-fvisibility=hidden", "-shared", f"-DCUDA_MAJOR={installation.cuda[0]}",
+        compiler,
+        "-O2",
+        "-g0",
+        "-w",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-shared",
+        f"-DCUDA_MAJOR={installation.cuda[0]}",
         f"-DNCCL_CODE={installation.nccl}",
-        f"-I{SOURCES}", *included, "-idirafter", str(SOURCES / "headers"), "-Wl,-soname,libcuda.so.1",
-        "-o", str(library), *map(str, sources), "-ldl", "-lpthread", "-lrt",
-    ]  # fmt: skip
+        f"-I{SOURCES}",
+        *included,
+        "-idirafter",
+        str(SOURCES / "headers"),
+        "-Wl,-soname,libcuda.so.1",
+        "-o",
+        str(library),
+        *map(str, sources),
+        "-ldl",
+        "-lpthread",
+        "-lrt",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if "error" in line]

@@ -1,4 +1,6 @@
-"""Emulated machines: their cards, other users of these, and the file that describes them to the library."""
+"""Emulated machines: their cards, other users of these, and the file that describes them to the
+library.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,18 @@ from autotune.catalog import Gpu, constant, efficiency
 from autotune.core.errors import BadInput
 from autotune.machine.hardware_detection import gpu_named
 
-MOST_CARDS = 16  # capacity of the library's tables; the largest machines with one address space have 16
+MOST_CARDS = (
+    16  # capacity of the library's tables; the largest machines with one address space have 16
+)
 LONGEST_LAG = 1024
-"""Launches that a card's queue holds before the host waits: with it, memory is kept waiting as long as it can be."""
+"""Launches that a card's queue holds before the host waits: with it, memory is kept waiting as
+long as it can be.
+"""
 
 State = Literal["ok", "busy", "lost", "forbidden", "memoryless"]
-"""`busy`: no context can be made. `lost`: nor does NVML answer. `forbidden`: NVML refuses this user.
-`memoryless`: NVML knows of no memory, as where host and GPU share it."""
+"""`busy`: no context can be made. `lost`: nor does NVML answer. `forbidden`: NVML refuses this
+user. `memoryless`: NVML knows of no memory, as where host and GPU share it.
+"""
 
 _ASKED = re.compile(r"(?:(\d+)\s*x\s*)?(\S.*)", re.IGNORECASE)
 
@@ -26,18 +33,49 @@ _PROFILE = re.compile(r"([1-7])g\.(\d+)gb")
 MOST_SLICES = 7
 
 _SHARED_KIB = {
-    "7.0": 96, "7.5": 64, "8.0": 164, "8.6": 100, "8.7": 164, "8.9": 100, "9.0": 228, "10.0": 228, "10.3": 228, "12.0": 100,
-}  # fmt: skip
-"""Shared memory of a multiprocessor by compute capability: the table of technical specifications in NVIDIA's CUDA guide."""
+    "7.0": 96,
+    "7.5": 64,
+    "8.0": 164,
+    "8.6": 100,
+    "8.7": 164,
+    "8.9": 100,
+    "9.0": 228,
+    "10.0": 228,
+    "10.3": 228,
+    "12.0": 100,
+}
+"""Shared memory of a multiprocessor by compute capability: the table of technical specifications
+in NVIDIA's CUDA guide.
+"""
 
-_L2_MIB = {"7.0": 6, "7.5": 4, "8.0": 40, "8.6": 6, "8.9": 72, "9.0": 50, "10.0": 126, "10.3": 126, "12.0": 96}
-"""Level 2 cache of the largest chip of each capability, by NVIDIA's architecture whitepapers. Kernels choose tiles by it."""
+_L2_MIB = {
+    "7.0": 6,
+    "7.5": 4,
+    "8.0": 40,
+    "8.6": 6,
+    "8.9": 72,
+    "9.0": 50,
+    "10.0": 126,
+    "10.3": 126,
+    "12.0": 96,
+}
+"""Level 2 cache of the largest chip of each capability, by NVIDIA's architecture whitepapers.
+Kernels choose tiles by it.
+"""
 
 _FULL_NAMES = {
-    "A100-40G": "NVIDIA A100-SXM4-40GB", "A100-80G": "NVIDIA A100-SXM4-80GB", "H100": "NVIDIA H100 80GB HBM3",
-    "H200": "NVIDIA H200", "B200": "NVIDIA B200", "L4": "NVIDIA L4", "L40S": "NVIDIA L40S", "T4": "Tesla T4", "A10": "NVIDIA A10",
-    "V100-16G": "Tesla V100-SXM2-16GB", "V100-32G": "Tesla V100-SXM2-32GB",
-}  # fmt: skip
+    "A100-40G": "NVIDIA A100-SXM4-40GB",
+    "A100-80G": "NVIDIA A100-SXM4-80GB",
+    "H100": "NVIDIA H100 80GB HBM3",
+    "H200": "NVIDIA H200",
+    "B200": "NVIDIA B200",
+    "L4": "NVIDIA L4",
+    "L40S": "NVIDIA L40S",
+    "T4": "Tesla T4",
+    "A10": "NVIDIA A10",
+    "V100-16G": "Tesla V100-SXM2-16GB",
+    "V100-32G": "Tesla V100-SXM2-32GB",
+}
 """Names as drivers report them; the other cards have the catalog's name."""
 
 
@@ -48,7 +86,9 @@ class EmulatedCard:
     gpu: Gpu
     foreign_mib: int = 0  # held by processes that are not emulated
     state: State = "ok"
-    slices: tuple[str, ...] = ()  # MIG profiles that it is cut into, such as 3g.20gb; empty without MIG
+    slices: tuple[
+        str, ...
+    ] = ()  # MIG profiles that it is cut into, such as 3g.20gb; empty without MIG
 
     def slice(self, profile: str) -> tuple[int, int]:
         """Return multiprocessors and MiB of a slice; BadInput for no profile of this card.
@@ -59,9 +99,15 @@ class EmulatedCard:
         whole_gb = round(self.gpu.memory_mib / 1024)
         shares = round(8 * int(match[2]) / whole_gb) if match else 0
         if match is None or not 1 <= int(match[1]) <= MOST_SLICES or not 1 <= shares <= 8:
-            raise BadInput(f"{profile!r} is no MIG profile of {self.gpu.name}.", way_out="Write it like 3g.20gb.")
+            raise BadInput(
+                f"{profile!r} is no MIG profile of {self.gpu.name}.",
+                way_out="Write it like 3g.20gb.",
+            )
         each = (self.gpu.multiprocessors or 100) // 8 // 2 * 2 + 2
-        return min(each * int(match[1]), self.gpu.multiprocessors or 100), self.memory_mib * shares // 8
+        return (
+            min(each * int(match[1]), self.gpu.multiprocessors or 100),
+            self.memory_mib * shares // 8,
+        )
 
     @property
     def name(self) -> str:
@@ -69,17 +115,25 @@ class EmulatedCard:
         if self.gpu.name in _FULL_NAMES:
             return _FULL_NAMES[self.gpu.name]
         words = self.gpu.names[0].split()
-        return "NVIDIA " + " ".join(word.upper() if re.search(r"\d", word) else word.title() for word in words)
+        return "NVIDIA " + " ".join(
+            word.upper() if re.search(r"\d", word) else word.title() for word in words
+        )
 
     @property
     def reserved_mib(self) -> int:
-        """Return what the driver keeps beside what CUDA offers: a catalog figure seen by torch is what CUDA offers."""
+        """Return what the driver keeps beside what CUDA offers: a catalog figure seen by torch
+        is what CUDA offers.
+        """
         return round(efficiency("driver_reserve_mib").value)
 
     @property
     def memory_mib(self) -> int:
         """Return what CUDA offers."""
-        return self.gpu.memory_mib if self.gpu.seen_by == "torch" else self.gpu.memory_mib - self.reserved_mib
+        return (
+            self.gpu.memory_mib
+            if self.gpu.seen_by == "torch"
+            else self.gpu.memory_mib - self.reserved_mib
+        )
 
     @property
     def context_mib(self) -> int:
@@ -92,7 +146,9 @@ class EmulatedCard:
         """Return the size of a communicator on a machine with this number of cards."""
         if self.gpu.link != "nvlink":
             return round(constant("nccl_mib_pcie").value)
-        return round(constant("nccl_mib_two_nvlink" if cards == 2 else "nccl_mib_many_nvlink").value)
+        return round(
+            constant("nccl_mib_two_nvlink" if cards == 2 else "nccl_mib_many_nvlink").value
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,25 +156,50 @@ class EmulatedMachine:
     """Cards, and how they behave."""
 
     cards: tuple[EmulatedCard, ...]
-    # Launches after which work counts as finished without anybody waiting for it; 0: at once. The two ends of this scale
-    # bracket what torch's allocator reserves.
+    # Launches after which work counts as finished without anybody waiting for it; 0: at once. The
+    # two ends of this scale bracket what torch's allocator reserves.
     lag: int = 0
     hides_processes: bool = False  # true where NVML lists no process, as inside containers
-    pid_shift: int = 0  # added to the numbers of processes that NVML lists, as where they are those of another namespace
+    # added to the numbers of processes that NVML lists, as where they are those of another
+    # namespace
+    pid_shift: int = 0
 
     def text(self, cuda_version: tuple[int, int]) -> str:
-        """Return the description that the library reads, for a torch that was built with this CUDA."""
+        """Return the description that the library reads, for a torch that was built with this
+        CUDA.
+        """
         number = cuda_version[0] * 1000 + cuda_version[1] * 10
-        behaviour = {"lag": self.lag, "hides_processes": int(self.hides_processes), "pid_shift": self.pid_shift}
+        behaviour = {
+            "lag": self.lag,
+            "hides_processes": int(self.hides_processes),
+            "pid_shift": self.pid_shift,
+        }
         lines = [_line("machine", {"driver": number, "runtime": number, **behaviour})]
         for index, card in enumerate(self.cards):
             whole = self._fields(index, card)
             lines.append(_line("sliced" if card.slices else "card", whole))
             for number, profile in enumerate(card.slices):
                 multiprocessors, memory = card.slice(profile)
-                name = uuid.uuid5(uuid.NAMESPACE_OID, f"autotune emulated {card.gpu.name} {index} slice {number}")
-                part = {"name": f"{card.name} MIG {profile}", "uuid": f"MIG-{name}", "multiprocessors": multiprocessors}
-                lines.append(_line("slice", {**whole, **part, "memory_mib": memory, "reserved_mib": 0, "foreign_mib": 0}))
+                name = uuid.uuid5(
+                    uuid.NAMESPACE_OID, f"autotune emulated {card.gpu.name} {index} slice {number}"
+                )
+                part = {
+                    "name": f"{card.name} MIG {profile}",
+                    "uuid": f"MIG-{name}",
+                    "multiprocessors": multiprocessors,
+                }
+                lines.append(
+                    _line(
+                        "slice",
+                        {
+                            **whole,
+                            **part,
+                            "memory_mib": memory,
+                            "reserved_mib": 0,
+                            "foreign_mib": 0,
+                        },
+                    )
+                )
         return "".join(lines)
 
     def _fields(self, index: int, card: EmulatedCard) -> dict[str, object]:
@@ -126,7 +207,9 @@ class EmulatedMachine:
         capability = gpu.compute_capability or "8.0"
         return {
             "name": card.name,
-            "uuid": f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'autotune emulated {gpu.name} {index}')}",
+            "uuid": (
+                f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'autotune emulated {gpu.name} {index}')}"
+            ),
             "capability": capability,
             "multiprocessors": gpu.multiprocessors or 100,
             "shared_kib": _SHARED_KIB.get(capability, 100),
@@ -149,13 +232,20 @@ def emulated_machine(asked: str, *, lag: int = 0) -> EmulatedMachine:
     match = _ASKED.fullmatch(asked.strip())
     count, name = (int(match[1] or 1), match[2]) if match else (0, "")
     if not 1 <= count <= MOST_CARDS:
-        raise BadInput(f"{asked!r} is no number of cards from 1 to {MOST_CARDS}.", way_out="Write it like 2xA100-40G.")
+        raise BadInput(
+            f"{asked!r} is no number of cards from 1 to {MOST_CARDS}.",
+            way_out="Write it like 2xA100-40G.",
+        )
     if name.lower() in ("cpu", "local"):
-        raise BadInput(f"{asked!r} names no card that could be emulated.", way_out="Name one, like --gpus 2xA100-40G.")
+        raise BadInput(
+            f"{asked!r} names no card that could be emulated.",
+            way_out="Name one, like --gpus 2xA100-40G.",
+        )
     gpu = gpu_named(name)
     if not gpu.probes:
         raise BadInput(
-            f"{gpu.name} is not an NVIDIA GPU, and only those are emulated.", way_out="`autotune show gpus` lists them."
+            f"{gpu.name} is not an NVIDIA GPU, and only those are emulated.",
+            way_out="`autotune show gpus` lists them.",
         )
     return EmulatedMachine(cards=tuple(EmulatedCard(gpu=gpu) for _ in range(count)), lag=lag)
 

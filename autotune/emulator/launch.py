@@ -1,4 +1,6 @@
-"""Commands whose processes see emulated cards: their environment, and what a whole one left: peaks, and its first error."""
+"""Commands whose processes see emulated cards: their environment, and what a whole one left:
+peaks, and its first error.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,26 @@ _DEFAULTS = {
     "RAY_LD_PRELOAD_ON_WORKERS": "1",
     "RAY_worker_niceness": "0",
 }
-"""Defaults that the user's environment overrides. vLLM's second runner counts tokens inside a Triton kernel, so that
-generation never ends; FlashInfer compiles its sampler with nvcc; DeepSpeed's operators need nvcc too; humming (of vLLM)
-compiles a launcher of quantised kernels at every import; Ray removes preloaded libraries from workers, and runs them at
-niceness 15, while everything is computed on the host."""
+"""Defaults that the user's environment overrides. vLLM's second runner counts tokens inside a
+Triton kernel, so that generation never ends; FlashInfer compiles its sampler with nvcc;
+DeepSpeed's operators need nvcc too; humming (of vLLM) compiles a launcher of quantised kernels
+at every import; Ray removes preloaded libraries from workers, and runs them at niceness 15,
+while everything is computed on the host.
+"""
 
 
 KEPT_LINES = 4000
 
-_INNER = ("/torch/", str(INJECTED))  # frames outside the command: torch's, and the emulator's below it
-_PLACE = re.compile(r'\s*(?:\[rank\d+\]:\s*)?File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
-_ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (?P<text>.+)")
+_INNER = (
+    "/torch/",
+    str(INJECTED),
+)  # frames outside the command: torch's, and the emulator's below it
+_PLACE = re.compile(
+    r'\s*(?:\[rank\d+\]:\s*)?File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)'
+)
+_ERROR = re.compile(
+    r"(?:\[rank\d+\]:\s*)?(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (?P<text>.+)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +72,9 @@ class Stand:
         """Return the driver's own figures of all processes so far."""
         return reports.read(self.reports, self.built.stubs)
 
-    def environment(self, ours: Mapping[str, str], *, phases: bool = False, stride: int | None = None) -> dict[str, str]:
+    def environment(
+        self, ours: Mapping[str, str], *, phases: bool = False, stride: int | None = None
+    ) -> dict[str, str]:
         """Return the environment of a command whose processes are to see the emulated cards.
 
         `stride`: number of tokens for which a decoded one stands (`inject/emulator_hooks.py`).
@@ -71,7 +84,8 @@ class Stand:
             "LD_LIBRARY_PATH": _before(self.built.folder, ours.get("LD_LIBRARY_PATH")),
             "PYTHONPATH": _before(INJECTED, ours.get("PYTHONPATH")),
             "TRITON_LIBCUDA_PATH": str(self.built.folder),
-            # A cluster that already runs is found by these two, and its workers see no emulated card.
+            # A cluster that already runs is found by these two, and its workers see no emulated
+            # card.
             "RAY_TMPDIR": str(self.folder),
             "RAY_ADDRESS": "",
             **self._variables(),
@@ -91,13 +105,17 @@ class Stand:
         }
 
     def nvml(self) -> ModuleType:
-        """Return nvidia-ml-py's module, bound to these cards, for the process that watches them from outside.
+        """Return nvidia-ml-py's module, bound to these cards, for the process that watches them
+        from outside.
 
-        The module is a copy of its own and so is the library: a process may watch several machines, real ones among them.
+        The module is a copy of its own and so is the library: a process may watch several machines,
+        real ones among them.
         """
         original = importlib.util.find_spec("pynvml")
         assert original is not None and original.origin is not None  # a dependency of autotune
-        spec = importlib.util.spec_from_file_location(f"pynvml of {self.folder.name}", original.origin)
+        spec = importlib.util.spec_from_file_location(
+            f"pynvml of {self.folder.name}", original.origin
+        )
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # it looks itself up there
@@ -151,7 +169,12 @@ class Rehearsed:
 
 
 def rehearse(
-    command: Sequence[str], machine: EmulatedMachine, python: Path, show: Callable[[str], object], *, stride: int = 1
+    command: Sequence[str],
+    machine: EmulatedMachine,
+    python: Path,
+    show: Callable[[str], object],
+    *,
+    stride: int = 1,
 ) -> Rehearsed:
     """Run the command, whose processes use the cards of this machine; `show` receives its output.
 
@@ -159,22 +182,44 @@ def rehearse(
     """
     built = build(look(python))
     last: deque[str] = deque(maxlen=KEPT_LINES)
-    with tempfile.TemporaryDirectory(prefix="autotune-emulated-", ignore_cleanup_errors=True) as folder:
-        stand, ours = set_up(machine, built, Path(folder)), without_side_effects(os.environ, Path(folder))
-        code = _run(command, stand.environment(ours, phases=True, stride=stride if stride > 1 else None), last, show)
+    with tempfile.TemporaryDirectory(
+        prefix="autotune-emulated-", ignore_cleanup_errors=True
+    ) as folder:
+        stand, ours = (
+            set_up(machine, built, Path(folder)),
+            without_side_effects(os.environ, Path(folder)),
+        )
+        code = _run(
+            command,
+            stand.environment(ours, phases=True, stride=stride if stride > 1 else None),
+            last,
+            show,
+        )
         report = stand.report()
     failure = first_failure(last) if code else None
     return Rehearsed(machine=machine, code=code, report=report, failure=failure, output=tuple(last))
 
 
-def _run(command: Sequence[str], environment: dict[str, str], last: deque[str], show: Callable[[str], object]) -> int:
+def _run(
+    command: Sequence[str],
+    environment: dict[str, str],
+    last: deque[str],
+    show: Callable[[str], object],
+) -> int:
     try:
         process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", bufsize=1
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            bufsize=1,
         )
     except OSError as error:
         raise BadInput(
-            f"COMMAND {command[0]!r} can't be started: {error.strerror or error}.", way_out="Write it behind the two dashes."
+            f"COMMAND {command[0]!r} can't be started: {error.strerror or error}.",
+            way_out="Write it behind the two dashes.",
         ) from error
     with process:
         assert process.stdout is not None
@@ -199,5 +244,8 @@ def first_failure(lines: Sequence[str]) -> CommandFailure | None:
             places.append(f"{place['file']}:{place['line']} {place['function']}")
         elif error is not None:
             outside = [one for one in places if not any(inner in one for inner in _INNER)]
-            return CommandFailure(words=f"{error['kind']}: {error['text']}", place=next(reversed(outside or places), None))
+            return CommandFailure(
+                words=f"{error['kind']}: {error['text']}",
+                place=next(reversed(outside or places), None),
+            )
     return None

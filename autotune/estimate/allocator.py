@@ -45,7 +45,8 @@ class AllocatorSettings:
         given = dict(part.strip().split(":", 1) for part in text.split(",") if ":" in part)
         split = given.get("max_split_size_mb", "").strip()
         return cls(
-            expandable_segments=given.get("expandable_segments", "").strip().lower() in ("true", "1"),
+            expandable_segments=given.get("expandable_segments", "").strip().lower()
+            in ("true", "1"),
             max_split_bytes=int(split) * MIB if split.isdigit() else None,
         )
 
@@ -54,8 +55,15 @@ class OutOfMemory(Exception):
     """No room for a segment, even with an empty cache."""
 
     def __init__(self, *, request_bytes: int, reserved_bytes: int, allocated_bytes: int) -> None:
-        super().__init__(f"requested {request_bytes} with {reserved_bytes} reserved and {allocated_bytes} allocated")
-        self.request_bytes, self.reserved_bytes, self.allocated_bytes = request_bytes, reserved_bytes, allocated_bytes
+        super().__init__(
+            f"requested {request_bytes} with {reserved_bytes} reserved and {allocated_bytes}"
+            " allocated"
+        )
+        self.request_bytes, self.reserved_bytes, self.allocated_bytes = (
+            request_bytes,
+            reserved_bytes,
+            allocated_bytes,
+        )
 
 
 IN_USE, FREE, UNMAPPED = range(3)
@@ -86,7 +94,9 @@ class Pool:
         insort(self.free, (block.size, block.address, block))
 
     def remove(self, block: AllocatorBlock) -> None:
-        self.free.pop(bisect_left(self.free, (block.size, block.address)))  # a shorter tuple sorts before its extension
+        self.free.pop(
+            bisect_left(self.free, (block.size, block.address))
+        )  # a shorter tuple sorts before its extension
 
     def take_in_neighbours(self, block: AllocatorBlock) -> None:
         """Merge free neighbours into the block."""
@@ -99,15 +109,19 @@ class Pool:
 class CachingAllocator:
     """Serves requests within `capacity_bytes` of driver memory; None: unlimited.
 
-    `streams`: allocation -> its stream. torch defers the reuse of a block that another stream may still read
-    (`record_stream`). How far the device is behind depends on the points where the process waits for it: `returns` has
-    the allocation before which each such block is free again.
+    `streams`: allocation -> its stream. torch defers the reuse of a block that another stream may
+    still read (`record_stream`). How far the device is behind depends on the points where the
+    process waits for it: `returns` has the allocation before which each such block is free again.
     """
 
     def __init__(
-        self, settings: AllocatorSettings | None = None, *, capacity_bytes: int | None = None,
-        streams: Mapping[int, int] | None = None, returns: Mapping[int, int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        settings: AllocatorSettings | None = None,
+        *,
+        capacity_bytes: int | None = None,
+        streams: Mapping[int, int] | None = None,
+        returns: Mapping[int, int] | None = None,
+    ) -> None:
         self.settings = settings or AllocatorSettings()
         self.capacity_bytes = capacity_bytes
         self.requested = self.allocated = self.reserved = 0
@@ -130,7 +144,9 @@ class CachingAllocator:
             return  # torch hands out no block for an empty tensor
         rounded = -(-size // MIN_BLOCK) * MIN_BLOCK
         stream = self._streams.get(number, 0)
-        pools = self._pools.get(stream) or self._pools.setdefault(stream, (Pool(small=False), Pool(small=True)))
+        pools = self._pools.get(stream) or self._pools.setdefault(
+            stream, (Pool(small=False), Pool(small=True))
+        )
         pool = pools[rounded <= SMALL_REQUEST]
         block = self._cached(pool, rounded) or self._fresh(pool, rounded)
         if self._splits(block, rounded):
@@ -181,7 +197,9 @@ class CachingAllocator:
             return None
         if self.settings.expandable_segments:
             # A free block that can still grow counts with the size that it could reach.
-            while at + 1 < len(pool.free) and _growable_size(pool.free[at + 1][2]) < _growable_size(pool.free[at][2]):
+            while at + 1 < len(pool.free) and _growable_size(pool.free[at + 1][2]) < _growable_size(
+                pool.free[at][2]
+            ):
                 at += 1
         found = pool.free[at][2]
         if size < self._max_split <= found.size:
@@ -196,7 +214,9 @@ class CachingAllocator:
         if self.settings.expandable_segments:
             return self._grown(pool, size)
         segment = segment_bytes(size)
-        if not self._take(segment) and not (self._release_oversized(pool, size) and self._take(segment)):
+        if not self._take(segment) and not (
+            self._release_oversized(pool, size) and self._take(segment)
+        ):
             self._count_retry()
             if not self._take(segment):
                 raise self._out_of_memory(size)
@@ -218,7 +238,9 @@ class CachingAllocator:
         self.retries += 1
 
     def _out_of_memory(self, size: int) -> OutOfMemory:
-        return OutOfMemory(request_bytes=size, reserved_bytes=self.reserved, allocated_bytes=self.allocated)
+        return OutOfMemory(
+            request_bytes=size, reserved_bytes=self.reserved, allocated_bytes=self.allocated
+        )
 
     def _release_oversized(self, pool: Pool, size: int) -> bool:
         """Release unsplittable cached blocks: the smallest sufficient, else the largest."""
@@ -269,8 +291,16 @@ class CachingAllocator:
             pool.first = AllocatorBlock(0, ADDRESS_SPACE_BYTES, UNMAPPED, pool)
         stretch: AllocatorBlock | None = pool.first
         while stretch is not None:
-            before = stretch.before.size if stretch.before is not None and stretch.before.state == FREE else 0
-            after = stretch.after.size if stretch.after is not None and stretch.after.state == FREE else 0
+            before = (
+                stretch.before.size
+                if stretch.before is not None and stretch.before.state == FREE
+                else 0
+            )
+            after = (
+                stretch.after.size
+                if stretch.after is not None and stretch.after.state == FREE
+                else 0
+            )
             if stretch.state == UNMAPPED and before + stretch.size + after >= size:
                 return stretch, min(size - before, stretch.size)
             stretch = stretch.after
@@ -303,7 +333,9 @@ def segment_bytes(size: int) -> int:
 
 
 def _growable_size(block: AllocatorBlock) -> int:
-    return block.size + (block.after.size if block.after is not None and block.after.state == UNMAPPED else 0)
+    return block.size + (
+        block.after.size if block.after is not None and block.after.state == UNMAPPED else 0
+    )
 
 
 def _cut(block: AllocatorBlock, size: int) -> AllocatorBlock:

@@ -44,7 +44,8 @@ class EventArrays(NamedTuple):
 class ReplayPeaks(NamedTuple):
     """Result of one replay."""
 
-    peaks: Integers  # per row: requested, allocated, reserved bytes, event of the second; last: snapshot
+    # per row: requested, allocated, reserved bytes, event of the second; last: snapshot
+    peaks: Integers
     reached: Integers  # 1: the row's stretches were reached
     retries: int
     out_of_memory: rules.OutOfMemory | None
@@ -71,14 +72,20 @@ if numba is not None:
 
 @compiled
 def _uncounted(array: Integers) -> Integers:
-    """Return a view without reference counting, whose atomic writes take a quarter of a replay: the caller holds the array."""
+    """Return a view without reference counting, whose atomic writes take a quarter of a replay:
+    the caller holds the array.
+    """
     same: Integers = numba.carray(_at(array.ctypes.data), array.shape)
     return same
 
 
-Heap = tuple[Integers, Integers]  # blocks, and lists of block numbers. Only two arrays: numba passes each one at every call.
+Heap = tuple[
+    Integers, Integers
+]  # blocks, and lists of block numbers. Only two arrays: numba passes each one at every call.
 IN_USE, FREE = 0, 1
-ADDRESS, SIZE, STATE, BEFORE, AFTER, POOL = range(6)  # columns of the blocks; BEFORE, AFTER: neighbours in the segment
+ADDRESS, SIZE, STATE, BEFORE, AFTER, POOL = range(
+    6
+)  # columns of the blocks; BEFORE, AFTER: neighbours in the segment
 
 # Rows of the lists: counters; number of free blocks by pool;
 # unused block numbers; and from POOLS on, one row per pool: its free blocks by (size, address).
@@ -90,26 +97,44 @@ REQUESTED, ALLOCATED, RESERVED, ADDRESSES, RETRIES, SPARES, CAPACITY, REFUSED = 
 INITIAL_BLOCKS = 4096  # setting up more than needed takes longer than the replay itself
 
 
-def replay_events(arrays: EventArrays, sizes: Integers, rows: int, capacity: int | None) -> ReplayPeaks:
+def replay_events(
+    arrays: EventArrays, sizes: Integers, rows: int, capacity: int | None
+) -> ReplayPeaks:
     """Return the peaks of every row. `arrays` must be sound; IndexError for invalid sizes."""
-    if len(sizes) != len(arrays.streams) or sizes.min(initial=0) < 0 or sizes.sum(dtype=np.float64) > 1 << 62:  # int64 overflows
+    if (
+        len(sizes) != len(arrays.streams)
+        or sizes.min(initial=0) < 0
+        or sizes.sum(dtype=np.float64) > 1 << 62
+    ):  # int64 overflows
         raise IndexError("the sizes are not those of the trace's allocations")
     sizes = np.ascontiguousarray(sizes, dtype=np.int64)
     pools = 2 * (1 + int(arrays.streams.max(initial=0)))
     most = INITIAL_BLOCKS
     while True:  # all arrays are held here while `_run` uses them: see `_uncounted`
-        blocks, lists = np.zeros((most, 6), dtype=np.int64), np.zeros((POOLS + pools, max(most, pools)), dtype=np.int64)
-        lists[TOTALS, SPARES], lists[TOTALS, CAPACITY] = most, NONE if capacity is None else capacity
+        blocks, lists = (
+            np.zeros((most, 6), dtype=np.int64),
+            np.zeros((POOLS + pools, max(most, pools)), dtype=np.int64),
+        )
+        lists[TOTALS, SPARES], lists[TOTALS, CAPACITY] = (
+            most,
+            NONE if capacity is None else capacity,
+        )
         lists[TOTALS, ADDRESSES] = rules.ADDRESS_SPACE_BYTES
         lists[SPARE, :most] = np.arange(most)
         holder = np.full(len(sizes), NONE, dtype=np.int64)
-        waiting = np.zeros(len(sizes) if arrays.waits.max(initial=NONE) > NONE else 0, dtype=np.int64)
+        waiting = np.zeros(
+            len(sizes) if arrays.waits.max(initial=NONE) > NONE else 0, dtype=np.int64
+        )
         peaks, reached = np.zeros((rows + 1, 4), dtype=np.int64), np.zeros(rows + 1, dtype=np.int64)
         peaks[:, 3] = NONE
         completed = bool(_run(*arrays, sizes, blocks, lists, holder, waiting, peaks, reached))
         if lists[TOTALS, SPARES] >= 0:
-            request, reserved, allocated, retries = (int(lists[TOTALS, at]) for at in (REFUSED, RESERVED, ALLOCATED, RETRIES))
-            failure = rules.OutOfMemory(request_bytes=request, reserved_bytes=reserved, allocated_bytes=allocated)
+            request, reserved, allocated, retries = (
+                int(lists[TOTALS, at]) for at in (REFUSED, RESERVED, ALLOCATED, RETRIES)
+            )
+            failure = rules.OutOfMemory(
+                request_bytes=request, reserved_bytes=reserved, allocated_bytes=allocated
+            )
             return ReplayPeaks(peaks, reached, retries, None if completed else failure)
         most *= 4  # they did not suffice
 
@@ -122,7 +147,9 @@ def _place(heap: Heap, pool: int, size: int, address: int) -> int:
     while low < high:
         middle = (low + high) // 2
         block = lists[POOLS + pool, middle]
-        if blocks[block, SIZE] < size or (blocks[block, SIZE] == size and blocks[block, ADDRESS] < address):
+        if blocks[block, SIZE] < size or (
+            blocks[block, SIZE] == size and blocks[block, ADDRESS] < address
+        ):
             low = middle + 1
         else:
             high = middle
@@ -181,7 +208,9 @@ def _shrink_into(heap: Heap, place: int, rest: int) -> None:
     size, address, at = blocks[rest, SIZE], blocks[rest, ADDRESS], place
     while at > 0:
         below = lists[POOLS + pool, at - 1]
-        if blocks[below, SIZE] < size or (blocks[below, SIZE] == size and blocks[below, ADDRESS] < address):
+        if blocks[below, SIZE] < size or (
+            blocks[below, SIZE] == size and blocks[below, ADDRESS] < address
+        ):
             break
         lists[POOLS + pool, at] = below
         at -= 1
@@ -198,7 +227,9 @@ def _grow_into(heap: Heap, place: int, block: int) -> None:
     at = place
     while at < last:
         above = lists[POOLS + pool, at + 1]
-        if blocks[above, SIZE] > size or (blocks[above, SIZE] == size and blocks[above, ADDRESS] > address):
+        if blocks[above, SIZE] > size or (
+            blocks[above, SIZE] == size and blocks[above, ADDRESS] > address
+        ):
             break
         lists[POOLS + pool, at] = above
         at += 1
@@ -210,7 +241,10 @@ def _absorb(heap: Heap, block: int, other: int) -> None:
     """Merge a free neighbour, already out of its list, into the block."""
     blocks, _ = heap
     if other == blocks[block, BEFORE]:
-        blocks[block, ADDRESS], blocks[block, BEFORE] = blocks[other, ADDRESS], blocks[other, BEFORE]
+        blocks[block, ADDRESS], blocks[block, BEFORE] = (
+            blocks[other, ADDRESS],
+            blocks[other, BEFORE],
+        )
         if blocks[block, BEFORE] != NONE:
             blocks[blocks[block, BEFORE], AFTER] = block
     else:
@@ -292,7 +326,9 @@ def _fresh(heap: Heap, holder: Integers, waiting: Integers, pool: int, size: int
 def _cut(heap: Heap, block: int, size: int) -> int:
     """Shrink the block to `size` bytes; return the rest, which is in no list yet."""
     blocks, _ = heap
-    rest = _new_block(heap, blocks[block, ADDRESS] + size, blocks[block, SIZE] - size, blocks[block, POOL])
+    rest = _new_block(
+        heap, blocks[block, ADDRESS] + size, blocks[block, SIZE] - size, blocks[block, POOL]
+    )
     blocks[rest, BEFORE], blocks[rest, AFTER] = block, blocks[block, AFTER]
     if blocks[block, AFTER] != NONE:
         blocks[blocks[block, AFTER], BEFORE] = rest
@@ -302,11 +338,17 @@ def _cut(heap: Heap, block: int, size: int) -> int:
 
 @compiled
 def _splits(whole: int, size: int) -> bool:
-    return whole - size >= rules.MIN_BLOCK if size <= rules.SMALL_REQUEST else whole - size > rules.LEAST_LARGE_REMAINDER
+    return (
+        whole - size >= rules.MIN_BLOCK
+        if size <= rules.SMALL_REQUEST
+        else whole - size > rules.LEAST_LARGE_REMAINDER
+    )
 
 
 @compiled
-def _malloc(heap: Heap, holder: Integers, waiting: Integers, number: int, request: int, stream: int) -> bool:
+def _malloc(
+    heap: Heap, holder: Integers, waiting: Integers, number: int, request: int, stream: int
+) -> bool:
     """Return False if there is no room."""
     blocks, lists = heap
     if lists[TOTALS, SPARES] < 2:
@@ -355,10 +397,21 @@ def _due(waits: Integers) -> tuple[Integers, Integers]:
 
 @compiled
 def _run(
-    events: Integers, starts: Integers, rows: Integers, emptied: Integers, snapshot: int, streams: Integers, waits: Integers,
-    requests: Integers, blocks: Integers, lists: Integers, holder: Integers, waiting: Integers, peaks: Integers,
+    events: Integers,
+    starts: Integers,
+    rows: Integers,
+    emptied: Integers,
+    snapshot: int,
+    streams: Integers,
+    waits: Integers,
+    requests: Integers,
+    blocks: Integers,
+    lists: Integers,
+    holder: Integers,
+    waiting: Integers,
+    peaks: Integers,
     reached: Integers,
-) -> bool:  # fmt: skip
+) -> bool:
     """Replay all events; return False if there was no room."""
     blocks, lists = heap = _uncounted(blocks), _uncounted(lists)
     holder, waiting, peaks = _uncounted(holder), _uncounted(waiting), _uncounted(peaks)
@@ -389,11 +442,15 @@ def _run(
                 else:
                     _to_cache(heap, holder[number])
                 continue
-            back = due[number] if several else NONE  # 3. Allocate, after the blocks that return before it.
+            back = (
+                due[number] if several else NONE
+            )  # 3. Allocate, after the blocks that return before it.
             while back != NONE:
                 _finish_free(heap, holder, waiting, back)
                 back = next_due[back]
-            if requests[number] and not _malloc(heap, holder, waiting, number, requests[number], streams[number]):
+            if requests[number] and not _malloc(
+                heap, holder, waiting, number, requests[number], streams[number]
+            ):
                 return False
             _note(peaks, row, lists, at)
     return True

@@ -1,7 +1,8 @@
-"""Allocations outside the traced step, inserted into it: a rollout in the trainer's own allocator, the weight sync.
+"""Allocations outside the traced step, inserted into it: a rollout in the trainer's own allocator,
+the weight sync.
 
-Such a rollout reads the prompts in one pass; then a cache grows token by token. A sync holds gathered weights,
-merged adapters and buffers.
+Such a rollout reads the prompts in one pass; then a cache grows token by token. A sync holds
+gathered weights, merged adapters and buffers.
 """
 
 from __future__ import annotations
@@ -31,11 +32,17 @@ GROWTH_LENGTHS = 64  # lengths at which a growing cache is replayed: steps of a 
 LAYER_PIECES = 4  # large parameters of a decoder layer
 PIECES = 8  # allocations that stand for a sum whose parts are unknown
 
-SYNC_STREAM = 64  # streams of the weight sync are numbered from here on, apart from those of the sharding
-MERGE_BYTES_PER_WEIGHT = 4 + 4 + 2  # per weight of the largest adapted matrix: B·A, the same scaled, in the weights' dtype
+SYNC_STREAM = (
+    64  # streams of the weight sync are numbered from here on, apart from those of the sharding
+)
+MERGE_BYTES_PER_WEIGHT = (
+    4 + 4 + 2
+)  # per weight of the largest adapted matrix: B·A, the same scaled, in the weights' dtype
 
 TRL_PACKS_FROM = (1, 11)
-"""First release of TRL that sends packed buffers to its server; earlier ones send one parameter at a time."""
+"""First release of TRL that sends packed buffers to its server; earlier ones send one parameter
+at a time.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +52,14 @@ class Insertion:
     event: int
     sizes: Sequence[int]
     parts: Sequence[Part]  # part of each allocation
-    order: Sequence[int]  # own events, encoded as in a trace: n+1 makes allocation n, -(n+1) frees it
+    order: Sequence[
+        int
+    ]  # own events, encoded as in a trace: n+1 makes allocation n, -(n+1) frees it
     phase: Phase | None = None  # None: the running phase
     step: int = 0
-    streams: Mapping[int, int] = field(default_factory=dict)  # own allocation -> stream; absent: compute
+    streams: Mapping[int, int] = field(
+        default_factory=dict
+    )  # own allocation -> stream; absent: compute
 
 
 def inserted(trace: Trace, insertions: Iterable[Insertion]) -> Trace:
@@ -112,8 +123,12 @@ class Generation:
     layers: int
     prompt_length: int
     completion_length: int
-    gathered: tuple[int, ...] = ()  # weights of all ranks, held here meanwhile beside this rank's part
-    gathers_like_step: bool = False  # each of its passes gathers weights as the step's forward pass does
+    gathered: tuple[
+        int, ...
+    ] = ()  # weights of all ranks, held here meanwhile beside this rank's part
+    gathers_like_step: bool = (
+        False  # each of its passes gathers weights as the step's forward pass does
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +145,13 @@ class PassGathering:
 def trainer_rollout(composition: Composition, shape: Shape, trace: Trace) -> Generation:
     """Return one rank's rollout: its part of the batch, at once or in smaller batches."""
     dtype = composition["policy"].dtype
-    batch = composition.generation_micro_batch or max(1, composition.generation_batch // composition.ranks)
+    batch = composition.generation_micro_batch or max(
+        1, composition.generation_batch // composition.ranks
+    )
     prompt, completion = composition.prompt_length, composition.completion_length
-    parts = transformers_generation(shape, dtype=dtype, batch=batch, prompt=prompt, completion=completion)
+    parts = transformers_generation(
+        shape, dtype=dtype, batch=batch, prompt=prompt, completion=completion
+    )
     element = model_shape.dtype_bytes(dtype)
     whole = cache_bytes(shape, element, batch, prompt + completion - 1)
     at_prefill = parts["kv_cache"] < whole
@@ -141,7 +160,9 @@ def trainer_rollout(composition: Composition, shape: Shape, trace: Trace) -> Gen
     size = gathered_bytes(composition, trace.inventory, whole=at_once)
     if size and not at_once:
         size = max(size, 2 * max(trace.inventory.layer_bytes, default=0))
-    pieces = tuple(size // PIECES + (piece < size % PIECES) for piece in range(PIECES)) if size else ()
+    pieces = (
+        tuple(size // PIECES + (piece < size % PIECES) for piece in range(PIECES)) if size else ()
+    )
     return Generation(
         kv_cache_bytes=whole,
         logits_bytes=batch * shape.vocabulary * element,
@@ -157,7 +178,11 @@ def trainer_rollout(composition: Composition, shape: Shape, trace: Trace) -> Gen
 
 
 def rollout(
-    generation: Generation, event: int, step: int, workspace_bytes: int, gathering: PassGathering | None = None
+    generation: Generation,
+    event: int,
+    step: int,
+    workspace_bytes: int,
+    gathering: PassGathering | None = None,
 ) -> Insertion:
     """Return a rollout: prompts in one pass, then a cache that grows by `cat` per token.
 
@@ -169,26 +194,47 @@ def rollout(
     lengths = min(GROWTH_LENGTHS, max(1, more))
     longest = generation.prompt_length + more
     cached = [
-        int(generation.kv_cache_bytes * (generation.prompt_length + at / lengths * more) / longest) // tensors
+        int(generation.kv_cache_bytes * (generation.prompt_length + at / lengths * more) / longest)
+        // tensors
         for at in range(lengths + 1)
     ]
     sampled = (generation.logits_bytes, generation.scores_bytes, generation.scores_bytes)
     prefill = sizes_of(generation.prefill, cached[0], workspace_bytes)
     # Sizes in the order of `_growth_events`.
     gathered = generation.gathered if gathering is None else gathering.sizes
-    sizes = [*gathered, *(prefill[name] for name in prefill_events(tensors // 2, frozenset(prefill)).names), *sampled]
+    sizes = [
+        *gathered,
+        *(prefill[name] for name in prefill_events(tensors // 2, frozenset(prefill)).names),
+        *sampled,
+    ]
     for length in cached[1:]:
         sizes += [*[length] * tensors, generation.decode_bytes, *sampled]
-    whole = tuple(range(1, len(gathered) + 1)), len(gathered), tuple(-one for one in range(1, len(gathered) + 1))
+    whole = (
+        tuple(range(1, len(gathered) + 1)),
+        len(gathered),
+        tuple(-one for one in range(1, len(gathered) + 1)),
+    )
     walk = whole if gathering is None else (gathering.order, gathering.turn, gathering.kept)
     parts, order = _growth_events(tensors, lengths, len(gathered), walk, frozenset(prefill))
     streams = {} if gathering is None else dict(enumerate(gathering.streams))
-    return Insertion(event=event, sizes=tuple(sizes), parts=parts, order=order, phase="rollout", step=step, streams=streams)
+    return Insertion(
+        event=event,
+        sizes=tuple(sizes),
+        parts=parts,
+        order=order,
+        phase="rollout",
+        step=step,
+        streams=streams,
+    )
 
 
 @cache
 def _growth_events(
-    tensors: int, lengths: int, gathered: int, walk: tuple[tuple[int, ...], int, tuple[int, ...]], prefill: frozenset[str]
+    tensors: int,
+    lengths: int,
+    gathered: int,
+    walk: tuple[tuple[int, ...], int, tuple[int, ...]],
+    prefill: frozenset[str],
 ) -> tuple[tuple[Part, ...], tuple[int, ...]]:
     """Return a rollout's parts and events; thousands of them, the same for all sizes."""
     parts: list[Part] = []
@@ -200,7 +246,9 @@ def _growth_events(
         return len(parts)
 
     def sample(last: Sequence[int]) -> list[int]:
-        """Sample one token: scores and probabilities, each of which replaces that of the last token."""
+        """Sample one token: scores and probabilities, each of which replaces that of the last
+        token.
+        """
         logits = make("logits")
         new: list[int] = []
         for at in range(2):
@@ -232,7 +280,9 @@ def _growth_events(
 
 
 def gathered_bytes(composition: Composition, inventory: Inventory, *, whole: bool) -> int:
-    """Bytes gathered for the rollout or a sync, beside this rank's part: all weights, or one parameter at a time."""
+    """Bytes gathered for the rollout or a sync, beside this rank's part: all weights, or one
+    parameter at a time.
+    """
     if composition.sharded_by not in ("zero3", "fsdp1", "fsdp2") or composition.ranks == 1:
         return 0
     count = inventory.parameters if whole else inventory.largest_parameter
@@ -249,10 +299,14 @@ def gathered_pieces(size: int, trace: Trace) -> tuple[int, ...]:
         return ()
     if trace.usage is not None:
         return tuple(parameter.size for parameter in trace.usage.parameters)
-    layers = [one for layer in inventory.layer_bytes for one in [layer // LAYER_PIECES] * LAYER_PIECES]
+    layers = [
+        one for layer in inventory.layer_bytes for one in [layer // LAYER_PIECES] * LAYER_PIECES
+    ]
     outside = max(0, size - sum(layers))
     # By the mean size of a parameter, which adapters of another precision raise a little.
-    largest = max(1, min(outside, inventory.largest_parameter * size // max(1, inventory.parameters)))
+    largest = max(
+        1, min(outside, inventory.largest_parameter * size // max(1, inventory.parameters))
+    )
     return (*([largest] * (outside // largest)), *layers, outside % largest)
 
 
@@ -261,10 +315,15 @@ def gathered_pieces(size: int, trace: Trace) -> tuple[int, ...]:
 
 def packs(composition: Composition, versions: Mapping[str, str]) -> bool:
     """Return True if weights are sent in packed buffers, two of which are held at a time."""
-    return composition.sync_gathers == "packed" and release_numbers(versions.get("trl") or "") >= TRL_PACKS_FROM
+    return (
+        composition.sync_gathers == "packed"
+        and release_numbers(versions.get("trl") or "") >= TRL_PACKS_FROM
+    )
 
 
-def sync_blocks(composition: Composition, config: Mapping[str, object], trace: Trace) -> Iterator[tuple[Part, int]]:
+def sync_blocks(
+    composition: Composition, config: Mapping[str, object], trace: Trace
+) -> Iterator[tuple[Part, int]]:
     """Yield gathered weights, the merged adapter.
 
     With adapters ZeRO-3 gathers all weights to merge them, in as many parts as the framework
@@ -285,7 +344,9 @@ def sync_blocks(composition: Composition, config: Mapping[str, object], trace: T
         return
     size = gathered_bytes(composition, trace.inventory, whole=whole)
     if whole:
-        yield from (("communication", one // composition.sync_parts) for one in gathered_pieces(size, trace))
+        yield from (
+            ("communication", one // composition.sync_parts) for one in gathered_pieces(size, trace)
+        )
     elif not packed:
         yield "communication", size
     if adapters and not packed:  # merged one module at a time; a buffer, made afterwards, is larger
@@ -298,33 +359,53 @@ def sync_blocks(composition: Composition, config: Mapping[str, object], trace: T
 
 
 def _largest_adapted(composition: Composition, trace: Trace) -> int:
-    """Return the elements of the largest adapted matrix, from the sizes of A and B; 0 if they are not whole in the trace."""
+    """Return the elements of the largest adapted matrix, from the sizes of A and B; 0 if they
+    are not whole in the trace.
+    """
     rank, held = composition["policy"].adapter_rank, trace.inventory
     loaded = next((mark.event for mark in trace.marks if mark.phase != "load"), 0)
     numbers = (entry - 1 for entry in trace.events[:loaded] if entry > 0)
-    sizes = [trace.sizes[number] for number in numbers if trace.part_names[trace.parts[number]] == "adapters"]
+    sizes = [
+        trace.sizes[number]
+        for number in numbers
+        if trace.part_names[trace.parts[number]] == "adapters"
+    ]
     if not rank or len(sizes) % 2 or sum(sizes) != held.trainable_bytes:
         return 0
     width = held.trainable_bytes // max(1, held.trainable_parameters)
-    return max((a * b // (rank * width) ** 2 for a, b in zip(sizes[::2], sizes[1::2], strict=True)), default=0)
+    return max(
+        (a * b // (rank * width) ** 2 for a, b in zip(sizes[::2], sizes[1::2], strict=True)),
+        default=0,
+    )
 
 
 def receiving_failure(composition: Composition, trace: Trace, room_bytes: float) -> str | None:
-    """Return the error of a server that has no room for the two buffers beside its engine's share."""
+    """Return the error of a server that has no room for the two buffers beside its engine's
+    share.
+    """
     if not packs(composition, trace.versions):
         return None
     buffers = sum(packed_blocks(composition, trace)[:2])
     if buffers <= room_bytes:
         return None
-    return f"CUDA out of memory on the server's GPU: it receives weights in {format_bytes(buffers)} beside its engine's share."
+    return (
+        f"CUDA out of memory on the server's GPU: it receives weights in {format_bytes(buffers)}"
+        " beside its engine's share."
+    )
 
 
-def _sent_bytes(composition: Composition, config: Mapping[str, object], inventory: Inventory) -> int:
+def _sent_bytes(
+    composition: Composition, config: Mapping[str, object], inventory: Inventory
+) -> int:
     """Return what a rank holds at most while it sends weights in the precision of its shards.
 
-    The buffer is made after the copies. A layer or a model is gathered before it, and no longer there.
+    The buffer is made after the copies. A layer or a model is gathered before it, and no longer
+    there.
     """
-    width, buffer = model_shape.dtype_bytes(composition["policy"].dtype), composition.sync_buffer_bytes
+    width, buffer = (
+        model_shape.dtype_bytes(composition["policy"].dtype),
+        composition.sync_buffer_bytes,
+    )
     per_byte = inventory.parameters / max(1, inventory.weight_bytes)
     shape, apart = model_shape.shape(config), composition.ranks > 1
     layer = max(inventory.layer_bytes, default=0)
@@ -336,29 +417,45 @@ def _sent_bytes(composition: Composition, config: Mapping[str, object], inventor
     largest = inventory.largest_parameter * width * apart
     if composition.sync_gathers == "parameter":
         return largest + buffer
-    # A state dict names a tied head again. A unit's whole parameters and a copy of the largest are there before the buffer.
+    # A state dict names a tied head again. A unit's whole parameters and a copy of the largest are
+    # there before the buffer.
     named = inventory.parameters + (0 if shape.head else shape.embedding)
-    return named * width // composition.ranks + largest + max(buffer, round(max(layer, root) * per_byte) * width * apart)
+    return (
+        named * width // composition.ranks
+        + largest
+        + max(buffer, round(max(layer, root) * per_byte) * width * apart)
+    )
 
 
 def packed_blocks(composition: Composition, trace: Trace) -> tuple[int, ...]:
-    """Return two packed buffers in the trained precision, and what is gathered for the larger one, unless
-    adapters are merged into weights that are all gathered.
+    """Return two packed buffers in the trained precision, and what is gathered for the larger one,
+    unless adapters are merged into weights that are all gathered.
 
-    `packed_nccl_broadcast_producer` of vLLM collects parameters until they exceed the buffer's size, and
-    concatenates them while the buffer before is sent. Sharded ones are gathered first. Each buffer is on a
-    stream of its own, made anew for each sync: no later sync finds the blocks of an earlier one.
+    `packed_nccl_broadcast_producer` of vLLM collects parameters until they exceed the buffer's
+    size, and concatenates them while the buffer before is sent. Sharded ones are gathered first.
+    Each buffer is on a stream of its own, made anew for each sync: no later sync finds the blocks
+    of an earlier one.
     """
     policy, inventory = composition["policy"], trace.inventory
     # 1. The parameters' sizes as they are sent: embedding, layers, and last a head of its own.
-    scale = inventory.parameters * model_shape.dtype_bytes(policy.dtype) / max(1, inventory.weight_bytes)
+    scale = (
+        inventory.parameters
+        * model_shape.dtype_bytes(policy.dtype)
+        / max(1, inventory.weight_bytes)
+    )
     pieces = [round(one * scale) for one in gathered_pieces(inventory.weight_bytes, trace)]
-    head = 1 if trace.usage is None and len(pieces) > 1 and pieces[0] == pieces[1] == max(pieces) else 0
+    head = (
+        1
+        if trace.usage is None and len(pieces) > 1 and pieces[0] == pieces[1] == max(pieces)
+        else 0
+    )
     # 2. Buffers.
     buffers: list[int] = [0]
     for size in (*pieces[head:], *pieces[:head]):
         if buffers[-1] > composition.sync_buffer_bytes:
             buffers.append(0)
         buffers[-1] += size
-    gathered = max(buffers) if policy.sharding == "parameters" and policy.adapter_rank is None else 0
+    gathered = (
+        max(buffers) if policy.sharding == "parameters" and policy.adapter_rank is None else 0
+    )
     return max(buffers[::2]), max(buffers[1::2], default=0), gathered

@@ -1,7 +1,7 @@
 """Decoder layers from a config.json: parameters, cache per token, widths.
 
-Architectures differ in a few traits (biases, norms, experts, latent attention, windows), listed in architectures.yaml; the
-rest is arithmetic. A test compares the sums with transformers' own models.
+Architectures differ in a few traits (biases, norms, experts, latent attention, windows), listed in
+architectures.yaml; the rest is arithmetic. A test compares the sums with transformers' own models.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def number(config: Config, name: str, default: int | None = None) -> int:
     value = config.get(name)
     value = default if value is None else value
     if not isinstance(value, int):
-        raise BadInput(f"The model's config states no {name}.", way_out="Give the whole config.json of the model.")
+        raise BadInput(
+            f"The model's config states no {name}.",
+            way_out="Give the whole config.json of the model.",
+        )
     return value
 
 
@@ -57,17 +60,24 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tied: bool = False  # head = embedding, unless the config states it
     head_dim: int | None = None  # default if it is not hidden / heads
     key_value_heads: int | None = None  # default if it is not the number of heads
-    experts: tuple[str, str, str] | None = None  # config fields: number of experts, per token, width
+    experts: tuple[str, str, str] | None = (
+        None  # config fields: number of experts, per token, width
+    )
     expert_bias: bool = False  # biases of experts and router
     shared: bool = False  # dense MLP beside the experts
     shared_gate: bool = False
     latent: bool = False  # DeepSeek's latent attention
     gated_query: bool = False  # the query projection computes a gate of the result, too
     recurrent: bool = False  # some layers have a state instead of a cache
-    gemma4: bool = False  # wider heads, shared caches, an embedding per layer: see `_gemma4_attention`
-    dense_width: str | None = None  # config field: width of a dense MLP, if it is not intermediate_size
+    gemma4: bool = (
+        False  # wider heads, shared caches, an embedding per layer: see `_gemma4_attention`
+    )
+    dense_width: str | None = (
+        None  # config field: width of a dense MLP, if it is not intermediate_size
+    )
     shared_width: str | None = None  # config field: width of the dense MLP beside the experts
-    windows: str = "none"  # `all` layers, `switched` by use_sliding_window, or `pattern`: every n-th layer without
+    # `all` layers, `switched` by use_sliding_window, or `pattern`: every n-th layer without
+    windows: str = "none"
     every: int = 0  # that n
 
 
@@ -95,9 +105,13 @@ class Layer:
     expert_width: int = 0  # intermediate size of one routed expert
     experts_per_token: int = 0
     cached: int  # elements per token in an engine's cache
-    cache_heads: int  # heads that tensor parallelism divides the cache by; 1: a latent, on every rank
+    cache_heads: (
+        int  # heads that tensor parallelism divides the cache by; 1: a latent, on every rank
+    )
     window: int | None  # tokens of sliding-window attention; None: unlimited
-    state: int = 0  # elements per sequence of a recurrent layer, which has no cache; in the model's dtype
+    state: int = (
+        0  # elements per sequence of a recurrent layer, which has no cache; in the model's dtype
+    )
     wide_state: int = 0  # the same in float32
 
     @property
@@ -116,19 +130,31 @@ def decoder_layer(config: Config, traits: Traits, index: int) -> Layer:
     elif traits.gemma4:
         attention = _gemma4_attention(config, index)
     else:
-        attention = _latent_attention(config, index) if traits.latent else _attention(config, traits)
+        attention = (
+            _latent_attention(config, index) if traits.latent else _attention(config, traits)
+        )
     mlp = _mlp(config, traits, index)
     norms = traits.norms * number(config, "hidden_size") * (2 if traits.norm_bias else 1)
     both = {name: attention[name] + mlp.pop(name) for name in ("split", "copied", "matrices")}
     both["copied"] += _gemma4_norms(config) if traits.gemma4 else norms
-    return Layer(**{**attention, **mlp, **both}, window=None if "state" in attention else _window(config, traits, index))
+    return Layer(
+        **{**attention, **mlp, **both},
+        window=None if "state" in attention else _window(config, traits, index),
+    )
 
 
 def _attention(config: Config, traits: Traits) -> dict[str, int]:
-    hidden, head_dim, heads = number(config, "hidden_size"), own_head_dim(config, traits), number(config, "num_attention_heads")
+    hidden, head_dim, heads = (
+        number(config, "hidden_size"),
+        own_head_dim(config, traits),
+        number(config, "num_attention_heads"),
+    )
     query, key_value = heads * head_dim, 2 * own_key_value_heads(config, traits) * head_dim
     bias, products = switch(config, traits.query_bias), 3 if traits.gated_query else 2
-    norms = 2 * head_dim * switch(config, traits.head_norms) + (query + key_value // 2) * traits.row_norms
+    norms = (
+        2 * head_dim * switch(config, traits.head_norms)
+        + (query + key_value // 2) * traits.row_norms
+    )
     return {
         "split": products * hidden * query + bias * (products - 1) * query + heads * traits.sinks,
         "key_value": hidden * key_value + bias * key_value,
@@ -148,10 +174,16 @@ def _latent_attention(config: Config, index: int) -> dict[str, int]:
     rank = config.get("q_lora_rank")
     rank = rank if isinstance(rank, int) else 0
     down = hidden * (latent + rope) + hidden * rank
-    up = (rank or hidden) * heads * (rope + nope) + latent * heads * (nope + value) + heads * value * hidden
+    up = (
+        (rank or hidden) * heads * (rope + nope)
+        + latent * heads * (nope + value)
+        + heads * value * hidden
+    )
     biases = switch(config, "attention_bias") * (latent + rope + rank + hidden)
     kinds, index_heads, key = config.get("indexer_types"), 0, 0
-    if "index_head_dim" in config and not (isinstance(kinds, list) and kinds[index] == "shared"):  # an earlier layer's
+    if "index_head_dim" in config and not (
+        isinstance(kinds, list) and kinds[index] == "shared"
+    ):  # an earlier layer's
         index_heads, key = numbers(config, "index_n_heads", "index_head_dim")
     selection = index_heads * key * rank + hidden * (key + index_heads)
     return {
@@ -166,13 +198,29 @@ def _latent_attention(config: Config, index: int) -> dict[str, int]:
 
 def _mlp(config: Config, traits: Traits, index: int) -> dict[str, int]:
     sparse = _is_sparse(config, traits, index)
-    if traits.gemma4:  # experts beside a dense MLP, which no token leaves out; gate and projection of the layer's own embedding
+    # experts beside a dense MLP, which no token leaves out; gate and projection of the layer's own
+    # embedding
+    if traits.gemma4:
         double = bool(config.get("use_double_wide_mlp")) and _shares_cache(config, index)
-        dense = _dense({**config, "intermediate_size": number(config, "intermediate_size") * (2 if double else 1)}, traits)
+        dense = _dense(
+            {
+                **config,
+                "intermediate_size": number(config, "intermediate_size") * (2 if double else 1),
+            },
+            traits,
+        )
         own = 2 * number(config, "hidden_size") * number(config, "hidden_size_per_layer_input", 0)
         experts = _experts(config, traits) if sparse else {}
-        both = {name: dense[name] + experts.get(name, 0) for name in ("split", "copied", "matrices")}
-        return {**experts, **both, "split": both["split"] + own, "matrices": both["matrices"] + own, "width": dense["width"]}
+        both = {
+            name: dense[name] + experts.get(name, 0) for name in ("split", "copied", "matrices")
+        }
+        return {
+            **experts,
+            **both,
+            "split": both["split"] + own,
+            "matrices": both["matrices"] + own,
+            "width": dense["width"],
+        }
     if sparse:
         return _experts(config, traits)
     stated = "intermediate_size" if traits.dense_width is None else traits.dense_width
@@ -183,14 +231,22 @@ def _dense(config: Config, traits: Traits) -> dict[str, int]:
     hidden, width = number(config, "hidden_size"), number(config, "intermediate_size")
     bias, halves = switch(config, traits.mlp_bias), 2 if traits.gated else 1
     matrices = (halves + 1) * hidden * width
-    return {"split": matrices + bias * halves * width, "copied": bias * hidden, "matrices": matrices, "width": width}
+    return {
+        "split": matrices + bias * halves * width,
+        "copied": bias * hidden,
+        "matrices": matrices,
+        "width": width,
+    }
 
 
 def _experts(config: Config, traits: Traits) -> dict[str, int]:
     assert traits.experts is not None
     count, used, width, hidden = numbers(config, *traits.experts, "hidden_size")
     shared_width = _shared_width(config, traits)
-    expert, shared = 3 * hidden * width + (2 * width + hidden) * traits.expert_bias, 3 * hidden * shared_width
+    expert, shared = (
+        3 * hidden * width + (2 * width + hidden) * traits.expert_bias,
+        3 * hidden * shared_width,
+    )
     gates = (hidden + traits.expert_bias) * count + (hidden if traits.shared_gate else 0)
     return {
         "split": count * expert + shared,
@@ -240,7 +296,9 @@ def _window(config: Config, traits: Traits, index: int) -> int | None:
     if traits.windows == "all":
         return window
     if traits.windows == "switched":
-        used = bool(config.get("use_sliding_window", False)) and index >= number(config, "max_window_layers", 0)
+        used = bool(config.get("use_sliding_window", False)) and index >= number(
+            config, "max_window_layers", 0
+        )
         return window if used else None
     return window if (index + 1) % number(config, "sliding_window_pattern", traits.every) else None
 
@@ -253,7 +311,11 @@ def own_head_dim(config: Config, traits: Traits) -> int:
 
 
 def own_key_value_heads(config: Config, traits: Traits) -> int:
-    return number(config, "num_key_value_heads", traits.key_value_heads or number(config, "num_attention_heads"))
+    return number(
+        config,
+        "num_key_value_heads",
+        traits.key_value_heads or number(config, "num_attention_heads"),
+    )
 
 
 # Gemma 4.
@@ -262,7 +324,9 @@ FULL_HEAD_DIM = 512
 
 
 def _gemma4_attention(config: Config, index: int) -> dict[str, int]:
-    """Wider heads without a value projection in full-attention layers, caches shared by the last layers."""
+    """Wider heads without a value projection in full-attention layers, caches shared by the last
+    layers.
+    """
     hidden, heads = number(config, "hidden_size"), number(config, "num_attention_heads")
     head, groups = number(config, "head_dim", 256), number(config, "num_key_value_heads")
     same = False  # values are the keys
@@ -290,7 +354,11 @@ def _shares_cache(config: Config, index: int) -> bool:
 def _gemma4_norms(config: Config) -> int:
     """Norms and scales of the layer beside attention's."""
     hidden = number(config, "hidden_size")
-    count = 4 + bool(config.get("hidden_size_per_layer_input")) + 3 * bool(config.get("enable_moe_block"))
+    count = (
+        4
+        + bool(config.get("hidden_size_per_layer_input"))
+        + 3 * bool(config.get("enable_moe_block"))
+    )
     router = hidden + number(config, "num_experts") if config.get("enable_moe_block") else 0
     return count * hidden + router
 
@@ -305,10 +373,14 @@ def layer_embeddings(config: Config) -> int:
 
 # Layers with a state of fixed size per sequence instead of a cache: gated delta nets and Mamba 2.
 #
-# d: hidden size, k = key heads * key width, v = value heads * value width, c: channels of the convolution. vLLM stores the last
-# inputs of the convolution, (kernel - 1) * c elements, in the model's dtype.
+# d: hidden size, k = key heads * key width, v = value heads * value width, c: channels of the
+# convolution. vLLM stores the last inputs of the convolution, (kernel - 1) * c elements, in the
+# model's dtype.
 
-RECURRENT = ("linear_attention", "mamba")  # entries of `layer_types` without a cache of keys and values
+RECURRENT = (
+    "linear_attention",
+    "mamba",
+)  # entries of `layer_types` without a cache of keys and values
 
 
 def _is_recurrent(config: Config, index: int) -> bool:
@@ -316,7 +388,10 @@ def _is_recurrent(config: Config, index: int) -> bool:
     if kind is not None:
         return kind in RECURRENT
     interval = config.get("full_attention_interval")
-    return "linear_num_value_heads" in config and (index + 1) % (interval if isinstance(interval, int) else 4) != 0
+    return (
+        "linear_num_value_heads" in config
+        and (index + 1) % (interval if isinstance(interval, int) else 4) != 0
+    )
 
 
 def _delta_net(config: Config) -> dict[str, int]:
@@ -331,13 +406,19 @@ def _delta_net(config: Config) -> dict[str, int]:
         "split": matrices + channels * kernel + 2 * heads,
         "copied": width,
         "matrices": matrices,
-        **_state(channels * (kernel - 1), heads * width * key_width, wide=config.get("mamba_ssm_dtype") == "float32"),
+        **_state(
+            channels * (kernel - 1),
+            heads * width * key_width,
+            wide=config.get("mamba_ssm_dtype") == "float32",
+        ),
     }
 
 
 def _mamba2(config: Config) -> dict[str, int]:
     """In: inner + c + one step size per head. Out: inner."""
-    hidden, heads, width, groups = numbers(config, "hidden_size", "mamba_n_heads", "mamba_d_head", "mamba_n_groups")
+    hidden, heads, width, groups = numbers(
+        config, "hidden_size", "mamba_n_heads", "mamba_d_head", "mamba_n_groups"
+    )
     state, kernel = number(config, "mamba_d_state"), number(config, "mamba_d_conv")
     inner = heads * width
     channels = inner + 2 * groups * state

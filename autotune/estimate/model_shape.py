@@ -42,7 +42,8 @@ class Shape:
     rotary_dim: int
     towers: int = 0  # parameters of vision and audio towers and their projections
     layer_embeddings: int = 0  # Gemma 4: embeddings of every layer, with their projection
-    unfolded: int  # elements of keys and values per token and layer as attention reads them; > cached for a latent
+    # elements of keys and values per token and layer as attention reads them; > cached for a latent
+    unfolded: int
 
     def __hash__(self) -> int:
         """Return a stored hash: shapes key caches that are read thousands of times."""
@@ -87,9 +88,13 @@ def _shape(config: Config) -> Shape:
     # 1. GPT-BigCode's field names, and the fields that it leaves out.
     names = architectures().field_names.get(str(config.get("model_type")))
     if names is not None:
-        usual: dict[str, object] = {name: config[other] for name, other in names.items() if config.get(other) is not None}
+        usual: dict[str, object] = {
+            name: config[other] for name, other in names.items() if config.get(other) is not None
+        }
         usual.setdefault("intermediate_size", 4 * number(usual, "hidden_size"))
-        usual["num_key_value_heads"] = 1 if config.get("multi_query", True) else usual["num_attention_heads"]
+        usual["num_key_value_heads"] = (
+            1 if config.get("multi_query", True) else usual["num_attention_heads"]
+        )
         config = {**config, **usual}
     # 2. The architecture's traits.
     known = architectures().traits
@@ -102,14 +107,21 @@ def _shape(config: Config) -> Shape:
     # 3. Widths.
     hidden, vocabulary = number(config, "hidden_size"), number(config, "vocab_size")
     positions = number(config, "max_position_embeddings", 2048)
-    layers = tuple(decoder_layer(config, traits, index) for index in range(number(config, "num_hidden_layers")))
+    layers = tuple(
+        decoder_layer(config, traits, index) for index in range(number(config, "num_hidden_layers"))
+    )
     heads, head_dim = number(config, "num_attention_heads"), own_head_dim(config, traits)
-    key_value_heads, factor = own_key_value_heads(config, traits), config.get("partial_rotary_factor")
+    key_value_heads, factor = (
+        own_key_value_heads(config, traits),
+        config.get("partial_rotary_factor"),
+    )
     rotary_dim = int(head_dim * (factor if isinstance(factor, (int, float)) else 1))
     unfolded = 2 * key_value_heads * head_dim
     if traits.latent:
         rotary_dim = number(config, "qk_rope_head_dim")
-        unfolded = heads * (number(config, "qk_nope_head_dim") + rotary_dim + number(config, "v_head_dim"))
+        unfolded = heads * (
+            number(config, "qk_nope_head_dim") + rotary_dim + number(config, "v_head_dim")
+        )
     return Shape(
         kind=str(config["model_type"]),
         layers=layers,
@@ -131,12 +143,24 @@ def _shape(config: Config) -> Shape:
 
 
 def text_config(config: Config) -> Config:
-    """Return the language part of a multimodal config; any other unchanged. Qwen2.5-VL has it at the top."""
+    """Return the language part of a multimodal config; any other unchanged. Qwen2.5-VL has it at
+    the top.
+    """
     inner = config.get("text_config")
     if not isinstance(inner, Mapping):
-        return {**config, "model_type": f"{config.get('model_type')}_text"} if "vision_config" in config else config
-    kind = {"gemma3": "gemma3_text"}.get(str(config.get("model_type")), str(inner.get("model_type", config.get("model_type"))))
-    tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
+        return (
+            {**config, "model_type": f"{config.get('model_type')}_text"}
+            if "vision_config" in config
+            else config
+        )
+    kind = {"gemma3": "gemma3_text"}.get(
+        str(config.get("model_type")), str(inner.get("model_type", config.get("model_type")))
+    )
+    tied = (
+        {"tie_word_embeddings": config["tie_word_embeddings"]}
+        if "tie_word_embeddings" in config
+        else {}
+    )
     return {**tied, **inner, "model_type": kind}
 
 
@@ -144,7 +168,9 @@ def dtype_bytes(dtype: str) -> int:
     """Return bytes per element of a dtype, named with or without `torch.`."""
     name = dtype.removeprefix("torch.")
     if name not in DTYPE_BYTES:
-        raise BadInput(f"The precision {dtype!r} is not known.", way_out=f"Known are {', '.join(DTYPE_BYTES)}.")
+        raise BadInput(
+            f"The precision {dtype!r} is not known.", way_out=f"Known are {', '.join(DTYPE_BYTES)}."
+        )
     return DTYPE_BYTES[name]
 
 
@@ -153,7 +179,9 @@ def _rotary_rows(config: Config, positions: int, *, two_tables: bool) -> int:
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     scaling = scaling if isinstance(scaling, Mapping) else {}
     kind = scaling.get("rope_type", scaling.get("type"))
-    original = scaling.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    original = scaling.get("original_max_position_embeddings") or config.get(
+        "original_max_position_embeddings"
+    )
     factor = scaling.get("factor")
     if kind == "longrope" and isinstance(original, int):
         return original + positions

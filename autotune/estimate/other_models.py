@@ -28,7 +28,8 @@ STATE: tuple[Part, ...] = ("weights", "optimizer")
 
 FLOAT32_BYTES = 4
 
-REWARD_ROLE = "reward"  # the one model outside a framework's traced step: there are no completions to judge
+# the one model outside a framework's traced step: there are no completions to judge
+REWARD_ROLE = "reward"
 
 
 def other_model_bytes(
@@ -45,8 +46,14 @@ def other_model_bytes(
         if trace.basis == "traced" and resident.role != REWARD_ROLE:
             continue
         model = _OtherModel(resident, trace, composition, used, config)
-        named = [(phase, dict(model.standing(phase))) for phase in (PHASES if resident.awake is None else resident.awake)]
-        named += [(phase, model.own_step()) for phase in (TRAINING if resident.trains_concurrently else ())]
+        named = [
+            (phase, dict(model.standing(phase)))
+            for phase in (PHASES if resident.awake is None else resident.awake)
+        ]
+        named += [
+            (phase, model.own_step())
+            for phase in (TRAINING if resident.trains_concurrently else ())
+        ]
         for phase, parts in (*named, *model.own_turn()):
             held[phase].update({f"{resident.role}_{part}": size for part, size in parts.items()})
     for phase, size in kept_logits(composition, used, config):
@@ -54,7 +61,9 @@ def other_model_bytes(
     return {phase: dict(parts) for phase, parts in held.items() if parts}
 
 
-def kept_logits(composition: Composition, used: TraceUsage, config: Mapping[str, object]) -> Iterator[tuple[Phase, int]]:
+def kept_logits(
+    composition: Composition, used: TraceUsage, config: Mapping[str, object]
+) -> Iterator[tuple[Phase, int]]:
     """Yield the logits of a loop that keeps those of its rollout.
 
     The previous rollout's are still held while the next ones are made. Those end up in one piece:
@@ -76,19 +85,35 @@ class _OtherModel:
     """Bytes of one resident beside the policy, on one rank."""
 
     def __init__(
-        self, resident: Resident, trace: Trace, composition: Composition, used: TraceUsage, config: Mapping[str, object]
+        self,
+        resident: Resident,
+        trace: Trace,
+        composition: Composition,
+        used: TraceUsage,
+        config: Mapping[str, object],
     ) -> None:
-        self.resident, self.trace, self.composition, self.used, self.config = resident, trace, composition, used, config
+        self.resident, self.trace, self.composition, self.used, self.config = (
+            resident,
+            trace,
+            composition,
+            used,
+            config,
+        )
         policy = composition["policy"]
         # Another model than the policy's, or the same in another quantisation.
         self.differs = resident.weight_bytes is None and (
             resident.model != policy.model or resident.quantised_bits != policy.quantised_bits
         )
-        self.gradient_phases = GRADIENT_PHASES | {"forward"} if composition.accumulation > 1 else GRADIENT_PHASES
+        self.gradient_phases = (
+            GRADIENT_PHASES | {"forward"} if composition.accumulation > 1 else GRADIENT_PHASES
+        )
 
     def standing(self, phase: Phase) -> Iterator[tuple[str, int]]:
         """Yield what it holds in a phase in which it is awake, without a step of its own."""
-        resident, rests = self.resident, self.used.resting.parts  # rests: the policy's state between two steps
+        resident, rests = (
+            self.resident,
+            self.used.resting.parts,
+        )  # rests: the policy's state between two steps
         if resident.weight_bytes is not None:
             yield "weights", resident.weight_bytes
         elif self.differs:
@@ -103,11 +128,15 @@ class _OtherModel:
             yield "weights", self._per_rank(held) if resident.sharding == "parameters" else held
         elif self.composition["policy"].adapter_rank is None:
             # Held like the policy. They train in turns: gradients share their memory.
-            parts: tuple[Part, ...] = ("weights", "optimizer") if resident.state_bytes_per_weight else ("weights",)
+            parts: tuple[Part, ...] = (
+                ("weights", "optimizer") if resident.state_bytes_per_weight else ("weights",)
+            )
             yield from ((part, rests[part]) for part in parts if part in rests)
         else:
             yield "weights", rests.get("weights", 0)
-            yield from self._training(self.trace.inventory.parameters - self.trace.inventory.trainable_parameters, phase)
+            yield from self._training(
+                self.trace.inventory.parameters - self.trace.inventory.trainable_parameters, phase
+            )
 
     def own_step(self) -> dict[str, int]:
         """Return its concurrent step: like the policy's without logits.
@@ -118,7 +147,10 @@ class _OtherModel:
         parts: Counter[str] = Counter()
         for use in self.used.phases:
             if use.phase in TRAINING:
-                own = {"activations": round(use.parts.get("activations", 0) * scale), "inputs": use.parts.get("inputs", 0)}
+                own = {
+                    "activations": round(use.parts.get("activations", 0) * scale),
+                    "inputs": use.parts.get("inputs", 0),
+                }
                 gradients = {} if self.differs else {"gradients": use.parts.get("gradients", 0)}
                 parts |= Counter({**own, **gradients})
         return dict(parts)
@@ -139,7 +171,11 @@ class _OtherModel:
             own = {
                 "weights": self._in_dtype(count, "parameters") if resident.awake == () else 0,
                 "optimizer": self._state(count * resident.offloaded_bytes_per_weight),
-                "gradients": self._in_dtype(count, "parameters", "gradients") if use.phase in self.gradient_phases else 0,
+                "gradients": (
+                    self._in_dtype(count, "parameters", "gradients")
+                    if use.phase in self.gradient_phases
+                    else 0
+                ),
                 "activations": round(use.parts.get("activations", 0) * scale),
             }
             policy = sum(use.parts.get(part, 0) for part in (*TURN_PARTS, *offloaded))
@@ -158,7 +194,9 @@ class _OtherModel:
         try:
             return model_shape.shape(model_lookup.find_model(self.resident.model).config)
         except BadInput as error:
-            raise CannotPredict(f"The {self.resident.role} model's size decides, and is not known: {error.what}") from error
+            raise CannotPredict(
+                f"The {self.resident.role} model's size decides, and is not known: {error.what}"
+            ) from error
 
     def _scale(self) -> float:
         """Return layers · hidden, relative to the policy's: the ratio of the activations."""
@@ -177,7 +215,9 @@ class _OtherModel:
             yield "gradients", self._in_dtype(count, "parameters", "gradients")
 
     def _in_dtype(self, count: int, *sharded: str) -> int:
-        """Return the bytes of weights or gradients, which these kinds of sharding divide among the ranks."""
+        """Return the bytes of weights or gradients, which these kinds of sharding divide among
+        the ranks.
+        """
         size = count * model_shape.dtype_bytes(self.resident.dtype)
         return self._per_rank(size) if self.resident.sharding in sharded else size
 

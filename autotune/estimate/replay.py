@@ -1,7 +1,7 @@
 """Replay of a trace through the allocator: bytes that torch holds at the peak of every phase.
 
-A step in its context is replayed twice: as traced, and after a first step of shorter sequences, whose cached
-blocks fit no later request.
+A step in its context is replayed twice: as traced, and after a first step of shorter sequences,
+whose cached blocks fit no later request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from autotune.estimate import allocator_compiled
 from autotune.estimate.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from autotune.estimate.allocator_compiled import NONE, EventArrays, Integers, ReplayPeaks
 from autotune.estimate.insertion import Insertion, inserted
-from autotune.estimate.trace_context import Places, TraceContext, emptied, insertions, loaded_once, places_in, second_cycle
+from autotune.estimate.trace_context import (
+    Places,
+    TraceContext,
+    emptied,
+    insertions,
+    loaded_once,
+    places_in,
+    second_cycle,
+)
 
 SHORTER_SHARE = 0.85
 """Length of the first step in the second replay, as a share of the longest: its cached blocks are
@@ -45,10 +53,13 @@ class PhaseUse:
         """Return the peak with these parts offloaded."""
         size = sum(held for part, held in self.parts.items() if part in parts)
         return replace(
-            self, requested_bytes=self.requested_bytes - size, allocated_bytes=self.allocated_bytes - size,
-            reserved_bytes=self.reserved_bytes - size, reserved_high_bytes=self.reserved_high_bytes - size,
+            self,
+            requested_bytes=self.requested_bytes - size,
+            allocated_bytes=self.allocated_bytes - size,
+            reserved_bytes=self.reserved_bytes - size,
+            reserved_high_bytes=self.reserved_high_bytes - size,
             parts={part: held for part, held in self.parts.items() if part not in parts},
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +81,12 @@ class TraceUsage:
     """Peaks of one rank by phase."""
 
     phases: tuple[PhaseUse, ...]  # in the order of a cycle, each phase once; `load` first
-    resting: PhaseUse  # between two steps, before the next rollout: the state, and the cache left to it
-    loaded_bytes: int  # reserved after loading, before the first step: found by an engine that starts
+    resting: (
+        PhaseUse  # between two steps, before the next rollout: the state, and the cache left to it
+    )
+    loaded_bytes: (
+        int  # reserved after loading, before the first step: found by an engine that starts
+    )
     out_of_memory: Phase | None = None  # phase in which a limited memory ran out
 
     @property
@@ -88,13 +103,21 @@ class StepStage:
         added = _sorted_insertions(self._places, context)
         whole = inserted(step, added)
         self._context, self._key = context, _event_key(added, context)
-        self._track = Track(whole, empty_cache_before=frozenset(emptied(whole, context)), resting_before=second_cycle(whole))
+        self._track = Track(
+            whole,
+            empty_cache_before=frozenset(emptied(whole, context)),
+            resting_before=second_cycle(whole),
+        )
         self._sizes = self._track.sizes
         # The first step's allocations whose size depends on the batch's length.
         shrinking = {index for index, part in enumerate(whole.part_names) if part in BATCH_PARTS}
-        spans = [span for mark, span in whole.stretches() if mark.step == 0 and mark.phase != "load"]
+        spans = [
+            span for mark, span in whole.stretches() if mark.step == 0 and mark.phase != "load"
+        ]
         made = [whole.events[at] - 1 for span in spans for at in span if whole.events[at] > 0]
-        self._shrinking = np.array([number for number in made if whole.parts[number] in shrinking], dtype=np.int64)
+        self._shrinking = np.array(
+            [number for number in made if whole.parts[number] in shrinking], dtype=np.int64
+        )
         self._cached: dict[int | None, TraceUsage] = {}
 
     def at(self, sizes: Integers, context: TraceContext) -> StepStage | None:
@@ -104,7 +127,9 @@ class StepStage:
             return None
         other = object.__new__(StepStage)
         other.__dict__.update(self.__dict__, _context=context, _cached={})
-        other._sizes = np.concatenate([sizes, *(np.array(one.sizes, dtype=np.int64) for one in added)])
+        other._sizes = np.concatenate(
+            [sizes, *(np.array(one.sizes, dtype=np.int64) for one in added)]
+        )
         return other
 
     def usage(self, capacity_bytes: int | None = None) -> TraceUsage:
@@ -113,8 +138,12 @@ class StepStage:
             if capacity_bytes is not None:
                 found = _as_usage(self._replay(self._sizes, capacity_bytes), {})
             else:
-                with ThreadPoolExecutor(1) as pool:  # a compiled replay holds no lock: the two run on two cores
-                    later = pool.submit(self._track.reserved, self._shorter_first(), settings=self._context.settings)
+                with ThreadPoolExecutor(
+                    1
+                ) as pool:  # a compiled replay holds no lock: the two run on two cores
+                    later = pool.submit(
+                        self._track.reserved, self._shorter_first(), settings=self._context.settings
+                    )
                     found = _as_usage(self._replay(self._sizes, None), later.result())
             self._cached[capacity_bytes] = found
         return self._cached[capacity_bytes]
@@ -128,15 +157,20 @@ class StepStage:
         if capacity_bytes >= max(use.reserved_high_bytes for use in self.usage().phases):
             return True
         return not self.cannot_fit(capacity_bytes) and all(
-            self._replay(sizes, capacity_bytes).out_of_memory is None for sizes in (self._sizes, self._shorter_first())
+            self._replay(sizes, capacity_bytes).out_of_memory is None
+            for sizes in (self._sizes, self._shorter_first())
         )
 
     def _replay(self, sizes: Integers, capacity_bytes: int | None) -> Replay:
-        return self._track.replay(sizes, settings=self._context.settings, capacity_bytes=capacity_bytes)
+        return self._track.replay(
+            sizes, settings=self._context.settings, capacity_bytes=capacity_bytes
+        )
 
     def _shorter_first(self) -> Integers:
         sizes = self._sizes.copy()
-        sizes[self._shrinking] = np.maximum(1, (sizes[self._shrinking] * SHORTER_SHARE).astype(np.int64))
+        sizes[self._shrinking] = np.maximum(
+            1, (sizes[self._shrinking] * SHORTER_SHARE).astype(np.int64)
+        )
         return sizes
 
 
@@ -176,7 +210,13 @@ class Track:
     the cache. `resting_before`: event before which the resting state is noted.
     """
 
-    def __init__(self, trace: Trace, *, empty_cache_before: Collection[int] = (), resting_before: int | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        empty_cache_before: Collection[int] = (),
+        resting_before: int | None = None,
+    ) -> None:
         self.trace = trace
         self.sizes = np.array(trace.sizes, dtype=np.int64)
         self._parts = np.array(trace.parts, dtype=np.int64)
@@ -185,7 +225,9 @@ class Track:
         places = {row: place for place, row in enumerate(self._rows)}
         self._has_snapshot, snapshot = resting_before is not None, NONE
         if resting_before is not None:
-            snapshot = next((at for at, span in enumerate(spans) if span.start >= resting_before), len(spans))
+            snapshot = next(
+                (at for at, span in enumerate(spans) if span.start >= resting_before), len(spans)
+            )
         self.arrays = EventArrays(
             events=np.array(trace.events, dtype=np.int64),
             starts=np.array([*(span.start for span in spans), len(trace.events)], dtype=np.int64),
@@ -198,22 +240,38 @@ class Track:
         _require_sound(self.arrays, len(self._rows))
         # Events that make and free each allocation; one past the last where there is none.
         events = self.arrays.events
-        self._made, self._freed = (np.full(len(self.sizes), len(events), dtype=np.int64) for _ in range(2))
+        self._made, self._freed = (
+            np.full(len(self.sizes), len(events), dtype=np.int64) for _ in range(2)
+        )
         for times, sign in ((self._made, 1), (self._freed, -1)):
             at = np.flatnonzero(sign * events > 0)
             times[sign * events[at] - 1] = at
 
     def replay(
-        self, sizes: Integers | None = None, *, settings: AllocatorSettings | None = None, capacity_bytes: int | None = None
+        self,
+        sizes: Integers | None = None,
+        *,
+        settings: AllocatorSettings | None = None,
+        capacity_bytes: int | None = None,
     ) -> Replay:
         """Replay with the trace's own sizes, or with these."""
         sizes = self.sizes if sizes is None else sizes
         result = self._run(sizes, settings, capacity_bytes)
-        held = tuple(self._held(row, result.peaks[at], sizes) for at, row in enumerate(self._rows) if result.reached[at])
-        resting = self._held(("optimizer", 0), result.peaks[-1], sizes) if self._has_snapshot else None
-        return Replay(phases=held, retries=result.retries, resting=resting, out_of_memory=result.out_of_memory)
+        held = tuple(
+            self._held(row, result.peaks[at], sizes)
+            for at, row in enumerate(self._rows)
+            if result.reached[at]
+        )
+        resting = (
+            self._held(("optimizer", 0), result.peaks[-1], sizes) if self._has_snapshot else None
+        )
+        return Replay(
+            phases=held, retries=result.retries, resting=resting, out_of_memory=result.out_of_memory
+        )
 
-    def reserved(self, sizes: Integers, *, settings: AllocatorSettings | None = None) -> Mapping[Phase, int]:
+    def reserved(
+        self, sizes: Integers, *, settings: AllocatorSettings | None = None
+    ) -> Mapping[Phase, int]:
         """Return reserved bytes by phase alone: the parts take as long as the replay."""
         result = self._run(sizes, settings, None)
         found: dict[Phase, int] = {}
@@ -222,13 +280,22 @@ class Track:
                 found[phase] = max(int(result.peaks[at][2]), found.get(phase, 0))
         return found
 
-    def _run(self, sizes: Integers, settings: AllocatorSettings | None, capacity_bytes: int | None) -> ReplayPeaks:
+    def _run(
+        self, sizes: Integers, settings: AllocatorSettings | None, capacity_bytes: int | None
+    ) -> ReplayPeaks:
         if allocator_compiled.available() and settings in (None, AllocatorSettings()):
-            return allocator_compiled.replay_events(self.arrays, sizes, len(self._rows), capacity_bytes)
+            return allocator_compiled.replay_events(
+                self.arrays, sizes, len(self._rows), capacity_bytes
+            )
         # Without numba, and with settings that the compiled form lacks.
         streams, returns = self.trace.streams, self.trace.returns
-        allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes, streams=streams, returns=returns)
-        peaks, reached = np.zeros((len(self._rows) + 1, 4), dtype=np.int64), np.zeros(len(self._rows) + 1, dtype=np.int64)
+        allocator = CachingAllocator(
+            settings, capacity_bytes=capacity_bytes, streams=streams, returns=returns
+        )
+        peaks, reached = (
+            np.zeros((len(self._rows) + 1, 4), dtype=np.int64),
+            np.zeros(len(self._rows) + 1, dtype=np.int64),
+        )
         peaks[:, 3] = NONE
         failure = None
         try:
@@ -237,7 +304,9 @@ class Track:
             failure = error
         return ReplayPeaks(peaks, reached, allocator.retries, failure)
 
-    def _run_events(self, allocator: CachingAllocator, sizes: Sequence[int], peaks: Integers, reached: Integers) -> None:
+    def _run_events(
+        self, allocator: CachingAllocator, sizes: Sequence[int], peaks: Integers, reached: Integers
+    ) -> None:
         events, starts = self.arrays.events.tolist(), self.arrays.starts.tolist()
         for stretch, row in enumerate([*self.arrays.rows.tolist(), -1]):
             if row >= 0 and self.arrays.emptied[stretch]:
@@ -263,7 +332,9 @@ class Track:
     def _held(self, row: tuple[Phase, int], peak: Integers, sizes: Integers) -> PhaseUse:
         requested, allocated, reserved, event = (int(one) for one in peak)
         live = np.flatnonzero((self._made <= event) & (self._freed > event))
-        by_part = np.bincount(self._parts[live], weights=sizes[live], minlength=len(self.trace.part_names))
+        by_part = np.bincount(
+            self._parts[live], weights=sizes[live], minlength=len(self.trace.part_names)
+        )
         return PhaseUse(
             phase=row[0],
             step=row[1],
@@ -271,7 +342,11 @@ class Track:
             allocated_bytes=allocated,
             reserved_bytes=reserved,
             reserved_high_bytes=reserved,
-            parts={part: int(size) for part, size in zip(self.trace.part_names, by_part, strict=True) if size},
+            parts={
+                part: int(size)
+                for part, size in zip(self.trace.part_names, by_part, strict=True)
+                if size
+            },
             largest_bytes=int(sizes[live].max(initial=0)),
         )
 

@@ -1,4 +1,6 @@
-"""Traced step in its context: allocations inserted around it, and the points where the cache is emptied."""
+"""Traced step in its context: allocations inserted around it, and the points where the cache is
+emptied.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ from autotune.estimate.insertion import (
 from autotune.estimate.model_shape import shape
 from autotune.worker.releases import release_numbers
 
-LOADS_AT_ONCE_FROM = (4, 50)  # first transformers release that requests all weights in one block before loading
+LOADS_AT_ONCE_FROM = (
+    4,
+    50,
+)  # first transformers release that requests all weights in one block before loading
 
 
 # 1. The context.
@@ -56,47 +61,79 @@ class TraceContext:
     """Memory events around the traced step, on its device."""
 
     cublas_workspace_bytes: int = 0
-    engine_inputs_bytes: int | None = None  # buffer of an engine in this process, which also makes the first product
+    engine_inputs_bytes: int | None = (
+        None  # buffer of an engine in this process, which also makes the first product
+    )
     engine_starts_first: bool = False  # before the model is on the device
     generation: Generation | None = None
-    sync: tuple[tuple[Part, int], ...] = ()  # blocks held together by the weight sync: gathered weights, a merged adapter
+    sync: tuple[
+        tuple[Part, int], ...
+    ] = ()  # blocks held together by the weight sync: gathered weights, a merged adapter
     first_sync: tuple[tuple[Part, int], ...] = ()  # further ones of the first sync
-    sync_streams: int = 0  # of its first blocks, each is on a stream of its own, and on another one in each sync
-    loads_at_once: bool = False  # one block for all weights is requested and freed before they are loaded
-    empties_before_rollout: bool = False  # cache emptied before and after each rollout, as an offloaded engine does
-    empty_cache_steps: int | None = None  # cache emptied before the backward passes of every n-th step
+    sync_streams: int = (
+        0  # of its first blocks, each is on a stream of its own, and on another one in each sync
+    )
+    loads_at_once: bool = (
+        False  # one block for all weights is requested and freed before they are loaded
+    )
+    empties_before_rollout: bool = (
+        False  # cache emptied before and after each rollout, as an offloaded engine does
+    )
+    empty_cache_steps: int | None = (
+        None  # cache emptied before the backward passes of every n-th step
+    )
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
 
 
 def step_context(given: PredictionInput) -> TraceContext:
     composition, config, trace = given.composition, given.config, given.trace
     on_cpu = given.hardware.kind == "cpu"
-    every, engine, policy = given.settings.get("torch_empty_cache_steps"), composition.engine, composition["policy"]
+    every, engine, policy = (
+        given.settings.get("torch_empty_cache_steps"),
+        composition.engine,
+        composition["policy"],
+    )
     sync = tuple(block for block in sync_blocks(composition, config, trace) if block[1])
-    # The base weights are sent before the first adapter: the last part sent is still referenced while the adapter's part
-    # is gathered and merged.
+    # The base weights are sent before the first adapter: the last part sent is still referenced
+    # while the adapter's part is gathered and merged.
     base_first = composition.syncs_adapter_only and composition.first_sync_is_whole
     # On one rank, or quantised, the model is loaded straight onto the device.
-    straight = trace.basis == "traced" and (composition.ranks == 1 or policy.quantised_bits is not None)
+    straight = trace.basis == "traced" and (
+        composition.ranks == 1 or policy.quantised_bits is not None
+    )
     return TraceContext(
         cublas_workspace_bytes=0 if on_cpu else cublas_workspace(given.gpu),
         engine_inputs_bytes=None if on_cpu else rollout_engine.inputs_beside(composition, config),
         engine_starts_first=parts_at_engine_start(composition) == (),
-        generation=trainer_rollout(composition, shape(config), trace) if composition.generation == "trainer" else None,
-        sync=sync,
-        first_sync=tuple(block for block in sync if block[0] == "communication") if base_first else (),
-        sync_streams=sum(map(bool, packed_blocks(composition, trace))) if packs(composition, trace.versions) else 0,
-        loads_at_once=(
-            straight and not on_cpu and release_numbers(trace.versions.get("transformers") or "0") >= LOADS_AT_ONCE_FROM
+        generation=(
+            trainer_rollout(composition, shape(config), trace)
+            if composition.generation == "trainer"
+            else None
         ),
-        empties_before_rollout=composition.empties_rollout_cache or (engine is not None and engine.sleep),
+        sync=sync,
+        first_sync=(
+            tuple(block for block in sync if block[0] == "communication") if base_first else ()
+        ),
+        sync_streams=(
+            sum(map(bool, packed_blocks(composition, trace)))
+            if packs(composition, trace.versions)
+            else 0
+        ),
+        loads_at_once=(
+            straight
+            and not on_cpu
+            and release_numbers(trace.versions.get("transformers") or "0") >= LOADS_AT_ONCE_FROM
+        ),
+        empties_before_rollout=composition.empties_rollout_cache
+        or (engine is not None and engine.sleep),
         empty_cache_steps=every if isinstance(every, int) and every > 0 else None,
         settings=given.allocator,
     )
 
 
 def parts_at_engine_start(composition: Composition) -> tuple[str, ...] | None:
-    """Return the trainer's parts that exist when an engine in its process starts; None: all of them, on one rank.
+    """Return the trainer's parts that exist when an engine in its process starts; None: all of
+    them, on one rank.
 
     Masters, buffers and broadcasts come later. FSDP has the model on the host until then.
     """
@@ -114,19 +151,24 @@ class Places:
     """Events of a step at which contexts insert; the same for every context."""
 
     loaded_bytes: int  # weights held after loading
-    prepared_event: int  # the first after the weights are there, before they are prepared for training on several ranks
+    # the first after the weights are there, before they are prepared for training on several ranks
+    prepared_event: int
     multiplying: tuple[int, ...]  # events after which a thread has a cuBLAS workspace
     cycles: tuple[tuple[int, int], ...]  # (event, step) of each rollout
     gathering: PassGathering | None = None  # of the first forward pass
 
 
 def loaded_once(trace: Trace) -> Trace:
-    """Assign work that is marked as loading between two phases to the phase before it, and what lies between the
-    last backward pass and the optimizer's step, such as clipping, to the backward pass: it is no forward pass."""
+    """Assign work that is marked as loading between two phases to the phase before it, and what
+    lies between the last backward pass and the optimizer's step, such as clipping, to the backward
+    pass: it is no forward pass.
+    """
     marks: list[Mark] = []
     for mark in trace.marks:
         before = next((one.phase for one in reversed(marks) if one.phase != "load"), None)
-        marks.append(mark if mark.phase != "load" or before is None else replace(mark, phase=before))
+        marks.append(
+            mark if mark.phase != "load" or before is None else replace(mark, phase=before)
+        )
     late = False
     for at in reversed(range(len(marks))):
         clipping = late and marks[at].phase == "forward"
@@ -146,21 +188,30 @@ def places_in(trace: Trace) -> Places:
         at
         for at, entry in enumerate(trace.events[:end])
         if entry > 0
-        and (entry - 1 in trace.emptied or trace.part_names[trace.parts[entry - 1]] in ("communication", "optimizer"))
+        and (
+            entry - 1 in trace.emptied
+            or trace.part_names[trace.parts[entry - 1]] in ("communication", "optimizer")
+        )
     )
     # 2. The first product of each cuBLAS thread: the forward pass's and autograd's.
     products = [trace.events.index(number + 1) + 1 for number in trace.products]
     for phases in () if products else (("score", "forward"), ("backward",)):
-        first = next((span for mark, span in trace.stretches() if mark.phase in phases and len(span)), None)
+        first = next(
+            (span for mark, span in trace.stretches() if mark.phase in phases and len(span)), None
+        )
         products += [] if first is None else [first.start + 1]
     # 3. The rollouts: one before the first step, whose cache the step meets, and one with all state.
     cycles: list[tuple[int, int]] = []
     if (second := second_cycle(trace)) is not None:
         begin = next(mark for mark in trace.marks if mark.phase != "load")
         cycles += [(begin.event, begin.step)] if begin.event < second else []
-        cycles.append((second, next(mark.step for mark in reversed(trace.marks) if mark.event <= second)))
+        cycles.append(
+            (second, next(mark.step for mark in reversed(trace.marks) if mark.event <= second))
+        )
     return Places(
-        loaded_bytes=max(0, weights - trace.inventory.statistics_bytes),  # quantised weights' are made later, as adapters are
+        loaded_bytes=max(
+            0, weights - trace.inventory.statistics_bytes
+        ),  # quantised weights' are made later, as adapters are
         prepared_event=next(prepared, end),
         multiplying=tuple(products),
         cycles=tuple(cycles),
@@ -197,7 +248,10 @@ def _pass_gathering(trace: Trace) -> PassGathering | None:
                 order.append(numbers[number] + 1 if entry > 0 else -(numbers[number] + 1))
     if not numbers:
         return None
-    sizes, freed = [trace.sizes[number] for number in numbers], {-entry for entry in order if entry < 0}
+    sizes, freed = (
+        [trace.sizes[number] for number in numbers],
+        {-entry for entry in order if entry < 0},
+    )
     # A layer computes at the highest point after the largest buffer, the root's, was given back.
     live = top = turn = 0
     given_back = False
@@ -217,15 +271,20 @@ def _pass_gathering(trace: Trace) -> PassGathering | None:
 
 def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
     if context.loads_at_once and places.loaded_bytes:
-        yield Insertion(event=0, sizes=(places.loaded_bytes,), parts=("weights",), order=(1, -1), phase="load")
-    # The first product of the main thread is the engine's, or one of the first rollout, where the trainer generates.
+        yield Insertion(
+            event=0, sizes=(places.loaded_bytes,), parts=("weights",), order=(1, -1), phase="load"
+        )
+    # The first product of the main thread is the engine's, or one of the first rollout, where the
+    # trainer generates.
     generates = context.generation is not None and bool(places.cycles)
     if context.engine_inputs_bytes is not None:
         generates, event = True, 0 if context.engine_starts_first else places.prepared_event
         sizes = (context.engine_inputs_bytes, context.cublas_workspace_bytes)
         yield Insertion(event=event, sizes=sizes, parts=("inputs", "workspaces"), order=(1, 2))
     for event in places.multiplying[generates:] if context.cublas_workspace_bytes else ():
-        yield Insertion(event=event, sizes=(context.cublas_workspace_bytes,), parts=("workspaces",), order=(1,))
+        yield Insertion(
+            event=event, sizes=(context.cublas_workspace_bytes,), parts=("workspaces",), order=(1,)
+        )
     for number, (event, step) in enumerate(places.cycles):
         blocks = context.first_sync + context.sync if number == 0 else context.sync
         if blocks:
@@ -234,7 +293,15 @@ def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
             order = (*made, *(-one for one in made))
             first = SYNC_STREAM + number * context.sync_streams
             streams = {at: first + at for at in range(context.sync_streams)}
-            yield Insertion(event=event, sizes=sizes, parts=parts, order=order, phase="sync", step=step, streams=streams)
+            yield Insertion(
+                event=event,
+                sizes=sizes,
+                parts=parts,
+                order=order,
+                phase="sync",
+                step=step,
+                streams=streams,
+            )
         if context.generation is not None:
             workspace = context.cublas_workspace_bytes if number == 0 else 0
             gathering = places.gathering if context.generation.gathers_like_step else None

@@ -7,9 +7,10 @@ The peak is the largest of three:
 - last decoding steps, logits of one token: sampling keeps float32 scores and probabilities until
   the next token's are made.
 
-Events of the prefill have the order of transformers' decoder layers (Llama and its many copies): norm, projections,
-rotary embeddings, cache, attention, MLP. Each layer finds the blocks that the one before left, and the keys and values
-stay in some of them: this is what decides which of them a step can use afterwards.
+Events of the prefill have the order of transformers' decoder layers (Llama and its many copies):
+norm, projections, rotary embeddings, cache, attention, MLP. Each layer finds the blocks that the
+one before left, and the keys and values stay in some of them: this is what decides which of them a
+step can use afterwards.
 """
 
 from __future__ import annotations
@@ -28,13 +29,18 @@ FLOAT32_BYTES = 4
 SCORE_BYTES = FLOAT32_BYTES
 KEPT_PER_LOGIT = SCORE_BYTES + SCORE_BYTES  # scores and probabilities, kept from token to token
 MADE_PER_LOGIT = 4  # the next token's scores, then its probabilities, while the last one's are held
-TOKEN_BYTES = 3 * 8  # per token of the sequence: ids, attention mask, one more copy while it grows (int64)
+TOKEN_BYTES = (
+    3 * 8
+)  # per token of the sequence: ids, attention mask, one more copy while it grows (int64)
 
 
-def transformers_generation(shape: Shape, *, dtype: str, batch: int, prompt: int, completion: int) -> Mapping[str, int]:
+def transformers_generation(
+    shape: Shape, *, dtype: str, batch: int, prompt: int, completion: int
+) -> Mapping[str, int]:
     """Return the parts (kv_cache, activations, logits) that sum to the peak.
 
-    Prompts differ in length: attention gets a mask, for which each key head is repeated for its queries.
+    Prompts differ in length: attention gets a mask, for which each key head is repeated for its
+    queries.
     """
     layers, size = set(shape.layers), dtype_bytes(dtype)
     # 1. Prefill: widest layer + keys and values of all layers over the whole prompt.
@@ -50,14 +56,26 @@ def transformers_generation(shape: Shape, *, dtype: str, batch: int, prompt: int
     cache, tokens = cache_bytes(shape, size, batch, length), batch * length * TOKEN_BYTES
     one_token = max(_one_more_token(shape, layer, size, batch, length) for layer in layers)
     logits = batch * shape.vocabulary
-    layer = {"kv_cache": cache, "activations": one_token + tokens, "logits": logits * KEPT_PER_LOGIT}
-    head = {"kv_cache": cache, "activations": tokens, "logits": logits * (size + KEPT_PER_LOGIT + MADE_PER_LOGIT)}
+    layer = {
+        "kv_cache": cache,
+        "activations": one_token + tokens,
+        "logits": logits * KEPT_PER_LOGIT,
+    }
+    head = {
+        "kv_cache": cache,
+        "activations": tokens,
+        "logits": logits * (size + KEPT_PER_LOGIT + MADE_PER_LOGIT),
+    }
     return max(prefill, layer, head, key=lambda parts: sum(parts.values()))
 
 
 def cache_bytes(shape: Shape, size: int, batch: int, length: int) -> int:
-    """Bytes of the growing cache at this length; a windowed layer caches its window, a recurrent one its state."""
-    growing = sum(_cached_length(layer, length) * _cached_elements(shape, layer) for layer in shape.layers)
+    """Bytes of the growing cache at this length; a windowed layer caches its window, a recurrent
+    one its state.
+    """
+    growing = sum(
+        _cached_length(layer, length) * _cached_elements(shape, layer) for layer in shape.layers
+    )
     states = sum(layer.state * size + layer.wide_state * FLOAT32_BYTES for layer in shape.layers)
     return batch * (growing * size + states)
 
@@ -65,8 +83,13 @@ def cache_bytes(shape: Shape, size: int, batch: int, length: int) -> int:
 def _layer_prefill(shape: Shape, layer: Layer, size: int, batch: int, prompt: int) -> int:
     """max(MLP, attention) of one layer over the prompts."""
     tokens, mask = batch * prompt, batch * prompt * prompt
-    mlp = tokens * (size * (4 * shape.hidden + _mlp_width(shape, layer)) + _routing_bytes(layer, size)) + mask
-    # Queries while they are rotated: both products, their sum. Or rotated ones, repeated keys and values, the result.
+    mlp = (
+        tokens
+        * (size * (4 * shape.hidden + _mlp_width(shape, layer)) + _routing_bytes(layer, size))
+        + mask
+    )
+    # Queries while they are rotated: both products, their sum. Or rotated ones, repeated keys and
+    # values, the result.
     queries, keys = shape.heads * shape.head_dim, shape.key_value_heads * shape.head_dim
     width = 3 * shape.hidden + 4 * queries + (0 if _repeats_keys(shape) else 2 * keys)
     return max(mlp, tokens * size * width + _mask_bytes(size, mask))
@@ -75,7 +98,9 @@ def _layer_prefill(shape: Shape, layer: Layer, size: int, batch: int, prompt: in
 def _one_more_token(shape: Shape, layer: Layer, size: int, batch: int, length: int) -> int:
     """Bytes of one layer for one more token of the longest completions."""
     cached = batch * _cached_length(layer, length)
-    growing = cached * _cached_elements(shape, layer) * size // 2  # the old keys; the values grow after these are freed
+    growing = (
+        cached * _cached_elements(shape, layer) * size // 2
+    )  # the old keys; the values grow after these are freed
     repeated = cached * 2 * shape.heads * shape.head_dim * size if _repeats_keys(shape) else 0
     reading = repeated + _mask_bytes(size, cached)
     return max(growing, reading) + batch * size * (4 * shape.hidden + _mlp_width(shape, layer))
@@ -123,17 +148,29 @@ PrefillSizes = tuple[tuple[str, int], ...]  # name and bytes
 def prefill_sizes(shape: Shape, *, dtype: str, batch: int, prompt: int) -> PrefillSizes:
     """Return the bytes of what the widest decoder layer allocates over the prompts."""
     size, tokens = dtype_bytes(dtype), batch * prompt
-    widest = max(set(shape.layers), key=lambda layer: size * _mlp_width(shape, layer) + _routing_bytes(layer, size))
+    widest = max(
+        set(shape.layers),
+        key=lambda layer: size * _mlp_width(shape, layer) + _routing_bytes(layer, size),
+    )
     queries = tokens * size * shape.heads * shape.head_dim
     return (
         ("hidden", tokens * size * shape.hidden),  # states of all tokens
-        ("normed", tokens * FLOAT32_BYTES * shape.hidden),  # the same in float32, in which norms are computed
+        (
+            "normed",
+            tokens * FLOAT32_BYTES * shape.hidden,
+        ),  # the same in float32, in which norms are computed
         ("queries", queries),
         ("keys", tokens * size * shape.key_value_heads * shape.head_dim),  # values are as large
-        ("repeated", queries if _repeats_keys(shape) else 0),  # keys for each query; 0: attention reads them as they are
+        (
+            "repeated",
+            queries if _repeats_keys(shape) else 0,
+        ),  # keys for each query; 0: attention reads them as they are
         ("mask", tokens * prompt),  # booleans, over all pairs of a row's tokens
         ("scores", tokens * prompt * size),  # the mask in the dtype of the scores it is added to
-        ("wide", tokens * size * _mlp_width(shape, widest) // 3),  # one of the MLP's three widest tensors
+        (
+            "wide",
+            tokens * size * _mlp_width(shape, widest) // 3,
+        ),  # one of the MLP's three widest tensors
         ("routing", tokens * _routing_bytes(widest, size)),  # of experts
         ("rotary", tokens * size * shape.rotary_dim),  # cosines, or sines
     )

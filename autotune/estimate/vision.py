@@ -1,7 +1,8 @@
-"""Images in a vision-language model: parameters and memory of its towers, tokens of an image by the rules of its processor.
+"""Images in a vision-language model: parameters and memory of its towers, tokens of an image by the
+rules of its processor.
 
-d: hidden size, m: MLP width, h: hidden size of the language model. Tests compare the sums with transformers' own models,
-the tokens with its processors.
+d: hidden size, m: MLP width, h: hidden size of the language model. Tests compare the sums with
+transformers' own models, the tokens with its processors.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ def tower_parameters(config: Config) -> int:
     hidden = number(text if isinstance(text, Mapping) else config, "hidden_size")
     kind = str(vision.get("model_type", config.get("model_type")))
     if kind not in _TOWERS:
-        raise BadInput(f"No shape is known for the vision tower {kind!r}.", way_out="Give the language model's config alone.")
+        raise BadInput(
+            f"No shape is known for the vision tower {kind!r}.",
+            way_out="Give the language model's config alone.",
+        )
     return _TOWERS[kind](vision, hidden) + _audio(config)
 
 
@@ -39,16 +43,28 @@ def _siglip(vision: Config, text_hidden: int) -> int:
     """SigLIP with Gemma 3's projection."""
     hidden, width, patch = numbers(vision, "hidden_size", "intermediate_size", "patch_size")
     side = number(vision, "image_size") // patch
-    patches = hidden * (number(vision, "num_channels", 3) * patch * patch + 1) + side * side * hidden
+    patches = (
+        hidden * (number(vision, "num_channels", 3) * patch * patch + 1) + side * side * hidden
+    )
     projection = hidden * text_hidden + hidden
-    return patches + number(vision, "num_hidden_layers") * _plain_layer(hidden, width) + 2 * hidden + projection
+    return (
+        patches
+        + number(vision, "num_hidden_layers") * _plain_layer(hidden, width)
+        + 2 * hidden
+        + projection
+    )
 
 
 def _qwen2_5_vl(vision: Config, text_hidden: int) -> int:
     """RMS norms and a gated MLP; merger: 4d·4d + 4d·h."""
     hidden, width = number(vision, "hidden_size"), number(vision, "intermediate_size", 3420)
     layer = 4 * hidden * (hidden + 1) + 3 * hidden * width + 2 * width + hidden + 2 * hidden
-    return _patches(vision, 14) + number(vision, "depth", 32) * layer + hidden + _merger(vision, text_hidden)
+    return (
+        _patches(vision, 14)
+        + number(vision, "depth", 32) * layer
+        + hidden
+        + _merger(vision, text_hidden)
+    )
 
 
 def _qwen3_vl(vision: Config, text_hidden: int) -> int:
@@ -56,15 +72,31 @@ def _qwen3_vl(vision: Config, text_hidden: int) -> int:
     hidden, width = numbers(vision, "hidden_size", "intermediate_size")
     merged = hidden * number(vision, "spatial_merge_size", 2) ** 2
     deep = vision.get("deepstack_visual_indexes")
-    mergers = (len(deep) if isinstance(deep, list) else 0) * (2 * merged + _merger(vision, text_hidden))
-    outside = _patches(vision, 16) + hidden + number(vision, "num_position_embeddings", 2304) * hidden
-    return outside + number(vision, "depth") * _plain_layer(hidden, width) + 2 * hidden + _merger(vision, text_hidden) + mergers
+    mergers = (len(deep) if isinstance(deep, list) else 0) * (
+        2 * merged + _merger(vision, text_hidden)
+    )
+    outside = (
+        _patches(vision, 16) + hidden + number(vision, "num_position_embeddings", 2304) * hidden
+    )
+    return (
+        outside
+        + number(vision, "depth") * _plain_layer(hidden, width)
+        + 2 * hidden
+        + _merger(vision, text_hidden)
+        + mergers
+    )
 
 
 def _patches(vision: Config, patch: int) -> int:
     channels = number(vision, "in_channels", number(vision, "in_chans", 3))
     side = number(vision, "patch_size", number(vision, "spatial_patch_size", patch))
-    return number(vision, "hidden_size") * channels * number(vision, "temporal_patch_size", 2) * side * side
+    return (
+        number(vision, "hidden_size")
+        * channels
+        * number(vision, "temporal_patch_size", 2)
+        * side
+        * side
+    )
 
 
 def _merger(vision: Config, text_hidden: int) -> int:
@@ -74,22 +106,34 @@ def _merger(vision: Config, text_hidden: int) -> int:
 
 
 def _gemma4(vision: Config, text_hidden: int) -> int:
-    """Four norms per layer, norms per head of queries and keys, a gated MLP, two position tables."""
+    """Four norms per layer, norms per head of queries and keys, a gated MLP, two position
+    tables.
+    """
     hidden, width, patch = numbers(vision, "hidden_size", "intermediate_size", "patch_size")
     head = number(vision, "head_dim", hidden // number(vision, "num_attention_heads"))
-    query, key = (number(vision, name) * head for name in ("num_attention_heads", "num_key_value_heads"))
+    query, key = (
+        number(vision, name) * head for name in ("num_attention_heads", "num_key_value_heads")
+    )
     layer = 2 * hidden * query + 2 * hidden * key + 3 * hidden * width + 2 * head + 4 * hidden
     patches = 3 * patch * patch * hidden + 2 * number(vision, "position_embedding_size") * hidden
     return patches + number(vision, "num_hidden_layers") * layer + hidden * text_hidden
 
 
 def _gemma4_unified(vision: Config, text_hidden: int) -> int:
-    """No encoder: pixels of a token in one projection with three norms, a position table for each axis."""
+    """No encoder: pixels of a token in one projection with three norms, a position table for
+    each axis.
+    """
     width, projected = numbers(vision, "mm_embed_dim", "output_proj_dims")
     side = number(vision, "patch_size", 16) * number(vision, "pooling_kernel_size", 3)
     pixels = 3 * side * side
     norms = 2 * pixels + 4 * width
-    return pixels * width + width + norms + 2 * number(vision, "mm_posemb_size") * width + projected * text_hidden
+    return (
+        pixels * width
+        + width
+        + norms
+        + 2 * number(vision, "mm_posemb_size") * width
+        + projected * text_hidden
+    )
 
 
 def _llama4(vision: Config, text_hidden: int) -> int:
@@ -107,7 +151,10 @@ _TOWERS: Mapping[str, Callable[[Config, int], int]] = {
     "siglip_vision_model": _siglip,
     "qwen2_5_vl": _qwen2_5_vl,
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen3_vl),
-    **dict.fromkeys(("qwen3_vl_vision", "qwen3_vl_moe_vision", "qwen3_5_vision", "qwen3_5_moe_vision"), _qwen3_vl),
+    **dict.fromkeys(
+        ("qwen3_vl_vision", "qwen3_vl_moe_vision", "qwen3_5_vision", "qwen3_5_moe_vision"),
+        _qwen3_vl,
+    ),
     "gemma4_vision": _gemma4,
     "gemma4_unified_vision": _gemma4_unified,
     "llama4_vision_model": _llama4,
@@ -135,15 +182,20 @@ def _audio(config: Config) -> int:
     subsampling = 9 * first + first + 9 * first * second + second + first // 4 * second * hidden
     feed_forward = 2 * 4 * hidden * hidden + 2 * hidden
     attention = 5 * hidden * hidden + hidden // number(audio, "num_attention_heads")
-    convolution = 2 * hidden * hidden + hidden * hidden + number(audio, "conv_kernel_size") * hidden + 2 * hidden
+    convolution = (
+        2 * hidden * hidden
+        + hidden * hidden
+        + number(audio, "conv_kernel_size") * hidden
+        + 2 * hidden
+    )
     layer = 2 * feed_forward + attention + convolution + 3 * hidden
     outside = subsampling + hidden * out + out + out * number(text, "hidden_size")
     return outside + number(audio, "num_hidden_layers") * layer
 
 
 def profiled_encoder(config: Config, size: int, *, hidden: int, tokens: int) -> tuple[int, int]:
-    """Return the bytes of the encoder's outputs (cache) and the peak of its forward pass (tower), which vLLM profiles
-    before the decoder, at `tokens` per batch; zeros for a language model.
+    """Return the bytes of the encoder's outputs (cache) and the peak of its forward pass (tower),
+    which vLLM profiles before the decoder, at `tokens` per batch; zeros for a language model.
 
     N: tokens of the encoder's batch, whole images of the largest size; P: their patches
     cache = N · hidden · size · (1 + deepstack levels), held during the decoder's run
@@ -157,7 +209,9 @@ def profiled_encoder(config: Config, size: int, *, hidden: int, tokens: int) -> 
     deep = vision.get("deepstack_visual_indexes")
     width, wide = number(vision, "hidden_size"), number(vision, "intermediate_size", 3420)
     levels = 1 + (len(deep) if isinstance(deep, list | tuple) else 0)
-    return images * image * hidden * size * levels, images * patches * size * (2 * width + max(3 * wide, 6 * width))
+    return images * image * hidden * size * levels, images * patches * size * (
+        2 * width + max(3 * wide, 6 * width)
+    )
 
 
 # Tokens of an image.
@@ -168,14 +222,21 @@ MAX_PREPROCESSOR_BYTES = 1_000_000
 Options = dict[str, KnobValue | Mapping[str, int]]
 
 Rule = Callable[[Config, Config, int, int], tuple[int, Options]]
-"""(config, preprocessor_config.json, height, width in pixels) -> tokens, options of the image processor."""
+"""(config, preprocessor_config.json, height, width in pixels) -> tokens, options of the image
+processor.
+"""
 
 
-def images_of(config: Config, folder: Path | None, *, count: int, width: int, height: int) -> Images:
+def images_of(
+    config: Config, folder: Path | None, *, count: int, width: int, height: int
+) -> Images:
     """Return a row's images as the model's processor sees them."""
     kind = str(config.get("model_type"))
     if not isinstance(config.get("vision_config"), Mapping):
-        raise BadInput(f"--image-size: {kind} is a language model, and reads no images.", way_out="Leave it out.")
+        raise BadInput(
+            f"--image-size: {kind} is a language model, and reads no images.",
+            way_out="Leave it out.",
+        )
     if kind not in _RULES:
         raise BadInput(
             f"--image-size: the tokens of an image are not known for {kind}.",
@@ -184,20 +245,31 @@ def images_of(config: Config, folder: Path | None, *, count: int, width: int, he
     file = None if folder is None else folder / "preprocessor_config.json"
     stated: object = None
     if file is not None and file.is_file():
-        stated = read_loose_json(file, largest_bytes=MAX_PREPROCESSOR_BYTES, way_out="Save or download the model again.")
-    tokens, options = _RULES[kind](config, stated if isinstance(stated, dict) else {}, height, width)
+        stated = read_loose_json(
+            file, largest_bytes=MAX_PREPROCESSOR_BYTES, way_out="Save or download the model again."
+        )
+    tokens, options = _RULES[kind](
+        config, stated if isinstance(stated, dict) else {}, height, width
+    )
     return Images(count=count, width=width, height=height, tokens=tokens, processor=options)
 
 
 def largest(config: Config) -> tuple[int, int]:
-    """Return tokens and patches of the largest image; zeros if they are not known, or for a language model."""
+    """Return tokens and patches of the largest image; zeros if they are not known, or for a
+    language model.
+    """
     kind = str(config.get("model_type"))
     if kind not in _RULES or not isinstance(config.get("vision_config"), Mapping):
         return 0, 0
     vision = _vision(config)
     if kind == "gemma3":
-        return number(config, "mm_tokens_per_image", 256), (number(vision, "image_size") // number(vision, "patch_size")) ** 2
-    name, usual = ("pooling_kernel_size", 3) if kind.startswith("gemma4") else ("spatial_merge_size", 2)
+        return (
+            number(config, "mm_tokens_per_image", 256),
+            (number(vision, "image_size") // number(vision, "patch_size")) ** 2,
+        )
+    name, usual = (
+        ("pooling_kernel_size", 3) if kind.startswith("gemma4") else ("spatial_merge_size", 2)
+    )
     pooled = number(vision, name, usual)
     tokens, _ = _RULES[kind](config, {}, LARGEST_SIDE, LARGEST_SIDE)
     return tokens, tokens * pooled**2
@@ -210,7 +282,9 @@ def _vision(config: Config) -> Config:
 
 
 def _multiples(least_pixels: int, most_pixels: int, patch: int) -> Rule:
-    """Sides are rounded to multiples of patch · merge, and scaled until height · width is within its bounds."""
+    """Sides are rounded to multiples of patch · merge, and scaled until height · width is within
+    its bounds.
+    """
 
     def rule(config: Config, preprocessor: Config, height: int, width: int) -> tuple[int, Options]:
         vision = _vision(config)
@@ -225,7 +299,10 @@ def _multiples(least_pixels: int, most_pixels: int, patch: int) -> Rule:
         high, wide = (max(factor, round(pixels / factor) * factor) for pixels in (height, width))
         if high * wide > most:
             scale = math.sqrt(height * width / most)
-            high, wide = (max(factor, math.floor(pixels / scale / factor) * factor) for pixels in (height, width))
+            high, wide = (
+                max(factor, math.floor(pixels / scale / factor) * factor)
+                for pixels in (height, width)
+            )
         elif high * wide < least:
             scale = math.sqrt(least / (height * width))
             high, wide = (math.ceil(pixels * scale / factor) * factor for pixels in (height, width))
@@ -252,7 +329,8 @@ def _fitted(config: Config, preprocessor: Config, height: int, width: int) -> tu
     return min(tokens, high * wide), options
 
 
-# Bounds of the models' preprocessor_config.json on the hub (Qwen/Qwen2.5-VL-7B-Instruct, Qwen/Qwen3-VL-8B-Instruct).
+# Bounds of the models' preprocessor_config.json on the hub (Qwen/Qwen2.5-VL-7B-Instruct,
+# Qwen/Qwen3-VL-8B-Instruct).
 _QWEN2 = _multiples(56 * 56, 28 * 28 * 16384, 14)
 
 _QWEN3 = _multiples(256 * 256, 4096 * 4096, 16)

@@ -12,7 +12,16 @@ from typing import Literal
 from autotune.core.job import DeviceKind
 from autotune.core.measurement import Failure, Outcome, Phase
 from autotune.failures.numbers import Numbers, numbers_of
-from autotune.failures.table import MEMORY_CAUSES, QUOTED_ROWS, ROWS, WORDS, FailureRow, cause_of, phase_of, read_table
+from autotune.failures.table import (
+    MEMORY_CAUSES,
+    QUOTED_ROWS,
+    ROWS,
+    WORDS,
+    FailureRow,
+    cause_of,
+    phase_of,
+    read_table,
+)
 from autotune.failures.tracebacks import LoggedException, exceptions_in
 
 FRAGMENTED_SHARE = 0.1
@@ -20,9 +29,15 @@ FRAGMENTED_SHARE = 0.1
 fragmentation. Every GPU that is full has up to this share of idle pieces."""
 
 _BY_PHASE: Mapping[str, str] = {
-    "load": "weights", "rollout": "unknown_memory", "sync": "weight_sync", "reward": "unknown_memory", "score": "activations",
-    "forward": "activations", "backward": "activations", "optimizer": "optimizer",
-}  # fmt: skip
+    "load": "weights",
+    "rollout": "unknown_memory",
+    "sync": "weight_sync",
+    "reward": "unknown_memory",
+    "score": "activations",
+    "forward": "activations",
+    "backward": "activations",
+    "optimizer": "optimizer",
+}
 
 
 _LOUD_ROWS = tuple(row for row in ROWS if row.read_in == "any line")
@@ -31,7 +46,9 @@ _BY_PLACE = frozenset(row.name for row in ROWS if row.raised_at is not None)
 OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that a process does not send to itself: from an operator, a scheduler or the kernel."""
 
-HOST_KILLED = "host_killed"  # row of the messages about a killed process, which do not name a memory limit
+HOST_KILLED = (  # row of the messages about a killed process, which do not name a memory limit
+    "host_killed"
+)
 
 RowMatch = tuple[FailureRow, re.Match[str]]
 
@@ -45,7 +62,9 @@ class ReportedException:
     phase: Phase | None = None
     device: DeviceKind = "cpu"
     limit_hit: bool = False  # the kernel killed a process of the tree for lack of memory meanwhile
-    printed: str = ""  # output of the probe's processes, which holds the first error when a wrapper was raised
+    printed: str = (
+        ""  # output of the probe's processes, which holds the first error when a wrapper was raised
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +88,15 @@ class Finding:
     evidence: str  # line that decided it
     cause: str | None = None
     phase: Phase | None = None
-    numbers: Numbers = field(default_factory=dict)  # figures of the message, described in tables/meanings.yaml
+    numbers: Numbers = field(
+        default_factory=dict
+    )  # figures of the message, described in tables/meanings.yaml
     row: str | None = None  # name of the row that matched
     secondary: bool = False  # another process probably failed first
     transient: bool = False  # no verdict on the candidate
-    from_outside: bool = False  # ended by a signal of another process: no verdict on the candidate either
+    from_outside: bool = (
+        False  # ended by a signal of another process: no verdict on the candidate either
+    )
 
     @property
     def is_memory(self) -> bool:
@@ -89,7 +112,9 @@ def classify_exception(raised: ReportedException) -> Finding:
     if raised.limit_hit and (found is None or found[0].secondary):
         words = "the kernel ended a process of the tree for want of memory"
         if raised.device == "cuda":  # no kernel counts a device's memory: it was the machine's
-            blamed = Finding(outcome=Outcome.OOM_HOST, evidence=words, cause="host_ram", phase=raised.phase)
+            blamed = Finding(
+                outcome=Outcome.OOM_HOST, evidence=words, cause="host_ram", phase=raised.phase
+            )
         else:
             blamed = _memory(None, words, raised.phase, raised.frames)
         return replace(blamed, secondary=found is not None)
@@ -104,7 +129,9 @@ def classify_logged(thrown: LoggedException, phase: Phase | None, device: Device
     exception alone is not decisive."""
 
     def classified(words: str) -> tuple[Finding, bool]:
-        raised = ReportedException(chain=((kind, words),), frames=thrown.frames, phase=phase, device=device)
+        raised = ReportedException(
+            chain=((kind, words),), frames=thrown.frames, phase=phase, device=device
+        )
         found = classify_exception(raised)
         return found, not (found.row is None or found.secondary or found.row in _BY_PLACE)
 
@@ -114,25 +141,40 @@ def classify_logged(thrown: LoggedException, phase: Phase | None, device: Device
         return found
     longer, is_decisive = classified(f"{words}\n{thrown.more}")
     # Behind an echo, only memory counts as its cause: libraries list general remarks there.
-    return longer if is_decisive and (not found.secondary or longer.outcome.is_out_of_memory) else found
+    return (
+        longer
+        if is_decisive and (not found.secondary or longer.outcome.is_out_of_memory)
+        else found
+    )
 
 
 def classify_exit(ending: ProcessExit) -> Finding:
     """Return the finding of an exit: the kernel's report comes first, then the last output."""
     if ending.signal is not None:
         known = {one.value for one in signal.Signals}  # real-time signals have no name
-        how = f"ended by {signal.Signals(ending.signal).name if ending.signal in known else f'signal {ending.signal}'}"
+        how = (
+            "ended by"
+            f" {signal.Signals(ending.signal).name if ending.signal in known else f'signal {ending.signal}'}"
+        )
     else:
-        how = "ended with no result" if ending.exit is None else f"ended with exit code {ending.exit} and no result"
+        how = (
+            "ended with no result"
+            if ending.exit is None
+            else f"ended with exit code {ending.exit} and no result"
+        )
     how = f"the process {how}"
     if ending.out_of_memory == "limit":
         return _memory(None, f"{how}: the memory limit was reached", ending.phase)
     if ending.out_of_memory == "machine" and ending.signal in (None, signal.SIGKILL):
         evidence = f"{how}: the machine ran out of memory"
-        return Finding(outcome=Outcome.OOM_HOST, evidence=evidence, cause="host_ram", phase=ending.phase)
+        return Finding(
+            outcome=Outcome.OOM_HOST, evidence=evidence, cause="host_ram", phase=ending.phase
+        )
     found = _from_print(ending.printed, only_memory=True)
     if found is not None and ending.signal != signal.SIGKILL:
-        return _finding(found, ReportedException(chain=(), phase=ending.phase, device=ending.device))
+        return _finding(
+            found, ReportedException(chain=(), phase=ending.phase, device=ending.device)
+        )
     if ending.signal in OUTSIDE_SIGNALS:
         return ended_from_outside(how, ending)
     return Finding(outcome=Outcome.CRASH, evidence=how, phase=ending.phase)
@@ -141,14 +183,25 @@ def classify_exit(ending: ProcessExit) -> Finding:
 def ended_from_outside(words: str, ending: ProcessExit) -> Finding:
     """Return the finding of a process that another one ended: an operator, a scheduler, or the
     kernel for the memory of others."""
-    why = "the machine's memory was used up by others" if ending.out_of_memory == "others" else "sent from outside the probe"
-    return Finding(outcome=Outcome.INTERRUPTED, evidence=f"{words}, {why}", phase=ending.phase, from_outside=True)
+    why = (
+        "the machine's memory was used up by others"
+        if ending.out_of_memory == "others"
+        else "sent from outside the probe"
+    )
+    return Finding(
+        outcome=Outcome.INTERRUPTED,
+        evidence=f"{words}, {why}",
+        phase=ending.phase,
+        from_outside=True,
+    )
 
 
 def classify_launched(ending: ProcessExit, last_words: str) -> Finding:
-    """Return the finding of a launched program: the kernel's report comes first, then printed exceptions, then the last output.
+    """Return the finding of a launched program: the kernel's report comes first, then printed
+    exceptions, then the last output.
 
-    The phase is taken from a traceback. Without one it stays unknown; it is not guessed to be the load.
+    The phase is taken from a traceback. Without one it stays unknown; it is not guessed to be the
+    load.
     """
     if ending.out_of_memory in ("limit", "machine"):
         return _placed(classify_exit(ending), ending.phase)
@@ -185,8 +238,11 @@ def classify_line(line: str, *, is_error: bool) -> Finding | None:
     return None if found is None else _finding(found, ReportedException(chain=(), device="cuda"))
 
 
-def classify_quoted(exceptions: Sequence[str], lines: Sequence[str], frames: Sequence[str] = ()) -> Finding | None:
-    """Return the known failure of a short excerpt, whose lines are all there is: each may be the message.
+def classify_quoted(
+    exceptions: Sequence[str], lines: Sequence[str], frames: Sequence[str] = ()
+) -> Finding | None:
+    """Return the known failure of a short excerpt, whose lines are all there is: each may be the
+    message.
 
     A place in the code belongs to an exception, not to any line.
     """
@@ -199,7 +255,9 @@ def classify_quoted(exceptions: Sequence[str], lines: Sequence[str], frames: Seq
     return None
 
 
-def _first_match(texts: Sequence[str], rows: Sequence[FailureRow] = ROWS, frames: Sequence[str] = ()) -> RowMatch | None:
+def _first_match(
+    texts: Sequence[str], rows: Sequence[FailureRow] = ROWS, frames: Sequence[str] = ()
+) -> RowMatch | None:
     for row in rows:
         for text in texts:
             match = row.search(text, frames)
@@ -209,18 +267,35 @@ def _first_match(texts: Sequence[str], rows: Sequence[FailureRow] = ROWS, frames
 
 
 def _from_print(printed: str, *, only_memory: bool) -> RowMatch | None:
-    """Search the output for the failure behind a wrapper. Otherwise memory rows alone count, because
-    logs contain many warnings."""
-    return _first_match([printed], [row for row in ROWS if not row.secondary and (row.kind == "memory" or not only_memory)])
+    """Search the output for the failure behind a wrapper. Otherwise memory rows alone count,
+    because logs contain many warnings.
+    """
+    return _first_match(
+        [printed],
+        [row for row in ROWS if not row.secondary and (row.kind == "memory" or not only_memory)],
+    )
 
 
 def _finding(found: RowMatch, raised: ReportedException) -> Finding:
     row, match = found
-    start, end = match.string.rfind("\n", 0, match.start()) + 1, match.string.find("\n", match.end())
-    evidence, phase = _one_line(match.string[start : end if end >= 0 else None]), row.phase or raised.phase
+    start, end = (
+        match.string.rfind("\n", 0, match.start()) + 1,
+        match.string.find("\n", match.end()),
+    )
+    evidence, phase = (
+        _one_line(match.string[start : end if end >= 0 else None]),
+        row.phase or raised.phase,
+    )
     numbers = numbers_of(match, evidence)
     if row.kind == "host_memory" or (row.on_host and raised.device == "cuda"):
-        return Finding(outcome=Outcome.OOM_HOST, evidence=evidence, cause="host_ram", phase=phase, numbers=numbers, row=row.name)
+        return Finding(
+            outcome=Outcome.OOM_HOST,
+            evidence=evidence,
+            cause="host_ram",
+            phase=phase,
+            numbers=numbers,
+            row=row.name,
+        )
     if row.kind == "memory":
         return _memory(row, evidence, phase, raised.frames, numbers)
     return Finding(
@@ -236,23 +311,45 @@ def _finding(found: RowMatch, raised: ReportedException) -> Finding:
 
 
 def _memory(
-    row: FailureRow | None, evidence: str, phase: Phase | None, frames: Sequence[str] = (), numbers: Numbers | None = None
+    row: FailureRow | None,
+    evidence: str,
+    phase: Phase | None,
+    frames: Sequence[str] = (),
+    numbers: Numbers | None = None,
 ) -> Finding:
-    """Return the finding for memory that ran out: its cause is the row's, or follows from frames, figures and phase."""
+    """Return the finding for memory that ran out: its cause is the row's, or follows from
+    frames, figures and phase.
+    """
     numbers, name = numbers or {}, row.name if row else None
-    idle, asked, total = (numbers.get(figure) for figure in ("idle_bytes", "asked_bytes", "total_bytes"))
+    idle, asked, total = (
+        numbers.get(figure) for figure in ("idle_bytes", "asked_bytes", "total_bytes")
+    )
     if name == "cuda_other_process":
         cause = "gpu_other_process"
     elif row is not None and row.cause:
         cause = row.cause
-    # A cache that is joined anew at each token leaves its former pieces idle behind: they come with it.
-    elif (needs := cause_of(frames)) != "kv_cache" and idle and asked and total and idle >= max(asked, FRAGMENTED_SHARE * total):
+    # A cache that is joined anew at each token leaves its former pieces idle behind: they come with
+    # it.
+    elif (
+        (needs := cause_of(frames)) != "kv_cache"
+        and idle
+        and asked
+        and total
+        and idle >= max(asked, FRAGMENTED_SHARE * total)
+    ):
         cause = "fragmentation"
     else:
         cause = needs or _BY_PHASE.get(phase or "", "unknown_memory")
     # Before the first phase is reported, the trainer is under construction: part of the load.
     outcome = Outcome.out_of_memory_in(phase or "load")
-    return Finding(outcome=outcome, evidence=evidence, cause=cause, phase=phase or "load", numbers=numbers, row=name)
+    return Finding(
+        outcome=outcome,
+        evidence=evidence,
+        cause=cause,
+        phase=phase or "load",
+        numbers=numbers,
+        row=name,
+    )
 
 
 def _one_line(text: str) -> str:
@@ -263,7 +360,9 @@ _IMPORT_ERROR = re.compile(r"\b(?:ModuleNotFoundError|ImportError|PackageNotFoun
 
 
 def depends_on_candidate(failure: Failure) -> bool:
-    """Return False for a failure that no other candidate can avoid: the import of a package that all of them need."""
+    """Return False for a failure that no other candidate can avoid: the import of a package that
+    all of them need.
+    """
     if failure.cause != "version" or not _IMPORT_ERROR.search(failure.evidence):
         return True
     return _optional_packages().search(f"{failure.evidence}\n{failure.excerpt}") is not None

@@ -1,7 +1,7 @@
 """Known conflicts in an environment, read from traps.yaml and compared with an interpreter.
 
-Versions, requirements, variables and the size of /dev/shm are compared. The interpreter is run to list them; no package is
-imported, so that a broken one can be listed too.
+Versions, requirements, variables and the size of /dev/shm are compared. The interpreter is run to
+list them; no package is imported, so that a broken one can be listed too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class EnvironmentFacts:
     """Facts about an interpreter's environment."""
 
     packages: Mapping[str, str]  # version by canonical package name
-    requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that each of these packages declares
+    requires: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # that each of these packages declares
     variables: Mapping[str, str] = field(default_factory=dict)
     shm_bytes: int | None = None  # size of /dev/shm, None where it does not exist or can't be read
 
@@ -70,13 +72,18 @@ print(json.dumps({"packages": packages, "requires": requires, "shm_bytes": shm_b
 
 
 def environment_facts(python: Path) -> EnvironmentFacts:
-    """Return the facts about an interpreter, with the variables of this process, which a training started here would inherit."""
+    """Return the facts about an interpreter, with the variables of this process, which a
+    training started here would inherit.
+    """
     try:
-        reported = subprocess.run([str(python), "-c", _ASK], capture_output=True, timeout=SECONDS, check=True).stdout
+        reported = subprocess.run(
+            [str(python), "-c", _ASK], capture_output=True, timeout=SECONDS, check=True
+        ).stdout
         facts = msgspec.json.decode(reported.strip().splitlines()[-1], type=EnvironmentFacts)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError) as error:
         raise TrainingEnvironmentError(
-            f"{python} can't be started as a Python interpreter. Name the training environment's with --python."
+            f"{python} can't be started as a Python interpreter. Name the training environment's"
+            " with --python."
         ) from error
     return replace(facts, variables=dict(os.environ))
 
@@ -104,13 +111,17 @@ class _Extra(_Strict, frozen=True):
 
 
 class _When(_Strict, frozen=True):
-    packages: dict[str, str] = {}  # installed ones, each with a range of versions; an empty range is any version
+    packages: dict[
+        str, str
+    ] = {}  # installed ones, each with a range of versions; an empty range is any version
     variables: dict[str, str] = {}  # that are set, each with a regular expression for its value
     unset: tuple[str, ...] = ()
     goes_with: _GoesWith | None = None  # holds where two packages do not belong together
     one_is_cpu_build: tuple[str, str] | None = None
     outside_extra: _Extra | None = None
-    broken_requirement_of: tuple[str, ...] = ()  # holds where a requirement of one of these packages is not met
+    broken_requirement_of: tuple[
+        str, ...
+    ] = ()  # holds where a requirement of one of these packages is not met
     shm_below_bytes: int | None = None
 
 
@@ -136,7 +147,9 @@ def traps() -> tuple[_Trap, ...]:
 
 
 def active_traps(around: EnvironmentFacts) -> tuple[ActiveTrap, ...]:
-    """Return the traps of which every part of the condition holds, with the values in their messages."""
+    """Return the traps of which every part of the condition holds, with the values in their
+    messages.
+    """
     found = []
     for trap in traps():
         words = {name.replace("-", "_"): version for name, version in around.packages.items()}
@@ -146,7 +159,9 @@ def active_traps(around: EnvironmentFacts) -> tuple[ActiveTrap, ...]:
             words |= part
         else:
             says = trap.says.format_map(words)
-            found.append(ActiveTrap(name=trap.name, says=says, helps=trap.helps, sources=trap.sources))
+            found.append(
+                ActiveTrap(name=trap.name, says=says, helps=trap.helps, sources=trap.sources)
+            )
     return tuple(found)
 
 
@@ -154,23 +169,37 @@ def _parts(when: _When, around: EnvironmentFacts) -> Iterator[dict[str, str] | N
     """Yield for each part of the condition the values to insert, or None where it does not hold."""
     for name, versions in when.packages.items():
         there = _version(around, name)
-        yield _if(there is not None and SpecifierSet(versions).contains(_public(there), prereleases=True))
+        yield _if(
+            there is not None and SpecifierSet(versions).contains(_public(there), prereleases=True)
+        )
     for name, pattern in when.variables.items():
-        yield _if(name in around.variables and re.search(pattern, around.variables[name]) is not None)
+        yield _if(
+            name in around.variables and re.search(pattern, around.variables[name]) is not None
+        )
     yield from (_if(name not in around.variables) for name in when.unset)
     if when.goes_with is not None:
         yield _mismatch(when.goes_with, around)
     if when.one_is_cpu_build is not None:
-        known = [version for name in when.one_is_cpu_build if (version := _version(around, name)) is not None]
+        known = [
+            version
+            for name in when.one_is_cpu_build
+            if (version := _version(around, name)) is not None
+        ]
         yield _if(len(known) == 2 and (known[0].local == "cpu") != (known[1].local == "cpu"))
     if when.outside_extra is not None:
         yield _outside(when.outside_extra, around)
     if when.broken_requirement_of:
-        broken = [message for name in when.broken_requirement_of for message in _broken(name, around)]
+        broken = [
+            message for name in when.broken_requirement_of for message in _broken(name, around)
+        ]
         yield {"broken": "; ".join(broken)} if broken else None
     if when.shm_below_bytes is not None:
         small = around.shm_bytes is not None and around.shm_bytes < when.shm_below_bytes
-        yield {"shm": format_bytes(around.shm_bytes)} if small and around.shm_bytes is not None else None
+        yield (
+            {"shm": format_bytes(around.shm_bytes)}
+            if small and around.shm_bytes is not None
+            else None
+        )
 
 
 def _if(holds: bool) -> dict[str, str] | None:
@@ -202,7 +231,9 @@ def _outside(rule: _Extra, around: EnvironmentFacts) -> dict[str, str] | None:
     if installed is None:
         return None
     for requirement in _requirements(rule.of, around, extra=rule.extra):
-        if requirement.name == rule.package and not requirement.specifier.contains(_public(installed), prereleases=True):
+        if requirement.name == rule.package and not requirement.specifier.contains(
+            _public(installed), prereleases=True
+        ):
             return {"wanted": f"{requirement.name} {requirement.specifier}"}
     return None
 
@@ -210,9 +241,13 @@ def _outside(rule: _Extra, around: EnvironmentFacts) -> dict[str, str] | None:
 def _broken(name: str, around: EnvironmentFacts) -> Iterator[str]:
     for requirement in _requirements(name, around):
         there, allowed = _version(around, requirement.name), requirement.specifier
-        if there is not None and not any(allowed.contains(version, prereleases=True) for version in (there, _public(there))):
+        if there is not None and not any(
+            allowed.contains(version, prereleases=True) for version in (there, _public(there))
+        ):
             installed = around.packages[canonicalize_name(name)]
-            yield f"{name} {installed} requires {requirement.name}{allowed}, and {there} is installed"
+            yield (
+                f"{name} {installed} requires {requirement.name}{allowed}, and {there} is installed"
+            )
 
 
 def _requirements(name: str, around: EnvironmentFacts, extra: str = "") -> Iterator[Requirement]:

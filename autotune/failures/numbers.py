@@ -1,7 +1,8 @@
 """Figures in a failure's message: their names, and how they are read.
 
-A row of the table names groups in its pattern (`asked`, `free`, `total` with a unit beside them, `length` ...). The list that
-torch appends to its first sentence is read in the same way for every row.
+A row of the table names groups in its pattern (`asked`, `free`, `total` with a unit beside them,
+`length` ...). The list that torch appends to its first sentence is read in the same way for every
+row.
 """
 
 from __future__ import annotations
@@ -12,18 +13,31 @@ from collections.abc import Mapping
 Numbers = Mapping[str, int | float]
 
 _BYTES = ("asked", "free", "total")
-_COUNTS = {"length": "longest_length", "length2": "longest_length", "wanted": "asked_length", "sequences": "asked_sequences"}
-"""Group names and figures. A group name must be unique in a pattern, hence the second name of a length."""
+_COUNTS = {
+    "length": "longest_length",
+    "length2": "longest_length",
+    "wanted": "asked_length",
+    "sequences": "asked_sequences",
+}
+"""Group names and figures. A group name must be unique in a pattern, hence the second name of a
+length.
+"""
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"(\d+(?:\.\d+)?) ([KMGT]?i?B|bytes)"
 _TORCH: Mapping[str, re.Pattern[str]] = {
     "allowed_bytes": re.compile(rf"memory in use\. {_SIZE} allowed; "),
-    "allocated_bytes": re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch|{_SIZE} already allocated;"),
+    "allocated_bytes": re.compile(
+        rf"Of the allocated memory {_SIZE} is allocated by PyTorch|{_SIZE} already allocated;"
+    ),
     "idle_bytes": re.compile(rf"and {_SIZE} is reserved by PyTorch but unallocated"),
-    "process_bytes": re.compile(rf"Including non-PyTorch memory, this process has {_SIZE} memory in use"),
+    "process_bytes": re.compile(
+        rf"Including non-PyTorch memory, this process has {_SIZE} memory in use"
+    ),
 }
-_RESERVED = re.compile(rf"{_SIZE} reserved in total by PyTorch")  # Form before torch 2.1, which reports no idle memory
+_RESERVED = re.compile(
+    rf"{_SIZE} reserved in total by PyTorch"
+)  # Form before torch 2.1, which reports no idle memory
 NEIGHBOUR = re.compile(r" ?Process (\d{1,10}) has [\d.]+ \w+ memory in use\.")
 """Entry in torch's list of other processes on the GPU."""
 
@@ -36,7 +50,9 @@ def numbers_of(match: re.Match[str], reported: str) -> dict[str, int | float]:
     found: dict[str, int | float] = {}
     for name in _BYTES:
         if groups.get(name) is not None:
-            found[f"{name}_bytes"] = _bytes(groups[name], groups.get(f"{name}_unit") or groups.get("total_unit") or "B")
+            found[f"{name}_bytes"] = _bytes(
+                groups[name], groups.get(f"{name}_unit") or groups.get("total_unit") or "B"
+            )
     for group, name in _COUNTS.items():
         if groups.get(group) is not None:
             found[name] = int(groups[group])

@@ -14,12 +14,13 @@
     words.yaml       words by which most lines of a log are skipped
     fragments.yaml, argument_names.yaml    parts of the patterns
 
-Together the first five are the closed table of failure texts. The first row that matches decides, so that the order is part of
-the table. A row is searched for in the exception that was raised, at its place in the code; and, where only a failure has such
-words, in every printed line.
+Together the first five are the closed table of failure texts. The first row that matches decides,
+so that the order is part of the table. A row is searched for in the exception that was raised, at
+its place in the code; and, where only a failure has such words, in every printed line.
 
-A pattern in a table is one string or a list of alternatives. Line breaks in it are dropped, alternatives are joined by `|`,
-and `${name}` stands for the fragment of that name in fragments.yaml.
+A pattern in a table is one string or a list of alternatives. Line breaks in it are dropped,
+alternatives are joined by `|`, and `${name}` stands for the fragment of that name in
+fragments.yaml.
 """
 
 from __future__ import annotations
@@ -72,23 +73,34 @@ def _fragments() -> Mapping[str, str]:
 
 def _joined(pattern: Pattern, fragments: Mapping[str, str]) -> str:
     alternatives = [pattern] if isinstance(pattern, str) else pattern
-    return "|".join(_REFERENCE.sub(lambda found: fragments[found[1]], one.replace("\n", "")) for one in alternatives)
+    return "|".join(
+        _REFERENCE.sub(lambda found: fragments[found[1]], one.replace("\n", ""))
+        for one in alternatives
+    )
 
 
 def _refused_arguments() -> str:
-    """Return the pattern of Python's refusal of an argument that another version of the same class has."""
+    """Return the pattern of Python's refusal of an argument that another version of the same
+    class has.
+    """
     names = read_table("argument_names", _ArgumentNames)
     classes = {
-        **{owner: f"{own} {names.training_arguments}" for owner, own in names.trainer_configs.items()},
+        **{
+            owner: f"{own} {names.training_arguments}"
+            for owner, own in names.trainer_configs.items()
+        },
         "(?:Seq2Seq)?TrainingArguments": names.training_arguments,
         "LoraConfig": names.lora_config,
     }
     refusals = [
-        rf"\b{owner}\.__init__\(\) got an unexpected keyword argument '(?-i:{'|'.join(map(re.escape, arguments.split()))})'"
+        rf"\b{owner}\.__init__\(\) got an unexpected keyword argument"
+        rf" '(?-i:{'|'.join(map(re.escape, arguments.split()))})'"
         for owner, arguments in classes.items()
     ]
     sampling = r"'(?:guided_decoding|structured_outputs|best_of|use_beam_search)'"
-    return "|".join([*refusals, rf"\A(?:[\w.]+\.)?TypeError: Unexpected keyword argument {sampling}"])
+    return "|".join(
+        [*refusals, rf"\A(?:[\w.]+\.)?TypeError: Unexpected keyword argument {sampling}"]
+    )
 
 
 class NumberMeaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,15 +141,24 @@ class _Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 WORDS, LINES = read_table("words", _Words), read_table("lines", _Lines)
 
-TABLES = ("memory", "refusals", "others", "checks", "files")  # tables in the order in which they are searched
+TABLES = (
+    "memory",
+    "refusals",
+    "others",
+    "checks",
+    "files",
+)  # tables in the order in which they are searched
 
 Kind = Literal["memory", "host_memory", "illegal", "transient", "other"]
-"""memory: out of device memory in the current phase. host_memory: out of the machine's memory. illegal: never tried again.
-transient: no verdict on the candidate, measured again. other: crash with a known cause."""
+"""memory: out of device memory in the current phase. host_memory: out of the machine's memory.
+illegal: never tried again. transient: no verdict on the candidate, measured again. other: crash
+with a known cause.
+"""
 
 ReadIn = Literal["any line", "error line", "exception"]
-"""Texts in which a row counts: every printed line; a line that its logger marked as an error or that an aborting program
-printed; or an exception that was raised."""
+"""Texts in which a row counts: every printed line; a line that its logger marked as an error or
+that an aborting program printed; or an exception that was raised.
+"""
 
 
 class FailureRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -148,17 +169,27 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     phase: Phase | None = None  # in which alone this text is printed; None: any phase
     secondary: bool = False  # message of a process that failed because another one had failed
     read_in: ReadIn = "exception"
-    raised_at: str | None = None  # regular expression for `file:function statement`, where many failures share the words
+    raised_at: str | None = (
+        # regular expression for `file:function statement`, where many failures share the words
+        None
+    )
     innermost_frames: int = 4  # in which `raised_at` is searched for
-    decisive: bool = False  # names the first failure even if a traceback with less information follows
+    decisive: bool = (
+        False  # names the first failure even if a traceback with less information follows
+    )
     on_host: bool = False  # a process on a GPU prints it about the machine's memory
 
     def search(self, text: str, frames: Sequence[str] = ()) -> re.Match[str] | None:
         """Return the match of the row in the text, None where it does not apply."""
         if self.raised_at is not None:
-            if self.kind in ("illegal", "other") and self.cause != "network" and any(map(_REWARDS.search, frames)):
+            if (
+                self.kind in ("illegal", "other")
+                and self.cause != "network"
+                and any(map(_REWARDS.search, frames))
+            ):
                 return None
-            # The caller that requests a missing attribute is at fault, not the code that looks it up.
+            # The caller that requests a missing attribute is at fault, not the code that looks it
+            # up.
             callers = [frame for frame in frames if not _LOOKUP.search(frame)]
             if not any(map(_compiled(self.raised_at).search, callers[-self.innermost_frames :])):
                 return None
@@ -167,9 +198,12 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 _REWARDS = re.compile(
     r"\A\S*(?::_calculate_rewards|:compute_rewards?|/reward_managers?/\S*:\w+)\b"
-    r"|\A\S+ .*\b(?:\w*reward_(?:fn|func|function)\w*|compute_score|compute_metrics|formatting_func|rollout_func)\("
+    r"|\A\S+"
+    r" .*\b(?:\w*reward_(?:fn|func|function)\w*|compute_score|compute_metrics|formatting_func|rollout_func)\("
 )
-"""Frames that call the user's own functions: a failure behind them indicates nothing about settings, data or versions."""
+"""Frames that call the user's own functions: a failure behind them indicates nothing about
+settings, data or versions.
+"""
 
 _LOOKUP = re.compile(r"\A\S*:__getattr(?:ibute)?__\b")
 
@@ -183,7 +217,9 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _read_rows(*tables: str) -> tuple[FailureRow, ...]:
-    entries: list[dict[str, Any]] = [entry for table in tables for entry in read_table(table, list[dict[str, Any]])]
+    entries: list[dict[str, Any]] = [
+        entry for table in tables for entry in read_table(table, list[dict[str, Any]])
+    ]
     for entry in entries:
         entry.update({key: expand(entry[key]) for key in ("pattern", "raised_at") if key in entry})
     return msgspec.convert(entries, tuple[FailureRow, ...])
@@ -207,7 +243,10 @@ KNOWN_WARNINGS = read_table("warnings", tuple[KnownWarning, ...])
 
 def warning_in(line: str) -> str | None:
     """Return the meaning of the warning in a line, None where there is none."""
-    return next((known.says for known in KNOWN_WARNINGS if re.search(known.pattern, line, re.IGNORECASE)), None)
+    return next(
+        (known.says for known in KNOWN_WARNINGS if re.search(known.pattern, line, re.IGNORECASE)),
+        None,
+    )
 
 
 class _FrameTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -229,17 +268,25 @@ def _pairs(rows: list[dict[_Word, str]]) -> tuple[tuple[str, _Word], ...]:
 
 
 _TABLE = read_table("frames", _FrameTable)
-_WITHIN, _CAUSES, _IN_GENERAL = _pairs(_TABLE.within), _pairs(_TABLE.causes), _pairs(_TABLE.in_general)
+_WITHIN, _CAUSES, _IN_GENERAL = (
+    _pairs(_TABLE.within),
+    _pairs(_TABLE.causes),
+    _pairs(_TABLE.in_general),
+)
 _PHASES, _LATEST, _LAST = _pairs(_TABLE.phases), _pairs(_TABLE.latest), _pairs(_TABLE.last)
-_HANDS_OVER, _SAVES, _EVALUATES = expand(_TABLE.hands_over), expand(_TABLE.saves), expand(_TABLE.evaluates)
+_HANDS_OVER, _SAVES, _EVALUATES = (
+    expand(_TABLE.hands_over),
+    expand(_TABLE.saves),
+    expand(_TABLE.evaluates),
+)
 
 
 def cause_of(frames: Sequence[str]) -> str | None:
     """Return the purpose of the memory; the last frame is the innermost.
 
-    The innermost frame that matches decides: every training step passes through the trainer's log-probabilities, and what ran
-    out there may still have been a layer's activations. Some frames cover everything that they call: an engine's profiling run
-    passes through a model's layers too.
+    The innermost frame that matches decides: every training step passes through the trainer's
+    log-probabilities, and what ran out there may still have been a layer's activations. Some frames
+    cover everything that they call: an engine's profiling run passes through a model's layers too.
     """
     hands_over = _any(_HANDS_OVER, frames)
     cause = _first(frames, _CAUSES)
@@ -249,7 +296,12 @@ def cause_of(frames: Sequence[str]) -> str | None:
             return "weight_sync" if hands_over and word == "weights" else word
     if hands_over and cause in ("zero_gather", "weights", None):
         return "weight_sync"
-    if cause == "weight_sync" and not hands_over and _any(r":full_tensor\b", frames) and _any(_SAVES, frames):
+    if (
+        cause == "weight_sync"
+        and not hands_over
+        and _any(r":full_tensor\b", frames)
+        and _any(_SAVES, frames)
+    ):
         return "zero_gather"
     return cause or _first(frames, _IN_GENERAL)
 
@@ -281,7 +333,9 @@ class Remedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     setting: str = msgspec.field(name="set")
     to: str  # direction (`raise`, `lower`, `on`, `off`) or new value
     why: str
-    bounded_by: str | None = None  # number of the message that the setting must not exceed, where the message has it
+    bounded_by: str | None = (
+        None  # number of the message that the setting must not exceed, where the message has it
+    )
     elsewhere: str | None = None  # setting of other frameworks in its place, None: the same
     why_elsewhere: str | None = None  # its reason
 
@@ -295,7 +349,10 @@ class _RemedyTable(msgspec.Struct, forbid_unknown_fields=True):
 def _read_remedies() -> list[dict[str, tuple[Remedy, ...]]]:
     table = read_table("remedies", _RemedyTable)
     return [
-        {key: tuple(table.shared[one] if isinstance(one, str) else one for one in listed) for key, listed in remedies.items()}
+        {
+            key: tuple(table.shared[one] if isinstance(one, str) else one for one in listed)
+            for key, listed in remedies.items()
+        }
         for remedies in (table.by_cause, table.by_row)
     ]
 
@@ -309,7 +366,9 @@ def remedies_for(cause: str, row: str | None = None) -> tuple[Remedy, ...]:
 
 
 def directions_after(cause: str, row: str | None = None) -> Mapping[str, str]:
-    """Return the direction in which each setting must move after this failure; the first remedy of a setting counts."""
+    """Return the direction in which each setting must move after this failure; the first remedy
+    of a setting counts.
+    """
     found: dict[str, str] = {}
     for remedy in remedies_for(cause, row):
         if remedy.to in DIRECTIONS:

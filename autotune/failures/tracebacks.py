@@ -21,13 +21,16 @@ class LogLine:
     """Line without its prefixes."""
 
     text: str
-    source: str  # process that printed it, according to its prefixes; lines of one source belong together
+    # process that printed it, according to its prefixes; lines of one source belong together
+    source: str
     rank: int | None = None
     level: Level | None = None  # of its logger: an error or something lower; None for printed text
 
 
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
-_BAR = re.compile(r"[^|\n]{0,80}?\d{1,3}%\|[^|\n]{0,200}\| ?[\d.kMG]+/[\d.kMG]+ \[[^\]\n]{0,80}\](?=\S)")
+_BAR = re.compile(
+    r"[^|\n]{0,80}?\d{1,3}%\|[^|\n]{0,200}\| ?[\d.kMG]+/[\d.kMG]+ \[[^\]\n]{0,80}\](?=\S)"
+)
 """Progress bar with the text of another process behind it in the same line."""
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -43,16 +46,28 @@ def read_line(raw: str) -> LogLine:
     rank: int | None = None
     level: Level | None = None
     for _ in range(_MOST_PREFIXES):
-        match = next((match for pattern in _PREFIXES if (match := pattern.match(text)) and match.end()), None)
+        match = next(
+            (match for pattern in _PREFIXES if (match := pattern.match(text)) and match.end()), None
+        )
         if match is None:
             break
         reported = {name: value for name, value in match.groupdict().items() if value is not None}
         text = text[match.end() :]
-        word = next((reported[name] for name in ("level", "logged", "named", "letter", "ray") if name in reported), None)
+        word = next(
+            (
+                reported[name]
+                for name in ("level", "logged", "named", "letter", "ray")
+                if name in reported
+            ),
+            None,
+        )
         if word is not None:
             level = "error" if word[0] in "EFC" else "lower"
         named = reported.get("rank") or reported.get("task") or reported.get("process")
-        if named is None and (actor := _RANK_OF_ACTOR.search(reported.get("actor", ""))) is not None:
+        if (
+            named is None
+            and (actor := _RANK_OF_ACTOR.search(reported.get("actor", ""))) is not None
+        ):
             named = actor[1] or actor[2]
         rank = int(named) if named is not None and rank is None else rank
         source += next((reported[name] for name in _SOURCES if name in reported), "")
@@ -71,8 +86,12 @@ _FRAME_IN_BOX = re.compile(r"[│|] (\S{1,1000}?):\d+ in (\S{1,200})")
 _FRAMES = (_FRAME, _FRAME_IN_NOTEBOOK, _FRAME_IN_BOX)
 _BOX = ("│", "╭", "╰")
 _MOST_WRAPPED = 20  # lines over which the exception of a box is wrapped at most
-_THROWN = re.compile(r"(?:(?:[A-Za-z_]\w{0,80}\.){1,12}[A-Za-z_]|[A-Z])\w{0,120}(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)")
-_ALONE = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,12}\w{0,120}(?:Error|Exception|LimitForeseen)(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)")
+_THROWN = re.compile(
+    r"(?:(?:[A-Za-z_]\w{0,80}\.){1,12}[A-Za-z_]|[A-Z])\w{0,120}(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)"
+)
+_ALONE = re.compile(
+    r"(?:[A-Za-z_]\w{0,80}\.){0,12}\w{0,120}(?:Error|Exception|LimitForeseen)(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)"
+)
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _ORIGINAL = "Original Traceback"
 _REMOTE = re.compile(r"RayTaskError\(|an error raised in its creation task, ray::")
@@ -81,13 +100,17 @@ _REMOTE = re.compile(r"RayTaskError\(|an error raised in its creation task, ray:
 _MOST_MORE = 8
 _MOST_MORE_TEXT = 500
 _NO_MORE = re.compile(
-    r"\s*(?:[\[{<=#*-]|\d+%|\d{4}-|Killed\b|Sending |Set the environment|Segmentation|wandb\b|srun\b|slurmstepd\b"
+    r"\s*(?:[\[{<=#*-]|\d+%|\d{4}-|Killed\b|Sending |Set the"
+    r" environment|Segmentation|wandb\b|srun\b|slurmstepd\b"
     r"|E?rror executing)"
     r"|(?:[\w./-]+: )?(?:line \d+: |error: )|\S+:\d+: "
 )
 """Start of something else: a logger's line, a launcher's, or a metric."""
 
-_HARMLESS = ("Exception ignored in", "--- Logging error ---")  # Headers of exceptions after which Python continues
+_HARMLESS = (
+    "Exception ignored in",
+    "--- Logging error ---",
+)  # Headers of exceptions after which Python continues
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +119,9 @@ class LoggedException:
 
     text: str
     frames: tuple[str, ...] = ()  # as `file:function source line`, innermost last
-    more: str = ""  # lines directly behind it, which may belong to its text: a message's further lines are not indented
+    # lines directly behind it, which may belong to its text: a message's further lines are not
+    # indented
+    more: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +141,9 @@ class _Open:
 
     position: int
     rank: int | None
-    mark: str = ""  # text before the header, such as a container's name; removed from the next lines too
+    mark: str = (
+        ""  # text before the header, such as a container's name; removed from the next lines too
+    )
     chain: list[LoggedException] = field(default_factory=list)
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_FRAMES))
     text: str = ""
@@ -134,7 +161,9 @@ class _Open:
     def close_exception(self) -> None:
         if self.text or self.remote:
             more = "\n".join(self.more)
-            self.chain.append(LoggedException(text=self.text or self.remote, frames=tuple(self.frames), more=more))
+            self.chain.append(
+                LoggedException(text=self.text or self.remote, frames=tuple(self.frames), more=more)
+            )
         self.text = self.remote = ""
         self.frames.clear()
         self.more.clear()
@@ -150,12 +179,23 @@ class _Open:
 def exceptions_in(printed: str) -> list[LoggedException]:
     """Return the exceptions of all tracebacks in a text."""
     tracebacks = Tracebacks()
-    reported = [one for position, line in enumerate(printed.splitlines()) for one in tracebacks.feed(read_line(line), position)]
-    return [thrown for one in (*reported, *tracebacks.flush()) if one.has_traceback for thrown in one.chain]
+    reported = [
+        one
+        for position, line in enumerate(printed.splitlines())
+        for one in tracebacks.feed(read_line(line), position)
+    ]
+    return [
+        thrown
+        for one in (*reported, *tracebacks.flush())
+        if one.has_traceback
+        for thrown in one.chain
+    ]
 
 
 class Tracebacks:
-    """Assembler of tracebacks. It receives lines in order and yields each exception when it is complete."""
+    """Assembler of tracebacks. It receives lines in order and yields each exception when it is
+    complete.
+    """
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
@@ -189,7 +229,14 @@ class Tracebacks:
 
     def frames_cut_off(self) -> tuple[str, ...]:
         """Return the frames of a traceback that has no exception yet."""
-        return next((tuple(open_.frames) for open_ in self._open.values() if open_.frames and not open_.text), ())
+        return next(
+            (
+                tuple(open_.frames)
+                for open_ in self._open.values()
+                if open_.frames and not open_.text
+            ),
+            (),
+        )
 
     def _begin(self, line: LogLine, position: int, open_: _Open | None) -> Iterator[ExceptionChain]:
         if open_ is not None and open_.text and line.text.startswith(_ORIGINAL):
@@ -206,9 +253,12 @@ class Tracebacks:
         if len(self._open) < MOST_SOURCES:
             harmless = line.source in self._harmless or line.level == "lower"
             self._open[line.source] = _Open(
-                position=position, rank=line.rank, harmless=harmless, mark=line.text.partition(HEADER)[0],
+                position=position,
+                rank=line.rank,
+                harmless=harmless,
+                mark=line.text.partition(HEADER)[0],
                 boxed=line.text.lstrip().startswith("╭"),
-            )  # fmt: skip
+            )
         self._harmless.discard(line.source)
 
     def _go_on(self, open_: _Open, line: LogLine, position: int) -> Iterator[ExceptionChain]:
@@ -222,7 +272,12 @@ class Tracebacks:
             open_.complete = open_.complete or bool(open_.more)
         elif text.startswith(_CHAINED):
             open_.close_exception()
-        elif open_.text and open_.boxed and open_.wrapped < _MOST_WRAPPED and not text.startswith(_BOX):
+        elif (
+            open_.text
+            and open_.boxed
+            and open_.wrapped < _MOST_WRAPPED
+            and not text.startswith(_BOX)
+        ):
             open_.wrapped += 1
             open_.text = f"{open_.text} {text.strip()}"[:_MOST_TEXT]
         elif open_.text and text[0] in " \t":
@@ -237,7 +292,9 @@ class Tracebacks:
             open_.noise += 1
 
     def _in_frames(self, open_: _Open, line: LogLine, text: str) -> Iterator[ExceptionChain]:
-        frame = next((frame for pattern in _FRAMES if (frame := pattern.match(text)) is not None), None)
+        frame = next(
+            (frame for pattern in _FRAMES if (frame := pattern.match(text)) is not None), None
+        )
         if frame is not None:
             # Places are known by their names with slashes, which Windows writes the other way.
             file = frame[1].replace("\\", "/")
@@ -246,7 +303,8 @@ class Tracebacks:
             if open_.frames and text.strip(" ~^\t│-") and len(open_.frames[-1]) < 1000:
                 open_.frames[-1] += f" {text.strip(' │')[:300]}"
         elif _REMOTE.search(text) is not None:
-            # An exception that crossed several actors: the innermost one's places follow the last of these words.
+            # An exception that crossed several actors: the innermost one's places follow the last
+            # of these words.
             open_.remote = text[:_MOST_TEXT]
         elif _THROWN.match(text):
             open_.text, open_.in_frames = text[:_MOST_TEXT], False
@@ -256,21 +314,30 @@ class Tracebacks:
                 yield from self._end(line.source)
 
     def _alone(self, line: LogLine, position: int) -> Iterator[ExceptionChain]:
-        """Yield an exception whose traceback is missing: logs are cut, and some loggers print the last line alone."""
+        """Yield an exception whose traceback is missing: logs are cut, and some loggers print
+        the last line alone.
+        """
         text = line.text.strip()
         if _FRAME.match(line.text) is not None and len(self._open) < MOST_SOURCES:
             # A log that was cut in the middle of a traceback.
-            self._open[line.source] = _Open(position=position, rank=line.rank, harmless=line.level == "lower", has_header=False)
+            self._open[line.source] = _Open(
+                position=position, rank=line.rank, harmless=line.level == "lower", has_header=False
+            )
             yield from self._go_on(self._open[line.source], line, position)
         elif line.level == "lower" or _ALONE.match(text) is None:
             return
         elif _REMOTE.search(text) is not None and len(self._open) < MOST_SOURCES:
-            self._open[line.source] = _Open(position=position, rank=line.rank, remote=text[:_MOST_TEXT])
+            self._open[line.source] = _Open(
+                position=position, rank=line.rank, remote=text[:_MOST_TEXT]
+            )
         else:
             yield ExceptionChain(
-                position=position, rank=line.rank, chain=(LoggedException(text=text[:_MOST_TEXT]),), has_traceback=False,
+                position=position,
+                rank=line.rank,
+                chain=(LoggedException(text=text[:_MOST_TEXT]),),
+                has_traceback=False,
                 is_whole=False,
-            )  # fmt: skip
+            )
 
     def _end(self, source: str) -> Iterator[ExceptionChain]:
         open_ = self._open.pop(source, None)
@@ -279,6 +346,9 @@ class Tracebacks:
         open_.close_exception()
         if open_.chain and not open_.harmless:
             yield ExceptionChain(
-                position=open_.position, rank=open_.rank, chain=tuple(open_.chain[:32]), has_traceback=True,
+                position=open_.position,
+                rank=open_.rank,
+                chain=tuple(open_.chain[:32]),
+                has_traceback=True,
                 is_whole=open_.has_header,
-            )  # fmt: skip
+            )

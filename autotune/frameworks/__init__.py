@@ -1,7 +1,8 @@
 """Trainers: one per framework and method, behind the interface of `base`.
 
-Each file lists its trainers in TRAINERS, and is imported when it is asked for. Another package registers
-such a list with an entry point of the group `autotune.frameworks`: see docs/adding-a-framework.md.
+Each file lists its trainers in TRAINERS, and is imported when it is asked for. Another package
+registers such a list with an entry point of the group `autotune.frameworks`: see
+docs/adding-a-framework.md.
 """
 
 from __future__ import annotations
@@ -16,8 +17,18 @@ from autotune.frameworks.base import Trainer
 
 ENTRY_POINT_GROUP = "autotune.frameworks"
 _FILES = (
-    "trl", "swift", "verl", "openrlhf", "open_reasoner_zero", "skyrl", "prime_rl", "nemo_rl", "slime", "unsloth", "command",
-)  # fmt: skip
+    "trl",
+    "swift",
+    "verl",
+    "openrlhf",
+    "open_reasoner_zero",
+    "skyrl",
+    "prime_rl",
+    "nemo_rl",
+    "slime",
+    "unsloth",
+    "command",
+)
 
 
 @cache
@@ -35,7 +46,9 @@ def _methods(name: str) -> Mapping[str, Trainer]:
 
 def names() -> frozenset[str]:
     """Return the values of `--framework`."""
-    return frozenset({*(file.replace("_", "-") for file in _FILES), *(each.name for each in _registered())})
+    return frozenset(
+        {*(file.replace("_", "-") for file in _FILES), *(each.name for each in _registered())}
+    )
 
 
 def trainers() -> dict[tuple[str, str], Trainer]:

@@ -23,11 +23,23 @@ from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
 Settings = Mapping[str, KnobValue]
 
 KINDS = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null"}
-TYPE_NAMES = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a name", "null": "null"}
-STAND_IN = "stand_in.trace"  # worker module that traces a stand-in step; it needs no installed framework
+TYPE_NAMES = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a name",
+    "null": "null",
+}
+STAND_IN = (  # worker module that traces a stand-in step; it needs no installed framework
+    "stand_in.trace"
+)
 SPREAD_BY: Mapping[str, Sharding] = {
-    "zero1": "optimizer", "zero2": "gradients", "zero3": "parameters", "fsdp1": "parameters", "fsdp2": "parameters",
-}  # fmt: skip
+    "zero1": "optimizer",
+    "zero2": "gradients",
+    "zero3": "parameters",
+    "fsdp1": "parameters",
+    "fsdp2": "parameters",
+}
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True, rename={"owner": "of", "versions": "in"}):
@@ -36,7 +48,9 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, rename={"owner": "of", "v
     kinds: tuple[str, ...]  # accepted types: bool, int, float, str, list, dict, null, other
     default: object
     owner: Literal["script", "config", "model", "mixture"] = "config"
-    """TRL class of the setting: script arguments, trainer configuration, ModelConfig or DatasetMixtureConfig."""
+    """TRL class of the setting: script arguments, trainer configuration, ModelConfig or
+    DatasetMixtureConfig.
+    """
 
     choices: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()  # listed releases that have the setting; empty: all of them
@@ -80,7 +94,10 @@ class SettingsTable(msgspec.Struct, frozen=True, kw_only=True):
             return None
         field = self.fields[name]
         if KINDS.get(type(value)) not in field.kinds:
-            return f"{name}={value} is not {' or '.join(TYPE_NAMES[kind] for kind in field.kinds if kind != 'null')}."
+            return (
+                f"{name}={value} is not"
+                f" {' or '.join(TYPE_NAMES[kind] for kind in field.kinds if kind != 'null')}."
+            )
         if field.choices and value not in field.choices:
             return f"{name}={value} is none of {', '.join(field.choices)}."
         return None
@@ -110,19 +127,27 @@ class Trainer(Protocol):
     """Knob -> settings that determine the same value. The knob is not searched if all are given."""
 
     requires: Mapping[str, str] = {}  # module -> pip requirement with its supported versions
-    own_settings: frozenset[str] = frozenset()  # autotune's own that --hold and --set accept beside those of `fields`
+    own_settings: frozenset[str] = (
+        frozenset()
+    )  # autotune's own that --hold and --set accept beside those of `fields`
     reads_config: bool = False  # True if `--config` reads this framework's files
     reads_images: bool = False  # True if rows may have images
 
     completions_each: int = 1
-    """Completions per row of a micro-batch, for a global batch counted in completions; 0: no fixed number."""
+    """Completions per row of a micro-batch, for a global batch counted in completions; 0: no
+    fixed number.
+    """
 
     def ranks(self, settings: Settings, gpus: int) -> int:
         """Return the number of training processes."""
         return gpus
 
-    def trained_defaults(self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path) -> Knobs:
-        """Return the settings of a run that the user's file does not state; `rest`: its contents that are no plain settings."""
+    def trained_defaults(
+        self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path
+    ) -> Knobs:
+        """Return the settings of a run that the user's file does not state; `rest`: its contents
+        that are no plain settings.
+        """
 
     def fields(self) -> Mapping[str, Field]:
         """Return the settings of this method with their defaults."""
@@ -138,16 +163,22 @@ class Trainer(Protocol):
         return ()
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
-        """Return the user's configuration, else the framework's defaults at the held learning knobs."""
+        """Return the user's configuration, else the framework's defaults at the held learning
+        knobs.
+        """
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
-        """Measure the dataset's prompts and count those within `limit`; None: no dataset, or a method without prompts.
+        """Measure the dataset's prompts and count those within `limit`; None: no dataset, or a
+        method without prompts.
 
-        This and the next two raise BadInput for an unreadable dataset."""
+        This and the next two raise BadInput for an unreadable dataset.
+        """
         return None
 
     def image_rows(self, task: Task) -> ImageRows | None:
-        """Read the sizes of the images in the dataset's rows; None: no dataset, or a method without images."""
+        """Read the sizes of the images in the dataset's rows; None: no dataset, or a method
+        without images.
+        """
         return None
 
     def row_lengths(self, task: Task) -> RowLengths | None:
@@ -157,7 +188,9 @@ class Trainer(Protocol):
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         """Return the request to load this candidate, as JSON."""
 
-    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
+    def probe_request(
+        self, candidate: Candidate, task: Task, plan: ProbePlan
+    ) -> Mapping[str, object]:
         """Return the request to run and measure this candidate, as JSON."""
 
     def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
@@ -173,10 +206,14 @@ class Trainer(Protocol):
     def compose(self, candidate: Candidate, task: Task) -> Composition:
         """Return the resident models and the shape of the step."""
 
-    def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
+    def write_files(
+        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+    ) -> list[Path]:
         """Write the framework's own files for the final run, complete and ready to use.
 
-        `destination`: folder to which they will be moved, and the one that they name; None: they stay in `folder`."""
+        `destination`: folder to which they will be moved, and the one that they name; None: they
+        stay in `folder`.
+        """
 
 
 def other_global_batch(task: Task, product: str, total: int) -> Iterator[str]:
@@ -218,8 +255,14 @@ def gptq_bits(config: Mapping[str, object]) -> int | None:
 
 
 def ddp_options(settings: Mapping[str, object], *, adapter: bool) -> dict[str, object]:
-    """Return DDP's options as transformers' Trainer passes them (`_build_accelerator_args`): with an adapter the
-    model is not one of transformers' own, and parameters may be unused."""
+    """Return DDP's options as transformers' Trainer passes them (`_build_accelerator_args`):
+    with an adapter the model is not one of transformers' own, and parameters may be unused.
+    """
     names = ("find_unused_parameters", "bucket_cap_mb", "static_graph")
-    given = {name: settings[f"ddp_{name}"] for name in names if settings.get(f"ddp_{name}") is not None}
-    return {"find_unused_parameters": adapter or not settings.get("gradient_checkpointing"), **given}
+    given = {
+        name: settings[f"ddp_{name}"] for name in names if settings.get(f"ddp_{name}") is not None
+    }
+    return {
+        "find_unused_parameters": adapter or not settings.get("gradient_checkpointing"),
+        **given,
+    }

@@ -31,7 +31,9 @@ def placeholders(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def filled(argv: Sequence[str], settings: Mapping[str, KnobValue]) -> tuple[str, ...]:
-    """Return the command line with every placeholder replaced, and `{out}` by the one that the run replaces."""
+    """Return the command line with every placeholder replaced, and `{out}` by the one that the
+    run replaces.
+    """
 
     def value(match: re.Match[str]) -> str:
         if match[0] == WRITTEN_OUT:
@@ -49,19 +51,30 @@ class Command(Launched):
     space = NAME
 
     def load_of(self, settings: Mapping[str, KnobValue], task: Task) -> dict[str, KnobValue]:
-        return {"command": fingerprint(task.workload.user_settings), "ranks": 1, "device": task.hardware.kind}
+        return {
+            "command": fingerprint(task.workload.user_settings),
+            "ranks": 1,
+            "device": task.hardware.kind,
+        }
 
     def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
-        unknown = [name for name in placeholders(argv_of(task)) if candidate.settings.get(name) is None]
+        unknown = [
+            name for name in placeholders(argv_of(task)) if candidate.settings.get(name) is None
+        ]
         return f"{{{unknown[0]}}} has no value." if unknown else None
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the first value of each knob."""
-        return {knob.name: task.workload.held.get(knob.name, knob.choices[0]) for knob in space.knobs}
+        return {
+            knob.name: task.workload.held.get(knob.name, knob.choices[0]) for knob in space.knobs
+        }
 
     def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
         """Return the same command for a probe and for the final run. The runner ends a probe."""
-        user, path = task.workload.user_settings, [str(task.workload.python.parent), os.environ.get("PATH", os.defpath)]
+        user, path = (
+            task.workload.user_settings,
+            [str(task.workload.python.parent), os.environ.get("PATH", os.defpath)],
+        )
         return Launch(
             argv=filled(argv_of(task), candidate.settings),
             figures=figures_of(task),
@@ -76,15 +89,24 @@ def argv_of(task: Task) -> tuple[str, ...]:
 
 
 def figures_of(task: Task) -> Figures:
-    """Return the speed source: JSON lines (`tokens_per_second`, or `tokens` and `seconds`), or a pattern."""
+    """Return the speed source: JSON lines (`tokens_per_second`, or `tokens` and `seconds`), or a
+    pattern.
+    """
     settings = task.workload.user_settings
     metrics, pattern = settings.get("metrics"), settings.get("speed_pattern")
     if metrics is None:
         return Figures(kind="pattern", line=str(pattern))
     if metrics == "-":
         return Figures(kind="json")
-    file = str(metrics).replace(WRITTEN_OUT, OUT, 1) if str(metrics).startswith(WRITTEN_OUT) else str(metrics)
-    return Figures(kind="json", file=file if file.startswith(OUT) else str(Path(str(settings["folder"])) / file))
+    file = (
+        str(metrics).replace(WRITTEN_OUT, OUT, 1)
+        if str(metrics).startswith(WRITTEN_OUT)
+        else str(metrics)
+    )
+    return Figures(
+        kind="json",
+        file=file if file.startswith(OUT) else str(Path(str(settings["folder"])) / file),
+    )
 
 
 TRAINERS = (Command(),)

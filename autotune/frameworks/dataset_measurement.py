@@ -22,29 +22,46 @@ Measured = TypeVar("Measured", RowLengths, ImageRows)
 
 
 def measure_rows(task: Task, dataset: Mapping[str, object], kind: type[Measured]) -> Measured:
-    """Measure the lengths of the rows, or read the sizes of their images. Raises BadInput for an unreadable dataset."""
-    return msgspec.json.decode(_measure("row" if kind is RowLengths else "image", task, dataset), type=kind)
+    """Measure the lengths of the rows, or read the sizes of their images. Raises BadInput for an
+    unreadable dataset.
+    """
+    return msgspec.json.decode(
+        _measure("row" if kind is RowLengths else "image", task, dataset), type=kind
+    )
 
 
 def prompt_lengths(task: Task, dataset: Mapping[str, object], limit: int | None) -> PromptLengths:
-    """Measure the prompts, once per process and state of the files. Raises BadInput for an unreadable dataset."""
+    """Measure the prompts, once per process and state of the files. Raises BadInput for an
+    unreadable dataset.
+    """
     key = _state(task, dataset, limit)
     if key not in _measured:
-        _measured[key] = msgspec.convert(measure_prompts(task, dataset, limit=limit, out=None), PromptLengths, strict=False)
+        _measured[key] = msgspec.convert(
+            measure_prompts(task, dataset, limit=limit, out=None), PromptLengths, strict=False
+        )
     return _measured[key]
 
 
-def measure_prompts(task: Task, dataset: Mapping[str, object], *, limit: int | None, out: Path | None) -> dict[str, object]:
-    """Measure the prompts. With `out`, also write the dataset without prompts longer than `limit`."""
+def measure_prompts(
+    task: Task, dataset: Mapping[str, object], *, limit: int | None, out: Path | None
+) -> dict[str, object]:
+    """Measure the prompts. With `out`, also write the dataset without prompts longer than
+    `limit`.
+    """
     extra = {"limit": limit, "out": None if out is None else str(out)}
-    answer: dict[str, object] = json.loads(_measure("prompt", task, dataset, extra, PROMPTS_TIMEOUT_S))
+    answer: dict[str, object] = json.loads(
+        _measure("prompt", task, dataset, extra, PROMPTS_TIMEOUT_S)
+    )
     return answer
 
 
 def _measure(
-    unit: str, task: Task, dataset: Mapping[str, object], extra: Mapping[str, object] | None = None,
+    unit: str,
+    task: Task,
+    dataset: Mapping[str, object],
+    extra: Mapping[str, object] | None = None,
     timeout_seconds: float = ROWS_TIMEOUT_S,
-) -> str:  # fmt: skip
+) -> str:
     workload, worker = task.workload, Path(__file__).resolve().parent.parent / "worker"
     name = repr(dataset.get("dataset_name") or "the datasets of the configuration")
     request = {
@@ -58,18 +75,24 @@ def _measure(
     try:
         done = subprocess.run(
             [str(workload.python), str(worker), f"{unit}s"],
-            input=json.dumps(request), capture_output=True, text=True, timeout=timeout_seconds, check=False,
-        )  # fmt: skip
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+        )
     except OSError as error:
         raise TrainingEnvironmentError(f"{workload.python} cannot be started: {error}.") from error
     except subprocess.TimeoutExpired as error:
         raise BadInput(
-            f"Measuring the {unit}s of {name} took more than {timeout_seconds:.0f} s.", way_out="Use a smaller dataset."
+            f"Measuring the {unit}s of {name} took more than {timeout_seconds:.0f} s.",
+            way_out="Use a smaller dataset.",
         ) from error
     if done.returncode != 0:
         (reason,) = done.stderr.strip().splitlines()[-1:] or ["no reason was given"]
         raise BadInput(
-            f"The {unit}s of {name} could not be measured with the tokenizer of {request['model']}: {reason}.",
+            f"The {unit}s of {name} could not be measured with the tokenizer of {request['model']}:"
+            f" {reason}.",
             way_out="Both must be readable in the training environment.",
         )
     return done.stdout
@@ -79,8 +102,12 @@ _measured: dict[str, PromptLengths] = {}
 _filtered: dict[str, tuple[dict[str, object], tempfile.TemporaryDirectory[str]]] = {}
 
 
-def filter_prompts(task: Task, dataset: Mapping[str, object], *, limit: int, out: Path) -> dict[str, object]:
-    """Write the dataset without longer prompts into `out`; cached, since every better recommendation is written anew."""
+def filter_prompts(
+    task: Task, dataset: Mapping[str, object], *, limit: int, out: Path
+) -> dict[str, object]:
+    """Write the dataset without longer prompts into `out`; cached, since every better
+    recommendation is written anew.
+    """
     key = _state(task, dataset, limit)
     if key not in _filtered:
         cached = tempfile.TemporaryDirectory(prefix="autotune-dataset-")
@@ -91,9 +118,14 @@ def filter_prompts(task: Task, dataset: Mapping[str, object], *, limit: int, out
 
 
 def _state(task: Task, dataset: Mapping[str, object], limit: int | None) -> str:
-    """Return the key of a measurement: the interpreter, the tokenizer, the dataset and its files."""
+    """Return the key of a measurement: the interpreter, the tokenizer, the dataset and its
+    files.
+    """
     place = Path(str(dataset.get("dataset_name")))
     places = sorted(place.rglob("*")) if place.is_dir() else [place] if place.is_file() else []
     files = [(str(file), file.stat().st_mtime_ns) for file in places]
     template = task.workload.user_settings.get("chat_template_kwargs")
-    return json.dumps([str(task.workload.python), model_path(task), dict(dataset), files, template, limit], default=str)
+    return json.dumps(
+        [str(task.workload.python), model_path(task), dict(dataset), files, template, limit],
+        default=str,
+    )

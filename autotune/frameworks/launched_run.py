@@ -27,7 +27,8 @@ from autotune.frameworks.stand_in_step import StandInSpec, compose, trace_reques
 from autotune.machine.nvml import DEVICE_ORDER
 
 SYNTHETIC_ROWS = "rows.jsonl"  # file of synthetic rows for a run without a dataset
-OUT = "{autotune_run_folder}"  # placeholder for the run's own folder in commands and environments; no path of a user contains it
+# placeholder for the run's own folder in commands and environments; no path of a user contains it
+OUT = "{autotune_run_folder}"
 TEMPLATE_TOKENS = 64  # upper bound of the tokens that a chat template adds to a prompt
 
 
@@ -39,7 +40,9 @@ class Figures:
     file: str | None = None  # None: the run's output
     line: str | None = None
     under: str | None = None
-    keys: Mapping[str, tuple[str, ...]] | None = None  # None: they are named `tokens_per_second`, `tokens`, `seconds`
+    keys: Mapping[str, tuple[str, ...]] | None = (
+        None  # None: they are named `tokens_per_second`, `tokens`, `seconds`
+    )
     products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     times: float = 1.0
     tokens_each: int | None = None
@@ -60,15 +63,18 @@ class Holder:
     cls: str  # `module:Class` as defined in the source; Ray's wrappers and subclasses count as well
     models: Mapping[str, str]  # composition role -> attribute path
     noted: bool = False
-    """True: objects are recorded at construction. False: they are searched for in the process, which
-    fails beside a vLLM engine because vLLM freezes older objects in the garbage collector."""
+    """True: objects are recorded at construction. False: they are searched for in the process,
+    which fails beside a vLLM engine because vLLM freezes older objects in the garbage collector.
+    """
 
     optimizer: str | None = None  # attribute path
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """Model holders in a run's processes, and the calls that trigger a look at them (`worker/model_memory.py`)."""
+    """Model holders in a run's processes, and the calls that trigger a look at them
+    (`worker/model_memory.py`).
+    """
 
     steps: tuple[str, ...]
     """`module:Class.method` after which gradients and optimizer states exist. Ray must not copy the
@@ -99,13 +105,19 @@ class Launch:
     argv: tuple[str, ...]
     figures: Figures
     environment: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)  # name -> content, written into the run's folder before the start
+    files: Mapping[str, str] = field(
+        default_factory=dict
+    )  # name -> content, written into the run's folder before the start
     folder: str | None = None  # working directory; None: autotune's own
-    phases: tuple[tuple[str, Phase | None], ...] = ()  # pattern of a line -> the phase that begins there; None: a phase ends
+    phases: tuple[
+        tuple[str, Phase | None], ...
+    ] = ()  # pattern of a line -> the phase that begins there; None: a phase ends
     effective: ReportedSettings | None = None  # None: the run does not report its settings
 
 
-def probe_request(launch: Launch, plan: ProbePlan, settings: Iterable[str] = ()) -> dict[str, object]:
+def probe_request(
+    launch: Launch, plan: ProbePlan, settings: Iterable[str] = ()
+) -> dict[str, object]:
     """Return a bounded run as JSON; `settings` are to be read back."""
     return {**asdict(launch), "plan": asdict(plan), "settings": list(settings)}
 
@@ -115,19 +127,25 @@ def probe_steps(plan: ProbePlan) -> int:
 
 
 class Launched(Trainer):
-    """Base class of a trainer that is started by its command line, by one rank on any number of GPUs.
+    """Base class of a trainer that is started by its command line, by one rank on any number of
+    GPUs.
 
-    Its settings are those in `defaults`. Prediction requires a subclass with `step`."""
+    Its settings are those in `defaults`. Prediction requires a subclass with `step`.
+    """
 
     defaults: Mapping[str, KnobValue] = {}  # setting -> default, in the framework's names
     watch: Watch | None = None
-    measures_rows: ClassVar[bool] = False  # True: rows of the user's dataset are measured for supervised training
+    measures_rows: ClassVar[bool] = (
+        False  # True: rows of the user's dataset are measured for supervised training
+    )
     adapter = "launched_command"
     trace_adapter = ""
 
     @abstractmethod
     def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
-        """Return the final run; with a plan, a run that ends after a few steps and saves nothing."""
+        """Return the final run; with a plan, a run that ends after a few steps and saves
+        nothing.
+        """
 
     def refusals(self, settings: Settings, task: Task) -> Iterator[str]:
         """Yield the framework rules that the settings break."""
@@ -135,7 +153,9 @@ class Launched(Trainer):
 
     def step(self, settings: Settings, task: Task) -> StandInSpec:
         """Return the stand-in step of these settings."""
-        raise CannotPredict(f"{self.name} can be measured, but not predicted.", way_out="Measure it on the GPUs.")
+        raise CannotPredict(
+            f"{self.name} can be measured, but not predicted.", way_out="Measure it on the GPUs."
+        )
 
     def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
         return next(self.refusals(candidate.settings, task), None)
@@ -147,14 +167,29 @@ class Launched(Trainer):
         return compose(self.step(candidate.settings, task), task)
 
     def fields(self) -> Mapping[str, Field]:
-        return {name: Field(kinds=(KINDS[type(value)],), default=value) for name, value in self.defaults.items()}
+        return {
+            name: Field(kinds=(KINDS[type(value)],), default=value)
+            for name, value in self.defaults.items()
+        }
 
-    def trained_defaults(self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path) -> Knobs:
+    def trained_defaults(
+        self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path
+    ) -> Knobs:
         known = self.fields()
-        implied = {name for name, others in self.equivalent_settings.items() if all(other in stated for other in others)}
+        implied = {
+            name
+            for name, others in self.equivalent_settings.items()
+            if all(other in stated for other in others)
+        }
         unstated = known.keys() - stated.keys() - implied
-        plain = {knob.name: known[knob.name].default for knob in space.knobs if knob.name in unstated}
-        return {name: value for name, value in plain.items() if isinstance(value, bool | int | float | str)}
+        plain = {
+            knob.name: known[knob.name].default for knob in space.knobs if knob.name in unstated
+        }
+        return {
+            name: value
+            for name, value in plain.items()
+            if isinstance(value, bool | int | float | str)
+        }
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
         settings = {**self.defaults, **task.workload.held, **knobs}
@@ -166,18 +201,29 @@ class Launched(Trainer):
 
     def held(self, task: Task) -> dict[str, KnobValue]:
         """Return the held settings of this framework, under its own names."""
-        named = {self.canonical.get(name, name): value for name, value in task.workload.held.items()}
+        named = {
+            self.canonical.get(name, name): value for name, value in task.workload.held.items()
+        }
         return {name: value for name, value in named.items() if name in self.defaults}
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the held values, completed by the first legal ones of the space."""
         held = task.workload.held
-        choices = [(held[knob.name],) if knob.name in held else knob.choices for knob in space.knobs]
+        choices = [
+            (held[knob.name],) if knob.name in held else knob.choices for knob in space.knobs
+        ]
         tried = [
             space.applicable(dict(zip((knob.name for knob in space.knobs), values, strict=True)))
             for values in itertools.islice(itertools.product(*choices), 1000)
         ]
-        return next((knobs for knobs in tried if self.why_illegal(self.complete(knobs, task), task) is None), tried[0])
+        return next(
+            (
+                knobs
+                for knobs in tried
+                if self.why_illegal(self.complete(knobs, task), task) is None
+            ),
+            tried[0],
+        )
 
     def row_lengths(self, task: Task) -> RowLengths | None:
         measured = self.measures_rows and self.method == "sft" and task.workload.dataset
@@ -186,12 +232,21 @@ class Launched(Trainer):
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return {"device": task.hardware.kind}
 
-    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
+    def probe_request(
+        self, candidate: Candidate, task: Task, plan: ProbePlan
+    ) -> Mapping[str, object]:
         watch = asdict(self.watch) if self.watch is not None else None
-        return {**probe_request(self.launch(candidate, task, plan), plan, candidate.settings), "watch": watch}
+        return {
+            **probe_request(self.launch(candidate, task, plan), plan, candidate.settings),
+            "watch": watch,
+        }
 
-    def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
-        """Write the files of the final run and a script that starts it; none of them names a folder."""
+    def write_files(
+        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+    ) -> list[Path]:
+        """Write the files of the final run and a script that starts it; none of them names a
+        folder.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         launch, script = self.launch(candidate, task), folder / "launch.sh"
         for name, text in launch.files.items():
@@ -202,20 +257,35 @@ class Launched(Trainer):
 
 
 def synthetic_prompts(count: int, longest: int) -> list[str]:
-    """Return different prompts of at most `longest` tokens: a digit and its space take one or two."""
+    """Return different prompts of at most `longest` tokens: a digit and its space take one or
+    two.
+    """
     return synthetic_texts(count, max(1, (longest - TEMPLATE_TOKENS) // 2))
 
 
 def synthetic_texts(count: int, words: int) -> list[str]:
-    return [" ".join(str((number * 7919 + word * 31) % 997 % 10) for word in range(words)) for number in range(count)]
+    return [
+        " ".join(str((number * 7919 + word * 31) % 997 % 10) for word in range(words))
+        for number in range(count)
+    ]
 
 
 def _shell_script(launch: Launch, candidate: Candidate, task: Task) -> str:
     """Return the launch as a shell script that can be started from any folder."""
-    values = " ".join(f"{name}={value}" for name, value in candidate.knobs.items()) or "nothing to choose"
+    values = (
+        " ".join(f"{name}={value}" for name, value in candidate.knobs.items())
+        or "nothing to choose"
+    )
     numbering = DEVICE_ORDER if task.hardware.kind == "cuda" else {}
-    exports = "".join(f"export {name}={_quoted(value)}\n" for name, value in {**numbering, **launch.environment}.items())
-    synthetic = f"# {SYNTHETIC_ROWS} contains synthetic data: replace it by your own.\n" if SYNTHETIC_ROWS in launch.files else ""
+    exports = "".join(
+        f"export {name}={_quoted(value)}\n"
+        for name, value in {**numbering, **launch.environment}.items()
+    )
+    synthetic = (
+        f"# {SYNTHETIC_ROWS} contains synthetic data: replace it by your own.\n"
+        if SYNTHETIC_ROWS in launch.files
+        else ""
+    )
     recommended = f"The recommended run of {task.workload.model.name}: {values}"
     head = comment(f"{recommended}, as autotune {task.hardware.basis} it on {task.hardware}.")
     folder = f"cd -- {shlex.quote(launch.folder)}\n" if launch.folder else ""
@@ -230,4 +300,8 @@ mkdir -p "$out"
 
 def _quoted(word: str) -> str:
     """Quote a word for the shell; `$out` replaces the placeholder."""
-    return '"$out"'.join(shlex.quote(part) if part else "" for part in word.split(OUT)) if OUT in word else shlex.quote(word)
+    return (
+        '"$out"'.join(shlex.quote(part) if part else "" for part in word.split(OUT))
+        if OUT in word
+        else shlex.quote(word)
+    )

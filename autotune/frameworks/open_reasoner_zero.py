@@ -22,7 +22,8 @@ from autotune.frameworks.base import Settings, model_path
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, OtherModel
 
-ENGINE_TOKENS = 2048  # lower bound of vLLM's `max_num_batched_tokens` without chunked prefill; else the longest sequence
+# lower bound of vLLM's `max_num_batched_tokens` without chunked prefill; else the longest sequence
+ENGINE_TOKENS = 2048
 
 
 class OpenReasonerZero(StandIn):
@@ -34,7 +35,8 @@ class OpenReasonerZero(StandIn):
         critic = ("critic_num_nodes",) if self.method == "ppo" else ()
         found: dict[str, KnobValue] = dict.fromkeys((*each, *critic), task.hardware.count)
         found["use_grpo"] = self.method == "grpo"
-        # The default is the experiment's 7B model regardless of `pretrain`. Any named critic is loaded.
+        # The default is the experiment's 7B model regardless of `pretrain`. Any named critic is
+        # loaded.
         found["critic_pretrain"] = model_path(task) if self.method == "ppo" else ""
         longest = sum(self.lengths(settings))
         if {"prompt_max_len", "generate_max_len"} & set(settings):
@@ -66,20 +68,30 @@ class OpenReasonerZero(StandIn):
         prompt, completion = self.lengths(settings)
         return {
             "sharded_by": f"zero{stage}",
-            "options": {"offload_optimizer": {"device": "cpu"}} if truth(settings, "adam_offload") else {},
+            "options": (
+                {"offload_optimizer": {"device": "cpu"}} if truth(settings, "adam_offload") else {}
+            ),
             "attention": "flash_attention_2" if truth(settings, "flash_attn") else "eager",
             "loss_options": {"held": completion / max(1, prompt + completion)},
             "score_options": {"held": None},
             "others": others,
             "generation": "engine" if together else "server",
-            "engine": self.engine_settings(settings, **({} if chunks else whole_prompts)) if together else None,
+            "engine": (
+                self.engine_settings(settings, **({} if chunks else whole_prompts))
+                if together
+                else None
+            ),
             "processes": 1 + len(others) + together,
             "offloaded_in_rollout": ("gradients", "optimizer") if together else (),
         }
 
-    def _others(self, settings: Settings, task: Task, stage: int, *, together: bool) -> Iterator[OtherModel]:
+    def _others(
+        self, settings: Settings, task: Task, stage: int, *, together: bool
+    ) -> Iterator[OtherModel]:
         table, model = self.table, task.workload.model.name
-        away: tuple[()] | None = () if table.truth(settings, "ref_reward_offload") and stage == 3 else None
+        away: tuple[()] | None = (
+            () if table.truth(settings, "ref_reward_offload") and stage == 3 else None
+        )
         if together or table.truth(settings, "colocate_actor_ref"):
             yield OtherModel(role="reference", model=model, whole=stage < 3, awake=away)
         if not together:
@@ -91,7 +103,9 @@ class OpenReasonerZero(StandIn):
                 model=model if critic == model_path(task) else critic,
                 trains=True,
                 state_bytes_per_weight=0,
-                offloaded_bytes_per_weight=0 if table.truth(settings, "adam_offload") else MASTER_AND_MOMENTS,
+                offloaded_bytes_per_weight=(
+                    0 if table.truth(settings, "adam_offload") else MASTER_AND_MOMENTS
+                ),
             )
         reward = table.text(settings, "reward_pretrain").split(",")[0]
         if reward:

@@ -17,12 +17,16 @@ from autotune.core.space import KnobValue
 from autotune.frameworks.base import Settings
 from autotune.frameworks.stand_in import StandIn
 
-TENSOR, PIPELINE, CONTEXT = (f"{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context"))
+TENSOR, PIPELINE, CONTEXT = (
+    f"{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context")
+)
 
 
 class Slime(StandIn):
     def argument(self, name: str, value: KnobValue) -> str:
-        """Return an argparse option; a switch is present or absent, or has a `no` if it has a value of its own."""
+        """Return an argparse option; a switch is present or absent, or has a `no` if it has a
+        value of its own.
+        """
         option = name.replace("_", "-")
         if isinstance(value, bool):
             own = "null" in self.table.fields[name].kinds
@@ -31,7 +35,11 @@ class Slime(StandIn):
 
     def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
         table, gpus, config = self.table, task.hardware.count, task.workload.model.config
-        apart = 0 if table.truth(settings, "colocate") else table.count(settings, "rollout_num_gpus") or max(1, gpus // 2)
+        apart = (
+            0
+            if table.truth(settings, "colocate")
+            else table.count(settings, "rollout_num_gpus") or max(1, gpus // 2)
+        )
         shape = {name: config.get(source) for name, source in self.facts.from_config.items()}
         rotary = config.get("rope_parameters")
         base = rotary.get("rope_theta") if isinstance(rotary, Mapping) else config.get("rope_theta")
@@ -55,13 +63,19 @@ class Slime(StandIn):
             found |= {"recompute_method": "uniform", "recompute_num_layers": 1}
         if table.truth(settings, "optimizer_cpu_offload"):
             found |= {"overlap_cpu_optimizer_d2h_h2d": True, "use_precision_aware_optimizer": True}
-        samples = table.count({**found, **settings}, "rollout_batch_size") * table.count(settings, "n_samples_per_prompt")
+        samples = table.count({**found, **settings}, "rollout_batch_size") * table.count(
+            settings, "n_samples_per_prompt"
+        )
         return {**found, "global_batch_size": samples}
 
     def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
         count, config = self.table.count, task.workload.model.config
-        parallel = max(1, count(settings, TENSOR) * count(settings, PIPELINE) * count(settings, CONTEXT))
-        ranks = max(1, count(settings, "actor_num_nodes") * count(settings, "actor_num_gpus_per_node"))
+        parallel = max(
+            1, count(settings, TENSOR) * count(settings, PIPELINE) * count(settings, CONTEXT)
+        )
+        ranks = max(
+            1, count(settings, "actor_num_nodes") * count(settings, "actor_num_gpus_per_node")
+        )
         together = self.table.truth(settings, "colocate")
         serves = count(settings, "rollout_num_gpus") or (ranks if together else 0)
         heads = int(str(config.get("num_attention_heads") or 1))
@@ -73,12 +87,19 @@ class Slime(StandIn):
             "groups": max(1, ranks // parallel),
             "heads": heads,
             "cached_heads": int(str(config.get("num_key_value_heads") or heads)),
-            "generation_batch": count(settings, "rollout_batch_size") * count(settings, "n_samples_per_prompt"),
-            "below_rollout": count(settings, "over_sampling_batch_size") < count(settings, "rollout_batch_size"),
+            "generation_batch": (
+                count(settings, "rollout_batch_size") * count(settings, "n_samples_per_prompt")
+            ),
+            "below_rollout": (
+                count(settings, "over_sampling_batch_size") < count(settings, "rollout_batch_size")
+            ),
         }
 
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
-        raise CannotPredict("slime trains with Megatron, whose memory is not predicted.", way_out="Measure it on the GPUs.")
+        raise CannotPredict(
+            "slime trains with Megatron, whose memory is not predicted.",
+            way_out="Measure it on the GPUs.",
+        )
 
 
 TRAINERS = (Slime("slime", "grpo"),)

@@ -1,4 +1,5 @@
-"""unsloth: TRL's trainers, patched, on one GPU. It has no command line, so a script is written and started.
+"""unsloth: TRL's trainers, patched, on one GPU. It has no command line, so a script is written and
+started.
 
 Written for unsloth 2026.10.9 (`models/loader.py`, `models/llama.py`, `models/rl.py`,
 `unsloth_zoo/vllm_utils.py`). unsloth rewrites settings without an error: the micro-batch becomes
@@ -30,13 +31,20 @@ from autotune.frameworks.launched_run import (
     probe_steps,
     synthetic_prompts,
     synthetic_texts,
-)  # fmt: skip
+)
 from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
 
 OF_THE_MODEL = ("max_seq_length", "load_in_4bit", "full_finetuning", "offload_embedding")
 OF_THE_ENGINE = ("fast_inference", "gpu_memory_utilization", "float8_kv_cache")
 NOT_IN_CONFIG = frozenset(
-    {*OF_THE_MODEL, *OF_THE_ENGINE, "lora_rank", "use_gradient_checkpointing", "vllm_standby", "max_prompt_length"}
+    {
+        *OF_THE_MODEL,
+        *OF_THE_ENGINE,
+        "lora_rank",
+        "use_gradient_checkpointing",
+        "vllm_standby",
+        "max_prompt_length",
+    }
 )
 """Settings that the trainer's configuration class lacks."""
 
@@ -67,7 +75,10 @@ class Unsloth(TransformersTrainer):
     def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
         settings, dataset = candidate.settings, task.workload.dataset
         files = {} if dataset is not None else {SYNTHETIC_ROWS: self._synthetic_rows(settings)}
-        standby = {"UNSLOTH_VLLM_STANDBY": "1", "UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE": "1"}  # keeps the given vLLM share
+        standby = {
+            "UNSLOTH_VLLM_STANDBY": "1",
+            "UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE": "1",
+        }  # keeps the given vLLM share
         return Launch(
             argv=(str(task.workload.python), f"{OUT}/train.py"),
             figures=self.figures(settings, task, "log.jsonl", "num_tokens"),
@@ -76,12 +87,18 @@ class Unsloth(TransformersTrainer):
             effective=ReportedSettings(kind="json", file=f"{OUT}/settings.json"),
         )
 
-    def _script(self, settings: Settings, task: Task, plan: ProbePlan | None, dataset: str | None) -> str:
-        model: dict[str, object] = {name: settings[name] for name in (*OF_THE_MODEL, *OF_THE_ENGINE) if name in settings}
+    def _script(
+        self, settings: Settings, task: Task, plan: ProbePlan | None, dataset: str | None
+    ) -> str:
+        model: dict[str, object] = {
+            name: settings[name] for name in (*OF_THE_MODEL, *OF_THE_ENGINE) if name in settings
+        }
         if settings.get("fast_inference"):
             model["max_lora_rank"] = settings.get("lora_rank")
         config: dict[str, object] = {
-            name: value for name, value in settings.items() if name not in NOT_IN_CONFIG and value is not None
+            name: value
+            for name, value in settings.items()
+            if name not in NOT_IN_CONFIG and value is not None
         }
         config |= {"logging_steps": 1, "report_to": "none", "seed": task.workload.seed}
         if not self.online:
@@ -89,31 +106,56 @@ class Unsloth(TransformersTrainer):
         elif settings.get("fast_inference"):
             config["use_vllm"] = True
         if plan is not None:
-            config |= {"max_steps": probe_steps(plan) + 1, "save_strategy": "no", "learning_rate": 0.0}
+            config |= {
+                "max_steps": probe_steps(plan) + 1,
+                "save_strategy": "no",
+                "learning_rate": 0.0,
+            }
         adapter: dict[str, object] | None = None
         if not settings.get("full_finetuning"):
             rank = settings.get("lora_rank")
-            adapter = {"r": rank, "lora_alpha": rank, "use_gradient_checkpointing": settings["use_gradient_checkpointing"]}
+            adapter = {
+                "r": rank,
+                "lora_alpha": rank,
+                "use_gradient_checkpointing": settings["use_gradient_checkpointing"],
+            }
         trainer, config_class = TRAINER_CLASSES[self.method]
         title = f"{self.method.upper()} with unsloth: {task.workload.model.name}"
         rows = f'str(OUT / "{SYNTHETIC_ROWS}")' if dataset is None else _literal(dataset)
         return SCRIPT.read_text(encoding="utf-8").format(
-            title=repr(title), config_class=config_class, trainer=trainer,
-            model=_literal({"model_name": model_path(task), **model}), adapter=_literal(adapter), config=_literal(config),
-            dataset=rows, settings=_literal(sorted(settings)), reward=REWARD if self.online else "",
+            title=repr(title),
+            config_class=config_class,
+            trainer=trainer,
+            model=_literal({"model_name": model_path(task), **model}),
+            adapter=_literal(adapter),
+            config=_literal(config),
+            dataset=rows,
+            settings=_literal(sorted(settings)),
+            reward=REWARD if self.online else "",
             reward_argument="reward_funcs=reward, " if self.online else "",
-        )  # fmt: skip
+        )
 
     def _synthetic_rows(self, settings: Settings) -> str:
-        """Return different rows: of the longest length for SFT, prompts within the limit for GRPO."""
+        """Return different rows: of the longest length for SFT, prompts within the limit for
+        GRPO.
+        """
         if self.online:
-            key, texts = "prompt", synthetic_prompts(N_SYNTHETIC_ROWS, count_of(settings, "max_prompt_length"))
+            key, texts = (
+                "prompt",
+                synthetic_prompts(N_SYNTHETIC_ROWS, count_of(settings, "max_prompt_length")),
+            )
         else:
-            key, texts = "text", synthetic_texts(N_SYNTHETIC_ROWS, count_of(settings, "max_seq_length"))
+            key, texts = (
+                "text",
+                synthetic_texts(N_SYNTHETIC_ROWS, count_of(settings, "max_seq_length")),
+            )
         return "".join(json.dumps({key: text}) + "\n" for text in texts)
 
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
-        with_engine, quantised = self.online and bool(settings.get("fast_inference")), bool(settings.get("load_in_4bit"))
+        with_engine, quantised = (
+            self.online and bool(settings.get("fast_inference")),
+            bool(settings.get("load_in_4bit")),
+        )
         rank = count_of(settings, "lora_rank")
         engine = EngineSettings(
             utilization=share_of(settings, "gpu_memory_utilization"),
@@ -137,7 +179,9 @@ class Unsloth(TransformersTrainer):
 
     def lengths(self, settings: Settings) -> tuple[int, int]:
         if self.online:
-            return count_of(settings, "max_prompt_length"), count_of(settings, "max_completion_length")
+            return count_of(settings, "max_prompt_length"), count_of(
+                settings, "max_completion_length"
+            )
         return max(1, count_of(settings, "max_seq_length") - 1), 1
 
 

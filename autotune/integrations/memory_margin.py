@@ -1,7 +1,9 @@
-"""Memory of one rank, its nearest limit, and the trend towards it: over steps and over completion length.
+"""Memory of one rank, its nearest limit, and the trend towards it: over steps and over completion
+length.
 
-Counters of the user's process are only read, never reset: torch's peak and the kernel's high-water mark cover the whole run.
-The trend is that of a soak (Sen's slope with its interval). Only certain growth is extrapolated.
+Counters of the user's process are only read, never reset: torch's peak and the kernel's high-water
+mark cover the whole run. The trend is that of a soak (Sen's slope with its interval). Only certain
+growth is extrapolated.
 """
 
 from __future__ import annotations
@@ -51,9 +53,16 @@ class CudaGauge:
         used = int(total) - int(free)
         reserved = int(self._cuda.memory_reserved(self._device))
         outside = None if self._sleeps else max(0, used - reserved)
-        peak = used if outside is None else int(self._cuda.max_memory_reserved(self._device)) + outside
+        peak = (
+            used if outside is None else int(self._cuda.max_memory_reserved(self._device)) + outside
+        )
         self._peak = max(self._peak, peak)
-        return GaugeReading(peak_bytes=self._peak, limit_bytes=int(total), by=f"GPU {self._device}", outside_bytes=outside)
+        return GaugeReading(
+            peak_bytes=self._peak,
+            limit_bytes=int(total),
+            by=f"GPU {self._device}",
+            outside_bytes=outside,
+        )
 
 
 class CpuGauge:
@@ -75,7 +84,9 @@ class CpuGauge:
         readings = [self._peak_of(peak, machine_memory_bytes(), "the machine's memory")]
         data_limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
         if data_limit != resource.RLIM_INFINITY and "VmData" in own:
-            readings.append(self._peak_of(own["VmData"], data_limit, "this process's limit on data (ulimit -d)"))
+            readings.append(
+                self._peak_of(own["VmData"], data_limit, "this process's limit on data (ulimit -d)")
+            )
         return min(readings, key=lambda one: one.margin_bytes)
 
     def _peak_of(self, used: int, limit: int, by: str) -> GaugeReading:
@@ -95,8 +106,14 @@ def _sizes_of(pid: int) -> dict[str, int]:
         return {}
 
 
-WARNING_SHARES = (0.1, 0.05, 0.02)  # margins relative to the limit; each is reported once when the margin falls below it
-MAX_POINTS = 64  # above this, half of the points are dropped: the trend covers the whole run in bounded time
+WARNING_SHARES = (
+    0.1,
+    0.05,
+    0.02,
+)  # margins relative to the limit; each is reported once when the margin falls below it
+MAX_POINTS = (
+    64  # above this, half of the points are dropped: the trend covers the whole run in bounded time
+)
 
 
 @dataclass
@@ -124,7 +141,9 @@ class Margin:
         return list(new.values())
 
     def _narrow(self, reading: GaugeReading) -> tuple[str, str] | None:
-        below = [share for share in WARNING_SHARES if reading.margin_bytes < share * reading.limit_bytes]
+        below = [
+            share for share in WARNING_SHARES if reading.margin_bytes < share * reading.limit_bytes
+        ]
         if not below:
             return None
         left, limit = format_bytes(max(0, reading.margin_bytes)), format_bytes(reading.limit_bytes)
@@ -137,9 +156,13 @@ class Margin:
         until = step + math.floor(reading.margin_bytes / growth.low)
         if until >= self.last_step:
             return None
-        return "steps", (
-            f"the peak grows by {_grows(growth)} a step and reaches the limit of {format_bytes(reading.limit_bytes)} "
-            f"after step {until} at the latest; the run takes {self.last_step}"
+        return (
+            "steps",
+            (
+                f"the peak grows by {_grows(growth)} a step and reaches the limit of"
+                f" {format_bytes(reading.limit_bytes)} after step {until} at the latest; the run"
+                f" takes {self.last_step}"
+            ),
         )
 
     def _by_length(self, reading: GaugeReading) -> tuple[str, str] | None:
@@ -150,15 +173,23 @@ class Margin:
         needed = reading.peak_bytes + round(growth.low * max(0, self.longest - seen))
         if needed <= reading.limit_bytes:
             return None
-        return "length", (
-            f"the peak grows by {_grows(growth)} for each token that the longest completion gets longer: with the allowed "
-            f"{self.longest} ({seen} so far) it is at least {format_bytes(needed)} of {format_bytes(reading.limit_bytes)}"
+        return (
+            "length",
+            (
+                f"the peak grows by {_grows(growth)} for each token that the longest completion"
+                f" gets longer: with the allowed {self.longest} ({seen} so far) it is at least"
+                f" {format_bytes(needed)} of {format_bytes(reading.limit_bytes)}"
+            ),
         )
 
 
 def _point(at: int, reading: GaugeReading) -> CycleMemory:
-    return CycleMemory(steps=at, seconds=0.0, peak_bytes=reading.peak_bytes, held_bytes=reading.peak_bytes)
+    return CycleMemory(
+        steps=at, seconds=0.0, peak_bytes=reading.peak_bytes, held_bytes=reading.peak_bytes
+    )
 
 
 def _grows(growth: MemoryGrowth) -> str:
-    return f"{format_bytes(round(growth.bytes_per_step))} (at least {format_bytes(round(growth.low))})"
+    return (
+        f"{format_bytes(round(growth.bytes_per_step))} (at least {format_bytes(round(growth.low))})"
+    )

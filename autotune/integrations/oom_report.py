@@ -1,7 +1,9 @@
-"""Out-of-memory report: diagnosis and the next smaller configuration, as files next to the checkpoints.
+"""Out-of-memory report: diagnosis and the next smaller configuration, as files next to the
+checkpoints.
 
-The running trainer's configuration becomes a candidate of autotune's search space, from which the next one is derived. Neutral
-changes come first. A change of what is learned is the last resort and is marked as such.
+The running trainer's configuration becomes a candidate of autotune's search space, from which the
+next one is derived. Neutral changes come first. A change of what is learned is the last resort and
+is marked as such.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ FOLDER = "out-of-memory"
 NEXT = "next.yaml"
 WIDTH = 120
 
-LAST_RESORT = ("activations", "unknown_memory")  # causes whose remedies are tried when those of the diagnosed cause are exhausted
+LAST_RESORT = (
+    "activations",
+    "unknown_memory",
+)  # causes whose remedies are tried when those of the diagnosed cause are exhausted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +81,34 @@ def next_smaller(running: Running, diagnosis: Diagnosis) -> Next | None:
     """Return the first change from the advice that the framework accepts; neutral changes first."""
     others = (dataclasses.replace(diagnosis, cause=cause, row=None) for cause in LAST_RESORT)
     advice = itertools.chain(diagnosis.remedies, *(advice_for(other) for other in others))
-    trainer, task, space, candidate = running.trainer, running.task, running.space, running.candidate
+    trainer, task, space, candidate = (
+        running.trainer,
+        running.task,
+        running.space,
+        running.candidate,
+    )
     legal = []
-    for change in itertools.chain.from_iterable(changes_of(one, space, candidate) for one in advice):
+    for change in itertools.chain.from_iterable(
+        changes_of(one, space, candidate) for one in advice
+    ):
         other = trainer.complete(space.with_remedies({**candidate.knobs, **change}), task)
         if other != candidate and trainer.why_illegal(other, task) is None:
-            legal.append(Next(change=change, learning=space.is_learning(change, candidate.settings), candidate=other))
+            legal.append(
+                Next(
+                    change=change,
+                    learning=space.is_learning(change, candidate.settings),
+                    candidate=other,
+                )
+            )
     return min(legal, key=lambda one: one.learning, default=None)
 
 
 def write(
-    folder: Path, error: BaseException, diagnosis: Diagnosis, moment: OomMoment, running: Running | None
+    folder: Path,
+    error: BaseException,
+    diagnosis: Diagnosis,
+    moment: OomMoment,
+    running: Running | None,
 ) -> tuple[Path, ...]:
     """Write the report of one failing rank.
 
@@ -104,11 +126,21 @@ def write(
         "next": None,
     }
     if following is not None:
-        report["next"] = {"change": dict(following.change), "changes_what_is_learned": following.learning, "file": NEXT}
+        report["next"] = {
+            "change": dict(following.change),
+            "changes_what_is_learned": following.learning,
+            "file": NEXT,
+        }
     write_atomically(document, f"{json.dumps(report, indent=2, default=str)}\n".encode())
-    lines = [f"Rank {moment.rank} of {moment.world_size}, after step {moment.step}.", in_words(diagnosis, WIDTH)]
+    lines = [
+        f"Rank {moment.rank} of {moment.world_size}, after step {moment.step}.",
+        in_words(diagnosis, WIDTH),
+    ]
     if following is not None:
-        lines.append(f"Next smaller configuration, in {NEXT}: {_assignments(following.change)}. {_effect_text(following)}")
+        lines.append(
+            f"Next smaller configuration, in {NEXT}: {_assignments(following.change)}."
+            f" {_effect_text(following)}"
+        )
     lines += ["", "".join(traceback.format_exception(error))]
     write_atomically(words, "\n".join(lines).encode())
     if running is None or following is None:
@@ -121,19 +153,34 @@ def _configuration(running: Running, following: Next, moment: OomMoment) -> str:
     before = {name: running.candidate.settings.get(name) for name in following.change}
     notes = [
         _effect_text(following),
-        f"Memory ran out after step {moment.step}. Changed: {_assignments(following.change)} (before: {_assignments(before)}).",
+        (
+            f"Memory ran out after step {moment.step}. Changed: {_assignments(following.change)}"
+            f" (before: {_assignments(before)})."
+        ),
         f"Nothing was measured: autotune preflight {NEXT} --dry-run proves that it fits.",
-        f"As flags: {' '.join(f'--{name} {_text(value)}' for name, value in following.change.items())}",
+        (
+            "As flags:"
+            f" {' '.join(f'--{name} {_text(value)}' for name, value in following.change.items())}"
+        ),
         f"In Python: {', '.join(f'{name}={value!r}' for name, value in following.change.items())}",
     ]
     if not running.from_file:
-        notes.append("The run was not started from a file: its data, rewards and model stay where they are, in the script.")
+        notes.append(
+            "The run was not started from a file: its data, rewards and model stay where they are,"
+            " in the script."
+        )
     head = "".join(f"# {note}\n" for note in notes)
-    return head + yaml.safe_dump(with_changes(following.candidate, running.task), sort_keys=False, allow_unicode=True)
+    return head + yaml.safe_dump(
+        with_changes(following.candidate, running.task), sort_keys=False, allow_unicode=True
+    )
 
 
 def _effect_text(following: Next) -> str:
-    return "CHANGES WHAT IS LEARNED: nothing else was left." if following.learning else "What is learned stays the same."
+    return (
+        "CHANGES WHAT IS LEARNED: nothing else was left."
+        if following.learning
+        else "What is learned stays the same."
+    )
 
 
 def _assignments(change: Mapping[str, object]) -> str:
@@ -157,18 +204,26 @@ METHODS: Mapping[str, str] = {
 _NOT_A_SETTING = frozenset({"steps_per_generation", "hub_token", "push_to_hub_token", "local_rank"})
 """Derived values, secrets and the position of this process."""
 
-_ADAPTER: Mapping[str, str] = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
+_ADAPTER: Mapping[str, str] = {
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+}
 
 
 def running(trainer: Any, limit_bytes: int) -> Running | None:
     """Return the trainer's configuration; None if the space cannot express it."""
-    method = next((METHODS[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in METHODS), None)
+    method = next(
+        (METHODS[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in METHODS), None
+    )
     if method is None:
         return None
     try:
         known = trainer_named("trl", method)
         task = _job(trainer, known, method, limit_bytes, sys.argv[1:])
-        space = load_space(known.space).on(task.hardware.count if task.hardware.kind == "cuda" else 0)
+        space = load_space(known.space).on(
+            task.hardware.count if task.hardware.kind == "cuda" else 0
+        )
         candidate = known.complete(known.baseline(space, task), task)
     except (AutotuneError, OSError, ValueError, TypeError, AttributeError, AssertionError):
         return None
@@ -176,7 +231,9 @@ def running(trainer: Any, limit_bytes: int) -> Running | None:
     return Running(task=task, trainer=known, space=space, candidate=candidate, from_file=from_file)
 
 
-def _job(trainer: Any, known: Trainer, method: str, limit_bytes: int, arguments: Sequence[str]) -> Task:
+def _job(
+    trainer: Any, known: Trainer, method: str, limit_bytes: int, arguments: Sequence[str]
+) -> Task:
     args, fields = trainer.args, known.fields()
     given = _file_behind(arguments)
     file = None if given is None else read_user_config(given, method)
@@ -190,34 +247,63 @@ def _job(trainer: Any, known: Trainer, method: str, limit_bytes: int, arguments:
     name = str(getattr(trainer.model.config, "_name_or_path", "") or "model")
     folder = Path(name) if Path(name).is_dir() else None
     workload = Workload(
-        model=Model(name=name, config=trainer.model.config.to_dict(), folder=folder, origin="the running model"), method=method,
-        python=Path(sys.executable), tuning=tuning, weights="real", global_batch=shape,
+        model=Model(
+            name=name,
+            config=trainer.model.config.to_dict(),
+            folder=folder,
+            origin="the running model",
+        ),
+        method=method,
+        python=Path(sys.executable),
+        tuning=tuning,
+        weights="real",
+        global_batch=shape,
         config_file=given or Path(args.output_dir) / "training arguments",
         held={**(file.settings if file else {}), **changed, **adapter},
         user_settings={**(file.rest if file else {}), **parts},
-    )  # fmt: skip
-    hardware = Hardware(kind=kind, name=kind, count=args.world_size, memory_bytes=limit_bytes, here=True)
+    )
+    hardware = Hardware(
+        kind=kind, name=kind, count=args.world_size, memory_bytes=limit_bytes, here=True
+    )
     return Task(workload=workload, hardware=hardware)
 
 
 def _file_behind(arguments: Sequence[str]) -> Path | None:
     """Return the YAML file of `trl grpo --config`."""
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        name = following if word == "--config" else word.removeprefix("--config=") if word.startswith("--config=") else ""
+        name = (
+            following
+            if word == "--config"
+            else word.removeprefix("--config=")
+            if word.startswith("--config=")
+            else ""
+        )
         if name.endswith((".yaml", ".yml")) and Path(name).is_file():
             return Path(name).resolve()
     return None
 
 
-def _changed_arguments(args: Any, fields: Mapping[str, Field]) -> tuple[dict[str, KnobValue], dict[str, object]]:
+def _changed_arguments(
+    args: Any, fields: Mapping[str, Field]
+) -> tuple[dict[str, KnobValue], dict[str, object]]:
     """Return the non-default training arguments: (plain values, lists and mappings)."""
     known = {name for name, field in fields.items() if field.owner == "config"} - _NOT_A_SETTING
-    changed = {name: value for name, value in args.to_dict().items() if name in known and value != fields[name].default}
+    changed = {
+        name: value
+        for name, value in args.to_dict().items()
+        if name in known and value != fields[name].default
+    }
     if getattr(args, "steps_per_generation", None) == args.gradient_accumulation_steps:
         # the default relation; a smaller micro-batch keeps it
         changed.pop("generation_batch_size", None)
-    plain = {name: value for name, value in changed.items() if value is None or isinstance(value, bool | int | float | str)}
-    return plain, {name: value for name, value in changed.items() if isinstance(value, list | dict) and value}
+    plain = {
+        name: value
+        for name, value in changed.items()
+        if value is None or isinstance(value, bool | int | float | str)
+    }
+    return plain, {
+        name: value for name, value in changed.items() if isinstance(value, list | dict) and value
+    }
 
 
 def _adapter(model: Any) -> dict[str, KnobValue]:
@@ -226,4 +312,7 @@ def _adapter(model: Any) -> dict[str, KnobValue]:
     if config is None:
         return {}
     found = {ours: getattr(config, theirs, None) for theirs, ours in _ADAPTER.items()}
-    return {"use_peft": True, **{name: value for name, value in found.items() if isinstance(value, int | float)}}
+    return {
+        "use_peft": True,
+        **{name: value for name, value in found.items() if isinstance(value, int | float)},
+    }

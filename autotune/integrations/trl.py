@@ -38,7 +38,10 @@ RESERVE_BYTES = 16 * MIB  # host memory released when memory runs out: writing t
 GUARDED = ("training_step", "evaluate", "_save_checkpoint")
 """Memory-critical methods of the trainer; the optimizer's `step` is guarded as well."""
 
-LENGTHS = ("completions/max_length", "completion_length")  # TRL's log keys for the longest completion, newest name first
+LENGTHS = (
+    "completions/max_length",
+    "completion_length",
+)  # TRL's log keys for the longest completion, newest name first
 Warn = Callable[[str], None]
 
 
@@ -65,8 +68,13 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
             self._trainer = self._trainer or _trainer_that_calls(self)
             self._gauge = _gauge(args)
             self._reading = self._gauge.read()
-            self._margin = Margin(last_step=state.max_steps or None, longest=getattr(args, "max_completion_length", None))
-            self._running = None if self._trainer is None else running(self._trainer, self._reading.limit_bytes)
+            self._margin = Margin(
+                last_step=state.max_steps or None,
+                longest=getattr(args, "max_completion_length", None),
+            )
+            self._running = (
+                None if self._trainer is None else running(self._trainer, self._reading.limit_bytes)
+            )
             self._reserve, self._reported = bytearray(RESERVE_BYTES), None
             self._guard(rest.get("optimizer"))
 
@@ -74,9 +82,20 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         with self._errors_logged("read memory"):
             self._look(state.global_step, None)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **rest: Any) -> None:
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: Mapping[str, Any] | None = None,
+        **rest: Any,
+    ) -> None:
         with self._errors_logged("read the log"):
-            length = next((logs[name] for name in LENGTHS if name in (logs or {})), None) if logs else None
+            length = (
+                next((logs[name] for name in LENGTHS if name in (logs or {})), None)
+                if logs
+                else None
+            )
             if length is not None:
                 self._look(state.global_step, int(length))
 
@@ -95,13 +114,21 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
                 return
             folder = self._folder
             if folder is None:
-                folder = (Path(self._trainer.args.output_dir) if self._trainer is not None else Path()) / oom_report.FOLDER
+                folder = (
+                    Path(self._trainer.args.output_dir) if self._trainer is not None else Path()
+                ) / oom_report.FOLDER
             moment = oom_report.OomMoment(
-                rank=self._rank, world_size=getattr(getattr(self._trainer, "args", None), "world_size", 1),
-                step=getattr(getattr(self._trainer, "state", None), "global_step", 0), reading=self._reading,
-            )  # fmt: skip
+                rank=self._rank,
+                world_size=getattr(getattr(self._trainer, "args", None), "world_size", 1),
+                step=getattr(getattr(self._trainer, "state", None), "global_step", 0),
+                reading=self._reading,
+            )
             self.written = oom_report.write(folder, error, diagnosis, moment, self._running)
-            log.error("Memory ran out (%s). Written: %s", diagnosis.cause, ", ".join(map(str, self.written)))
+            log.error(
+                "Memory ran out (%s). Written: %s",
+                diagnosis.cause,
+                ", ".join(map(str, self.written)),
+            )
 
     def _look(self, step: int, length: int | None) -> None:
         if self._gauge is None:
@@ -119,7 +146,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
                 self._undo.callback(_wrap(owner, name, self.out_of_memory))
         before = sys.excepthook
 
-        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        def hook(
+            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        ) -> None:
             self.out_of_memory(error)
             before(kind, error, trace)
 
@@ -162,8 +191,14 @@ def watch(trainer: Trainer, **options: Any) -> Iterator[MemoryWatch]:
 def _gauge(args: Any) -> CpuGauge | CudaGauge:
     if getattr(args.device, "type", "cpu") != "cuda":
         return CpuGauge()
-    colocated = bool(getattr(args, "use_vllm", False)) and getattr(args, "vllm_mode", None) == "colocate"
-    return CudaGauge(torch, args.device, sleeps=colocated and bool(getattr(args, "vllm_enable_sleep_mode", False)))
+    colocated = (
+        bool(getattr(args, "use_vllm", False)) and getattr(args, "vllm_mode", None) == "colocate"
+    )
+    return CudaGauge(
+        torch,
+        args.device,
+        sleeps=colocated and bool(getattr(args, "vllm_enable_sleep_mode", False)),
+    )
 
 
 def _trainer_that_calls(callback: TrainerCallback) -> Any:

@@ -30,7 +30,9 @@ def version(name):
         return None
 print(json.dumps({name: globals()[sys.argv[1]](name) for name in sys.argv[2:]}))
 """
-"""Imports no package, which keeps the query as fast as starting Python. Versions are of distributions, under their pip names."""
+"""Imports no package, which keeps the query as fast as starting Python. Versions are of
+distributions, under their pip names.
+"""
 
 
 def interpreter(python: str | None) -> Path:
@@ -39,7 +41,9 @@ def interpreter(python: str | None) -> Path:
         return Path(sys.executable)
     found = shutil.which(str(Path(python).expanduser()))
     if found is None:
-        raise TrainingEnvironmentError(f"--python {python} is no program. Give the path of the training environment's python.")
+        raise TrainingEnvironmentError(
+            f"--python {python} is no program. Give the path of the training environment's python."
+        )
     # Not resolved: the link's path identifies a virtual environment.
     return Path(found).absolute()
 
@@ -51,7 +55,10 @@ def installed(python: Path, packages: Sequence[str]) -> Mapping[str, bool]:
 
 def versions(python: Path, packages: Sequence[str]) -> Mapping[str, str | None]:
     """Return package -> installed version, or None."""
-    return {name: found if isinstance(found, str) else None for name, found in _asked(python, "version", packages).items()}
+    return {
+        name: found if isinstance(found, str) else None
+        for name, found in _asked(python, "version", packages).items()
+    }
 
 
 def package_folder(python: Path, package: str) -> Path | None:
@@ -63,11 +70,17 @@ def package_folder(python: Path, package: str) -> Path | None:
 def _asked(python: Path, question: str, packages: Sequence[str]) -> dict[str, object]:
     try:
         answer = subprocess.run(
-            [str(python), "-c", _ASK, question, *packages], capture_output=True, text=True, timeout=60, check=True
+            [str(python), "-c", _ASK, question, *packages],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         )
         found: dict[str, object] = json.loads(answer.stdout.strip().splitlines()[-1])
         return {name: found[name] for name in packages}
     except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
         message = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
         reason = (str(message).strip().splitlines() or ["no reason given"])[-1].rstrip(".")
-        raise TrainingEnvironmentError(f"{python} can't be started as a Python interpreter: {reason}.") from error
+        raise TrainingEnvironmentError(
+            f"{python} can't be started as a Python interpreter: {reason}."
+        ) from error

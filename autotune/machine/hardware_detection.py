@@ -18,21 +18,31 @@ from autotune.machine.nvml import VISIBLE, Device, devices_here
 
 _PATTERN = re.compile(r"(?:(\d+)\s*x\s*)?(\S.*)", re.IGNORECASE)
 _SIZE_WITH_UNIT = re.compile(r"\d+(?:\.\d+)?\s*[MGT](?:i?B)?", re.IGNORECASE)
-_SAME_MEMORY = 0.05  # tolerance: drivers differ by a few hundred MiB per card; sizes of a family differ by far more
+# tolerance: drivers differ by a few hundred MiB per card; sizes of a family differ by far more
+_SAME_MEMORY = 0.05
 MAX_DEVICES = 100_000  # largest number of devices that a prediction counts through
 
 
 def hardware(asked: str, here: Sequence[Device] | None = None) -> Hardware:
-    """Parse `--gpus` (`2xA100-40G`, `local`, `2xcpu`, or a card by its memory: `2xH300=280G`). `here`
-    replaces this machine's GPUs."""
+    """Parse `--gpus` (`2xA100-40G`, `local`, `2xcpu`, or a card by its memory: `2xH300=280G`).
+    `here` replaces this machine's GPUs.
+    """
     match = _PATTERN.fullmatch(asked.strip())
     if match is None:
-        raise BadInput(f"{asked!r} names no hardware.", way_out="Write it like 2xA100-40G, A100-40G, local, cpu or 2xcpu.")
+        raise BadInput(
+            f"{asked!r} names no hardware.",
+            way_out="Write it like 2xA100-40G, A100-40G, local, cpu or 2xcpu.",
+        )
     if len(match[1] or "") > len(str(MAX_DEVICES)) or int(match[1] or 1) > MAX_DEVICES:
-        raise BadInput(f"{asked!r:.60} is more than {MAX_DEVICES} devices.", way_out="Request fewer, like 8xH100.")
+        raise BadInput(
+            f"{asked!r:.60} is more than {MAX_DEVICES} devices.",
+            way_out="Request fewer, like 8xH100.",
+        )
     count, name = int(match[1] or 1), match[2]
     if count < 1:
-        raise BadInput(f"{asked!r} is no device at all.", way_out=f"Request at least one: --gpus 1x{name}.")
+        raise BadInput(
+            f"{asked!r} is no device at all.", way_out=f"Request at least one: --gpus 1x{name}."
+        )
     if name.lower() == "cpu":
         return _cpu(count)
     if name.lower() == "local":
@@ -60,9 +70,16 @@ def gpu_named(name: str) -> catalog.Gpu:
     for gpu in known:
         if wanted in {_plain(spelling) for spelling in (gpu.name, *gpu.aliases)}:
             return gpu
-    sizes = [gpu.name for gpu in known if gpu.family and wanted in (_plain(gpu.family), _plain(gpu.family).removeprefix("rtx"))]
+    sizes = [
+        gpu.name
+        for gpu in known
+        if gpu.family and wanted in (_plain(gpu.family), _plain(gpu.family).removeprefix("rtx"))
+    ]
     if sizes:
-        raise BadInput(f"{name!r} comes with different amounts of memory.", way_out=f"Say which: {' or '.join(sizes)}.")
+        raise BadInput(
+            f"{name!r} comes with different amounts of memory.",
+            way_out=f"Say which: {' or '.join(sizes)}.",
+        )
     raise UnknownName("GPU", name, [gpu.name for gpu in known], listing="autotune show gpus")
 
 
@@ -87,7 +104,11 @@ def recognise(device: Device) -> catalog.Gpu | None:
     if device.slice_of is not None or " mig " in name:
         return None
     alike = [gpu for gpu in catalog.gpus() if any(_has_words(name, words) for words in gpu.names)]
-    close = [gpu for gpu in alike if abs(gpu.memory_bytes - device.memory_bytes) <= _SAME_MEMORY * gpu.memory_bytes]
+    close = [
+        gpu
+        for gpu in alike
+        if abs(gpu.memory_bytes - device.memory_bytes) <= _SAME_MEMORY * gpu.memory_bytes
+    ]
     return min(close, key=lambda gpu: abs(gpu.memory_bytes - device.memory_bytes), default=None)
 
 
@@ -105,14 +126,22 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
 
 
 def _cpu(count: int) -> Hardware:
     cores = os.cpu_count() or 1
     if count > max(cores, 2):
-        raise BadInput(f"{count} CPU ranks were requested on {cores} cores.", way_out=f"Request at most {max(cores, 2)}xcpu.")
-    return Hardware(kind="cpu", name="cpu", count=count, memory_bytes=machine_memory_bytes(), here=True)
+        raise BadInput(
+            f"{count} CPU ranks were requested on {cores} cores.",
+            way_out=f"Request at most {max(cores, 2)}xcpu.",
+        )
+    return Hardware(
+        kind="cpu", name="cpu", count=count, memory_bytes=machine_memory_bytes(), here=True
+    )
 
 
 def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
@@ -120,17 +149,23 @@ def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
         return _cpu(count or 1)
     if len(devices) > 1 and any(device.slice_of for device in devices):
         raise BadInput(
-            "GPUs of this machine are cut into slices by MIG, and a job sees one slice only.", way_out=_choices(devices, "uuid")
+            "GPUs of this machine are cut into slices by MIG, and a job sees one slice only.",
+            way_out=_choices(devices, "uuid"),
         )
     if len({device.name for device in devices}) > 1:
         names = ", ".join(sorted({device.name for device in devices}))
         raise BadInput(f"This machine's GPUs differ ({names}).", way_out=_choices(devices, "index"))
     if count is not None and count > len(devices):
-        raise BadInput(f"{count} GPUs were requested and {len(devices)} are here.", way_out=f"Type --gpus {len(devices)}xlocal.")
+        raise BadInput(
+            f"{count} GPUs were requested and {len(devices)} are here.",
+            way_out=f"Type --gpus {len(devices)}xlocal.",
+        )
     gpu = recognise(devices[0])
     memory = min(device.memory_bytes for device in devices)
     name = gpu.name if gpu else devices[0].name
-    return Hardware(kind="cuda", name=name, count=count or len(devices), memory_bytes=memory, here=True)
+    return Hardware(
+        kind="cuda", name=name, count=count or len(devices), memory_bytes=memory, here=True
+    )
 
 
 def _named(count: int, gpu: catalog.Gpu, devices: tuple[Device, ...]) -> Hardware:
@@ -141,30 +176,45 @@ def _named(count: int, gpu: catalog.Gpu, devices: tuple[Device, ...]) -> Hardwar
     if here and any(recognise(device) != gpu for device in devices[:count]):
         first = ", ".join(device.name for device in devices[:count])
         raise BadInput(
-            f"A job of {count}x{gpu.name} would get other GPUs here ({first}).", way_out=_choices(tuple(alike), "index")
+            f"A job of {count}x{gpu.name} would get other GPUs here ({first}).",
+            way_out=_choices(tuple(alike), "index"),
         )
     return Hardware(kind="cuda", name=gpu.name, count=count, memory_bytes=memory, here=here)
 
 
 def _by_memory(count: int, name: str, memory: str) -> Hardware:
-    """Return a card of this memory for predictions; a known name has the catalogue's other figures."""
+    """Return a card of this memory for predictions; a known name has the catalogue's other
+    figures.
+    """
     name, memory = name.strip(), memory.strip()
     if not name or not _SIZE_WITH_UNIT.fullmatch(memory):
-        raise BadInput(f"{name}={memory} is no card with its memory.", way_out="Write it like --gpus 2xH300=280G.")
+        raise BadInput(
+            f"{name}={memory} is no card with its memory.",
+            way_out="Write it like --gpus 2xH300=280G.",
+        )
     try:
         name = gpu_named(name).name
     except UnknownName:
         name = f"GPU={memory}" if name.lower() in ("cpu", "local", "gpu") else name
-    return Hardware(kind="cuda", name=name, count=count, memory_bytes=parse_bytes(memory), here=False)
+    return Hardware(
+        kind="cuda", name=name, count=count, memory_bytes=parse_bytes(memory), here=False
+    )
 
 
 def _choices(devices: tuple[Device, ...], by: str) -> str:
     """Return valid values of CUDA_VISIBLE_DEVICES, one per kind of device."""
     kinds: dict[str, list[Device]] = {}
     for device in devices:
-        words = device.name if by == "index" else f"{device.name}, {format_bytes(device.memory_bytes)}, {device.uuid}"
+        words = (
+            device.name
+            if by == "index"
+            else f"{device.name}, {format_bytes(device.memory_bytes)}, {device.uuid}"
+        )
         kinds.setdefault(words, []).append(device)
-    shown = [f"{VISIBLE}={','.join(str(getattr(one, by)) for one in alike)} ({words})" for words, alike in kinds.items()]
+    shown = [
+        f"{VISIBLE}={','.join(str(getattr(one, by)) for one in alike)} ({words})"
+        for words, alike in kinds.items()
+    ]
     return f"Pick with {' or '.join(shown)}."
 
 
@@ -174,4 +224,7 @@ def _plain(name: str) -> str:
 
 def _has_words(text: str, words: str) -> bool:
     """Match whole words and exclude variants: an RTX 4070 Ti is no RTX 4070."""
-    return re.search(rf"(?<![a-z0-9]){re.escape(words)}(?![a-z0-9])(?!\s+(?:ti|super|d)\b)", text) is not None
+    return (
+        re.search(rf"(?<![a-z0-9]){re.escape(words)}(?![a-z0-9])(?!\s+(?:ti|super|d)\b)", text)
+        is not None
+    )

@@ -1,8 +1,9 @@
-"""Memory of this machine and of the cgroups of this process: total, available, location of the groups, OOM kills.
+"""Memory of this machine and of the cgroups of this process: total, available, location of the
+groups, OOM kills.
 
-The kernel's OOM killer can end a rank of a GPU probe although the device has room. OOM kills are counted in the cgroups of this
-process, or else on the whole machine. Kills by a user-space daemon are not counted; there, a SIGKILL while host memory is nearly
-exhausted is the evidence.
+The kernel's OOM killer can end a rank of a GPU probe although the device has room. OOM kills are
+counted in the cgroups of this process, or else on the whole machine. Kills by a user-space daemon
+are not counted; there, a SIGKILL while host memory is nearly exhausted is the evidence.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ MIN_FREE_SHARE = 0.02  # share of free memory below which the host counts as exh
 
 
 class HostMemory:
-    def __init__(self, counters: tuple[Path, ...] | None = None, total_bytes: int | None = None) -> None:
+    def __init__(
+        self, counters: tuple[Path, ...] | None = None, total_bytes: int | None = None
+    ) -> None:
         self._counters = own_counters() if counters is None else counters
         self.total_bytes = machine_memory_bytes() if total_bytes is None else total_bytes
 
@@ -52,7 +55,9 @@ def own_counters() -> tuple[Path, ...]:
 
 
 def oom_kills(file: Path) -> int | None:
-    """Return the number of OOM kills in memory.events, memory.oom_control or vmstat; None where it is not counted."""
+    """Return the number of OOM kills in memory.events, memory.oom_control or vmstat; None where
+    it is not counted.
+    """
     return _table(file).get("oom_kill")
 
 
@@ -69,11 +74,15 @@ def machine_memory_bytes(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
     """Return the memory available to all processes: the machine's, or a lower cgroup limit."""
     import psutil
 
-    return min([int(psutil.virtual_memory().total), *(limit for _, limit in _limited_groups(own, root))])
+    return min(
+        [int(psutil.virtual_memory().total), *(limit for _, limit in _limited_groups(own, root))]
+    )
 
 
 def available_memory_bytes(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
-    """Return the memory that processes can still take: the machine's, or a lower rest of a cgroup such as a pod's."""
+    """Return the memory that processes can still take: the machine's, or a lower rest of a
+    cgroup such as a pod's.
+    """
     import psutil
 
     rooms = [int(psutil.virtual_memory().available)]
@@ -101,10 +110,15 @@ def _limited_groups(own: Path, root: Path) -> list[tuple[Path, int]]:
             continue
         for place in places:
             folder = place / path.lstrip("/")
-            upwards = [folder, *(above for above in folder.parents if place == above or place in above.parents)]
+            upwards = [
+                folder,
+                *(above for above in folder.parents if place == above or place in above.parents),
+            ]
             limits = ((group, _number(group / file)) for group in upwards)
             # v1 writes "no limit" as a number near 2^63.
-            found += [(group, limit) for group, limit in limits if limit is not None and 0 < limit < 2**60]
+            found += [
+                (group, limit) for group, limit in limits if limit is not None and 0 < limit < 2**60
+            ]
     return found
 
 

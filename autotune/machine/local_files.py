@@ -1,4 +1,6 @@
-"""Files of this machine: detection of changes without reading the content, and of network file systems."""
+"""Files of this machine: detection of changes without reading the content, and of network file
+systems.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def _of(files: list[Path], below: Path) -> str | None:
         for file in files:
             status = file.stat()
             marks.update(
-                f"{file.relative_to(below)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
+                f"{file.relative_to(below)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(
+                    "utf-8", "surrogateescape"
+                )
             )
     except OSError:  # changed while reading
         return None
@@ -53,17 +57,48 @@ def _of(files: list[Path], below: Path) -> str | None:
 
 
 # https://www.sqlite.org/howtocorrupt.html#_filesystems_with_broken_or_missing_lock_implementations
-_NETWORK = frozenset((
-    "nfs", "nfs3", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "ncpfs", "afs", "coda", "9p", "lustre", "gpfs", "mmfs",
-    "beegfs", "ceph", "glusterfs", "orangefs", "pvfs2", "panfs", "wekafs", "vastfs", "ocfs2", "gfs2", "davfs", "acfs",
-))  # fmt: skip
-_LOCAL_FUSE = frozenset(("fuseblk", "fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.ext2", "fuse.exfat"))
+_NETWORK = frozenset(
+    (
+        "nfs",
+        "nfs3",
+        "nfs4",
+        "cifs",
+        "smb",
+        "smb2",
+        "smb3",
+        "smbfs",
+        "ncpfs",
+        "afs",
+        "coda",
+        "9p",
+        "lustre",
+        "gpfs",
+        "mmfs",
+        "beegfs",
+        "ceph",
+        "glusterfs",
+        "orangefs",
+        "pvfs2",
+        "panfs",
+        "wekafs",
+        "vastfs",
+        "ocfs2",
+        "gfs2",
+        "davfs",
+        "acfs",
+    )
+)
+_LOCAL_FUSE = frozenset(
+    ("fuseblk", "fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.ext2", "fuse.exfat")
+)
 """Other FUSE file systems count as remote: sshfs, s3fs, gcsfuse, juicefs."""
 
 
 def refuse_network_storage(url: str, mounts: Path = Path("/proc/self/mounts")) -> None:
     """Raise BadInput for an SQLite file on a network file system."""
-    from sqlalchemy.engine import make_url  # here, because an answer from the record must load nothing heavy
+    from sqlalchemy.engine import (
+        make_url,
+    )  # here, because an answer from the record must load nothing heavy
     from sqlalchemy.exc import ArgumentError
 
     try:
@@ -71,15 +106,23 @@ def refuse_network_storage(url: str, mounts: Path = Path("/proc/self/mounts")) -
     except ArgumentError:
         return  # reported when the storage is opened
     file = str(made.database)
-    if made.get_backend_name() != "sqlite" or made.database in (None, "", ":memory:") or file.startswith("file:"):
+    if (
+        made.get_backend_name() != "sqlite"
+        or made.database in (None, "", ":memory:")
+        or file.startswith("file:")
+    ):
         return
     kind = file_system_of(Path(file), mounts)
     if kind is None or not is_network(kind):
         return
     raise BadInput(
-        f"{Path(file)} is on a network file system ({kind}), where SQLite can't keep a study: its locks do not hold there.",
-        way_out="Give --storage a disk of this machine, like --storage sqlite:////tmp/autotune-study.db, or a PostgreSQL server, "
-        "like --storage postgresql+psycopg://me@host/autotune. The results may stay where --out says.",
+        f"{Path(file)} is on a network file system ({kind}), where SQLite can't keep a study: its"
+        " locks do not hold there.",
+        way_out=(
+            "Give --storage a disk of this machine, like --storage"
+            " sqlite:////tmp/autotune-study.db, or a PostgreSQL server, like --storage"
+            " postgresql+psycopg://me@host/autotune. The results may stay where --out says."
+        ),
     )
 
 

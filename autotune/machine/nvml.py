@@ -49,7 +49,9 @@ class Device:
     memory_bytes: int
     index: int | None = None  # nvidia-smi index, by PCI address; a slice has its GPU's
     uuid: str | None = None  # `GPU-...`, or `MIG-...` for a slice
-    reserved_bytes: int | None = None  # of the memory: reserved by the driver and ECC; None: unknown
+    reserved_bytes: int | None = (
+        None  # of the memory: reserved by the driver and ECC; None: unknown
+    )
     compute_capability: str | None = None
     driver_version: str | None = None
     slice_of: str | None = None  # UUID of the whole GPU; None: not a slice
@@ -61,7 +63,9 @@ class Nvml:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._handles: dict[str, Any] = {}
-        self.unreadable: dict[int, str] = {}  # reasons why GPUs are absent from `cards`, by nvidia-smi index
+        self.unreadable: dict[
+            int, str
+        ] = {}  # reasons why GPUs are absent from `cards`, by nvidia-smi index
 
     @classmethod
     def open(cls, library: Any = None) -> Nvml:
@@ -70,7 +74,9 @@ class Nvml:
             try:
                 library = importlib.import_module("pynvml")
             except ImportError:
-                raise NvmlUnavailable("the Python package nvidia-ml-py is not installed", absent=True) from None
+                raise NvmlUnavailable(
+                    "the Python package nvidia-ml-py is not installed", absent=True
+                ) from None
         try:
             library.nvmlInit()
         except library.NVMLError as error:
@@ -105,18 +111,23 @@ class Nvml:
         return tuple(found)
 
     def used_bytes(self, uuid: str) -> int:
-        """Return what processes and their contexts hold; excludes reserved bytes from driver 510 on."""
+        """Return what processes and their contexts hold; excludes reserved bytes from driver 510
+        on.
+        """
         return int(self._memory_info(self._handle(uuid)).used)
 
     def processes(self, uuid: str) -> dict[int, int | None]:
         """Return the bytes of each compute and graphics process of a GPU, by its number.
 
-        Numbers are of the driver's PID namespace: possibly meaningless inside a container. Bytes are None where the driver
-        does not report them (some containers, MIG, some permissions).
+        Numbers are of the driver's PID namespace: possibly meaningless inside a container. Bytes
+        are None where the driver does not report them (some containers, MIG, some permissions).
         """
         handle = self._handle(uuid)
         found: dict[int, int | None] = {}
-        for kind in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
+        for kind in (
+            "nvmlDeviceGetComputeRunningProcesses",
+            "nvmlDeviceGetGraphicsRunningProcesses",
+        ):
             try:
                 listed = self._call(kind, handle)
             except NvmlNotSupported:
@@ -124,7 +135,9 @@ class Nvml:
                     raise
                 continue  # data-centre GPUs have no graphics processes
             for process in listed:
-                found[int(process.pid)] = None if process.usedGpuMemory is None else int(process.usedGpuMemory)
+                found[int(process.pid)] = (
+                    None if process.usedGpuMemory is None else int(process.usedGpuMemory)
+                )
         return found
 
     def takes_one_process(self, uuid: str) -> bool:
@@ -136,7 +149,9 @@ class Nvml:
         """Return the distance of two GPUs: 0 over NVLink, else NVML's topology level from 10 (one
         PCIe switch) to 50 (another CPU socket); None if unknown."""
         library, pair = self._library, (self._handle(one), self._handle(other))
-        linked = self._or_none(lambda: self._call("nvmlDeviceGetP2PStatus", *pair, library.NVML_P2P_CAPS_INDEX_NVLINK))
+        linked = self._or_none(
+            lambda: self._call("nvmlDeviceGetP2PStatus", *pair, library.NVML_P2P_CAPS_INDEX_NVLINK)
+        )
         if linked == library.NVML_P2P_STATUS_OK:
             return 0
         level = self._or_none(lambda: self._call("nvmlDeviceGetTopologyCommonAncestor", *pair))
@@ -144,10 +159,17 @@ class Nvml:
 
     def cores_near(self, uuid: str) -> frozenset[int] | None:
         """Return the CPU cores of the GPU's NUMA node; None if unknown."""
-        words = self._or_none(lambda: self._call("nvmlDeviceGetCpuAffinity", self._handle(uuid), MAX_CORES // 64))
+        words = self._or_none(
+            lambda: self._call("nvmlDeviceGetCpuAffinity", self._handle(uuid), MAX_CORES // 64)
+        )
         if words is None:
             return None
-        near = {64 * place + bit for place, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1}
+        near = {
+            64 * place + bit
+            for place, word in enumerate(words)
+            for bit in range(64)
+            if int(word) >> bit & 1
+        }
         return frozenset(near) or None
 
     def process_name(self, pid: int) -> str:
@@ -162,18 +184,28 @@ class Nvml:
         whole = _text(self._call("nvmlDeviceGetUUID", handle))
         for number in range(self._call("nvmlDeviceGetMaxMigDeviceCount", handle)):
             with contextlib.suppress(NvmlNotSupported):  # numbers without a slice
-                yield self._card(index, self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, number), whole)
+                yield self._card(
+                    index, self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, number), whole
+                )
 
     def _card(self, index: int, handle: Any, slice_of: str | None) -> Device:
         uuid = _text(self._call("nvmlDeviceGetUUID", handle))
         self._handles[uuid] = handle
         info = self._memory_info(handle)
-        major_minor = self._or_none(lambda: self._call("nvmlDeviceGetCudaComputeCapability", handle))
+        major_minor = self._or_none(
+            lambda: self._call("nvmlDeviceGetCudaComputeCapability", handle)
+        )
         return Device(
-            index=index, uuid=uuid, name=_text(self._call("nvmlDeviceGetName", handle)), memory_bytes=int(info.total),
+            index=index,
+            uuid=uuid,
+            name=_text(self._call("nvmlDeviceGetName", handle)),
+            memory_bytes=int(info.total),
             reserved_bytes=int(info.reserved) if hasattr(info, "reserved") else None,
-            compute_capability=None if major_minor is None else ".".join(str(part) for part in major_minor), slice_of=slice_of,
-        )  # fmt: skip
+            compute_capability=(
+                None if major_minor is None else ".".join(str(part) for part in major_minor)
+            ),
+            slice_of=slice_of,
+        )
 
     def _memory_info(self, handle: Any) -> Any:
         try:
@@ -217,13 +249,19 @@ def name_of(pid: int, nvml: Nvml | None = None) -> str:
     name = ""
     with contextlib.suppress(NvmlNotSupported, GpuLost):
         name = nvml.process_name(pid) if nvml is not None else ""
-    return f"{name.split()[0].rsplit('/', 1)[-1] if name.split() else 'a process outside this container'} (pid {pid})"
+    return (
+        f"{name.split()[0].rsplit('/', 1)[-1] if name.split() else 'a process outside this container'}"
+        f" (pid {pid})"
+    )
 
 
 def in_words(held: Mapping[int, int | None], nvml: Nvml | None = None) -> tuple[str, ...]:
     """Describe each process with its bytes, the largest first."""
     ranked = sorted(held.items(), key=lambda one: -(one[1] or 0))
-    return tuple(f"{name_of(pid, nvml)}: {'unknown' if used is None else format_bytes(used)}" for pid, used in ranked)
+    return tuple(
+        f"{name_of(pid, nvml)}: {'unknown' if used is None else format_bytes(used)}"
+        for pid, used in ranked
+    )
 
 
 def named(words: tuple[str, ...]) -> str:
@@ -234,7 +272,8 @@ def named(words: tuple[str, ...]) -> str:
 def devices_here(library: Any = None, variable: str | None = None) -> tuple[Device, ...]:
     """Return the visible GPUs from NVML, or from nvidia-smi without NVML.
 
-    Raises HardwareNotHere when a driver is present and does not answer. `variable` overrides CUDA_VISIBLE_DEVICES.
+    Raises HardwareNotHere when a driver is present and does not answer. `variable` overrides
+    CUDA_VISIBLE_DEVICES.
     """
     chosen = os.environ.get(VISIBLE) if variable is None else variable
     try:
@@ -245,17 +284,24 @@ def devices_here(library: Any = None, variable: str | None = None) -> tuple[Devi
             return visible(_by_nvidia_smi(), chosen)
         raise HardwareNotHere(
             f"This machine has an NVIDIA driver, and it can't be asked for its GPUs ({reason}).",
-            way_out="See that `nvidia-smi` works (a driver that was updated needs a restart), or type --gpus cpu.",
+            way_out=(
+                "See that `nvidia-smi` works (a driver that was updated needs a restart), or type"
+                " --gpus cpu."
+            ),
         ) from reason
 
 
 def devices_of(nvml: Nvml, variable: str | None) -> tuple[Device, ...]:
     """Return the GPUs that CUDA shows under this CUDA_VISIBLE_DEVICES, over an open connection."""
     version = nvml.driver_version()
-    return visible([replace(card, driver_version=version) for card in nvml.cards()], variable, nvml.unreadable)
+    return visible(
+        [replace(card, driver_version=version) for card in nvml.cards()], variable, nvml.unreadable
+    )
 
 
-def visible(devices: Sequence[Device], variable: str | None, unreadable: Collection[int] = ()) -> tuple[Device, ...]:
+def visible(
+    devices: Sequence[Device], variable: str | None, unreadable: Collection[int] = ()
+) -> tuple[Device, ...]:
     """Filter by CUDA_VISIBLE_DEVICES, in its order. Like CUDA, stop at the first unknown entry; the
     numbers of `unreadable` GPUs are known."""
     if variable is None:
@@ -275,7 +321,11 @@ def _named(part: str, devices: Sequence[Device]) -> list[Device]:
     """Match an index or a UUID prefix. The index of a GPU with MIG matches all of its slices."""
     if part.isdigit():
         return [device for device in devices if device.index == int(part)]
-    alike = [device for device in devices if device.uuid is not None and part and device.uuid.startswith(part)]
+    alike = [
+        device
+        for device in devices
+        if device.uuid is not None and part and device.uuid.startswith(part)
+    ]
     return alike if len(alike) == 1 else []
 
 
@@ -285,10 +335,16 @@ def _by_nvidia_smi() -> list[Device]:
         return []
     query = [program, "--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+        answer = subprocess.run(
+            query, capture_output=True, text=True, timeout=30, check=True
+        ).stdout
     except (subprocess.SubprocessError, OSError):
         return []
-    rows = [[cell.strip() for cell in line.split(",", 3)] for line in answer.splitlines() if line.count(",") >= 3]
+    rows = [
+        [cell.strip() for cell in line.split(",", 3)]
+        for line in answer.splitlines()
+        if line.count(",") >= 3
+    ]
     return [
         Device(name=name, memory_bytes=int(mib) * MIB, index=int(index), uuid=uuid)
         for index, uuid, mib, name in rows

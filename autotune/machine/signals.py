@@ -1,4 +1,6 @@
-"""Stop signals: conversion to KeyboardInterrupt, a deadline for the exit, and protection from libraries that replace handlers."""
+"""Stop signals: conversion to KeyboardInterrupt, a deadline for the exit, and protection from
+libraries that replace handlers.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +50,14 @@ def restored_signals() -> Iterator[None]:
 
 
 def ignore_stop_signals() -> None:
-    """Ignore further stop signals: an exit takes a moment, and a second Ctrl-C would leave workers running."""
+    """Ignore further stop signals: an exit takes a moment, and a second Ctrl-C would leave
+    workers running.
+    """
 
     def ignore(number: int, frame: FrameType | None) -> None:
-        """Do nothing. SIG_IGN would make the interpreter complain about a signal that has already arrived."""
+        """Do nothing. SIG_IGN would make the interpreter complain about a signal that has
+        already arrived.
+        """
 
     for each in STOP_SIGNALS:
         signal.signal(each, ignore)
@@ -118,7 +124,8 @@ def _deadline(force_end: Callable[[], None]) -> Iterator[None]:
         with contextlib.suppress(OSError):
             while received := os.read(read_end, 64):
                 if set(received) & set(STOP_SIGNALS):
-                    # Also after the context: what closes at the end of the process may not return either.
+                    # Also after the context: what closes at the end of the process may not return
+                    # either.
                     time.sleep(END_SECONDS)
                     force_end()
                     return
@@ -136,7 +143,9 @@ _at_once = False
 
 
 def skip_exit_handlers() -> None:
-    """Let the command end without them: Ray's end in a segmentation fault without the head of their cluster."""
+    """Let the command end without them: Ray's end in a segmentation fault without the head of
+    their cluster.
+    """
     global _at_once
     _at_once = True
 

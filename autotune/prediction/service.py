@@ -45,16 +45,27 @@ from autotune.prediction.trace_cache import TraceCache
 from autotune.prediction.tracer import Tracer, TracerPool
 
 Request = Mapping[str, Any]
-Members = Sequence[tuple[Candidate, Request]]  # Candidates of one family, each with its trace request
+Members = Sequence[
+    tuple[Candidate, Request]
+]  # Candidates of one family, each with its trace request
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-MAX_TRACED_ALONE = 3  # Family size up to which members are traced alone: fewer traces than a model needs
+MAX_TRACED_ALONE = (
+    3  # Family size up to which members are traced alone: fewer traces than a model needs
+)
 
 
 class PredictionService:
     """Predicts the candidates of one job; tracing starts at the first cache miss."""
 
-    def __init__(self, *, task: Task, trainer: Trainer, limit_bytes: int, tracer: TracerPool) -> None:
-        self._job, self._trainer, self._limit_bytes, self._tracer = task, trainer, limit_bytes, tracer
+    def __init__(
+        self, *, task: Task, trainer: Trainer, limit_bytes: int, tracer: TracerPool
+    ) -> None:
+        self._job, self._trainer, self._limit_bytes, self._tracer = (
+            task,
+            trainer,
+            limit_bytes,
+            tracer,
+        )
         self._gpu = hardware_detection.gpu_of(task.hardware)
         self._predictions: dict[str, Prediction] = {}
         self._longest: dict[str, Prediction] = {}
@@ -65,16 +76,28 @@ class PredictionService:
         self._reference_batches: tuple[int, ...] = ()
 
     def predict(self, candidate: Candidate) -> Prediction:
-        """Predict one candidate from a trace of its own step; as an interval where micro-batches depend on the data."""
+        """Predict one candidate from a trace of its own step; as an interval where micro-batches
+        depend on the data.
+        """
         if candidate.id not in self._predictions:
             longest = self._predict_traced(candidate)
-            shortest = None if longest.fits else self._trainer.lower_bound_candidate(candidate, self._job)
-            found = longest if shortest is None else with_lower_bound(longest, self._predict_traced(shortest))
+            shortest = (
+                None if longest.fits else self._trainer.lower_bound_candidate(candidate, self._job)
+            )
+            found = (
+                longest
+                if shortest is None
+                else with_lower_bound(longest, self._predict_traced(shortest))
+            )
             self._predictions[candidate.id] = self._with_memory_at_lengths(candidate, found)
         return self._predictions[candidate.id]
 
-    def screen(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> Mapping[str, Prediction]:
-        """Predict many candidates, by id. After `seconds` and the running trace the rest is omitted; one is always predicted."""
+    def screen(
+        self, candidates: Sequence[Candidate], *, seconds: float | None = None
+    ) -> Mapping[str, Prediction]:
+        """Predict many candidates, by id. After `seconds` and the running trace the rest is
+        omitted; one is always predicted.
+        """
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         longest = self._screen_longest(candidates, _share(deadline, 2))
         unsure = [
@@ -85,13 +108,22 @@ class PredictionService:
         shortest = {name: one for name, one in unsure if one is not None}
         least = self._screen_longest(list(dict.fromkeys(shortest.values())), deadline)
         sure = {name: one for name, one in longest.items() if name not in shortest}
-        return sure | {name: with_lower_bound(longest[name], least[one.id]) for name, one in shortest.items() if one.id in least}
+        return sure | {
+            name: with_lower_bound(longest[name], least[one.id])
+            for name, one in shortest.items()
+            if one.id in least
+        }
 
     def of(self, job: Job) -> PredictionService:
         """Return a service for another job that shares the tracing processes."""
         if job.task == self._job and job.memory_limit_bytes == self._limit_bytes:
             return self
-        return PredictionService(task=job.task, trainer=self._trainer, limit_bytes=job.memory_limit_bytes, tracer=self._tracer)
+        return PredictionService(
+            task=job.task,
+            trainer=self._trainer,
+            limit_bytes=job.memory_limit_bytes,
+            tracer=self._tracer,
+        )
 
     def request(self, candidate: Candidate) -> Request:
         """Return the trace request; a known GPU's compute capability selects the kernels."""
@@ -117,7 +149,9 @@ class PredictionService:
         return self._longest[candidate.id]
 
     def _with_memory_at_lengths(self, candidate: Candidate, longest: Prediction) -> Prediction:
-        """Add the memory at the lengths given, from a trace of the fullest micro-batch of such rows."""
+        """Add the memory at the lengths given, from a trace of the fullest micro-batch of such
+        rows.
+        """
         workload = self._job.workload
         if workload.completion_lengths is None or self._job.hardware.kind != "cuda":
             return longest
@@ -132,7 +166,11 @@ class PredictionService:
             own = replace(composition, prompt_length=prompt, completion_length=completion)
             given = replace(given, composition=own)
             found = memory(given, stage_of(given))
-        return replace(longest, peak_memory_bytes_at_lengths=found.peak_memory_bytes, fits_at_lengths=found.fits)
+        return replace(
+            longest,
+            peak_memory_bytes_at_lengths=found.peak_memory_bytes,
+            fits_at_lengths=found.fits,
+        )
 
     def _trace(self, request: Request) -> Trace:
         return self._tracer.trace(traced_request(request))
@@ -140,13 +178,26 @@ class PredictionService:
     def _expect(self, requests: Iterable[Request]) -> None:
         self._tracer.expect(map(traced_request, requests))
 
-    def _worst_rank(self, candidate: Candidate, request: Request, trace: Trace) -> tuple[PredictionInput, StepStage]:
-        """Return the rank that reserves most in this candidate's context, which decides where blocks lie, and its step there."""
+    def _worst_rank(
+        self, candidate: Candidate, request: Request, trace: Trace
+    ) -> tuple[PredictionInput, StepStage]:
+        """Return the rank that reserves most in this candidate's context, which decides where
+        blocks lie, and its step there.
+        """
         hidden = self._job.workload.model.config.get("hidden_size")
-        sharding = Sharding.of(request["sharding"], hidden_size=hidden if isinstance(hidden, int) else None)
-        ranks = [self._input(candidate, rank.trace, rank.host_bytes) for rank in compared_ranks(trace, sharding)]
+        sharding = Sharding.of(
+            request["sharding"], hidden_size=hidden if isinstance(hidden, int) else None
+        )
+        ranks = [
+            self._input(candidate, rank.trace, rank.host_bytes)
+            for rank in compared_ranks(trace, sharding)
+        ]
         each = [(rank, StepStage(rank.trace, step_context(rank))) for rank in ranks]
-        return max(each, key=lambda one: (one[1].usage().reserved_bytes, one[0].trace.peak_bytes)) if len(each) > 1 else each[0]
+        return (
+            max(each, key=lambda one: (one[1].usage().reserved_bytes, one[0].trace.peak_bytes))
+            if len(each) > 1
+            else each[0]
+        )
 
     def _input(self, candidate: Candidate, trace: Trace, host_bytes: int) -> PredictionInput:
         return PredictionInput(
@@ -158,7 +209,9 @@ class PredictionService:
             config=self._job.workload.model.config,
             trace=trace,
             settings=candidate.settings,
-            completions_per_prompt=candidate.settings.get(self._trainer.canonical.get("num_generations", "num_generations")),
+            completions_per_prompt=candidate.settings.get(
+                self._trainer.canonical.get("num_generations", "num_generations")
+            ),
             allocator=AllocatorSettings.of(str(candidate.settings.get(ALLOCATOR) or "")),
             host_bytes=host_bytes,
             lengths=self._job.workload.completion_lengths,
@@ -166,7 +219,9 @@ class PredictionService:
 
     # Families.
 
-    def _screen_longest(self, candidates: Sequence[Candidate], deadline: float) -> Mapping[str, Prediction]:
+    def _screen_longest(
+        self, candidates: Sequence[Candidate], deadline: float
+    ) -> Mapping[str, Prediction]:
         """Predict candidates at their longest rows, family by family, until the deadline."""
         found = {one.id: self._longest[one.id] for one in candidates if one.id in self._longest}
         families = self._group_by_family([one for one in candidates if one.id not in found])
@@ -190,10 +245,18 @@ class PredictionService:
             found.setdefault(key, []).append((one, request))
         return dict(sorted(found.items(), key=lambda item: len(item[1]), reverse=True))
 
-    def _reference_first(self, families: Mapping[str, Members], until: float) -> Mapping[str, Members]:
-        """Put the family with the fewest events first, since the others reuse its formulas. Compared are families with at least
-        half as many points as any, as far as their first traces arrive in time."""
-        shared = {key: members for key, members in families.items() if not _traced_alone(members, has_reference=False)}
+    def _reference_first(
+        self, families: Mapping[str, Members], until: float
+    ) -> Mapping[str, Members]:
+        """Put the family with the fewest events first, since the others reuse its formulas.
+        Compared are families with at least half as many points as any, as far as their first
+        traces arrive in time.
+        """
+        shared = {
+            key: members
+            for key, members in families.items()
+            if not _traced_alone(members, has_reference=False)
+        }
         if self._reference is not None or len(shared) < 2:
             return families
         points = {key: _points_of(members) for key, members in shared.items()}
@@ -228,8 +291,12 @@ class PredictionService:
 
     def _predict_members(self, key: str, members: Members) -> Iterator[tuple[str, Prediction]]:
         family: Family | None = None
-        if key in self._families or not _traced_alone(members, has_reference=self._reference is not None):
-            with contextlib.suppress(NotUniform):  # layers or points differ in more than sizes: trace each member
+        if key in self._families or not _traced_alone(
+            members, has_reference=self._reference is not None
+        ):
+            with contextlib.suppress(
+                NotUniform
+            ):  # layers or points differ in more than sizes: trace each member
                 family = self._family(key, members)
         if family is not None:
             yield from self._predict_from_model(family, members)
@@ -248,16 +315,22 @@ class PredictionService:
         def trace_point(point: Point, layers: int | None) -> Trace:
             return self._trace(request_at(base, point, layers))
 
-        model = survey(trace_point, points, self._repetition, self._reference, self._reference_batches)
+        model = survey(
+            trace_point, points, self._repetition, self._reference, self._reference_batches
+        )
         if self._reference is None:
             self._reference_batches = tuple(point.micro_batch for point in points)
         self._reference = model
         self._families[key] = Family(points, model, *self._worst_rank(*members[0], model.trace))
         return self._families[key]
 
-    def _predict_from_model(self, family: Family, members: Members) -> Iterator[tuple[str, Prediction]]:
-        """Predict members by point and by trace context: equal ones share an allocator replay. Members whose resident bytes are
-        equal too (only the group size differs) share the memory prediction."""
+    def _predict_from_model(
+        self, family: Family, members: Members
+    ) -> Iterator[tuple[str, Prediction]]:
+        """Predict members by point and by trace context: equal ones share an allocator replay.
+        Members whose resident bytes are equal too (only the group size differs) share the memory
+        prediction.
+        """
         by_point: dict[Point, list[Candidate]] = {}
         for candidate, request in members:
             by_point.setdefault(point_of(request), []).append(candidate)
@@ -272,7 +345,10 @@ class PredictionService:
                 key = context, given.composition
                 if key not in predicted:
                     predicted[key] = memory(given, stages[context])
-                yield candidate.id, with_speed(given, replace(predicted[key], candidate_id=candidate.id))
+                yield (
+                    candidate.id,
+                    with_speed(given, replace(predicted[key], candidate_id=candidate.id)),
+                )
 
     @property
     def _repetition(self) -> LayerRepetition | None:
@@ -282,7 +358,10 @@ class PredictionService:
 def open_prediction_service(job: Job, trainer: Trainer) -> PredictionService:
     """Return the service for one job, with the trace cache of this machine."""
     return PredictionService(
-        task=job.task, trainer=trainer, limit_bytes=job.memory_limit_bytes, tracer=open_tracers(job.task, trainer)
+        task=job.task,
+        trainer=trainer,
+        limit_bytes=job.memory_limit_bytes,
+        tracer=open_tracers(job.task, trainer),
     )
 
 
@@ -290,11 +369,19 @@ def open_tracers(task: Task, trainer: Trainer) -> TracerPool:
     """Return the pool that traces this trainer's steps; no process is started yet."""
     supported = None if trainer.trace_adapter == STAND_IN else SUPPORTED.get(trainer.name)
     python, adapter, cache = task.workload.python, trainer.trace_adapter, TraceCache()
-    return TracerPool(lambda versions: Tracer(python, adapter=adapter, cache=cache, supported=supported, versions=versions))
+    return TracerPool(
+        lambda versions: Tracer(
+            python, adapter=adapter, cache=cache, supported=supported, versions=versions
+        )
+    )
 
 
-def predict_candidates(job: Job, trainer: Trainer, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
-    """Predict every candidate, by id; empty on a CPU, whose limit counts more than a trace, and if a step cannot be traced."""
+def predict_candidates(
+    job: Job, trainer: Trainer, candidates: Sequence[Candidate]
+) -> Mapping[str, Prediction]:
+    """Predict every candidate, by id; empty on a CPU, whose limit counts more than a trace, and
+    if a step cannot be traced.
+    """
     if job.task.hardware.kind != "cuda":
         return {}
     with contextlib.closing(open_prediction_service(job, trainer)) as service:

@@ -25,7 +25,9 @@ from autotune.core.trace import Trace
 from autotune.core.units import MIB
 
 MAX_FOLDER_BYTES = 512 * MIB  # Beyond it the least recently used traces are deleted
-_DECODER = msgspec.json.Decoder(Trace)  # Made on import, before any thread reads: see `read_by_threads`
+_DECODER = msgspec.json.Decoder(
+    Trace
+)  # Made on import, before any thread reads: see `read_by_threads`
 
 
 def default_folder() -> Path:
@@ -36,7 +38,9 @@ def default_folder() -> Path:
 class TraceCache:
     """Folder of traces. If it cannot be written, nothing is cached and no error is raised."""
 
-    def __init__(self, folder: Path | None = None, *, largest_bytes: int = MAX_FOLDER_BYTES) -> None:
+    def __init__(
+        self, folder: Path | None = None, *, largest_bytes: int = MAX_FOLDER_BYTES
+    ) -> None:
         self.folder = default_folder() if folder is None else folder
         self._largest_bytes = largest_bytes
 
@@ -59,7 +63,9 @@ class TraceCache:
     def put(self, key: str, trace: Trace) -> None:
         with contextlib.suppress(OSError):
             make_private_folder(self.folder)
-            write_atomically(self._path(key), zlib.compress(msgspec.json.encode(trace), 6), mode=FOR_ITS_OWNER)
+            write_atomically(
+                self._path(key), zlib.compress(msgspec.json.encode(trace), 6), mode=FOR_ITS_OWNER
+            )
             files: list[tuple[float, int, Path]] = []  # time of last use, size and path
             for path in self.folder.iterdir():
                 with contextlib.suppress(OSError):  # deleted by another process
@@ -78,11 +84,20 @@ class TraceCache:
 def key_of(specification: Mapping[str, object], versions: Mapping[str, str], adapter: str) -> str:
     """Return the file name of a trace: a hash of all that decides it."""
     model, model_code = specification.get("model"), None
-    if specification.get("trust_remote_code") and isinstance(model, Mapping) and model.get("folder"):
-        model_code = _hash(sorted(Path(model["folder"]).glob("*.py")))  # code that the model brings, and that may be executed
+    if (
+        specification.get("trust_remote_code")
+        and isinstance(model, Mapping)
+        and model.get("folder")
+    ):
+        model_code = _hash(
+            sorted(Path(model["folder"]).glob("*.py"))
+        )  # code that the model brings, and that may be executed
     inputs = {
-        "specification": specification, "versions": dict(versions), "code": _tracing_code_hash(adapter), "model_code": model_code
-    }  # fmt: skip
+        "specification": specification,
+        "versions": dict(versions),
+        "code": _tracing_code_hash(adapter),
+        "model_code": model_code,
+    }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

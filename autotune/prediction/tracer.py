@@ -43,14 +43,19 @@ Work = tuple[Specification, "Future[Trace]"]
 
 MAX_PROCESSES = 2  # Limit of processes: each imports a framework, nearly a GiB
 IMPORT_TIMEOUT_S = 180.0  # Limit for the import of a framework: a slow disk takes a minute
-TRACE_TIMEOUT_S = 900.0  # Limit for one trace: the largest models take half a minute, busy machines twenty times that
+# Limit for one trace: the largest models take half a minute, busy machines twenty times that
+TRACE_TIMEOUT_S = 900.0
 
 # Without threads, network or device: the specification describes the GPU.
 _ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
     "CUDA_VISIBLE_DEVICES": "",
-}  # fmt: skip
+}
 
 
 class _WorkerGone(Exception):
@@ -61,9 +66,15 @@ class Tracer:
     """Owner of one tracing process, started at the first cache miss."""
 
     def __init__(
-        self, python: Path, *, adapter: str = "trl.step_trace", cache: TraceCache | None = None,
-        supported: Supported | None = None, trace_seconds: float = TRACE_TIMEOUT_S, versions: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        python: Path,
+        *,
+        adapter: str = "trl.step_trace",
+        cache: TraceCache | None = None,
+        supported: Supported | None = None,
+        trace_seconds: float = TRACE_TIMEOUT_S,
+        versions: Mapping[str, str] | None = None,
+    ) -> None:
         """`versions`: package versions, if reported by a process of the same interpreter."""
         self.python = python
         self.traced = 0  # traces computed, without those from the cache
@@ -91,14 +102,20 @@ class Tracer:
         """Return the trace, possibly cached. CannotPredict if the step cannot be traced."""
         key, trace = "", None
         if self._cache is not None:
-            deciding = {name: version for name, version in self.versions.items() if name not in ENGINES}  # no part of a step
+            deciding = {
+                name: version for name, version in self.versions.items() if name not in ENGINES
+            }  # no part of a step
             key = key_of(specification, deciding, self._adapter)
             trace = self._cache.get(key)
         if trace is None:
             trace = self._compute(specification)
             if self._cache is not None:
                 self._cache.put(key, trace)
-        engines = {name.removesuffix("-cpu"): self.versions[name] for name in ENGINES if name in self.versions}
+        engines = {
+            name.removesuffix("-cpu"): self.versions[name]
+            for name in ENGINES
+            if name in self.versions
+        }
         return dataclasses.replace(trace, versions={**trace.versions, **engines})
 
     def cancel(self) -> None:
@@ -123,7 +140,9 @@ class Tracer:
     def _compute(self, specification: Specification) -> Trace:
         try:
             self._ensure_loaded()
-            answer = self._request({"do": "measure", "request": dict(specification)}, "measured", self._trace_seconds)
+            answer = self._request(
+                {"do": "measure", "request": dict(specification)}, "measured", self._trace_seconds
+            )
         except _WorkerGone as gone:
             last = self._last_log_line()
             self.close()
@@ -138,21 +157,33 @@ class Tracer:
         try:
             trace = msgspec.convert(answer["result"], Trace, str_keys=True)
         except msgspec.ValidationError as error:
-            raise ProbeError(f"The adapter {self._adapter} returned an invalid trace: {error}.") from error
+            raise ProbeError(
+                f"The adapter {self._adapter} returned an invalid trace: {error}."
+            ) from error
         self.traced += 1
         return trace
 
     def _ensure_loaded(self) -> None:
         """Start the process and its imports; replace a process that has exited."""
-        if self._spawned is None or self._spawned.wire.closed or self._spawned.process.poll() is not None:
+        if (
+            self._spawned is None
+            or self._spawned.wire.closed
+            or self._spawned.process.poll() is not None
+        ):
             self._start()
         assert self._spawned is not None
-        if self._loaded and any(message.get("event") == "lost" for message in self._spawned.wire.take(0)):
+        if self._loaded and any(
+            message.get("event") == "lost" for message in self._spawned.wire.take(0)
+        ):
             self._loaded = False  # the fork exited while it was idle
         if not self._loaded:
-            answer = self._request({"do": "load", "ranks": 1, "load": {}}, "loaded", IMPORT_TIMEOUT_S)
+            answer = self._request(
+                {"do": "load", "ranks": 1, "load": {}}, "loaded", IMPORT_TIMEOUT_S
+            )
             if answer["event"] == "failed":
-                raise TrainingEnvironmentError(f"{self.python} cannot trace a training step: {_describe(answer['error'])}.")
+                raise TrainingEnvironmentError(
+                    f"{self.python} cannot trace a training step: {_describe(answer['error'])}."
+                )
             self._loaded = True
 
     def _start(self) -> None:
@@ -161,7 +192,9 @@ class Tracer:
         self._folder = WorkFolder()
         try:
             self._spawned = spawn(self.python, self._adapter, packages, self._folder, _ENVIRONMENT)
-            self._versions = dict(self._receive("environment", time.monotonic() + START_SECONDS)["versions"])
+            self._versions = dict(
+                self._receive("environment", time.monotonic() + START_SECONDS)["versions"]
+            )
             require_supported(self._supported, self._versions, self.python)
         except _WorkerGone:
             last = self._last_log_line()
@@ -196,8 +229,14 @@ class Tracer:
                 if event in (expected, "failed"):
                     return message
                 if event == "unready":
-                    hints = [install_hint(self.python, package, span) for package, span in self._supported.items()]
-                    problem = f"Training environment {self.python}: import failed ({_describe(message['error'])[-500:]})."
+                    hints = [
+                        install_hint(self.python, package, span)
+                        for package, span in self._supported.items()
+                    ]
+                    problem = (
+                        f"Training environment {self.python}: import failed"
+                        f" ({_describe(message['error'])[-500:]})."
+                    )
                     raise TrainingEnvironmentError(" ".join([problem, *hints]))
                 if event == "lost" and message.get("signal") is None:
                     raise _WorkerGone(f"ended with status {message.get('exit')}")
@@ -225,24 +264,33 @@ def _refusal(answer: Message, specification: Specification) -> CannotPredict:
     model = specification.get("model")
     name = model.get("name") if isinstance(model, Mapping) else None
     phase = f" in phase {answer['phase']}" if answer.get("phase") else ""
-    untraceable = [link for link in error.get("chain", [error]) if link.get("type") == "Untraceable"]
+    untraceable = [
+        link for link in error.get("chain", [error]) if link.get("type") == "Untraceable"
+    ]
     if untraceable:
         problem = str(untraceable[0]["text"]).strip()
-        return CannotPredict(f"The training step of {name} cannot be traced without a GPU{phase}: {problem}")
+        return CannotPredict(
+            f"The training step of {name} cannot be traced without a GPU{phase}: {problem}"
+        )
     return CannotPredict(
         f"The training step of {name} could not be traced{phase}: {_describe(error)}.",
-        way_out="The trainer of the installed release raised this: check the settings that it names.",
+        way_out=(
+            "The trainer of the installed release raised this: check the settings that it names."
+        ),
     )
 
 
 class TracerPool:
     """Owner of tracing processes, used from one thread; a thread waits for each process.
 
-    The service announces the traces that it will need (`expect`); each is computed once, by the next
-    idle process, while the service works on those that are there. A single trace starts a single process.
+    The service announces the traces that it will need (`expect`); each is computed once, by the
+    next idle process, while the service works on those that are there. A single trace starts a
+    single process.
     """
 
-    def __init__(self, make: Callable[[Mapping[str, str] | None], Tracer], *, most: int | None = None) -> None:
+    def __init__(
+        self, make: Callable[[Mapping[str, str] | None], Tracer], *, most: int | None = None
+    ) -> None:
         """`make` returns a Tracer not started, given package versions if known."""
         self._make, self._most = make, most or min(MAX_PROCESSES, os.cpu_count() or 1)
         self._workers: list[_Worker] = []
@@ -257,7 +305,9 @@ class TracerPool:
         return sum(worker.tracer.traced for worker in self._workers)
 
     def expect(self, specifications: Iterable[Specification]) -> None:
-        """Announce traces needed later, in order. Errors are raised by the `trace` that needs them."""
+        """Announce traces needed later, in order. Errors are raised by the `trace` that needs
+        them.
+        """
         for specification in specifications:
             self._submit(specification)
 
@@ -295,7 +345,11 @@ class TracerPool:
                 self._change.notify()
             else:
                 future = self._requested[key]
-                waiting = next((work for work in self._queue if work[1] is future), None) if first else None
+                waiting = (
+                    next((work for work in self._queue if work[1] is future), None)
+                    if first
+                    else None
+                )
                 if waiting is not None:
                     self._queue.remove(waiting)
                     self._queue.appendleft(waiting)
@@ -306,7 +360,9 @@ class TracerPool:
                 tracer = self._make(self._workers[0].tracer.versions if self._workers else None)
                 _ = tracer.versions  # read here: later only the worker's thread may use the tracer
                 worker = _Worker(tracer)
-                worker.thread = threading.Thread(target=self._compute, args=(worker,), name="tracer", daemon=True)
+                worker.thread = threading.Thread(
+                    target=self._compute, args=(worker,), name="tracer", daemon=True
+                )
                 self._workers.append(worker)
                 worker.thread.start()
         return future

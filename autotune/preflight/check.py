@@ -4,7 +4,8 @@
     if found.use is not None:
         subprocess.run(["trl", "grpo", "--config", str(found.use)])
 
-The answer comes from the record if the same was measured under the same circumstances, else from one short worst-case probe.
+The answer comes from the record if the same was measured under the same circumstances, else from
+one short worst-case probe.
 """
 
 from __future__ import annotations
@@ -45,11 +46,15 @@ SCHEMA = 1
 RECOMMENDED = "recommended"
 
 Status = Literal["fits", "tuned", "does_not_fit", "nothing_fits", "undecided", "interrupted"]
-"""`tuned`: another configuration was found and certified; `nothing_fits`: none was; `undecided`: the probe failed for another
-reason than memory, or the budget ended before the best candidate was certified."""
+"""`tuned`: another configuration was found and certified; `nothing_fits`: none was; `undecided`:
+the probe failed for another reason than memory, or the budget ended before the best candidate
+was certified.
+"""
 
 MAX_TRIES = 2  # Attempts after faults of the machine
-TORCH_OF_LAUNCHER_CONTEXT = Version("2.8")  # The first in which `torch.cuda.set_device(0)` makes a context (issue 155668)
+TORCH_OF_LAUNCHER_CONTEXT = Version(
+    "2.8"
+)  # The first in which `torch.cuda.set_device(0)` makes a context (issue 155668)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +88,9 @@ class Preflight:
         if answer.interrupted:
             return "interrupted"
         if answer.winner is None:
-            return "nothing_fits" if self.tuned.document["status"] == "nothing_fits" else "undecided"
+            return (
+                "nothing_fits" if self.tuned.document["status"] == "nothing_fits" else "undecided"
+            )
         return "undecided" if self.use is None else "tuned"
 
     @property
@@ -122,14 +129,18 @@ def preflight(
     listener: Listener = ignore_events,
     **options: Unpack[CommonOptions],
 ) -> Preflight:
-    """Prove that a configuration fits on this machine; with `tune`, search for one that does: by neutral settings only."""
+    """Prove that a configuration fits on this machine; with `tune`, search for one that does: by
+    neutral settings only.
+    """
     ours = {"config": str(config), "out": str(out), "budget": budget, "fresh": fresh}
     # No other flags: the proof must refer to the file.
     flags = flags_of({**options, **ours}, known={*CommonOptions.__annotations__, *ours})
     return preflight_flags(flags, tune=tune, listener=listener)
 
 
-def preflight_flags(flags: Flags, *, tune: bool = False, listener: Listener = ignore_events) -> Preflight:
+def preflight_flags(
+    flags: Flags, *, tune: bool = False, listener: Listener = ignore_events
+) -> Preflight:
     began = time.monotonic()
     flags = flags.replace(mode="probe")
     request = parse_request(flags)
@@ -139,12 +150,24 @@ def preflight_flags(flags: Flags, *, tune: bool = False, listener: Listener = ig
         request = _at_its_longest(request, versions)
         if beside := launcher_bytes(request.job, versions):
             listener(
-                Note(text=f"{format_bytes(beside)} of the limit are left for the process of `trl`, which holds a CUDA context.")
+                Note(
+                    text=(
+                        f"{format_bytes(beside)} of the limit are left for the process of `trl`,"
+                        " which holds a CUDA context."
+                    )
+                )
             )
             request = dataclasses.replace(request, job=with_room(request.job, beside))
             flags = flags.replace(memory_limit=f"{request.job.memory_limit_bytes}B")
         candidate = candidate_of_job(request)
-        listener(JobStarted(job=request.job, candidates=(candidate,), assumed=request.assumed, notes=request.notes))
+        listener(
+            JobStarted(
+                job=request.job,
+                candidates=(candidate,),
+                assumed=request.assumed,
+                notes=request.notes,
+            )
+        )
         proofs = Proofs(request.job, request.trainer, candidate, versions)
         found = proofs.find()
         missed = found if isinstance(found, str) else None
@@ -153,9 +176,15 @@ def preflight_flags(flags: Flags, *, tune: bool = False, listener: Listener = ig
             trial = _measured(request.job, candidate, versions, executor, listener)
             found = proofs.keep(trial, certificate_row(request.job, trial) or {})
     known = Preflight(
-        job=request.job, candidate=candidate, proof=found, from_record=missed is None, missed=missed, tuned=None,
-        use=None, elapsed_seconds=0.0,
-    )  # fmt: skip
+        job=request.job,
+        candidate=candidate,
+        proof=found,
+        from_record=missed is None,
+        missed=missed,
+        tuned=None,
+        use=None,
+        elapsed_seconds=0.0,
+    )
     if known.fits is False and tune:
         known = _tuned(known, flags, f"preflight-{proofs.key}", listener)
     elif known.fits:
@@ -175,7 +204,9 @@ def _refuse_another_number_of_processes(job: Job) -> None:
 
 
 def launcher_bytes(job: Job, versions: Mapping[str, str]) -> int:
-    """Return what `trl grpo` itself holds on the first GPU, since it initialises CUDA; a probe has no such process."""
+    """Return what `trl grpo` itself holds on the first GPU, since it initialises CUDA; a probe
+    has no such process.
+    """
     hardware, torch = job.task.hardware, versions.get("torch")
     if hardware.kind != "cuda" or torch is None or Version(torch) < TORCH_OF_LAUNCHER_CONTEXT:
         return 0
@@ -183,10 +214,14 @@ def launcher_bytes(job: Job, versions: Mapping[str, str]) -> int:
 
 
 def with_room(job: Job, taken_bytes: int) -> Job:
-    """Lower the limit so that other processes can take so much of what CUDA offers of the device."""
+    """Lower the limit so that other processes can take so much of what CUDA offers of the
+    device.
+    """
     hardware = job.task.hardware
     offered = round(catalog.offered(hardware.memory_bytes, gpu_of(hardware)).value)
-    return dataclasses.replace(job, memory_limit_bytes=max(1, min(job.memory_limit_bytes, offered) - taken_bytes))
+    return dataclasses.replace(
+        job, memory_limit_bytes=max(1, min(job.memory_limit_bytes, offered) - taken_bytes)
+    )
 
 
 def _at_its_longest(request: ParsedRequest, versions: Mapping[str, str]) -> ParsedRequest:
@@ -201,10 +236,24 @@ def _at_its_longest(request: ParsedRequest, versions: Mapping[str, str]) -> Pars
     return dataclasses.replace(request, job=dataclasses.replace(job, task=task))
 
 
-def _measured(job: Job, candidate: Candidate, versions: Mapping[str, str], executor: Executor, listener: Listener) -> Trial:
+def _measured(
+    job: Job,
+    candidate: Candidate,
+    versions: Mapping[str, str],
+    executor: Executor,
+    listener: Listener,
+) -> Trial:
     """Probe the worst case. The measurement is stored for later searches, too."""
     record = Record(job, versions).storing_probes(listener)
-    record(ProbeStarted(number=0, purpose="confirm", candidate=candidate, loads=True, seconds_left=PROOF.deadline_seconds))
+    record(
+        ProbeStarted(
+            number=0,
+            purpose="confirm",
+            candidate=candidate,
+            loads=True,
+            seconds_left=PROOF.deadline_seconds,
+        )
+    )
     for attempt in range(MAX_TRIES):
         try:
             measurement = executor.open(candidate).measure(candidate, PROOF)
@@ -214,7 +263,13 @@ def _measured(job: Job, candidate: Candidate, versions: Mapping[str, str], execu
             if attempt + 1 == MAX_TRIES:
                 raise
             listener(Note(text=f"{fault} Trying again."))
-    trial = Trial(number=0, purpose="confirm", candidate=candidate, measurement=measurement, verdict=judge(measurement))
+    trial = Trial(
+        number=0,
+        purpose="confirm",
+        candidate=candidate,
+        measurement=measurement,
+        verdict=judge(measurement),
+    )
     record(ProbeEnded(trial=trial, best=trial if trial.verdict.fits else None, seconds_left=0.0))
     return trial
 
@@ -225,11 +280,18 @@ def _tuned(known: Preflight, flags: Flags, study: str, listener: Listener) -> Pr
     settings, space = known.candidate.settings, known.job.space
     given = held_by(flags, frameworks.trainer(flags.framework, flags.method).canonical)
     names = {knob.name for knob in space.learning_knobs(settings)} | {"max_prompt_length"}
-    learned = {name: known.candidate.knobs.get(name, settings.get(name)) for name in sorted(names - set(given))}
+    learned = {
+        name: known.candidate.knobs.get(name, settings.get(name))
+        for name in sorted(names - set(given))
+    }
     hold = [f"{name}={json.dumps(value)}" for name, value in learned.items() if value is not None]
     # 2. Resume an earlier study of this preflight: nothing is measured twice.
-    search = flags.replace(hold=(*flags.hold, *hold), study=flags.study or study, resume=not flags.fresh)
-    found = run_flags(search, listener=listener, pinned=frozenset(settings) | frozenset(space.relax))
+    search = flags.replace(
+        hold=(*flags.hold, *hold), study=flags.study or study, resume=not flags.fresh
+    )
+    found = run_flags(
+        search, listener=listener, pinned=frozenset(settings) | frozenset(space.relax)
+    )
     answer = found.recommendation
     certified = answer is not None and answer.certificate is not None and not answer.interrupted
     use = next((file for file in found.files if file.stem == RECOMMENDED), None)

@@ -10,7 +10,15 @@ from typing import Literal
 
 from autotune.core.errors import ProbeError
 from autotune.core.job import DeviceKind
-from autotune.core.measurement import CycleMemory, Failure, LoopActivity, ModelMemory, Outcome, Phase, Speed
+from autotune.core.measurement import (
+    CycleMemory,
+    Failure,
+    LoopActivity,
+    ModelMemory,
+    Outcome,
+    Phase,
+    Speed,
+)
 from autotune.failures.classify import (
     HOST_KILLED,
     Finding,
@@ -26,7 +34,9 @@ from autotune.worker.protocol import LOST, Message
 
 EXCERPT_CHARACTERS = 4096
 
-SLOW_SHARE = 0.25  # A probe with progress in this last share of its deadline counts as slow, not as hung
+SLOW_SHARE = (
+    0.25  # A probe with progress in this last share of its deadline counts as slow, not as hung
+)
 
 
 @dataclass(kw_only=True)
@@ -34,10 +44,14 @@ class CommandReply:
     """Messages of the ranks in reply to one command."""
 
     results: dict[int, Message] = field(default_factory=dict)  # `loaded` or `measured`, by rank
-    failures: list[Message] = field(default_factory=list)  # `failed` and `lost`, in order of arrival
+    failures: list[Message] = field(
+        default_factory=list
+    )  # `failed` and `lost`, in order of arrival
     phases: dict[int, Phase] = field(default_factory=dict)  # Last reported phase, by rank
     timed_out: bool = False
-    moved_at: float = field(default_factory=time.monotonic)  # Time of the last sign of progress; of the command itself at first
+    moved_at: float = field(
+        default_factory=time.monotonic
+    )  # Time of the last sign of progress; of the command itself at first
     moving: str = "the command was sent"  # Description of that sign
     quiet_seconds: float = 0.0  # Time without progress when the deadline passed
     worker_lost: bool = False
@@ -51,7 +65,10 @@ class CommandReply:
     @property
     def gone_before(self) -> bool:
         """True if a rank had exited before the command reached it, with unknown status."""
-        return any(m.get("event") == LOST and m.get("signal") is None and m.get("exit") is None for m in self.failures)
+        return any(
+            m.get("event") == LOST and m.get("signal") is None and m.get("exit") is None
+            for m in self.failures
+        )
 
     def phase_of(self, rank: int | None) -> Phase | None:
         """Return the rank's last phase; any rank's if that one reported none."""
@@ -66,12 +83,18 @@ class KernelReport:
 
     out_of_memory: bool  # The kernel killed a process for memory, or the meter did in its place
     own_limit: bool  # The probe's limit was reached, not the machine's memory
-    full: bool  # The tree was at its limit: a crash of an allocator after a refusal is out of memory too
-    host_short: bool = False  # GPU probe only: the machine's memory was nearly exhausted at some moment
-    mostly_own: bool = True  # The probe used the larger part of the machine's used memory: its lack is the candidate's own
+    # The tree was at its limit: a crash of an allocator after a refusal is out of memory too
+    full: bool
+    host_short: bool = (
+        False  # GPU probe only: the machine's memory was nearly exhausted at some moment
+    )
+    # The probe used the larger part of the machine's used memory: its lack is the candidate's own
+    mostly_own: bool = True
 
 
-def failure_of(reply: CommandReply, kernel: KernelReport, device: DeviceKind, seconds: float) -> tuple[Outcome, Failure]:
+def failure_of(
+    reply: CommandReply, kernel: KernelReport, device: DeviceKind, seconds: float
+) -> tuple[Outcome, Failure]:
     """Return the root failure of a command; ProbeError if the candidate is not its cause."""
     if reply.failures:
         found = [(message, _finding(message, reply, kernel, device)) for message in reply.failures]
@@ -83,41 +106,68 @@ def failure_of(reply: CommandReply, kernel: KernelReport, device: DeviceKind, se
     if reply.worker_lost:
         finding = classify_exit(_ending({}, phase, kernel, device, reply.printed))
         return finding.outcome, _failure(finding, {}, reply)
-    evidence = f"no answer after {seconds:.1f} s{f' in phase {phase}' if phase else ''}: ended at its deadline; "
+    evidence = (
+        f"no answer after {seconds:.1f} s{f' in phase {phase}' if phase else ''}: ended at its"
+        " deadline; "
+    )
     # A long step reports no progress: silence does not prove a hang.
     slow = reply.quiet_seconds <= seconds * SLOW_SHARE
-    evidence += "slow and not hung, with" if slow else "hung, or in one step that takes longer than that:"
-    evidence += f" its last progress {'' if slow else 'was '}{reply.quiet_seconds:.1f} s before ({reply.moving})"
+    evidence += (
+        "slow and not hung, with" if slow else "hung, or in one step that takes longer than that:"
+    )
+    evidence += (
+        f" its last progress {'' if slow else 'was '}{reply.quiet_seconds:.1f} s before"
+        f" ({reply.moving})"
+    )
     return Outcome.TIMEOUT, Failure(evidence=evidence, phase=phase, excerpt=end_of(reply.printed))
 
 
 def _blame_order(finding: Finding) -> int:
-    """Sort key: out of memory first, then an end from outside; reports of a lost peer last, ties by arrival."""
-    return (0 if finding.outcome.is_out_of_memory else 1 if finding.from_outside else 2) + (3 if finding.secondary else 0)
+    """Sort key: out of memory first, then an end from outside; reports of a lost peer last, ties
+    by arrival.
+    """
+    return (0 if finding.outcome.is_out_of_memory else 1 if finding.from_outside else 2) + (
+        3 if finding.secondary else 0
+    )
 
 
-def _finding(message: Message, reply: CommandReply, kernel: KernelReport, device: DeviceKind) -> Finding:
+def _finding(
+    message: Message, reply: CommandReply, kernel: KernelReport, device: DeviceKind
+) -> Finding:
     phase: Phase | None = message.get("phase") or reply.phase_of(message.get("rank"))
     error = message.get("error") or {}
     if message["event"] == LOST:
         found = classify_exit(_ending(message, phase, kernel, device, reply.printed))
     elif "ended" in message:
-        found = classify_launched(_ending(message["ended"], message.get("phase"), kernel, device, reply.printed), error["text"])
+        found = classify_launched(
+            _ending(message["ended"], message.get("phase"), kernel, device, reply.printed),
+            error["text"],
+        )
     else:
         chain = [(link["type"], link["text"]) for link in error.get("chain", [error])]
-        own = kernel.out_of_memory and (kernel.own_limit or kernel.mostly_own)  # killed for memory that the probe itself used
+        own = kernel.out_of_memory and (
+            kernel.own_limit or kernel.mostly_own
+        )  # killed for memory that the probe itself used
         found = classify_exception(
             ReportedException(
-                chain=chain, frames=error.get("frames", ()), phase=phase, device=device, limit_hit=own, printed=reply.printed
+                chain=chain,
+                frames=error.get("frames", ()),
+                phase=phase,
+                device=device,
+                limit_hit=own,
+                printed=reply.printed,
             )
         )
     if found.row == HOST_KILLED and not (kernel.out_of_memory or kernel.full or kernel.host_short):
-        # A message such as "Signal 9 received by PID 7" suggests the OOM killer; its counter denies it.
+        # A message such as "Signal 9 received by PID 7" suggests the OOM killer; its counter denies
+        # it.
         return ended_from_outside(found.evidence, ProcessExit(phase=found.phase))
     return found
 
 
-def _ending(message: Message, phase: Phase | None, kernel: KernelReport, device: DeviceKind, printed: str) -> ProcessExit:
+def _ending(
+    message: Message, phase: Phase | None, kernel: KernelReport, device: DeviceKind, printed: str
+) -> ProcessExit:
     exhausted: Literal["limit", "machine", "others"] | None = None
     machine: Literal["machine", "others"] = "machine" if kernel.mostly_own else "others"
     if kernel.out_of_memory:
@@ -125,11 +175,17 @@ def _ending(message: Message, phase: Phase | None, kernel: KernelReport, device:
     elif kernel.full and message.get("signal") is not None:
         exhausted = "limit"
     elif kernel.host_short and message.get("signal") == signal.SIGKILL:
-        exhausted = machine  # killed by a daemon such as systemd-oomd: the kernel's counter omits those
+        exhausted = (
+            machine  # killed by a daemon such as systemd-oomd: the kernel's counter omits those
+        )
     return ProcessExit(
-        signal=message.get("signal"), exit=message.get("exit"), phase=phase, device=device, out_of_memory=exhausted,
+        signal=message.get("signal"),
+        exit=message.get("exit"),
+        phase=phase,
+        device=device,
+        out_of_memory=exhausted,
         printed=printed,
-    )  # fmt: skip
+    )
 
 
 def end_of(text: str) -> str:
@@ -143,9 +199,15 @@ def end_of(text: str) -> str:
 def _failure(finding: Finding, message: Message, reply: CommandReply) -> Failure:
     excerpt = (message.get("error") or {}).get("traceback") or reply.printed
     return Failure(
-        evidence=finding.evidence, phase=finding.phase, cause=finding.cause, rank=message.get("rank"), row=finding.row,
-        numbers=finding.numbers, excerpt=end_of(excerpt), from_outside=finding.from_outside,
-    )  # fmt: skip
+        evidence=finding.evidence,
+        phase=finding.phase,
+        cause=finding.cause,
+        rank=message.get("rank"),
+        row=finding.row,
+        numbers=finding.numbers,
+        excerpt=end_of(excerpt),
+        from_outside=finding.from_outside,
+    )
 
 
 def merge_speeds(speeds: Sequence[RankSpeed | None]) -> Speed | None:
@@ -160,7 +222,9 @@ def merge_speeds(speeds: Sequence[RankSpeed | None]) -> Speed | None:
     return Speed(
         completion_tokens=slowest.completion_tokens,
         cycle_seconds=seconds,
-        cycle_loss_tokens=tuple(map(sum, zip(*(speed.cycle_loss_tokens for speed in known), strict=False))),
+        cycle_loss_tokens=tuple(
+            map(sum, zip(*(speed.cycle_loss_tokens for speed in known), strict=False))
+        ),
         prompt_tokens=sum(speed.prompt_tokens for speed in known),
         phase_seconds={**phases, "other": max(0.0, sum(seconds) - sum(phases.values()))},
         user_reward_seconds=slowest.user_reward_seconds,
@@ -176,7 +240,10 @@ def activity_of(results: Sequence[RankResult]) -> LoopActivity | None:
     if not reported:
         return None
     names = {one.name for one in fields(LoopActivity)} - {"cycles", "seconds"}
-    known = {name: [value for one in reported if (value := getattr(one, name)) is not None] for name in names}
+    known = {
+        name: [value for one in reported if (value := getattr(one, name)) is not None]
+        for name in names
+    }
     return LoopActivity(
         **{name: min(values) for name, values in known.items() if values},
         seconds=max(one.seconds for one in reported),
@@ -200,7 +267,9 @@ class Peaks:
     phase_peak_bytes: Mapping[str, int]
 
 
-def tree_peaks(reply: CommandReply, meter_peak: int, meter_phases: Mapping[str, int], ceiling_bytes: int | None) -> Peaks:
+def tree_peaks(
+    reply: CommandReply, meter_peak: int, meter_phases: Mapping[str, int], ceiling_bytes: int | None
+) -> Peaks:
     """Return the CPU peaks. The ranks' own figures are exact; the meter only samples.
 
     exact peak = usage before + sum over ranks of max(0, peak - base)
@@ -210,7 +279,9 @@ def tree_peaks(reply: CommandReply, meter_peak: int, meter_phases: Mapping[str, 
 
     def combined(figures: Iterable[int | None]) -> int | None:
         pairs = zip(figures, (report.get("base_bytes") for report in reports), strict=True)
-        grown = [max(0, peak - base) for peak, base in pairs if peak is not None and base is not None]
+        grown = [
+            max(0, peak - base) for peak, base in pairs if peak is not None and base is not None
+        ]
         if not grown:
             return None
         total: int = reply.usage_before_bytes + sum(grown)
@@ -232,13 +303,21 @@ def tree_peaks(reply: CommandReply, meter_peak: int, meter_phases: Mapping[str, 
 
 def worst(results: Iterable[RankResult], name: str) -> int | None:
     """Return the largest of the ranks' figures; None where no rank has one."""
-    return max((figure for result in results if (figure := getattr(result, name)) is not None), default=None)
+    return max(
+        (figure for result in results if (figure := getattr(result, name)) is not None),
+        default=None,
+    )
 
 
 def models_of(results: Mapping[int, RankResult]) -> tuple[ModelMemory, ...]:
-    """Return the bytes of each rank's models, never inferred from another rank. A training rank reports its own; a rank that
-    launched a run reports those of the run's ranks."""
-    own = [ModelMemory(rank=rank, bytes=result.model_bytes) for rank, result in results.items() if result.model_bytes]
+    """Return the bytes of each rank's models, never inferred from another rank. A training rank
+    reports its own; a rank that launched a run reports those of the run's ranks.
+    """
+    own = [
+        ModelMemory(rank=rank, bytes=result.model_bytes)
+        for rank, result in results.items()
+        if result.model_bytes
+    ]
     found = own + [one for result in results.values() for one in result.models or ()]
     return tuple(sorted({one.rank: one for one in found}.values(), key=lambda one: one.rank))
 
@@ -249,7 +328,11 @@ def results_of(reply: CommandReply) -> list[RankResult]:
 
 
 def results_by_rank(reply: CommandReply) -> dict[int, RankResult]:
-    return {int(report["rank"]): rank_result(report) for report in _reports(reply) if report.get("rank") is not None}
+    return {
+        int(report["rank"]): rank_result(report)
+        for report in _reports(reply)
+        if report.get("rank") is not None
+    }
 
 
 def _reports(reply: CommandReply) -> list[Message]:

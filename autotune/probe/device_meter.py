@@ -34,20 +34,29 @@ class Split:
     """A reading, attributed."""
 
     foreign_bytes: int  # Bytes of others or of no listed process: probe = used - foreign
-    listed_bytes: int | None  # Bytes of the probe's processes in NVML's list; None where the list is unusable
+    listed_bytes: (
+        int | None
+    )  # Bytes of the probe's processes in NVML's list; None where the list is unusable
     others: Mapping[int, int]  # Bytes of listed other processes, by pid
     why: str | None  # Reason why the list is unusable; None where it is usable
 
 
 def split(
-    now: Reading, before: Reading, ours: Collection[int], is_here: Callable[[int], bool], *, own_namespace: bool = False
+    now: Reading,
+    before: Reading,
+    ours: Collection[int],
+    is_here: Callable[[int], bool],
+    *,
+    own_namespace: bool = False,
 ) -> Split:
-    """Attribute `now` to the processes `ours`, which held nothing `before`: a number that did is another process's.
+    """Attribute `now` to the processes `ours`, which held nothing `before`: a number that did is
+    another process's.
 
-    `own_namespace`: this process is in a PID namespace of its own, as in containers. NVML's numbers may then be the host's, and
-    equal ours by chance.
+    `own_namespace`: this process is in a PID namespace of its own, as in containers. NVML's numbers
+    may then be the host's, and equal ours by chance.
 
-    With a usable process list: foreign = unlisted bytes before + sum of listed others. Otherwise: foreign = used before.
+    With a usable process list: foreign = unlisted bytes before + sum of listed others. Otherwise:
+    foreign = used before.
     """
     ours = set(ours) - set(before.processes or {})
     why = _unusable(now, before, ours, is_here, own_namespace)
@@ -57,7 +66,9 @@ def split(
     others = {pid: used or 0 for pid, used in listed.items() if pid not in ours}
     own = sum(used or 0 for pid, used in listed.items() if pid in ours)
     unlisted = max(0, before.used_bytes - sum(used or 0 for used in earlier.values()))
-    return Split(foreign_bytes=unlisted + sum(others.values()), listed_bytes=own, others=others, why=None)
+    return Split(
+        foreign_bytes=unlisted + sum(others.values()), listed_bytes=own, others=others, why=None
+    )
 
 
 def newcomers(split_now: Split, before: Reading) -> dict[int, int]:
@@ -68,7 +79,11 @@ def newcomers(split_now: Split, before: Reading) -> dict[int, int]:
 
 
 def _unusable(
-    now: Reading, before: Reading, ours: Collection[int], is_here: Callable[[int], bool], own_namespace: bool
+    now: Reading,
+    before: Reading,
+    ours: Collection[int],
+    is_here: Callable[[int], bool],
+    own_namespace: bool,
 ) -> str | None:
     if now.processes is None or before.processes is None:
         return now.why or before.why or HIDDEN
@@ -76,7 +91,11 @@ def _unusable(
         return HIDDEN
     if own_namespace and not all(is_here(pid) for pid in now.processes):
         return ELSEWHERE  # a driver that translated the numbers would list visible processes only
-    strangers = [pid for pid in now.processes if pid not in before.processes and pid not in ours and not is_here(pid)]
+    strangers = [
+        pid
+        for pid in now.processes
+        if pid not in before.processes and pid not in ours and not is_here(pid)
+    ]
     if strangers and not any(pid in ours for pid in now.processes):
         return ELSEWHERE
     return None
@@ -111,21 +130,35 @@ class DevicePeaks:
     foreign_bytes: int  # Used bytes that are not the probe's, by the last list
     peak_bytes: int = 0
     phase_peak_bytes: dict[str, int] = field(default_factory=dict)
-    listed_peak_bytes: int | None = None  # Peak of the probe's processes by the list; None until one of them is in it
-    newcomers: dict[int, int] = field(default_factory=dict)  # Peak growth of other processes, by pid
+    listed_peak_bytes: int | None = (
+        None  # Peak of the probe's processes by the list; None until one of them is in it
+    )
+    newcomers: dict[int, int] = field(
+        default_factory=dict
+    )  # Peak growth of other processes, by pid
     why: str | None = None  # Reason why the list is unusable; None where it attributes the memory
     unattributed: dict[Phase | None, int] = field(default_factory=dict)
     """Highest used bytes since the last list, by phase: others may have taken a part since then."""
 
     def take(self, used_bytes: int, phase: Phase | None) -> int:
-        """Record a sample and return the probe's own bytes in it, by the latest list of processes."""
+        """Record a sample and return the probe's own bytes in it, by the latest list of
+        processes.
+        """
         self.unattributed[phase] = max(used_bytes, self.unattributed.get(phase, 0))
         return max(0, used_bytes - self.foreign_bytes)
 
-    def list(self, now: Reading, ours: Collection[int], here: Callable[[int], bool], own_namespace: bool = False) -> None:
-        """Attribute the memory by the process list: the samples since the last one, and this one. Where the others' part changed
-        in between, samples count with the larger one: growth of others is never the probe's. What the probe held beyond is in its
-        own processes' bytes."""
+    def list(
+        self,
+        now: Reading,
+        ours: Collection[int],
+        here: Callable[[int], bool],
+        own_namespace: bool = False,
+    ) -> None:
+        """Attribute the memory by the process list: the samples since the last one, and this
+        one. Where the others' part changed in between, samples count with the larger one: growth
+        of others is never the probe's. What the probe held beyond is in its own processes'
+        bytes.
+        """
         found = split(now, self.before, ours, here, own_namespace=own_namespace)
         self._attribute(max(self.foreign_bytes, found.foreign_bytes))
         self.foreign_bytes, self.why = found.foreign_bytes, found.why
@@ -135,7 +168,9 @@ class DevicePeaks:
             self.newcomers[pid] = max(growth, self.newcomers.get(pid, 0))
 
     def attribute(self, phase: Phase | None, used_bytes: int) -> int:
-        """Record a sample at the moment of the last list, and return the probe's own bytes in it."""
+        """Record a sample at the moment of the last list, and return the probe's own bytes in
+        it.
+        """
         own = self.take(used_bytes, phase)
         self._attribute(self.foreign_bytes)
         return own
@@ -150,21 +185,37 @@ class DevicePeaks:
 
 
 class DeviceMeter(Meter):
-    """Sampling thread with the peaks since `mark`, in total and by phase, and the timeline of the fullest GPU."""
+    """Sampling thread with the peaks since `mark`, in total and by phase, and the timeline of
+    the fullest GPU.
+    """
 
     def __init__(
-        self, nvml: Nvml, uuids: Sequence[str], before: Mapping[str, Reading], ours: Callable[[], Collection[int]], *,
-        here: Callable[[int], bool] = is_here, interval_seconds: float = INTERVAL_SECONDS,
+        self,
+        nvml: Nvml,
+        uuids: Sequence[str],
+        before: Mapping[str, Reading],
+        ours: Callable[[], Collection[int]],
+        *,
+        here: Callable[[int], bool] = is_here,
+        interval_seconds: float = INTERVAL_SECONDS,
         list_seconds: float = LIST_SECONDS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__("autotune-device-meter", interval_seconds)
-        self._nvml, self._uuids, self._before, self._ours, self._here = nvml, tuple(uuids), before, ours, here
+        self._nvml, self._uuids, self._before, self._ours, self._here = (
+            nvml,
+            tuple(uuids),
+            before,
+            ours,
+            here,
+        )
         self._list_seconds = list_seconds
         try:  # a PID namespace other than the first one, as in most containers
             self._own_namespace = Path("/proc/self/ns/pid").readlink().name != INITIAL_PID_NAMESPACE
         except OSError:
             self._own_namespace = True
-        self.lost: str | None = None  # First GPU that stopped answering, with the error; None while all do
+        self.lost: str | None = (
+            None  # First GPU that stopped answering, with the error; None while all do
+        )
         self._peaks: dict[str, DevicePeaks] = {}
         self.mark()
         self._thread.start()
@@ -173,7 +224,10 @@ class DeviceMeter(Meter):
         with self._lock:
             self._phase = None
             self._timeline.begin()
-            self._peaks = {u: DevicePeaks(before=self._before[u], foreign_bytes=self._before[u].used_bytes) for u in self._uuids}
+            self._peaks = {
+                u: DevicePeaks(before=self._before[u], foreign_bytes=self._before[u].used_bytes)
+                for u in self._uuids
+            }
 
     def look(self) -> None:
         """Take a full sample now, with the process list."""

@@ -1,4 +1,6 @@
-"""Samples of the GPUs and figures of the ranks -> DeviceMemory, with caveats; notes about the GPUs before any measurement."""
+"""Samples of the GPUs and figures of the ranks -> DeviceMemory, with caveats; notes about the
+GPUs before any measurement.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,26 @@ from autotune.probe.device_meter import DevicePeaks
 from autotune.probe.gpu_set import Gpus, GpuSlot, needs_ballast
 from autotune.probe.message_validation import RankResult
 
-MIN_TAKEN_BYTES = 256 * MIB  # Growth of other processes during a probe that may have caused its lack of memory
+MIN_TAKEN_BYTES = (
+    256 * MIB
+)  # Growth of other processes during a probe that may have caused its lack of memory
 UNLISTED = "NVML lists none of the probe's processes here"
 UNSEEN_PEAK = "torch's figures mislead under vLLM's sleep mode"
 
 
-def device_memories(gpus: Gpus, peaks: Mapping[str, DevicePeaks], by_rank: Mapping[int, RankResult]) -> tuple[DeviceMemory, ...]:
+def device_memories(
+    gpus: Gpus, peaks: Mapping[str, DevicePeaks], by_rank: Mapping[int, RankResult]
+) -> tuple[DeviceMemory, ...]:
     """Return one entry per GPU: peak = max(sampled peak, torch's peak), as samples miss peaks."""
-    return tuple(_memory(gpus, slot, peaks.get(slot.visible), by_rank.get(slot.number, RankResult())) for slot in gpus.slots)
+    return tuple(
+        _memory(gpus, slot, peaks.get(slot.visible), by_rank.get(slot.number, RankResult()))
+        for slot in gpus.slots
+    )
 
 
-def higher_of_each(load: Sequence[DeviceMemory], now: Sequence[DeviceMemory]) -> tuple[DeviceMemory, ...]:
+def higher_of_each(
+    load: Sequence[DeviceMemory], now: Sequence[DeviceMemory]
+) -> tuple[DeviceMemory, ...]:
     """Return the higher figures of a load and of the command after it: a real run loads too."""
     if not load:
         return tuple(now)
@@ -38,7 +49,9 @@ def higher_of_each(load: Sequence[DeviceMemory], now: Sequence[DeviceMemory]) ->
         replace(
             second,
             # The load's peak is no bound for a command with an unknown peak.
-            peak_bytes=None if second.peak_bytes is None else _max(first.peak_bytes, second.peak_bytes),
+            peak_bytes=(
+                None if second.peak_bytes is None else _max(first.peak_bytes, second.peak_bytes)
+            ),
             phase_peak_bytes=_by_phase(first.phase_peak_bytes, second.phase_peak_bytes),
             processes_peak_bytes=_max(first.processes_peak_bytes, second.processes_peak_bytes),
         )
@@ -66,7 +79,11 @@ def torch_by_phase(results: Iterable[RankResult]) -> dict[str, TorchMemory]:
     return {
         phase: TorchMemory(
             allocated_bytes=max(one.allocated_bytes for one in ranks),
-            reserved_bytes=_max(*reserved) if None not in (reserved := [one.reserved_bytes for one in ranks]) else None,
+            reserved_bytes=(
+                _max(*reserved)
+                if None not in (reserved := [one.reserved_bytes for one in ranks])
+                else None
+            ),
             retries=sum(one.retries for one in ranks),
             out_of_memory=sum(one.out_of_memory for one in ranks),
         )
@@ -81,7 +98,10 @@ def taken_meanwhile(gpus: Gpus, peaks: Mapping[str, DevicePeaks]) -> str | None:
         grown = seen.newcomers if seen else {}
         if sum(grown.values()) >= MIN_TAKEN_BYTES:
             who = named(in_words(grown, gpus.nvml))
-            return f"{slot.words} was taken by others while a probe ran ({who}): the out-of-memory error is void."
+            return (
+                f"{slot.words} was taken by others while a probe ran ({who}): the out-of-memory"
+                " error is void."
+            )
     return None
 
 
@@ -89,8 +109,16 @@ def on_another_device(gpus: Gpus, by_rank: Mapping[int, RankResult]) -> str | No
     """Describe a rank that ran on another GPU than the metered one; None where there is none."""
     for slot in gpus.slots:
         used = by_rank.get(slot.number, RankResult()).device_uuid
-        if used is not None and slot.device is not None and slot.device.slice_of is None and used != slot.visible:
-            return f"Rank {slot.number} ran on {used}, but {slot.visible} was metered. Set CUDA_DEVICE_ORDER=PCI_BUS_ID."
+        if (
+            used is not None
+            and slot.device is not None
+            and slot.device.slice_of is None
+            and used != slot.visible
+        ):
+            return (
+                f"Rank {slot.number} ran on {used}, but {slot.visible} was metered. Set"
+                " CUDA_DEVICE_ORDER=PCI_BUS_ID."
+            )
     return None
 
 
@@ -102,15 +130,23 @@ def caveats(gpus: Gpus) -> tuple[str, ...]:
     name = first.device.name if first.device else "the GPUs here"
     if any(slot.ballast for slot in gpus.slots):
         found.append(
-            f"measured on {name}, of which all but {limit} was held back: what fits here fits a card of {limit}, "
-            "but the speeds are this GPU's and not that card's"
+            f"measured on {name}, of which all but {limit} was held back: what fits here fits a"
+            f" card of {limit}, but the speeds are this GPU's and not that card's"
         )
     elif "torch" in gpus.bound_by:
-        found.append(f"only torch's allocator was held to {limit}: NCCL and an engine in sleep mode were not")
+        found.append(
+            f"only torch's allocator was held to {limit}: NCCL and an engine in sleep mode were not"
+        )
     if gpus.effective_limit_bytes < gpus.limit_bytes:
-        found.append(f"others hold memory of the GPUs: {format_bytes(gpus.effective_limit_bytes)} of {limit} were left")
+        found.append(
+            f"others hold memory of the GPUs: {format_bytes(gpus.effective_limit_bytes)} of {limit}"
+            " were left"
+        )
     if gpus.nvml is None:
-        found.append(f"memory is what torch and CUDA reported to each rank: NVML was not in use ({gpus.why_not})")
+        found.append(
+            "memory is what torch and CUDA reported to each rank: NVML was not in use"
+            f" ({gpus.why_not})"
+        )
     return tuple(found)
 
 
@@ -123,23 +159,40 @@ def without_neighbours(text: Any) -> Any:
     return [without_neighbours(value) for value in text] if isinstance(text, list) else text
 
 
-def _memory(gpus: Gpus, slot: GpuSlot, seen: DevicePeaks | None, result: RankResult) -> DeviceMemory:
+def _memory(
+    gpus: Gpus, slot: GpuSlot, seen: DevicePeaks | None, result: RankResult
+) -> DeviceMemory:
     device = slot.device
     own, phases = result.peak_bytes, dict[str, int]((result.phase_peak_bytes or {}).items())
     shared = DeviceMemory(
         index=slot.number if device is None or device.index is None else device.index,
-        uuid=device.uuid if device else None, name=device.name if device else None,
-        peak_bytes=own, phase_peak_bytes=phases, measured_by="torch", why=gpus.why_not,
-        others_bytes=slot.others_bytes, others=slot.others_in_words(gpus.nvml), ballast_bytes=slot.ballast_bytes,
-    )  # fmt: skip
+        uuid=device.uuid if device else None,
+        name=device.name if device else None,
+        peak_bytes=own,
+        phase_peak_bytes=phases,
+        measured_by="torch",
+        why=gpus.why_not,
+        others_bytes=slot.others_bytes,
+        others=slot.others_in_words(gpus.nvml),
+        ballast_bytes=slot.ballast_bytes,
+    )
     if seen is None:
         misled = result.torch_reserved_why is not None
-        return replace(shared, peak_bytes=None, phase_peak_bytes={}, why=f"{gpus.why_not}; {UNSEEN_PEAK}") if misled else shared
+        return (
+            replace(
+                shared, peak_bytes=None, phase_peak_bytes={}, why=f"{gpus.why_not}; {UNSEEN_PEAK}"
+            )
+            if misled
+            else shared
+        )
     by_list = seen.why is None and seen.listed_peak_bytes is not None
     if seen.newcomers:  # the rank's own figure (total - free) would include their memory
         own, phases = None, {}
-    # Others that left hide growth of the probe from every difference; torch's own figure counts it alone.
-    reserved = {phase: one.reserved_bytes or 0 for phase, one in (result.torch_by_phase or {}).items()}
+    # Others that left hide growth of the probe from every difference; torch's own figure counts it
+    # alone.
+    reserved = {
+        phase: one.reserved_bytes or 0 for phase, one in (result.torch_by_phase or {}).items()
+    }
     phases = _by_phase(phases, reserved)
     own = max(own or 0, result.torch_reserved_bytes or 0, seen.listed_peak_bytes or 0)
     return replace(
@@ -157,7 +210,10 @@ def _max(*figures: int | None) -> int | None:
 
 
 def _by_phase(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {phase: max(one.get(phase, 0), other.get(phase, 0)) for phase in (*one, *(set(other) - set(one)))}
+    return {
+        phase: max(one.get(phase, 0), other.get(phase, 0))
+        for phase in (*one, *(set(other) - set(one)))
+    }
 
 
 def gpu_notes(hardware: Hardware, limit_bytes: int, *, library: object = None) -> tuple[str, ...]:
@@ -173,12 +229,16 @@ def gpu_notes(hardware: Hardware, limit_bytes: int, *, library: object = None) -
         chosen = os.environ.get(VISIBLE)
         wanted = None if chosen is None else {part.strip() for part in chosen.split(",")}
         left_out = {} if gpus.nvml is None else gpus.nvml.unreadable
-        notes = [f"GPU {index} is left out: {why}" for index, why in left_out.items() if wanted is None or str(index) in wanted]
+        notes = [
+            f"GPU {index} is left out: {why}"
+            for index, why in left_out.items()
+            if wanted is None or str(index) in wanted
+        ]
         notes += [*_others(gpus), *_limit(gpus, hardware)]
         if gpus.nvml is None:
             notes.append(
-                f"NVML is not in use ({gpus.why_not}): memory is what torch and CUDA report to each rank, "
-                "and other processes are not visible"
+                f"NVML is not in use ({gpus.why_not}): memory is what torch and CUDA report to each"
+                " rank, and other processes are not visible"
             )
         return tuple(notes)
 
@@ -216,11 +276,16 @@ def _limit(gpus: Gpus, hardware: Hardware) -> list[str]:
         return []
     limit, name = format_bytes(gpus.limit_bytes), hardware.name
     if any(slot.exclusive for slot in gpus.slots):
-        return [(
-            f"these GPUs serve one process at a time, so no ballast can hold the memory beyond {limit}: torch's allocator is "
-            "capped, NCCL and an engine in sleep mode are not; `nvidia-smi -c DEFAULT` lifts that"
-        )]  # fmt: skip
-    return [(
-        f"all but {limit} of each {name} is held back: what fits here fits a card of {limit}; "
-        f"speeds are those of {name}, and so are the workspaces of its kernels"
-    )]  # fmt: skip
+        return [
+            (
+                "these GPUs serve one process at a time, so no ballast can hold the memory beyond"
+                f" {limit}: torch's allocator is capped, NCCL and an engine in sleep mode are not;"
+                " `nvidia-smi -c DEFAULT` lifts that"
+            )
+        ]
+    return [
+        (
+            f"all but {limit} of each {name} is held back: what fits here fits a card of {limit}; "
+            f"speeds are those of {name}, and so are the workspaces of its kernels"
+        )
+    ]

@@ -35,13 +35,19 @@ from autotune.machine.nvml import (
 from autotune.probe.device_meter import DeviceMeter, Reading, read
 from autotune.worker.ballast_process import SLACK_BYTES
 
-UNLIMITED = 2**62  # More than any GPU has: a ballast that must leave this holds nothing, and reports the GPU's size
-MIN_BALLAST_BYTES = GIB  # Smallest amount that a ballast can hold exactly: its CUDA context takes some hundred MiB
+UNLIMITED = (
+    2**62
+)  # More than any GPU has: a ballast that must leave this holds nothing, and reports the GPU's size
+MIN_BALLAST_BYTES = (
+    GIB  # Smallest amount that a ballast can hold exactly: its CUDA context takes some hundred MiB
+)
 RESIDUE_BYTES = 32 * MIB  # Memory that a driver may retain after a process: not counted as growth
 RELEASE_SECONDS = 30.0  # Time that a driver may take to release the memory of a killed process
 POLL_INTERVAL_S = 0.1
 PROGRAM = str(Path(autotune.worker.__file__).parent / "ballast_process.py")
-REPLY_SECONDS = 60.0  # CUDA starts within seconds on a machine with many GPUs; the allocation itself is fast
+REPLY_SECONDS = (
+    60.0  # CUDA starts within seconds on a machine with many GPUs; the allocation itself is fast
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +61,26 @@ class Ballast:
     """Process on one GPU. It exits with its owner, however that exits."""
 
     def __init__(
-        self, python: Path, device: str, *, program: Sequence[str] = (PROGRAM,), variables: Mapping[str, str] | None = None
+        self,
+        python: Path,
+        device: str,
+        *,
+        program: Sequence[str] = (PROGRAM,),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
-        """`device`: value of CUDA_VISIBLE_DEVICES for this GPU alone; `variables`: added to its environment."""
+        """`device`: value of CUDA_VISIBLE_DEVICES for this GPU alone; `variables`: added to its
+        environment.
+        """
         self._device = device
         self._process = subprocess.Popen(
             # -I -S: standard library only; no site packages, no .pth files.
             [str(python), "-I", "-S", *program],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
             env={**os.environ, **(variables or {}), VISIBLE: device, **DEVICE_ORDER},
-        )  # fmt: skip
+        )
 
     @property
     def pid(self) -> int:
@@ -82,7 +98,9 @@ class Ballast:
             self._process.stdin.flush()
             reply: dict[str, int] = dict(json.loads(self._line()))
         except (OSError, ValueError):
-            raise ProbeError(f"The ballast on GPU {self._device} ended, or did not answer.") from None
+            raise ProbeError(
+                f"The ballast on GPU {self._device} ended, or did not answer."
+            ) from None
         if "error" in reply:
             raise ProbeError(f"GPU {self._device} can't be made smaller: {reply['error']}")
         return BallastHold(**reply)
@@ -100,7 +118,9 @@ class Ballast:
         assert self._process.stdout is not None
         line, deadline = b"", time.monotonic() + REPLY_SECONDS
         while not line.endswith(b"\n"):
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select(
+                [self._process.stdout], [], [], max(0.0, deadline - time.monotonic())
+            )
             piece = os.read(self._process.stdout.fileno(), 4096) if ready else b""
             if not piece:
                 return b""
@@ -132,11 +152,16 @@ def share_scale(usable: int, total_usable: int) -> float:
 
 
 def wait_until_released(
-    used_bytes: Callable[[], int], base_bytes: int, *, patience_seconds: float = RELEASE_SECONDS,
-    now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-) -> int:  # fmt: skip
-    """Wait until a GPU is as empty as before; return the excess, 0 once two readings agree. An engine that starts while a killed
-    process's memory is released mistakes it for its own."""
+    used_bytes: Callable[[], int],
+    base_bytes: int,
+    *,
+    patience_seconds: float = RELEASE_SECONDS,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Wait until a GPU is as empty as before; return the excess, 0 once two readings agree. An
+    engine that starts while a killed process's memory is released mistakes it for its own.
+    """
     deadline, last = now() + patience_seconds, None
     while True:
         used = used_bytes()
@@ -159,7 +184,8 @@ class GpuSlot:
     before: Reading | None = None  # Reading just before the last load, with no process of a probe
     ballast: Ballast | None = None
     held: BallastHold | None = None
-    context_bytes: int = 0  # CUDA context of the ballast's process, as growth of the device memory (NVML) at its start
+    # CUDA context of the ballast's process, as growth of the device memory (NVML) at its start
+    context_bytes: int = 0
     exclusive: bool = False  # Compute mode "exclusive process": a ballast would lock the probe out
 
     @property
@@ -187,16 +213,27 @@ class GpuSlot:
     def others_in_words(self, nvml: Nvml | None) -> tuple[str, ...]:
         processes = (self.before.processes or {}) if self.before else {}
         ours = self.ballast.pid if self.ballast else None
-        return in_words({pid: used for pid, used in processes.items() if pid != ours}, nvml) if self.others_bytes else ()
+        return (
+            in_words({pid: used for pid, used in processes.items() if pid != ours}, nvml)
+            if self.others_bytes
+            else ()
+        )
 
 
 class Gpus:
     """The GPUs that the ranks of one executor use, from its start to its end."""
 
     def __init__(
-        self, count: int, limit_bytes: int, python: Path, *, library: object = None, variable: str | None = None,
-        make_ballast: MakeBallast = Ballast, patience_seconds: float = RELEASE_SECONDS,
-    ) -> None:  # fmt: skip
+        self,
+        count: int,
+        limit_bytes: int,
+        python: Path,
+        *,
+        library: object = None,
+        variable: str | None = None,
+        make_ballast: MakeBallast = Ballast,
+        patience_seconds: float = RELEASE_SECONDS,
+    ) -> None:
         self.limit_bytes = limit_bytes
         self._python, self._make_ballast, self._patience = python, make_ballast, patience_seconds
         self.nvml: Nvml | None = None
@@ -204,8 +241,15 @@ class Gpus:
         chosen = os.environ.get(VISIBLE) if variable is None else variable
         self.slots = self._by_nvml(count, library, chosen)
         if not self.slots:  # by CUDA's numbers, or as CUDA_VISIBLE_DEVICES names them
-            names = [part.strip() for part in chosen.split(",")] if chosen else [str(number) for number in range(count)]
-            self.slots = [GpuSlot(number=n, visible=name, cuda_name=name, device=None) for n, name in enumerate(names[:count])]
+            names = (
+                [part.strip() for part in chosen.split(",")]
+                if chosen
+                else [str(number) for number in range(count)]
+            )
+            self.slots = [
+                GpuSlot(number=n, visible=name, cuda_name=name, device=None)
+                for n, name in enumerate(names[:count])
+            ]
 
     def _by_nvml(self, count: int, library: object, chosen: str | None) -> list[GpuSlot]:
         try:
@@ -218,18 +262,25 @@ class Gpus:
             by_number = not nvml.unreadable and not any(device.slice_of for device in present)
             slots = [
                 GpuSlot(
-                    number=number, visible=str(one.uuid), cuda_name=str(one.index if by_number else one.uuid), device=one,
-                    total_bytes=one.memory_bytes, exclusive=nvml.takes_one_process(str(one.uuid)),
+                    number=number,
+                    visible=str(one.uuid),
+                    cuda_name=str(one.index if by_number else one.uuid),
+                    device=one,
+                    total_bytes=one.memory_bytes,
+                    exclusive=nvml.takes_one_process(str(one.uuid)),
                 )
                 for number, one in enumerate(visible(present, chosen, nvml.unreadable)[:count])
-            ]  # fmt: skip
+            ]
         except (NvmlNotSupported, GpuLost) as reason:
             nvml.close()
             self.why_not = str(reason)
             return []
         if len(slots) < count:
             nvml.close()
-            raise ProbeError(f"{count} GPUs are needed, and {VISIBLE}={chosen} leaves {len(slots)} of this machine's.")
+            raise ProbeError(
+                f"{count} GPUs are needed, and {VISIBLE}={chosen} leaves {len(slots)} of this"
+                " machine's."
+            )
         self.nvml = nvml
         return slots
 
@@ -240,14 +291,18 @@ class Gpus:
 
     @property
     def visible(self) -> str:
-        """CUDA_VISIBLE_DEVICES of the training processes: these GPUs and no others. By number, because many releases of vLLM read
-        nothing else. By UUID on a machine with MIG or with a GPU that does not answer, where CUDA may count differently than
-        NVML."""
+        """CUDA_VISIBLE_DEVICES of the training processes: these GPUs and no others. By number,
+        because many releases of vLLM read nothing else. By UUID on a machine with MIG or with a
+        GPU that does not answer, where CUDA may count differently than NVML.
+        """
         return ",".join(slot.cuda_name for slot in self.slots)
 
     @property
     def bound_by(self) -> str:
-        kinds = {"ballast" if slot.ballast else "torch" if self._is_capped(slot) else "device" for slot in self.slots}
+        kinds = {
+            "ballast" if slot.ballast else "torch" if self._is_capped(slot) else "device"
+            for slot in self.slots
+        }
         return "+".join(sorted(kinds))
 
     @property
@@ -264,7 +319,9 @@ class Gpus:
         return min(bounds)
 
     def settle(self) -> None:
-        """Before a load: wait for released memory, adjust ballasts. ProbeError: a GPU stays occupied."""
+        """Before a load: wait for released memory, adjust ballasts. ProbeError: a GPU stays
+        occupied.
+        """
         try:
             for slot in self.slots:
                 self._wait(slot)
@@ -289,7 +346,9 @@ class Gpus:
         """After a command: ProbeError if a ballast exited and so did not enforce the limit."""
         for slot in self.slots:
             if slot.ballast is not None and not slot.ballast.alive:
-                raise ProbeError(f"The ballast on {slot.words} ended while a probe ran: the measurement is void.")
+                raise ProbeError(
+                    f"The ballast on {slot.words} ended while a probe ran: the measurement is void."
+                )
 
     def for_ranks(self) -> list[dict[str, object]]:
         """Return the facts that each rank needs about its GPU."""
@@ -320,16 +379,23 @@ class Gpus:
         above = wait_until_released(lambda: self._used(slot), base, patience_seconds=self._patience)
         if above and slot.ballast is None:
             now, earlier = read(nvml, slot.visible), slot.before.processes if slot.before else None
-            more = {pid: used for pid, used in (now.processes or {}).items() if used != (earlier or {}).get(pid)}
+            more = {
+                pid: used
+                for pid, used in (now.processes or {}).items()
+                if used != (earlier or {}).get(pid)
+            }
             slot.before = now  # others keep it: the next load starts from there, with a lower limit
             raise ProbeError(
-                f"{slot.words} is not as empty as it was: {format_bytes(above)} more than {format_bytes(base)} are held by "
-                f"{named(in_words(more, nvml))}. Autotune ends only processes that it started."
+                f"{slot.words} is not as empty as it was: {format_bytes(above)} more than"
+                f" {format_bytes(base)} are held by {named(in_words(more, nvml))}. Autotune ends"
+                " only processes that it started."
             )
 
     def _hold(self, slot: GpuSlot) -> None:
         """Occupy the memory beyond the limit; adjust to changes of other processes."""
-        if slot.exclusive or (slot.total_bytes is not None and not needs_ballast(self.limit_bytes, slot.total_bytes)):
+        if slot.exclusive or (
+            slot.total_bytes is not None and not needs_ballast(self.limit_bytes, slot.total_bytes)
+        ):
             return
         if slot.ballast is None:
             before = self._used(slot)
@@ -343,28 +409,47 @@ class Gpus:
                 return
         usable = usable_bytes(self.limit_bytes, slot.reserved_bytes)
         slot.held = slot.ballast.leave(usable)
-        if slot.before is not None and slot.held.free_bytes < usable - SLACK_BYTES - MIN_REPORTED_BYTES:
+        if (
+            slot.before is not None
+            and slot.held.free_bytes < usable - SLACK_BYTES - MIN_REPORTED_BYTES
+        ):
             left, who = format_bytes(slot.held.free_bytes), named(slot.others_in_words(self.nvml))
-            raise ProbeError(f"{slot.words} has {left} left, and the limit needs {format_bytes(usable)}: others took it, {who}.")
+            raise ProbeError(
+                f"{slot.words} has {left} left, and the limit needs {format_bytes(usable)}: others"
+                f" took it, {who}."
+            )
 
     def _used(self, slot: GpuSlot) -> int:
         return 0 if self.nvml is None else self.nvml.used_bytes(slot.visible)
 
     def _drop_ballast(self, slot: GpuSlot) -> None:
-        ballast, slot.ballast, slot.held, slot.before = slot.ballast, None, None, None if slot.ballast else slot.before
+        ballast, slot.ballast, slot.held, slot.before = (
+            slot.ballast,
+            None,
+            None,
+            None if slot.ballast else slot.before,
+        )
         if ballast is not None:
             with contextlib.suppress(OSError):
                 ballast.close()
 
     def _is_capped(self, slot: GpuSlot) -> bool:
         """Return True if only torch's allocator cap keeps the probe below the GPU's size."""
-        return slot.ballast is None and slot.total_bytes is not None and self.limit_bytes < slot.total_bytes
+        return (
+            slot.ballast is None
+            and slot.total_bytes is not None
+            and self.limit_bytes < slot.total_bytes
+        )
 
     def _scale(self, slot: GpuSlot) -> float:
         usable = usable_bytes(self.limit_bytes, slot.reserved_bytes)
         if slot.held is not None:
             return share_scale(usable, slot.held.total_bytes)
-        return 1.0 if slot.total_bytes is None else share_scale(usable, usable_bytes(slot.total_bytes, slot.reserved_bytes))
+        return (
+            1.0
+            if slot.total_bytes is None
+            else share_scale(usable, usable_bytes(slot.total_bytes, slot.reserved_bytes))
+        )
 
 
 def _used_before(slot: GpuSlot) -> int | None:

@@ -1,7 +1,8 @@
 """Memory limit of a process tree: one interface, enforced by cgroup v2, cgroup v1 or rlimit.
 
-Under a cgroup the kernel counts the whole tree and kills a process that exceeds it. Without one, each rank's RLIMIT_DATA
-refuses larger allocations (`worker/process_memory.py`) and the meter kills a tree over the limit. `best_limit` tries each.
+Under a cgroup the kernel counts the whole tree and kills a process that exceeds it. Without one,
+each rank's RLIMIT_DATA refuses larger allocations (`worker/process_memory.py`) and the meter kills
+a tree over the limit. `best_limit` tries each.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ from autotune.worker.processes import descendants
 
 _PREFIX = "autotune-"
 _numbers = itertools.count()
-_REACHED_BYTES = 4 * 2**20  # Pages are charged in batches: a refused charge leaves the usage this close to the limit
+_REACHED_BYTES = (
+    4 * 2**20
+)  # Pages are charged in batches: a refused charge leaves the usage this close to the limit
 
 
 class Limit:
     """Limit on a tree of processes. These defaults are those of a limit that counts nothing."""
 
     name: str  # Name in `Measurement.memory.bound_by`
-    kernel_kills = False  # True if the kernel kills a process over the limit; otherwise the meter must
+    kernel_kills = (
+        False  # True if the kernel kills a process over the limit; otherwise the meter must
+    )
 
     def enter(self, pid: int) -> None:
         """Bind this process and its future descendants."""
@@ -69,7 +74,10 @@ class Cgroup(Limit):
 
     def __init__(self, home: Path, limit_bytes: int) -> None:
         _sweep(home)
-        self.path, self._limit_bytes = home / f"{_PREFIX}{os.getpid()}-{next(_numbers)}", limit_bytes
+        self.path, self._limit_bytes = (
+            home / f"{_PREFIX}{os.getpid()}-{next(_numbers)}",
+            limit_bytes,
+        )
         self.path.mkdir()
         try:
             self._set_limit()
@@ -130,7 +138,9 @@ class CgroupV1(Cgroup):
         if (self.path / "memory.memsw.limit_in_bytes").exists():  # swap would let a larger tree fit
             self._write("memory.memsw.limit_in_bytes", self._limit_bytes)
         self._write("memory.oom_control", 0)  # inherited; 1 would suspend the tree at its limit
-        _check(self._number("memory.limit_in_bytes") <= self._limit_bytes, "the limit was not accepted")
+        _check(
+            self._number("memory.limit_in_bytes") <= self._limit_bytes, "the limit was not accepted"
+        )
 
     def usage_bytes(self) -> int | None:
         stat = self._table("memory.stat")
@@ -235,7 +245,9 @@ def best_limit(limit_bytes: int) -> Limit:
 
 def _verify(limit: Limit) -> None:
     """Enter a process, check that it is counted, and kill it through the limit."""
-    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True) as trial:
+    with subprocess.Popen(
+        ["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as trial:
         try:
             limit.enter(trial.pid)
             _check(limit.usage_bytes() is not None, "memory is not counted")

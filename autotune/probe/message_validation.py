@@ -44,10 +44,14 @@ class RankSpeed(msgspec.Struct):
     cycle_seconds: list[Seconds]
     cycle_loss_tokens: list[Count]
     prompt_tokens: Count
-    phase_seconds: dict[str, Seconds] = {}  # exclusive, `protocol.OTHER` among them; their sum is that of `cycle_seconds`
+    phase_seconds: dict[
+        str, Seconds
+    ] = {}  # exclusive, `protocol.OTHER` among them; their sum is that of `cycle_seconds`
     user_reward_seconds: Seconds = 0.0
     cut_short: bool = False
-    borrowed_seconds: Seconds = 0.0  # part of `cycle_seconds` measured for an earlier candidate with the same rollouts
+    borrowed_seconds: Seconds = (
+        0.0  # part of `cycle_seconds` measured for an earlier candidate with the same rollouts
+    )
     drawn: bool = False  # each completion had a length of its own
 
     def __post_init__(self) -> None:
@@ -69,7 +73,9 @@ class _Memory(msgspec.Struct):
     allocation_retries: Count | None = None
     allocation_failures: Count | None = None
     device_uuid: _Text | None = None
-    model_bytes: dict[_Part, Count] | None = None  # the models' own tensors by part, see `worker/model_memory.py`
+    model_bytes: dict[_Part, Count] | None = (
+        None  # the models' own tensors by part, see `worker/model_memory.py`
+    )
 
 
 @read_by_threads
@@ -81,7 +87,9 @@ class RankResult(_Memory):
     worst: RankSpeed | None = None  # run at the longest lengths
     typical: RankSpeed | None = None  # run at typical lengths
     optimizer_steps: Count | None = None
-    effective: dict[str, Any] | None = None  # settings read back from the trainer, the model and the engine
+    effective: dict[str, Any] | None = (
+        None  # settings read back from the trainer, the model and the engine
+    )
     exercised: LoopActivity | None = None
     setup_seconds: Seconds | None = None
     loop_seconds: Seconds | None = None
@@ -91,7 +99,9 @@ class RankResult(_Memory):
 
 @read_by_threads
 class _Received(msgspec.Struct):
-    """Fields of an event that the parent relies on; others, such as those of progress, are display text."""
+    """Fields of an event that the parent relies on; others, such as those of progress, are
+    display text.
+    """
 
     event: Annotated[str, msgspec.Meta(max_length=64)]
     id: int | None = None
@@ -109,12 +119,20 @@ class _Received(msgspec.Struct):
 
 
 _REPLIES = (protocol.LOADED, protocol.MEASURED, protocol.FAILED)
-_REQUIRED_FIELD = {protocol.FAILED: "error", protocol.UNREADY: "error", protocol.ENVIRONMENT: "versions"}
+_REQUIRED_FIELD = {
+    protocol.FAILED: "error",
+    protocol.UNREADY: "error",
+    protocol.ENVIRONMENT: "versions",
+}
 
 
 def valid_messages(messages: list[Message], secrets: Secrets) -> list[Message]:
     """Return the valid messages, secrets masked; a malformed reply becomes its rank's failure."""
-    return [secrets.hide_all(message) for received in messages if (message := _checked(_as_text(received))) is not None]
+    return [
+        secrets.hide_all(message)
+        for received in messages
+        if (message := _checked(_as_text(received))) is not None
+    ]
 
 
 def rank_result(message: Message) -> RankResult:
@@ -137,7 +155,12 @@ def _checked(message: Message) -> Message | None:
     if fault is None:
         return message
     rank, number = message.get("rank"), message.get("id")
-    if message.get("event") not in _REPLIES or type(rank) is not int or type(number) is not int or rank < 0:
+    if (
+        message.get("event") not in _REPLIES
+        or type(rank) is not int
+        or type(number) is not int
+        or rank < 0
+    ):
         return None
     text = f"A rank's reply does not have the agreed form: {fault}."
     error = {"type": "MalformedAnswer", "text": text}
@@ -147,17 +170,25 @@ def _checked(message: Message) -> Message | None:
 def _fault(message: Message) -> str | None:
     try:
         received = msgspec.convert(message, type=_Received)
-        endless = next((name for name, number in _numbers(message) if not math.isfinite(number)), None)
+        endless = next(
+            (name for name, number in _numbers(message) if not math.isfinite(number)), None
+        )
         if endless is not None:
             return f"a figure in it is not finite: {endless}"
     except (msgspec.ValidationError, RecursionError) as error:
         return str(error)[:300]
     required = _REQUIRED_FIELD.get(received.event)
-    return f"it lacks `{required}`" if required is not None and getattr(received, required) is None else None
+    return (
+        f"it lacks `{required}`"
+        if required is not None and getattr(received, required) is None
+        else None
+    )
 
 
 def _numbers(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the figures that enter calculations, with their names: `effective` settings are display text."""
+    """Yield the figures that enter calculations, with their names: `effective` settings are
+    display text.
+    """
     if isinstance(value, float):
         yield place, value
     elif isinstance(value, dict):

@@ -1,8 +1,8 @@
 """Memory of a process tree, sampled from the parent process.
 
-A cgroup counts every page once. Without one: total = sum of RSS - correction, as pages that a forked
-rank shares with its worker appear in both. correction = sum of RSS - sum of PSS takes a walk through
-the page tables and is updated only now and then.
+A cgroup counts every page once. Without one: total = sum of RSS - correction, as pages that a
+forked rank shares with its worker appear in both. correction = sum of RSS - sum of PSS takes a walk
+through the page tables and is updated only now and then.
 """
 
 from __future__ import annotations
@@ -52,15 +52,22 @@ class Timeline:
             self._intervals[number] = (used_bytes, phase)
 
 
-def concatenated(first: Sequence[MemorySample], then: Sequence[MemorySample], later_seconds: float) -> tuple[MemorySample, ...]:
+def concatenated(
+    first: Sequence[MemorySample], then: Sequence[MemorySample], later_seconds: float
+) -> tuple[MemorySample, ...]:
     """Join the timelines of two commands; the second began `later_seconds` after the first."""
-    return (*first, *(replace(sample, seconds=round(later_seconds + sample.seconds, 3)) for sample in then))
+    return (
+        *first,
+        *(replace(sample, seconds=round(later_seconds + sample.seconds, 3)) for sample in then),
+    )
 
 
 INTERVAL_SECONDS = 0.01
 TREE_SECONDS = 0.1
 SHARED_SECONDS = 0.5
-WALK_PAUSE = 50  # Pause after a walk in units of its duration: walks take at most 1/50 of the time, whatever the size
+# Pause after a walk in units of its duration: walks take at most 1/50 of the time, whatever the
+# size
+WALK_PAUSE = 50
 
 
 class TreeMemory:
@@ -104,12 +111,16 @@ class TreeMemory:
         for pid in self._pids:
             with contextlib.suppress(OSError):  # exited meanwhile
                 lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
-                total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(fields))
+                total += sum(
+                    int(line.split()[1]) * 1024 for line in lines if line.startswith(fields)
+                )
         return total
 
 
 class Meter:
-    """Sampling thread with a timeline. Subclasses sample in `_run`, and start the thread once all of their fields are set."""
+    """Sampling thread with a timeline. Subclasses sample in `_run`, and start the thread once
+    all of their fields are set.
+    """
 
     def __init__(self, name: str, interval_seconds: float) -> None:
         self._interval_seconds = interval_seconds
@@ -137,16 +148,26 @@ class Meter:
 
 
 class ProcessMeter(Meter):
-    """Sampling thread with the peaks since `mark`, in total and by phase. `over` is called for a sample beyond the limit and
-    returns True if it killed a process."""
+    """Sampling thread with the peaks since `mark`, in total and by phase. `over` is called for a
+    sample beyond the limit and returns True if it killed a process.
+    """
 
     def __init__(
-        self, read: Callable[[], int | None], *, exact: Callable[[], int | None] | None = None,
-        limit_bytes: int | None = None, over: Callable[[], bool] | None = None,
+        self,
+        read: Callable[[], int | None],
+        *,
+        exact: Callable[[], int | None] | None = None,
+        limit_bytes: int | None = None,
+        over: Callable[[], bool] | None = None,
         interval_seconds: float = INTERVAL_SECONDS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__("autotune-meter", interval_seconds)
-        self._read, self._exact, self._limit_bytes, self._over = read, exact or read, limit_bytes, over
+        self._read, self._exact, self._limit_bytes, self._over = (
+            read,
+            exact or read,
+            limit_bytes,
+            over,
+        )
         self._peak = 0
         self._by_phase: dict[str, int] = {}
         self.went_over = False  # True if the limit was enforced since `mark`
@@ -175,7 +196,11 @@ class ProcessMeter(Meter):
     def _run(self) -> None:
         while not self._stop.wait(self._interval_seconds):
             used = self._sample(self._read)
-            if self._over is not None and self._limit_bytes is not None and used > self._limit_bytes:
+            if (
+                self._over is not None
+                and self._limit_bytes is not None
+                and used > self._limit_bytes
+            ):
                 self.went_over = self._over() or self.went_over
 
     def _sample(self, read: Callable[[], int | None]) -> int:

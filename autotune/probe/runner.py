@@ -1,6 +1,7 @@
 """Probe runner: the ranks of one load_key under a worker, measured candidate after candidate.
 
-A command goes to the ranks, and their messages are collected until every rank has replied or failed.
+A command goes to the ranks, and their messages are collected until every rank has replied or
+failed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from autotune.core.errors import ProbeError, TrainingEnvironmentError
-from autotune.core.measurement import PHASES, Cost, DeviceMemory, Measurement, Memory, MemorySample, Outcome, Phase, ProbePlan
+from autotune.core.measurement import (
+    PHASES,
+    Cost,
+    DeviceMemory,
+    Measurement,
+    Memory,
+    MemorySample,
+    Outcome,
+    Phase,
+    ProbePlan,
+)
 from autotune.core.space import Candidate
 from autotune.probe import assembly, device_report
-from autotune.probe.assembly import CommandReply, KernelReport, Peaks, end_of, results_by_rank, results_of, worst
+from autotune.probe.assembly import (
+    CommandReply,
+    KernelReport,
+    Peaks,
+    end_of,
+    results_by_rank,
+    results_of,
+    worst,
+)
 from autotune.probe.message_validation import RankResult
 from autotune.probe.process_meter import concatenated
 from autotune.probe.spawn import install_hint
@@ -21,10 +40,18 @@ from autotune.probe.worker_process import WorkerLost, WorkerProcess
 from autotune.worker import protocol
 from autotune.worker.protocol import Message
 
-ROOT_CAUSE_SECONDS = 0.2  # Wait for other ranks after a failure: a peer may report before the lost rank is noticed
-VICTIM_SECONDS = 3.0  # Wait for `lost` after a kill by the kernel: it comes once the rank's memory is reclaimed
-KERNEL_SHARE = 100  # 1/KERNEL_SHARE of the limit is for page tables and sockets, which only a cgroup counts
-FULL_SHARE = 0.97  # Share of the limit beyond which a lost process counts as out of memory for any signal
+ROOT_CAUSE_SECONDS = (
+    0.2  # Wait for other ranks after a failure: a peer may report before the lost rank is noticed
+)
+VICTIM_SECONDS = (
+    3.0  # Wait for `lost` after a kill by the kernel: it comes once the rank's memory is reclaimed
+)
+KERNEL_SHARE = (
+    100  # 1/KERNEL_SHARE of the limit is for page tables and sockets, which only a cgroup counts
+)
+FULL_SHARE = (
+    0.97  # Share of the limit beyond which a lost process counts as out of memory for any signal
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +65,16 @@ class RequestBuilders:
 class ProcessRunner:
     """Loads at its first measurement, and again after a loss of ranks; the imports stay."""
 
-    def __init__(self, *, load_key: str, worker: WorkerProcess, ranks: int, requests: RequestBuilders) -> None:
+    def __init__(
+        self, *, load_key: str, worker: WorkerProcess, ranks: int, requests: RequestBuilders
+    ) -> None:
         self.load_key = load_key
         self.worker, self.ranks, self.requests = worker, ranks, requests
         self.load_peaks = Peaks(peak_bytes=None, phase_peak_bytes={})
         self.load_devices: tuple[DeviceMemory, ...] = ()
-        self.generation: int | None = None  # The worker's generation in which the model was loaded; None: not loaded
+        self.generation: int | None = (
+            None  # The worker's generation in which the model was loaded; None: not loaded
+        )
 
     @property
     def loaded(self) -> bool:
@@ -51,7 +82,10 @@ class ProcessRunner:
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
         if candidate.load_key != self.load_key:
-            raise ProbeError(f"Candidate {candidate.id} needs load {candidate.load_key}; this runner has {self.load_key}.")
+            raise ProbeError(
+                f"Candidate {candidate.id} needs load {candidate.load_key}; this runner has"
+                f" {self.load_key}."
+            )
         try:
             return _Probe(self, candidate, plan).run()
         except Exception:
@@ -69,7 +103,12 @@ class ProcessRunner:
 
 class _Probe:
     def __init__(self, runner: ProcessRunner, candidate: Candidate, plan: ProbePlan) -> None:
-        self._runner, self._worker, self._candidate, self._plan = runner, runner.worker, candidate, plan
+        self._runner, self._worker, self._candidate, self._plan = (
+            runner,
+            runner.worker,
+            candidate,
+            plan,
+        )
         self._started = time.monotonic()
         self._deadline = self._started + plan.deadline_seconds
         self._load_seconds = 0.0
@@ -88,11 +127,12 @@ class _Probe:
         world = runner.ranks if self._worker.span is None else self._worker.span.world
         if seen - {world} or len(results) != runner.ranks:
             raise ProbeError(
-                f"The trainer ran with a world size of {sorted(map(str, seen))}, but {world} ranks were started: "
-                "the measurement is of another job."
+                f"The trainer ran with a world size of {sorted(map(str, seen))}, but {world} ranks"
+                " were started: the measurement is of another job."
             )
         if not all(message.get("stays", True) for message in reply.results.values()):
-            runner.close()  # a rank that could not free its memory would distort the next measurement
+            # a rank that could not free its memory would distort the next measurement
+            runner.close()
         return replace(
             self._facts(reply, Outcome.OK),
             worst=assembly.merge_speeds([result.worst for result in results]),
@@ -131,8 +171,14 @@ class _Probe:
 
     def _load(self, request: Message) -> CommandReply:
         if not self._worker.warm:
-            # First, so that the memory of the imports is known when the rest is divided among ranks.
-            imported = self._send({"do": protocol.WARM, "load": request}, protocol.READY, first_phase="load", replies=1)
+            # First, so that the memory of the imports is known when the rest is divided among
+            # ranks.
+            imported = self._send(
+                {"do": protocol.WARM, "load": request},
+                protocol.READY,
+                first_phase="load",
+                replies=1,
+            )
             if not imported.ended_well:
                 return imported
         span = {} if self._worker.span is None else {"span": asdict(self._worker.span)}
@@ -140,7 +186,12 @@ class _Probe:
         return self._send(command, protocol.LOADED, first_phase="load")
 
     def _send(
-        self, message: Message, expected: str, *, first_phase: Phase | None = None, replies: int | None = None
+        self,
+        message: Message,
+        expected: str,
+        *,
+        first_phase: Phase | None = None,
+        replies: int | None = None,
     ) -> CommandReply:
         """Send a command to the ranks and return their replies, as many as there are ranks."""
         mark = self._worker.mark_output()
@@ -162,22 +213,38 @@ class _Probe:
         limit = self._worker.effective_limit_bytes
         if self._worker.on_gpus:
             devices = self._worker.gpus.for_ranks() if self._worker.gpus is not None else []
-            return {"guard_bytes": None, "slack_bytes": 0, "device_limit_bytes": limit, "devices": devices}
+            return {
+                "guard_bytes": None,
+                "slack_bytes": 0,
+                "device_limit_bytes": limit,
+                "devices": devices,
+            }
         # guard per rank = (limit - limit / KERNEL_SHARE - memory in use) / ranks
         free = limit - limit // KERNEL_SHARE - usage_bytes
         # RLIMIT_DATA counts mapped memory, touched or not. Under a cgroup, which counts
         # touched pages, the slack lets the guard refuse only what could never fit.
         slack = limit if self._worker.limit.kernel_kills else 0
-        return {"guard_bytes": max(0, free) // self._runner.ranks, "slack_bytes": slack, "device_limit_bytes": None}
+        return {
+            "guard_bytes": max(0, free) // self._runner.ranks,
+            "slack_bytes": slack,
+            "device_limit_bytes": None,
+        }
 
-    def _receive(self, reply: CommandReply, number: int, expected: str, replies: int, kills_before: int) -> None:
+    def _receive(
+        self, reply: CommandReply, number: int, expected: str, replies: int, kills_before: int
+    ) -> None:
         first_failure: float | None = None
         while len(reply.results) + len(reply.failures) < replies:
             until = self._deadline
             if first_failure is not None:
                 killed = self._worker.limit.oom_kills() > kills_before
-                victim_missing = killed and not any(failure.get("event") == protocol.LOST for failure in reply.failures)
-                until = min(self._deadline, first_failure + (VICTIM_SECONDS if victim_missing else ROOT_CAUSE_SECONDS))
+                victim_missing = killed and not any(
+                    failure.get("event") == protocol.LOST for failure in reply.failures
+                )
+                until = min(
+                    self._deadline,
+                    first_failure + (VICTIM_SECONDS if victim_missing else ROOT_CAUSE_SECONDS),
+                )
             if time.monotonic() >= until:
                 reply.timed_out = not reply.failures
                 reply.quiet_seconds = time.monotonic() - reply.moved_at
@@ -209,20 +276,38 @@ class _Probe:
             reply.failures.append(message)
         elif event == protocol.LOST:
             reported = any(failure.get("rank") == rank for failure in reply.failures)
-            announced = reply.results.get(rank, {}).get("stays") is False and message.get("exit") == 0
+            announced = (
+                reply.results.get(rank, {}).get("stays") is False and message.get("exit") == 0
+            )
             if not reported and not announced:
                 reply.results.pop(rank, None)
                 reply.failures.append(message)
         elif event == protocol.UNREADY:
             settings, error = self._worker.settings, message["error"]
-            hints = [install_hint(settings.python, package, versions) for package, versions in settings.supported.items()]
+            hints = [
+                install_hint(settings.python, package, versions)
+                for package, versions in settings.supported.items()
+            ]
             text = f"{error.get('type')}: {str(error.get('text')).strip()}"[-500:]
             raise TrainingEnvironmentError(
-                " ".join([f"The training environment behind {settings.python} cannot be imported ({text}).", *hints])
+                " ".join(
+                    [
+                        (
+                            f"The training environment behind {settings.python} cannot be imported"
+                            f" ({text})."
+                        ),
+                        *hints,
+                    ]
+                )
             )
 
     def _failed(self, reply: CommandReply) -> Measurement:
-        worker, gpus, tree, meter = self._worker, self._worker.gpus, self._worker.meter, self._worker.device_meter
+        worker, gpus, tree, meter = (
+            self._worker,
+            self._worker.gpus,
+            self._worker.meter,
+            self._worker.device_meter,
+        )
         # 1. Faults of the machine, which carry no evidence about the candidate.
         kernel = KernelReport(
             out_of_memory=worker.limit.oom_kills() > self._kills_before or tree.went_over,
@@ -234,14 +319,24 @@ class _Probe:
         if reply.worker_lost and not kernel.out_of_memory:
             worker.end()
             last = reply.printed.strip().rpartition("\n")[2][-500:]
-            raise ProbeError(f"The probe's worker process exited during a measurement: {last or 'it printed nothing'}")
+            raise ProbeError(
+                "The probe's worker process exited during a measurement:"
+                f" {last or 'it printed nothing'}"
+            )
         # 2. The cause. Processes present before the probe, such as the ballast, are accounted
         #    for: torch's list of them in an error would be mistaken for a cause.
         if gpus is not None:
             clean = device_report.without_neighbours
             reply = replace(reply, failures=clean(reply.failures), printed=clean(reply.printed))
-        outcome, failure = assembly.failure_of(reply, kernel, worker.settings.device_kind, self._plan.deadline_seconds)
-        if gpus is not None and meter is not None and outcome.is_out_of_memory and outcome is not Outcome.OOM_HOST:
+        outcome, failure = assembly.failure_of(
+            reply, kernel, worker.settings.device_kind, self._plan.deadline_seconds
+        )
+        if (
+            gpus is not None
+            and meter is not None
+            and outcome.is_out_of_memory
+            and outcome is not Outcome.OOM_HOST
+        ):
             taken = device_report.taken_meanwhile(gpus, meter.peaks())
             if taken is not None:
                 raise ProbeError(taken)
@@ -249,8 +344,13 @@ class _Probe:
         measurement = replace(self._facts(reply, outcome), failure=failure)
         if reply.worker_lost:
             worker.end()
-        freed = bool(reply.failures) and all(message.get("stays", False) for message in reply.failures)
-        if not (self._runner.loaded and self._runner.ranks == 1 and freed) or failure.cause == "cuda_fault":
+        freed = bool(reply.failures) and all(
+            message.get("stays", False) for message in reply.failures
+        )
+        if (
+            not (self._runner.loaded and self._runner.ranks == 1 and freed)
+            or failure.cause == "cuda_fault"
+        ):
             self._runner.generation = None
             worker.unload()
         return measurement
@@ -265,12 +365,17 @@ class _Probe:
             candidate_id=self._candidate.id,
             outcome=outcome,
             memory=Memory(
-                peak_bytes=peaks.peak_bytes, limit_bytes=worker.effective_limit_bytes, bound_by=worker.bound_by,
-                phase_peak_bytes=peaks.phase_peak_bytes, devices=devices,
+                peak_bytes=peaks.peak_bytes,
+                limit_bytes=worker.effective_limit_bytes,
+                bound_by=worker.bound_by,
+                phase_peak_bytes=peaks.phase_peak_bytes,
+                devices=devices,
                 torch_by_phase=device_report.torch_by_phase(results),
                 torch_allocated_bytes=worst(results, "torch_allocated_bytes"),
                 torch_reserved_bytes=worst(results, "torch_reserved_bytes"),
-                torch_reserved_why=next((why for result in results if (why := result.torch_reserved_why)), None),
+                torch_reserved_why=next(
+                    (why for result in results if (why := result.torch_reserved_why)), None
+                ),
                 allocation_retries=worst(results, "allocation_retries"),
                 allocation_failures=worst(results, "allocation_failures"),
                 models=assembly.models_of(results_by_rank(reply)),
@@ -285,20 +390,33 @@ class _Probe:
             ),
             optimizer_steps=first.optimizer_steps or 0,
             exercised=assembly.activity_of(results),
-            effective=first.effective or {}, versions=dict(worker.versions),
-            printed=end_of(worker.printed_since(self._output_mark)), caveats=self._caveats(),
-        )  # fmt: skip
+            effective=first.effective or {},
+            versions=dict(worker.versions),
+            printed=end_of(worker.printed_since(self._output_mark)),
+            caveats=self._caveats(),
+        )
 
     def _caveats(self) -> tuple[str, ...]:
         found = () if self._worker.gpus is None else device_report.caveats(self._worker.gpus)
         if self._worker.afresh is None:
             return found
-        return (*found, f"each load includes the imports, because ranks cannot be forked after them: {self._worker.afresh}")
+        return (
+            *found,
+            (
+                "each load includes the imports, because ranks cannot be forked after them:"
+                f" {self._worker.afresh}"
+            ),
+        )
 
     def _with_load(self, reply: CommandReply, devices: tuple[DeviceMemory, ...]) -> Peaks:
-        """Include the load's peaks, also for later candidates of the runner: a real run loads too."""
+        """Include the load's peaks, also for later candidates of the runner: a real run loads
+        too.
+        """
         if self._worker.gpus is not None:
-            return Peaks(peak_bytes=device_report.worst_peak(devices), phase_peak_bytes=device_report.worst_phases(devices))
+            return Peaks(
+                peak_bytes=device_report.worst_peak(devices),
+                phase_peak_bytes=device_report.worst_phases(devices),
+            )
         peaks, load = self._tree_peaks(reply), self._runner.load_peaks
         return Peaks(
             peak_bytes=max(peaks.peak_bytes or 0, load.peak_bytes or 0) or None,
@@ -307,7 +425,9 @@ class _Probe:
 
     def _tree_peaks(self, reply: CommandReply) -> Peaks:
         meter, limit = self._worker.meter, self._worker.limit
-        return assembly.tree_peaks(reply, meter.peak_bytes, meter.phase_peak_bytes, limit.ceiling_bytes())
+        return assembly.tree_peaks(
+            reply, meter.peak_bytes, meter.phase_peak_bytes, limit.ceiling_bytes()
+        )
 
     def _devices(self, reply: CommandReply) -> tuple[DeviceMemory, ...]:
         gpus, meter = self._worker.gpus, self._worker.device_meter

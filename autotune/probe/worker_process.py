@@ -76,7 +76,11 @@ class WorkerProcess:
     """Owner of one worker process, its limit, its meters and its folder."""
 
     def __init__(
-        self, settings: RunnerSettings, *, open_gpus: Callable[[], Gpus] | None = None, cores: frozenset[int] | None = None
+        self,
+        settings: RunnerSettings,
+        *,
+        open_gpus: Callable[[], Gpus] | None = None,
+        cores: frozenset[int] | None = None,
     ) -> None:
         """`open_gpus` opens the GPUs of a CUDA probe; `cores`: CPU affinity, None leaves it."""
         self.settings = settings
@@ -84,7 +88,8 @@ class WorkerProcess:
         self.generation = 0
         """Number of workers started so far; a runner detects by it that its ranks are gone."""
         self.loads = 0  # Models loaded so far, by all workers
-        self.warm = False  # True once the running worker has its imports; it reads no command while it imports
+        # True once the running worker has its imports; it reads no command while it imports
+        self.warm = False
         self.afresh: str | None = None
         """Reason why each rank imports for itself; None: ranks are forked after the imports."""
         self.limit: Limit
@@ -99,7 +104,9 @@ class WorkerProcess:
         self._folder: WorkFolder | None = None
         self._spawned: Spawned | None = None
         self._sent = 0
-        self._host_before_bytes = 0  # Memory of the host in use when the worker started, under a GPU probe
+        self._host_before_bytes = (
+            0  # Memory of the host in use when the worker started, under a GPU probe
+        )
 
     @property
     def on_gpus(self) -> bool:
@@ -107,7 +114,11 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        return self._spawned is not None and not self._spawned.wire.closed and self._spawned.process.poll() is None
+        return (
+            self._spawned is not None
+            and not self._spawned.wire.closed
+            and self._spawned.process.poll() is None
+        )
 
     @property
     def effective_limit_bytes(self) -> int:
@@ -119,7 +130,9 @@ class WorkerProcess:
         """Mechanisms that enforce the limit, strongest first."""
         if self.gpus is not None:
             return self.gpus.bound_by
-        return f"{self.limit.name}+rlimit" if self.limit.name.startswith("cgroup") else self.limit.name
+        return (
+            f"{self.limit.name}+rlimit" if self.limit.name.startswith("cgroup") else self.limit.name
+        )
 
     @property
     def scratch(self) -> str | None:
@@ -143,16 +156,30 @@ class WorkerProcess:
         try:
             if self.gpus is None and self._open_gpus is not None:
                 self.gpus = self._open_gpus()
-            self.limit = DeviceLimit(settings.limit_bytes, self.host) if self.on_gpus else best_limit(settings.limit_bytes)
+            self.limit = (
+                DeviceLimit(settings.limit_bytes, self.host)
+                if self.on_gpus
+                else best_limit(settings.limit_bytes)
+            )
             self._folder = WorkFolder(settings.scratch_root)
             self._host_before_bytes = self.host.used_bytes() if self.on_gpus else 0
             packages = dict.fromkeys([*settings.supported, *DECIDING_PACKAGES, *ENGINES])
             cards = {} if self.gpus is None else {VISIBLE: self.gpus.visible}
-            self._spawned = spawn(settings.python, settings.adapter, packages, self._folder, {**settings.variables, **cards})
+            self._spawned = spawn(
+                settings.python,
+                settings.adapter,
+                packages,
+                self._folder,
+                {**settings.variables, **cards},
+            )
             pid = self._spawned.process.pid
-            with contextlib.suppress(ProcessLookupError):  # already exited: reported by _read_versions
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # already exited: reported by _read_versions
                 self.limit.enter(pid)
-                if self._cores is not None:  # before the imports, whose threads and forked ranks inherit it
+                if (
+                    self._cores is not None
+                ):  # before the imports, whose threads and forked ranks inherit it
                     os.sched_setaffinity(pid, self._cores)
             self.meter = self._open_meter(pid)
             self.versions = self._read_versions()
@@ -162,13 +189,17 @@ class WorkerProcess:
             raise
 
     def _open_meter(self, pid: int) -> ProcessMeter:
-        if self.on_gpus:  # walking the page tables of such large processes would slow them: the host's total suffices
+        # walking the page tables of such large processes would slow them: the host's total suffices
+        if self.on_gpus:
             return ProcessMeter(self.host.used_bytes, interval_seconds=HOST_INTERVAL_SECONDS)
         if self.limit.kernel_kills:
             return ProcessMeter(self.limit.usage_bytes)
         tree = TreeMemory(pid)
         return ProcessMeter(
-            tree.read, exact=tree.exact, limit_bytes=self.settings.limit_bytes, over=lambda: self._kill_over_limit(tree)
+            tree.read,
+            exact=tree.exact,
+            limit_bytes=self.settings.limit_bytes,
+            over=lambda: self._kill_over_limit(tree),
         )
 
     def settle_gpus(self) -> None:
@@ -176,11 +207,14 @@ class WorkerProcess:
         if self.gpus is not None:
             self._close_device_meter()
             self.gpus.settle()
-            self.device_meter = self.gpus.meter(lambda: descendants(self.pid) if self.pid is not None else ())
+            self.device_meter = self.gpus.meter(
+                lambda: descendants(self.pid) if self.pid is not None else ()
+            )
 
     def filled_the_machine(self) -> bool:
-        """Return True if a lack of the machine's memory is due to this worker's processes: they took
-        the larger part of it, or a cgroup bounds them together with this process."""
+        """Return True if a lack of the machine's memory is due to this worker's processes: they
+        took the larger part of it, or a cgroup bounds them together with this process.
+        """
         peak = self.meter.peak_bytes
         if not self.on_gpus:
             return 2 * peak >= self.host.total_bytes
@@ -255,7 +289,10 @@ class WorkerProcess:
                 number = self.send({"do": protocol.UNLOAD})
                 while time.monotonic() < deadline:
                     for message in self.receive(deadline):
-                        if message.get("event") == protocol.UNLOADED and message.get("id") == number:
+                        if (
+                            message.get("event") == protocol.UNLOADED
+                            and message.get("id") == number
+                        ):
                             return
         self.end()
 
@@ -272,7 +309,9 @@ class WorkerProcess:
         return spawned.log.since(mark)
 
     def interrupt(self) -> None:
-        """Make commands raise WorkerLost at once; no worker starts until `close`. From any thread."""
+        """Make commands raise WorkerLost at once; no worker starts until `close`. From any
+        thread.
+        """
         self._interrupted = True
         spawned = self._spawned
         if spawned is not None:

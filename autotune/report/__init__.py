@@ -1,1 +1,3 @@
-"""Report of an answer: JSON document, terminal text and HTML page. All of them render; none evaluates."""
+"""Report of an answer: JSON document, terminal text and HTML page. All of them render; none
+evaluates.
+"""

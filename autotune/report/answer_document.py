@@ -1,4 +1,6 @@
-"""JSON documents: recommendation.json of `autotune run`, measured or predicted, and `predict --json`."""
+"""JSON documents: recommendation.json of `autotune run`, measured or predicted, and `predict
+--json`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from autotune.core.answer import Forecast, PredictedCandidate, Recommendation, Trial, WayToFit, plain, without_result
+from autotune.core.answer import (
+    Forecast,
+    PredictedCandidate,
+    Recommendation,
+    Trial,
+    WayToFit,
+    plain,
+    without_result,
+)
 from autotune.core.job import Job
 from autotune.core.measurement import PHASES, Measurement, Outcome, Speed
 from autotune.core.prediction import Prediction
@@ -41,20 +51,33 @@ def relative_spread(speed: Speed | None, answer: Recommendation) -> float | None
 
 
 def describe_advantage(answer: Recommendation) -> str | None:
-    """Return one sentence about the recommendation's speed and the baseline's; None without a comparison."""
+    """Return one sentence about the recommendation's speed and the baseline's; None without a
+    comparison.
+    """
     found = answer.advantage
     if found is None or _is_predicted(answer):
         return None
-    size = f"{found.ratio:.2f} times the baseline's speed (95 % confidence: at least {found.low:.2f} times)"
+    size = (
+        f"{found.ratio:.2f} times the baseline's speed (95 % confidence: at least {found.low:.2f}"
+        " times)"
+    )
     if found.why == "measurably faster":
         return f"Measurably faster: {size}."
     if found.why == "within the noise":
-        return f"No measurable difference: the fastest other candidate had {size}. The baseline is kept."
-    return f"The baseline is kept: the fastest other candidate had {size}, but was not confirmed. Go on with --resume."
+        return (
+            f"No measurable difference: the fastest other candidate had {size}. The baseline is"
+            " kept."
+        )
+    return (
+        f"The baseline is kept: the fastest other candidate had {size}, but was not confirmed. Go"
+        " on with --resume."
+    )
 
 
 def _is_predicted(answer: Recommendation) -> bool:
-    """Return True if the speeds are predictions: on emulated GPUs there is no spread between runs."""
+    """Return True if the speeds are predictions: on emulated GPUs there is no spread between
+    runs.
+    """
     return any(trial.measurement.emulated for trial in answer.trials)
 
 
@@ -68,8 +91,9 @@ def document(
     confirm_with: str = "",
     file: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return recommendation.json. `commands` belong to a measured or emulated answer, `confirm_with`
-    to an emulated or predicted one."""
+    """Return recommendation.json. `commands` belong to a measured or emulated answer,
+    `confirm_with` to an emulated or predicted one.
+    """
     if isinstance(answer, Recommendation):
         own = _measured_fields(job, answer, commands, confirm_with)
     else:
@@ -79,16 +103,20 @@ def document(
         "schema": SCHEMA,
         "status": own.pop("status"),
         "basis": own.pop("basis"),
-        "recommendation": best
-        and {
-            "knobs": dict(best.candidate.knobs),
-            "settings": dict(best.candidate.settings),
-            "changed_learning_knobs": {one.name: one.recommended for one in answer.changes if one.effect == "learning"},
-            "relaxed": dict(answer.relaxed),
-            **figures,
-            "limit_bytes": job.memory_limit_bytes,
-            "files": list(files),
-        },
+        "recommendation": (
+            best
+            and {
+                "knobs": dict(best.candidate.knobs),
+                "settings": dict(best.candidate.settings),
+                "changed_learning_knobs": {
+                    one.name: one.recommended for one in answer.changes if one.effect == "learning"
+                },
+                "relaxed": dict(answer.relaxed),
+                **figures,
+                "limit_bytes": job.memory_limit_bytes,
+                "files": list(files),
+            }
+        ),
         "baseline": own.pop("baseline"),
         "changes": [plain(change) for change in answer.changes],
         "runner_ups": own.pop("runner_ups"),
@@ -102,26 +130,62 @@ def document(
     }
 
 
-def _measured_fields(job: Job, answer: Recommendation, commands: Mapping[str, str], confirm_with: str) -> dict[str, Any]:
-    """Return the fields of a measured or emulated answer; `winner`: the figures of its recommendation."""
+def _measured_fields(
+    job: Job, answer: Recommendation, commands: Mapping[str, str], confirm_with: str
+) -> dict[str, Any]:
+    """Return the fields of a measured or emulated answer; `winner`: the figures of its
+    recommendation.
+    """
     baseline, miss, source = answer.baseline, nearest_miss(answer), answer.from_record
-    over = None if miss is None or miss.verdict.margin_bytes is None else max(0, -miss.verdict.margin_bytes) or None
-    proof, says = answer.winner and (answer.certificate or answer.winner), describe_advantage(answer)
-    reported = (one.measurement.versions for one in (answer.certificate, answer.winner, baseline, *answer.trials) if one)
-    ended = "failed" if failed_without_memory(answer) else "undecided" if has_no_results(answer) else None
+    over = (
+        None
+        if miss is None or miss.verdict.margin_bytes is None
+        else max(0, -miss.verdict.margin_bytes) or None
+    )
+    proof, says = (
+        answer.winner and (answer.certificate or answer.winner),
+        describe_advantage(answer),
+    )
+    reported = (
+        one.measurement.versions
+        for one in (answer.certificate, answer.winner, baseline, *answer.trials)
+        if one
+    )
+    ended = (
+        "failed"
+        if failed_without_memory(answer)
+        else "undecided"
+        if has_no_results(answer)
+        else None
+    )
     return {
-        "status": "interrupted" if answer.interrupted else ended or ("ok" if answer.winner else "nothing_fits"),
+        "status": (
+            "interrupted"
+            if answer.interrupted
+            else ended or ("ok" if answer.winner else "nothing_fits")
+        ),
         "basis": "emulated" if job.task.hardware.emulated else "measured",
-        "winner": proof
-        and {
-            "basis": proof.measurement.basis,
-            "tokens_per_second": speeds(proof.measurement),
-            "spread": {name: relative_spread(getattr(proof.measurement, name), answer) for name in ("worst", "typical")},
-            "peak_memory_bytes": proof.measurement.memory.peak_bytes,
-            "phase_peak_bytes": dict(proof.measurement.memory.phase_peak_bytes),
-            "certificate": certificate_row(job, answer.certificate),
-        },
-        "baseline": baseline and {**trial_row(baseline), "tokens_per_second": rate(baseline.measurement.ranking_speed)},
+        "winner": (
+            proof
+            and {
+                "basis": proof.measurement.basis,
+                "tokens_per_second": speeds(proof.measurement),
+                "spread": {
+                    name: relative_spread(getattr(proof.measurement, name), answer)
+                    for name in ("worst", "typical")
+                },
+                "peak_memory_bytes": proof.measurement.memory.peak_bytes,
+                "phase_peak_bytes": dict(proof.measurement.memory.phase_peak_bytes),
+                "certificate": certificate_row(job, answer.certificate),
+            }
+        ),
+        "baseline": (
+            baseline
+            and {
+                **trial_row(baseline),
+                "tokens_per_second": rate(baseline.measurement.ranking_speed),
+            }
+        ),
         "runner_ups": [trial_row(one) for one in answer.runner_ups],
         "trade_offs": [
             {
@@ -140,7 +204,9 @@ def _measured_fields(job: Job, answer: Recommendation, commands: Mapping[str, st
         "trials": [{"purpose": trial.purpose, **trial_row(trial)} for trial in answer.trials],
         "proven": answer.proven,
         "rows_left_out": answer.rows_left_out,
-        "from_record": source and {**plain(source), "elapsed_seconds": round(source.elapsed_seconds, 2)},
+        "from_record": (
+            source and {**plain(source), "elapsed_seconds": round(source.elapsed_seconds, 2)}
+        ),
         "learning": dict(answer.learning),
         "commands": dict(commands),
         "confirm_with": confirm_with or None,
@@ -162,27 +228,40 @@ def _measured_fields(job: Job, answer: Recommendation, commands: Mapping[str, st
 def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
     """Return the fields of a predicted answer; `winner`: the figures of its recommendation."""
     unmeasured = dict.fromkeys(("implied", "probed", "out_of_memory", "failed", "loads"), 0)
-    winner, unfit = answer.winner, "nothing_fits" if answer.screened == answer.candidates else "undecided"
+    winner, unfit = (
+        answer.winner,
+        "nothing_fits" if answer.screened == answer.candidates else "undecided",
+    )
     return {
         "status": "ok" if winner else unfit,
         "basis": "predicted",
-        "winner": winner
-        and {
-            "basis": "predicted",
-            "tokens_per_second": {
-                "worst": middle(winner.prediction.tokens_per_second),
-                "typical": middle(winner.prediction.tokens_per_second_at_lengths),
-            },
-            "peak_memory_bytes": middle(winner.prediction.peak_memory_bytes),
-            "prediction": prediction_row(winner.prediction),
-            "certificate": None,
-        },
+        "winner": (
+            winner
+            and {
+                "basis": "predicted",
+                "tokens_per_second": {
+                    "worst": middle(winner.prediction.tokens_per_second),
+                    "typical": middle(winner.prediction.tokens_per_second_at_lengths),
+                },
+                "peak_memory_bytes": middle(winner.prediction.peak_memory_bytes),
+                "prediction": prediction_row(winner.prediction),
+                "certificate": None,
+            }
+        ),
         "baseline": answer.baseline and predicted_row(answer.baseline),
         "runner_ups": [predicted_row(one) for one in answer.runner_ups],
-        "trade_offs": [{"change": differing_knobs(winner, one), **predicted_row(one)} for one in answer.trade_offs],
+        "trade_offs": [
+            {"change": differing_knobs(winner, one), **predicted_row(one)}
+            for one in answer.trade_offs
+        ],
         "undecided": answer.undecided and predicted_row(answer.undecided),
         "nearest_miss": answer.nearest_miss and predicted_row(answer.nearest_miss),
-        "counts": {"candidates": answer.candidates, "predicted": answer.predicted, "screened": answer.screened, **unmeasured},
+        "counts": {
+            "candidates": answer.candidates,
+            "predicted": answer.predicted,
+            "screened": answer.screened,
+            **unmeasured,
+        },
         "proven": "budget spent" if winner else "not proven infeasible",
         "stopped_by": "budget" if answer.ended_by_budget else None,
         "confirm_with": confirm_with,
@@ -193,40 +272,78 @@ def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
 
 
 def prediction_document(
-    job: Job, candidate: Candidate, prediction: Prediction, ways: Sequence[WayToFit], *, unknown: Sequence[FactVariant] = ()
+    job: Job,
+    candidate: Candidate,
+    prediction: Prediction,
+    ways: Sequence[WayToFit],
+    *,
+    unknown: Sequence[FactVariant] = (),
 ) -> dict[str, Any]:
-    """Return `predict --json`: one candidate, its ways to fit, and the variants of unknown facts."""
+    """Return `predict --json`: one candidate, its ways to fit, and the variants of unknown
+    facts.
+    """
     return {
         "schema": SCHEMA,
         **prediction_row(prediction),
         "settings": dict(candidate.settings),
         "ways_to_fit": [way_row(way) for way in ways],
-        "unknown": [{"facts": dict(variant.facts), **prediction_row(variant.prediction)} for variant in unknown],
+        "unknown": [
+            {"facts": dict(variant.facts), **prediction_row(variant.prediction)}
+            for variant in unknown
+        ],
         "question": job_row(job),
     }
 
 
-def differing_knobs(winner: Trial | PredictedCandidate | None, other: Trial | PredictedCandidate) -> dict[str, Any]:
+def differing_knobs(
+    winner: Trial | PredictedCandidate | None, other: Trial | PredictedCandidate
+) -> dict[str, Any]:
     """Return the other candidate's values of the knobs in which it differs from the winner."""
     chosen: Mapping[str, object] = winner.candidate.knobs if winner else {}
-    return {name: value for name, value in other.candidate.knobs.items() if chosen.get(name) != value}
+    return {
+        name: value for name, value in other.candidate.knobs.items() if chosen.get(name) != value
+    }
 
 
 def caveats_of(answer: Recommendation) -> tuple[str, ...]:
-    """Return the restrictions of the winner's figures, or without a winner of all figures, and the candidates without any."""
+    """Return the restrictions of the winner's figures, or without a winner of all figures, and
+    the candidates without any.
+    """
     proof = answer.certificate or answer.winner
     trials = answer.trials if proof is None else (proof,)
     missing = without_result(answer.trials)
     changes = [differing_knobs(answer.winner, one) for one in missing]
-    names = [" ".join(f"{name}={setting_text(value)}" for name, value in change.items()) for change in changes]
+    names = [
+        " ".join(f"{name}={setting_text(value)}" for name, value in change.items())
+        for change in changes
+    ]
     few = "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    lost = [f"Every probe was ended from outside, so there is no result: {few}. --fresh measures again."] if missing else []
-    return tuple(dict.fromkeys([*(caveat for trial in trials for caveat in trial.measurement.caveats), *lost]))
+    lost = (
+        [
+            (
+                f"Every probe was ended from outside, so there is no result: {few}. --fresh measures"
+                " again."
+            )
+        ]
+        if missing
+        else []
+    )
+    return tuple(
+        dict.fromkeys(
+            [*(caveat for trial in trials for caveat in trial.measurement.caveats), *lost]
+        )
+    )
 
 
 def failed_without_memory(answer: Recommendation) -> bool:
-    """Return True if no probe or confirmation lacked memory, and others failed: the answer is a failure, not "nothing fits"."""
-    return answer.winner is None and bool(_results(answer)) and not any(_lacked_memory(trial) for trial in answer.trials)
+    """Return True if no probe or confirmation lacked memory, and others failed: the answer is a
+    failure, not "nothing fits".
+    """
+    return (
+        answer.winner is None
+        and bool(_results(answer))
+        and not any(_lacked_memory(trial) for trial in answer.trials)
+    )
 
 
 def has_no_results(answer: Recommendation) -> bool:
@@ -235,7 +352,11 @@ def has_no_results(answer: Recommendation) -> bool:
 
 
 def _results(answer: Recommendation) -> list[Measurement]:
-    return [trial.measurement for trial in answer.trials if trial.measurement.outcome is not Outcome.INTERRUPTED]
+    return [
+        trial.measurement
+        for trial in answer.trials
+        if trial.measurement.outcome is not Outcome.INTERRUPTED
+    ]
 
 
 def _lacked_memory(trial: Trial) -> bool:
@@ -250,7 +371,11 @@ def nearest_miss(answer: Recommendation) -> Trial | None:
         """Sort key: optimizer steps, then the phase reached, then the lower peak."""
         phase = trial.measurement.failure.phase if trial.measurement.failure else None
         reached = len(PHASES) if phase is None else PHASES.index(phase)
-        return trial.measurement.optimizer_steps, reached, -(trial.measurement.memory.peak_bytes or 0)
+        return (
+            trial.measurement.optimizer_steps,
+            reached,
+            -(trial.measurement.memory.peak_bytes or 0),
+        )
 
     lacked = [trial for trial in answer.trials if _lacked_memory(trial) and not trial.verdict.fits]
     missed = [trial for trial in lacked if trial.measurement.memory.peak_bytes is not None]
@@ -260,14 +385,20 @@ def nearest_miss(answer: Recommendation) -> Trial | None:
 def _seconds_per_candidate(answer: Recommendation) -> dict[str, float | None]:
     """Return the median seconds of a probe with a load, and of one on a live load."""
     costs = [trial.measurement.cost for trial in answer.trials if trial.purpose != "confirm"]
-    groups = {"loading": [one for one in costs if one.load_seconds], "further": [one for one in costs if not one.load_seconds]}
+    groups = {
+        "loading": [one for one in costs if one.load_seconds],
+        "further": [one for one in costs if not one.load_seconds],
+    }
     return {
-        name: round(statistics.median(one.total_seconds for one in group), 3) if group else None for name, group in groups.items()
+        name: round(statistics.median(one.total_seconds for one in group), 3) if group else None
+        for name, group in groups.items()
     }
 
 
 def _script_section(job: Job, answer: Recommendation) -> dict[str, Any] | None:
-    """Return the document's section about the script; None without one. A patch needs a confirmed winner."""
+    """Return the document's section about the script; None without one. A patch needs a
+    confirmed winner.
+    """
     script = job.task.workload.script
     if script is None:
         return None
@@ -287,7 +418,10 @@ def _script_section(job: Job, answer: Recommendation) -> dict[str, Any] | None:
         "keyword_arguments": advice.keyword_arguments,
         "patch": str(job.out / PATCH_NAME) if advice.patch else None,
         "patched_file": advice.patched_file,
-        "by_hand": {name: {"value": advice.changes[name], "why": why} for name, why in advice.by_hand.items()},
+        "by_hand": {
+            name: {"value": advice.changes[name], "why": why}
+            for name, why in advice.by_hand.items()
+        },
         "in_objects": dict(advice.in_objects),
         "flags": list(advice.flags) if script.takes_flags else None,
     }

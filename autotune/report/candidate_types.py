@@ -1,4 +1,6 @@
-"""Types of a candidate in recommendation.json: prediction, measurement, certificate, recommendation."""
+"""Types of a candidate in recommendation.json: prediction, measurement, certificate,
+recommendation.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class PredictionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Candidate: measured, predicted, or emulated: its memory on emulated GPUs, its speed predicted."""
+    """Candidate: measured, predicted, or emulated: its memory on emulated GPUs, its speed
+    predicted.
+    """
 
     knobs: Mapping[str, Any]
     trial: int | None = None
@@ -94,10 +98,16 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second at typical lengths if known, else at the longest; like the recommendation's."""
+        """Tokens per second at typical lengths if known, else at the longest; like the
+        recommendation's.
+        """
         if isinstance(self.tokens_per_second, SpeedsRow):
             return self.tokens_per_second.typical or self.tokens_per_second.worst
-        at_lengths = self.prediction.tokens_per_second_at_lengths if self.basis == "predicted" and self.prediction else None
+        at_lengths = (
+            self.prediction.tokens_per_second_at_lengths
+            if self.basis == "predicted" and self.prediction
+            else None
+        )
         return self.tokens_per_second if at_lengths is None else at_lengths.value
 
     @property
@@ -189,4 +199,8 @@ class RecommendationRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def confirmed(self) -> CertificateRow | None:
         """Return the certificate with the types of its known fields."""
-        return msgspec.convert(self.certificate, CertificateRow, strict=False) if self.certificate else None
+        return (
+            msgspec.convert(self.certificate, CertificateRow, strict=False)
+            if self.certificate
+            else None
+        )

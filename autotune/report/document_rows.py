@@ -1,4 +1,5 @@
-"""Rows of the document: a candidate, measured or predicted, a change, a long run, the job. An unknown figure is null.
+"""Rows of the document: a candidate, measured or predicted, a change, a long run, the job. An
+unknown figure is null.
 
 These keys are a contract with readers of recommendation.json, apart from the serialised form of a
 trial in studies and in the store (`core.answer.plain`).
@@ -17,9 +18,15 @@ from autotune.core.prediction import Estimate, Prediction
 from autotune.core.run_statistics import Disturbance, Soak, describe_interference
 
 LISTED = (
-    "peak_memory_bytes", "tokens_per_second", "tokens_per_second_at_lengths", "fits", "peak_memory_bytes_at_lengths",
-    "fits_at_lengths", "failure", "depends_on",
-)  # fmt: skip
+    "peak_memory_bytes",
+    "tokens_per_second",
+    "tokens_per_second_at_lengths",
+    "fits",
+    "peak_memory_bytes_at_lengths",
+    "fits_at_lengths",
+    "failure",
+    "depends_on",
+)
 """Fields of a prediction in lists of candidates."""
 
 FITS_IN_WORDS = {True: "fits", False: "does not fit", None: "can't be decided"}
@@ -30,9 +37,13 @@ def trial_row(trial: Trial) -> dict[str, Any]:
     measured, failure, expected = trial.measurement, trial.measurement.failure, trial.expected
     worst, cost = measured.worst, measured.cost
     seconds = {
-        "total": cost.total_seconds, "load": cost.load_seconds, "setup": cost.setup_seconds, "loop": cost.loop_seconds,
-        "device": cost.device_seconds, "borrowed": worst.borrowed_seconds if worst else None,
-    }  # fmt: skip
+        "total": cost.total_seconds,
+        "load": cost.load_seconds,
+        "setup": cost.setup_seconds,
+        "loop": cost.loop_seconds,
+        "device": cost.device_seconds,
+        "borrowed": worst.borrowed_seconds if worst else None,
+    }
     return {
         "trial": trial.number,
         "knobs": dict(trial.candidate.knobs),
@@ -50,11 +61,13 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "phase_peak_bytes": dict(measured.memory.phase_peak_bytes),
         "phase_seconds": dict(worst.phase_seconds) if worst else {},
         "timed_cycles": len(worst.cycle_seconds) if worst else 0,
-        "prediction": expected
-        and {
-            "peak_memory_bytes": interval(expected.peak_memory_bytes, 2),
-            "tokens_per_second": interval(expected.tokens_per_second, 2),
-        },
+        "prediction": (
+            expected
+            and {
+                "peak_memory_bytes": interval(expected.peak_memory_bytes, 2),
+                "tokens_per_second": interval(expected.tokens_per_second, 2),
+            }
+        ),
     }
 
 
@@ -98,13 +111,15 @@ def prediction_row(prediction: Prediction) -> dict[str, Any]:
             for phase in prediction.phases
         ],
         "breakdown": [{"name": name, "bytes": size} for name, size in prediction.breakdown.items()],
-        "engine": engine
-        and {
-            "kv_cache_bytes": interval(engine.kv_cache_bytes),
-            "kv_cache_tokens": engine.kv_cache_tokens,
-            "concurrency": round(engine.concurrency, 2),
-            "longest_length": engine.longest_length,
-        },
+        "engine": (
+            engine
+            and {
+                "kv_cache_bytes": interval(engine.kv_cache_bytes),
+                "kv_cache_tokens": engine.kv_cache_tokens,
+                "concurrency": round(engine.concurrency, 2),
+                "longest_length": engine.longest_length,
+            }
+        ),
         "tokens_per_second": interval(prediction.tokens_per_second, 3),
         "tokens_per_second_at_lengths": interval(prediction.tokens_per_second_at_lengths, 3),
         "effective": dict(prediction.effective),
@@ -129,7 +144,11 @@ def middle(estimate: Estimate | None) -> float | int | None:
 
 
 def interval(estimate: Estimate | None, digits: int | None = None) -> dict[str, float] | None:
-    return None if estimate is None else {name: round(getattr(estimate, name), digits) for name in ("value", "low", "high")}
+    return (
+        None
+        if estimate is None
+        else {name: round(getattr(estimate, name), digits) for name in ("value", "low", "high")}
+    )
 
 
 def way_row(way: WayToFit) -> dict[str, Any]:
@@ -152,7 +171,9 @@ def soak_row(soak: Soak) -> dict[str, Any]:
         "cycles": [[one.steps, one.seconds, one.peak_bytes, one.held_bytes] for one in soak.cycles],
         "cycle_columns": ["optimizer_steps", "seconds", "peak_bytes", "held_bytes"],
         "optimizer_steps": soak.optimizer_steps,
-        "growth_bytes_per_step": growth and {"value": growth.bytes_per_step, "low": growth.low, "high": growth.high},
+        "growth_bytes_per_step": (
+            growth and {"value": growth.bytes_per_step, "low": growth.low, "high": growth.high}
+        ),
         "projected_steps": soak.projected_steps,
         "peak_bytes": soak.peak_bytes,
         "limit_bytes": soak.limit_bytes,

@@ -14,7 +14,13 @@ from typing import Any
 import msgspec
 
 from autotune.core.errors import BadInput
-from autotune.report.candidate_types import CandidateRow, CertificateRow, IntervalRow, RecommendationRow, TradeOffRow
+from autotune.report.candidate_types import (
+    CandidateRow,
+    CertificateRow,
+    IntervalRow,
+    RecommendationRow,
+    TradeOffRow,
+)
 
 SCHEMA_FILE = "recommendation.schema.json"
 SCHEMA = 1
@@ -228,26 +234,35 @@ def read_answer(document: Mapping[str, Any]) -> AnswerDocument:
     """Return the typed document; BadInput if it is none."""
     if document.get("schema") != SCHEMA:
         raise BadInput(
-            f"The document has schema {document.get('schema')!r}; this version reads schema {SCHEMA}.",
-            way_out="Create it again with `autotune run`, or use the version of autotune that wrote it.",
+            f"The document has schema {document.get('schema')!r}; this version reads schema"
+            f" {SCHEMA}.",
+            way_out=(
+                "Create it again with `autotune run`, or use the version of autotune that wrote it."
+            ),
         )
     try:
         answer = msgspec.convert(document, AnswerDocument, strict=False)
-        _ = answer.recommendation and answer.recommendation.confirmed  # refused here, not by the page
+        _ = (
+            answer.recommendation and answer.recommendation.confirmed
+        )  # refused here, not by the page
         return answer
     except msgspec.ValidationError as error:
         raise BadInput(
-            f"The document is not one of autotune's: {error}.", way_out="Name a folder that `autotune run` wrote."
+            f"The document is not one of autotune's: {error}.",
+            way_out="Name a folder that `autotune run` wrote.",
         ) from None
 
 
 def json_schema() -> bytes:
     """Return the JSON Schema of recommendation.json."""
-    (reference, _), types = msgspec.json.schema_components((AnswerDocument, CertificateRow), ref_template="#/$defs/{name}")
+    (reference, _), types = msgspec.json.schema_components(
+        (AnswerDocument, CertificateRow), ref_template="#/$defs/{name}"
+    )
     # The page shows unknown fields of a certificate as well, so its type is declared here alone.
     types["RecommendationRow"]["properties"]["certificate"] = {
-        "anyOf": [{"$ref": "#/$defs/CertificateRow"}, {"type": "null"}], "default": None
-    }  # fmt: skip
+        "anyOf": [{"$ref": "#/$defs/CertificateRow"}, {"type": "null"}],
+        "default": None,
+    }
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "recommendation.json",

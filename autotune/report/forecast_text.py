@@ -1,4 +1,6 @@
-"""Terminal output of predictions: verdict, memory bars against the limit, speed, ways to fit, and emulated figures beside."""
+"""Terminal output of predictions: verdict, memory bars against the limit, speed, ways to fit,
+and emulated figures beside.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ WIDEST_BAR = 56
 LABEL = 14
 FIGURE = 11
 
-SURE, UNSURE, LIMIT = "█", "░", "│"  # bar characters: expected need, upper end of the interval, limit
+SURE, UNSURE, LIMIT = (
+    "█",
+    "░",
+    "│",
+)  # bar characters: expected need, upper end of the interval, limit
 
 
 def show_prediction(
@@ -38,7 +44,9 @@ def show_prediction(
 ) -> None:
     """Print the verdict of one candidate, then its memory by phase and part."""
     named = ("trl", "transformers", "peft", "torch")
-    versions = " ".join(f"{name} {prediction.versions[name]}" for name in named if name in prediction.versions)
+    versions = " ".join(
+        f"{name} {prediction.versions[name]}" for name in named if name in prediction.versions
+    )
     basis = f"traced from the training step of {versions}"
     if prediction.basis == "generic":
         basis = f"a plain Hugging Face step replaces the framework's own ({versions})"
@@ -52,14 +60,22 @@ def show_prediction(
     _show_figures(console, prediction)
 
 
-def show_forecast(console: Console, job: Job, answer: Forecast, described: Mapping[str, Any], *, confirm_with: str) -> None:
-    """Print the predicted recommendation, or the reason that there is none, and the command that measures it."""
+def show_forecast(
+    console: Console, job: Job, answer: Forecast, described: Mapping[str, Any], *, confirm_with: str
+) -> None:
+    """Print the predicted recommendation, or the reason that there is none, and the command that
+    measures it.
+    """
     console.print("Predicted, nothing was measured.")
     if answer.winner is not None:
         _show_winner(console, answer, answer.winner)
     else:
         surely = answer.screened == answer.candidates
-        console.print("Nothing fits." if surely else "Nothing surely fits; measure to decide about the undecided candidates.")
+        console.print(
+            "Nothing fits."
+            if surely
+            else "Nothing surely fits; measure to decide about the undecided candidates."
+        )
         if answer.nearest_miss is not None:
             console.print(f"Nearest miss: {_knobs(answer.nearest_miss.candidate.knobs)}")
             console.print()
@@ -68,11 +84,16 @@ def show_forecast(console: Console, job: Job, answer: Forecast, described: Mappi
         show_ways_of_baseline(console, answer.ways_to_fit)
     if answer.undecided is not None:
         rate = _rate(answer.undecided.prediction.tokens_per_second)
-        console.print(f"Possibly better, fit undecided ({rate}): {_knobs(answer.undecided.candidate.knobs)}")
+        console.print(
+            f"Possibly better, fit undecided ({rate}): {_knobs(answer.undecided.candidate.knobs)}"
+        )
     files = (described["recommendation"] or {}).get("files") or []
     if files:
         console.print(f"Written: {', '.join(files)}")
-    spent = f"candidates predicted in {answer.elapsed_seconds:.0f} s, {answer.screened:,} of them cannot fit. None was run."
+    spent = (
+        f"candidates predicted in {answer.elapsed_seconds:.0f} s, {answer.screened:,} of them"
+        " cannot fit. None was run."
+    )
     console.print(
         f"--budget ended it: {answer.predicted:,} of {answer.candidates:,} {spent} "
         "This is the best of these; a longer --budget covers the others."
@@ -84,7 +105,9 @@ def show_forecast(console: Console, job: Job, answer: Forecast, described: Mappi
 
 def _show_winner(console: Console, answer: Forecast, winner: PredictedCandidate) -> None:
     if answer.relaxed:
-        console.print("Nothing surely fits at the preferred settings. Relaxed, which changes what is learned:")
+        console.print(
+            "Nothing surely fits at the preferred settings. Relaxed, which changes what is learned:"
+        )
         console.print(f"  {_knobs(answer.relaxed)}")
     console.print(f"recommended  {_knobs(winner.candidate.knobs)}")
     if answer.baseline is not None:
@@ -92,12 +115,16 @@ def _show_winner(console: Console, answer: Forecast, winner: PredictedCandidate)
         console.print(f"             {_summary(answer.baseline.prediction)}")
     for change in answer.changes:
         learning = ", changes what is learned" if change.effect == "learning" else ""
-        console.print(f"  {change.name}: {change.baseline} -> {change.recommended}{learning} ({change.why})")
+        console.print(
+            f"  {change.name}: {change.baseline} -> {change.recommended}{learning} ({change.why})"
+        )
     console.print()
     _show_figures(console, winner.prediction)
     for label, others in (("next best", answer.runner_ups), ("trade-off", answer.trade_offs)):
         for other in others:
-            console.print(f"{label}    {_summary(other.prediction)}: {_knobs(differing_knobs(winner, other))}")
+            console.print(
+                f"{label}    {_summary(other.prediction)}: {_knobs(differing_knobs(winner, other))}"
+            )
 
 
 def _show_figures(console: Console, prediction: Prediction) -> None:
@@ -105,16 +132,27 @@ def _show_figures(console: Console, prediction: Prediction) -> None:
     _show_picture(console, prediction)
     _show_speed(console, prediction)
     if (engine := prediction.engine) is not None:
-        cache = f"engine   KV cache {_span(engine.kv_cache_bytes)}: {engine.kv_cache_tokens:,} tokens,"
-        print_line(console, f"{cache} {engine.concurrency:.1f} sequences of the longest length at a time")
+        cache = (
+            f"engine   KV cache {_span(engine.kv_cache_bytes)}: {engine.kv_cache_tokens:,} tokens,"
+        )
+        print_line(
+            console, f"{cache} {engine.concurrency:.1f} sequences of the longest length at a time"
+        )
 
 
 def _show_verdict(console: Console, prediction: Prediction) -> None:
-    margin, limit, peak = prediction.margin_bytes, format_bytes(prediction.limit_bytes), _span(prediction.peak_memory_bytes)
+    margin, limit, peak = (
+        prediction.margin_bytes,
+        format_bytes(prediction.limit_bytes),
+        _span(prediction.peak_memory_bytes),
+    )
     if prediction.failure is not None:
         console.print(f"does not fit: it would stop with: {prediction.failure}")
     if prediction.fits:
-        console.print(f"fits: {peak} of {limit}; {format_bytes(margin.value)} left, at least {format_bytes(margin.low)}")
+        console.print(
+            f"fits: {peak} of {limit}; {format_bytes(margin.value)} left, at least"
+            f" {format_bytes(margin.low)}"
+        )
     elif prediction.fits is None:
         console.print(f"can't be decided: {peak} of {limit}")
         for fact in prediction.depends_on:
@@ -124,9 +162,14 @@ def _show_verdict(console: Console, prediction: Prediction) -> None:
         console.print(f"does not fit: {peak} of {limit}; {lacks}")
     shorter = prediction.peak_memory_bytes_at_lengths
     if shorter is not None:
-        console.print(f"At the lengths given: {FITS_IN_WORDS[prediction.fits_at_lengths]}, {_span(shorter)}.")
+        console.print(
+            f"At the lengths given: {FITS_IN_WORDS[prediction.fits_at_lengths]}, {_span(shorter)}."
+        )
     if (phase := prediction.peak_phase) is not None:
-        counted, allocated = prediction.torch_peak_reserved_bytes, _span(prediction.torch_peak_allocated_bytes)
+        counted, allocated = (
+            prediction.torch_peak_reserved_bytes,
+            _span(prediction.torch_peak_allocated_bytes),
+        )
         offloaded = counted.value > prediction.peak_memory_bytes.value
         beyond = "it counts offloaded memory" if offloaded else "the rest is outside torch"
         torch = f"torch itself: {allocated} allocated, {_span(counted)} reserved; {beyond}."
@@ -137,15 +180,26 @@ def _show_verdict(console: Console, prediction: Prediction) -> None:
 def _show_picture(console: Console, prediction: Prediction) -> None:
     """Print phases and parts as bars on one scale, with the limit."""
     limit, peak = prediction.limit_bytes, prediction.peak_phase
-    top = max(limit, *(phase.peak_bytes.high for phase in prediction.phases), prediction.peak_memory_bytes.high)
-    label = max(LABEL, *(len(name) + 1 for name in prediction.breakdown)) if prediction.breakdown else LABEL
+    top = max(
+        limit,
+        *(phase.peak_bytes.high for phase in prediction.phases),
+        prediction.peak_memory_bytes.high,
+    )
+    label = (
+        max(LABEL, *(len(name) + 1 for name in prediction.breakdown))
+        if prediction.breakdown
+        else LABEL
+    )
     width = max(10, min(WIDEST_BAR, console.width - label - FIGURE - 4))
 
     def show_bar(name: str, size: Estimate) -> None:
         value, high, mark = (round(count / top * width) for count in (size.value, size.high, limit))
         bar = list((SURE * value).ljust(high, UNSURE).ljust(width + 1))
         bar[min(mark, width)] = LIMIT
-        console.print(f"  {name:<{label}}{''.join(bar)} {f'{size.value / GIB:.2f} GiB':>{FIGURE}}", soft_wrap=True)
+        console.print(
+            f"  {name:<{label}}{''.join(bar)} {f'{size.value / GIB:.2f} GiB':>{FIGURE}}",
+            soft_wrap=True,
+        )
 
     console.print(f"by phase, against the limit of {format_bytes(limit)}", soft_wrap=True)
     for phase in prediction.phases:
@@ -161,19 +215,33 @@ def _show_speed(console: Console, prediction: Prediction) -> None:
     if prediction.tokens_per_second is None:
         console.print("speed    unknown for this hardware until a measurement on it")
         return
-    longest = {phase.name: phase.seconds for phase in prediction.phases if phase.seconds is not None}
+    longest = {
+        phase.name: phase.seconds for phase in prediction.phases if phase.seconds is not None
+    }
     longest_of = "completions" if "rollout" in longest else "rows"
-    print_line(console, f"speed    {_rate(prediction.tokens_per_second)} at the longest {longest_of}; {_shares(longest)}")
+    print_line(
+        console,
+        f"speed    {_rate(prediction.tokens_per_second)} at the longest {longest_of};"
+        f" {_shares(longest)}",
+    )
     if prediction.tokens_per_second_at_lengths is not None:
         shares = _shares(prediction.seconds_at_lengths)
-        print_line(console, f"         {_rate(prediction.tokens_per_second_at_lengths)} at the lengths given; {shares}")
+        print_line(
+            console,
+            f"         {_rate(prediction.tokens_per_second_at_lengths)} at the lengths given;"
+            f" {shares}",
+        )
     if (times := prediction.pipeline) is not None:  # engines on GPUs of their own
         sides = " and ".join(
             f"{name} {one.value:,.1f} s ({one.low:,.1f} to {one.high:,.1f})"
             for name, one in (("generation", times.generation), ("training", times.training))
         )
         waited = longest["rollout"].value if "rollout" in longest else 0.0
-        waits = f"training waits {waited:,.1f} s for completions" if waited >= 0.1 else "the engines wait for training"
+        waits = (
+            f"training waits {waited:,.1f} s for completions"
+            if waited >= 0.1
+            else "the engines wait for training"
+        )
         print_line(console, f"pipeline {sides} per batch, on GPUs of their own; {waits}")
 
 
@@ -193,7 +261,9 @@ def show_ways(console: Console, ways: Sequence[WayToFit]) -> None:
 
 
 def show_ways_of_baseline(console: Console, ways: Sequence[WayToFit]) -> None:
-    """Print the changes that make the baseline of `run` fit, where nothing that was searched does."""
+    """Print the changes that make the baseline of `run` fit, where nothing that was searched
+    does.
+    """
     if ways:
         console.print("Predicted changes that make the baseline fit, the cheapest first:")
         _list_ways(console, ways, flag="--hold")
@@ -205,19 +275,27 @@ def _list_ways(console: Console, ways: Sequence[WayToFit], flag: str) -> None:
         speed = "" if way.speed_ratio is None else f", {way.speed_ratio:.2f} times the speed"
         learning = ", changes what is learned" if way.learning else ""
         console.print(f"  {as_flags(way.change, flag)}")
-        console.print(f"      leaves {format_bytes(margin.value)} free, at least {format_bytes(margin.low)}{speed}{learning}")
+        console.print(
+            f"      leaves {format_bytes(margin.value)} free, at least"
+            f" {format_bytes(margin.low)}{speed}{learning}"
+        )
 
 
 def _summary(prediction: Prediction) -> str:
     verdict = {True: "fits", False: "does not fit", None: "may fit"}[prediction.fits]
     why = f" (it would stop with: {prediction.failure})" if prediction.failure else ""
-    return f"{verdict}, {_span(prediction.peak_memory_bytes)}, {_rate(prediction.ranking_rate)}{why}"
+    return (
+        f"{verdict}, {_span(prediction.peak_memory_bytes)}, {_rate(prediction.ranking_rate)}{why}"
+    )
 
 
 def _span(estimate: Estimate) -> str:
     if estimate.low == estimate.high:
         return format_bytes(estimate.value)
-    return f"{format_bytes(estimate.value)} ({format_bytes(estimate.low)} to {format_bytes(estimate.high)})"
+    return (
+        f"{format_bytes(estimate.value)} ({format_bytes(estimate.low)} to"
+        f" {format_bytes(estimate.high)})"
+    )
 
 
 def _rate(estimate: Estimate | None) -> str:
@@ -227,16 +305,27 @@ def _rate(estimate: Estimate | None) -> str:
 
 
 def _knobs(knobs: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={setting_text(value)}" for name, value in knobs.items() if value is not None)
+    return " ".join(
+        f"{name}={setting_text(value)}" for name, value in knobs.items() if value is not None
+    )
 
 
 def check_document(prediction: Prediction, emulated: Measurement) -> dict[str, Any]:
-    """Return the part `check` of `predict --json`; a difference is a share of the emulated bytes."""
+    """Return the part `check` of `predict --json`; a difference is a share of the emulated
+    bytes.
+    """
     memory = emulated.memory.on_first(prediction.training_devices)
     pairs: list[tuple[str, float, float | None]] = [
-        *((phase.name, phase.peak_bytes.value, memory.phase_peak_bytes.get(phase.name)) for phase in prediction.phases),
+        *(
+            (phase.name, phase.peak_bytes.value, memory.phase_peak_bytes.get(phase.name))
+            for phase in prediction.phases
+        ),
         ("peak", prediction.peak_memory_bytes.value, memory.peak_bytes),
-        ("torch allocated", prediction.torch_peak_allocated_bytes.value, memory.torch_allocated_bytes),
+        (
+            "torch allocated",
+            prediction.torch_peak_allocated_bytes.value,
+            memory.torch_allocated_bytes,
+        ),
         ("torch reserved", prediction.torch_peak_reserved_bytes.value, memory.torch_reserved_bytes),
     ]
     return {
@@ -244,7 +333,12 @@ def check_document(prediction: Prediction, emulated: Measurement) -> dict[str, A
         "outcome": emulated.outcome.value,
         "evidence": emulated.failure.evidence if emulated.failure else None,
         "rows": [
-            {"name": name, "predicted_bytes": round(one), "emulated_bytes": round(other), "difference": round(one / other - 1, 6)}
+            {
+                "name": name,
+                "predicted_bytes": round(one),
+                "emulated_bytes": round(other),
+                "difference": round(one / other - 1, 6),
+            }
             for name, one, other in pairs
             if other
         ],
@@ -261,6 +355,8 @@ def show_check(console: Console, check: Mapping[str, Any]) -> None:
     console.print(f"{'':16}{'predicted':>14}{'emulated':>14}{'difference':>12}", highlight=False)
     for row in check["rows"]:
         ours, theirs = format_bytes(row["predicted_bytes"]), format_bytes(row["emulated_bytes"])
-        console.print(f"{row['name']:16}{ours:>14}{theirs:>14}{row['difference']:>+12.1%}", highlight=False)
+        console.print(
+            f"{row['name']:16}{ours:>14}{theirs:>14}{row['difference']:>+12.1%}", highlight=False
+        )
     for caveat in check["caveats"]:
         print_line(console, f"note     {caveat}")

@@ -27,24 +27,42 @@ MAX_CHARACTERS = 120
 
 
 def show_job(
-    console: Console, job: Job, candidates: Sequence[Candidate], *, assumed: Sequence[str], notes: Sequence[str] = ()
+    console: Console,
+    job: Job,
+    candidates: Sequence[Candidate],
+    *,
+    assumed: Sequence[str],
+    notes: Sequence[str] = (),
 ) -> None:
     """Print the job before the search: assumptions, held settings, searched knobs."""
     print_line(console, describe_job(job))
     print_line(console, f"limit    {limit_text(job)}")
     if assumed:
-        print_line(console, f"assumed  {', '.join(assumed)}; name another on the command line to change it")
+        print_line(
+            console, f"assumed  {', '.join(assumed)}; name another on the command line to change it"
+        )
     held = assignments(_held(job, candidates))
     if held:
         print_line(console, f"held     {held}")
     for effect, label in (("learning", "what is learned"), ("neutral", "only speed and memory")):
-        moving = [knob for knob in searched_knobs(job) if knob.effect_under(job.task.workload.held) == effect]
+        moving = [
+            knob
+            for knob in searched_knobs(job)
+            if knob.effect_under(job.task.workload.held) == effect
+        ]
         if moving:
             console.print(f"searched, changes {label}")
         for knob in moving:
-            print_line(console, f"  {knob.name}: {', '.join(setting_text(choice) for choice in knob.choices)}")
+            print_line(
+                console,
+                f"  {knob.name}: {', '.join(setting_text(choice) for choice in knob.choices)}",
+            )
     show_notes(console, job, notes)
-    kept = f"; study {job.study_name!r} in {without_password(job.storage)}" if job.mode != "predict" else ""
+    kept = (
+        f"; study {job.study_name!r} in {without_password(job.storage)}"
+        if job.mode != "predict"
+        else ""
+    )
     print_line(console, f"out      {job.out}{kept}")
     console.print()
 
@@ -54,14 +72,21 @@ def searched_knobs(job: Job) -> list[Knob]:
     return [
         knob
         for knob in job.space.knobs
-        if len(knob.choices) > 1 and all(set(values) & set(job.space[name].choices) for name, values in knob.when.items())
+        if len(knob.choices) > 1
+        and all(set(values) & set(job.space[name].choices) for name, values in knob.when.items())
     ]
 
 
 def _held(job: Job, candidates: Sequence[Candidate]) -> dict[str, KnobValue]:
-    """Return the settings common to all candidates, without nulls and without settings that none passes on."""
+    """Return the settings common to all candidates, without nulls and without settings that none
+    passes on.
+    """
     passed = {name for candidate in candidates for name in candidate.settings}
-    fixed = {knob.name: knob.choices[0] for knob in job.space.knobs if len(knob.choices) == 1 and knob.name in passed}
+    fixed = {
+        knob.name: knob.choices[0]
+        for knob in job.space.knobs
+        if len(knob.choices) == 1 and knob.name in passed
+    }
     moving = {knob.name for knob in job.space.knobs if len(knob.choices) > 1}
     held = {name: value for name, value in job.task.workload.held.items() if name not in moving}
     return {name: value for name, value in {**held, **fixed}.items() if value is not None}
@@ -70,12 +95,17 @@ def _held(job: Job, candidates: Sequence[Candidate]) -> dict[str, KnobValue]:
 def describe_job(job: Job) -> str:
     workload = job.task.workload
     model = workload.model
-    return f"{workload.method} of {model.name} ({model.origin}) with {workload.framework}, on {job.task.hardware}"
+    return (
+        f"{workload.method} of {model.name} ({model.origin}) with {workload.framework}, on"
+        f" {job.task.hardware}"
+    )
 
 
 def limit_text(job: Job) -> str:
     shared = " for all ranks together" if job.task.hardware.memory_is_shared else " per GPU"
-    return format_bytes(job.memory_limit_bytes) + (shared if job.task.hardware.count > 1 or shared == " per GPU" else "")
+    return format_bytes(job.memory_limit_bytes) + (
+        shared if job.task.hardware.count > 1 or shared == " per GPU" else ""
+    )
 
 
 def assignments(knobs: Mapping[str, Any]) -> str:
@@ -94,12 +124,16 @@ def data_lines(found: RowLengths | None) -> Iterator[str]:
         return
     part = "" if found.looked_at == found.rows else f" ({found.looked_at:,} of them read)"
     longest = found.percentiles[-1].length
-    yield f"dataset  {found.rows:,} rows{part}, {found.tokens / found.looked_at:,.0f} tokens on average, {longest:,} at most"
+    yield (
+        f"dataset  {found.rows:,} rows{part}, {found.tokens / found.looked_at:,.0f} tokens on"
+        f" average, {longest:,} at most"
+    )
     yield "         rows within   length   truncating drops   filtering drops"
     for at in found.percentiles[:-1]:
         yield (
-            f"         {at.share:>10}%   {at.length:>6,}   {_share(at.cut, found.tokens):>6} of tokens"
-            f"   {_share(at.longer, found.looked_at):>6} of rows, {_share(at.left_out, found.tokens)} of tokens"
+            f"         {at.share:>10}%   {at.length:>6,}   {_share(at.cut, found.tokens):>6} of"
+            f" tokens   {_share(at.longer, found.looked_at):>6} of rows,"
+            f" {_share(at.left_out, found.tokens)} of tokens"
         )
 
 
@@ -113,8 +147,15 @@ def print_line(console: Console, text: str) -> None:
         console.print(text)
         return
     label = _LABEL.match(text)
-    columns = LABEL_COLUMNS if label and label.end() == LABEL_COLUMNS else len(text) - len(text.lstrip()) + 4
-    console.print(textwrap.fill(text, console.width, subsequent_indent=" " * columns, break_on_hyphens=False), soft_wrap=True)
+    columns = (
+        LABEL_COLUMNS
+        if label and label.end() == LABEL_COLUMNS
+        else len(text) - len(text.lstrip()) + 4
+    )
+    console.print(
+        textwrap.fill(text, console.width, subsequent_indent=" " * columns, break_on_hyphens=False),
+        soft_wrap=True,
+    )
 
 
 def shorten(text: str, max_length: int) -> str:
@@ -130,8 +171,11 @@ class Progress:
 
         self._moving = tuple(knob.name for knob in space.knobs if len(knob.choices) > 1)
         where = stream or sys.stderr
-        # No markup or highlight: knob values are data. Whole lines in a pipe, wrapped ones on a terminal.
-        self._console: Console = Console(file=where, markup=False, highlight=False, emoji=False, soft_wrap=not where.isatty())
+        # No markup or highlight: knob values are data. Whole lines in a pipe, wrapped ones on a
+        # terminal.
+        self._console: Console = Console(
+            file=where, markup=False, highlight=False, emoji=False, soft_wrap=not where.isatty()
+        )
         self._live: Live | None = None
         self._probes = 0
         self._line = ""
@@ -143,11 +187,21 @@ class Progress:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             from rich.live import Live
 
-            self._live = Live(get_renderable=self._status, console=self._console, refresh_per_second=4, transient=True)
+            self._live = Live(
+                get_renderable=self._status,
+                console=self._console,
+                refresh_per_second=4,
+                transient=True,
+            )
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -156,21 +210,32 @@ class Progress:
         match event:
             case CandidatesPruned():
                 self._set_deadline(event.budget_seconds)
-                resumed = f"; {event.resumed_trials} already measured" if event.resumed_trials else ""
+                resumed = (
+                    f"; {event.resumed_trials} already measured" if event.resumed_trials else ""
+                )
                 budget = format_seconds(event.budget_seconds)
-                self._print(f"{event.candidates} candidates{resumed}; at most {event.max_probes} probes in {budget}.")
+                self._print(
+                    f"{event.candidates} candidates{resumed}; at most {event.max_probes} probes in"
+                    f" {budget}."
+                )
             case ProbeStarted():
                 self._set_deadline(event.seconds_left)
                 self._probes += 1
                 self._running[event.number] = self._probes
                 load = ", loading first" if event.loads else ""
-                self._line = f"probe {self._probes} ({event.purpose}{load}): {self._short(event.candidate)}"
+                self._line = (
+                    f"probe {self._probes} ({event.purpose}{load}): {self._short(event.candidate)}"
+                )
                 if self._live is None:
                     self._print(f"{self._line} [{_left(event.seconds_left)}]")
             case ProbeEnded():
                 self._set_deadline(event.seconds_left)
-                self._best = f"best so far {_speed(event.best)}" if event.best else "nothing fits yet"
-                candidate = f"   {self._short(event.trial.candidate)}" if self._live is not None else ""
+                self._best = (
+                    f"best so far {_speed(event.best)}" if event.best else "nothing fits yet"
+                )
+                candidate = (
+                    f"   {self._short(event.trial.candidate)}" if self._live is not None else ""
+                )
                 several = len(self._running) > 1
                 name = self._running.pop(event.trial.number, None)
                 which = f"probe {name}: " if several and name is not None else ""
@@ -180,7 +245,11 @@ class Progress:
                 self._print(text)
 
     def _short(self, candidate: Candidate) -> str:
-        moving = (f"{name}={setting_text(value)}" for name, value in candidate.knobs.items() if name in self._moving)
+        moving = (
+            f"{name}={setting_text(value)}"
+            for name, value in candidate.knobs.items()
+            if name in self._moving
+        )
         return " ".join(moving) or "the only candidate"
 
     def _print(self, text: str) -> None:
@@ -210,10 +279,18 @@ def _speed(trial: Trial) -> str:
 def _outcome(trial: Trial) -> str:
     measured = trial.measurement
     peak = measured.memory.peak_bytes
-    memory = f", {'emulated ' if measured.emulated else ''}peak {format_bytes(peak)}" if peak is not None else ""
+    memory = (
+        f", {'emulated ' if measured.emulated else ''}peak {format_bytes(peak)}"
+        if peak is not None
+        else ""
+    )
     seconds = format_seconds(measured.cost.total_seconds)
     if trial.verdict.fits:
-        early = " (stopped early: slower than the best)" if measured.worst and measured.worst.cut_short else ""
+        early = (
+            " (stopped early: slower than the best)"
+            if measured.worst and measured.worst.cut_short
+            else ""
+        )
         return f"fits: {_speed(trial)}{memory}, took {seconds}{early}"
     failed = measured.failure if not measured.outcome.is_out_of_memory else None
     why = f": {shorten(failed.evidence, MAX_CHARACTERS)}" if failed else ""

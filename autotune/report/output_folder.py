@@ -1,4 +1,6 @@
-"""Output folder: claimed by one run at a time, checked before any probe, filled completely or not at all, with every new best."""
+"""Output folder: claimed by one run at a time, checked before any probe, filled completely or
+not at all, with every new best.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ MIN_FREE_BYTES = 32 * MIB  # free space required before the search; a filtered d
 DOCUMENT = "recommendation.json"
 
 Writer = Callable[[Path, Path], list[Path]]
-"""Write files into a folder, with paths below the second one, to which they are moved; returns the files written."""
+"""Write files into a folder, with paths below the second one, to which they are moved; returns
+the files written.
+"""
 
 
 def check_folder(out: Path) -> None:
@@ -61,7 +65,10 @@ def check_folder(out: Path) -> None:
 
 
 def publish(
-    out: Path, writer: Writer, describe: Callable[[list[str]], Mapping[str, Any]], page: Callable[[Mapping[str, Any]], str]
+    out: Path,
+    writer: Writer,
+    describe: Callable[[list[str]], Mapping[str, Any]],
+    page: Callable[[Mapping[str, Any]], str],
 ) -> dict[str, Any]:
     """Write the trainer's files, the page and recommendation.json into `out`, each whole; returns
     the document.
@@ -74,13 +81,19 @@ def publish(
     # Absolute, because trainers return absolute paths.
     staging = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=out.resolve()))
     try:
-        names = [str(file.resolve().relative_to(staging)) for file in writer(staging, out.resolve())]
+        names = [
+            str(file.resolve().relative_to(staging)) for file in writer(staging, out.resolve())
+        ]
         described = dict(describe([str(out / name) for name in names]))
-        (staging / DOCUMENT).write_bytes(msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n")
+        (staging / DOCUMENT).write_bytes(
+            msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n"
+        )
         (staging / PAGE).write_text(page(described), encoding="utf-8")
         for name in [*dict.fromkeys(Path(name).parts[0] for name in names), PAGE, DOCUMENT]:
             target = out / name
-            if target.is_dir() and not target.is_symlink():  # an older folder, which a rename cannot replace unless it is empty
+            if (
+                target.is_dir() and not target.is_symlink()
+            ):  # an older folder, which a rename cannot replace unless it is empty
                 shutil.rmtree(target)
             (staging / name).replace(target)
     except OSError as error:
@@ -93,7 +106,9 @@ def publish(
     return described
 
 
-def best_so_far_listener(listener: Listener, write: Callable[[Job, Recommendation], object]) -> Listener:
+def best_so_far_listener(
+    listener: Listener, write: Callable[[Job, Recommendation], object]
+) -> Listener:
     """Wrap the listener to write every new best into the output folder. A failed write is
     reported and tried again at the end: a full disk must not end the search."""
 
@@ -111,15 +126,27 @@ def best_so_far_listener(listener: Listener, write: Callable[[Job, Recommendatio
 
 
 def head_lines(job: Job, answer: Recommendation) -> tuple[str, ...]:
-    """Return the header of the recommended configuration: its certificate, or the evidence so far."""
+    """Return the header of the recommended configuration: its certificate, or the evidence so
+    far.
+    """
     winner = answer.winner
     if answer.certificate is not None or winner is None or not answer.interrupted:
         return tuple(certificate_lines(job, answer.certificate))
     peak = winner.measurement.memory.peak_bytes
-    memory = "" if peak is None else f", with a peak of {format_bytes(peak)} of {format_bytes(job.memory_limit_bytes)}"
+    memory = (
+        ""
+        if peak is None
+        else f", with a peak of {format_bytes(peak)} of {format_bytes(job.memory_limit_bytes)}"
+    )
     return (
-        f"BEST SO FAR, after {answer.counts.probed} probes: one short probe at the longest lengths fitted{memory}.",
-        "The search continued from here, or was ended; the longer probe that confirms a recommendation is still missing.",
+        (
+            f"BEST SO FAR, after {answer.counts.probed} probes: one short probe at the longest"
+            f" lengths fitted{memory}."
+        ),
+        (
+            "The search continued from here, or was ended; the longer probe that confirms a"
+            " recommendation is still missing."
+        ),
     )
 
 
@@ -137,7 +164,10 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 def unwritable(out: Path, error: OSError) -> BadInput:
     """Return the error for a folder that can't be written."""
-    return BadInput(f"--out {out} can't be written: {error.strerror}.", way_out="Give another folder: --out ~/autotune-out.")
+    return BadInput(
+        f"--out {out} can't be written: {error.strerror}.",
+        way_out="Give another folder: --out ~/autotune-out.",
+    )
 
 
 @contextlib.contextmanager
@@ -146,7 +176,9 @@ def claimed_folder(out: Path) -> Iterator[None]:
 
     On exit the claim is removed, and so are the folders created here, if they are still empty.
     """
-    missing = [folder for folder in (out.absolute(), *out.absolute().parents) if not folder.exists()]
+    missing = [
+        folder for folder in (out.absolute(), *out.absolute().parents) if not folder.exists()
+    ]
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -184,7 +216,11 @@ def _lock(file: Path, out: Path) -> int:
         if _is_same(file, descriptor):
             break
         os.close(descriptor)  # the former owner removed the file between the two calls
-    owner = Owner(pid=os.getpid(), host=platform.node(), since=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"))
+    owner = Owner(
+        pid=os.getpid(),
+        host=platform.node(),
+        since=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+    )
     with contextlib.suppress(OSError):  # a full disk: the lock counts without a name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, msgspec.json.encode(owner), 0)
@@ -206,15 +242,19 @@ def _busy(out: Path, descriptor: int) -> BadInput:
         whose = "another run"
     return BadInput(
         f"--out {out} is in use by {whose}.",
-        way_out="Give this run a folder of its own: --out FOLDER. Runs may share a study by --storage and --resume.",
+        way_out=(
+            "Give this run a folder of its own: --out FOLDER. Runs may share a study by --storage"
+            " and --resume."
+        ),
     )
 
 
 def write_files(
     job: Job, trainer: Trainer, candidate: Candidate, head: Sequence[str], *folders: Path
 ) -> tuple[list[Path], dict[str, Any] | None]:
-    """Write the winner's files, with `head` as comments in the recommended YAML file; return them, and the document's section
-    about the user's own file."""
+    """Write the winner's files, with `head` as comments in the recommended YAML file; return
+    them, and the document's section about the user's own file.
+    """
     files = trainer.write_files(candidate, job.task, *folders)
     for file in files:
         if file.stem == "recommended" and file.suffix in (".yaml", ".yml"):
@@ -229,8 +269,14 @@ def _launch_files(job: Job, trainer: Trainer, candidate: Candidate, folder: Path
     if launch is None:
         return []
     # A knob that does not apply to this candidate can still need another value than the launch has.
-    searched = {knob.name: candidate.settings[knob.name] for knob in job.space.knobs if knob.name in candidate.settings}
-    changes = changes_of(workload.stated, workload.defaults, {**searched, **candidate.knobs}, trainer.fields())
+    searched = {
+        knob.name: candidate.settings[knob.name]
+        for knob in job.space.knobs
+        if knob.name in candidate.settings
+    }
+    changes = changes_of(
+        workload.stated, workload.defaults, {**searched, **candidate.knobs}, trainer.fields()
+    )
     files, edits = unshare(launch, changes, candidate.settings, folder)
     changed = changed_script(launch, changes, edits)
     script, patch = folder / f"changed-{Path(launch.path).name}", folder / "changes.diff"
@@ -243,10 +289,19 @@ def _file_section(job: Job, files: Sequence[Path]) -> dict[str, Any] | None:
     """Return the document's section about the user's file; None without one."""
     workload = job.task.workload
     written = next((file for file in files if file.name == YAML_NAME), None)
-    if written is None or workload.framework != "trl" or workload.config_file is None or workload.script is not None:
+    if (
+        written is None
+        or workload.framework != "trl"
+        or workload.config_file is None
+        or workload.script is not None
+    ):
         return None
     rows = [
         {"name": one.name, "yours": one.yours, "written": one.written, "kind": one.kind}
         for one in written_settings(job.task, written)
     ]
-    return {"path": str(workload.config_file), "written": str(job.out / YAML_NAME), "settings": rows}
+    return {
+        "path": str(workload.config_file),
+        "written": str(job.out / YAML_NAME),
+        "settings": rows,
+    }

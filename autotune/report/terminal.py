@@ -33,28 +33,39 @@ MAX_ROWS = 12
 MAX_CHARACTERS = 160
 
 
-def show_answer(console: Console, job: Job, answer: Recommendation, files: Sequence[str], confirm_with: str = "") -> None:
-    """Print the recommendation with its evidence; if nothing fits, the nearest miss and the relaxed knobs."""
+def show_answer(
+    console: Console, job: Job, answer: Recommendation, files: Sequence[str], confirm_with: str = ""
+) -> None:
+    """Print the recommendation with its evidence; if nothing fits, the nearest miss and the
+    relaxed knobs.
+    """
     if answer.winner is None:
         _show_nothing_fits(console, job, answer)
     else:
         _show_winner(console, job, answer, answer.winner, files)
     counts = answer.counts
     console.print(
-        f"{counts.probed} probes of {counts.candidates} candidates in {format_seconds(answer.elapsed_seconds)}: "
-        f"{counts.out_of_memory} out of memory, {counts.failed} failed, {counts.implied} pruned by implication, "
-        f"{counts.screened} screened, {counts.loads} loads. Result: {answer.proven}."
+        f"{counts.probed} probes of {counts.candidates} candidates in"
+        f" {format_seconds(answer.elapsed_seconds)}: {counts.out_of_memory} out of memory,"
+        f" {counts.failed} failed, {counts.implied} pruned by implication, {counts.screened}"
+        f" screened, {counts.loads} loads. Result: {answer.proven}."
     )
     if confirm_with:
         console.print(f"Emulated, nothing was measured. Confirm it on the target: {confirm_with}")
 
 
-def _show_winner(console: Console, job: Job, answer: Recommendation, winner: Trial, files: Sequence[str]) -> None:
+def _show_winner(
+    console: Console, job: Job, answer: Recommendation, winner: Trial, files: Sequence[str]
+) -> None:
     # 1. What changed, and what that gains.
     if answer.relaxed:
-        console.print("Nothing fitted at the preferred settings. Relaxed, which changes what is learned:")
+        console.print(
+            "Nothing fitted at the preferred settings. Relaxed, which changes what is learned:"
+        )
         console.print(f"  {assignments(answer.relaxed)}")
-    learned = {change.name: change.recommended for change in answer.changes if change.effect == "learning"}
+    learned = {
+        change.name: change.recommended for change in answer.changes if change.effect == "learning"
+    }
     if learned and answer.baseline is not None:
         console.print(f"Unlike your baseline, this changes what is learned: {assignments(learned)}")
     _show_side_by_side(console, job, answer, winner)
@@ -64,7 +75,15 @@ def _show_winner(console: Console, job: Job, answer: Recommendation, winner: Tri
         changed = []
         for one in answer.changes:
             learning = "yes" if one.effect == "learning" else "no"
-            changed.append((one.name, setting_text(one.baseline), setting_text(one.recommended), learning, one.why))
+            changed.append(
+                (
+                    one.name,
+                    setting_text(one.baseline),
+                    setting_text(one.recommended),
+                    learning,
+                    one.why,
+                )
+            )
         _show_table(console, ("changed", "from", "to", "learning?", "why"), changed)
     elif answer.baseline is not None and answer.advantage is None:
         console.print("The baseline is already the best that was found.")
@@ -72,14 +91,23 @@ def _show_winner(console: Console, job: Job, answer: Recommendation, winner: Tri
     # 2. The alternatives.
     _show_runner_ups(console, job, answer, winner)
     if answer.trade_offs:
-        names, best = [knob.name for knob in job.space.learning_knobs(winner.candidate.settings)], winner.candidate.knobs
+        names, best = (
+            [knob.name for knob in job.space.learning_knobs(winner.candidate.settings)],
+            winner.candidate.knobs,
+        )
         rows = []
         for trial in answer.trade_offs:
             knobs = trial.candidate.knobs
-            change = assignments({name: knobs.get(name) for name in names if knobs.get(name) != best.get(name)})
+            change = assignments(
+                {name: knobs.get(name) for name in names if knobs.get(name) != best.get(name)}
+            )
             fast = _rate(trial.measurement.ranking_speed, answer)
             rows.append((change, fast, _peak(trial), str(trial.measurement.outcome)))
-        _show_table(console, ("Other learning knobs, offered and not taken", "tokens/s", "peak memory", "outcome"), rows)
+        _show_table(
+            console,
+            ("Other learning knobs, offered and not taken", "tokens/s", "peak memory", "outcome"),
+            rows,
+        )
     for trial in answer.refuted:
         console.print(f"Failed in its longer probe (trial {trial.number}): {trial.verdict.why}")
     # 3. The evidence, and the files.
@@ -90,26 +118,53 @@ def _show_winner(console: Console, job: Job, answer: Recommendation, winner: Tri
 
 
 def _show_side_by_side(console: Console, job: Job, answer: Recommendation, winner: Trial) -> None:
-    """Print the figures of the baseline and the recommendation, and the knobs that were searched or that differ; the common
-    ones were printed before the search."""
-    base, after, proof = answer.baseline, winner.candidate.knobs, (answer.certificate or winner).measurement
+    """Print the figures of the baseline and the recommendation, and the knobs that were searched
+    or that differ; the common ones were printed before the search.
+    """
+    base, after, proof = (
+        answer.baseline,
+        winner.candidate.knobs,
+        (answer.certificate or winner).measurement,
+    )
     measured = base.measurement if base else None
     # With changes against a baseline that was not measured, the search ended before its turn.
-    outcome = str(measured.outcome) if measured else "not measured" if answer.changes else "none given, or not legal"
+    outcome = (
+        str(measured.outcome)
+        if measured
+        else "not measured"
+        if answer.changes
+        else "none given, or not legal"
+    )
     lengths = ", longest completions" if "max_completion_length" in job.space else ""
     predicted, emulated = ("predicted ", "emulated ") if job.task.hardware.emulated else ("", "")
     fast = (_rate(measured.worst if measured else None, answer), _rate(proof.worst, answer))
     rows = [("outcome", outcome, str(proof.outcome)), (f"{predicted}tokens/s{lengths}", *fast)]
     if proof.typical or (measured and measured.typical):
-        which = "completions of drawn lengths" if proof.typical is not None and proof.typical.drawn else "typical completions"
-        rows.append((f"tokens/s, {which}", _rate(measured.typical if measured else None, answer), _rate(proof.typical, answer)))
+        which = (
+            "completions of drawn lengths"
+            if proof.typical is not None and proof.typical.drawn
+            else "typical completions"
+        )
+        rows.append(
+            (
+                f"tokens/s, {which}",
+                _rate(measured.typical if measured else None, answer),
+                _rate(proof.typical, answer),
+            )
+        )
     rows.append((f"{emulated}peak memory", _peak(base), _peak(answer.certificate or winner)))
     rows.append(("limit", limit_text(job), limit_text(job)))
-    before = base.candidate.knobs if base else {change.name: change.baseline for change in answer.changes}
+    before = (
+        base.candidate.knobs
+        if base
+        else {change.name: change.baseline for change in answer.changes}
+    )
     moving = {knob.name for knob in searched_knobs(job)}
     for name in dict.fromkeys([*before, *after]):
         if name in moving or (base is not None and before.get(name) != after.get(name)):
-            was, becomes = (setting_text(knobs[name]) if name in knobs else "-" for knobs in (before, after))
+            was, becomes = (
+                setting_text(knobs[name]) if name in knobs else "-" for knobs in (before, after)
+            )
             rows.append((name, was, becomes))
     _show_table(console, ("", "baseline", "recommended"), rows)
 
@@ -139,14 +194,28 @@ def _show_runner_ups(console: Console, job: Job, answer: Recommendation, winner:
         return
     moving, rows = {knob.name for knob in searched_knobs(job)}, []
     for trial in answer.runner_ups:
-        marks = ["the baseline"] if answer.baseline and trial.candidate == answer.baseline.candidate else []
+        marks = (
+            ["the baseline"]
+            if answer.baseline and trial.candidate == answer.baseline.candidate
+            else []
+        )
         # A short probe is weaker evidence than a confirmation.
         marks += [] if trial.purpose == "confirm" else ["one short probe"]
         mark = f" ({', '.join(marks)})" if marks else ""
         # The searched knobs that differ; the others follow from these.
-        unlike = {name: value for name, value in differing_knobs(winner, trial).items() if name in moving}
-        rows.append((assignments(unlike) + mark, _rate(trial.measurement.ranking_speed, answer), _peak(trial)))
-    _show_table(console, ("Runner-ups, with the same learning knobs", "tokens/s", "peak memory"), rows)
+        unlike = {
+            name: value for name, value in differing_knobs(winner, trial).items() if name in moving
+        }
+        rows.append(
+            (
+                assignments(unlike) + mark,
+                _rate(trial.measurement.ranking_speed, answer),
+                _peak(trial),
+            )
+        )
+    _show_table(
+        console, ("Runner-ups, with the same learning knobs", "tokens/s", "peak memory"), rows
+    )
 
 
 def _show_proof(console: Console, job: Job, answer: Recommendation) -> None:
@@ -154,18 +223,26 @@ def _show_proof(console: Console, job: Job, answer: Recommendation) -> None:
         console.print(
             f"Not confirmed: the search was {answer.proven} before the longer worst-case probe."
             if answer.interrupted
-            else "Not confirmed: the budget ran out before the longer worst-case probe. Give more with --budget and --resume."
+            else (
+                "Not confirmed: the budget ran out before the longer worst-case probe. Give more"
+                " with --budget and --resume."
+            )
         )
     else:
         measured, why = answer.certificate.measurement, answer.certificate.verdict.why
         outside = measured.exercised is not None and measured.exercised.watched == "outside"
-        what = "records of the command's own" if outside else "optimizer steps at the longest lengths"
+        what = (
+            "records of the command's own" if outside else "optimizer steps at the longest lengths"
+        )
         ran = f"{measured.optimizer_steps} {what}"
         cycles = len(measured.worst.cycle_seconds) if measured.worst else 0
         console.print(
             f"Emulated in {ran}: {why}."
             if measured.emulated
-            else f"Confirmed by {ran} ({cycles} timed cycles): {why}, enforced by {measured.memory.bound_by}."
+            else (
+                f"Confirmed by {ran} ({cycles} timed cycles): {why}, enforced by"
+                f" {measured.memory.bound_by}."
+            )
         )
         for line in certificate_lines(job, answer.certificate):
             print_line(console, line)
@@ -179,7 +256,11 @@ def _show_proof(console: Console, job: Job, answer: Recommendation) -> None:
     for one in answer.soaks:
         console.print(describe_soak(one))
     completions = "max_completion_length" in job.space
-    if completions and (answer.certificate or answer.winner) and job.task.workload.typical_completion_length is None:
+    if (
+        completions
+        and (answer.certificate or answer.winner)
+        and job.task.workload.typical_completion_length is None
+    ):
         console.print(
             "Speed is for completions of the longest length only: typical lengths are not known. "
             "State them with --lengths, or one with --typical-completion-length, to rank by it."
@@ -190,19 +271,30 @@ def _show_nothing_fits(console: Console, job: Job, answer: Recommendation) -> No
     if failed_without_memory(answer):
         fitted = any(trial.verdict.fits for trial in answer.trials)
         if fitted and any(trial.purpose == "confirm" for trial in answer.trials):
-            console.print("What fitted failed in the longer run that confirms it, and not for lack of memory.")
+            console.print(
+                "What fitted failed in the longer run that confirms it, and not for lack of memory."
+            )
         elif fitted:
-            console.print("What fitted was not confirmed by a longer run, so nothing is recommended.")
+            console.print(
+                "What fitted was not confirmed by a longer run, so nothing is recommended."
+            )
         else:
-            console.print("No candidate ran to its end, and none for lack of memory: whether any fits is unknown.")
+            console.print(
+                "No candidate ran to its end, and none for lack of memory: whether any fits is"
+                " unknown."
+            )
     elif has_no_results(answer):
         ended = f"it was {answer.proven}" if answer.interrupted else "the budget was spent"
         console.print(f"Nothing was found out: {ended} before the first probe had an answer.")
     else:
         crashed = sum(trial.measurement.outcome is Outcome.CRASH for trial in answer.trials)
-        console.print(f"Nothing{' that ran to its end' if crashed else ''} fits into {limit_text(job)}.")
+        console.print(
+            f"Nothing{' that ran to its end' if crashed else ''} fits into {limit_text(job)}."
+        )
         if crashed:
-            console.print(f"{crashed} probes crashed, which says nothing about memory: see the reasons below.")
+            console.print(
+                f"{crashed} probes crashed, which says nothing about memory: see the reasons below."
+            )
         miss = nearest_miss(answer)
         if miss is not None:
             console.print(f"Nearest miss: {_short(miss.candidate, job)}")
@@ -218,10 +310,14 @@ def _show_nothing_fits(console: Console, job: Job, answer: Recommendation) -> No
         for trial in answer.trials[:MAX_ROWS]:
             failure = trial.measurement.failure
             why = shorten(failure.evidence if failure else trial.verdict.why, MAX_CHARACTERS)
-            rows.append((_short(trial.candidate, job), str(trial.measurement.outcome), _peak(trial), why))
+            rows.append(
+                (_short(trial.candidate, job), str(trial.measurement.outcome), _peak(trial), why)
+            )
         _show_table(console, (job.task.hardware.basis, "outcome", "peak memory", "why"), rows)
     if len(answer.trials) > MAX_ROWS:
-        console.print(f"... and {len(answer.trials) - MAX_ROWS} more, in recommendation.json's study.")
+        console.print(
+            f"... and {len(answer.trials) - MAX_ROWS} more, in recommendation.json's study."
+        )
     show_ways_of_baseline(console, answer.ways_to_fit)
     console.print(_what_next(job, answer))
 
@@ -229,20 +325,31 @@ def _show_nothing_fits(console: Console, job: Job, answer: Recommendation) -> No
 def _short(candidate: Candidate, job: Job) -> str:
     """Return the candidate's searched knobs."""
     moving = [knob.name for knob in searched_knobs(job)]
-    return assignments({name: value for name, value in candidate.knobs.items() if name in moving}) or "the only candidate"
+    return (
+        assignments({name: value for name, value in candidate.knobs.items() if name in moving})
+        or "the only candidate"
+    )
 
 
 def _what_next(job: Job, answer: Recommendation) -> str:
     if failed_without_memory(answer):
-        return "Next: see the reason above. `--hold` another value of the failing setting, or fix it; then --resume or --fresh."
+        return (
+            "Next: see the reason above. `--hold` another value of the failing setting, or fix it;"
+            " then --resume or --fresh."
+        )
     if answer.interrupted:
         return f"Next: the search was {answer.proven}. Go on with --resume."
     counts = answer.counts
     decided = counts.probed + counts.screened + counts.implied >= counts.candidates
     if answer.proven != "no better candidate possible" and not decided:
-        return "Next: the space was not searched to its end. Go on with --resume and a larger --budget."
+        return (
+            "Next: the space was not searched to its end. Go on with --resume and a larger"
+            " --budget."
+        )
     name = next(iter(job.space.relax), None)
-    smaller = f"let {name} go lower (--search {name}=...)" if name else "give --search smaller values"
+    smaller = (
+        f"let {name} go lower (--search {name}=...)" if name else "give --search smaller values"
+    )
     return f"Next: {smaller}, raise --memory-limit, or request more or larger devices with --gpus."
 
 
@@ -252,7 +359,11 @@ def _show_table(console: Console, columns: Sequence[str], rows: Iterable[Sequenc
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
-        table.add_column(column, overflow="fold", justify="left" if index == 0 or column in ("why", "outcome") else "right")
+        table.add_column(
+            column,
+            overflow="fold",
+            justify="left" if index == 0 or column in ("why", "outcome") else "right",
+        )
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -262,7 +373,9 @@ def _rate(speed: Speed | None, answer: Recommendation) -> str:
     if speed is None:
         return UNKNOWN
     spread = relative_spread(speed, answer)
-    return f"{speed.tokens_per_second:,.0f}" + (f" ± {100 * spread:.0f} %" if spread is not None else "")
+    return f"{speed.tokens_per_second:,.0f}" + (
+        f" ± {100 * spread:.0f} %" if spread is not None else ""
+    )
 
 
 def _peak(trial: Trial | None) -> str:
@@ -276,7 +389,10 @@ def _show_script(console: Console, job: Job, answer: Recommendation) -> None:
     if script is None or answer.winner is None:
         return
     if answer.certificate is None:
-        console.print("No patch: one short probe is not enough for it. Go on with --resume and a larger --budget.")
+        console.print(
+            "No patch: one short probe is not enough for it. Go on with --resume and a larger"
+            " --budget."
+        )
         return
     advice = advice_for(answer.winner.candidate, job.task, script)
     for line in how_to_apply(advice, str(job.out)):
@@ -284,7 +400,10 @@ def _show_script(console: Console, job: Job, answer: Recommendation) -> None:
     if advice.by_hand:
         console.print(f"To paste: {advice.keyword_arguments}")
     if script.rewards == "skip":
-        console.print(f"Rewards were not called: add the time of {', '.join(script.look.rewards)} to every cycle.")
+        console.print(
+            f"Rewards were not called: add the time of {', '.join(script.look.rewards)} to every"
+            " cycle."
+        )
 
 
 def show_file(console: Console, section: Mapping[str, Any] | None) -> None:
@@ -296,7 +415,11 @@ def show_file(console: Console, section: Mapping[str, Any] | None) -> None:
         if row["kind"] == "changed":
             text = f"{row['name']}: {setting_text(row['yours'])} -> {setting_text(row['written'])}"
         else:
-            text = row["name"] if row["kind"] == "moved" else f"{row['name']}={setting_text(row['written'])}"
+            text = (
+                row["name"]
+                if row["kind"] == "moved"
+                else f"{row['name']}={setting_text(row['written'])}"
+            )
         by_kind.setdefault(row["kind"], []).append(text)
     titles = {
         "changed": f"Unlike in {section['path']}",

@@ -1,7 +1,8 @@
 """Answer and measurements of a run in an experiment tracker: `--log-to wandb|trackio|mlflow`.
 
 Every tracker receives the same record: the request and the recommended settings as configuration,
-one step per measured candidate, the answer as a summary, and the written files where it stores files.
+one step per measured candidate, the answer as a summary, and the written files where it stores
+files.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from autotune.report.html.render import PAGE
 from autotune.report.output_folder import DOCUMENT
 
 PROJECT = "autotune"
-MAX_PARAMETER_CHARACTERS = 500  # bound of a configuration value: MLflow's, the smallest of the three
+MAX_PARAMETER_CHARACTERS = (
+    500  # bound of a configuration value: MLflow's, the smallest of the three
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,9 @@ def tracked_run(name: str, document: Mapping[str, Any]) -> TrackedRun:
     return TrackedRun(
         name=name,
         configuration={**_flat(document["question"]), **settings},
-        steps=tuple(_step(number, trial) for number, trial in enumerate(document.get("trials") or (), 1)),
+        steps=tuple(
+            _step(number, trial) for number, trial in enumerate(document.get("trials") or (), 1)
+        ),
         summary={
             "status": document["status"],
             "basis": document["basis"],
@@ -80,23 +85,40 @@ def tracked_run(name: str, document: Mapping[str, Any]) -> TrackedRun:
 
 def _step(number: int, trial: Mapping[str, Any]) -> Mapping[str, float]:
     """Return the figures of one measured candidate; a failure has no speed."""
-    knobs = {f"knob.{name}": value for name, value in trial["knobs"].items() if isinstance(value, int | float)}
+    knobs = {
+        f"knob.{name}": value
+        for name, value in trial["knobs"].items()
+        if isinstance(value, int | float)
+    }
     speeds = trial.get("tokens_per_second") or {}
-    figures = {"tokens_per_second": speeds.get("worst"), "peak_memory_bytes": trial.get("peak_memory_bytes")}
-    known = {name: float(value) for name, value in {**knobs, **figures}.items() if isinstance(value, int | float)}
+    figures = {
+        "tokens_per_second": speeds.get("worst"),
+        "peak_memory_bytes": trial.get("peak_memory_bytes"),
+    }
+    known = {
+        name: float(value)
+        for name, value in {**knobs, **figures}.items()
+        if isinstance(value, int | float)
+    }
     return {"probe": float(number), "fits": float(trial.get("fits") is True), **known}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in values.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        found |= (
+            _flat(value, f"{prefix}{name}.")
+            if isinstance(value, Mapping)
+            else {f"{prefix}{name}": value}
+        )
     return found
 
 
 def _wandb(run: TrackedRun) -> None:
     wandb = importlib.import_module("wandb")
-    with wandb.init(project=PROJECT, name=run.name, job_type=PROJECT, config=dict(run.configuration)) as opened:
+    with wandb.init(
+        project=PROJECT, name=run.name, job_type=PROJECT, config=dict(run.configuration)
+    ) as opened:
         for number, step in enumerate(run.steps, 1):
             opened.log(dict(step), step=number)
         opened.summary.update(dict(run.summary))
@@ -111,7 +133,11 @@ def _trackio(run: TrackedRun) -> None:
     trackio.init(project=PROJECT, name=run.name, config={**run.configuration, **run.summary})
     for number, step in enumerate(run.steps, 1):
         trackio.log(dict(step), step=number)
-    figures = {f"answer.{name}": value for name, value in run.summary.items() if isinstance(value, int | float)}
+    figures = {
+        f"answer.{name}": value
+        for name, value in run.summary.items()
+        if isinstance(value, int | float)
+    }
     trackio.log(figures, step=len(run.steps) + 1)
     trackio.finish()
 
@@ -120,15 +146,28 @@ def _mlflow(run: TrackedRun) -> None:
     mlflow = importlib.import_module("mlflow")
     mlflow.set_experiment(PROJECT)
     with mlflow.start_run(run_name=run.name):
-        mlflow.log_params({name: str(value)[:MAX_PARAMETER_CHARACTERS] for name, value in run.configuration.items()})
+        mlflow.log_params(
+            {
+                name: str(value)[:MAX_PARAMETER_CHARACTERS]
+                for name, value in run.configuration.items()
+            }
+        )
         for number, step in enumerate(run.steps, 1):
             mlflow.log_metrics(dict(step), step=number)
-        numbers = {name: float(value) for name, value in run.summary.items() if isinstance(value, int | float)}
+        numbers = {
+            name: float(value)
+            for name, value in run.summary.items()
+            if isinstance(value, int | float)
+        }
         mlflow.log_metrics({f"answer.{name}": value for name, value in numbers.items()})
         mlflow.set_tags({f"autotune.{name}": str(value) for name, value in run.summary.items()})
         for file in run.files:
             mlflow.log_artifact(str(file))
 
 
-_TRACKERS: Mapping[str, Callable[[TrackedRun], None]] = {"wandb": _wandb, "trackio": _trackio, "mlflow": _mlflow}
+_TRACKERS: Mapping[str, Callable[[TrackedRun], None]] = {
+    "wandb": _wandb,
+    "trackio": _trackio,
+    "mlflow": _mlflow,
+}
 """Value of --log-to -> its function."""

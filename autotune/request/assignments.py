@@ -15,12 +15,16 @@ from autotune.core.yaml_document import read_scalar
 from autotune.frameworks.trl.settings import ALLOCATOR, OTHER_ALLOCATOR
 from autotune.request.flags import Flags, option_name
 
-Words = Mapping[str, str]  # a trainer's `canonical`: setting of an autotune flag -> the framework's name
+Words = Mapping[
+    str, str
+]  # a trainer's `canonical`: setting of an autotune flag -> the framework's name
 MAX_VARIANTS = 16  # combinations of unknown values; each is predicted
 FLAG_OF_SETTING = {
-    "max_prompt_length": "max_prompt_length", "max_completion_length": "max_completion_length",
-    "num_generations": "num_generations", "lora_r": "lora_rank",
-}  # fmt: skip
+    "max_prompt_length": "max_prompt_length",
+    "max_completion_length": "max_completion_length",
+    "num_generations": "num_generations",
+    "lora_r": "lora_rank",
+}
 """Setting -> flag that holds it."""
 
 
@@ -35,16 +39,24 @@ def parse_holds(texts: Iterable[str], *, flag: str = "--hold") -> dict[str, Knob
     return held
 
 
-def parse_searches(texts: Iterable[str], *, flag: str = "--search") -> dict[str, tuple[KnobValue, ...]]:
+def parse_searches(
+    texts: Iterable[str], *, flag: str = "--search"
+) -> dict[str, tuple[KnobValue, ...]]:
     """Parse `["num_generations=4,8"]`."""
     searched: dict[str, tuple[KnobValue, ...]] = {}
     for text in texts:
         name, values = _split(text, flag, "K=V1,V2")
         if name in searched:
-            raise BadInput(f"{flag} {name} is given twice.", way_out=f"Give all values at once: {flag} {name}=V1,V2.")
+            raise BadInput(
+                f"{flag} {name} is given twice.",
+                way_out=f"Give all values at once: {flag} {name}=V1,V2.",
+            )
         parts = [part for part in values.split(",") if part.strip()]
         if not parts:
-            raise BadInput(f"{flag} {name} was given no value.", way_out=f"Give at least one: {flag} {name}=V1,V2.")
+            raise BadInput(
+                f"{flag} {name} was given no value.",
+                way_out=f"Give at least one: {flag} {name}=V1,V2.",
+            )
         searched[name] = tuple(dict.fromkeys(parse_value(part) for part in parts))
     return searched
 
@@ -65,7 +77,12 @@ def check_names(names: Iterable[str], space: SearchSpace, settings: Collection[s
     known = [knob.name for knob in space.knobs]
     for name in names:
         if name not in space and name not in settings:
-            raise UnknownName("knob", name, [*known, *settings], listing=f"autotune show knobs --space {space.name}")
+            raise UnknownName(
+                "knob",
+                name,
+                [*known, *settings],
+                listing=f"autotune show knobs --space {space.name}",
+            )
 
 
 def check_values(space: SearchSpace, choices: Mapping[str, Sequence[KnobValue]]) -> None:
@@ -84,7 +101,10 @@ def check_values(space: SearchSpace, choices: Mapping[str, Sequence[KnobValue]])
 
 def held_by(flags: Flags, words: Words) -> dict[str, KnobValue]:
     """Return all settings that flags hold, under the framework's names."""
-    return {**_holds(flags), **{words.get(name, name): value for name, value in _knob_flags(flags).items()}}
+    return {
+        **_holds(flags),
+        **{words.get(name, name): value for name, value in _knob_flags(flags).items()},
+    }
 
 
 def ways_of(flags: Flags) -> tuple[tuple[Mapping[str, KnobValue], Flags], ...]:
@@ -99,9 +119,17 @@ def ways_of(flags: Flags) -> tuple[tuple[Mapping[str, KnobValue], Flags], ...]:
             f"The unknown values combine in {count} ways; at most {MAX_VARIANTS} are predicted.",
             way_out="Give only the smallest and the largest value of each.",
         )
-    variants = [dict(zip(unknown, values, strict=True)) for values in itertools.product(*unknown.values())]
+    variants = [
+        dict(zip(unknown, values, strict=True)) for values in itertools.product(*unknown.values())
+    ]
     return tuple(
-        (facts, flags.replace(unknown=(), set=(*flags.set, *(f"{name}={json.dumps(value)}" for name, value in facts.items()))))
+        (
+            facts,
+            flags.replace(
+                unknown=(),
+                set=(*flags.set, *(f"{name}={json.dumps(value)}" for name, value in facts.items())),
+            ),
+        )
         for facts in variants
     )
 
@@ -109,34 +137,45 @@ def ways_of(flags: Flags) -> tuple[tuple[Mapping[str, KnobValue], Flags], ...]:
 def named_choices(
     flags: Flags, space: SearchSpace, tuning: Tuning, settings: Collection[str], words: Words
 ) -> dict[str, tuple[KnobValue, ...]]:
-    """Return the choices of all knobs that flags name: by a flag of their own, --hold or --search. --hold may also name one of
-    the framework's `settings`."""
+    """Return the choices of all knobs that flags name: by a flag of their own, --hold or
+    --search. --hold may also name one of the framework's `settings`.
+    """
     holds, searches, own = _holds(flags), parse_searches(flags.search), {}
     for name, value in _knob_flags(flags).items():
         if name not in words:
             raise BadInput(
-                f"{option_name(FLAG_OF_SETTING[name])} does not apply to {space.method} with {space.framework}.",
-                way_out=f"Leave it out, and --hold one of `autotune show knobs --space {space.name}`.",
+                f"{option_name(FLAG_OF_SETTING[name])} does not apply to {space.method} with"
+                f" {space.framework}.",
+                way_out=(
+                    f"Leave it out, and --hold one of `autotune show knobs --space {space.name}`."
+                ),
             )
         own[words[name]] = value
     for name in {*holds, *own} & set(searches) | set(holds) & set(own):
         raise BadInput(
-            f"{name} is both held and given another way.", way_out="Give it once: held with --hold, or moving with --search."
+            f"{name} is both held and given another way.",
+            way_out="Give it once: held with --hold, or moving with --search.",
         )
     if flags.lora_rank is not None and tuning == "full":
         raise BadInput(
-            "--lora-rank needs an adapter, and full tuning has none.", way_out="Type --tuning lora, or leave --lora-rank out."
+            "--lora-rank needs an adapter, and full tuning has none.",
+            way_out="Type --tuning lora, or leave --lora-rank out.",
         )
     check_names(holds, space, settings)
     check_names(searches, space)
-    choices = {name: (value,) for name, value in {**holds, **own}.items() if name in space} | searches
+    choices = {
+        name: (value,) for name, value in {**holds, **own}.items() if name in space
+    } | searches
     check_values(space, choices)
     return choices
 
 
 def positive(flag: str, value: int | None) -> int | None:
     if value is not None and value < 1:
-        raise BadInput(f"{flag} {value} is not above zero.", way_out=f"Give {flag} a whole number of at least 1.")
+        raise BadInput(
+            f"{flag} {value} is not above zero.",
+            way_out=f"Give {flag} a whole number of at least 1.",
+        )
     return value
 
 
@@ -146,14 +185,20 @@ def _holds(flags: Flags) -> dict[str, KnobValue]:
 
 
 def _knob_flags(flags: Flags) -> dict[str, KnobValue]:
-    given = {name: positive(option_name(flag), getattr(flags, flag)) for name, flag in FLAG_OF_SETTING.items()}
+    given = {
+        name: positive(option_name(flag), getattr(flags, flag))
+        for name, flag in FLAG_OF_SETTING.items()
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _split(text: str, flag: str, form: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip() or not value.strip():
-        raise BadInput(f"{flag} {text!r} is not of the form {form}.", way_out=f"Write it like {flag} num_generations=8.")
+        raise BadInput(
+            f"{flag} {text!r} is not of the form {form}.",
+            way_out=f"Write it like {flag} num_generations=8.",
+        )
     return name.strip(), value
 
 
@@ -169,14 +214,24 @@ def _fits_kind(knob: Knob, examples: Sequence[KnobValue], value: KnobValue) -> b
 
 
 def with_exported(
-    flags: Flags, space: SearchSpace, settings: Collection[str], hardware: Hardware, ours: Mapping[str, str] = os.environ
+    flags: Flags,
+    space: SearchSpace,
+    settings: Collection[str],
+    hardware: Hardware,
+    ours: Mapping[str, str] = os.environ,
 ) -> tuple[Flags, list[str]]:
-    """Return the flags with the exported allocator settings held, and a note; flags that name them win. Only for GPUs of this
-    machine: elsewhere another shell starts the run."""
+    """Return the flags with the exported allocator settings held, and a note; flags that name
+    them win. Only for GPUs of this machine: elsewhere another shell starts the run.
+    """
     value = ours.get(OTHER_ALLOCATOR) or ours.get(ALLOCATOR)
     known = ALLOCATOR in space or ALLOCATOR in settings
-    named = any(text.partition("=")[0].strip() == ALLOCATOR for text in (*flags.hold, *flags.search, *flags.set, *flags.unknown))
+    named = any(
+        text.partition("=")[0].strip() == ALLOCATOR
+        for text in (*flags.hold, *flags.search, *flags.set, *flags.unknown)
+    )
     if not value or not known or named or hardware.kind != "cuda" or not hardware.here:
         return flags, []
-    note = f"{ALLOCATOR}={value} is exported here, and so held: --hold {ALLOCATOR}=null leaves it out"
+    note = (
+        f"{ALLOCATOR}={value} is exported here, and so held: --hold {ALLOCATOR}=null leaves it out"
+    )
     return flags.replace(hold=(*flags.hold, f"{ALLOCATOR}={value}")), [note]

@@ -1,4 +1,5 @@
-"""Search: candidates are measured in an Optuna study until no better one is possible. The only package that imports optuna.
+"""Search: candidates are measured in an Optuna study until no better one is possible. The only
+package that imports optuna.
 
 pipeline.py         request -> answer: stored answer, search, wider search, soak
 loop.py             keeps every executor slot busy: ask, measure, tell

@@ -46,10 +46,12 @@ def ways_to_fit(
     prediction: Prediction | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> tuple[WayToFit, ...]:
-    """Return changes of one kind, or else of two, that surely make the candidate fit; neutral ones first, then by speed. If
-    weight sync is the peak, transfer of the adapter alone precedes them. Empty if there is no candidate or no prediction.
+    """Return changes of one kind, or else of two, that surely make the candidate fit; neutral ones
+    first, then by speed. If weight sync is the peak, transfer of the adapter alone precedes them.
+    Empty if there is no candidate or no prediction.
 
-    `refuted`: ids of candidates that a measurement showed not to fit. `prediction`: the candidate's, where it is known.
+    `refuted`: ids of candidates that a measurement showed not to fit. `prediction`: the
+    candidate's, where it is known.
     """
     if candidate is None:
         return ()
@@ -90,13 +92,22 @@ class _Adviser:
         return sorted((kind for kind in possible if kind.changes), key=lambda kind: kind.learning)
 
     def rank(self, way: WayToFit) -> tuple[bool, bool, float]:
-        """Sort key: relief of the sync if that is the peak, effect on learning, speed; an unknown speed comes last."""
+        """Sort key: relief of the sync if that is the peak, effect on learning, speed; an
+        unknown speed comes last.
+        """
         relieves_sync = False
         if self.prediction.peak_phase is not None and self.prediction.peak_phase.name == "sync":
             trainer, task = self.request.trainer, self.request.job.task
-            before, after = trainer.compose(self.candidate, task), trainer.compose(self._changed(way.change), task)
+            before, after = (
+                trainer.compose(self.candidate, task),
+                trainer.compose(self._changed(way.change), task),
+            )
             relieves_sync = after.syncs_adapter_only and not before.syncs_adapter_only
-        return not relieves_sync, way.learning, -way.speed_ratio if way.speed_ratio is not None else float("inf")
+        return (
+            not relieves_sync,
+            way.learning,
+            -way.speed_ratio if way.speed_ratio is not None else float("inf"),
+        )
 
     def _changed(self, change: KnobValues) -> Candidate:
         knobs = self.request.whole_space.with_remedies({**self.candidate.knobs, **change})
@@ -105,11 +116,17 @@ class _Adviser:
     def _knob_changes(self, knob: Knob) -> Kind:
         settings = self.candidate.settings
         learning, now = knob.effect_under(settings) == "learning", settings.get(knob.name)
-        others: list[KnobValue] = [choice for choice in knob.choices if choice != now and choice is not None]
+        others: list[KnobValue] = [
+            choice for choice in knob.choices if choice != now and choice is not None
+        ]
         if now in knob.choices and (learning or knob.memory in ("grows", "shrinks")):
             position = knob.choices.index(now)
             # Learning knobs are ordered by preference, neutral ones by memory.
-            others = list(knob.choices[position + 1 :]) if learning else list(knob.choices[:position])[::-1]
+            others = (
+                list(knob.choices[position + 1 :])
+                if learning
+                else list(knob.choices[:position])[::-1]
+            )
         return Kind(changes=tuple({knob.name: choice} for choice in others), learning=learning)
 
     def _smaller_batches(self) -> Kind:
@@ -119,11 +136,15 @@ class _Adviser:
             return Kind(changes=(), learning=False)
         smaller = [size for size in range(micro - 1, 0, -1) if (micro * steps) % size == 0]
         powers = [size for size in smaller if size & (size - 1) == 0] or smaller
-        changes = tuple({BATCH_KNOBS[0]: size, BATCH_KNOBS[1]: micro * steps // size} for size in powers)
+        changes = tuple(
+            {BATCH_KNOBS[0]: size, BATCH_KNOBS[1]: micro * steps // size} for size in powers
+        )
         return Kind(changes=changes, learning=False)
 
     def mildest(self, kinds: Sequence[Kind]) -> WayToFit | None:
-        """Return the mildest change of the last kind that fits, beside the strongest of the others."""
+        """Return the mildest change of the last kind that fits, beside the strongest of the
+        others.
+        """
         fixed = {name: value for kind in kinds[:-1] for name, value in kind.changes[-1].items()}
         last = kinds[-1].changes
         strongest = self._way({**fixed, **last[-1]})
@@ -148,8 +169,14 @@ class _Adviser:
         ratio, was, becomes = None, self.prediction.tokens_per_second, prediction.tokens_per_second
         if not learning and was is not None and becomes is not None:
             ratio = becomes.value / was.value
-        effective = {name: value for name, value in change.items() if name in other.settings or value is not None}
-        return WayToFit(change=effective, learning=learning, prediction=prediction, speed_ratio=ratio)
+        effective = {
+            name: value
+            for name, value in change.items()
+            if name in other.settings or value is not None
+        }
+        return WayToFit(
+            change=effective, learning=learning, prediction=prediction, speed_ratio=ratio
+        )
 
 
 def as_flags(change: KnobValues, flag: str = "--set") -> str:

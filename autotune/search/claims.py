@@ -1,8 +1,9 @@
 """Claims of the drivers that share a study, so that no candidate is measured twice.
 
-A claim is a row with a unique key: of two drivers that insert the same candidate, one succeeds. A terminated driver loses its
-claims: on the same machine at once, by its process; elsewhere when its heartbeat counter stays unchanged for a while on this
-driver's monotonic clock. Clocks of two machines are never compared.
+A claim is a row with a unique key: of two drivers that insert the same candidate, one succeeds. A
+terminated driver loses its claims: on the same machine at once, by its process; elsewhere when its
+heartbeat counter stays unchanged for a while on this driver's monotonic clock. Clocks of two
+machines are never compared.
 
 Optuna's own heartbeat cannot replace this: it writes wall-clock times of each trial, has no claim
 before a trial exists, and detects a killed process on the same machine only after its grace period.
@@ -19,7 +20,19 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, Engine, Integer, MetaData, Row, String, Table, delete, insert, select, update
+from sqlalchemy import (
+    Column,
+    Engine,
+    Integer,
+    MetaData,
+    Row,
+    String,
+    Table,
+    delete,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 Result = TypeVar("Result")
@@ -71,7 +84,11 @@ class Claims:
         return self._do(lambda: self._take(what))
 
     def release(self, what: str) -> None:
-        mine = (_CLAIMS.c.study == self._study) & (_CLAIMS.c.what == what) & (_CLAIMS.c.driver == self.driver)
+        mine = (
+            (_CLAIMS.c.study == self._study)
+            & (_CLAIMS.c.what == what)
+            & (_CLAIMS.c.driver == self.driver)
+        )
         self._do(lambda: self._write(delete(_CLAIMS).where(mine)))
 
     def release_stale(self) -> bool:
@@ -83,13 +100,17 @@ class Claims:
 
     def others(self) -> frozenset[str]:
         """Return the claims of other drivers."""
-        claimed = select(_CLAIMS.c.what).where((_CLAIMS.c.study == self._study) & (_CLAIMS.c.driver != self.driver))
+        claimed = select(_CLAIMS.c.what).where(
+            (_CLAIMS.c.study == self._study) & (_CLAIMS.c.driver != self.driver)
+        )
         return frozenset(what for (what,) in self._read(claimed))
 
     @property
     def shared(self) -> bool:
         """True if another driver ever worked on the study."""
-        others = select(_DRIVERS.c.driver).where((_DRIVERS.c.study == self._study) & (_DRIVERS.c.driver != self.driver))
+        others = select(_DRIVERS.c.driver).where(
+            (_DRIVERS.c.study == self._study) & (_DRIVERS.c.driver != self.driver)
+        )
         return bool(self._read(others.limit(1)))
 
     @property
@@ -103,7 +124,11 @@ class Claims:
         if self._now() - self._beat_at >= HEARTBEAT_SECONDS:
             self._beat_at = self._now()
             mine = _DRIVERS.c.driver == self.driver
-            self._do(lambda: self._write(update(_DRIVERS).where(mine).values(beats=_DRIVERS.c.beats + 1, left=0)))
+            self._do(
+                lambda: self._write(
+                    update(_DRIVERS).where(mine).values(beats=_DRIVERS.c.beats + 1, left=0)
+                )
+            )
 
     def leave(self) -> None:
         """Release everything; repeated calls are allowed."""
@@ -111,12 +136,19 @@ class Claims:
 
     def _join(self) -> None:
         row = {
-            "driver": self.driver, "study": self._study, "place": _host_identity(), "process": _process_identity(os.getpid()),
-            "words": f"process {os.getpid()} on {platform.node()}", "beats": 0, "left": 0,
-        }  # fmt: skip
+            "driver": self.driver,
+            "study": self._study,
+            "place": _host_identity(),
+            "process": _process_identity(os.getpid()),
+            "words": f"process {os.getpid()} on {platform.node()}",
+            "beats": 0,
+            "left": 0,
+        }
         here = select(_DRIVERS.c.driver).where(_DRIVERS.c.driver == self.driver)
         with self._engine.begin() as connection:
-            if connection.execute(here).first() is None:  # present if only the reply to an earlier try was lost
+            if (
+                connection.execute(here).first() is None
+            ):  # present if only the reply to an earlier try was lost
                 connection.execute(insert(_DRIVERS).values(**row))
 
     def _take(self, what: str) -> bool:
@@ -124,12 +156,18 @@ class Claims:
         try:
             self._write(insert(_CLAIMS).values(**row))
         except IntegrityError:
-            owner = select(_CLAIMS.c.driver).where((_CLAIMS.c.study == self._study) & (_CLAIMS.c.what == what))
+            owner = select(_CLAIMS.c.driver).where(
+                (_CLAIMS.c.study == self._study) & (_CLAIMS.c.what == what)
+            )
             return any(driver == self.driver for (driver,) in self._read(owner))
         return True
 
     def _drivers(self) -> Sequence[Row[Any]]:
-        active = (_DRIVERS.c.study == self._study) & (_DRIVERS.c.left == 0) & (_DRIVERS.c.driver != self.driver)
+        active = (
+            (_DRIVERS.c.study == self._study)
+            & (_DRIVERS.c.left == 0)
+            & (_DRIVERS.c.driver != self.driver)
+        )
         return self._read(select(_DRIVERS).where(active))
 
     def _is_terminated(self, driver: Row[Any]) -> bool:
@@ -143,7 +181,11 @@ class Claims:
 
     def _remove(self, driver: str) -> None:
         with self._engine.begin() as connection:
-            connection.execute(delete(_CLAIMS).where((_CLAIMS.c.study == self._study) & (_CLAIMS.c.driver == driver)))
+            connection.execute(
+                delete(_CLAIMS).where(
+                    (_CLAIMS.c.study == self._study) & (_CLAIMS.c.driver == driver)
+                )
+            )
             connection.execute(update(_DRIVERS).where(_DRIVERS.c.driver == driver).values(left=1))
 
     def _write(self, statement: Any) -> None:
@@ -171,13 +213,19 @@ def delete_claims(engine: Engine, study: str) -> None:
 def _make_tables(engine: Engine) -> None:
     try:
         _META.create_all(engine)
-    except (IntegrityError, OperationalError, ProgrammingError):  # two drivers created them at the same moment
+    except (
+        IntegrityError,
+        OperationalError,
+        ProgrammingError,
+    ):  # two drivers created them at the same moment
         _META.create_all(engine)
 
 
 @cache
 def _host_identity() -> str:
-    """Return the scope of visible process numbers: this boot of this machine, this container, this user."""
+    """Return the scope of visible process numbers: this boot of this machine, this container,
+    this user.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getuid()}"
@@ -186,7 +234,9 @@ def _host_identity() -> str:
 
 
 def _process_identity(pid: int) -> str:
-    """Return the process number and its start in kernel ticks, since numbers are reused; of a terminated one the number alone."""
+    """Return the process number and its start in kernel ticks, since numbers are reused; of a
+    terminated one the number alone.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

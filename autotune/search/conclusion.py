@@ -1,7 +1,9 @@
-"""Conclusion: the answer from everything measured, as a pure function, so that a recorded study can be concluded again.
+"""Conclusion: the answer from everything measured, as a pure function, so that a recorded study can
+be concluded again.
 
-The baseline is kept unless the fastest candidate is faster by more than the spread between runs, and a longer probe confirmed
-it. Among confirmed candidates with the same speed within that spread, the simplest is taken.
+The baseline is kept unless the fastest candidate is faster by more than the spread between runs,
+and a longer probe confirmed it. Among confirmed candidates with the same speed within that spread,
+the simplest is taken.
 """
 
 from __future__ import annotations
@@ -9,7 +11,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autotune.catalog import complexity
-from autotune.core.answer import Advantage, AdvantageKind, Change, Counts, Proven, Recommendation, Trial, without_result
+from autotune.core.answer import (
+    Advantage,
+    AdvantageKind,
+    Change,
+    Counts,
+    Proven,
+    Recommendation,
+    Trial,
+    without_result,
+)
 from autotune.core.job import Job
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, judge
 from autotune.core.run_statistics import SpeedRatio
@@ -19,13 +30,17 @@ from autotune.search.trial_view import TrialView, learning_values, speed_of
 MAX_RUNNER_UPS = 4
 
 
-def conclude(view: TrialView, job: Job, *, proven: Proven | None, loads: int, elapsed_seconds: float) -> Recommendation:
+def conclude(
+    view: TrialView, job: Job, *, proven: Proven | None, loads: int, elapsed_seconds: float
+) -> Recommendation:
     """Return the winner with its evidence; `proven` is None after an interruption."""
     (winner, advantage), tier = choose(view, finished=proven is not None), view.tier_of_choice()
     undecided = winner is None and proven in ("budget spent", "stopped improving")
     if winner is not None and proven == "no better candidate possible" and without_result(view.all):
         proven = "not all measured"
-    behind = [trial for trial in view.contenders(tier) if trial is not winner] if winner and tier else []
+    behind = (
+        [trial for trial in view.contenders(tier) if trial is not winner] if winner and tier else []
+    )
     others = [view.confirmations.get(trial.candidate.id, trial) for trial in behind]
     return Recommendation(
         winner=winner,
@@ -33,15 +48,24 @@ def conclude(view: TrialView, job: Job, *, proven: Proven | None, loads: int, el
         baseline=_baseline(view, job),
         learning=dict(tier.learning) if tier else {},
         runner_ups=tuple(sorted(others, key=speed_of, reverse=True)[:MAX_RUNNER_UPS]),
-        trade_offs=tuple(found[0] for other in view.tiers if other is not tier and (found := view.contenders(other))),
-        changes=changes_between(job, view.baseline, winner.candidate) if winner and view.baseline else (),
+        trade_offs=tuple(
+            found[0]
+            for other in view.tiers
+            if other is not tier and (found := view.contenders(other))
+        ),
+        changes=(
+            changes_between(job, view.baseline, winner.candidate)
+            if winner and view.baseline
+            else ()
+        ),
         relaxed=relaxed_in(job, winner.candidate) if winner else {},
         refuted=tuple(trial for trial in view.confirmations.values() if not trial.verdict.fits),
         counts=_counts(view, loads),
         proven="not proven infeasible" if undecided else proven or "interrupted",
         interrupted=proven is None,
         elapsed_seconds=elapsed_seconds,
-        probe_seconds=sum(trial.measurement.cost.total_seconds for trial in view.all) * job.task.hardware.count,
+        probe_seconds=sum(trial.measurement.cost.total_seconds for trial in view.all)
+        * job.task.hardware.count,
         trials=view.all,
         advantage=advantage,
         run_spread=view.run_spread,
@@ -49,8 +73,17 @@ def conclude(view: TrialView, job: Job, *, proven: Proven | None, loads: int, el
 
 
 def _baseline(view: TrialView, job: Job) -> Trial | None:
-    """Return the baseline's confirmation if it was a finalist, else its probe, else the reason that it was not measured."""
-    measured = next((trial for trial in view.probes if trial.purpose == "baseline" or trial.candidate == view.baseline), None)
+    """Return the baseline's confirmation if it was a finalist, else its probe, else the reason
+    that it was not measured.
+    """
+    measured = next(
+        (
+            trial
+            for trial in view.probes
+            if trial.purpose == "baseline" or trial.candidate == view.baseline
+        ),
+        None,
+    )
     if measured is not None:
         return view.confirmations.get(measured.candidate.id, measured)
     baseline = view.baseline
@@ -65,11 +98,19 @@ def _baseline(view: TrialView, job: Job) -> Trial | None:
     unmeasured = Measurement(
         candidate_id=baseline.id,
         outcome=outcome,
-        memory=Memory(peak_bytes=None, limit_bytes=job.memory_limit_bytes, bound_by="nothing: it was not run"),
+        memory=Memory(
+            peak_bytes=None, limit_bytes=job.memory_limit_bytes, bound_by="nothing: it was not run"
+        ),
         cost=Cost(total_seconds=0.0, load_seconds=0.0),
         failure=Failure(evidence=evidence),
     )
-    return Trial(number=-1, purpose="baseline", candidate=baseline, measurement=unmeasured, verdict=judge(unmeasured))
+    return Trial(
+        number=-1,
+        purpose="baseline",
+        candidate=baseline,
+        measurement=unmeasured,
+        verdict=judge(unmeasured),
+    )
 
 
 def _counts(view: TrialView, loads: int) -> Counts:
@@ -90,7 +131,9 @@ def _counts(view: TrialView, loads: int) -> Counts:
 
 
 def relaxed_in(job: Job, chosen: Candidate) -> dict[str, KnobValue]:
-    """Return the learning knobs that are not at their most preferred value; none in a search for speed alone."""
+    """Return the learning knobs that are not at their most preferred value; none in a search for
+    speed alone.
+    """
     if job.space.objective == "throughput":
         return {}
     values = learning_values(job.space, chosen)
@@ -111,26 +154,40 @@ def changes_between(job: Job, baseline: Candidate, chosen: Candidate) -> tuple[C
                 why = "searched for speed alone, as this space declares"
             elif after.get(name) == knob.choices[0]:
                 why = "the space's preferred value, and it fits"
-        changes.append(Change(name=name, baseline=before.get(name), recommended=after.get(name), effect=effect, why=why))
+        changes.append(
+            Change(
+                name=name,
+                baseline=before.get(name),
+                recommended=after.get(name),
+                effect=effect,
+                why=why,
+            )
+        )
     return tuple(sorted(changes, key=lambda change: change.effect != "learning"))
 
 
-MAX_SPEED_LOSS = 0.03  # Share of speed that a simpler candidate may lose, even where the spread between runs is larger
-# Difference of predicted speeds, as a share, that a prediction can't resolve: the part of a phase's error that its candidates
-# do not have in common (`surrogate.throughput_model`).
+# Share of speed that a simpler candidate may lose, even where the spread between runs is larger
+MAX_SPEED_LOSS = 0.03
+# Difference of predicted speeds, as a share, that a prediction can't resolve: the part of a phase's
+# error that its candidates do not have in common (`surrogate.throughput_model`).
 EQUAL_SPEED_SHARE = 0.05
 
 
 def choose(view: TrialView, *, finished: bool) -> tuple[Trial | None, Advantage | None]:
-    """Return the recommended trial and its speed compared with the baseline's, if one was measured at the same learning knobs.
-    In a search that is not `finished` the best so far need not be confirmed."""
+    """Return the recommended trial and its speed compared with the baseline's, if one was
+    measured at the same learning knobs. In a search that is not `finished` the best so far need
+    not be confirmed.
+    """
     fastest = view.best()
     if fastest is None:
         return None, None
     baseline = view.fitting_baseline()
     if baseline is None:
         return _simplest(fastest, view), None
-    if baseline.candidate == fastest.candidate or (ratio := compare(fastest, baseline, view)) is None:
+    if (
+        baseline.candidate == fastest.candidate
+        or (ratio := compare(fastest, baseline, view)) is None
+    ):
         return fastest, None
     unconfirmed = finished and fastest.candidate.id not in view.confirmations
     if ratio.low <= 1.0 or unconfirmed:
@@ -141,36 +198,55 @@ def choose(view: TrialView, *, finished: bool) -> tuple[Trial | None, Advantage 
 
 
 def _advantage(trial: Trial, ratio: SpeedRatio, why: AdvantageKind) -> Advantage:
-    return Advantage(candidate_id=trial.candidate.id, why=why, ratio=ratio.value, low=ratio.low, high=ratio.high)
+    return Advantage(
+        candidate_id=trial.candidate.id, why=why, ratio=ratio.value, low=ratio.low, high=ratio.high
+    )
 
 
 def compare(one: Trial, other: Trial, view: TrialView) -> SpeedRatio | None:
     """Return the ratio of the best evidence about two candidates; None without both speeds."""
-    first, second = (view.confirmations.get(trial.candidate.id, trial).measurement.ranking_speed for trial in (one, other))
+    first, second = (
+        view.confirmations.get(trial.candidate.id, trial).measurement.ranking_speed
+        for trial in (one, other)
+    )
     if first is None or second is None:
         return None
     ratio = view.run_spread.compare(first, second)
-    if not one.measurement.emulated:  # on emulated cards speeds are predicted, without a spread between runs
+    if (
+        not one.measurement.emulated
+    ):  # on emulated cards speeds are predicted, without a spread between runs
         return ratio
-    return replace(ratio, low=ratio.value * (1 - EQUAL_SPEED_SHARE), high=ratio.value * (1 + EQUAL_SPEED_SHARE))
+    return replace(
+        ratio, low=ratio.value * (1 - EQUAL_SPEED_SHARE), high=ratio.value * (1 + EQUAL_SPEED_SHARE)
+    )
 
 
 def _simplest(fastest: Trial, view: TrialView, baseline: Trial | None = None) -> Trial:
-    """Return the simplest confirmed candidate that is as fast as the fastest, and measurably faster than the baseline."""
+    """Return the simplest confirmed candidate that is as fast as the fastest, and measurably
+    faster than the baseline.
+    """
     alike = [
         trial
         for trial in as_fast_as(fastest, view)
         if trial.candidate.id in view.confirmations
-        and (baseline is None or (ratio := compare(trial, baseline, view)) is None or ratio.low > 1.0)
+        and (
+            baseline is None or (ratio := compare(trial, baseline, view)) is None or ratio.low > 1.0
+        )
     ]
     return min([fastest, *alike], key=lambda trial: complexity(trial.candidate, view.baseline))
 
 
 def as_fast_as(fastest: Trial, view: TrialView) -> list[Trial]:
-    """Return the other trials of the tier that are as fast as the fastest confirmed one within the spread."""
+    """Return the other trials of the tier that are as fast as the fastest confirmed one within
+    the spread.
+    """
     tier = view.tier_of_choice()
     if tier is None or fastest.candidate.id not in view.confirmations:
         return []
     others = [trial for trial in view.contenders(tier) if trial.candidate != fastest.candidate]
     pairs = ((trial, compare(fastest, trial, view)) for trial in others)
-    return [trial for trial, ratio in pairs if ratio and ratio.low <= 1.0 and ratio.value <= 1 + MAX_SPEED_LOSS]
+    return [
+        trial
+        for trial, ratio in pairs
+        if ratio and ratio.low <= 1.0 and ratio.value <= 1 + MAX_SPEED_LOSS
+    ]

@@ -1,7 +1,8 @@
 """optuna-dashboard over one study, on a local address.
 
-The server answers requests that only read, addressed to a name of this machine. A page on the web can send requests to a local
-port, and read the answers once its own name resolves to 127.0.0.1. Its requests then carry that name.
+The server answers requests that only read, addressed to a name of this machine. A page on the web
+can send requests to a local port, and read the answers once its own name resolves to 127.0.0.1. Its
+requests then carry that name.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ def application(storage_url: str, study_name: str | None, extras: Extras | None 
 
     under = open_storage(storage_url)
     name = the_study_in(under, study_name, storage_url)
-    return optuna_dashboard.wsgi(DashboardStorage(under, name, extras or Extras()), artifact_store=RecordedArtifacts(under, name))
+    return optuna_dashboard.wsgi(
+        DashboardStorage(under, name, extras or Extras()),
+        artifact_store=RecordedArtifacts(under, name),
+    )
 
 
 class _ServerOf6(WSGIServer):
@@ -53,10 +57,13 @@ class _ServerOf6(WSGIServer):
 def serve(app: Any, host: str, port: int) -> WSGIServer:
     """Return a guarded server for `serve_forever`; BadInput if the address is unavailable."""
     try:
-        return make_server(host, port, guarded(app, host), server_class=_ServerOf6 if ":" in host else WSGIServer)
+        return make_server(
+            host, port, guarded(app, host), server_class=_ServerOf6 if ":" in host else WSGIServer
+        )
     except OSError as error:
         raise BadInput(
-            f"The address {host}:{port} can't be used: {error.strerror}.", way_out="Take another port: --port 0 picks a free one."
+            f"The address {host}:{port} can't be used: {error.strerror}.",
+            way_out="Take another port: --port 0 picks a free one.",
         ) from error
 
 
@@ -66,24 +73,38 @@ def guarded(app: Application, bound: str) -> Application:
     def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         host = environ.get("HTTP_HOST", "")
         if not may_be_addressed(host, bound):
-            return _refuse(start_response, "403 Forbidden", f"The dashboard is not {host!r}: open it as http://localhost.")
+            return _refuse(
+                start_response,
+                "403 Forbidden",
+                f"The dashboard is not {host!r}: open it as http://localhost.",
+            )
         if environ["REQUEST_METHOD"] not in READING:
-            return _refuse(start_response, "405 Method Not Allowed", READ_ONLY, ("Allow", ", ".join(sorted(READING))))
+            return _refuse(
+                start_response,
+                "405 Method Not Allowed",
+                READ_ONLY,
+                ("Allow", ", ".join(sorted(READING))),
+            )
         return app(environ, start_response)
 
     return answer
 
 
 def may_be_addressed(host: str, bound: str) -> bool:
-    """Return True for names of the loopback, and for those of the address that the user bound. A server on all addresses is
-    reached by any, or by the machine's own name; an address in figures can't be rebound to another machine."""
+    """Return True for names of the loopback, and for those of the address that the user bound. A
+    server on all addresses is reached by any, or by the machine's own name; an address in figures
+    can't be rebound to another machine.
+    """
     name = _name_of(host)
     if name == "localhost" or name == bound.lower():
         return bool(name)
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
-        return bound in _EVERYWHERE and name in {socket.gethostname().lower(), socket.getfqdn().lower()}
+        return bound in _EVERYWHERE and name in {
+            socket.gethostname().lower(),
+            socket.getfqdn().lower(),
+        }
     return address.is_loopback or bound in _EVERYWHERE
 
 
@@ -94,6 +115,8 @@ def _name_of(host: str) -> str:
     return name.removeprefix("[").removesuffix("]").removesuffix(".")
 
 
-def _refuse(start_response: Any, status: str, reason: str, *headers: tuple[str, str]) -> list[bytes]:
+def _refuse(
+    start_response: Any, status: str, reason: str, *headers: tuple[str, str]
+) -> list[bytes]:
     start_response(status, [("Content-Type", "application/json"), *headers])
     return [json.dumps({"reason": reason}).encode()]

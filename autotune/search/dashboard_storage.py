@@ -1,8 +1,9 @@
-"""Read-only storage for the dashboard, with corrected constraints and best trial; notes and artifacts are derived from the
-records on request.
+"""Read-only storage for the dashboard, with corrected constraints and best trial; notes and
+artifacts are derived from the records on request.
 
-The study itself is not changed, so an old one and one under search display alike. optuna-dashboard 0.21 reads constraints from
-a list that Optuna 5 no longer writes, and takes the best value as the best trial whether it fits or not. Writes are refused.
+The study itself is not changed, so an old one and one under search display alike. optuna-dashboard
+0.21 reads constraints from a list that Optuna 5 no longer writes, and takes the best value as the
+best trial whether it fits or not. Writes are refused.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ class DashboardStorage(BaseStorage):
     # 1. Derived reads.
 
     def get_all_studies(self) -> list[FrozenStudy]:
-        mine = [copy.copy(study) for study in self._under.get_all_studies() if study.study_name == self._name]
+        mine = [
+            copy.copy(study)
+            for study in self._under.get_all_studies()
+            if study.study_name == self._name
+        ]
         for study in mine:
             study.system_attrs = self.get_study_system_attrs(study._study_id)
             study.user_attrs = self.get_study_user_attrs(study._study_id)
@@ -47,7 +52,9 @@ class DashboardStorage(BaseStorage):
 
     def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
         trials, extras = self._under.get_all_trials(study_id, deepcopy=False), self._extras
-        shown = _as_note(extras.note or _note_while_searching(trials), None) | _drawn(extras.figures)
+        shown = _as_note(extras.note or _note_while_searching(trials), None) | _drawn(
+            extras.figures
+        )
         for trial in trials:
             shown |= _as_note(_note_of(trial), trial._trial_id)
         # Notes written by hand take precedence over derived ones.
@@ -56,13 +63,18 @@ class DashboardStorage(BaseStorage):
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        return [self._shown(trial) for trial in self._under.get_all_trials(study_id, deepcopy=deepcopy, states=states)]
+        return [
+            self._shown(trial)
+            for trial in self._under.get_all_trials(study_id, deepcopy=deepcopy, states=states)
+        ]
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         return self._shown(self._under.get_trial(trial_id))
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
-        best = _best_that_fits(self._under.get_all_trials(study_id, deepcopy=False), self._extras.best_trial)
+        best = _best_that_fits(
+            self._under.get_all_trials(study_id, deepcopy=False), self._extras.best_trial
+        )
         if best is None:
             raise ValueError("No trial fits yet.")
         return self._shown(best)
@@ -97,14 +109,20 @@ class DashboardStorage(BaseStorage):
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise PermissionError(READ_ONLY)
 
-    create_new_study = delete_study = set_study_user_attr = set_study_system_attr = create_new_trial = set_trial_param = _refuse
-    set_trial_state_values = set_trial_intermediate_value = set_trial_user_attr = set_trial_system_attr = _refuse
+    create_new_study = delete_study = set_study_user_attr = set_study_system_attr = (
+        create_new_trial
+    ) = set_trial_param = _refuse
+    set_trial_state_values = set_trial_intermediate_value = set_trial_user_attr = (
+        set_trial_system_attr
+    ) = _refuse
 
 
 def _best_that_fits(trials: Sequence[FrozenTrial], recommended: int | None) -> FrozenTrial | None:
     """Return the recommended trial, or the fastest whose constraints hold."""
     complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
-    fitting = [trial for trial in complete if all(amount <= 0 for amount in trial.constraints.values())]
+    fitting = [
+        trial for trial in complete if all(amount <= 0 for amount in trial.constraints.values())
+    ]
     chosen = next((trial for trial in fitting if trial.number == recommended), None)
     return chosen or max(fitting, key=lambda trial: trial.value or float("-inf"), default=None)
 
@@ -112,7 +130,11 @@ def _best_that_fits(trials: Sequence[FrozenTrial], recommended: int | None) -> F
 def _note_while_searching(trials: Sequence[FrozenTrial]) -> str:
     best = _best_that_fits(trials, None)
     done = sum(trial.state.is_finished() for trial in trials)
-    found = f"the fastest that fits so far is trial {best.number}" if best else "nothing has fitted so far"
+    found = (
+        f"the fastest that fits so far is trial {best.number}"
+        if best
+        else "nothing has fitted so far"
+    )
     return f"{done} trials on record; {found}. There is no recommendation yet."
 
 
@@ -129,7 +151,9 @@ MAX_COLUMNS = 80
 
 
 def _as_note(body: str, trial_id: int | None) -> dict[str, Any]:
-    """Return a note as attributes of the dashboard. Version 0, so that one written by hand is newer."""
+    """Return a note as attributes of the dashboard. Version 0, so that one written by hand is
+    newer.
+    """
     return {note_ver_key(trial_id): 0, **split_body(body, trial_id)} if body else {}
 
 
@@ -140,7 +164,10 @@ def _note_of(frozen: FrozenTrial) -> str:
         return "\n\n".join(_paragraphs(trial))
     why, predicted = str(frozen.user_attrs.get(WHY, "")), frozen.user_attrs.get(PREDICTED)
     if predicted:
-        return f"**screened**: {why}. Nothing was measured; predicted figures:\n\n{_fenced(json.dumps(predicted, indent=1))}"
+        return (
+            f"**screened**: {why}. Nothing was measured; predicted"
+            f" figures:\n\n{_fenced(json.dumps(predicted, indent=1))}"
+        )
     return why
 
 
@@ -149,22 +176,38 @@ def _paragraphs(trial: Trial) -> list[str]:
     memory, cost = measured.memory, measured.cost
     parts = [f"**{measured.outcome}** ({trial.purpose}): {trial.verdict.why}"]
     if speed is not None:
-        parts.append(f"{speed.tokens_per_second:,.0f} tokens/s at completions of {speed.completion_tokens} tokens")
+        parts.append(
+            f"{speed.tokens_per_second:,.0f} tokens/s at completions of {speed.completion_tokens}"
+            " tokens"
+        )
     if memory.peak_bytes is not None:
         parts.append(
-            f"peak {format_bytes(memory.peak_bytes)} of {format_bytes(memory.limit_bytes)}, limited by {memory.bound_by}"
+            f"peak {format_bytes(memory.peak_bytes)} of {format_bytes(memory.limit_bytes)}, limited"
+            f" by {memory.bound_by}"
         )
-    parts.append(f"took {format_seconds(cost.total_seconds)}, of that loading {format_seconds(cost.load_seconds)}")
+    parts.append(
+        f"took {format_seconds(cost.total_seconds)}, of that loading"
+        f" {format_seconds(cost.load_seconds)}"
+    )
     if measured.failure is not None:
-        parts.append(f"cause: {measured.failure.cause or 'unknown'}; phase: {measured.failure.phase or 'unknown'}")
+        parts.append(
+            f"cause: {measured.failure.cause or 'unknown'}; phase:"
+            f" {measured.failure.phase or 'unknown'}"
+        )
         lines = (measured.failure.excerpt or measured.failure.evidence).strip().splitlines()
-        parts.append(_fenced("\n".join(_short(line) for line in lines[-MAX_LINES:])))  # failure.log has all of them
+        parts.append(
+            _fenced("\n".join(_short(line) for line in lines[-MAX_LINES:]))
+        )  # failure.log has all of them
     return parts
 
 
 def _short(value: Any) -> Any:
     """Return the value; a text is cut to the page's width, since the page wraps no attribute."""
-    return f"{value[: MAX_COLUMNS - 4]} ..." if isinstance(value, str) and len(value) > MAX_COLUMNS else value
+    return (
+        f"{value[: MAX_COLUMNS - 4]} ..."
+        if isinstance(value, str) and len(value) > MAX_COLUMNS
+        else value
+    )
 
 
 def _fenced(text: str) -> str:
@@ -177,7 +220,11 @@ def _fenced(text: str) -> str:
 def _facts_of(frozen: FrozenTrial) -> dict[str, Any]:
     """Return flat columns for sorting; the records are nested too deeply for the dashboard."""
     trial = read_trial(frozen)
-    plain = {key: _short(value) for key, value in frozen.user_attrs.items() if isinstance(value, str | int | float | bool)}
+    plain = {
+        key: _short(value)
+        for key, value in frozen.user_attrs.items()
+        if isinstance(value, str | int | float | bool)
+    }
     if trial is None:
         return plain
     measured, speed = trial.measurement, trial.measurement.ranking_speed
@@ -212,7 +259,10 @@ def _files_of(trial: FrozenTrial) -> dict[str, tuple[str, str]]:
         found["failure.log"] = "text/plain", failure.excerpt or failure.evidence
     found["memory.json"] = "application/json", json.dumps(plain(memory), indent=1)
     if memory.timeline:
-        rows = (f"{moment.seconds},{moment.peak_bytes},{moment.phase or ''}" for moment in memory.timeline)
+        rows = (
+            f"{moment.seconds},{moment.peak_bytes},{moment.phase or ''}"
+            for moment in memory.timeline
+        )
         found["memory.csv"] = "text/csv", "\n".join(["seconds,peak_bytes,phase", *rows, ""])
     return found
 
@@ -225,7 +275,12 @@ def _artifacts_of(trial: FrozenTrial) -> dict[str, Any]:
     """Return the attributes that list a trial's artifacts for the dashboard."""
     return {
         f"{_PREFIX}{_id(trial, name)}": json.dumps(
-            {"artifact_id": _id(trial, name), "mimetype": kind, "encoding": None, "filename": f"trial-{trial.number}-{name}"}
+            {
+                "artifact_id": _id(trial, name),
+                "mimetype": kind,
+                "encoding": None,
+                "filename": f"trial-{trial.number}-{name}",
+            }
         )
         for name, (kind, _) in _files_of(trial).items()
     }

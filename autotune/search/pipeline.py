@@ -1,11 +1,14 @@
-"""Pipeline from a search request to its answer: stored answer, search, wider search if nothing fits, soak.
+"""Pipeline from a search request to its answer: stored answer, search, wider search if nothing
+fits, soak.
 
-Relaxation: if nothing fits at the requested learning knobs, the same job with a wider space is searched. Knobs are relaxed in
-the declared order, except those pinned with --hold: first shorter prompts, at percentiles of the dataset's own lengths, so that
-the number of dropped rows is known; then the rest. The order of the tiers makes the first answer that fits the one that relaxes
-the least.
+Relaxation: if nothing fits at the requested learning knobs, the same job with a wider space is
+searched. Knobs are relaxed in the declared order, except those pinned with --hold: first shorter
+prompts, at percentiles of the dataset's own lengths, so that the number of dropped rows is known;
+then the rest. The order of the tiers makes the first answer that fits the one that relaxes the
+least.
 
-Soak: a long run of the winner; if it does not hold, the next finalist replaces it and is soaked too.
+Soak: a long run of the winner; if it does not hold, the next finalist replaces it and is soaked
+too.
 """
 
 from __future__ import annotations
@@ -38,13 +41,17 @@ from autotune.search.study import Study, open_study
 from autotune.search.trial_view import MAX_ATTEMPTS
 
 MAX_HALVINGS = 2  # Halvings of a number for which the space lists no smaller value
-GRACE_SECONDS = 600.0  # Time beyond the soak itself: loading, the last cycle, one evaluation and one save
+GRACE_SECONDS = (
+    600.0  # Time beyond the soak itself: loading, the last cycle, one evaluation and one save
+)
 MAX_SOAKS = 3  # Finalists to soak before the answer is that none held
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchAnswer:
-    """Recommendation, and the job that it answers: a wider one than requested if knobs were relaxed."""
+    """Recommendation, and the job that it answers: a wider one than requested if knobs were
+    relaxed.
+    """
 
     job: Job
     recommendation: Recommendation
@@ -70,36 +77,59 @@ def answer(
         if job.storage == sqlite_url(job.out / "study.db"):
             job.out.mkdir(parents=True, exist_ok=True)
         # 3. Search; if nothing fits, search again with relaxed knobs.
-        search = _Searcher(trainer=request.trainer, executor=executor, listener=listener, clock=clock, versions=versions)
+        search = _Searcher(
+            trainer=request.trainer,
+            executor=executor,
+            listener=listener,
+            clock=clock,
+            versions=versions,
+        )
         found = _with_ways_to_fit(search.relaxed(request, search.run(job, candidates)), request)
         record.keep_answer(found.recommendation)
     # 4. Soak the winner.
     if soak_seconds is None or found.recommendation.interrupted:
         return found
-    return replace(found, recommendation=soak(found.job, found.recommendation, executor, listener, soak_seconds))
+    return replace(
+        found,
+        recommendation=soak(found.job, found.recommendation, executor, listener, soak_seconds),
+    )
 
 
 def _with_ways_to_fit(found: SearchAnswer, request: ParsedRequest) -> SearchAnswer:
-    """Add predicted changes that make the baseline fit, if memory lacked everywhere. On a CPU nothing is predicted."""
+    """Add predicted changes that make the baseline fit, if memory lacked everywhere. On a CPU
+    nothing is predicted.
+    """
     answer = found.recommendation
     concluded = answer.winner is None and not answer.interrupted
     if not concluded or not answer.counts.out_of_memory or request.job.task.hardware.kind != "cuda":
         return found
     refuted = [trial.candidate.id for trial in answer.trials if not trial.verdict.fits]
     with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
-        ways = ways_to_fit(request, baseline_candidate(request.job, request.trainer), service, refuted=refuted)
+        ways = ways_to_fit(
+            request, baseline_candidate(request.job, request.trainer), service, refuted=refuted
+        )
     return replace(found, recommendation=replace(answer, ways_to_fit=ways))
 
 
-def _stored_answer(request: ParsedRequest, record: Record, listener: Listener) -> SearchAnswer | None:
+def _stored_answer(
+    request: ParsedRequest, record: Record, listener: Listener
+) -> SearchAnswer | None:
     known = record.answer()
     if known is None or known.from_record is None:
         return None
     source = known.from_record
-    packages = " ".join(f"{name} {version}" for name, version in source.versions.items() if name in ("trl", "torch", "vllm"))
+    packages = " ".join(
+        f"{name} {version}"
+        for name, version in source.versions.items()
+        if name in ("trl", "torch", "vllm")
+    )
     where = f"{request.job.task.hardware.basis} {source.when} on {source.where}"
     listener(Note(text=f"From the record: {where} with {packages}. --fresh measures again."))
-    wider = relaxed_job(request.job, request.whole_space, request.pinned, request.trainer) if known.relaxed else None
+    wider = (
+        relaxed_job(request.job, request.whole_space, request.pinned, request.trainer)
+        if known.relaxed
+        else None
+    )
     return SearchAnswer(job=wider.job if wider else request.job, recommendation=known)
 
 
@@ -113,37 +143,64 @@ class _Searcher:
     clock: Clock
     versions: Mapping[str, str]
 
-    def run(self, job: Job, candidates: Sequence[Candidate], known: Sequence[Trial] = ()) -> Recommendation:
+    def run(
+        self, job: Job, candidates: Sequence[Candidate], known: Sequence[Trial] = ()
+    ) -> Recommendation:
         record = Record(job, self.versions)
         baseline = baseline_candidate(job, self.trainer)
-        predictions = predict_candidates(job, self.trainer, [*candidates, *([baseline] if baseline else [])])
+        predictions = predict_candidates(
+            job, self.trainer, [*candidates, *([baseline] if baseline else [])]
+        )
         _show_cost(job, predictions.values(), self.listener, self.clock)
         earlier = record.earlier()
         if earlier.unreadable:
             self._note(f"Skipped {earlier.unreadable} unreadable lines of the record.")
-        study = open_study(job, candidates, baseline, predictions, earlier=(*earlier.trials, *known))
+        study = open_study(
+            job, candidates, baseline, predictions, earlier=(*earlier.trials, *known)
+        )
         if (others := len(study.problem.earlier)) and not known:
-            self._note(f"{others} measurements of earlier searches count here as well; --fresh ignores them.")
+            self._note(
+                f"{others} measurements of earlier searches count here as well; --fresh ignores"
+                " them."
+            )
         listener = record.storing_probes(self._announcing_best(job, study))
-        return run_search(job, study=study, executor=self.executor, listener=listener, clock=self.clock)
+        return run_search(
+            job, study=study, executor=self.executor, listener=listener, clock=self.clock
+        )
 
     def relaxed(self, request: ParsedRequest, first: Recommendation) -> SearchAnswer:
-        """Return the answer to the wider job if nothing fits for lack of memory; otherwise `first`."""
+        """Return the answer to the wider job if nothing fits for lack of memory; otherwise
+        `first`.
+        """
         found = SearchAnswer(job=request.job, recommendation=first)
         crashed = [trial for trial in first.trials if trial.measurement.outcome is Outcome.CRASH]
         ended = first.proven in ("no better candidate possible", "not proven infeasible")
         lacked_memory = first.counts.out_of_memory > 0 and ended
-        if first.winner is not None or first.interrupted or not lacked_memory or not self.clock.left:
+        if (
+            first.winner is not None
+            or first.interrupted
+            or not lacked_memory
+            or not self.clock.left
+        ):
             return found
         if crashed:
-            why = crashed[-1].measurement.failure.evidence if crashed[-1].measurement.failure else "no reason was given"
-            self._note(f"Learning knobs are not relaxed: {len(crashed)} probes crashed, not for lack of memory ({why}).")
+            why = (
+                crashed[-1].measurement.failure.evidence
+                if crashed[-1].measurement.failure
+                else "no reason was given"
+            )
+            self._note(
+                f"Learning knobs are not relaxed: {len(crashed)} probes crashed, not for lack of"
+                f" memory ({why})."
+            )
             return found
         wider = relaxed_job(request.job, request.whole_space, request.pinned, self.trainer)
         if wider is None:
             return found
         names = ", ".join(name for name in wider.job.space.relax if name in wider.job.space)
-        self._note(f"Nothing fits as it was asked. Relaxing learning knobs, in this order: {names}.")
+        self._note(
+            f"Nothing fits as it was asked. Relaxing learning knobs, in this order: {names}."
+        )
         second = self.run(wider.job, legal_candidates(wider.job, self.trainer), known=first.trials)
         both = _combined(first, second, _rows_left_out(wider, second, self.trainer))
         if both.winner is not None:
@@ -151,15 +208,27 @@ class _Searcher:
         return SearchAnswer(job=wider.job, recommendation=both)
 
     def _announcing_best(self, job: Job, study: Study) -> Listener:
-        """Wrap the listener to send, with every new best, the answer as if the search ended there."""
+        """Wrap the listener to send, with every new best, the answer as if the search ended
+        there.
+        """
         best: Candidate | None = None
 
         def receive(event: Event) -> None:
             nonlocal best
             self.listener(event)
-            if isinstance(event, ProbeEnded) and event.best is not None and event.best.candidate != best:
+            if (
+                isinstance(event, ProbeEnded)
+                and event.best is not None
+                and event.best.candidate != best
+            ):
                 best = event.best.candidate
-                so_far = conclude(study.view, job, proven=None, loads=self.executor.loads, elapsed_seconds=self.clock.elapsed)
+                so_far = conclude(
+                    study.view,
+                    job,
+                    proven=None,
+                    loads=self.executor.loads,
+                    elapsed_seconds=self.clock.elapsed,
+                )
                 self.listener(BestChanged(job=job, answer=so_far))
 
         return receive
@@ -168,7 +237,9 @@ class _Searcher:
         self.listener(Note(text=text))
 
 
-def _show_cost(job: Job, predictions: Iterable[Prediction], listener: Listener, clock: Clock) -> None:
+def _show_cost(
+    job: Job, predictions: Iterable[Prediction], listener: Listener, clock: Clock
+) -> None:
     """Report the expected cost of a probe; extend the default budget if it is too small."""
     cost = None if job.task.hardware.emulated else probe_cost(predictions)
     if cost is None:
@@ -186,7 +257,9 @@ class RelaxedJob:
     prompts: PromptLengths | None
 
 
-def relaxed_job(job: Job, whole_space: SearchSpace, pinned: Collection[str], trainer: Trainer) -> RelaxedJob | None:
+def relaxed_job(
+    job: Job, whole_space: SearchSpace, pinned: Collection[str], trainer: Trainer
+) -> RelaxedJob | None:
     """Return the job to search if nothing of this one fits; None if no knob may be relaxed."""
     names = [name for name in job.space.relax if name not in pinned]
     prompts = _prompt_lengths(job, trainer) if PROMPT_KNOB in names else None
@@ -204,7 +277,9 @@ def relaxed_job(job: Job, whole_space: SearchSpace, pinned: Collection[str], tra
         return None
     space = job.space.with_choices(choices)
     space = replace(space, knobs=(*space.knobs, *added))
-    return RelaxedJob(job=replace(job, space=space, study_name=f"{job.study_name}-relaxed"), prompts=prompts)
+    return RelaxedJob(
+        job=replace(job, space=space, study_name=f"{job.study_name}-relaxed"), prompts=prompts
+    )
 
 
 def _softer(knob: Knob, whole: SearchSpace, prompts: PromptLengths | None) -> tuple[KnobValue, ...]:
@@ -215,7 +290,9 @@ def _softer(knob: Knob, whole: SearchSpace, prompts: PromptLengths | None) -> tu
         return tuple(value for value in listed if value not in knob.choices)
     if knob.name == PROMPT_KNOB and prompts is not None:
         return _descending((prompts.percentiles.get(share) for share in PERCENTILES), last)
-    return _descending(listed, last) or _descending((last >> times for times in range(1, MAX_HALVINGS + 1)), last)
+    return _descending(listed, last) or _descending(
+        (last >> times for times in range(1, MAX_HALVINGS + 1)), last
+    )
 
 
 def _descending(values: Iterable[object], below: int) -> tuple[int, ...]:
@@ -223,13 +300,26 @@ def _descending(values: Iterable[object], below: int) -> tuple[int, ...]:
     return tuple(sorted(found, reverse=True))
 
 
-def _combined(first: Recommendation, second: Recommendation, rows_left_out: int | None) -> Recommendation:
+def _combined(
+    first: Recommendation, second: Recommendation, rows_left_out: int | None
+) -> Recommendation:
     """Return the second search's answer with the measurements of both."""
-    summed = ("probed", "out_of_memory", "failed", "confirmations", "refused_probed", "false_refusals")
+    summed = (
+        "probed",
+        "out_of_memory",
+        "failed",
+        "confirmations",
+        "refused_probed",
+        "false_refusals",
+    )
     counts = {name: getattr(first.counts, name) + getattr(second.counts, name) for name in summed}
     return replace(
         second,
-        baseline=first.baseline if second.baseline is None or not second.baseline.verdict.fits else second.baseline,
+        baseline=(
+            first.baseline
+            if second.baseline is None or not second.baseline.verdict.fits
+            else second.baseline
+        ),
         counts=replace(second.counts, **counts),
         trials=(*first.trials, *second.trials),
         probe_seconds=first.probe_seconds + second.probe_seconds,
@@ -238,7 +328,9 @@ def _combined(first: Recommendation, second: Recommendation, rows_left_out: int 
 
 
 def _rows_left_out(found: RelaxedJob, answer: Recommendation, trainer: Trainer) -> int | None:
-    """Return the number of dataset rows beyond the answer's shorter prompts; None if prompts were not relaxed."""
+    """Return the number of dataset rows beyond the answer's shorter prompts; None if prompts
+    were not relaxed.
+    """
     if answer.winner is None or PROMPT_KNOB not in answer.relaxed or found.prompts is None:
         return None
     limit = answer.winner.candidate.settings.get(PROMPT_KNOB)
@@ -256,46 +348,94 @@ def _prompt_lengths(job: Job, trainer: Trainer, limit: int | None = None) -> Pro
 
 def describe_relaxation(answer: Recommendation, space: SearchSpace) -> str:
     """Return one sentence about the relaxed knobs, with the rows that are left out."""
-    moved = [f"{name} {space[name].choices[0] if name in space else False} -> {value}" for name, value in answer.relaxed.items()]
-    left_out = f"; {answer.rows_left_out} rows of the dataset are longer and left out" if answer.rows_left_out else ""
+    moved = [
+        f"{name} {space[name].choices[0] if name in space else False} -> {value}"
+        for name, value in answer.relaxed.items()
+    ]
+    left_out = (
+        f"; {answer.rows_left_out} rows of the dataset are longer and left out"
+        if answer.rows_left_out
+        else ""
+    )
     return f"Nothing fits as it was asked; it fits with {', '.join(moved)}{left_out}."
 
 
-def soak(job: Job, answer: Recommendation, executor: Executor, listener: Listener, seconds: float) -> Recommendation:
+def soak(
+    job: Job, answer: Recommendation, executor: Executor, listener: Listener, seconds: float
+) -> Recommendation:
     """Return the answer with its soak; with another winner, or none, if the first did not hold."""
     if answer.winner is None:
         return answer
     plan = ProbePlan(
-        optimizer_steps=3, soak_seconds=seconds, save_checkpoint=True, evaluate=True, deadline_seconds=seconds + GRACE_SECONDS
+        optimizer_steps=3,
+        soak_seconds=seconds,
+        save_checkpoint=True,
+        evaluate=True,
+        deadline_seconds=seconds + GRACE_SECONDS,
     )
     workload = job.task.workload
-    steps = {**workload.held, **workload.user_settings}.get("max_steps")  # of the real run, unless the data decide
+    steps = {**workload.held, **workload.user_settings}.get(
+        "max_steps"
+    )  # of the real run, unless the data decide
     failed: tuple[Trial, ...] = ()
     with contextlib.closing(executor):
-        for finalist in (answer.winner, *[trial for trial in answer.runner_ups if trial.verdict.fits][: MAX_SOAKS - 1]):
-            listener(Note(text=f"Soaking the recommended candidate for {format_seconds(seconds)}, at the longest lengths."))
+        for finalist in (
+            answer.winner,
+            *[trial for trial in answer.runner_ups if trial.verdict.fits][: MAX_SOAKS - 1],
+        ):
+            listener(
+                Note(
+                    text=(
+                        f"Soaking the recommended candidate for {format_seconds(seconds)}, at the"
+                        " longest lengths."
+                    )
+                )
+            )
             try:
                 measurement = _measured(executor, finalist, plan)
             except KeyboardInterrupt:
                 return replace(answer, interrupted=True)
             if measurement.ended_from_outside:
                 assert measurement.failure is not None
-                listener(Note(text=f"The soak was interrupted {MAX_ATTEMPTS} times ({measurement.failure.evidence})."))
+                listener(
+                    Note(
+                        text=(
+                            f"The soak was interrupted {MAX_ATTEMPTS} times"
+                            f" ({measurement.failure.evidence})."
+                        )
+                    )
+                )
                 return replace(answer, interrupted=True)
-            trial = replace(finalist, purpose="confirm", measurement=measurement, verdict=judge(measurement))
-            found = assess_soak(measurement, steps if isinstance(steps, int) and steps > 0 else None)
+            trial = replace(
+                finalist, purpose="confirm", measurement=measurement, verdict=judge(measurement)
+            )
+            found = assess_soak(
+                measurement, steps if isinstance(steps, int) and steps > 0 else None
+            )
             listener(Note(text=describe_soak(found)))
             seconds_held = trial.measurement.cost.total_seconds * job.task.hardware.count
-            answer = replace(answer, soaks=(*answer.soaks, found), probe_seconds=answer.probe_seconds + seconds_held)
+            answer = replace(
+                answer,
+                soaks=(*answer.soaks, found),
+                probe_seconds=answer.probe_seconds + seconds_held,
+            )
             if found.holds:
                 return _with_winner(job, answer, finalist, trial, failed)
-            why = Verdict(fits=False, why=f"soaked: {found.why}", margin_bytes=trial.verdict.margin_bytes)
+            why = Verdict(
+                fits=False, why=f"soaked: {found.why}", margin_bytes=trial.verdict.margin_bytes
+            )
             failed = (*failed, replace(trial, verdict=why))
             listener(Note(text="It does not hold; the next finalist replaces it."))
     return replace(
-        answer, winner=None, certificate=None, runner_ups=(), changes=(), relaxed={}, refuted=(*answer.refuted, *failed),
+        answer,
+        winner=None,
+        certificate=None,
+        runner_ups=(),
+        changes=(),
+        relaxed={},
+        refuted=(*answer.refuted, *failed),
         proven="not proven infeasible",
-    )  # fmt: skip
+    )
 
 
 def _measured(executor: Executor, finalist: Trial, plan: ProbePlan) -> Measurement:
@@ -307,7 +447,9 @@ def _measured(executor: Executor, finalist: Trial, plan: ProbePlan) -> Measureme
     return measurement
 
 
-def _with_winner(job: Job, answer: Recommendation, winner: Trial, trial: Trial, failed: tuple[Trial, ...]) -> Recommendation:
+def _with_winner(
+    job: Job, answer: Recommendation, winner: Trial, trial: Trial, failed: tuple[Trial, ...]
+) -> Recommendation:
     """Keep the certificate of a first winner; certify a replacement by its soak."""
     if not failed:
         return answer

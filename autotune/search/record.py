@@ -1,6 +1,8 @@
-"""Record of earlier measurements and answers of this user: one folder of plain JSON, and its use by one job.
+"""Record of earlier measurements and answers of this user: one folder of plain JSON, and its use by
+one job.
 
-The folder is `$XDG_DATA_HOME/autotune` (`~/.local/share/autotune`), readable by its owner alone. It may be deleted at any time.
+The folder is `$XDG_DATA_HOME/autotune` (`~/.local/share/autotune`), readable by its owner alone. It
+may be deleted at any time.
 
     measurements/KEY.jsonl   one line per probe; KEY hashes the conditions under which a figure is valid:
                              model, method, package versions, device, driver, memory, limit
@@ -37,7 +39,9 @@ from autotune.machine.local_files import MAX_NAME_LENGTH, stamp
 
 SCHEMA = 1
 MAX_LINE_BYTES = 256 * 1024
-MAX_READ_BYTES = 16 * 1024 * 1024  # Bytes read from one file; a longer one is read from its end, which is the newest part
+MAX_READ_BYTES = (
+    16 * 1024 * 1024
+)  # Bytes read from one file; a longer one is read from its end, which is the newest part
 ANSWERS = "answers"
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
@@ -103,7 +107,10 @@ class Store:
 
     def append(self, here: Circumstances, trials: Iterable[Trial], *, when: str) -> None:
         """Append measured trials; each line in one write, which allows concurrent studies."""
-        lines = [msgspec.json.encode(plain(StoredLine(schema=SCHEMA, when=when, trial=trial))) + b"\n" for trial in trials]
+        lines = [
+            msgspec.json.encode(plain(StoredLine(schema=SCHEMA, when=when, trial=trial))) + b"\n"
+            for trial in trials
+        ]
         with contextlib.suppress(OSError):
             path = self._measurements(here)
             self._make_folder(path.parent)
@@ -140,7 +147,9 @@ class Store:
     def newest(self, folder: str, kind: type[_Kind], most: int) -> tuple[_Kind, ...]:
         """Return the latest values of a folder, newest first."""
         try:
-            files = sorted((self.folder / folder).glob("*.json"), key=lambda file: -file.stat().st_mtime)[:most]
+            files = sorted(
+                (self.folder / folder).glob("*.json"), key=lambda file: -file.stat().st_mtime
+            )[:most]
         except OSError:
             return ()
         return tuple(found for file in files if (found := self._read_file(file, kind)) is not None)
@@ -152,7 +161,9 @@ class Store:
     @staticmethod
     def _read_file(path: Path, kind: type[_Kind]) -> _Kind | None:
         try:
-            return _read(path.read_bytes(), kind) if path.stat().st_size <= MAX_ANSWER_BYTES else None
+            return (
+                _read(path.read_bytes(), kind) if path.stat().st_size <= MAX_ANSWER_BYTES else None
+            )
         except OSError:
             return None
 
@@ -188,7 +199,9 @@ class Record:
         self.here = circumstances(job, versions)
 
     def answer(self) -> Recommendation | None:
-        """Return the stored answer to the same job; None if there is none, or --fresh or --resume is set."""
+        """Return the stored answer to the same job; None if there is none, or --fresh or
+        --resume is set.
+        """
         job = self._job
         if job.fresh or job.resume:
             return None
@@ -197,10 +210,15 @@ class Record:
             return None
         # One with a smaller budget serves if it was complete: a further search would find no more.
         complete = known.answer.proven in ("no better candidate possible", "stopped improving")
-        if not complete and (job.budget_seconds > known.budget_seconds or job.max_probes > known.max_probes):
+        if not complete and (
+            job.budget_seconds > known.budget_seconds or job.max_probes > known.max_probes
+        ):
             return None
         source = AnswerSource(
-            when=known.when, where=known.where, versions=self._versions, elapsed_seconds=known.answer.elapsed_seconds
+            when=known.when,
+            where=known.where,
+            versions=self._versions,
+            elapsed_seconds=known.answer.elapsed_seconds,
         )
         return replace(known.answer, from_record=source, elapsed_seconds=0.0, probe_seconds=0.0)
 
@@ -213,7 +231,9 @@ class Record:
 
         def both(event: Event) -> None:
             # A deadline or a signal is no outcome of the candidate's own.
-            if isinstance(event, ProbeEnded) and (event.trial.verdict.fits or event.trial.measurement.outcome.is_out_of_memory):
+            if isinstance(event, ProbeEnded) and (
+                event.trial.verdict.fits or event.trial.measurement.outcome.is_out_of_memory
+            ):
                 self._store.append(self.here, [event.trial], when=_now())
             listener(event)
 
@@ -228,20 +248,35 @@ class Record:
             return
         job = self._job
         known = StoredAnswer(
-            schema=SCHEMA, when=_now(), where=platform.node(), facts=self.here.facts, budget_seconds=job.budget_seconds,
-            max_probes=job.max_probes, answer=answer,
-        )  # fmt: skip
+            schema=SCHEMA,
+            when=_now(),
+            where=platform.node(),
+            facts=self.here.facts,
+            budget_seconds=job.budget_seconds,
+            max_probes=job.max_probes,
+            answer=answer,
+        )
         self._store.keep(ANSWERS, self.here.job_key, known)
 
 
 def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
-    """Return the conditions that determine a probe's figures here, and the rest that determines the answer."""
+    """Return the conditions that determine a probe's figures here, and the rest that determines
+    the answer.
+    """
     workload, hardware = job.task.workload, job.task.hardware
-    device = {"kind": hardware.kind, "name": hardware.name, "count": hardware.count, "memory_bytes": hardware.memory_bytes}
+    device = {
+        "kind": hardware.kind,
+        "name": hardware.name,
+        "count": hardware.count,
+        "memory_bytes": hardware.memory_bytes,
+    }
     facts: dict[str, object] = {
         "autotune": autotune.__version__,
         "model": workload.model.config,
-        "weights": [workload.weights, str(workload.model.folder) if workload.weights == "real" else None],
+        "weights": [
+            workload.weights,
+            str(workload.model.folder) if workload.weights == "real" else None,
+        ],
         "method": workload.method,
         "framework": workload.framework,
         "tuning": workload.tuning,
@@ -260,7 +295,15 @@ def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
     return Circumstances(facts=facts, job=asked)
 
 
-ENVIRONMENT_PREFIXES = ("PYTORCH_", "VLLM_", "NCCL_", "CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS", "TORCH_", "XFORMERS_")
+ENVIRONMENT_PREFIXES = (
+    "PYTORCH_",
+    "VLLM_",
+    "NCCL_",
+    "CUDA_MODULE_LOADING",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "TORCH_",
+    "XFORMERS_",
+)
 """Prefixes of variables that configure allocators, kernels and buffers."""
 
 
@@ -277,13 +320,26 @@ def strings_in(value: object) -> list[str]:
     """Return every string in a nested configuration."""
     if isinstance(value, str):
         return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    parts = (
+        value.values()
+        if isinstance(value, Mapping)
+        else value
+        if isinstance(value, (list, tuple))
+        else ()
+    )
     return [text for part in parts for text in strings_in(part)]
 
 
 def files_named(*names: str | None) -> dict[str, str]:
-    """Return stamps of the files and folders that the job names, modules of rewards included; a new one for an unreadable one."""
-    paths = [path for name in names if name and len(name) <= MAX_NAME_LENGTH for path in (name, f"{name.split('.')[0]}.py")]
+    """Return stamps of the files and folders that the job names, modules of rewards included; a
+    new one for an unreadable one.
+    """
+    paths = [
+        path
+        for name in names
+        if name and len(name) <= MAX_NAME_LENGTH
+        for path in (name, f"{name.split('.')[0]}.py")
+    ]
     return {
         path: stamp(path) or f"unknown {time.time_ns()}"
         for path in paths

@@ -1,8 +1,8 @@
 """Choice of the candidate to measure among the agenda's pool.
 
-`--sampler value` chooses the highest acquisition value: expected improvement per second that the measurement takes. With one of
-Optuna's own samplers, its proposal is replaced by the nearest candidate of the pool. A trial's parameters are always those of
-the measured candidate.
+`--sampler value` chooses the highest acquisition value: expected improvement per second that the
+measurement takes. With one of Optuna's own samplers, its proposal is replaced by the nearest
+candidate of the pool. A trial's parameters are always those of the measured candidate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
@@ -30,17 +35,22 @@ from autotune.search.surrogate.estimates import Estimates
 from autotune.search.surrogate.gaussian_process import expected_improvement
 from autotune.search.trial_view import TrialView
 
-EQUAL_VALUE_SHARE = 0.05  # Difference of acquisition values, as a share, below which the simpler candidate is measured
-# Exponent of the chance of fitting before the first out-of-memory error, after one, and after more. An error costs more than
-# its seconds; the first one is the price of locating the limit.
+# Difference of acquisition values, as a share, below which the simpler candidate is measured
+EQUAL_VALUE_SHARE = 0.05
+# Exponent of the chance of fitting before the first out-of-memory error, after one, and after more.
+# An error costs more than its seconds; the first one is the price of locating the limit.
 OOM_EXPONENTS = (1.5, 3.0, 5.0)
-COST_EXPONENT = 0.5  # Exponent of the seconds: at 1, cheap small steps would always precede expensive ones with a large gain
+# Exponent of the seconds: at 1, cheap small steps would always precede expensive ones with a large
+# gain
+COST_EXPONENT = 0.5
 DEFAULT_LOAD_PROBES = 3.0  # Assumed duration of a load in probes, before any load was measured
 
 
 def most_valuable(view: TrialView, pool: IndexArray, live: Collection[str]) -> int:
-    """Return the row with the highest acquisition value; of nearly equal ones that of the simplest candidate. `live`: keys of the
-    loads that are ready; if empty, the load of the last probe."""
+    """Return the row with the highest acquisition value; of nearly equal ones that of the
+    simplest candidate. `live`: keys of the loads that are ready; if empty, the load of the last
+    probe.
+    """
     values, candidates = acquisition_values(view, pool, live), view.table.candidates
     best = np.flatnonzero(values >= (1 - EQUAL_VALUE_SHARE) * values.max())
     chosen = min(best, key=lambda place: (complexity(candidates[int(pool[place])]), -values[place]))
@@ -48,9 +58,13 @@ def most_valuable(view: TrialView, pool: IndexArray, live: Collection[str]) -> i
 
 
 def acquisition_values(view: TrialView, pool: IndexArray, live: Collection[str] = ()) -> FloatArray:
-    """EI · P(fits)^c / seconds^COST_EXPONENT for each member of the pool; without a leader, all that fits is a gain."""
+    """EI · P(fits)^c / seconds^COST_EXPONENT for each member of the pool; without a leader, all
+    that fits is a gain.
+    """
     trials, estimates = view.completed, view.estimates
-    exponent = OOM_EXPONENTS[min(len(OOM_EXPONENTS) - 1, sum(one.measurement.outcome.is_out_of_memory for one in trials))]
+    exponent = OOM_EXPONENTS[
+        min(len(OOM_EXPONENTS) - 1, sum(one.measurement.outcome.is_out_of_memory for one in trials))
+    ]
     if contenders := view.same_tier_contenders(view.table.candidates[pool[0]]):
         lead, deviation = estimates.speed.lead_over(view.leader(contenders))
         improvement = expected_improvement(lead[pool], deviation[pool], 0.0)
@@ -60,25 +74,37 @@ def acquisition_values(view: TrialView, pool: IndexArray, live: Collection[str] 
     gain = improvement * estimates.fits[pool] ** exponent
     if not view.problem.surrogate.options.value_per_second:
         return gain
-    return np.asarray(gain / _seconds_to_measure(view.table, trials, estimates, live)[pool] ** COST_EXPONENT)
+    return np.asarray(
+        gain / _seconds_to_measure(view.table, trials, estimates, live)[pool] ** COST_EXPONENT
+    )
 
 
 def _seconds_to_measure(
     table: CandidateTable, trials: Sequence[Trial], estimates: Estimates, live: Collection[str]
 ) -> FloatArray:
-    """Return probe + load (0 where it is live) + P(out of memory) · reload, in seconds, for every candidate."""
+    """Return probe + load (0 where it is live) + P(out of memory) · reload, in seconds, for
+    every candidate.
+    """
     if not trials:
         return np.ones(len(table))
     probe = _probe_seconds(trials, estimates)
     load = _load_seconds(table, trials, float(np.median(probe)))
-    ready = live or {one.candidate.load_key for one in trials[-1:] if not one.measurement.outcome.is_out_of_memory}
-    is_ready = np.isin(table.loads, [table.load_number[key] for key in ready if key in table.load_number])
+    ready = live or {
+        one.candidate.load_key
+        for one in trials[-1:]
+        if not one.measurement.outcome.is_out_of_memory
+    }
+    is_ready = np.isin(
+        table.loads, [table.load_number[key] for key in ready if key in table.load_number]
+    )
     return np.asarray(probe + np.where(is_ready, 0.0, load) + (1 - estimates.fits) * load)
 
 
 def _probe_seconds(trials: Sequence[Trial], estimates: Estimates) -> FloatArray:
     """Median seconds of a probe times the candidate's expected slowdown, within a factor of e."""
-    costs = [trial.measurement.cost for trial in trials if trial.purpose != "confirm"] or [trials[-1].measurement.cost]
+    costs = [trial.measurement.cost for trial in trials if trial.purpose != "confirm"] or [
+        trials[-1].measurement.cost
+    ]
     usual = max(statistics.median(cost.total_seconds - cost.load_seconds for cost in costs), 1e-3)
     speeds = [trial.measurement.ranking_speed for trial in trials]
     known = [speed.tokens_per_second for speed in speeds if speed is not None]
@@ -89,14 +115,21 @@ def _probe_seconds(trials: Sequence[Trial], estimates: Estimates) -> FloatArray:
 
 
 def _load_seconds(table: CandidateTable, trials: Sequence[Trial], probe: float) -> FloatArray:
-    """Median seconds of the measured loads that share the most settings with the candidate's load."""
+    """Median seconds of the measured loads that share the most settings with the candidate's
+    load.
+    """
     measured: dict[str, tuple[Knobs, list[float]]] = {}
     for trial in trials:
         if (seconds := trial.measurement.cost.load_seconds) > 0:
-            measured.setdefault(trial.candidate.load_key, (trial.candidate.load, []))[1].append(seconds)
+            measured.setdefault(trial.candidate.load_key, (trial.candidate.load, []))[1].append(
+                seconds
+            )
     by_load = np.empty(len(table.load_examples))
     for number, one in table.load_examples.items():
-        similar = [(sum(load.get(name) == value for name, value in one.load.items()), many) for load, many in measured.values()]
+        similar = [
+            (sum(load.get(name) == value for name, value in one.load.items()), many)
+            for load, many in measured.values()
+        ]
         most = max((count for count, _ in similar), default=0)
         nearest = [seconds for count, many in similar if count == most for seconds in many]
         by_load[number] = statistics.median(nearest) if nearest else DEFAULT_LOAD_PROBES * probe
@@ -104,16 +137,26 @@ def _load_seconds(table: CandidateTable, trials: Sequence[Trial], probe: float) 
 
 
 def distributions_of(space: SearchSpace, baseline: Candidate | None) -> dict[str, BaseDistribution]:
-    """Return one distribution per moving knob, fixed for the whole study; integers on a log scale. The baseline's values are
-    included, since it need not be a point of the space."""
+    """Return one distribution per moving knob, fixed for the whole study; integers on a log
+    scale. The baseline's values are included, since it need not be a point of the space.
+    """
     beside = baseline.knobs if baseline else {}
-    values = {knob.name: [*knob.choices, *([beside[knob.name]] if knob.name in beside else [])] for knob in space.knobs}
-    moving = {name: among for name, among in values.items() if len({(type(value), value) for value in among}) > 1}
+    values = {
+        knob.name: [*knob.choices, *([beside[knob.name]] if knob.name in beside else [])]
+        for knob in space.knobs
+    }
+    moving = {
+        name: among
+        for name, among in values.items()
+        if len({(type(value), value) for value in among}) > 1
+    }
     return {name: _distribution(among) for name, among in (moving or values).items()}
 
 
 def _distribution(choices: Sequence[KnobValue]) -> BaseDistribution:
-    if all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in choices):
+    if all(
+        isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in choices
+    ):
         numbers = [int(value) for value in choices if value is not None]
         return IntDistribution(min(numbers), max(numbers), log=True)
     if all(isinstance(value, float) for value in choices):
@@ -126,11 +169,20 @@ class StockSampler:
     """One of Optuna's samplers, its proposals replaced by the nearest candidate of the pool."""
 
     def __init__(
-        self, inner: BaseSampler, distributions: Mapping[str, BaseDistribution], candidates: Sequence[Candidate], seed: int
+        self,
+        inner: BaseSampler,
+        distributions: Mapping[str, BaseDistribution],
+        candidates: Sequence[Candidate],
+        seed: int,
     ) -> None:
         self._inner, self._distributions, self._random = inner, distributions, random.Random(seed)
         self._positions = {
-            name: np.array([_position(one, who.knobs[name]) if name in who.knobs else np.nan for who in candidates])
+            name: np.array(
+                [
+                    _position(one, who.knobs[name]) if name in who.knobs else np.nan
+                    for who in candidates
+                ]
+            )
             for name, one in distributions.items()
         }
 
@@ -143,7 +195,9 @@ class StockSampler:
         for name, value in proposal.items():
             if name not in self._positions:
                 continue
-            apart = np.abs(self._positions[name][pool] - _position(self._distributions[name], value))
+            apart = np.abs(
+                self._positions[name][pool] - _position(self._distributions[name], value)
+            )
             if isinstance(self._distributions[name], CategoricalDistribution):
                 apart = np.where(apart > 0, 1.0, apart)
             distances += np.nan_to_num(apart)  # from 0 to 1; 0 without such a knob
@@ -157,11 +211,16 @@ def _position(distribution: BaseDistribution, value: Any) -> float:
     if distribution.low == distribution.high:
         return 0.0
     scale = math.log if distribution.log else float
-    return (scale(value) - scale(distribution.low)) / (scale(distribution.high) - scale(distribution.low))
+    return (scale(value) - scale(distribution.low)) / (
+        scale(distribution.high) - scale(distribution.low)
+    )
 
 
 def stock_sampler(
-    name: SamplerName, distributions: Mapping[str, BaseDistribution], candidates: Sequence[Candidate], seed: int
+    name: SamplerName,
+    distributions: Mapping[str, BaseDistribution],
+    candidates: Sequence[Candidate],
+    seed: int,
 ) -> StockSampler | None:
     """Return Optuna's sampler of that name; None for `value`, which is `most_valuable`."""
     stock: BaseSampler

@@ -1,7 +1,8 @@
 """Opening of a study's storage, which waits while the database is away, and of the study of a job.
 
-Optuna's heartbeat and retries cover failed trials, not lost connections: a call that hits a restarting server or another
-process's lock raises there and ends the search. tests/search/test_postgres.py and tests/faults need these retries.
+Optuna's heartbeat and retries cover failed trials, not lost connections: a call that hits a
+restarting server or another process's lock raises there and ends the search.
+tests/search/test_postgres.py and tests/faults need these retries.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState
 from sqlalchemy import event
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, PendingRollbackError, ProgrammingError
+from sqlalchemy.exc import (
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    PendingRollbackError,
+    ProgrammingError,
+)
 
 from autotune.core.answer import plain
 from autotune.core.errors import BadInput, MissingExtra, StorageLost, StudyMismatch
@@ -31,7 +39,13 @@ from autotune.core.secrets import without_password
 from autotune.machine.local_files import refuse_network_storage
 from autotune.machine.signals import stop_requested, uninterrupted
 from autotune.search.claims import Claims, delete_claims
-from autotune.search.trial_storage import DRIVER, AtomicMemoryStorage, AtomicRDBStorage, TrialEnd, TrialWriter
+from autotune.search.trial_storage import (
+    DRIVER,
+    AtomicMemoryStorage,
+    AtomicRDBStorage,
+    TrialEnd,
+    TrialWriter,
+)
 
 Result = TypeVar("Result")
 
@@ -45,28 +59,59 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 5.0
 NOTIFY_AFTER_SECONDS = 3.0
 
 _PERMANENT = (
-    "readonly", "read-only", "permission denied", "no such table", "does not exist", "disk is full", "no space left",
+    "readonly",
+    "read-only",
+    "permission denied",
+    "no such table",
+    "does not exist",
+    "disk is full",
+    "no space left",
     "quota exceeded",
-)  # fmt: skip
+)
 """Parts of error messages that waiting does not change."""
 
-_OF_A_FULL_DISK = ("disk i/o error", "unable to open database file")  # SQLite's messages also for a disk that is full
+_OF_A_FULL_DISK = (
+    "disk i/o error",
+    "unable to open database file",
+)  # SQLite's messages also for a disk that is full
 MIN_FREE_BYTES = 64 * 1024
 MAX_MISSING_SECONDS = 5.0  # Wait for a file that was moved away and may come back
 _DELETED = "deleted"
 
 _RETRIED = (
-    "create_new_study", "delete_study", "get_all_studies", "get_study_directions", "get_study_id_from_name",
-    "get_study_name_from_id", "get_study_system_attrs", "get_study_user_attrs", "get_trial", "set_study_system_attr",
-    "set_study_user_attr", "set_trial_state_values", "set_trial_system_attr", "set_trial_user_attr",
-    "get_trial_id_from_study_id_trial_number", "_create_new_trial", "_get_trials", "_set_trial_param", "_get_best_trial_id",
-    "enter", "end",
-)  # fmt: skip
-"""Storage methods to retry. Each may run twice: a trial whose creation was not confirmed is swept like a killed driver's."""
+    "create_new_study",
+    "delete_study",
+    "get_all_studies",
+    "get_study_directions",
+    "get_study_id_from_name",
+    "get_study_name_from_id",
+    "get_study_system_attrs",
+    "get_study_user_attrs",
+    "get_trial",
+    "set_study_system_attr",
+    "set_study_user_attr",
+    "set_trial_state_values",
+    "set_trial_system_attr",
+    "set_trial_user_attr",
+    "get_trial_id_from_study_id_trial_number",
+    "_create_new_trial",
+    "_get_trials",
+    "_set_trial_param",
+    "_get_best_trial_id",
+    "enter",
+    "end",
+)
+"""Storage methods to retry. Each may run twice: a trial whose creation was not confirmed is
+swept like a killed driver's.
+"""
 
 
-def open_storage(url: str, retry: RetryPolicy | None = None) -> AtomicRDBStorage | AtomicMemoryStorage:
-    """Return the storage of an Optuna URL, with retries while the database is away. BadInput if it cannot be opened."""
+def open_storage(
+    url: str, retry: RetryPolicy | None = None
+) -> AtomicRDBStorage | AtomicMemoryStorage:
+    """Return the storage of an Optuna URL, with retries while the database is away. BadInput if
+    it cannot be opened.
+    """
     if url == IN_MEMORY:
         return AtomicMemoryStorage()
     refuse_network_storage(url)
@@ -78,14 +123,19 @@ def open_storage(url: str, retry: RetryPolicy | None = None) -> AtomicRDBStorage
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         way_out = "Give --storage a database that can be written, like sqlite:///path/to/study.db."
         if "password" in reason:
-            way_out = "Name a password file in PGPASSFILE, set PGPASSWORD, or give a file with the whole URL by --storage-file."
+            way_out = (
+                "Name a password file in PGPASSFILE, set PGPASSWORD, or give a file with the whole"
+                " URL by --storage-file."
+            )
         what = f"The storage {without_password(url)} can't be opened: {without_password(reason)}."
         raise BadInput(what, way_out=way_out) from error
     return _with_retries(_with_write_ahead_log(opened), retry or RetryPolicy(url=url))
 
 
 def _opened(url: str) -> AtomicRDBStorage:
-    """Open the database; if several drivers create its tables at once, all but one get an error first."""
+    """Open the database; if several drivers create its tables at once, all but one get an error
+    first.
+    """
     for _ in range(MAX_TRIES):
         with contextlib.suppress(IntegrityError, ProgrammingError):
             return AtomicRDBStorage(_with_driver(url), engine_kwargs=_options(url))
@@ -104,13 +154,19 @@ def _options(url: str) -> dict[str, Any]:
     if url.startswith("sqlite"):
         return {"connect_args": {"timeout": 60}}
     # Replace a broken connection on next use, and detect a vanished server.
-    alive = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+    alive = {
+        "connect_timeout": 10,
+        "keepalives_idle": 30,
+        "keepalives_interval": 10,
+        "keepalives_count": 3,
+    }
     return {"pool_pre_ping": True, "connect_args": alive if url.startswith("postgres") else {}}
 
 
 def _with_write_ahead_log(storage: AtomicRDBStorage) -> AtomicRDBStorage:
-    """Switch SQLite to its write-ahead log, if the file system supports it: without it each write waits for the disk. Committed
-    trials survive the end of this process in either mode."""
+    """Switch SQLite to its write-ahead log, if the file system supports it: without it each
+    write waits for the disk. Committed trials survive the end of this process in either mode.
+    """
     if storage.engine.dialect.name == "sqlite":
 
         def on_connect(connection: Any, record: object) -> None:
@@ -132,7 +188,9 @@ class RetryPolicy:
     url: str
     seconds: float = MAX_WAIT_SECONDS
     notify: Callable[[str], None] = field(default=lambda text: None)
-    _inode: tuple[int, int] | None = field(default=None, init=False)  # Device and inode of SQLite's file, as first seen
+    _inode: tuple[int, int] | None = field(
+        default=None, init=False
+    )  # Device and inode of SQLite's file, as first seen
 
     def __call__(self, call: Callable[[], Result]) -> Result:
         """Return the call's result; StorageLost if the database does not come back."""
@@ -150,7 +208,9 @@ class RetryPolicy:
             except (StorageInternalError, DBAPIError, PendingRollbackError) as error:
                 reason, waited = _reason(error), time.monotonic() - began
                 reason = self._with_disk_state(reason)
-                patience = min(self.seconds, MAX_LAST_WAIT_SECONDS) if stop_requested() else self.seconds
+                patience = (
+                    min(self.seconds, MAX_LAST_WAIT_SECONDS) if stop_requested() else self.seconds
+                )
                 if not _is_temporary(error, reason) or waited > patience:
                     lost = f"The study's database {where} can't be used any more ({reason})."
                     raise StorageLost(f"{lost} {_fix(reason)}") from error
@@ -161,7 +221,9 @@ class RetryPolicy:
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _is_deleted(self) -> bool:
-        """Return True if SQLite's file is gone or another one: open connections would write on, into a file without a name."""
+        """Return True if SQLite's file is gone or another one: open connections would write on,
+        into a file without a name.
+        """
         file = sqlite_file(self.url)
         if file is None:
             return False
@@ -200,16 +262,22 @@ def _reason(error: BaseException) -> str:
 
 def _fix(reason: str) -> str:
     if _DELETED in reason:
-        return "Its trials are lost with it; the record of this user's measurements is not, and a new search uses it."
+        return (
+            "Its trials are lost with it; the record of this user's measurements is not, and a new"
+            " search uses it."
+        )
     kept = "Its trials are kept: go on with --resume"
-    full = any(words in reason.lower() for words in ("disk is full", "no space left", "quota exceeded"))
+    full = any(
+        words in reason.lower() for words in ("disk is full", "no space left", "quota exceeded")
+    )
     return f"{kept}, after freeing some space." if full else f"{kept}."
 
 
 def _is_temporary(error: BaseException, reason: str) -> bool:
     """Return True for another process's lock, a restarting server or a lost network."""
     cause = error.__cause__ if isinstance(error, StorageInternalError) else error
-    # PendingRollbackError: Optuna continued a transaction of a lost connection; the next call begins a new one.
+    # PendingRollbackError: Optuna continued a transaction of a lost connection; the next call
+    # begins a new one.
     away = isinstance(cause, (OperationalError, InterfaceError, PendingRollbackError)) or (
         isinstance(cause, DBAPIError) and cause.connection_invalidated
     )
@@ -224,7 +292,9 @@ def open_optuna(job: Job, storage: BaseStorage) -> optuna.Study:
         _delete_claims_unless_active(storage, name)
         optuna.delete_study(study_name=name, storage=storage)
         existing.discard(name)
-    study = optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
+    study = optuna.create_study(
+        study_name=name, storage=storage, direction="maximize", load_if_exists=True
+    )
     if name in existing:
         _check_same(study, job)
     else:
@@ -245,12 +315,18 @@ def _check_same(study: optuna.Study, job: Job) -> None:
     if recorded != requested:
         how = "it was not made by autotune"
         if isinstance(recorded, dict):
-            how = "it differs in " + ", ".join(sorted(name for name in requested if recorded.get(name) != requested[name]))
+            how = "it differs in " + ", ".join(
+                sorted(name for name in requested if recorded.get(name) != requested[name])
+            )
         raise StudyMismatch(
             f"The study {job.study_name!r} was made for another request ({how}).",
-            way_out="Give this one a name of its own with --study NAME, or start over with --fresh.",
+            way_out=(
+                "Give this one a name of its own with --study NAME, or start over with --fresh."
+            ),
         )
-    if not job.resume and any(trial.state.is_finished() for trial in study.get_trials(deepcopy=False)):
+    if not job.resume and any(
+        trial.state.is_finished() for trial in study.get_trials(deepcopy=False)
+    ):
         raise BadInput(
             f"The study {job.study_name!r} already holds measurements of this request.",
             way_out="Go on with --resume, or start over with --fresh.",
@@ -276,21 +352,34 @@ def _delete_claims_unless_active(storage: BaseStorage, name: str) -> None:
     if busy:
         raise BadInput(
             f"The study {name!r} is in use by {busy[0]}, so it can't be deleted.",
-            way_out="Join it with --resume, give this one a name of its own with --study NAME, or end the other first.",
+            way_out=(
+                "Join it with --resume, give this one a name of its own with --study NAME, or end"
+                " the other first."
+            ),
         )
     delete_claims(storage.engine, name)
 
 
 def sweep_stale(trials: TrialWriter, claims: Claims | None, mine: Collection[int] = ()) -> None:
-    """Fail the trials that a terminated driver left running, except `mine`: their candidates are open again."""
-    running = trials.study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
+    """Fail the trials that a terminated driver left running, except `mine`: their candidates are
+    open again.
+    """
+    running = trials.study.get_trials(
+        deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)
+    )
     others = [] if claims is None else claims.active_drivers
-    active = {driver.driver for driver in others}  # read second: the driver of every such trial was there before
+    active = {
+        driver.driver for driver in others
+    }  # read second: the driver of every such trial was there before
     for trial in running:
-        owner = trial.user_attrs.get(DRIVER)  # a trial without one was begun a moment ago, if any other driver is active
+        owner = trial.user_attrs.get(
+            DRIVER
+        )  # a trial without one was begun a moment ago, if any other driver is active
         owned = bool(active) if owner is None else owner in active
         if trial.number not in mine and not owned:
-            trials.end(trial, TrialEnd(state=TrialState.FAIL))  # without effect on one that has ended meanwhile
+            trials.end(
+                trial, TrialEnd(state=TrialState.FAIL)
+            )  # without effect on one that has ended meanwhile
 
 
 def the_study_in(storage: BaseStorage, name: str | None, url: str) -> str:
@@ -300,7 +389,9 @@ def the_study_in(storage: BaseStorage, name: str | None, url: str) -> str:
     if name is None and len(there) == 1:
         return there[0]
     if name is None:
-        raise BadInput(f"{where} holds {len(there)} studies.", way_out=f"Name one with --study: {listed}.")
+        raise BadInput(
+            f"{where} holds {len(there)} studies.", way_out=f"Name one with --study: {listed}."
+        )
     if name not in there:
         raise BadInput(f"{where} holds no study {name!r}.", way_out=f"It holds: {listed}.")
     return name

@@ -30,7 +30,9 @@ from autotune.search.trial_view import SearchProblem, TrialView, tiers_of
 
 
 def with_predicted_speed(measurement: Measurement, prediction: Prediction | None) -> Measurement:
-    """Return the measurement with cycles at the predicted speed, for the longest and the usual lengths, where it is predicted."""
+    """Return the measurement with cycles at the predicted speed, for the longest and the usual
+    lengths, where it is predicted.
+    """
     timed = measurement.worst
     if timed is None or prediction is None:
         return replace(measurement, worst=None, typical=None)
@@ -38,11 +40,15 @@ def with_predicted_speed(measurement: Measurement, prediction: Prediction | None
     return replace(
         measurement,
         worst=_predicted_cycle(timed, prediction.tokens_per_second, phases),
-        typical=_predicted_cycle(timed, prediction.tokens_per_second_at_lengths, prediction.seconds_at_lengths or {}),
+        typical=_predicted_cycle(
+            timed, prediction.tokens_per_second_at_lengths, prediction.seconds_at_lengths or {}
+        ),
     )
 
 
-def _predicted_cycle(timed: Speed, rate: Estimate | None, phases: Mapping[Phase, Estimate]) -> Speed | None:
+def _predicted_cycle(
+    timed: Speed, rate: Estimate | None, phases: Mapping[Phase, Estimate]
+) -> Speed | None:
     if rate is None or rate.value <= 0:
         return None
     tokens = timed.cycle_loss_tokens[-1]
@@ -53,7 +59,11 @@ def _predicted_cycle(timed: Speed, rate: Estimate | None, phases: Mapping[Phase,
         cycle_seconds=(seconds,),
         cycle_loss_tokens=(tokens,),
         prompt_tokens=timed.prompt_tokens,
-        phase_seconds={name: seconds * phase.value / whole for name, phase in phases.items()} if whole else {"other": seconds},
+        phase_seconds=(
+            {name: seconds * phase.value / whole for name, phase in phases.items()}
+            if whole
+            else {"other": seconds}
+        ),
     )
 
 
@@ -92,7 +102,11 @@ class Study:
     @property
     def view(self) -> TrialView:
         pending = self.pending
-        if self._view is None or len(self._view.all) != len(self.trials) or self._view.pending != pending:
+        if (
+            self._view is None
+            or len(self._view.all) != len(self.trials)
+            or self._view.pending != pending
+        ):
             self._view = TrialView(self.problem, self.trials, pending)
         return self._view
 
@@ -102,7 +116,9 @@ class Study:
         return frozenset(one.candidate.id for one in self.open.values()) | self._claimed_by_others
 
     def ask(self, budget: RemainingBudget) -> TrialRequest | Wait | SearchEnd:
-        """Return the next candidate to measure, or the reason that there is none. Earlier requests may be pending."""
+        """Return the next candidate to measure, or the reason that there is none. Earlier
+        requests may be pending.
+        """
         if any(one.purpose == "confirm" for one in self.open.values()):
             return Wait()
         while True:
@@ -112,21 +128,32 @@ class Study:
             if not isinstance(step, NextProbe):
                 return step
             trial, candidate = self._begin(step.purpose, step.pool, budget.live)
-            round_number = f" confirm {len(self.view.rounds.get(candidate.id, ()))}" if step.purpose == "confirm" else ""
+            round_number = (
+                f" confirm {len(self.view.rounds.get(candidate.id, ()))}"
+                if step.purpose == "confirm"
+                else ""
+            )
             claim = f"{candidate.id}{round_number}"
             taken = self._claims is None or self._claims.take(claim)
             if taken and not self.catch_up():
                 number, purpose = trial.number, step.purpose
-                request = TrialRequest(number=number, purpose=purpose, candidate=candidate, frozen=trial, claim=claim)
+                request = TrialRequest(
+                    number=number, purpose=purpose, candidate=candidate, frozen=trial, claim=claim
+                )
                 self.open[number] = request
                 return request
             if taken:
                 self._release(claim)
-            # Another driver claimed the candidate first or reported a trial: the agenda decides anew.
-            self._writer.end(trial, trial_storage.failed_end("another driver of this study was faster"))
+            # Another driver claimed the candidate first or reported a trial: the agenda decides
+            # anew.
+            self._writer.end(
+                trial, trial_storage.failed_end("another driver of this study was faster")
+            )
 
     def catch_up(self) -> bool:
-        """Read the trials of other drivers and update the heartbeat; return True for new trials. Call every few seconds."""
+        """Read the trials of other drivers and update the heartbeat; return True for new trials.
+        Call every few seconds.
+        """
         if self._claims is None:
             return False
         self._claims.beat()
@@ -137,8 +164,14 @@ class Study:
         if released:
             sweep_stale(self._writer, self._claims, self.open)
         known = {trial.number for trial in self.trials}
-        finished = (one for one in self._study.get_trials(deepcopy=False) if one.number not in known and one.state.is_finished())
-        new = [trial for frozen in finished if (trial := trial_storage.read_trial(frozen)) is not None]
+        finished = (
+            one
+            for one in self._study.get_trials(deepcopy=False)
+            if one.number not in known and one.state.is_finished()
+        )
+        new = [
+            trial for frozen in finished if (trial := trial_storage.read_trial(frozen)) is not None
+        ]
         self.trials = (*self.trials, *new)
         return bool(new)
 
@@ -151,7 +184,9 @@ class Study:
         if self._claims is not None:
             self._claims.release(claim)
 
-    def _begin(self, purpose: Purpose, pool: IndexArray, live: frozenset[str] = frozenset()) -> tuple[FrozenTrial, Candidate]:
+    def _begin(
+        self, purpose: Purpose, pool: IndexArray, live: frozenset[str] = frozenset()
+    ) -> tuple[FrozenTrial, Candidate]:
         trial = self._writer.begin(None if self._claims is None else self._claims.driver)
         if len(pool) == 1:
             row = pool[0]
@@ -161,17 +196,25 @@ class Study:
             row = self._sampler.choose(self._study, trial, pool)
         candidate = self.problem.surrogate.table.candidates[row]
         # Written before the measurement, so that a killed driver's trial names its candidate.
-        self._writer.enter(trial, trial_storage.trial_start(candidate, purpose, self._distributions))
+        self._writer.enter(
+            trial, trial_storage.trial_start(candidate, purpose, self._distributions)
+        )
         return trial, candidate
 
     def _record_screened(self) -> None:
-        """Record the screened candidates nearest to the limit; a sampler learns from them as from one that does not fit."""
+        """Record the screened candidates nearest to the limit; a sampler learns from them as
+        from one that does not fit.
+        """
         if len(self._screened) >= trial_storage.MAX_SCREENED_RECORDS:
             return
         screened, table = self.view.screened, self.view.table
         predicted = [name for name in screened if name in self._predictions]
         nearest = sorted(predicted, key=lambda name: self._predictions[name].peak_memory_bytes.low)
-        new = [name for name in nearest[: trial_storage.MAX_SCREENED_RECORDS] if name not in self._screened]
+        new = [
+            name
+            for name in nearest[: trial_storage.MAX_SCREENED_RECORDS]
+            if name not in self._screened
+        ]
         if new:
             self._study.set_user_attr(trial_storage.ALL_SCREENED, len(screened))
         for name in new:
@@ -183,18 +226,26 @@ class Study:
         """Record the measurement and its verdict."""
         predicted, expected = self._predictions.get(request.candidate.id), None
         if predicted is not None:
-            expected = Expected(peak_memory_bytes=predicted.peak_memory_bytes, tokens_per_second=predicted.tokens_per_second)
+            expected = Expected(
+                peak_memory_bytes=predicted.peak_memory_bytes,
+                tokens_per_second=predicted.tokens_per_second,
+            )
         if measurement.emulated:
             measurement = with_predicted_speed(measurement, predicted)
         trial = Trial(
-            number=request.number, purpose=request.purpose, candidate=request.candidate, measurement=measurement,
-            verdict=judge(measurement), expected=expected,
-        )  # fmt: skip
+            number=request.number,
+            purpose=request.purpose,
+            candidate=request.candidate,
+            measurement=measurement,
+            verdict=judge(measurement),
+            expected=expected,
+        )
         del self.open[request.number]
         try:
             self._writer.end(request.frozen, trial_storage.measured_end(trial))
         except UpdateFinishedTrialError:
-            # After a long silence another driver swept this trial. The measurement counts all the same.
+            # After a long silence another driver swept this trial. The measurement counts all the
+            # same.
             again, _ = self._begin(request.purpose, self.view.table.indices([request.candidate]))
             trial = replace(trial, number=again.number)
             self._writer.end(again, trial_storage.measured_end(trial))
@@ -216,11 +267,13 @@ def open_study(
     baseline: Candidate | None,
     predictions: Mapping[str, Prediction] = MappingProxyType({}),
     *,
-    options: SearchOptions = SearchOptions(),  # noqa: B008 - frozen
+    options: SearchOptions = SearchOptions(),  # noqa: B008
     earlier: Sequence[Trial] = (),
 ) -> Study:
-    """Return the job's study, new or resumed. `predictions` by candidate id are the surrogate's priors. `earlier` are trials of
-    other studies on the same model, versions and hardware: evidence for the surrogate, not counted as measured here."""
+    """Return the job's study, new or resumed. `predictions` by candidate id are the surrogate's
+    priors. `earlier` are trials of other studies on the same model, versions and hardware: evidence
+    for the surrogate, not counted as measured here.
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     retry = RetryPolicy(url=job.storage)
     storage = open_storage(job.storage, retry)
@@ -237,10 +290,14 @@ def open_study(
     own = {(one.candidate.id, one.measurement.cost) for one in trial_storage.trials_of(study)}
     problem = SearchProblem(
         tiers=tiers_of(job.space, candidates),
-        surrogate=SurrogateModel(table, predictions, limit_bytes=job.memory_limit_bytes, options=options),
+        surrogate=SurrogateModel(
+            table, predictions, limit_bytes=job.memory_limit_bytes, options=options
+        ),
         baseline=baseline,
         uses_surrogate=job.sampler == "value",
-        earlier=tuple(one for one in earlier if (one.candidate.id, one.measurement.cost) not in own),
+        earlier=tuple(
+            one for one in earlier if (one.candidate.id, one.measurement.cost) not in own
+        ),
     )
     sampler = stock_sampler(job.sampler, distributions, table.candidates, job.task.workload.seed)
     return Study(writer, problem, distributions, sampler, predictions, claims, retry)

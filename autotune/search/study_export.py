@@ -62,7 +62,10 @@ def packed(url: str, name: str | None) -> MovedStudy:
             MovedTrial(
                 state=trial.state.name,
                 params=trial.params,
-                distributions={name: distribution_to_json(distribution) for name, distribution in trial.distributions.items()},
+                distributions={
+                    name: distribution_to_json(distribution)
+                    for name, distribution in trial.distributions.items()
+                },
                 user_attrs=trial.user_attrs,
                 constraints=trial.constraints,
                 values=None if trial.values is None else tuple(trial.values),
@@ -81,17 +84,27 @@ def encode(moved: MovedStudy) -> bytes:
 def read(file: Path) -> MovedStudy:
     """Read an exported file; BadInput if it is none."""
     way_out = "Name a file that `autotune study export` wrote."
-    moved = read_json(file, MovedStudy, largest_bytes=MAX_BYTES, way_out=way_out, most_values=MAX_VALUES)
+    moved = read_json(
+        file, MovedStudy, largest_bytes=MAX_BYTES, way_out=way_out, most_values=MAX_VALUES
+    )
     if moved.schema != SCHEMA:
-        raise BadInput(f"{file} has schema {moved.schema}; this version reads schema {SCHEMA}.", way_out=way_out)
+        raise BadInput(
+            f"{file} has schema {moved.schema}; this version reads schema {SCHEMA}.",
+            way_out=way_out,
+        )
     return moved
 
 
 def unpack(moved: MovedStudy, url: str, name: str) -> None:
-    """Create a study of this name with these trials; BadInput if it exists already or a trial is inconsistent."""
+    """Create a study of this name with these trials; BadInput if it exists already or a trial is
+    inconsistent.
+    """
     storage = open_storage(url)
     if name in {study.study_name for study in storage.get_all_studies()}:
-        raise BadInput(f"The storage already holds a study {name!r}.", way_out="Give this one another name with --study NAME.")
+        raise BadInput(
+            f"The storage already holds a study {name!r}.",
+            way_out="Give this one another name with --study NAME.",
+        )
     trials = [_unpacked(number, trial) for number, trial in enumerate(moved.trials)]
     study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
     try:
@@ -106,7 +119,9 @@ def unpack(moved: MovedStudy, url: str, name: str) -> None:
         if not isinstance(error, Exception):
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
-        raise BadInput(f"The study can't be stored: {reason}.", way_out="Export the study again.") from error
+        raise BadInput(
+            f"The study can't be stored: {reason}.", way_out="Export the study again."
+        ) from error
 
 
 def _unpacked(number: int, trial: MovedTrial) -> FrozenTrial:
@@ -114,14 +129,20 @@ def _unpacked(number: int, trial: MovedTrial) -> FrozenTrial:
         made = optuna.trial.create_trial(
             state=TrialState[trial.state],
             params=dict(trial.params),
-            distributions={name: json_to_distribution(text) for name, text in trial.distributions.items()},
+            distributions={
+                name: json_to_distribution(text) for name, text in trial.distributions.items()
+            },
             user_attrs=dict(trial.user_attrs),
             constraints=dict(trial.constraints),
             values=None if trial.values is None else list(trial.values),
         )
     except Exception as error:  # Optuna raises several types for inconsistent fields
         raise BadInput(
-            f"Trial {number} of the file is invalid: {str(error).rstrip('.')}.", way_out="Export the study again."
+            f"Trial {number} of the file is invalid: {str(error).rstrip('.')}.",
+            way_out="Export the study again.",
         ) from error
-    made.datetime_start, made.datetime_complete = trial.started or made.datetime_start, trial.ended or made.datetime_complete
+    made.datetime_start, made.datetime_complete = (
+        trial.started or made.datetime_start,
+        trial.ended or made.datetime_complete,
+    )
     return made

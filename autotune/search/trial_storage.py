@@ -1,16 +1,16 @@
 """Trials in Optuna's storage: what is written of each, and storages that write it atomically.
 
-A trial is JSON in user attributes, so that a study can be read without autotune. A measured trial has its candidate, purpose,
-measurement, outcome and reason, in the form of `core.answer.plain`. A screened candidate is on record too, with its predicted
-figures and never as measured.
+A trial is JSON in user attributes, so that a study can be read without autotune. A measured trial
+has its candidate, purpose, measurement, outcome and reason, in the form of `core.answer.plain`. A
+screened candidate is on record too, with its predicted figures and never as measured.
 
-Outcomes in the terms of Optuna's samplers: a candidate that fits is COMPLETE with its speed; one that ran out of memory, or
-over the limit, is PRUNED with its constraint violated, which TPE learns from; a fault of the machine is FAIL, which samplers
-ignore.
+Outcomes in the terms of Optuna's samplers: a candidate that fits is COMPLETE with its speed; one
+that ran out of memory, or over the limit, is PRUNED with its constraint violated, which TPE learns
+from; a fault of the machine is FAIL, which samplers ignore.
 
-One transaction writes a trial's description, one its end. Optuna reads the trial, writes one row and commits for every parameter
-and attribute. For the dozen of a probe that was most of the driver's time, and a killed driver left partial trials. The rows
-are the same as Optuna's.
+One transaction writes a trial's description, one its end. Optuna reads the trial, writes one row
+and commits for every parameter and attribute. For the dozen of a probe that was most of the
+driver's time, and a killed driver left partial trials. The rows are the same as Optuna's.
 """
 
 from __future__ import annotations
@@ -38,13 +38,24 @@ from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
 
-CANDIDATE, PURPOSE, EXPECTED, MEASUREMENT, OUTCOME, WHY = "candidate", "purpose", "expected", "measurement", "outcome", "why"
+CANDIDATE, PURPOSE, EXPECTED, MEASUREMENT, OUTCOME, WHY = (
+    "candidate",
+    "purpose",
+    "expected",
+    "measurement",
+    "outcome",
+    "why",
+)
 DRIVER = "driver"  # Name of the driver that began the trial, written with its first row
 PREDICTED, CANDIDATE_ID = "predicted", "candidate_id"  # Attributes of a screened trial
 ALL_SCREENED = "screened"  # Attribute of the study: number of screened candidates
-MAX_SCREENED_RECORDS = 12  # Screened candidates to record, nearest to the limit first: thousands would take longer than a probe
+# Screened candidates to record, nearest to the limit first: thousands would take longer than a
+# probe
+MAX_SCREENED_RECORDS = 12
 _CONSTRAINT = "memory over the limit"
-_NOT_MEMORY = 1.0  # Violation by a candidate that failed for another reason than memory: as if it needed twice the limit
+# Violation by a candidate that failed for another reason than memory: as if it needed twice the
+# limit
+_NOT_MEMORY = 1.0
 _MIN_VIOLATION = 0.01
 
 
@@ -59,15 +70,21 @@ class TrialStart:
 class TrialEnd:
     state: TrialState
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    violations: Mapping[str, float] = field(default_factory=dict)  # by constraint, as in `Trial.set_constraint`
+    violations: Mapping[str, float] = field(
+        default_factory=dict
+    )  # by constraint, as in `Trial.set_constraint`
     value: float | None = None
 
     @property
     def system_attributes(self) -> dict[str, float]:
-        return {f"{_CONSTRAINTS_KEY}:{name}": violation for name, violation in self.violations.items()}
+        return {
+            f"{_CONSTRAINTS_KEY}:{name}": violation for name, violation in self.violations.items()
+        }
 
 
-def trial_start(candidate: Candidate, purpose: Purpose, distributions: Mapping[str, BaseDistribution]) -> TrialStart:
+def trial_start(
+    candidate: Candidate, purpose: Purpose, distributions: Mapping[str, BaseDistribution]
+) -> TrialStart:
     params = {name: value for name, value in candidate.knobs.items() if name in distributions}
     attributes = {CANDIDATE: plain(candidate), PURPOSE: purpose}
     return TrialStart(params=params, distributions=distributions, attributes=attributes)
@@ -75,7 +92,11 @@ def trial_start(candidate: Candidate, purpose: Purpose, distributions: Mapping[s
 
 def measured_end(trial: Trial) -> TrialEnd:
     measured, speed = trial.measurement, trial.measurement.ranking_speed
-    attributes = {MEASUREMENT: plain(measured), OUTCOME: str(measured.outcome), WHY: trial.verdict.why}
+    attributes = {
+        MEASUREMENT: plain(measured),
+        OUTCOME: str(measured.outcome),
+        WHY: trial.verdict.why,
+    }
     if trial.expected is not None:
         attributes[EXPECTED] = plain(trial.expected)
     if measured.outcome is Outcome.INTERRUPTED:
@@ -90,7 +111,9 @@ def measured_end(trial: Trial) -> TrialEnd:
 
 
 def _violation(measured: Measurement) -> float:
-    """Return need / limit - 1, as a lower bound after an out-of-memory error; at most 0 for a candidate that fits."""
+    """Return need / limit - 1, as a lower bound after an out-of-memory error; at most 0 for a
+    candidate that fits.
+    """
     memory, outcome = measured.memory, measured.outcome
     if outcome is not Outcome.OK and not outcome.is_out_of_memory:
         return _NOT_MEMORY
@@ -104,15 +127,24 @@ def _violation(measured: Measurement) -> float:
 def screened_end(candidate: Candidate, prediction: Prediction) -> TrialEnd:
     """Return the end of a trial whose candidate was ruled out by prediction."""
     peak, limit_bytes = prediction.peak_memory_bytes, prediction.limit_bytes
-    need = f"predicted to need {format_bytes(round(peak.value))} of {format_bytes(limit_bytes)}, not contradicted by measurements"
+    need = (
+        f"predicted to need {format_bytes(round(peak.value))} of {format_bytes(limit_bytes)}, not"
+        " contradicted by measurements"
+    )
     attributes = {
         CANDIDATE_ID: candidate.id,
         PREDICTED: {
-            "peak_bytes": peak.value, "peak_bytes_low": peak.low, "peak_bytes_high": peak.high, "limit_bytes": limit_bytes
+            "peak_bytes": peak.value,
+            "peak_bytes_low": peak.low,
+            "peak_bytes_high": peak.high,
+            "limit_bytes": limit_bytes,
         },
         OUTCOME: str(Outcome.SCREENED),
-        WHY: f"screened: {need if prediction.failure is None else f'it would stop with: {prediction.failure}'}",
-    }  # fmt: skip
+        WHY: (
+            "screened:"
+            f" {need if prediction.failure is None else f'it would stop with: {prediction.failure}'}"
+        ),
+    }
     violations = {_CONSTRAINT: max(peak.low / limit_bytes - 1, _MIN_VIOLATION)}
     return TrialEnd(state=TrialState.PRUNED, attributes=attributes, violations=violations)
 
@@ -129,9 +161,13 @@ def read_trial(frozen: FrozenTrial) -> Trial | None:
         return None
     measurement = msgspec.convert(attributes[MEASUREMENT], Measurement)
     return Trial(
-        number=frozen.number, purpose=attributes[PURPOSE], candidate=Candidate(**attributes[CANDIDATE]), measurement=measurement,
-        verdict=judge(measurement), expected=msgspec.convert(attributes.get(EXPECTED), Expected | None),
-    )  # fmt: skip
+        number=frozen.number,
+        purpose=attributes[PURPOSE],
+        candidate=Candidate(**attributes[CANDIDATE]),
+        measurement=measurement,
+        verdict=judge(measurement),
+        expected=msgspec.convert(attributes.get(EXPECTED), Expected | None),
+    )
 
 
 def trials_of(study: optuna.Study) -> tuple[Trial, ...]:
@@ -144,7 +180,8 @@ def screened_ids(study: optuna.Study) -> set[str]:
     return {
         trial.user_attrs[CANDIDATE_ID]
         for trial in study.get_trials(deepcopy=False)
-        if trial.user_attrs.get(OUTCOME) == str(Outcome.SCREENED) and CANDIDATE_ID in trial.user_attrs
+        if trial.user_attrs.get(OUTCOME) == str(Outcome.SCREENED)
+        and CANDIDATE_ID in trial.user_attrs
     }
 
 
@@ -170,11 +207,14 @@ class AtomicMemoryStorage(InMemoryStorage):
 
 
 class AtomicRDBStorage(RDBStorage):
-    """Database storage: each method writes all or nothing, and may be repeated if its reply was lost."""
+    """Database storage: each method writes all or nothing, and may be repeated if its reply was
+    lost.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # Distributions that were checked against the study's, which Optuna repeats for each parameter.
+        # Distributions that were checked against the study's, which Optuna repeats for each
+        # parameter.
         self._compatible: dict[tuple[int, str], BaseDistribution] = {}
         # Running trials as last read: a described trial does not change until it ends.
         self._running: dict[int, FrozenTrial] = {}
@@ -183,18 +223,28 @@ class AtomicRDBStorage(RDBStorage):
         return self._create_new_trial(study_id, _running(attributes))
 
     def enter(self, study_id: int, trial_id: int, entry: TrialStart) -> None:
-        # If only the reply to an earlier try was lost, the rows exist already: that error is ignored.
+        # If only the reply to an earlier try was lost, the rows exist already: that error is
+        # ignored.
         with _create_scoped_session(self.scoped_session, ignore_integrity_error=True) as session:
             rows = []
             for name, value in entry.params.items():
                 distribution = entry.distributions[name]
                 inner = distribution.to_internal_repr(value)
                 if self._compatible.get((study_id, name)) != distribution:
-                    self._set_trial_param_without_commit(session, trial_id, name, inner, distribution)
+                    self._set_trial_param_without_commit(
+                        session, trial_id, name, inner, distribution
+                    )
                     self._compatible[study_id, name] = distribution
                     continue
                 as_json = distribution_to_json(distribution)
-                rows.append({"trial_id": trial_id, "param_name": name, "param_value": inner, "distribution_json": as_json})
+                rows.append(
+                    {
+                        "trial_id": trial_id,
+                        "param_name": name,
+                        "param_value": inner,
+                        "distribution_json": as_json,
+                    }
+                )
             if rows:
                 session.execute(insert(models.TrialParamModel), rows)
             _insert(session, models.TrialUserAttributeModel, trial_id, entry.attributes)
@@ -212,38 +262,62 @@ class AtomicRDBStorage(RDBStorage):
             trial.state, trial.datetime_complete = end.state, datetime.now()
 
     def _get_trials(
-        self, study_id: int, states: Container[TrialState] | None, included_trial_ids: set[int], trial_id_greater_than: int
+        self,
+        study_id: int,
+        states: Container[TrialState] | None,
+        included_trial_ids: set[int],
+        trial_id_greater_than: int,
     ) -> list[FrozenTrial]:
-        """Read all trials except unchanged running ones: Optuna's cache reads every running trial again each time."""
-        again = self._running and included_trial_ids and states is None  # without a cache, everything is read
+        """Read all trials except unchanged running ones: Optuna's cache reads every running
+        trial again each time.
+        """
+        again = (
+            self._running and included_trial_ids and states is None
+        )  # without a cache, everything is read
         now = self._states(study_id, included_trial_ids, trial_id_greater_than) if again else {}
-        still = {number: trial for number, trial in self._running.items() if now.get(number) is TrialState.RUNNING}
+        still = {
+            number: trial
+            for number, trial in self._running.items()
+            if now.get(number) is TrialState.RUNNING
+        }
         if still:
             included_trial_ids, trial_id_greater_than = now.keys() - still.keys(), max(now)
         read = super()._get_trials(study_id, states, included_trial_ids, trial_id_greater_than)
-        running = {trial._trial_id: trial for trial in read if trial.state is TrialState.RUNNING and trial.params}
+        running = {
+            trial._trial_id: trial
+            for trial in read
+            if trial.state is TrialState.RUNNING and trial.params
+        }
         self._running = {**still, **running}
         return sorted([*still.values(), *read], key=lambda trial: trial._trial_id)
 
-    def _states(self, study_id: int, included: set[int], greater_than: int) -> dict[int, TrialState]:
+    def _states(
+        self, study_id: int, included: set[int], greater_than: int
+    ) -> dict[int, TrialState]:
         """Return the states of the trials that Optuna would read."""
         trial = models.TrialModel
         meant = or_(trial.trial_id > greater_than, trial.trial_id.in_(included))
         with _create_scoped_session(self.scoped_session) as session:
-            found = session.execute(select(trial.trial_id, trial.state).where(trial.study_id == study_id, meant))
+            found = session.execute(
+                select(trial.trial_id, trial.state).where(trial.study_id == study_id, meant)
+            )
             return {row.trial_id: row.state for row in found}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialWriter:
-    """Writes the trials of one study. Optuna's queue is not used: the agenda selects the next candidate."""
+    """Writes the trials of one study. Optuna's queue is not used: the agenda selects the next
+    candidate.
+    """
 
     study: optuna.Study
     storage: AtomicMemoryStorage | AtomicRDBStorage
 
     def begin(self, driver: str | None) -> FrozenTrial:
         """Create a running trial; its description is written later."""
-        self.study._thread_local.cached_all_trials = None  # samplers read all trials once per new one
+        self.study._thread_local.cached_all_trials = (
+            None  # samplers read all trials once per new one
+        )
         return self.storage.begin(self.study._study_id, {} if driver is None else {DRIVER: driver})
 
     def enter(self, trial: FrozenTrial, entry: TrialStart) -> None:
@@ -260,13 +334,18 @@ def _running(attributes: Mapping[str, Any]) -> FrozenTrial:
 
 
 def _insert(session: Session, model: Any, trial_id: int, attributes: Mapping[str, Any]) -> None:
-    rows = [{"trial_id": trial_id, "key": key, "value_json": json.dumps(value)} for key, value in attributes.items()]
+    rows = [
+        {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)}
+        for key, value in attributes.items()
+    ]
     if rows:
         session.execute(insert(model), rows)
 
 
 def _has_attributes(session: Session, trial_id: int, attributes: Mapping[str, Any]) -> bool:
-    """Return True if the trial has all of these attributes, which only this driver could have written."""
+    """Return True if the trial has all of these attributes, which only this driver could have
+    written.
+    """
     mine = models.TrialUserAttributeModel
     there = session.execute(select(mine.key, mine.value_json).where(mine.trial_id == trial_id))
     written = {row.key: row.value_json for row in there}

@@ -1,8 +1,8 @@
 """View of the trials so far, with the queries of the agenda.
 
-Tiers are groups of candidates with equal learning knobs, most preferred first. Tokens per second are compared within a tier.
-Between tiers the space's declared order decides: the knob that relaxes first varies fastest, so the first tier that fits
-preserves the most protected knobs.
+Tiers are groups of candidates with equal learning knobs, most preferred first. Tokens per second
+are compared within a tier. Between tiers the space's declared order decides: the knob that relaxes
+first varies fastest, so the first tier that fits preserves the most protected knobs.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ class Tier:
 
 
 def tiers_of(space: SearchSpace, candidates: Iterable[Candidate]) -> tuple[Tier, ...]:
-    """Group the candidates, most preferred tier first; a space for throughput alone is a single tier."""
+    """Group the candidates, most preferred tier first; a space for throughput alone is a single
+    tier.
+    """
     if space.objective == "throughput":
         return (Tier(learning={}, candidates=tuple(candidates)),)
     groups: dict[tuple[int, ...], list[Candidate]] = {}
     for candidate in candidates:
         groups.setdefault(_rank(space, candidate), []).append(candidate)
     return tuple(
-        Tier(learning=learning_values(space, members[0]), candidates=tuple(members)) for _, members in sorted(groups.items())
+        Tier(learning=learning_values(space, members[0]), candidates=tuple(members))
+        for _, members in sorted(groups.items())
     )
 
 
@@ -50,17 +53,24 @@ def learning_values(space: SearchSpace, candidate: Candidate) -> dict[str, KnobV
 
 
 def _rank(space: SearchSpace, candidate: Candidate) -> tuple[int, ...]:
-    """Return each learning knob's position in its preference order, the most protected knob first."""
+    """Return each learning knob's position in its preference order, the most protected knob
+    first.
+    """
     learning = space.learning_knobs(candidate.settings)
     never_relaxed = [knob for knob in learning if knob.name not in space.relax]
-    relaxed = sorted((knob for knob in learning if knob.name in space.relax), key=lambda knob: -space.relax.index(knob.name))
+    relaxed = sorted(
+        (knob for knob in learning if knob.name in space.relax),
+        key=lambda knob: -space.relax.index(knob.name),
+    )
     ordered = (knob for knob in [*never_relaxed, *relaxed] if knob.name in candidate.knobs)
     return tuple(knob.choices.index(candidate.knobs[knob.name]) for knob in ordered)
 
 
 def pooled(confirmations: Sequence[Trial]) -> Trial:
-    """Return the confirmations of one candidate as one trial; a failed one represents all. One long probe cannot separate a fast
-    candidate from a temporarily fast machine, so finalists take turns."""
+    """Return the confirmations of one candidate as one trial; a failed one represents all. One
+    long probe cannot separate a fast candidate from a temporarily fast machine, so finalists
+    take turns.
+    """
     failed = next((trial for trial in confirmations if not trial.verdict.fits), None)
     if failed is not None or len(confirmations) == 1:
         return failed or confirmations[0]
@@ -103,7 +113,9 @@ def _all_cycles(speeds: Sequence[Speed | None]) -> Speed | None:
     )
 
 
-MAX_ATTEMPTS = 3  # Attempts at a candidate whose probes were ended from outside: the first, and two more
+MAX_ATTEMPTS = (
+    3  # Attempts at a candidate whose probes were ended from outside: the first, and two more
+)
 
 
 def speed_of(trial: Trial) -> float:
@@ -113,8 +125,9 @@ def speed_of(trial: Trial) -> float:
 
 
 def _given_up(trials: Iterable[Trial]) -> set[int]:
-    """Return the numbers of trials that were the last attempt at a candidate which was ended from outside every time. They
-    count as measured, and as interrupted."""
+    """Return the numbers of trials that were the last attempt at a candidate which was ended
+    from outside every time. They count as measured, and as interrupted.
+    """
     attempts: Counter[tuple[str, bool]] = Counter()
     found = set()
     for trial in trials:
@@ -133,9 +146,13 @@ class SearchProblem:
     tiers: tuple[Tier, ...]
     surrogate: SurrogateModel
     baseline: Candidate | None
-    uses_surrogate: bool = True  # False for Optuna's own samplers, which choose within the tier by themselves
+    uses_surrogate: bool = (
+        True  # False for Optuna's own samplers, which choose within the tier by themselves
+    )
     earlier: tuple[Trial, ...] = ()
-    """Trials of other studies on the same model, versions and hardware: evidence, not counted as measured here."""
+    """Trials of other studies on the same model, versions and hardware: evidence, not counted as
+    measured here.
+    """
 
     @cached_property
     def rows(self) -> dict[Tier, IndexArray]:
@@ -147,26 +164,39 @@ class SearchProblem:
 
 
 class TrialView:
-    """State derived from the recorded trials alone, so that a resumed study continues identically."""
+    """State derived from the recorded trials alone, so that a resumed study continues
+    identically.
+    """
 
-    def __init__(self, problem: SearchProblem, trials: Sequence[Trial], pending: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, problem: SearchProblem, trials: Sequence[Trial], pending: frozenset[str] = frozenset()
+    ) -> None:
         """`pending`: ids of candidates under measurement, which no other driver starts."""
         self.problem, self.table = problem, problem.surrogate.table
         self.tiers, self.baseline = problem.tiers, problem.baseline
         self.all = tuple(trials)
         given_up = _given_up(trials)
         self.completed = [
-            trial for trial in trials if trial.measurement.outcome is not Outcome.INTERRUPTED or trial.number in given_up
+            trial
+            for trial in trials
+            if trial.measurement.outcome is not Outcome.INTERRUPTED or trial.number in given_up
         ]
         self.probes = [trial for trial in self.completed if trial.purpose != "confirm"]
         self.rounds: dict[str, list[Trial]] = {}
         for trial in self.completed:
             if trial.purpose == "confirm":
                 self.rounds.setdefault(trial.candidate.id, []).append(trial)
-        self.confirmations = {candidate_id: pooled(trials) for candidate_id, trials in self.rounds.items()}
+        self.confirmations = {
+            candidate_id: pooled(trials) for candidate_id, trials in self.rounds.items()
+        }
         self.measured: Mapping[str, Trial] = {trial.candidate.id: trial for trial in self.probes}
-        # A confirmation's speed must not reopen a finished search; a confirmation that ran out of memory may.
-        informative = [trial for trial in self.completed if trial.purpose != "confirm" or not trial.verdict.fits]
+        # A confirmation's speed must not reopen a finished search; a confirmation that ran out of
+        # memory may.
+        informative = [
+            trial
+            for trial in self.completed
+            if trial.purpose != "confirm" or not trial.verdict.fits
+        ]
         self._observed = [*problem.earlier, *informative]
         self.pending = pending
         self._contenders: dict[Tier, list[Trial]] = {}
@@ -182,7 +212,9 @@ class TrialView:
 
     @cached_property
     def _implied(self) -> BoolArray:
-        return np.asarray(self.problem.surrogate.implied(self._observed).impossible & ~self._measured)
+        return np.asarray(
+            self.problem.surrogate.implied(self._observed).impossible & ~self._measured
+        )
 
     @cached_property
     def _refused(self) -> BoolArray:
@@ -219,13 +251,21 @@ class TrialView:
 
     def probed_in(self, tier: Tier) -> list[Trial]:
         """Return the tier's trials in order of measurement."""
-        return [trial for trial in self.probes if self.problem.tier_of.get(trial.candidate.id) is tier]
+        return [
+            trial for trial in self.probes if self.problem.tier_of.get(trial.candidate.id) is tier
+        ]
 
     def contenders(self, tier: Tier) -> list[Trial]:
         """Return the tier's trials that fit and that no confirmation refuted, fastest first."""
         if tier not in self._contenders:
-            refuted = {name for name, together in self.confirmations.items() if not together.verdict.fits}
-            fitting = [trial for trial in self.probed_in(tier) if trial.verdict.fits and trial.candidate.id not in refuted]
+            refuted = {
+                name for name, together in self.confirmations.items() if not together.verdict.fits
+            }
+            fitting = [
+                trial
+                for trial in self.probed_in(tier)
+                if trial.verdict.fits and trial.candidate.id not in refuted
+            ]
             self._contenders[tier] = sorted(fitting, key=speed_of, reverse=True)
         return self._contenders[tier]
 
@@ -234,16 +274,26 @@ class TrialView:
         return next((tier for tier in self.tiers if self.contenders(tier)), None)
 
     def best(self) -> Trial | None:
-        """Return the incumbent: the fastest of the tier of choice, by confirmation if there is any."""
+        """Return the incumbent: the fastest of the tier of choice, by confirmation if there is
+        any.
+        """
         tier = self.tier_of_choice()
         if tier is None:
             return None
         contenders = self.contenders(tier)
-        confirmed = [self.confirmations[trial.candidate.id] for trial in contenders if trial.candidate.id in self.confirmations]
-        return self.measured[max(confirmed, key=speed_of).candidate.id] if confirmed else contenders[0]
+        confirmed = [
+            self.confirmations[trial.candidate.id]
+            for trial in contenders
+            if trial.candidate.id in self.confirmations
+        ]
+        return (
+            self.measured[max(confirmed, key=speed_of).candidate.id] if confirmed else contenders[0]
+        )
 
     def leader(self, contenders: Iterable[Trial]) -> int:
-        """Return the row with the highest estimated speed, which a single lucky probe moves little."""
+        """Return the row with the highest estimated speed, which a single lucky probe moves
+        little.
+        """
         rows = (self.table.index[trial.candidate.id] for trial in contenders)
         return max(rows, key=lambda row: float(self.estimates.speed.mean[row]))
 
@@ -253,15 +303,21 @@ class TrialView:
         return [] if tier is None else self.contenders(tier)
 
     def fitting_baseline(self) -> Trial | None:
-        """Return the baseline's probe if it fits, was requested, and has the learning knobs of the tier of choice: else its speed
-        is not comparable."""
+        """Return the baseline's probe if it fits, was requested, and has the learning knobs of
+        the tier of choice: else its speed is not comparable.
+        """
         tier, baseline = self.tier_of_choice(), self.baseline
         if tier is None or baseline is None or baseline.id not in self.problem.tier_of:
             return None
         if (trial := self.measured.get(baseline.id)) is None:
             return None
         fits = trial.verdict.fits and self.confirmations.get(baseline.id, trial).verdict.fits
-        return trial if fits and all(baseline.knobs.get(name) == value for name, value in tier.learning.items()) else None
+        return (
+            trial
+            if fits
+            and all(baseline.knobs.get(name) == value for name, value in tier.learning.items())
+            else None
+        )
 
     def usual_seconds(self, *, load: bool) -> float:
         """Return the expected seconds of a further probe; 0 before the first measurement."""
@@ -273,7 +329,9 @@ class TrialView:
 
     @cached_property
     def run_spread(self) -> RunSpread:
-        """Spread between runs of one candidate, learned from those that were measured repeatedly."""
+        """Spread between runs of one candidate, learned from those that were measured
+        repeatedly.
+        """
         runs: dict[str, list[Speed]] = {}
         for trial in self.completed:
             if trial.verdict.fits and (speed := trial.measurement.ranking_speed) is not None:

@@ -1,4 +1,6 @@
-"""`autotune solve`, predictions turned round: the largest value of a setting that fits, the cheapest hardware that fits."""
+"""`autotune solve`, predictions turned round: the largest value of a setting that fits, the
+cheapest hardware that fits.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ from autotune.core.errors import BadInput
 from autotune.core.events import Listener, ignore_events
 from autotune.core.job import Job
 from autotune.request.flags import Flags, SolveOptions, flags_of
-from autotune.solver.cheapest_hardware import CheapestHardware, find_cheapest_hardware, hardware_document
+from autotune.solver.cheapest_hardware import (
+    CheapestHardware,
+    find_cheapest_hardware,
+    hardware_document,
+)
 from autotune.solver.largest_value import GPUS, LargestValue, find_largest_value, value_document
 
 
@@ -26,7 +32,9 @@ class SolveAnswer:
 def solve(setting: str, *, listener: Listener = ignore_events, **options: Any) -> SolveAnswer:
     """Return the largest value of a setting that fits by prediction; with `setting="gpus"` and
     `price="prices.yaml"` the cheapest hardware of that list."""
-    return solve_flags(setting, flags_of(options, {*SolveOptions.__annotations__, "arguments"}), listener=listener)
+    return solve_flags(
+        setting, flags_of(options, {*SolveOptions.__annotations__, "arguments"}), listener=listener
+    )
 
 
 def solve_flags(setting: str, flags: Flags, *, listener: Listener = ignore_events) -> SolveAnswer:
@@ -36,6 +44,8 @@ def solve_flags(setting: str, flags: Flags, *, listener: Listener = ignore_event
         job, offers = find_cheapest_hardware(flags, listener)
         return SolveAnswer(job=job, cheapest=offers, document=hardware_document(job, offers))
     if flags.price is not None:
-        raise BadInput("--price belongs to `autotune solve gpus`.", way_out="Leave it out, or solve for gpus.")
+        raise BadInput(
+            "--price belongs to `autotune solve gpus`.", way_out="Leave it out, or solve for gpus."
+        )
     job, found = find_largest_value(setting, flags, listener)
     return SolveAnswer(job=job, largest=found, document=value_document(job, found))

@@ -1,4 +1,6 @@
-"""Cheapest hardware of a price list (`solve gpus --price`) that fits, with predicted seconds and cost per step."""
+"""Cheapest hardware of a price list (`solve gpus --price`) that fits, with predicted seconds and
+cost per step.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,17 @@ class PredictedOffer(SolverAttempt):
     offer: Offer
     # Neutral settings that were changed to make it fit there; empty: as requested
     change: Mapping[str, KnobValue] = field(default_factory=dict)
-    step_seconds: Estimate | None = None  # of an optimizer step at the longest lengths; None: no speed known
+    step_seconds: Estimate | None = (
+        None  # of an optimizer step at the longest lengths; None: no speed known
+    )
 
     @property
     def step_cost(self) -> Estimate | None:
-        return None if self.step_seconds is None else self.step_seconds.scaled(self.offer.per_hour / SECONDS_PER_HOUR)
+        return (
+            None
+            if self.step_seconds is None
+            else self.step_seconds.scaled(self.offer.per_hour / SECONDS_PER_HOUR)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +76,14 @@ class CheapestHardware:
 
     @property
     def per_step(self) -> PredictedOffer | None:
-        """Offer with the lowest predicted cost of a step that surely fits; None: no speed is known."""
-        known = [(one.step_cost.value, one) for one in self.offers if one.fits and one.step_cost is not None]
+        """Offer with the lowest predicted cost of a step that surely fits; None: no speed is
+        known.
+        """
+        known = [
+            (one.step_cost.value, one)
+            for one in self.offers
+            if one.fits and one.step_cost is not None
+        ]
         return min(known, key=lambda pair: pair[0])[1] if known else None
 
 
@@ -78,7 +92,10 @@ def find_cheapest_hardware(flags: Flags, listener: Listener) -> tuple[Job, Cheap
     if flags.price is None:
         raise BadInput("--price was not given.", way_out=f"Give a YAML file. {EXAMPLE}")
     if flags.gpus != Flags().gpus:
-        raise BadInput("--gpus is what is solved for.", way_out="Leave it out, and list the hardware in the file of --price.")
+        raise BadInput(
+            "--gpus is what is solved for.",
+            way_out="Leave it out, and list the hardware in the file of --price.",
+        )
     offers, currency = read_prices(Path(flags.price).expanduser())
     found: list[PredictedOffer] = []
     refused: list[BadInput] = []
@@ -93,8 +110,16 @@ def find_cheapest_hardware(flags: Flags, listener: Listener) -> tuple[Job, Cheap
                     open_services.callback(opened[1].close)
                     # Notes that do not concern one offer's hardware.
                     here = str(request.job.task.hardware)
-                    notes = tuple(one for one in request.notes if here not in one and not one.startswith("several GPUs"))
-                    listener(JobStarted(job=request.job, candidates=(), assumed=request.assumed, notes=notes))
+                    notes = tuple(
+                        one
+                        for one in request.notes
+                        if here not in one and not one.startswith("several GPUs")
+                    )
+                    listener(
+                        JobStarted(
+                            job=request.job, candidates=(), assumed=request.assumed, notes=notes
+                        )
+                    )
                 found.append(_predicted(offer, request, opened[1].of(request.job)))
             except BadInput as error:
                 refused.append(error)
@@ -105,7 +130,9 @@ def find_cheapest_hardware(flags: Flags, listener: Listener) -> tuple[Job, Cheap
 
 
 def _predicted(offer: Offer, request: ParsedRequest, service: PredictionService) -> PredictedOffer:
-    """Predict the configuration there; where it does not fit, the best neutral change that makes it fit."""
+    """Predict the configuration there; where it does not fit, the best neutral change that makes
+    it fit.
+    """
     candidate = candidate_of_job(request)
     prediction = service.predict(candidate)
     found = PredictedOffer(offer=offer, candidate=candidate, prediction=prediction)
@@ -119,11 +146,15 @@ def _predicted(offer: Offer, request: ParsedRequest, service: PredictionService)
     assert found.candidate is not None and found.prediction is not None
     iterations = found.candidate.settings.get("num_iterations")
     composition = request.trainer.compose(found.candidate, request.job.task)
-    seconds = step_seconds(found.prediction, composition, iterations if isinstance(iterations, int) else 1)
+    seconds = step_seconds(
+        found.prediction, composition, iterations if isinstance(iterations, int) else 1
+    )
     return replace(found, step_seconds=seconds)
 
 
-def step_seconds(prediction: Prediction, composition: Composition, iterations: int = 1) -> Estimate | None:
+def step_seconds(
+    prediction: Prediction, composition: Composition, iterations: int = 1
+) -> Estimate | None:
     """Return seconds of one optimizer step: its share of a generation cycle.
 
     share = completions per optimizer step / (completions per cycle * uses of each completion)
@@ -139,20 +170,34 @@ def step_seconds(prediction: Prediction, composition: Composition, iterations: i
 
 
 def read_prices(path: Path) -> tuple[list[Offer], str]:
-    """Return the offers of the user's YAML file, cheapest first, and their currency as written; empty: not stated.
+    """Return the offers of the user's YAML file, cheapest first, and their currency as written;
+    empty: not stated.
 
-    BadInput names the line of what is wrong."""
+    BadInput names the line of what is wrong.
+    """
     document = read_document(path)
-    offers = [_offer(document, str(name), price) for name, price in document.content.items() if name != CURRENCY]
+    offers = [
+        _offer(document, str(name), price)
+        for name, price in document.content.items()
+        if name != CURRENCY
+    ]
     if not offers:
         raise document.error((), "the price list has no hardware.", way_out=EXAMPLE)
     if len(offers) > MAX_OFFERS:
-        raise document.error((), f"more than {MAX_OFFERS} offers.", way_out="Leave out those that you would not rent.")
+        raise document.error(
+            (),
+            f"more than {MAX_OFFERS} offers.",
+            way_out="Leave out those that you would not rent.",
+        )
     return sorted(offers, key=lambda one: one.per_hour), str(document.content.get(CURRENCY) or "")
 
 
 def _offer(document: Document, name: str, price: object) -> Offer:
-    if not isinstance(price, int | float) or isinstance(price, bool) or not 0 < price < float("inf"):
+    if (
+        not isinstance(price, int | float)
+        or isinstance(price, bool)
+        or not 0 < price < float("inf")
+    ):
         raise document.error((name,), f"{name}: {price!r} is no price above zero.", way_out=EXAMPLE)
     try:
         hardware = hardware_detection.hardware(name, here=())
@@ -213,9 +258,17 @@ def _offer_text(one: PredictedOffer, currency: str) -> str:
     if one.prediction is None:
         return f"refused. {one.refusal}"
     verdict = {True: "fits", False: "does not fit", None: "can't be decided"}[one.fits]
-    words = [f"{verdict}{f' with {as_flags(one.change)}' if one.change else ''}", margin_text(one.prediction)]
+    words = [
+        f"{verdict}{f' with {as_flags(one.change)}' if one.change else ''}",
+        margin_text(one.prediction),
+    ]
     if one.step_seconds is not None and one.step_cost is not None:
-        value, low, high = (format_seconds(getattr(one.step_seconds, name)) for name in ("value", "low", "high"))
-        cost = f"{one.step_cost.value:.3g} {currency}".rstrip() + f" ({one.step_cost.low:.3g} to {one.step_cost.high:.3g})"
+        value, low, high = (
+            format_seconds(getattr(one.step_seconds, name)) for name in ("value", "low", "high")
+        )
+        cost = (
+            f"{one.step_cost.value:.3g} {currency}".rstrip()
+            + f" ({one.step_cost.low:.3g} to {one.step_cost.high:.3g})"
+        )
         words.append(f"{value} ({low} to {high}) and {cost} per step")
     return ", ".join(words)

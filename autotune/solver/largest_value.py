@@ -30,13 +30,19 @@ from autotune.request.request_parser import parse_request
 Number = int | float
 
 GPUS = "gpus"  # name of the unknown that is no setting
-LENGTHS = ("max_completion_length", "max_prompt_length")  # autotune's names of the lengths whose sum the model's context bounds
-STEPS_PER_OCTAVE = 32  # values tried between a value above 64 and its double; below 64, every whole number
+LENGTHS = (
+    "max_completion_length",
+    "max_prompt_length",
+)  # autotune's names of the lengths whose sum the model's context bounds
+STEPS_PER_OCTAVE = (
+    32  # values tried between a value above 64 and its double; below 64, every whole number
+)
 LARGEST_TRIED = 2**20
 SHARES = tuple(round(step / 100, 2) for step in range(1, 100))
 """Values of a setting that is a share, like `vllm_gpu_memory_utilization`."""
 
-EQUAL_MEMORY = 0.01  # difference of two peaks, as a share, below which neither is larger: the allocator's rounding
+# difference of two peaks, as a share, below which neither is larger: the allocator's rounding
+EQUAL_MEMORY = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +73,9 @@ class LargestValue:
     setting: str
     given: Number  # value of the request itself
     surely: Tried | None  # largest value whose whole interval is below the limit
-    possibly: Tried | None  # largest value whose interval contains the limit; None: `surely` is the largest
+    possibly: (
+        Tried | None
+    )  # largest value whose interval contains the limit; None: `surely` is the largest
     next: Tried | None  # smallest tried value above these; None: the largest value of all fits
     tried: tuple[Tried, ...]  # in order of the values
 
@@ -78,7 +86,11 @@ def find_largest_value(setting: str, flags: Flags, listener: Listener) -> tuple[
     base = candidate_of_job(request)
     name, flag = _framework_name(setting, request)
     given = _number(name, setting, base, request)
-    listener(JobStarted(job=request.job, candidates=(base,), assumed=request.assumed, notes=request.notes))
+    listener(
+        JobStarted(
+            job=request.job, candidates=(base,), assumed=request.assumed, notes=request.notes
+        )
+    )
     with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
 
         def legal(value: Number) -> bool:
@@ -90,24 +102,41 @@ def find_largest_value(setting: str, flags: Flags, listener: Listener) -> tuple[
                 return Tried(value=value, refusal=refusal)
             listener(Predicting(text=f"{name}={value}"))
             candidate = candidate_of_job(at)
-            return Tried(value=value, job=at.job, candidate=candidate, prediction=service.of(at.job).predict(candidate))
+            return Tried(
+                value=value,
+                job=at.job,
+                candidate=candidate,
+                prediction=service.of(at.job).predict(candidate),
+            )
 
         values = values_from(given, _context_bound(name, base, request))
-        found = LargestValueSearch(setting=name, values=values, is_legal=legal, predict=predict).run(given)
+        found = LargestValueSearch(
+            setting=name, values=values, is_legal=legal, predict=predict
+        ).run(given)
     return request.job, found
 
 
 def _number(name: str, setting: str, base: Candidate, request: ParsedRequest) -> Number:
     """Return the request's own value; BadInput if the setting is unknown or no number."""
-    known = {**{field: one.default for field, one in request.trainer.fields().items()}, **base.settings}
+    known = {
+        **{field: one.default for field, one in request.trainer.fields().items()},
+        **base.settings,
+    }
     if name not in known:
         raise UnknownName("setting", setting, [*base.settings, *request.trainer.canonical, GPUS])
     value = known[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        fix = "Give it a first value with --set." if value is None else "Solve for a number, like max_completion_length."
+        fix = (
+            "Give it a first value with --set."
+            if value is None
+            else "Solve for a number, like max_completion_length."
+        )
         raise BadInput(f"{name} is {value!r:.60}, not a number above zero.", way_out=fix)
     if isinstance(value, float) and value >= 1:
-        raise BadInput(f"{name} is {value}, neither a whole number nor a share.", way_out="Solve for a whole number.")
+        raise BadInput(
+            f"{name} is {value}, neither a whole number nor a share.",
+            way_out="Solve for a whole number.",
+        )
     return value
 
 
@@ -120,12 +149,19 @@ def _framework_name(setting: str, request: ParsedRequest) -> tuple[str, str | No
     return canonical.get(own, own), FLAG_OF_SETTING.get(own) if own in canonical else None
 
 
-def _with_value(flags: Flags, name: str, flag: str | None, value: Number) -> tuple[ParsedRequest | None, str | None]:
+def _with_value(
+    flags: Flags, name: str, flag: str | None, value: Number
+) -> tuple[ParsedRequest | None, str | None]:
     """Return the request with this value, or the rule that refuses it."""
-    set_, hold = ([text for text in texts if name not in parse_holds([text])] for texts in (flags.set, flags.hold))
+    set_, hold = (
+        [text for text in texts if name not in parse_holds([text])]
+        for texts in (flags.set, flags.hold)
+    )
     given = {flag: value} if flag else {}
     try:
-        at = flags.replace(hold=tuple(hold), set=(*set_, *([] if flag else [f"{name}={value}"])), **given)
+        at = flags.replace(
+            hold=tuple(hold), set=(*set_, *([] if flag else [f"{name}={value}"])), **given
+        )
         request = parse_request(at, limit_prompts=True)
         candidate_of_job(request)
     except IllegalConfiguration as error:
@@ -134,7 +170,9 @@ def _with_value(flags: Flags, name: str, flag: str | None, value: Number) -> tup
 
 
 def _context_bound(name: str, base: Candidate, request: ParsedRequest) -> int | None:
-    """Return the largest length that the model's context holds; None: no length, or an unknown context."""
+    """Return the largest length that the model's context holds; None: no length, or an unknown
+    context.
+    """
     config = request.job.task.workload.model.config
     inner = config.get("text_config")
     context = (inner if isinstance(inner, dict) else config).get("max_position_embeddings")
@@ -151,8 +189,14 @@ def values_from(start: Number, most: Number | None = None) -> tuple[Number, ...]
         return tuple(sorted({*SHARES, start}))
     top = min(most or LARGEST_TRIED, LARGEST_TRIED)
     octaves = [2**power for power in range(6, LARGEST_TRIED.bit_length())]
-    coarse = {octave + step * octave // STEPS_PER_OCTAVE for octave in octaves for step in range(STEPS_PER_OCTAVE)}
-    return tuple(sorted({start, top, *(value for value in (*range(1, 64), *coarse) if value <= top)}))
+    coarse = {
+        octave + step * octave // STEPS_PER_OCTAVE
+        for octave in octaves
+        for step in range(STEPS_PER_OCTAVE)
+    }
+    return tuple(
+        sorted({start, top, *(value for value in (*range(1, 64), *coarse) if value <= top)})
+    )
 
 
 @dataclass
@@ -167,9 +211,15 @@ class LargestValueSearch:
 
     def run(self, given: Number) -> LargestValue:
         surely = self._last(given, lambda tried: tried.fits is True)
-        possibly = self._last(given if surely is None else surely, lambda tried: tried.fits is not False)
+        possibly = self._last(
+            given if surely is None else surely, lambda tried: tried.fits is not False
+        )
         tried = tuple(self._known[value] for value in sorted(self._known))
-        peaks = [(one.value, one.prediction.peak_memory_bytes.value) for one in tried if one.prediction is not None]
+        peaks = [
+            (one.value, one.prediction.peak_memory_bytes.value)
+            for one in tried
+            if one.prediction is not None
+        ]
         if len(peaks) > 1 and len({peak for _, peak in peaks}) == 1:
             raise BadInput(
                 f"{self.setting}: without effect on memory from {peaks[0][0]} to {peaks[-1][0]}.",
@@ -206,7 +256,11 @@ class LargestValueSearch:
                 elif self._at(value).refusal is None:
                     high = value
         # 2. Bisect the legal values between.
-        between = [value for value in self.values if (low is None or value > low) and value < high and self.is_legal(value)]
+        between = [
+            value
+            for value in self.values
+            if (low is None or value > low) and value < high and self.is_legal(value)
+        ]
         below, above = 0, len(between)
         while below < above:
             middle = (below + above) // 2
@@ -217,11 +271,14 @@ class LargestValueSearch:
         return low
 
     def _double(self, value: Number) -> Number:
-        """Return the first legal value from twice the value on; twice the value itself if none of the
-        next two octaves is legal; the value itself at the end of the list."""
+        """Return the first legal value from twice the value on; twice the value itself if none
+        of the next two octaves is legal; the value itself at the end of the list.
+        """
         first = min(bisect.bisect_left(self.values, 2 * value), len(self.values) - 1)
         last = bisect.bisect_right(self.values, 8 * value)
-        return next((one for one in self.values[first:last] if self.is_legal(one)), self.values[first])
+        return next(
+            (one for one in self.values[first:last] if self.is_legal(one)), self.values[first]
+        )
 
     def _at(self, value: Number) -> Tried:
         if value not in self._known:
@@ -230,15 +287,24 @@ class LargestValueSearch:
         return self._known[value]
 
     def _refuse_falling(self) -> None:
-        peaks = [(value, tried.prediction) for value, tried in sorted(self._known.items()) if tried.prediction is not None]
+        peaks = [
+            (value, tried.prediction)
+            for value, tried in sorted(self._known.items())
+            if tried.prediction is not None
+        ]
         for (low, before), (high, after) in pairwise(peaks):
             smaller, larger = before.peak_memory_bytes.value, after.peak_memory_bytes.value
-            needs_less = after.torch_peak_allocated_bytes.value < before.torch_peak_allocated_bytes.value
+            needs_less = (
+                after.torch_peak_allocated_bytes.value < before.torch_peak_allocated_bytes.value
+            )
             if needs_less and larger < smaller * (1 - EQUAL_MEMORY):
                 raise BadInput(
-                    f"{self.setting}: a larger value takes less memory ({format_bytes(smaller)} at {low}, "
-                    f"{format_bytes(larger)} at {high}), so there is no largest one.",
-                    way_out="Solve for a setting that takes more memory as it grows, like max_completion_length.",
+                    f"{self.setting}: a larger value takes less memory ({format_bytes(smaller)} at"
+                    f" {low}, {format_bytes(larger)} at {high}), so there is no largest one.",
+                    way_out=(
+                        "Solve for a setting that takes more memory as it grows, like"
+                        " max_completion_length."
+                    ),
                 )
 
 
@@ -282,18 +348,29 @@ def value_lines(found: LargestValue) -> Iterator[str]:
     """Yield the answer for a setting."""
     yield "Predicted, nothing was measured."
     if found.surely is not None and found.surely.prediction is not None:
-        yield f"{found.setting}={found.surely.value} surely fits: {margin_text(found.surely.prediction)}"
+        yield (
+            f"{found.setting}={found.surely.value} surely fits:"
+            f" {margin_text(found.surely.prediction)}"
+        )
     else:
         yield f"No value of {found.setting} surely fits, with the other settings as they are."
     if found.possibly is not None and found.possibly.prediction is not None:
-        yield f"{found.setting}={found.possibly.value} may fit: {margin_text(found.possibly.prediction)}"
+        yield (
+            f"{found.setting}={found.possibly.value} may fit:"
+            f" {margin_text(found.possibly.prediction)}"
+        )
     if found.next is None:
         yield f"{found.tried[-1].value} is the largest value that was considered."
     elif found.next.refusal is not None:
         yield f"{found.setting}={found.next.value} is refused: {found.next.refusal}"
     elif found.next.prediction is not None:
-        yield f"{found.setting}={found.next.value} does not fit: {margin_text(found.next.prediction)}"
-    yield f"As requested: {found.setting}={setting_text(found.given)}. {len(found.tried)} values were tried."
+        yield (
+            f"{found.setting}={found.next.value} does not fit: {margin_text(found.next.prediction)}"
+        )
+    yield (
+        f"As requested: {found.setting}={setting_text(found.given)}. {len(found.tried)} values were"
+        " tried."
+    )
 
 
 def margin_text(prediction: Prediction) -> str:

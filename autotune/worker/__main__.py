@@ -7,15 +7,21 @@ and no module of the user collides with ours.
 
 import sys
 
-if sys.version_info < (3, 9):  # noqa: UP036 -- this file must produce the error under any Python 3
-    sys.stderr.write("autotune: the training environment needs Python 3.9 or newer; this is %s\n" % sys.version.split()[0])  # noqa: UP031
+if sys.version_info < (3, 9):  # noqa: UP036
+    sys.stderr.write(
+        "autotune: the training environment needs Python 3.9 or newer; this is %s\n"  # noqa: UP031
+        % sys.version.split()[0]
+    )
     sys.exit(3)
 
 import importlib.util
 import os
 from pathlib import Path
 
-PROGRAMS = {"look": "trl.script_look", **dict.fromkeys(("prompts", "rows", "images"), "dataset_sizes")}
+PROGRAMS = {
+    "look": "trl.script_look",
+    **dict.fromkeys(("prompts", "rows", "images"), "dataset_sizes"),
+}
 """Programs that answer one request: JSON on stdin, JSON on stdout."""
 
 if __name__ == "__main__":
@@ -25,7 +31,9 @@ if __name__ == "__main__":
     if os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.append(os.getcwd())  # noqa: PTH109
     init, places = folder / "__init__.py", [str(folder)]
-    spec = importlib.util.spec_from_file_location("autotune_worker", init, submodule_search_locations=places)
+    spec = importlib.util.spec_from_file_location(
+        "autotune_worker", init, submodule_search_locations=places
+    )
     assert spec is not None and spec.loader is not None
     package = importlib.util.module_from_spec(spec)
     sys.modules["autotune_worker"] = package

@@ -1,8 +1,9 @@
 """Program that allocates memory of one GPU, so that only as much is free as a smaller card has.
 
-One process per GPU, under any Python: it calls CUDA's driver itself and imports nothing else. It reads the bytes to
-leave free from standard input and replies with the result. Its own context counts, because it compares with the free
-memory of the whole device. It exits when its input is closed, for whatever reason; the driver then frees everything.
+One process per GPU, under any Python: it calls CUDA's driver itself and imports nothing else. It
+reads the bytes to leave free from standard input and replies with the result. Its own context
+counts, because it compares with the free memory of the whole device. It exits when its input is
+closed, for whatever reason; the driver then frees everything.
 """
 
 from __future__ import annotations
@@ -31,13 +32,18 @@ class CudaCard:
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self._check("cuInit", self._cuda.cuInit(0))
         self._check("cuDeviceGet", self._cuda.cuDeviceGet(ctypes.byref(device), 0))
-        self._check("cuDevicePrimaryCtxRetain", self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+        self._check(
+            "cuDevicePrimaryCtxRetain",
+            self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+        )
         self._check("cuCtxSetCurrent", self._cuda.cuCtxSetCurrent(context))
 
     def figures(self) -> tuple[int, int]:
         """Free and total bytes of the device, over all processes."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self._check("cuMemGetInfo", self._cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+        self._check(
+            "cuMemGetInfo", self._cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        )
         return free.value, total.value
 
     def take(self, size: int) -> Any:
@@ -68,10 +74,16 @@ class HeldBallast:
         """Allocate or free until `wanted` bytes are free, or slightly less, more if unavoidable."""
         for _ in range(MAX_ROUNDS):
             excess = self._card.figures()[0] - wanted
-            if -SLACK_BYTES < excess <= 0 or not (self._take(excess) if excess > 0 else self._give()):
+            if -SLACK_BYTES < excess <= 0 or not (
+                self._take(excess) if excess > 0 else self._give()
+            ):
                 break
         free, total = self._card.figures()
-        return {"held_bytes": sum(size for size, _ in self._pieces), "free_bytes": free, "total_bytes": total}
+        return {
+            "held_bytes": sum(size for size, _ in self._pieces),
+            "free_bytes": free,
+            "total_bytes": total,
+        }
 
     def _take(self, excess: int) -> bool:
         size = min(MAX_PIECE_BYTES, -(-excess // GRAIN_BYTES) * GRAIN_BYTES)
@@ -95,7 +107,9 @@ class HeldBallast:
 
 def serve(make_card: Callable[[], Any]) -> NoReturn:
     """Hold memory of the card as each line of the input requests, until the input is closed."""
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # the owner closes the input to end this process
+    with contextlib.suppress(
+        KeyboardInterrupt, BrokenPipeError
+    ):  # the owner closes the input to end this process
         try:
             ballast = HeldBallast(make_card())
             for line in sys.stdin:

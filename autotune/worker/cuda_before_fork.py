@@ -1,8 +1,10 @@
-"""Keeps CUDA uninitialised until the ranks are forked: its driver does not work in a child of a process that initialised it.
+"""Keeps CUDA uninitialised until the ranks are forked: its driver does not work in a child of a
+process that initialised it.
 
-Some packages query the GPUs during import: bitsandbytes chooses its library by their compute capability. The choice stays, so
-the answer has to be correct. During imports, a forked child answers such queries with CUDA and exits. `initialised` reports
-afterwards if CUDA was initialised nevertheless.
+Some packages query the GPUs during import: bitsandbytes chooses its library by their compute
+capability. The choice stays, so the answer has to be correct. During imports, a forked child
+answers such queries with CUDA and exits. `initialised` reports afterwards if CUDA was initialised
+nevertheless.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class _Devices:
         self._found: list[dict[str, Any]] | None = None
         self.importing = True
 
-    def during_imports(self, replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def during_imports(
+        self, replacement: Callable[..., Any], original: Callable[..., Any]
+    ) -> Callable[..., Any]:
         """Return a function that uses the original after the imports, for stored references."""
 
         def query(*args: Any, **kwargs: Any) -> Any:
@@ -93,7 +97,11 @@ class _Devices:
         found = []
         for index in range(self._count()):
             properties = self._properties(index)
-            named = {name: getattr(properties, name) for name in dir(properties) if not name.startswith("_")}
+            named = {
+                name: getattr(properties, name)
+                for name in dir(properties)
+                if not name.startswith("_")
+            }
             found.append({name: value for name, value in named.items() if not callable(value)})
         return found
 
@@ -102,7 +110,9 @@ def _in_child(query: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]
     """Return the result of `query` in a forked child. Raise _NoAnswer on failure or timeout."""
     read_end, write_end = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # our only other thread waits for the parent and holds no lock
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # our only other thread waits for the parent and holds no lock
         pid = os.fork()
     if pid == 0:
         try:
@@ -145,4 +155,8 @@ def initialised() -> str | None:
     except OSError:
         return None
     # Before cuInit, the result is CUDA_ERROR_NOT_INITIALIZED.
-    return "CUDA's driver was initialised" if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0 else None
+    return (
+        "CUDA's driver was initialised"
+        if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0
+        else None
+    )

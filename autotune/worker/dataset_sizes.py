@@ -1,32 +1,38 @@
-"""Measurements of a dataset as TRL's trainers read it: tokens of prompts, tokens of whole rows, sizes of images.
+"""Measurements of a dataset as TRL's trainers read it: tokens of prompts, tokens of whole rows,
+sizes of images.
 
-The training interpreter runs it (`python .../autotune/worker prompts`, `rows` or `images`), with one JSON object on stdin and
-one on stdout. All requests have
+The training interpreter runs it (`python .../autotune/worker prompts`, `rows` or `images`), with
+one JSON object on stdin and one on stdout. All requests have
 
-    "dataset": {"dataset_name": ..., "dataset_config": ..., "dataset_train_split": ..., "datasets": [...], ...}
+    "dataset": {"dataset_name": ..., "dataset_config": ..., "dataset_train_split": ..., "datasets":
+    [...], ...}
 
 and those that tokenise
 
-    "model": "folder or hub id", "trust_remote_code": false, "model_revision": "main" | null, "chat_template_kwargs": {...} | null
+    "model": "folder or hub id", "trust_remote_code": false, "model_revision": "main" | null,
+    "chat_template_kwargs": {...} | null
 
-`prompts` tokenises as GRPOTrainer does, and writes the rows within a limit: TRL has no limit on prompts; a filtered dataset,
-loaded by `dataset_name: <out>`, provides one.
+`prompts` tokenises as GRPOTrainer does, and writes the rows within a limit: TRL has no limit on
+prompts; a filtered dataset, loaded by `dataset_name: <out>`, provides one.
 
-    {"limit": P | null, "out": "folder" | null}
-    {"rows": n, "kept": n, "dropped": n, "longest_prompt": n, "longest_kept": n, "percentiles": {"50": n, ...},
+    {"limit": P | null, "out": "folder" | null} {"rows": n, "kept": n, "dropped": n,
+    "longest_prompt": n, "longest_kept": n, "percentiles": {"50": n, ...},
      "splits": {"train": {"rows": n, "kept": n}}, "dataset_name": "out" | null}
 
-`rows` measures for supervised fine-tuning, with template and end token. With a percentile's length as the limit, `longer` rows
-exceed it. Truncating them removes `cut` tokens, leaving them out `left_out` tokens.
+`rows` measures for supervised fine-tuning, with template and end token. With a percentile's length
+as the limit, `longer` rows exceed it. Truncating them removes `cut` tokens, leaving them out
+`left_out` tokens.
 
-    {"rows": n, "looked_at": n, "tokens": n, "percentiles": [{"share": 90, "length": n, "longer": n, "cut": n, "left_out": n}]}
+    {"rows": n, "looked_at": n, "tokens": n, "percentiles": [{"share": 90, "length": n, "longer": n,
+    "cut": n, "left_out": n}]}
 
-`images` reads width and height of every image of a row, from its header alone. Of a dataset of the hub, the first rows are read
-and nothing else is fetched.
+`images` reads width and height of every image of a row, from its header alone. Of a dataset of the
+hub, the first rows are read and nothing else is fetched.
 
     {"rows": n | null, "looked_at": n, "sizes": [[[width, height], ...], ...]}
 
-For `rows` and `images` a large dataset is sampled at a regular stride, and the counts are of the sample.
+For `rows` and `images` a large dataset is sampled at a regular stride, and the counts are of the
+sample.
 """
 
 from __future__ import annotations
@@ -52,11 +58,18 @@ def load_splits(named: dict[str, Any]) -> dict[str, Any]:
         from trl.scripts.utils import DatasetMixtureConfig
 
         parts = [dict(part) for part in named["datasets"]]
-        return dict(get_dataset(DatasetMixtureConfig(datasets=parts, test_split_size=named.get("test_split_size"))))
+        return dict(
+            get_dataset(
+                DatasetMixtureConfig(datasets=parts, test_split_size=named.get("test_split_size"))
+            )
+        )
     from datasets import load_dataset
 
     loaded = load_dataset(named["dataset_name"], name=named.get("dataset_config"))
-    wanted = (named.get("dataset_train_split") or "train", named.get("dataset_test_split") or "test")
+    wanted = (
+        named.get("dataset_train_split") or "train",
+        named.get("dataset_test_split") or "test",
+    )
     splits = {name: loaded[name] for name in wanted if name in loaded}
     if wanted[0] not in splits:
         raise ValueError(f"the dataset has no split {wanted[0]!r}; it has {sorted(loaded)}")
@@ -68,9 +81,12 @@ def load_tokenizer(request: dict[str, Any]) -> Any:
     from transformers import AutoProcessor
 
     return AutoProcessor.from_pretrained(
-        request["model"], revision=request.get("model_revision"), truncation_side="left", padding_side="left",
+        request["model"],
+        revision=request.get("model_revision"),
+        truncation_side="left",
+        padding_side="left",
         trust_remote_code=bool(request.get("trust_remote_code")),
-    )  # fmt: skip
+    )
 
 
 def prompt_lengths(tokenizer: Any, prompts: Sequence[Any], options: dict[str, Any]) -> list[int]:
@@ -78,7 +94,11 @@ def prompt_lengths(tokenizer: Any, prompts: Sequence[Any], options: dict[str, An
     if isinstance(prompts[0], str):
         return [len(ids) for ids in tokenizer(text=list(prompts))["input_ids"]]
     ids = tokenizer.apply_chat_template(
-        conversation=list(prompts), add_generation_prompt=True, tokenize=True, return_dict=True, **options
+        conversation=list(prompts),
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        **options,
     )["input_ids"]
     return [len(each) for each in ids]
 
@@ -89,7 +109,10 @@ def lengths_of(split: Any, tokenizer: Any, options: dict[str, Any]) -> list[int]
     if not len(split):
         raise ValueError("the dataset has no rows")
     starts = range(0, len(split), BATCH)
-    batches = (prompt_lengths(tokenizer, split[start : start + BATCH]["prompt"], options) for start in starts)
+    batches = (
+        prompt_lengths(tokenizer, split[start : start + BATCH]["prompt"], options)
+        for start in starts
+    )
     return [length for batch in batches for length in batch]
 
 
@@ -110,12 +133,17 @@ def prompt_figures(request: dict[str, Any]) -> dict[str, Any]:
         if index == 0:
             ordered = sorted(lengths)
             result.update(
-                rows=len(lengths), kept=len(within), dropped=len(lengths) - len(within), longest_prompt=ordered[-1],
+                rows=len(lengths),
+                kept=len(within),
+                dropped=len(lengths) - len(within),
+                longest_prompt=ordered[-1],
                 longest_kept=max((lengths[row] for row in within), default=None),
                 percentiles={str(p): percentile(ordered, p) for p in PERCENTILES},
-            )  # fmt: skip
+            )
             if not within:
-                raise ValueError(f"no prompt is within {limit} tokens; the shortest has {ordered[0]}")
+                raise ValueError(
+                    f"no prompt is within {limit} tokens; the shortest has {ordered[0]}"
+                )
         if out and within:
             # Atomically, under the name by which `load_dataset` finds the split.
             data = Path(out) / "data"
@@ -148,7 +176,10 @@ def texts_of(rows: Any, tokenizer: Any, options: dict[str, Any]) -> Iterator[lis
     columns = set(rows.column_names)
     pair = next((pair for pair in PAIRS if columns.issuperset(pair)), None)
     if not columns & {"messages", "text"} and pair is None:
-        raise ValueError(f"rows have none of the columns messages, text, prompt and completion; they have {sorted(columns)}")
+        raise ValueError(
+            "rows have none of the columns messages, text, prompt and completion; they have"
+            f" {sorted(columns)}"
+        )
 
     def templated(messages: Any) -> str:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
@@ -166,7 +197,10 @@ def texts_of(rows: Any, tokenizer: Any, options: dict[str, Any]) -> Iterator[lis
             yield [with_end(text) for text in batch["text"]]
         elif pair is not None:
             halves = zip(batch[pair[0]], batch[pair[1]], strict=True)
-            yield [templated([*one, *two]) if isinstance(one, list) else with_end(f"{one}{two}") for one, two in halves]
+            yield [
+                templated([*one, *two]) if isinstance(one, list) else with_end(f"{one}{two}")
+                for one, two in halves
+            ]
 
 
 def at_percentile(ordered: Sequence[int], share: int) -> dict[str, int]:
@@ -174,7 +208,13 @@ def at_percentile(ordered: Sequence[int], share: int) -> dict[str, int]:
     length = percentile(ordered, share)
     longer = [one for one in ordered if one > length]
     total = sum(longer)
-    return {"share": share, "length": length, "longer": len(longer), "cut": total - length * len(longer), "left_out": total}
+    return {
+        "share": share,
+        "length": length,
+        "longer": len(longer),
+        "cut": total - length * len(longer),
+        "left_out": total,
+    }
 
 
 def row_figures(request: dict[str, Any]) -> dict[str, Any]:
@@ -185,12 +225,23 @@ def row_figures(request: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("the dataset has no rows")
     stride = -(-len(rows) // MAX_ROWS)
     trust = bool(request.get("trust_remote_code"))
-    tokenizer = AutoTokenizer.from_pretrained(request["model"], revision=request.get("model_revision"), trust_remote_code=trust)
+    tokenizer = AutoTokenizer.from_pretrained(
+        request["model"], revision=request.get("model_revision"), trust_remote_code=trust
+    )
     sample = rows if stride == 1 else rows.select(range(0, len(rows), stride))
     batches = texts_of(sample, tokenizer, request.get("chat_template_kwargs") or {})
-    ordered = sorted(len(ids) for texts in batches for ids in tokenizer(texts, add_special_tokens=False)["input_ids"])
+    ordered = sorted(
+        len(ids)
+        for texts in batches
+        for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]
+    )
     percentiles = [at_percentile(ordered, share) for share in ROW_PERCENTILES]
-    return {"rows": len(rows), "looked_at": len(ordered), "tokens": sum(ordered), "percentiles": percentiles}
+    return {
+        "rows": len(rows),
+        "looked_at": len(ordered),
+        "tokens": sum(ordered),
+        "percentiles": percentiles,
+    }
 
 
 COLUMNS = ("images", "image")  # columns that TRL's trainers read
@@ -215,8 +266,15 @@ def image_sizes(request: dict[str, Any]) -> dict[str, Any]:
     if column is None or number == 0:
         return {"rows": number, "looked_at": 0, "sizes": []}
     sample = undecoded(rows.select_columns([column]), column)
-    sample = sample.take(MAX_FETCHED_ROWS) if number is None else sample.select(range(0, number, -(-number // MAX_IMAGE_ROWS)))
-    sizes = [[size_of(image) for image in itertools.islice(listed(row[column]), MAX_IMAGES)] for row in sample]
+    sample = (
+        sample.take(MAX_FETCHED_ROWS)
+        if number is None
+        else sample.select(range(0, number, -(-number // MAX_IMAGE_ROWS)))
+    )
+    sizes = [
+        [size_of(image) for image in itertools.islice(listed(row[column]), MAX_IMAGES)]
+        for row in sample
+    ]
     return {"rows": number, "looked_at": len(sizes), "sizes": sizes}
 
 
@@ -258,4 +316,6 @@ def print_answer(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    print_answer({"prompts": prompt_figures, "rows": row_figures, "images": image_sizes}[sys.argv[1]])
+    print_answer(
+        {"prompts": prompt_figures, "rows": row_figures, "images": image_sizes}[sys.argv[1]]
+    )

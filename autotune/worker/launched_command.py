@@ -88,7 +88,9 @@ class _LaunchedRun:
         self._plan: Mapping[str, Any] = request["plan"]
         self._metrics = MetricReader(request["figures"])
         self._new_lines = line_source(request["figures"], folder)
-        self._phases = [(re.compile(pattern), phase) for pattern, phase in request.get("phases") or ()]
+        self._phases = [
+            (re.compile(pattern), phase) for pattern, phase in request.get("phases") or ()
+        ]
         self._printed: list[str] = []
         self._last_lines: list[str] = []
         self._lock = threading.Lock()
@@ -121,27 +123,48 @@ class _LaunchedRun:
         code = process.returncode
         if ended_itself and code:
             ended = {"signal": -code, "exit": None} if code < 0 else {"signal": None, "exit": code}
-            raise CommandFailed(" | ".join(line for line in self._last_lines if line.strip()) or "it printed nothing", ended)
+            raise CommandFailed(
+                " | ".join(line for line in self._last_lines if line.strip())
+                or "it printed nothing",
+                ended,
+            )
         if ended_itself and not self._timed:
             source = self._request["figures"].get("file") or "its output"
             raise NoFigures(
-                f"the command ended well, but {self._metrics.records} records with a speed were found in {source}; at least two "
-                f"are needed, the first being warm-up. Its last lines: {' | '.join(self._last_lines) or 'none'}"
+                f"the command ended well, but {self._metrics.records} records with a speed were"
+                f" found in {source}; at least two are needed, the first being warm-up. Its last"
+                f" lines: {' | '.join(self._last_lines) or 'none'}"
             )
 
     def _start(self) -> subprocess.Popen[bytes]:
         argv = [self._resolved(word) for word in self._request["argv"]]
-        extra = {name: self._resolved(value) for name, value in (self._request.get("environment") or {}).items()}
-        extra |= model_memory.environment(self._request.get("watch"), self._folder, {**os.environ, **extra})
-        environment = {name: value for name, value in {**os.environ, **extra}.items() if name not in ("RANK", "LOCAL_RANK")}
+        extra = {
+            name: self._resolved(value)
+            for name, value in (self._request.get("environment") or {}).items()
+        }
+        extra |= model_memory.environment(
+            self._request.get("watch"), self._folder, {**os.environ, **extra}
+        )
+        environment = {
+            name: value
+            for name, value in {**os.environ, **extra}.items()
+            if name not in ("RANK", "LOCAL_RANK")
+        }
         try:
             return subprocess.Popen(
-                argv, cwd=self._request.get("folder"), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                argv,
+                cwd=self._request.get("folder"),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         except OSError as error:
             reason = error.strerror or error
-            raise CommandFailed(f"{argv[0]} can't be started: {reason}", {"signal": None, "exit": 127}) from error
+            raise CommandFailed(
+                f"{argv[0]} can't be started: {reason}", {"signal": None, "exit": 127}
+            ) from error
 
     def _resolved(self, text: str) -> str:
         return text.replace(OUT, str(self._folder))
@@ -160,7 +183,9 @@ class _LaunchedRun:
             printed, self._printed = self._printed, []
         self._last_lines = [*self._last_lines, *printed][-EXCERPT_LINES:]
         if printed:
-            self._recorder.report_progress(f"it printed {printed[-1].strip()[:EXCERPT_CHARACTERS]!r}")
+            self._recorder.report_progress(
+                f"it printed {printed[-1].strip()[:EXCERPT_CHARACTERS]!r}"
+            )
         for line in printed:
             for pattern, phase in self._phases:
                 if pattern.search(line):
@@ -175,9 +200,16 @@ class _LaunchedRun:
 
     def _add(self, figure: Figure) -> None:
         self._timed.append(figure)
-        needed = max(1, int(self._plan["timed_cycles"]), int(self._plan["optimizer_steps"]) - self._warmup)
+        needed = max(
+            1, int(self._plan["timed_cycles"]), int(self._plan["optimizer_steps"]) - self._warmup
+        )
         done = len(self._timed) + self._warmup
-        cycle = {"done": done, "of": needed + self._warmup, "seconds": figure.seconds, "tokens": figure.tokens}
+        cycle = {
+            "done": done,
+            "of": needed + self._warmup,
+            "seconds": figure.seconds,
+            "tokens": figure.tokens,
+        }
         self._recorder.emit({"event": protocol.CYCLE, **cycle})
         soak, goal = self._plan.get("soak_seconds"), self._plan.get("stop_below_tokens_per_second")
         if soak:
@@ -196,16 +228,27 @@ class _LaunchedRun:
             "completion_tokens": max((figure.tokens for figure in self._timed), default=0),
             "cycle_seconds": [figure.seconds for figure in self._timed],
             "cycle_loss_tokens": [figure.tokens for figure in self._timed],
-            "prompt_tokens": 0, "phase_seconds": {"other": timed}, "user_reward_seconds": 0.0,
-            "cut_short": self._cut_short, "borrowed_seconds": 0.0,
-        }  # fmt: skip
+            "prompt_tokens": 0,
+            "phase_seconds": {"other": timed},
+            "user_reward_seconds": 0.0,
+            "cut_short": self._cut_short,
+            "borrowed_seconds": 0.0,
+        }
         return {
-            "worst": speed if self._timed else None, "typical": None,
-            "optimizer_steps": self._metrics.records, "effective": self._effective,
-            "exercised": {"watched": "outside", "optimizer_steps": self._metrics.records, "seconds": timed},
-            "setup_seconds": max(0.0, seconds - timed), "loop_seconds": timed,
-            "models": model_memory.found(self._folder), "world_size": None,
-        }  # fmt: skip
+            "worst": speed if self._timed else None,
+            "typical": None,
+            "optimizer_steps": self._metrics.records,
+            "effective": self._effective,
+            "exercised": {
+                "watched": "outside",
+                "optimizer_steps": self._metrics.records,
+                "seconds": timed,
+            },
+            "setup_seconds": max(0.0, seconds - timed),
+            "loop_seconds": timed,
+            "models": model_memory.found(self._folder),
+            "world_size": None,
+        }
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

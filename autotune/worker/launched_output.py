@@ -1,28 +1,32 @@
-"""Output of a launched run: its speed, and its settings as the run itself reports them, which may differ from the given ones.
+"""Output of a launched run: its speed, and its settings as the run itself reports them, which may
+differ from the given ones.
 
 The JSON specifications come from a framework's file in `autotune.frameworks`. That of the speed:
 
     {"file": "{autotune_run_folder}/metrics.jsonl" | null,      null: standard output
      "kind": "json" | "python" | "pattern",
      "line": regex | null,                      pattern: with groups named as below; else the text around the record
-                                                (group `record`), null for a line that is only the record
+                                                (group `record`), null for a line that is only the
+                                                record
      "under": "data" | null,                    the record's key that contains the figures
-     "keys": {"tokens_per_second": [...], "tokens": [...], "tokens_so_far": [...], "seconds": [...]},
+     "keys": {"tokens_per_second": [...], "tokens": [...], "tokens_so_far": [...], "seconds":
+     [...]},
                                                 the record's keys; several are added
      "products": {"tokens": [...]},             the same, multiplied
      "times": 1.0,                              factor on tokens and tokens_per_second (GPUs, if figures are per GPU)
      "tokens_each": n | null}                   tokens of one record, if the run does not report them
 
-Two of tokens, seconds and tokens per second are enough. With only one, the seconds are those since the previous record.
-That of the settings:
+Two of tokens, seconds and tokens per second are enough. With only one, the seconds are those since
+the previous record. That of the settings:
 
     {"file": "{autotune_run_folder}/settings.json" | null,      null: standard output
      "kind": "json" | "hydra" | "yaml" | "namespace" | "table"}
 
-`json`: a file with one mapping. `hydra`: the YAML that Hydra writes of a configuration, read by the run's own
-OmegaConf, which resolves references. `yaml`: the same as printed lines, from a top-level key at the end of a line.
-`namespace`: a printed line of argparse, `namespace(train=namespace(batch_size=8), ...)`. `table`: a printed table of
-names and values, with a blank between the columns. Nested settings have dotted names. Unreadable values are left out;
+`json`: a file with one mapping. `hydra`: the YAML that Hydra writes of a configuration, read by the
+run's own OmegaConf, which resolves references. `yaml`: the same as printed lines, from a top-level
+key at the end of a line. `namespace`: a printed line of argparse,
+`namespace(train=namespace(batch_size=8), ...)`. `table`: a printed table of names and values, with
+a blank between the columns. Nested settings have dotted names. Unreadable values are left out;
 nothing is executed.
 """
 
@@ -82,7 +86,9 @@ class MetricReader:
         if self._spec["kind"] == "pattern":
             match = self._line.search(line) if self._line else None
             groups = match.groupdict() if match else {}
-            return {name: value for name in NAMES if (value := _number(groups.get(name))) is not None}
+            return {
+                name: value for name in NAMES if (value := _number(groups.get(name))) is not None
+            }
         if self._line is not None:
             match = self._line.search(line)
             if match is None:
@@ -90,7 +96,11 @@ class MetricReader:
             line = match["record"]
         try:
             is_json = self._spec["kind"] == "json"
-            record = json.loads(line) if is_json else ast.literal_eval(_NOT_FINITE.sub("None", line.strip()))
+            record = (
+                json.loads(line)
+                if is_json
+                else ast.literal_eval(_NOT_FINITE.sub("None", line.strip()))
+            )
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return {}
         under = self._spec.get("under")
@@ -103,7 +113,9 @@ class MetricReader:
 
 
 def _combined(
-    combine: Callable[[list[float]], float], record: Mapping[str, Any], keys: Mapping[str, list[str]]
+    combine: Callable[[list[float]], float],
+    record: Mapping[str, Any],
+    keys: Mapping[str, list[str]],
 ) -> dict[str, float]:
     """Combine the record's values by name. A name with a missing part has no value."""
     found = {}
@@ -130,7 +142,9 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0  # existing lines belong to another run
+        self._offset = (
+            path.stat().st_size if path.exists() else 0
+        )  # existing lines belong to another run
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
@@ -163,7 +177,8 @@ MAX_TEXT_BYTES = 2**20
 _YAML_BEGINS = re.compile(r" - (?P<line>[a-z]\w*:)$")
 # Ray puts the process before each line.
 _YAML_LINE = re.compile(
-    r"(?:\x1b\[\d+m)?(?:\(\w[^()]* pid=[^()]*\)(?:\x1b\[0m)? )?(?P<line>(?: *- ?.*| *[\w/]+:(?: .*)?| {2,}\S.*))"
+    r"(?:\x1b\[\d+m)?(?:\(\w[^()]* pid=[^()]*\)(?:\x1b\[0m)? )?(?P<line>(?: *- ?.*| *[\w/]+:(?:"
+    r" .*)?| {2,}\S.*))"
 )
 _NAMESPACE = re.compile(r"\b[Nn]amespace\(")
 _TABLE = re.compile(r"-{3,} config key -{3,}\s+-{3,} value -{3,}")
@@ -217,7 +232,11 @@ class LaunchedSettings:
                 written = from_hydra(text, names) if self._kind == "hydra" else json.loads(text)
             except (OSError, ValueError, RecursionError):
                 return {}
-        return {name: written[name] for name in names if name in written} if isinstance(written, dict) else {}
+        return (
+            {name: written[name] for name in names if name in written}
+            if isinstance(written, dict)
+            else {}
+        )
 
 
 def from_hydra(text: str, names: Iterable[str]) -> dict[str, Any]:
@@ -238,7 +257,11 @@ def from_hydra(text: str, names: Iterable[str]) -> dict[str, Any]:
         except Exception:  # a reference that only the run itself can resolve
             continue
         if value is not missing:
-            found[name] = OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
+            found[name] = (
+                OmegaConf.to_container(value, resolve=False)
+                if OmegaConf.is_config(value)
+                else value
+            )
     return found
 
 
@@ -246,7 +269,11 @@ def from_namespace(line: str) -> dict[str, Any]:
     """Parse a printed namespace: keyword calls and plain values only. Nothing is called."""
     start = _NAMESPACE.search(line)
     try:
-        return {} if start is None else dict(_from_call(ast.parse(line[start.start() :].strip(), mode="eval").body, ""))
+        return (
+            {}
+            if start is None
+            else dict(_from_call(ast.parse(line[start.start() :].strip(), mode="eval").body, ""))
+        )
     except _UNREADABLE:
         return {}
 

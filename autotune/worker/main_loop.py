@@ -1,9 +1,10 @@
 """Worker process: imports the framework once, then forks ranks and relays their messages.
 
-A fork with all imports done takes milliseconds; a fresh start takes ten seconds. The worker never touches a device and
-never allocates, so it outlives every candidate. If an import initialised CUDA, forked ranks could not use it: the
-worker then restarts without imports, and each rank is a fresh interpreter. When the parent's end of the socket closes,
-the worker ends all processes below it and exits.
+A fork with all imports done takes milliseconds; a fresh start takes ten seconds. The worker never
+touches a device and never allocates, so it outlives every candidate. If an import initialised CUDA,
+forked ranks could not use it: the worker then restarts without imports, and each rank is a fresh
+interpreter. When the parent's end of the socket closes, the worker ends all processes below it and
+exits.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Worker:
                 poll.register(wire.fileno(), select.POLLIN)
             poll.poll(POLL_INTERVAL_S * 1000 if self._ranks else None)
             for message in self._parent.take(0):
-                self._reap()  # under its own command's number: what exited before this command did not fail in it
+                # under its own command's number: what exited before this command did not fail in it
+                self._reap()
                 self._execute(message)
             for live in self._ranks:
                 self._relay(live, live.wire.take(0))
@@ -107,7 +109,10 @@ class Worker:
                 versions = adapter.warm(message["load"])
         except BaseException as error:
             excerpt = traceback.format_exc()[-rank.EXCERPT_BYTES :]
-            self._send(protocol.UNREADY, error={"type": type(error).__name__, "text": str(error), "traceback": excerpt})
+            self._send(
+                protocol.UNREADY,
+                error={"type": type(error).__name__, "text": str(error), "traceback": excerpt},
+            )
             return False
         self._adapter = adapter
         self._own = frozenset(processes.descendants(os.getpid()))
@@ -115,7 +120,11 @@ class Worker:
         gc.freeze()  # the collector of a rank skips frozen pages, so they stay shared
         # The state of CUDA does not matter to a rank on the CPU.
         reason = cuda_before_fork.initialised() if message["load"].get("device") != "cpu" else None
-        ready = {"event": protocol.READY, "pid": os.getpid(), "seconds": round(time.monotonic() - started, 4)}
+        ready = {
+            "event": protocol.READY,
+            "pid": os.getpid(),
+            "seconds": round(time.monotonic() - started, 4),
+        }
         self._parent.send({**ready, "versions": versions, "afresh": reason})
         self._spawns = reason is not None
         if self._spawns and message["do"] == protocol.WARM:
@@ -130,7 +139,12 @@ class Worker:
         """Start the ranks of this machine; `span` has their position among all ranks of the job."""
         ranks = int(message["ranks"])
         port = rank.free_port() if ranks > 1 else None
-        span = message.get("span") or {"first": 0, "world": ranks, "address": "127.0.0.1", "port": port}
+        span = message.get("span") or {
+            "first": 0,
+            "world": ranks,
+            "address": "127.0.0.1",
+            "port": port,
+        }
         self._expected_ranks = range(span["first"], span["first"] + ranks)
         for number in self._expected_ranks:
             self._ranks.append(self._fork(number, ranks, span))
@@ -153,9 +167,13 @@ class Worker:
         local, world = number - span["first"], span["world"]
         if world > 1:
             os.environ.update(
-                RANK=str(number), LOCAL_RANK=str(local), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(ranks),
-                MASTER_ADDR=str(span["address"]), MASTER_PORT=str(span["port"]),
-            )  # fmt: skip
+                RANK=str(number),
+                LOCAL_RANK=str(local),
+                WORLD_SIZE=str(world),
+                LOCAL_WORLD_SIZE=str(ranks),
+                MASTER_ADDR=str(span["address"]),
+                MASTER_PORT=str(span["port"]),
+            )
         if self._spawns:
             theirs.set_inheritable(True)
             place = map(str, [number, world, worker, local])
@@ -164,7 +182,9 @@ class Worker:
         return rank.run(self._adapter, theirs, number, world, worker, local)
 
     def _reap(self) -> None:
-        """Relay the last messages of each rank that exited, then report its exit, then end its orphans."""
+        """Relay the last messages of each rank that exited, then report its exit, then end its
+        orphans.
+        """
         for live in list(self._ranks):
             try:
                 pid, status = os.waitpid(live.pid, os.WNOHANG)
@@ -177,7 +197,9 @@ class Worker:
             live.wire.close()
             code = os.waitstatus_to_exitcode(status)
             signal_number, exit_code = (-code, None) if code < 0 else (None, code)
-            self._send(protocol.LOST, rank=live.number, pid=live.pid, signal=signal_number, exit=exit_code)
+            self._send(
+                protocol.LOST, rank=live.number, pid=live.pid, signal=signal_number, exit=exit_code
+            )
             processes.end_descendants(spare=self._own | {other.pid for other in self._ranks})
 
     def _end_ranks(self) -> None:
@@ -237,20 +259,50 @@ def load_adapter(name: str) -> ModuleType:
 
 def main(arguments: list[str]) -> NoReturn:
     parser = argparse.ArgumentParser(prog="autotune/worker")
-    parser.add_argument("--adapter", required=True, help="a module of autotune.worker, or the path of an adapter (.py)")
-    parser.add_argument("--packages", default="", help="packages whose versions are reported first, separated by commas")
-    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the inherited socket")
-    parser.add_argument("--spawn-ranks", action="store_true", help="import nothing, and start each rank as a fresh interpreter")
-    parser.add_argument("--rank", type=int, nargs=4, metavar=("RANK", "WORLD", "WORKER", "LOCAL"), help="run as this rank")
+    parser.add_argument(
+        "--adapter",
+        required=True,
+        help="a module of autotune.worker, or the path of an adapter (.py)",
+    )
+    parser.add_argument(
+        "--packages",
+        default="",
+        help="packages whose versions are reported first, separated by commas",
+    )
+    parser.add_argument(
+        "--fd", type=int, required=True, help="file descriptor of the inherited socket"
+    )
+    parser.add_argument(
+        "--spawn-ranks",
+        action="store_true",
+        help="import nothing, and start each rank as a fresh interpreter",
+    )
+    parser.add_argument(
+        "--rank",
+        type=int,
+        nargs=4,
+        metavar=("RANK", "WORLD", "WORKER", "LOCAL"),
+        help="run as this rank",
+    )
     options = parser.parse_args(arguments)
     os.set_inheritable(options.fd, False)
     faulthandler.enable(all_threads=False)
     if options.rank is not None:
         number, world, worker, local = options.rank
-        rank.run(partial(load_adapter, options.adapter), socket.socket(fileno=options.fd), number, world, worker, local)
+        rank.run(
+            partial(load_adapter, options.adapter),
+            socket.socket(fileno=options.fd),
+            number,
+            world,
+            worker,
+            local,
+        )
     processes.adopt_orphans()
     parent = Wire(socket.socket(fileno=options.fd))
     if not options.spawn_ranks:
-        versions = {"python": platform.python_version(), **releases.versions(filter(None, options.packages.split(",")))}
+        versions = {
+            "python": platform.python_version(),
+            **releases.versions(filter(None, options.packages.split(","))),
+        }
         parent.send({"event": protocol.ENVIRONMENT, "pid": os.getpid(), "versions": versions})
     Worker(parent, options.adapter, spawns=options.spawn_ranks).run()

@@ -14,8 +14,9 @@ The request of a launched run may contain a table:
                            "models": {"policy": "path.to.it", "reference": "..."},
                            "optimizer": "path.to.it" | null}, ...]}
 
-Each Python process of the run starts with `startup/sitecustomize.py`, whose call of `begin` waits for these
-classes. Each process writes its figures into a folder of the run; `found` merges them by rank.
+Each Python process of the run starts with `startup/sitecustomize.py`, whose call of `begin` waits
+for these classes. Each process writes its figures into a folder of the run; `found` merges them by
+rank.
 
 A model gets its role from the object that holds it, never from its form; a model without a known
 holder is `other`. The models of an inference engine are left out.
@@ -61,7 +62,9 @@ def sum_up(models: Iterable[ModelBytes], device: str, others: Iterable[Any] = ()
         for group in (models, [ModelBytes(role="other", model=module) for module in others]):
             for one in group:
                 _add_model(totals, one)
-            for one in {id(one.optimizer): one for one in group if one.optimizer is not None}.values():
+            for one in {
+                id(one.optimizer): one for one in group if one.optimizer is not None
+            }.values():
                 _add_shared_optimizer_state(totals, one)
     return totals.found
 
@@ -83,12 +86,18 @@ def _add_shared_optimizer_state(totals: _Totals, one: ModelBytes) -> None:
     """Add the tensors that an optimizer keeps for all parameters together."""
     inner = None
     for inner in _layers(one.optimizer):
-        totals.add(one.role, "gradients", [getattr(inner, name, None) for name in PARTITIONED_GRADIENTS])
+        totals.add(
+            one.role, "gradients", [getattr(inner, name, None) for name in PARTITIONED_GRADIENTS]
+        )
         masters = [getattr(inner, name, None) for name in MASTERS]
-        totals.add(one.role, "gradients", [tensor.grad for tensor in _tensors(masters) if tensor.is_leaf])
+        totals.add(
+            one.role, "gradients", [tensor.grad for tensor in _tensors(masters) if tensor.is_leaf]
+        )
         totals.add(one.role, "optimizer", masters)
     totals.add(one.role, "optimizer", list(getattr(inner, "state", {}).values()))
-    totals.add(one.role, "optimizer", [group["params"] for group in getattr(inner, "param_groups", ())])
+    totals.add(
+        one.role, "optimizer", [group["params"] for group in getattr(inner, "param_groups", ())]
+    )
 
 
 def _of_parameter(parameter: Any) -> Iterator[Any]:
@@ -155,7 +164,11 @@ def environment(watch: Any, folder: Path, before: Mapping[str, str]) -> dict[str
         return {}
     (folder / FOLDER).mkdir(exist_ok=True)
     path = os.pathsep.join(filter(None, [str(STARTUP), before.get("PYTHONPATH")]))
-    return {"PYTHONPATH": path, TABLE_VARIABLE: json.dumps(watch), OUTPUT_VARIABLE: str(folder / FOLDER)}
+    return {
+        "PYTHONPATH": path,
+        TABLE_VARIABLE: json.dumps(watch),
+        OUTPUT_VARIABLE: str(folder / FOLDER),
+    }
 
 
 def found(folder: Path) -> list[dict[str, Any]]:
@@ -185,9 +198,16 @@ class _Watch:
 
     def install(self) -> None:
         """Patch each method of the table as soon as its module is imported."""
-        actions = {f"{row['cls']}.__init__": self._note for row in self._table["holders"] if row.get("noted")}
+        actions = {
+            f"{row['cls']}.__init__": self._note
+            for row in self._table["holders"]
+            if row.get("noted")
+        }
         for kind in ("uses", "steps"):
-            actions |= {method: functools.partial(self._called, method, kind == "steps") for method in self._table[kind]}
+            actions |= {
+                method: functools.partial(self._called, method, kind == "steps")
+                for method in self._table[kind]
+            }
         patches: dict[str, list[Callable[[Any], None]]] = {}
         for place, action in actions.items():
             module, _, name = place.partition(":")
@@ -206,11 +226,17 @@ class _Watch:
             self._measure(stepped)
         except Exception as error:  # a failed measurement must not end the run
             self._measurements[key] = MAX_MEASUREMENTS
-            sys.stderr.write(f"autotune: the models of this process can't be summed up: {error!r}\n")
+            sys.stderr.write(
+                f"autotune: the models of this process can't be summed up: {error!r}\n"
+            )
 
     def _measure(self, stepped: bool) -> None:
         models = [
-            ModelBytes(role="" if role == POLICY else role, model=model, optimizer=_resolve(holder, row.get("optimizer")))
+            ModelBytes(
+                role="" if role == POLICY else role,
+                model=model,
+                optimizer=_resolve(holder, row.get("optimizer")),
+            )
             for holder, row in self._holders()
             for role, path in row["models"].items()
             for model in _models(_resolve(holder, path))
@@ -255,10 +281,18 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname not in self._patches:
             return None
-        # Only those behind this one: another hook of this kind would ask this one again, without end.
+        # Only those behind this one: another hook of this kind would ask this one again, without
+        # end.
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
         others = (finder for finder in behind if hasattr(finder, "find_spec"))
-        spec = next((one for finder in others if (one := finder.find_spec(fullname, path, target)) is not None), None)
+        spec = next(
+            (
+                one
+                for finder in others
+                if (one := finder.find_spec(fullname, path, target)) is not None
+            ),
+            None,
+        )
         if spec is None or spec.loader is None:
             return spec
         patches, execute = self._patches.pop(fullname), spec.loader.exec_module
@@ -278,7 +312,9 @@ def _patch(module: Any, *, name: str, then: Callable[[Any], None]) -> None:
     cls = getattr(module, owner, None)
     original = getattr(cls, method, None)
     if not isinstance(cls, type) or original is None:
-        sys.stderr.write(f"autotune: {module.__name__} has no {name}, which models are measured by\n")
+        sys.stderr.write(
+            f"autotune: {module.__name__} has no {name}, which models are measured by\n"
+        )
         return
 
     def watched(self: Any, *args: Any, **rest: Any) -> Any:
@@ -287,7 +323,8 @@ def _patch(module: Any, *, name: str, then: Callable[[Any], None]) -> None:
         return result
 
     functools.update_wrapper(watched, original)
-    # Ray ships a class by value but its methods by name: with these names the receiver finds its own, watched method.
+    # Ray ships a class by value but its methods by name: with these names the receiver finds its
+    # own, watched method.
     watched.__module__, watched.__qualname__ = cls.__module__, f"{cls.__qualname__}.{method}"
     setattr(cls, method, watched)
 
@@ -308,9 +345,17 @@ def _models(value: Any) -> list[Any]:
 def _roots() -> list[Any]:
     """Modules without a parent module, except those of an engine."""
     module = _torch().nn.Module
-    modules = [one for one in gc.get_objects() if issubclass(type(one), module) and "_modules" in one.__dict__]
+    modules = [
+        one
+        for one in gc.get_objects()
+        if issubclass(type(one), module) and "_modules" in one.__dict__
+    ]
     inner = {id(child) for one in modules for child in one.__dict__["_modules"].values()}
-    return [one for one in modules if id(one) not in inner and type(one).__module__.partition(".")[0] not in ENGINES]
+    return [
+        one
+        for one in modules
+        if id(one) not in inner and type(one).__module__.partition(".")[0] not in ENGINES
+    ]
 
 
 def _by_role(sizes: dict[str, int], roles: set[str]) -> dict[str, dict[str, int]]:

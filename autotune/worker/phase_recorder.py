@@ -1,4 +1,5 @@
-"""Phases of a probe and their cost: exclusive seconds and peak memory of each; and reasons to end a probe early.
+"""Phases of a probe and their cost: exclusive seconds and peak memory of each; and reasons to end a
+probe early.
 
 One phase at a time owns the clock; a phase entered inside another takes it over and returns it.
 Time in none of the eight phases is `other`, so the seconds always sum to the wall time.
@@ -59,13 +60,15 @@ class Trend:
             raise LimitForeseen(f"{at}, over the limit of {limit} bytes")
         if done < total * MIN_DONE_SHARE or len(self._points) <= RECENT_READINGS:
             return
-        # Smallest growth per unit of work since recent readings and one halfway back: growth comes in steps (pages, arenas).
+        # Smallest growth per unit of work since recent readings and one halfway back: growth comes
+        # in steps (pages, arenas).
         since = [*self._points[-1 - RECENT_READINGS : -1], self._points[len(self._points) // 2 - 1]]
         slope = min((held - before) / (done - earlier) for earlier, before in since)
         end = held + int(slope * (total - done))
         if slope > 0 and end > limit:
             raise LimitForeseen(
-                f"{at} and grows by {int(slope)} bytes a {what}: it reaches {end} bytes, over the limit of {limit} bytes"
+                f"{at} and grows by {int(slope)} bytes a {what}: it reaches {end} bytes, over the"
+                f" limit of {limit} bytes"
             )
 
 
@@ -73,16 +76,30 @@ class PhaseRecorder:
     """Phases, seconds and memory of one rank while it loads and measures."""
 
     def __init__(
-        self, *, emit: Callable[[dict[str, Any]], None], rank: int = 0, world_size: int = 1, local_rank: int | None = None,
-        limit_bytes: int | None = None, device: Mapping[str, Any] | None = None,
-        clock: Callable[[], float] = time.perf_counter, meter: MemoryMeter | None = None,
-    ) -> None:  # fmt: skip
-        self.rank, self.world_size, self.limit_bytes, self.emit = rank, world_size, limit_bytes, emit
+        self,
+        *,
+        emit: Callable[[dict[str, Any]], None],
+        rank: int = 0,
+        world_size: int = 1,
+        local_rank: int | None = None,
+        limit_bytes: int | None = None,
+        device: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        meter: MemoryMeter | None = None,
+    ) -> None:
+        self.rank, self.world_size, self.limit_bytes, self.emit = (
+            rank,
+            world_size,
+            limit_bytes,
+            emit,
+        )
         # Number of this rank's GPU among those of its machine.
         self.local_rank = rank if local_rank is None else local_rank
-        # Facts about this rank's GPU: others_bytes, cap_bytes, engine_share_scale. Empty without one.
+        # Facts about this rank's GPU: others_bytes, cap_bytes, engine_share_scale. Empty without
+        # one.
         self.device: Mapping[str, Any] = device or {}
-        # Adapters replace it by a wait for the device, so that work is timed in the phase that started it.
+        # Adapters replace it by a wait for the device, so that work is timed in the phase that
+        # started it.
         self.synchronize: Callable[[], None] = lambda: None
         self._clock = clock
         self._meter = meter or cpu_meter()
@@ -167,8 +184,12 @@ class PhaseRecorder:
         self._account()
         return {
             "peak_bytes": max(self._peaks.values()),
-            "phase_peak_bytes": {phase: peak for phase, peak in self._peaks.items() if phase != OTHER},
-            "torch_by_phase": {phase: figures for phase, figures in self._torch.items() if phase != OTHER},
+            "phase_peak_bytes": {
+                phase: peak for phase, peak in self._peaks.items() if phase != OTHER
+            },
+            "torch_by_phase": {
+                phase: figures for phase, figures in self._torch.items() if phase != OTHER
+            },
             **self._meter.totals(),
         }
 
@@ -208,7 +229,8 @@ def _merged(one: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]
 def out_of_reach(rates: Sequence[float], *, goal: float, spread: float) -> bool:
     """Return True if the upper bound of these cycles' tokens per second is below the goal.
 
-    `spread` is the usual standard deviation of a cycle's log rate on this machine; a larger one of these cycles replaces it.
+    `spread` is the usual standard deviation of a cycle's log rate on this machine; a larger one of
+    these cycles replaces it.
     """
     if not rates or min(rates) <= 0 or goal <= 0:
         return False
@@ -219,4 +241,6 @@ def out_of_reach(rates: Sequence[float], *, goal: float, spread: float) -> bool:
     logs = [math.log(rate) for rate in rates]
     mean = sum(logs) / len(logs)
     deviation = math.sqrt(sum((value - mean) ** 2 for value in logs) / (len(logs) - 1))
-    return max(logs) + MARGIN_STANDARD_ERRORS * max(spread, deviation) / math.sqrt(len(logs)) < math.log(goal)
+    return max(logs) + MARGIN_STANDARD_ERRORS * max(spread, deviation) / math.sqrt(
+        len(logs)
+    ) < math.log(goal)

@@ -1,12 +1,14 @@
-"""Memory of this process: current and peak figures, a soft limit, and a check that a candidate left nothing behind.
+"""Memory of this process: current and peak figures, a soft limit, and a check that a candidate left
+nothing behind.
 
-CPU: anonymous plus shared memory, which limits are compared with. File-backed pages (the libraries) depend on the kernel's cache
-and are left out. GPU: the memory reserved by torch's allocator, plus the rest of the process's share of the device (context,
-NCCL, an engine's own pool).
+CPU: anonymous plus shared memory, which limits are compared with. File-backed pages (the libraries)
+depend on the kernel's cache and are left out. GPU: the memory reserved by torch's allocator, plus
+the rest of the process's share of the device (context, NCCL, an engine's own pool).
 
-A cgroup kills a process that crosses its limit. RLIMIT_DATA refuses the memory instead, so torch raises its usual
-error, the rank frees everything, and the next candidate runs on the same loaded model. It counts mapped memory, touched
-or not; beside a cgroup it therefore gets slack and refuses only what is far too large.
+A cgroup kills a process that crosses its limit. RLIMIT_DATA refuses the memory instead, so torch
+raises its usual error, the rank frees everything, and the next candidate runs on the same loaded
+model. It counts mapped memory, touched or not; beside a cgroup it therefore gets slack and refuses
+only what is far too large.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Default of glibc under `ulimit -s unlimited`. The usual 8 MiB are hardly touched, but RLIMIT_DATA counts them whole.
+# Default of glibc under `ulimit -s unlimited`. The usual 8 MiB are hardly touched, but RLIMIT_DATA
+# counts them whole.
 THREAD_STACK_BYTES = 2 * 2**20
 
 
@@ -37,7 +40,9 @@ def own_bytes() -> int:
 
 
 def give_back(torch: Any = None) -> None:
-    """Collect garbage, and return free memory to the system, so that the next candidate starts at the same level."""
+    """Collect garbage, and return free memory to the system, so that the next candidate starts
+    at the same level.
+    """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
@@ -82,7 +87,12 @@ class Guard:
 CLEAR_REFS = Path("/proc/self/clear_refs")
 # Linux: "To reset the peak resident set size ("high water mark") to the process's current value".
 RESET_HIGH_WATER_MARK = "5"
-TOTALS = ("torch_allocated_bytes", "torch_reserved_bytes", "allocation_retries", "allocation_failures")
+TOTALS = (
+    "torch_allocated_bytes",
+    "torch_reserved_bytes",
+    "allocation_retries",
+    "allocation_failures",
+)
 
 
 class MemoryMeter:
@@ -120,7 +130,8 @@ class HighWaterMeter(MemoryMeter):
     def take_peak(self) -> int:
         sizes = status()
         CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
-        # The mark includes file pages. They only grow, at the first touch of a library, so those of now bound those of then.
+        # The mark includes file pages. They only grow, at the first touch of a library, so those of
+        # now bound those of then.
         return max(sizes["RssAnon"] + sizes["RssShmem"], sizes["VmHWM"] - sizes["RssFile"])
 
 
@@ -134,8 +145,11 @@ class SamplingMeter(HighWaterMeter):
         # A sample from before `take_peak` must not count after it.
         self._sampling = threading.Lock()
         self._over = threading.Event()
-        # The weak reference lets a meter without other references be collected, which ends the thread.
-        self._thread = threading.Thread(target=_sample, args=(weakref.ref(self), self._over), name="memory-meter", daemon=True)
+        # The weak reference lets a meter without other references be collected, which ends the
+        # thread.
+        self._thread = threading.Thread(
+            target=_sample, args=(weakref.ref(self), self._over), name="memory-meter", daemon=True
+        )
         self._thread.start()
 
     def take_peak(self) -> int:
@@ -168,11 +182,14 @@ SLEEP_MISLEADS = "vLLM's sleep mode: torch counts as reserved what sleeps and is
 class CudaMeter(MemoryMeter):
     """torch's allocator statistics of the current device, plus the memory outside them.
 
-    `others_bytes` of the device belong to other processes. If an engine `sleeps`, torch's reserved figure is wrong and
-    the peak is the largest reading of the device: a lower bound, raised by samples from outside.
+    `others_bytes` of the device belong to other processes. If an engine `sleeps`, torch's reserved
+    figure is wrong and the peak is the largest reading of the device: a lower bound, raised by
+    samples from outside.
     """
 
-    def __init__(self, torch: Any, *, others_bytes: int | None = None, sleeps: bool = False) -> None:
+    def __init__(
+        self, torch: Any, *, others_bytes: int | None = None, sleeps: bool = False
+    ) -> None:
         self._cuda = torch.cuda
         self._others_bytes = others_bytes or 0
         self._sleeps = sleeps
@@ -249,9 +266,10 @@ TORCH_TOLERANCE_BYTES = 256 * MIB
 OUTSIDE_TOLERANCE_BYTES = 512 * MIB  # kernels that are loaded at first use stay, too
 
 
-# Check of a GPU's memory after a candidate: an error can leave unreachable tensors behind. Memory allocated by torch has to
-# return to its value after loading. Memory outside torch (contexts, library pools, a sleeping engine) may grow once, when the
-# first step loads its kernels, and never again.
+# Check of a GPU's memory after a candidate: an error can leave unreachable tensors behind. Memory
+# allocated by torch has to return to its value after loading. Memory outside torch (contexts,
+# library pools, a sleeping engine) may grow once, when the first step loads its kernels, and never
+# again.
 
 
 class MemoryKept(RuntimeError):
@@ -275,11 +293,13 @@ def idle_memory(cuda: Any) -> IdleMemory:
 
 def check(before: IdleMemory, now: IdleMemory, *, first: bool) -> IdleMemory:
     """Return the reference for the next check. Raise MemoryKept; `first` may load kernels."""
-    allocated, reserved, outside = (new - old for old, new in zip(before, now))  # noqa: B905 (Python 3.9)
+    allocated, reserved, outside = (new - old for old, new in zip(before, now))  # noqa: B905
     if allocated > TORCH_TOLERANCE_BYTES:
         raise MemoryKept(f"torch still holds {allocated} bytes more than after loading")
     if reserved > 2 * TORCH_TOLERANCE_BYTES:
-        raise MemoryKept(f"torch's cache still holds {reserved} bytes more than after loading: it is in pieces")
+        raise MemoryKept(
+            f"torch's cache still holds {reserved} bytes more than after loading: it is in pieces"
+        )
     if outside > OUTSIDE_TOLERANCE_BYTES and not first:
         raise MemoryKept(f"outside of torch, {outside} bytes more are held than before")
     return before._replace(outside_bytes=max(now.outside_bytes, before.outside_bytes))

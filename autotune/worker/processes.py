@@ -34,12 +34,13 @@ def prefer_for_the_oom_killer() -> None:
 def children() -> dict[int, list[int]]:
     """Return the children of each process, from a snapshot of /proc."""
     found: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):  # noqa: PTH208 -- a hot loop
+    for entry in os.listdir("/proc"):  # noqa: PTH208
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
             with open(f"/proc/{entry}/stat", "rb") as file:  # noqa: PTH123
-                # The command name, in brackets, may contain anything: parse behind the last bracket.
+                # The command name, in brackets, may contain anything: parse behind the last
+                # bracket.
                 parent = int(file.read().rpartition(b")")[2].split()[1])
             found.setdefault(parent, []).append(int(entry))
     return found
@@ -64,7 +65,9 @@ def end_descendants(spare: frozenset[int] = frozenset(), timeout_seconds: float 
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         for pid in remaining:
-            with contextlib.suppress(OSError):  # grandchildren become reapable once their parent is gone
+            with contextlib.suppress(
+                OSError
+            ):  # grandchildren become reapable once their parent is gone
                 os.waitpid(pid, os.WNOHANG)
         if not remaining or time.monotonic() > deadline:
             return remaining

@@ -1,10 +1,11 @@
 """Wire between the parent and the processes of a probe: JSON lines over a socket.
 
-Both sides import this module. A message starts and ends with a line feed, so a half-written line of a killed process cannot
-swallow it. A line that is no JSON object is counted and skipped.
+Both sides import this module. A message starts and ends with a line feed, so a half-written line of
+a killed process cannot swallow it. A line that is no JSON object is counted and skipped.
 
-The parent sends commands; the worker and its ranks reply with events, whose fields and limits `probe/message_validation.py`
-states. Fields are absent, or null, where they do not apply. An unknown figure is null, never 0.
+The parent sends commands; the worker and its ranks reply with events, whose fields and limits
+`probe/message_validation.py` states. Fields are absent, or null, where they do not apply. An
+unknown figure is null, never 0.
 """
 
 from __future__ import annotations
@@ -19,20 +20,25 @@ from typing import Any
 Message = dict[str, Any]  # command or event, not yet validated
 
 # Commands: parent to worker. `do` is one of these; `id` returns in the replies.
-WARM = "warm"  # import everything that `load`, the adapter's request, needs; answered by READY or UNREADY
-# End the ranks, fork `ranks` new ones and load in each. `devices`: others_bytes, cap_bytes and engine_share_scale of each.
-# `span`: first rank here, ranks of all machines (world), address and port where they meet; null where all are here.
+# import everything that `load`, the adapter's request, needs; answered by READY or UNREADY
+WARM = "warm"
+# End the ranks, fork `ranks` new ones and load in each. `devices`: others_bytes, cap_bytes and
+# engine_share_scale of each. `span`: first rank here, ranks of all machines (world), address and
+# port where they meet; null where all are here.
 LOAD = "load"
-# Measure the candidate of `request`, defined by the adapter, in each rank. `guard_bytes`: growth that remains for each rank up
-# to the machine's memory limit; `slack_bytes`: memory beyond it that a rank may map without touching it, where a cgroup counts
-# touched pages; `device_limit_bytes`: limit of each rank on its own GPU.
+# Measure the candidate of `request`, defined by the adapter, in each rank. `guard_bytes`: growth
+# that remains for each rank up to the machine's memory limit; `slack_bytes`: memory beyond it that
+# a rank may map without touching it, where a cgroup counts touched pages; `device_limit_bytes`:
+# limit of each rank on its own GPU.
 MEASURE = "measure"
 UNLOAD = "unload"  # end the ranks, keep the worker
 QUIT = "quit"
 
 # Events: worker to parent.
 ENVIRONMENT = "environment"  # installed versions, before any heavy import
-READY = "ready"  # imports are done; `afresh`: reason to start each rank as an interpreter of its own
+READY = (  # imports are done; `afresh`: reason to start each rank as an interpreter of its own
+    "ready"
+)
 UNREADY = "unready"  # imports failed: `error`
 LOST = "lost"  # a rank exited without reporting: `signal` or `exit`
 UNLOADED = "unloaded"
@@ -125,4 +131,6 @@ class Wire:
         # poll, not select: a rank may have more than 1024 files open.
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(None if timeout_seconds is None else max(0.0, timeout_seconds) * 1000))
+        return bool(
+            poll.poll(None if timeout_seconds is None else max(0.0, timeout_seconds) * 1000)
+        )

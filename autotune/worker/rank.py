@@ -23,11 +23,17 @@ MIN_TOLERATED_BYTES = 32 * 2**20
 
 
 def run(
-    adapter: ModuleType | Callable[[], ModuleType], connection: socket.socket, rank: int, ranks: int, worker: int, local: int
+    adapter: ModuleType | Callable[[], ModuleType],
+    connection: socket.socket,
+    rank: int,
+    ranks: int,
+    worker: int,
+    local: int,
 ) -> NoReturn:
     """Serve as a rank, the `local`th of its machine. Never returns into the worker's code.
 
-    `adapter` is imported already, or a function that imports it in a rank that is a fresh interpreter.
+    `adapter` is imported already, or a function that imports it in a rank that is a fresh
+    interpreter.
     """
     code = 70
     try:
@@ -46,7 +52,14 @@ def run(
 
 
 class _Rank:
-    def __init__(self, adapter: ModuleType | Callable[[], ModuleType], wire: Wire, rank: int, ranks: int, local: int) -> None:
+    def __init__(
+        self,
+        adapter: ModuleType | Callable[[], ModuleType],
+        wire: Wire,
+        rank: int,
+        ranks: int,
+        local: int,
+    ) -> None:
         self._adapter: Any = adapter
         self._wire, self._rank, self._ranks, self._local = wire, rank, ranks, local
         self._loaded: Any = None
@@ -75,7 +88,14 @@ class _Rank:
         except BaseException as error:
             # A half-loaded model is of no use: the next load starts from a fresh fork.
             failure = _describe(error, recorder)
-            self._send(message, protocol.FAILED, phase=recorder.phase or "load", base_bytes=base, stays=False, **failure)
+            self._send(
+                message,
+                protocol.FAILED,
+                phase=recorder.phase or "load",
+                base_bytes=base,
+                stays=False,
+                **failure,
+            )
             return False
         finally:
             memory = _peaks(recorder)
@@ -83,11 +103,18 @@ class _Rank:
         process_memory.give_back()
         self._loaded_bytes = process_memory.own_bytes()
         growth = message.get("guard_bytes")
-        self._headroom_bytes = None if growth is None else max(0, base + growth - self._loaded_bytes)
+        self._headroom_bytes = (
+            None if growth is None else max(0, base + growth - self._loaded_bytes)
+        )
         self._send(
-            message, protocol.LOADED, pid=os.getpid(), seconds=round(time.monotonic() - started, 4), world_size=self._ranks,
-            bytes=self._loaded_bytes, result=memory,
-        )  # fmt: skip
+            message,
+            protocol.LOADED,
+            pid=os.getpid(),
+            seconds=round(time.monotonic() - started, 4),
+            world_size=self._ranks,
+            bytes=self._loaded_bytes,
+            result=memory,
+        )
         return True
 
     def _measure(self, message: Message) -> bool:
@@ -131,8 +158,13 @@ class _Rank:
         devices = message.get("devices") or []
         device = devices[self._local] if self._local < len(devices) else None
         recorder = PhaseRecorder(
-            rank=self._rank, world_size=self._ranks, local_rank=self._local, emit=emit, limit_bytes=limit, device=device
-        )  # fmt: skip
+            rank=self._rank,
+            world_size=self._ranks,
+            local_rank=self._local,
+            emit=emit,
+            limit_bytes=limit,
+            device=device,
+        )
         return recorder, base
 
     def _send(self, command: Message, event: str, **fields: Any) -> None:
@@ -141,18 +173,26 @@ class _Rank:
 
 def _describe(error: BaseException, recorder: PhaseRecorder) -> Message:
     """Return the error as JSON. Afterwards it no longer references the tensors of its frames."""
-    chain: list[BaseException] = []  # the error, its cause, the cause of that and so on, the earliest last
+    chain: list[
+        BaseException
+    ] = []  # the error, its cause, the cause of that and so on, the earliest last
     link: BaseException | None = error
     while link is not None and link not in chain:
         chain.append(link)
         link = link.__cause__ or link.__context__
     lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    innermost = [frame for link in chain for frame in list(traceback.extract_tb(link.__traceback__))[-MAX_FRAMES:]]
+    innermost = [
+        frame
+        for link in chain
+        for frame in list(traceback.extract_tb(link.__traceback__))[-MAX_FRAMES:]
+    ]
     text = {
         "type": type(error).__name__,
         "text": str(error)[-EXCERPT_BYTES:],
         "traceback": lines[-EXCERPT_BYTES:],
-        "chain": [{"type": type(link).__name__, "text": str(link)[-EXCERPT_BYTES:]} for link in chain],
+        "chain": [
+            {"type": type(link).__name__, "text": str(link)[-EXCERPT_BYTES:]} for link in chain
+        ],
         "frames": [f"{frame.filename}:{frame.name}" for frame in innermost],
     }
     partial, ended = getattr(error, "partial", None), getattr(error, "ended", None)
@@ -160,7 +200,11 @@ def _describe(error: BaseException, recorder: PhaseRecorder) -> Message:
         traceback.clear_frames(link.__traceback__)
         link.__traceback__ = None
     launched = {"ended": ended} if isinstance(ended, dict) else {}
-    return {"error": text, "partial": {**_peaks(recorder), **(partial if isinstance(partial, dict) else {})}, **launched}
+    return {
+        "error": text,
+        "partial": {**_peaks(recorder), **(partial if isinstance(partial, dict) else {})},
+        **launched,
+    }
 
 
 def _peaks(recorder: PhaseRecorder) -> Message:

@@ -14,7 +14,8 @@ from typing import Any
 
 NAME = "vllm.model_executor.layers.utils"
 
-# The engine shares its process with the trainer, so it must not bind the trainer's threads to cores.
+# The engine shares its process with the trainer, so it must not bind the trainer's threads to
+# cores.
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 

@@ -25,7 +25,14 @@ def reward(completions: list[object], **_: object) -> list[float]:
 def train(config: Path) -> None:
     # Only now: a framework that is loaded already would hold memory that the probe is to find free.
     from datasets import load_dataset
-    from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser, get_peft_config
+    from trl import (
+        GRPOConfig,
+        GRPOTrainer,
+        ModelConfig,
+        ScriptArguments,
+        TrlParser,
+        get_peft_config,
+    )
 
     from autotune.integrations.trl import MemoryWatch
 

@@ -19,15 +19,35 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def bench(out: Path, *arguments: str) -> None:
-    command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--tiny", "--out", str(out), *arguments]
+    command = [
+        sys.executable,
+        "benchmarks/gpu.py",
+        "--device",
+        "cpu",
+        "--tiny",
+        "--out",
+        str(out),
+        *arguments,
+    ]
     here = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=here, capture_output=True, text=True, timeout=1000, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=here, capture_output=True, text=True, timeout=1000, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
 
 
 def read(out: Path, part: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((out / "cpu" / f"{part}.json").read_text())
-    assert set(document) >= {"about", "config", "gpu", "machine", "counts", "found", "seconds_spent", "rows"}
+    assert set(document) >= {
+        "about",
+        "config",
+        "gpu",
+        "machine",
+        "counts",
+        "found",
+        "seconds_spent",
+        "rows",
+    }
     assert document["machine"]["date"]
     return document
 
@@ -63,7 +83,9 @@ def test_a_ladder_stops_at_its_first_failure(out: Path) -> None:
     climbs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in read(out, "transformers")["rows"]:
         names = ("gradient_checkpointing", "max_completion_length")
-        climbs.setdefault((row["setup"], *(row["knobs"].get(name) for name in names)), []).append(row)
+        climbs.setdefault((row["setup"], *(row["knobs"].get(name) for name in names)), []).append(
+            row
+        )
     for climb in climbs.values():
         sizes = [row["knobs"]["per_device_train_batch_size"] for row in climb]
         assert sizes == sorted(sizes)

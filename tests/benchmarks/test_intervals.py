@@ -1,4 +1,6 @@
-"""The benchmark of intervals: how a stored study is judged, and the committed result where there is one."""
+"""The benchmark of intervals: how a stored study is judged, and the committed result where there
+is one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ def study(*ratios: float) -> dict[str, Any]:
     """Return a study whose confirmations are so many times faster than the probes."""
     seconds, tokens = [1.0, 1.01, 1.02], [1000, 1000, 1000]
     probe = {"seconds": seconds, "tokens": tokens}
-    return {"pairs": [[probe, {"seconds": [one / ratio for one in seconds], "tokens": tokens}] for ratio in ratios]}
+    return {
+        "pairs": [
+            [probe, {"seconds": [one / ratio for one in seconds], "tokens": tokens}]
+            for ratio in ratios
+        ]
+    }
 
 
 def test_pairs_far_apart_do_not_overlap_and_near_ones_do() -> None:
@@ -27,13 +34,18 @@ def test_pairs_far_apart_do_not_overlap_and_near_ones_do() -> None:
 
 
 def test_a_spread_is_learned_from_the_pair_and_as_many_others_as_a_search_confirms() -> None:
-    repeats = [spread.repeats for _, spread in spreads(study(1.0, 1.1, 1.0, 1.1), confirmed=CONFIRMED)]
+    repeats = [
+        spread.repeats for _, spread in spreads(study(1.0, 1.1, 1.0, 1.1), confirmed=CONFIRMED)
+    ]
     assert repeats == [CONFIRMED] * 4
     assert [spread.repeats for _, spread in spreads(study(1.0, 1.1), confirmed=0)] == [0, 0]
 
 
 def test_unsteady_studies_have_wider_intervals() -> None:
-    steady, unsteady = (summary([study(*[ratio] * 8)], confirmed=CONFIRMED)["median_half_width"] for ratio in (1.0, 1.5))
+    steady, unsteady = (
+        summary([study(*[ratio] * 8)], confirmed=CONFIRMED)["median_half_width"]
+        for ratio in (1.0, 1.5)
+    )
     assert unsteady > 3 * steady
 
 

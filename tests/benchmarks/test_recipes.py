@@ -26,8 +26,12 @@ def test_the_page_shows_the_committed_results() -> None:
 
 
 def test_a_row_has_one_of_three_answers() -> None:
-    """Predicted with an interval, refused with a reason, or not ended in time; probes name an outcome."""
+    """Predicted with an interval, refused with a reason, or not ended in time; probes name an
+    outcome.
+    """
     for row in json.loads(RESULTS.read_text())["rows"]:
         one = row["predicted"]
-        assert one["error"] or one["peak_memory_bytes"]["low"] <= one["peak_memory_bytes"]["value"], row["name"]
+        assert (
+            one["error"] or one["peak_memory_bytes"]["low"] <= one["peak_memory_bytes"]["value"]
+        ), row["name"]
         assert row["probed"] is None or "outcome" in row["probed"], row["name"]

@@ -16,7 +16,12 @@ sys.path.append(str(BENCHMARKS))
 pytest.importorskip("numpy")
 import rollout  # noqa: E402
 
-from autotune.estimate.throughput.rollout_simulation import EngineLimits, Pass, Request, simulate  # noqa: E402
+from autotune.estimate.throughput.rollout_simulation import (  # noqa: E402
+    EngineLimits,
+    Pass,
+    Request,
+    simulate,
+)
 
 
 def test_the_cost_of_a_pass_is_found_again() -> None:
@@ -26,13 +31,18 @@ def test_the_cost_of_a_pass_is_found_again() -> None:
         seconds: list[float] = []
 
         def spent(one: Pass, seconds: list[float] = seconds) -> float:
-            one_pass = sum(factor * feature for factor, feature in zip(cost, rollout.features(one), strict=True))
+            one_pass = sum(
+                factor * feature
+                for factor, feature in zip(cost, rollout.features(one), strict=True)
+            )
             seconds += [one_pass] * one.repeats
             return one_pass
 
         simulate(requests, limits, spent)
         measured.append(seconds)
-    found = rollout.fitted(rollout.equal_runs(limits), [rollout.np.array(each) for each in measured], limits)
+    found = rollout.fitted(
+        rollout.equal_runs(limits), [rollout.np.array(each) for each in measured], limits
+    )
     assert list(found) == pytest.approx(cost, rel=0.01)
 
 
@@ -49,17 +59,32 @@ def test_vllm_takes_as_many_passes(tmp_path: Path) -> None:
     drawn: list[list[Request]] = [rollout.draw(24, 4, 64, 60, 0.8, seed=seed) for seed in (1, 2)]
     write_model(tmp_path / "model")
     task = {
-        "model": str(tmp_path / "model"), "engine": asdict(limits), "longest": rollout.LONGEST,
-        "vocabulary": rollout.VOCABULARY, "runs": [[asdict(request) for request in requests] for requests in drawn],
-    }  # fmt: skip
+        "model": str(tmp_path / "model"),
+        "engine": asdict(limits),
+        "longest": rollout.LONGEST,
+        "vocabulary": rollout.VOCABULARY,
+        "runs": [[asdict(request) for request in requests] for requests in drawn],
+    }
     (tmp_path / "task.json").write_text(json.dumps(task))
-    command = [sys.executable, "-W", "ignore", str(BENCHMARKS / "rollout_engine.py"), "task.json", "answer.json"]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(BENCHMARKS / "rollout_engine.py"),
+        "task.json",
+        "answer.json",
+    ]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    for requests, passes in zip(drawn, json.loads((tmp_path / "answer.json").read_text())["runs"], strict=True):
+    for requests, passes in zip(
+        drawn, json.loads((tmp_path / "answer.json").read_text())["runs"], strict=True
+    ):
         found = simulate(requests, limits, lambda one: 1.0)
         assert len(passes) == pytest.approx(found.passes, rel=0.05)
 
 
 def write_model(folder: Path) -> None:
     synthetic = BENCHMARKS.parent / "autotune/worker/synthetic.py"
-    subprocess.run([sys.executable, str(synthetic), str(folder), "--vocab", str(rollout.VOCABULARY)], check=True)
+    subprocess.run(
+        [sys.executable, str(synthetic), str(folder), "--vocab", str(rollout.VOCABULARY)],
+        check=True,
+    )

@@ -27,10 +27,20 @@ def _page(found: dict[str, Any]) -> str:
 
 
 def test_every_figure_stands_beside_its_machine() -> None:
-    part = {"machine": MACHINE, "load_average_before": 0.3, "rows": [{"slots": 1, "of_the_ideal": 0.96}, {"slots": 2}]}
+    part = {
+        "machine": MACHINE,
+        "load_average_before": 0.3,
+        "rows": [{"slots": 1, "of_the_ideal": 0.96}, {"slots": 2}],
+    }
     memory = {**part, "rows": [{"trials": 5000, "resident_mib": {"500": 90.5, "1000": 90.6}}]}
     text = _page({"sleeping": part, "memory": memory})
     assert "| slots | of the ideal |\n|---|---|\n| 1 | 0.96 |\n| 2 |  |" in text
     assert "| 5000 | 500: 90.5, 1000: 90.6 |" in text
-    assert text.count("2026-01-02, 2 cores (CPU), 16 GiB, Linux; ray 2.60; load average 0.3 before; commit 1a2b3c4.") == 2
+    assert (
+        text.count(
+            "2026-01-02, 2 cores (CPU), 16 GiB, Linux; ray 2.60; load average 0.3 before; commit"
+            " 1a2b3c4."
+        )
+        == 2
+    )
     assert "## driver" not in text

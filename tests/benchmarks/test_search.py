@@ -1,4 +1,6 @@
-"""The search's benchmark is itself right: the simulator behaves as memory does, and no share is above one."""
+"""The search's benchmark is itself right: the simulator behaves as memory does, and no share is
+above one.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def machine_of(name: str, seed: int = 0) -> tuple[Posed, Simulated]:
     asked = pose(case)
     shape = Shape.of(asked.job.task.workload.model.config)
     dice = random.Random(seed)
-    formulas = Machine(shape, gpu_of(case), case.hardware.count, asked.job.memory_limit_bytes, Quirks.drawn(dice))
+    formulas = Machine(
+        shape, gpu_of(case), case.hardware.count, asked.job.memory_limit_bytes, Quirks.drawn(dice)
+    )
     return asked, Simulated(formulas, memory_level=1.0, speed_level=1.0, seed=seed)
 
 
@@ -38,13 +42,29 @@ def beside(asked: Posed, one: Candidate, **changes: object) -> Candidate | None:
     """The candidate that differs in these knobs alone."""
     loose = ("gradient_accumulation_steps",)
     wanted = {name: value for name, value in {**one.knobs, **changes}.items() if name not in loose}
-    return next((other for other in asked.candidates if {k: v for k, v in other.knobs.items() if k not in loose} == wanted), None)
+    return next(
+        (
+            other
+            for other in asked.candidates
+            if {k: v for k, v in other.knobs.items() if k not in loose} == wanted
+        ),
+        None,
+    )
 
 
 @pytest.mark.parametrize("case", [case.name for case in CASES])
 def test_the_parameter_count_is_the_models_own(case: str) -> None:
     _, machine = machine_of(case)
-    billions = {"0.5b": 0.494, "1.5b": 1.544, "3b": 3.086, "7b": 7.616, "8b": 8.030, "14b": 14.77, "32b": 32.76, "70b": 70.55}
+    billions = {
+        "0.5b": 0.494,
+        "1.5b": 1.544,
+        "3b": 3.086,
+        "7b": 7.616,
+        "8b": 8.030,
+        "14b": 14.77,
+        "32b": 32.76,
+        "70b": 70.55,
+    }
     size = next(part for part in case.split("-") if part.endswith("b") and part[0].isdigit())
     assert machine._formulas.shape.parameters == pytest.approx(billions[size] * 1e9, rel=0.002)
 
@@ -52,18 +72,32 @@ def test_the_parameter_count_is_the_models_own(case: str) -> None:
 @pytest.mark.parametrize("case", ["qwen2.5-1.5b-lora-l4", "qwen2.5-7b-full-4xa100-80g"])
 def test_a_larger_micro_batch_needs_no_less_for_training(case: str) -> None:
     asked, machine = machine_of(case)
-    pairs = [(one, beside(asked, one, **{MICRO: 2 * int(one.settings[MICRO] or 0)})) for one in asked.candidates]
-    compared = [(machine.truth(small), machine.truth(large)) for small, large in pairs if large is not None]
+    pairs = [
+        (one, beside(asked, one, **{MICRO: 2 * int(one.settings[MICRO] or 0)}))
+        for one in asked.candidates
+    ]
+    compared = [
+        (machine.truth(small), machine.truth(large)) for small, large in pairs if large is not None
+    ]
     assert len(compared) > 100
     for small, large in compared:
         if small.cause is None and large.cause is None:
             assert large.peak_bytes >= 0.999 * small.peak_bytes
 
 
-def test_sharding_the_weights_saves_memory_in_full_tuning_and_costs_it_where_adapters_are_merged() -> None:
-    for case, other, saves in (("qwen2.5-7b-full-4xa100-80g", "zero2", True), ("llama-3.1-8b-lora-2xa100-40g", "ddp", False)):
+def test_sharding_the_weights_saves_memory_in_full_tuning_and_costs_it_where_adapters_are_merged() -> (
+    None
+):
+    for case, other, saves in (
+        ("qwen2.5-7b-full-4xa100-80g", "zero2", True),
+        ("llama-3.1-8b-lora-2xa100-40g", "ddp", False),
+    ):
         asked, machine = machine_of(case)
-        one = next(one for one in asked.candidates if one.knobs.get("use_vllm") and one.knobs["sharding"] == "zero3")
+        one = next(
+            one
+            for one in asked.candidates
+            if one.knobs.get("use_vllm") and one.knobs["sharding"] == "zero3"
+        )
         without = beside(asked, one, sharding=other)
         assert without is not None
         assert (machine.truth(one).peak_bytes < machine.truth(without).peak_bytes) is saves
@@ -71,11 +105,18 @@ def test_sharding_the_weights_saves_memory_in_full_tuning_and_costs_it_where_ada
 
 def test_an_engine_with_too_small_a_share_fails_for_its_cache_and_one_with_little_is_slow() -> None:
     asked, machine = machine_of("qwen2.5-7b-lora-a100-80g")
-    engines = [one for one in asked.candidates if one.knobs.get("use_vllm") and one.settings[MICRO] == 1]
+    engines = [
+        one for one in asked.candidates if one.knobs.get("use_vllm") and one.settings[MICRO] == 1
+    ]
     by_share = {one.knobs["vllm_gpu_memory_utilization"]: machine.truth(one) for one in engines}
-    assert by_share[0.2].cause == "kv_cache" or by_share[0.2].by_phase["rollout"] > 2 * by_share[0.4].by_phase["rollout"]
+    assert (
+        by_share[0.2].cause == "kv_cache"
+        or by_share[0.2].by_phase["rollout"] > 2 * by_share[0.4].by_phase["rollout"]
+    )
     assert by_share[0.4].cause is None
-    measured = machine.measure(next(one for one in engines if machine.truth(one).cause is None), SHORT_PROBE)
+    measured = machine.measure(
+        next(one for one in engines if machine.truth(one).cause is None), SHORT_PROBE
+    )
     assert measured.outcome == "ok"
 
 
@@ -97,7 +138,11 @@ def test_no_searcher_beats_the_optimum_and_all_end_within_their_probes(rival: st
     optimum = Optimum.of(machine, space, asked.candidates)
     assert optimum is not None
     assert len(optimum.speeds) > 10
-    probes = run(RIVALS[rival], Arena(machine=machine, space=space, candidates=asked.candidates, most=12), seed=3)
+    probes = run(
+        RIVALS[rival],
+        Arena(machine=machine, space=space, candidates=asked.candidates, most=12),
+        seed=3,
+    )
     assert 1 <= len(probes) <= 12
     assert len({one.candidate.id for one in probes}) == len(probes)
     assert all(0 <= optimum.share(one.candidate) <= 1 for one in probes)
@@ -108,7 +153,11 @@ def test_no_searcher_beats_the_optimum_and_all_end_within_their_probes(rival: st
 @pytest.mark.long
 def test_a_few_studies_of_every_setup_are_in_order() -> None:
     ended = subprocess.run(
-        [sys.executable, "benchmarks/search.py", "--quick"], cwd=BENCHMARKS.parent, capture_output=True, text=True, check=False
+        [sys.executable, "benchmarks/search.py", "--quick"],
+        cwd=BENCHMARKS.parent,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert "all in order" in ended.stdout
@@ -119,13 +168,22 @@ def test_the_worse_truth_differs_by_knob_and_keeps_memory_at_the_longest() -> No
     asked, near = machine_of(name)
     case = next(case for case in CASES if case.name == name)
     quirks = replace(
-        near._formulas.quirks, small_share=3.0, plain=2.0, recompute=2.0, sleeping=3.0, tail=Tail.drawn(random.Random(1))
+        near._formulas.quirks,
+        small_share=3.0,
+        plain=2.0,
+        recompute=2.0,
+        sleeping=3.0,
+        tail=Tail.drawn(random.Random(1)),
     )
-    far = Simulated(replace(near._formulas, quirks=quirks), memory_level=1.0, speed_level=1.0, seed=0)
+    far = Simulated(
+        replace(near._formulas, quirks=quirks), memory_level=1.0, speed_level=1.0, seed=0
+    )
     slower = []
     for one in asked.candidates:
         before, after = near.truth(one), far.truth(one)
         assert after.peak_bytes == before.peak_bytes and after.tokens < before.tokens
         if before.cause is None:
-            slower.append((after.cycle_seconds / after.tokens) / (before.cycle_seconds / before.tokens))
+            slower.append(
+                (after.cycle_seconds / after.tokens) / (before.cycle_seconds / before.tokens)
+            )
     assert max(slower) > 1.5 * min(slower), case.name

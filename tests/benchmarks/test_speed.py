@@ -13,16 +13,35 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import speed_report
 
 
-def row(name: str, predicted: float, measured: float, *, held_back: bool = True, model: str = "a") -> dict[str, Any]:
+def row(
+    name: str, predicted: float, measured: float, *, held_back: bool = True, model: str = "a"
+) -> dict[str, Any]:
     return {
-        "id": name, "url": "https://x",
-        "environment": "e", "model": model, "gpus": 1, "tuning": "full", "framework_config": "none",
-        "micro_batch": 1, "length": 8, "class": "full", "held_back": held_back, "predicted": predicted, "low": 0.9 * predicted,
-        "high": 1.1 * predicted, "measured": measured, "error": predicted / measured - 1,
-    }  # fmt: skip
+        "id": name,
+        "url": "https://x",
+        "environment": "e",
+        "model": model,
+        "gpus": 1,
+        "tuning": "full",
+        "framework_config": "none",
+        "micro_batch": 1,
+        "length": 8,
+        "class": "full",
+        "held_back": held_back,
+        "predicted": predicted,
+        "low": 0.9 * predicted,
+        "high": 1.1 * predicted,
+        "measured": measured,
+        "error": predicted / measured - 1,
+    }
 
 
-ROWS = [row("1", 110, 100), row("2", 220, 200), row("3", 210, 300), row("4", 55, 50, held_back=False)]
+ROWS = [
+    row("1", 110, 100),
+    row("2", 220, 200),
+    row("3", 210, 300),
+    row("4", 55, 50, held_back=False),
+]
 
 
 def test_errors_intervals_and_order() -> None:
@@ -37,12 +56,18 @@ def test_a_pair_that_measured_alike_has_no_order() -> None:
 
 
 def test_calibration_uses_rows_that_share_the_facts_alone() -> None:
-    found = speed_report.one_row_calibration(ROWS[:2], [ROWS[3], row("5", 1, 100, model="b")], ("model", "gpus"))
+    found = speed_report.one_row_calibration(
+        ROWS[:2], [ROWS[3], row("5", 1, 100, model="b")], ("model", "gpus")
+    )
     assert found == {"pairs": 2, "median": 0.0, "median_before": pytest.approx(0.1)}
 
 
 def test_a_row_that_could_not_be_traced_fails_the_bars_and_is_listed() -> None:
-    failed = {name: value for name, value in ROWS[0].items() if name not in ("predicted", "low", "high", "measured")}
+    failed = {
+        name: value
+        for name, value in ROWS[0].items()
+        if name not in ("predicted", "low", "high", "measured")
+    }
     document = speed_report.document([*ROWS, {**failed, "id": "6", "error": "no environment"}], {})
     assert not document["bars_met"]
     assert "no environment" in speed_report.readable(document)

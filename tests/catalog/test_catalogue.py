@@ -40,17 +40,45 @@ EXACT = {
 """Weights as training logs and hubs print them, to the last one."""
 
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite")
-COUNTED = {hub_id: known for hub_id, known in MODELS.items() if known.config["model_type"] in LIKE_LLAMA}
+COUNTED = {
+    hub_id: known for hub_id, known in MODELS.items() if known.config["model_type"] in LIKE_LLAMA
+}
 PROMISED = [
-    *[f"Qwen/Qwen2.5-{size}{tail}" for size in ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B") for tail in ("", "-Instruct")],
-    *[f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")],
+    *[
+        f"Qwen/Qwen2.5-{size}{tail}"
+        for size in ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")
+        for tail in ("", "-Instruct")
+    ],
+    *[
+        f"Qwen/Qwen3-{size}"
+        for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")
+    ],
     *[f"meta-llama/Llama-2-{size}-hf" for size in ("7b", "13b", "70b")],
-    *[f"meta-llama/Llama-{size}" for size in ("3.1-8B", "3.1-70B", "3.2-1B", "3.2-3B", "3.3-70B-Instruct")],
+    *[
+        f"meta-llama/Llama-{size}"
+        for size in ("3.1-8B", "3.1-70B", "3.2-1B", "3.2-3B", "3.3-70B-Instruct")
+    ],
     *[f"google/gemma-2-{size}" for size in ("2b", "9b", "27b")],
-    *[f"deepseek-ai/DeepSeek-R1-Distill-{size}" for size in ("Qwen-1.5B", "Qwen-7B", "Qwen-14B", "Qwen-32B", "Llama-8B")],
-    *["mistralai/Mistral-7B-v0.3", "mistralai/Mistral-Nemo-Base-2407", "mistralai/Mixtral-8x7B-v0.1"],
-    *["microsoft/Phi-3.5-mini-instruct", "microsoft/phi-4", "HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM3-3B"],
-    *["ibm-granite/granite-3.3-8b-instruct", "TheBloke/Mistral-7B-v0.1-GPTQ", "bigcode/gpt_bigcode-santacoder"],
+    *[
+        f"deepseek-ai/DeepSeek-R1-Distill-{size}"
+        for size in ("Qwen-1.5B", "Qwen-7B", "Qwen-14B", "Qwen-32B", "Llama-8B")
+    ],
+    *[
+        "mistralai/Mistral-7B-v0.3",
+        "mistralai/Mistral-Nemo-Base-2407",
+        "mistralai/Mixtral-8x7B-v0.1",
+    ],
+    *[
+        "microsoft/Phi-3.5-mini-instruct",
+        "microsoft/phi-4",
+        "HuggingFaceTB/SmolLM2-135M",
+        "HuggingFaceTB/SmolLM3-3B",
+    ],
+    *[
+        "ibm-granite/granite-3.3-8b-instruct",
+        "TheBloke/Mistral-7B-v0.1-GPTQ",
+        "bigcode/gpt_bigcode-santacoder",
+    ],
 ]
 
 
@@ -74,7 +102,10 @@ NEW = [
     "Olmo-3-7B-Instruct",
     "Olmo-3-1025-7B",
     "Olmo-3-32B-Think",
-    *[f"Qwen3.5-{size}" for size in ("0.8B", "2B", "4B", "9B", "27B", "35B-A3B", "122B-A10B", "397B-A17B")],
+    *[
+        f"Qwen3.5-{size}"
+        for size in ("0.8B", "2B", "4B", "9B", "27B", "35B-A3B", "122B-A10B", "397B-A17B")
+    ],
     *[f"Qwen3-VL-{size}-Instruct" for size in ("2B", "4B", "8B", "32B", "30B-A3B", "235B-A22B")],
     *[f"Qwen2.5-VL-{size}-Instruct" for size in ("3B", "7B", "32B", "72B")],
     *[f"gemma-4-{size}-it" for size in ("E2B", "E4B", "12B", "26B-A4B", "31B")],
@@ -91,7 +122,11 @@ SIZE = re.compile(r"-(?:E\d+B|(?P<size>[\d.]+)B)(?:-|$)")
 
 def parameters(config: dict[str, Any]) -> int:
     """The number of weights of a Llama-like model, counted from its shape alone."""
-    hidden, layers, mlp = config["hidden_size"], config["num_hidden_layers"], config["intermediate_size"]
+    hidden, layers, mlp = (
+        config["hidden_size"],
+        config["num_hidden_layers"],
+        config["intermediate_size"],
+    )
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
     head = config.get("head_dim") or hidden // heads
     query, kv = heads * head, groups * head
@@ -103,10 +138,16 @@ def parameters(config: dict[str, Any]) -> int:
 
 
 def built(known: KnownModel) -> int:
-    """Count the weights of the model that transformers builds from the config; quantised ones count as unquantised."""
+    """Count the weights of the model that transformers builds from the config; quantised ones
+    count as unquantised.
+    """
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    fields = {name: copy.deepcopy(value) for name, value in known.config.items() if name != "quantization_config"}
+    fields = {
+        name: copy.deepcopy(value)
+        for name, value in known.config.items()
+        if name != "quantization_config"
+    }
     config = transformers.AutoConfig.for_model(**fields)
     with torch.device("meta"):
         model = getattr(transformers, known.config["architectures"][0])(config)
@@ -115,12 +156,16 @@ def built(known: KnownModel) -> int:
 
 @pytest.mark.parametrize("known", COUNTED.values(), ids=COUNTED)
 def test_the_shape_has_as_many_weights_as_its_authors_say(known: KnownModel) -> None:
-    assert parameters(dict(known.config)) == pytest.approx(known.parameters_billions * 1e9, rel=0.015)
+    assert parameters(dict(known.config)) == pytest.approx(
+        known.parameters_billions * 1e9, rel=0.015
+    )
 
 
 @pytest.mark.slow
 def test_transformers_builds_every_model_with_as_many_weights_as_its_authors_say() -> None:
-    """Within their rounding: 1.72 is called 1.7. And the shape's own count and the library's agree to the last weight."""
+    """Within their rounding: 1.72 is called 1.7. And the shape's own count and the library's
+    agree to the last weight.
+    """
     for hub_id, known in MODELS.items():
         weights = built(known)
         assert weights == pytest.approx(known.parameters_billions * 1e9, rel=0.015), hub_id
@@ -132,11 +177,20 @@ def test_sizes_in_names_are_the_sizes_of_the_shapes() -> None:
     """A name rounds to its last digit, with or without the towers, or without the embedding."""
     checked = 0
     for hub_id in (hub_id for name in NEW for hub_id in IDS if hub_id.split("/")[1] == name):
-        named, found = SIZE.search(hub_id), shape(next(known.config for known in models() if hub_id in known.ids))
-        if named is None or named["size"] is None or "Llama-4" in hub_id:  # Llama 4 names what a token uses
+        named, found = (
+            SIZE.search(hub_id),
+            shape(next(known.config for known in models() if hub_id in known.ids)),
+        )
+        if (
+            named is None or named["size"] is None or "Llama-4" in hub_id
+        ):  # Llama 4 names what a token uses
             continue
         half = 0.5 * 10.0 ** -len(named["size"].partition(".")[2])
-        counts = [found.parameters, found.parameters - found.towers, found.parameters - found.towers - found.embedding]
+        counts = [
+            found.parameters,
+            found.parameters - found.towers,
+            found.parameters - found.towers - found.embedding,
+        ]
         away = min(abs(count / 1e9 - float(named["size"])) for count in counts)
         assert away <= max(half, 0.02 * float(named["size"])), hub_id
         checked += 1
@@ -174,14 +228,20 @@ def test_no_name_is_claimed_twice() -> None:
 
 
 @pytest.mark.parametrize("hub_id", IDS)
-def test_every_short_name_means_its_model(hub_id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_short_name_means_its_model(
+    hub_id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Also where it begins another's name: Qwen2.5-7B and Qwen2.5-7B-Instruct."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert find_model(hub_id.split("/")[1].lower()).name == hub_id
 
 
-@pytest.mark.parametrize("name", ["Llama-2-7b", "Mistral-7B", "gemma-3-4b", "DeepSeek-R1-Distill", "Qwen3"])
-def test_a_name_of_several_is_an_error_that_lists_them(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["Llama-2-7b", "Mistral-7B", "gemma-3-4b", "DeepSeek-R1-Distill", "Qwen3"]
+)
+def test_a_name_of_several_is_an_error_that_lists_them(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(BadInput, match=rf"could be several models.*{re.escape(name)}[\w.-]+ or "):
         find_model(name)
@@ -190,7 +250,9 @@ def test_a_name_of_several_is_an_error_that_lists_them(name: str, monkeypatch: p
 def test_transformers_takes_every_config() -> None:
     transformers = pytest.importorskip("transformers")
     for hub_id, known in MODELS.items():
-        config = transformers.AutoConfig.for_model(**copy.deepcopy(dict(known.config))).get_text_config()
+        config = transformers.AutoConfig.for_model(
+            **copy.deepcopy(dict(known.config))
+        ).get_text_config()
         found = shape(known.config)
         assert config.num_hidden_layers == len(found.layers), hub_id
         assert config.hidden_size == found.hidden, hub_id
@@ -217,29 +279,41 @@ def test_a_gpu_without_a_source_of_its_speeds_has_none() -> None:
 def test_every_other_gpu_has_sourced_and_plausible_speeds(gpu: Gpu) -> None:
     assert gpu.speed_source is not None and gpu.speed_source.startswith("https://")
     assert gpu.bandwidth_gb_per_second is not None and 100 < gpu.bandwidth_gb_per_second <= 8000
-    assert gpu.link is not None and gpu.link_gb_per_second is not None and 10 < gpu.link_gb_per_second <= 1000
+    assert (
+        gpu.link is not None
+        and gpu.link_gb_per_second is not None
+        and 10 < gpu.link_gb_per_second <= 1000
+    )
     assert set(gpu.tflops) <= {"float32", "tf32", "float16", "bfloat16", "float8"}
     assert {"float32" if gpu.probes else "float16", "float16"} <= set(gpu.tflops)
 
 
-@pytest.mark.parametrize("gpu", [gpu for gpu in WITH_SPEEDS.values() if gpu.probes], ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize(
+    "gpu", [gpu for gpu in WITH_SPEEDS.values() if gpu.probes], ids=lambda gpu: gpu.name
+)
 def test_peaks_are_dense_and_fit_the_generation(gpu: Gpu) -> None:
     """A figure with sparsity, or summed in float16, is twice what its neighbours allow."""
     assert gpu.compute_capability is not None
     major, minor = (int(part) for part in gpu.compute_capability.split("."))
     tensor = gpu.tflops["float16"]
     assert ("bfloat16" in gpu.tflops) == ("tf32" in gpu.tflops) == (major >= 8)
-    assert ("float8" in gpu.tflops) == ((major, minor) >= (8, 9)), "tflops has float8 from capability 8.9 on, and only there"
+    assert ("float8" in gpu.tflops) == ((major, minor) >= (8, 9)), (
+        "tflops has float8 from capability 8.9 on, and only there"
+    )
     if major >= 8:
         assert gpu.tflops["bfloat16"] == tensor
         assert gpu.tflops["tf32"] == pytest.approx(tensor / 2, rel=0.03)
     if "float8" in gpu.tflops:
         assert gpu.tflops["float8"] == pytest.approx(2 * tensor, rel=0.03)
     if gpu.name.startswith("RTX") and gpu.name not in ("RTX6000ADA", "RTXPRO6000"):
-        assert tensor == pytest.approx(2 * gpu.tflops["float32"], rel=0.02), "GeForce sums in float32 at half rate"
+        assert tensor == pytest.approx(2 * gpu.tflops["float32"], rel=0.02), (
+            "GeForce sums in float32 at half rate"
+        )
 
 
-@pytest.mark.parametrize("gpu", [gpu for gpu in WITH_SPEEDS.values() if gpu.probes], ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize(
+    "gpu", [gpu for gpu in WITH_SPEEDS.values() if gpu.probes], ids=lambda gpu: gpu.name
+)
 def test_float32_peaks_fit_the_number_of_multiprocessors(gpu: Gpu) -> None:
     """64 or 128 lanes of two operations each, at a clock between 1.3 and 2.7 GHz."""
     lanes = 64 if gpu.compute_capability in ("7.0", "7.5", "8.0") else 128
@@ -268,5 +342,12 @@ def test_files_hold_what_is_read_of_them() -> None:
     folder = Path(__file__).parents[2] / "autotune" / "catalog" / "models"
     for path in folder.glob("*.json"):
         fields = set(json.loads(path.read_text()))
-        assert fields == {"schema", "ids", "parameters_billions", "source", "page", "config"}, path.name
+        assert fields == {
+            "schema",
+            "ids",
+            "parameters_billions",
+            "source",
+            "page",
+            "config",
+        }, path.name
         assert path.stem == json.loads(path.read_text())["ids"][0].split("/")[1].lower()

@@ -15,7 +15,9 @@ def test_every_constant_has_its_figures_in_order_a_reason_and_a_public_source() 
     for constant in constants().values():
         assert constant.low <= constant.value <= constant.high, constant.name
         assert constant.why.strip() and constant.unit, constant.name
-        assert constant.sources and all(source.startswith("https://") for source in constant.sources), constant.name
+        assert constant.sources and all(
+            source.startswith("https://") for source in constant.sources
+        ), constant.name
 
 
 def test_a_context_grows_with_the_multiprocessors() -> None:
@@ -39,7 +41,8 @@ def test_device_memory_above_reserved_on_an_a100_is_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "kib"), [("7.5", 8320), ("8.0", 8320), ("8.9", 8320), ("9.0", 32768), ("12.0", 32768), (None, 8320)]
+    ("capability", "kib"),
+    [("7.5", 8320), ("8.0", 8320), ("8.9", 8320), ("9.0", 32768), ("12.0", 32768), (None, 8320)],
 )
 def test_cublas_workspaces(capability: str | None, kib: int) -> None:
     assert cublas_workspace(dataclasses.replace(A100, compute_capability=capability)) == kib * 1024
@@ -48,7 +51,9 @@ def test_cublas_workspaces(capability: str | None, kib: int) -> None:
 def test_one_rank_has_no_buffers_and_more_links_have_more() -> None:
     assert communication(A100, 1).high == 0
     pcie = dataclasses.replace(A100, link="pcie")
-    assert communication(pcie, 2).value < communication(A100, 2).value < communication(A100, 4).value
+    assert (
+        communication(pcie, 2).value < communication(A100, 2).value < communication(A100, 4).value
+    )
     assert communication(A100, 2, count=2).value == 2 * communication(A100, 2).value
     unknown = communication(dataclasses.replace(A100, link=None), 2)
     assert unknown.low == communication(pcie, 2).low and unknown.high == communication(A100, 2).high

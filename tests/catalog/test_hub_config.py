@@ -16,7 +16,13 @@ from autotune.core.errors import BadInput
 from autotune.request.flags import Flags
 from autotune.request.request_parser import parse_request
 
-CONFIG = {"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "vocab_size": 1000}
+CONFIG = {
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "vocab_size": 1000,
+}
 
 
 class Hub(ThreadingHTTPServer):
@@ -39,7 +45,10 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     server = Hub(("127.0.0.1", 0), Handler)
-    server.paths, server.answers = [], {"/nobody/new-1b/resolve/main/config.json": json.dumps(CONFIG).encode()}
+    server.paths, server.answers = (
+        [],
+        {"/nobody/new-1b/resolve/main/config.json": json.dumps(CONFIG).encode()},
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))

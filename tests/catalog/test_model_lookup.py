@@ -28,7 +28,10 @@ def test_short_names_and_hub_ids_in_any_case(text: str) -> None:
     assert found.config["num_hidden_layers"] == 28
 
 
-@pytest.mark.parametrize("rest", ["", "/", "/tree/main", "/blob/main/config.json", "/resolve/main/config.json?download=true"])
+@pytest.mark.parametrize(
+    "rest",
+    ["", "/", "/tree/main", "/blob/main/config.json", "/resolve/main/config.json?download=true"],
+)
 def test_the_address_of_a_page_is_its_models_hub_id(rest: str) -> None:
     for host in ("https://huggingface.co", "http://www.huggingface.co", "hf.co"):
         assert find_model(f"{host}/Qwen/Qwen2.5-7B{rest}").name == "Qwen/Qwen2.5-7B"
@@ -42,7 +45,8 @@ def test_a_config_file_stands_for_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "choice"), [("Mistral-7B", "Mistral-7B-v0.3"), ("Qwen3", "Qwen3-8B"), ("SmolLM2", "SmolLM2-135M")]
+    ("text", "choice"),
+    [("Mistral-7B", "Mistral-7B-v0.3"), ("Qwen3", "Qwen3-8B"), ("SmolLM2", "SmolLM2-135M")],
 )
 def test_an_ambiguous_name_is_an_error_with_the_choices(text: str, choice: str) -> None:
     with pytest.raises(BadInput, match=rf"could be several.*{choice}"):
@@ -61,7 +65,11 @@ def test_an_unknown_hub_id_is_reported_with_the_download_command() -> None:
 
 def test_a_local_folder(tmp_path: Path) -> None:
     found = find_model(str(_folder(tmp_path / "mine", hidden_size=64)))
-    assert (found.origin, found.config["hidden_size"], found.folder) == ("local folder", 64, tmp_path / "mine")
+    assert (found.origin, found.config["hidden_size"], found.folder) == (
+        "local folder",
+        64,
+        tmp_path / "mine",
+    )
     assert not has_weights(found.folder)
     (tmp_path / "mine" / "model.safetensors").touch()
     assert has_weights(found.folder)

@@ -42,20 +42,57 @@ def written(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def test_the_shipped_spaces_are_there() -> None:
-    frameworks = {f"{name}{method}" for name in ("verl", "openrlhf", "open-reasoner-zero") for method in ("", "-ppo")}
-    frameworks |= {f"{name}-{method}" for name in ("swift", "unsloth") for method in ("grpo", "sft")}
-    frameworks |= {"skyrl", "prime-rl", "nemo-rl", "slime", "verl-async", "openrlhf-async", "async-grpo"}
+    frameworks = {
+        f"{name}{method}"
+        for name in ("verl", "openrlhf", "open-reasoner-zero")
+        for method in ("", "-ppo")
+    }
+    frameworks |= {
+        f"{name}-{method}" for name in ("swift", "unsloth") for method in ("grpo", "sft")
+    }
+    frameworks |= {
+        "skyrl",
+        "prime-rl",
+        "nemo-rl",
+        "slime",
+        "verl-async",
+        "openrlhf-async",
+        "async-grpo",
+    }
     assert (
         set(names())
-        == {"demo", "dpo", "grpo", "grpo-topology", "grpo-wide", "kto", "online-dpo", "ppo", "reward", "rloo", "sft"} | frameworks
+        == {
+            "demo",
+            "dpo",
+            "grpo",
+            "grpo-topology",
+            "grpo-wide",
+            "kto",
+            "online-dpo",
+            "ppo",
+            "reward",
+            "rloo",
+            "sft",
+        }
+        | frameworks
     )
-    assert load_space("grpo").objective == "preference" and load_space("grpo-wide").objective == "throughput"
-    assert load_space("grpo").relax == ("max_prompt_length", "num_generations", "max_completion_length", "load_in_4bit")
+    assert (
+        load_space("grpo").objective == "preference"
+        and load_space("grpo-wide").objective == "throughput"
+    )
+    assert load_space("grpo").relax == (
+        "max_prompt_length",
+        "num_generations",
+        "max_completion_length",
+        "load_in_4bit",
+    )
 
 
 @pytest.mark.parametrize("name", names())
 def test_a_shipped_space_orders_its_choices_as_knob_promises(name: str) -> None:
-    """Neutral knobs from the least memory to the most, which is how the study and the implied outcomes read them."""
+    """Neutral knobs from the least memory to the most, which is how the study and the implied
+    outcomes read them.
+    """
     for knob in load_space(name).knobs:
         values = [value for value in knob.choices if value is not None]
         if knob.effect == "neutral" and knob.memory in ("grows", "shrinks"):
@@ -70,7 +107,9 @@ def test_every_knob_is_one_of_the_frameworks_or_autotunes_own() -> None:
         space = load_space(name)
         known = trainers.trainer(space.framework, space.method).fields()
         for knob in space.knobs:
-            assert knob.name in known or (space.framework == "trl" and knob.name in OWN_SETTINGS), knob.name
+            assert knob.name in known or (space.framework == "trl" and knob.name in OWN_SETTINGS), (
+                knob.name
+            )
             for setting in (*knob.learning_when, *knob.learning_unless):
                 assert setting in known, setting
 
@@ -96,11 +135,18 @@ def test_a_file_of_ones_own(written) -> None:  # type: ignore[no-untyped-def]
         ("name: batch", "name: length", 11, ["'length' is listed twice"]),
         ("    memory: grows", "    when: {engine: [true]}", 14, ["Unknown knob 'engine'"]),
         ("    memory: grows", "    when: {length: [7]}", 14, ["can never apply"]),
-        ("says: how many", "says: how many\n    says: again", 16, ["'says' is given twice", "line 15"]),
+        (
+            "says: how many",
+            "says: how many\n    says: again",
+            16,
+            ["'says' is given twice", "line 15"],
+        ),
         ("    says: how long\n", "", 7, ["missing required field `says`"]),
     ],
 )
-def test_errors_of_a_file_name_the_line(written, old: str, new: str, line: int, words: list[str]) -> None:  # type: ignore[no-untyped-def]
+def test_errors_of_a_file_name_the_line(
+    written, old: str, new: str, line: int, words: list[str]
+) -> None:  # type: ignore[no-untyped-def]
     assert old in GOOD
     with pytest.raises(BadInput) as caught:
         read_space(written(GOOD.replace(old, new, 1)))
@@ -112,7 +158,9 @@ def test_errors_of_a_file_name_the_line(written, old: str, new: str, line: int, 
         assert word in message
 
 
-@pytest.mark.parametrize(("name", "framework", "method"), [("sft", "trl", "sft"), ("verl", "verl", "grpo")])
+@pytest.mark.parametrize(
+    ("name", "framework", "method"), [("sft", "trl", "sft"), ("verl", "verl", "grpo")]
+)
 def test_a_space_brings_its_framework_and_method(name: str, framework: str, method: str) -> None:
     job = parse_request(Flags(model="Qwen2.5-0.5B", gpus="L4", space=name, mode="predict")).job
     assert (job.task.workload.framework, job.task.workload.method) == (framework, method)
@@ -126,7 +174,11 @@ def test_a_file_without_a_space(written, text: str) -> None:  # type: ignore[no-
 
 def test_an_empty_space_is_refused(written) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(BadInput, match=r"line 6.*no knobs"):
-        read_space(written(GOOD.split("knobs:")[0].replace("relax: [length]\n", "relax: []\n") + "knobs: []\n"))
+        read_space(
+            written(
+                GOOD.split("knobs:")[0].replace("relax: [length]\n", "relax: []\n") + "knobs: []\n"
+            )
+        )
 
 
 def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
@@ -136,7 +188,9 @@ def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
         load_space(str(tmp_path / "absent.yaml"))
 
 
-def test_a_wheels_own_spaces_come_before_those_of_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheels_own_spaces_come_before_those_of_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "site" / "autotune"
     (package / "search_spaces").mkdir(parents=True)
     (package / "search_spaces" / "only.yaml").write_text(GOOD)

@@ -41,13 +41,23 @@ class Done:
 
 def environment(**changes: str) -> dict[str, str]:
     """Ours, offline, with an empty hub cache unless one is given."""
-    base = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": "/nonexistent", "COLUMNS": "200"}
+    base = {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_CACHE": "/nonexistent",
+        "COLUMNS": "200",
+    }
     return {**os.environ, **base, **changes}
 
 
 def autotune(*arguments: str, cwd: Path, timeout: float = 60, **variables: str) -> Done:
     done = subprocess.run(
-        [*PROGRAM, *arguments], capture_output=True, text=True, cwd=cwd, timeout=timeout, env=environment(**variables)
+        [*PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=timeout,
+        env=environment(**variables),
     )
     return Done(code=done.returncode, out=done.stdout, err=done.stderr)
 

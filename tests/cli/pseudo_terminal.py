@@ -46,4 +46,7 @@ def watched(command: Sequence[str], streams: Sequence[str], **how: Any) -> tuple
 
 def lines(text: str) -> list[str]:
     """Strip cursor movements and colours."""
-    return [line.rpartition("\r")[2] for line in _ESCAPES.sub("", text).replace("\r\n", "\n").splitlines()]
+    return [
+        line.rpartition("\r")[2]
+        for line in _ESCAPES.sub("", text).replace("\r\n", "\n").splitlines()
+    ]

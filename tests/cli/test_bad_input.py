@@ -20,7 +20,9 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def refused(here: Path, *arguments: str, says: str, instead: str, model: bool = True, **variables: str) -> Done:
+def refused(
+    here: Path, *arguments: str, says: str, instead: str, model: bool = True, **variables: str
+) -> Done:
     before = set(here.rglob("*"))
     given = [*(["--model", "model"] if model else []), *arguments]
     done = autotune("run", *given, cwd=here, **variables)
@@ -38,28 +40,70 @@ def test_no_model(here: Path) -> None:
 
 
 def test_an_unknown_model(here: Path) -> None:
-    refused(here, "--model", "Qwen2.5-7X", model=False, says="Unknown model 'Qwen2.5-7X'", instead="'Qwen2.5-7B'")
+    refused(
+        here,
+        "--model",
+        "Qwen2.5-7X",
+        model=False,
+        says="Unknown model 'Qwen2.5-7X'",
+        instead="'Qwen2.5-7B'",
+    )
 
 
 def test_an_ambiguous_model(here: Path) -> None:
-    refused(here, "--model", "Mistral-7B", model=False, says="could be several models", instead="Mistral-7B-v0.3")
+    refused(
+        here,
+        "--model",
+        "Mistral-7B",
+        model=False,
+        says="could be several models",
+        instead="Mistral-7B-v0.3",
+    )
 
 
 def test_an_argument_that_is_not_text(here: Path) -> None:
-    refused(here, "--out", os.fsdecode(b"out-\xff"), says=r"'out-\udcff' is not UTF-8 text", instead="Rename")
+    refused(
+        here,
+        "--out",
+        os.fsdecode(b"out-\xff"),
+        says=r"'out-\udcff' is not UTF-8 text",
+        instead="Rename",
+    )
 
 
 def test_a_pipe_that_a_library_would_wait_for(here: Path) -> None:
     os.mkfifo(here / "prompts.jsonl")
-    refused(here, "--dataset", "prompts.jsonl", says="prompts.jsonl is a pipe or a device", instead="dataset's folder")
+    refused(
+        here,
+        "--dataset",
+        "prompts.jsonl",
+        says="prompts.jsonl is a pipe or a device",
+        instead="dataset's folder",
+    )
     os.mkfifo(here / "model" / "tokenizer.json")
-    refused(here, says="model/tokenizer.json is a pipe or a device", instead="Save or download the model again")
+    refused(
+        here,
+        says="model/tokenizer.json is a pipe or a device",
+        instead="Save or download the model again",
+    )
 
 
 def test_a_dataset_file_that_is_missing_or_holds_no_rows(here: Path) -> None:
-    refused(here, "--dataset", "data/rows.jsonl", says="Dataset data/rows.jsonl: there is no such file", instead="full one")
+    refused(
+        here,
+        "--dataset",
+        "data/rows.jsonl",
+        says="Dataset data/rows.jsonl: there is no such file",
+        instead="full one",
+    )
     (here / "rows.txt").write_text("a row\n")
-    refused(here, "--dataset", "rows.txt", says="Dataset rows.txt: not a file of rows (.json,", instead=".jsonl")
+    refused(
+        here,
+        "--dataset",
+        "rows.txt",
+        says="Dataset rows.txt: not a file of rows (.json,",
+        instead=".jsonl",
+    )
 
 
 def test_an_unknown_gpu(here: Path) -> None:
@@ -67,7 +111,9 @@ def test_an_unknown_gpu(here: Path) -> None:
 
 
 def test_an_ambiguous_gpu(here: Path) -> None:
-    refused(here, "--gpus", "A100", says="different amounts of memory", instead="A100-40G or A100-80G")
+    refused(
+        here, "--gpus", "A100", says="different amounts of memory", instead="A100-40G or A100-80G"
+    )
 
 
 def test_missing_hardware_is_reported_first(here: Path) -> None:
@@ -77,7 +123,15 @@ def test_missing_hardware_is_reported_first(here: Path) -> None:
 
 
 def test_what_no_probe_can_use(here: Path) -> None:
-    refused(here, "--gpus", "MI300X", "--mode", "probe", says="MI300X is no NVIDIA GPU", instead="Leave --mode out")
+    refused(
+        here,
+        "--gpus",
+        "MI300X",
+        "--mode",
+        "probe",
+        says="MI300X is no NVIDIA GPU",
+        instead="Leave --mode out",
+    )
 
 
 def test_more_devices_than_are_here(here: Path) -> None:
@@ -85,14 +139,40 @@ def test_more_devices_than_are_here(here: Path) -> None:
 
 
 def test_an_unknown_knob(here: Path) -> None:
-    refused(here, "--hold", "num_generation=8", says="Unknown knob 'num_generation'", instead="'num_generations'")
-    refused(here, "--search", "max_completion=8,16", says="Unknown knob", instead="'max_completion_length'")
+    refused(
+        here,
+        "--hold",
+        "num_generation=8",
+        says="Unknown knob 'num_generation'",
+        instead="'num_generations'",
+    )
+    refused(
+        here,
+        "--search",
+        "max_completion=8,16",
+        says="Unknown knob",
+        instead="'max_completion_length'",
+    )
 
 
 def test_a_bad_value(here: Path) -> None:
-    refused(here, "--hold", "num_generations=many", says="can't be 'many'", instead="a whole number, like 16, 8 or 4")
-    refused(here, "--search", "use_vllm=true,perhaps", says="can't be 'perhaps'", instead="true or false")
-    refused(here, "--hold", "num_generations", says="not of the form K=V", instead="num_generations=8")
+    refused(
+        here,
+        "--hold",
+        "num_generations=many",
+        says="can't be 'many'",
+        instead="a whole number, like 16, 8 or 4",
+    )
+    refused(
+        here,
+        "--search",
+        "use_vllm=true,perhaps",
+        says="can't be 'perhaps'",
+        instead="true or false",
+    )
+    refused(
+        here, "--hold", "num_generations", says="not of the form K=V", instead="num_generations=8"
+    )
     refused(here, "--budget", "soon", says="'soon' is not a duration", instead="20m")
     refused(here, "--max-completion-length", "0", says="not above zero", instead="at least 1")
     refused(here, "--sampler", "genetic", says="'genetic' is not one of", instead="'tpe'")
@@ -111,19 +191,59 @@ def test_a_value_that_no_candidate_can_have(here: Path) -> None:
 
 
 def test_a_knob_given_twice(here: Path) -> None:
-    refused(here, "--num-generations", "8", "--search", "num_generations=4,8", says="both held", instead="--search")
+    refused(
+        here,
+        "--num-generations",
+        "8",
+        "--search",
+        "num_generations=4,8",
+        says="both held",
+        instead="--search",
+    )
 
 
 def test_a_limit_above_the_device(here: Path) -> None:
-    refused(here, "--gpus", "cpu", "--memory-limit", "900T", says="above this machine's memory", instead="at most")
-    refused(here, "--gpus", "cpu", "--memory-limit", "lots", says="'lots' is not a size", instead="38G")
-    refused(here, "--gpus", "cpu", "--memory-limit", "3", says="'3' has no unit", instead="Did you mean 3GiB?")
+    refused(
+        here,
+        "--gpus",
+        "cpu",
+        "--memory-limit",
+        "900T",
+        says="above this machine's memory",
+        instead="at most",
+    )
+    refused(
+        here, "--gpus", "cpu", "--memory-limit", "lots", says="'lots' is not a size", instead="38G"
+    )
+    refused(
+        here,
+        "--gpus",
+        "cpu",
+        "--memory-limit",
+        "3",
+        says="'3' has no unit",
+        instead="Did you mean 3GiB?",
+    )
 
 
 def test_a_window_below_prompt_and_completion(here: Path) -> None:
-    flags = ["--gpus", "cpu", "--hold", "use_vllm=true", "--max-prompt-length", "64", "--max-completion-length", "64"]
+    flags = [
+        "--gpus",
+        "cpu",
+        "--hold",
+        "use_vllm=true",
+        "--max-prompt-length",
+        "64",
+        "--max-completion-length",
+        "64",
+    ]
     done = refused(
-        here, *flags, "--hold", "vllm_max_model_length=100", says="vllm_max_model_length (100)", instead="64 + 64 = 128"
+        here,
+        *flags,
+        "--hold",
+        "vllm_max_model_length=100",
+        says="vllm_max_model_length (100)",
+        instead="64 + 64 = 128",
     )
     assert "must be at least" in done.err
 
@@ -135,15 +255,31 @@ def test_such_a_window_while_the_engine_is_only_one_choice(here: Path) -> None:
 
 def test_such_a_window_in_the_configuration(here: Path) -> None:
     (here / "train.yaml").write_text(
-        "use_vllm: true\nvllm_mode: colocate\nvllm_max_model_length: 100\nmax_completion_length: 64\n"
+        "use_vllm: true\nvllm_mode: colocate\nvllm_max_model_length: 100\nmax_completion_length:"
+        " 64\n"
     )
     flags = ["--gpus", "cpu", "--config", "train.yaml", "--max-prompt-length", "64"]
-    refused(here, *flags, says="train.yaml can't be trained as it is", instead="vllm_max_model_length (100)")
+    refused(
+        here,
+        *flags,
+        says="train.yaml can't be trained as it is",
+        instead="vllm_max_model_length (100)",
+    )
 
 
 def test_an_empty_space(here: Path) -> None:
-    refused(here, "--gpus", "cpu", "--global-batch", "7", says="holds no legal candidate", instead="--search")
-    (here / "space.yaml").write_text("about: x\nmethod: grpo\nframework: trl\nobjective: preference\nknobs: []\n")
+    refused(
+        here,
+        "--gpus",
+        "cpu",
+        "--global-batch",
+        "7",
+        says="holds no legal candidate",
+        instead="--search",
+    )
+    (here / "space.yaml").write_text(
+        "about: x\nmethod: grpo\nframework: trl\nobjective: preference\nknobs: []\n"
+    )
     refused(here, "--space", "./space.yaml", says="no knobs", instead="List at least one knob")
     refused(here, "--search", "num_generations=,", says="no value", instead="num_generations=V1,V2")
 
@@ -153,22 +289,48 @@ def test_an_unknown_space(here: Path) -> None:
 
 
 def test_a_space_of_another_method(here: Path) -> None:
-    refused(here, "--space", "sft", "--method", "dpo", says="is for sft with trl, not for --method dpo", instead="leave out")
+    refused(
+        here,
+        "--space",
+        "sft",
+        "--method",
+        "dpo",
+        says="is for sft with trl, not for --method dpo",
+        instead="leave out",
+    )
 
 
 def test_broken_yaml_with_its_place(here: Path) -> None:
     (here / "train.yaml").write_text("learning_rate: 1e-6\nnum_generations: [8\n")
-    refused(here, "--config", "train.yaml", says="train.yaml, line 3, column 1: broken YAML", instead="Mend that line")
+    refused(
+        here,
+        "--config",
+        "train.yaml",
+        says="train.yaml, line 3, column 1: broken YAML",
+        instead="Mend that line",
+    )
 
 
 def test_an_unknown_key_with_its_place(here: Path) -> None:
     (here / "train.yaml").write_text("learning_rate: 1e-6\n\n  \nnum_generation: 8\n")
-    refused(here, "--config", "train.yaml", says="train.yaml, line 4, column 1", instead="'num_generations'")
+    refused(
+        here,
+        "--config",
+        "train.yaml",
+        says="train.yaml, line 4, column 1",
+        instead="'num_generations'",
+    )
 
 
 def test_a_bad_value_with_its_place(here: Path) -> None:
     (here / "train.yaml").write_text("learning_rate: fast\n")
-    refused(here, "--config", "train.yaml", says="train.yaml, line 1, column 1: learning_rate takes", instead="Correct the value")
+    refused(
+        here,
+        "--config",
+        "train.yaml",
+        says="train.yaml, line 1, column 1: learning_rate takes",
+        instead="Correct the value",
+    )
 
 
 def test_a_configuration_that_is_not_there(here: Path) -> None:
@@ -177,13 +339,23 @@ def test_a_configuration_that_is_not_there(here: Path) -> None:
 
 def test_a_broken_space_with_its_place(here: Path) -> None:
     knob = "  - {name: beta, choices: [0.0], effect: magic, says: x}\n"
-    (here / "space.yaml").write_text("about: x\nmethod: grpo\nframework: trl\nobjective: preference\nknobs:\n" + knob)
+    (here / "space.yaml").write_text(
+        "about: x\nmethod: grpo\nframework: trl\nobjective: preference\nknobs:\n" + knob
+    )
     refused(here, "--space", "./space.yaml", says="space.yaml, line 6", instead="magic")
 
 
 def test_an_output_folder_that_is_a_file(here: Path) -> None:
     (here / "taken").write_text("mine")
-    refused(here, "--gpus", "cpu", "--out", "taken", says="--out taken is a file", instead="--out autotune-out")
+    refused(
+        here,
+        "--gpus",
+        "cpu",
+        "--out",
+        "taken",
+        says="--out taken is a file",
+        instead="--out autotune-out",
+    )
 
 
 @pytest.fixture
@@ -194,7 +366,11 @@ def mounted(tmp_path: Path) -> Iterator[object]:
     def mount(options: str) -> Path:
         place = tmp_path / f"mount{len(places)}"
         place.mkdir()
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True, text=True)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)],
+            capture_output=True,
+            text=True,
+        )
         if done.returncode != 0:
             pytest.skip(f"a tmpfs can't be mounted here, which takes root: {done.stderr.strip()}")
         places.append(place)
@@ -220,7 +396,15 @@ def test_a_read_only_output_folder(here: Path, mounted: object) -> None:
 
 def test_a_full_output_folder(here: Path, mounted: object) -> None:
     place = mounted("size=64k")  # type: ignore[operator]
-    refused(here, "--gpus", "cpu", "--out", str(place / "out"), says="0 MiB left", instead="Free some space")
+    refused(
+        here,
+        "--gpus",
+        "cpu",
+        "--out",
+        str(place / "out"),
+        says="0 MiB left",
+        instead="Free some space",
+    )
     (place / "filler").write_bytes(b"x" * (64 * 1024 - 4096))
     refused(here, "--gpus", "cpu", "--out", str(place), says="--out", instead="another folder")
 
@@ -230,7 +414,15 @@ def test_a_folder_of_another_user(here: Path) -> None:
         pytest.skip("root may write everywhere")
     closed = here / "closed"
     closed.mkdir(mode=0o500)
-    refused(here, "--gpus", "cpu", "--out", "closed/out", says="Permission denied", instead="Give another folder")
+    refused(
+        here,
+        "--gpus",
+        "cpu",
+        "--out",
+        "closed/out",
+        says="Permission denied",
+        instead="Give another folder",
+    )
 
 
 def test_a_missing_extra(here: Path) -> None:
@@ -239,8 +431,26 @@ def test_a_missing_extra(here: Path) -> None:
         "import sys; sys.modules['psycopg'] = None; sys.modules['psycopg2'] = None\n"
         "from autotune.cli import main; main(sys.argv[1:])"
     )
-    flags = ["run", "--model", "model", "--gpus", "cpu", "--space", "demo", "--storage", url, "--out", "out"]
-    done = subprocess.run([sys.executable, "-c", script, *flags], capture_output=True, text=True, cwd=here, timeout=120)
+    flags = [
+        "run",
+        "--model",
+        "model",
+        "--gpus",
+        "cpu",
+        "--space",
+        "demo",
+        "--storage",
+        url,
+        "--out",
+        "out",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *flags],
+        capture_output=True,
+        text=True,
+        cwd=here,
+        timeout=120,
+    )
     assert done.returncode == 2, done.stderr
     assert "needs the extra 'postgres'" in done.stderr
     assert "pip install 'grpo-autotune[postgres]'" in done.stderr
@@ -250,20 +460,34 @@ def test_a_missing_extra(here: Path) -> None:
 def test_training_packages_missing_from_our_own_environment(here: Path) -> None:
     # The interpreter is ours and has no TRL: an interpreter without its site packages is one such.
     script = (
-        "import importlib.util, sys\n"
-        "from autotune.machine import environment\n"
-        "environment._ASK = 'import json, sys; print(json.dumps(dict.fromkeys(sys.argv[1:], False)))'\n"
-        "from autotune.cli import main; main(sys.argv[1:])"
+        "import importlib.util, sys\nfrom autotune.machine import environment\nenvironment._ASK ="
+        " 'import json, sys; print(json.dumps(dict.fromkeys(sys.argv[1:], False)))'\nfrom"
+        " autotune.cli import main; main(sys.argv[1:])"
     )
     flags = ["run", "--model", "model", "--gpus", "cpu"]
-    done = subprocess.run([sys.executable, "-c", script, *flags], capture_output=True, text=True, cwd=here, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *flags], capture_output=True, text=True, cwd=here, timeout=60
+    )
     assert done.returncode == 2
     assert "pip install 'grpo-autotune[train]'" in done.stderr
 
 
 def test_a_storage_that_cant_be_opened(here: Path) -> None:
     for url in ("sqlite:////nowhere/at/all/study.db", "nonsense", "oracle9://x/y"):
-        done = autotune("run", "--model", "model", "--gpus", "cpu", "--space", "demo", "--storage", url, "--out", "out", cwd=here)
+        done = autotune(
+            "run",
+            "--model",
+            "model",
+            "--gpus",
+            "cpu",
+            "--space",
+            "demo",
+            "--storage",
+            url,
+            "--out",
+            "out",
+            cwd=here,
+        )
         assert done.code == 2, done.err
         assert "can't be opened" in done.err and "sqlite:///path/to/study.db" in done.err
         assert "Traceback" not in done.err
@@ -271,7 +495,9 @@ def test_a_storage_that_cant_be_opened(here: Path) -> None:
 
 
 def test_resume_and_fresh_exclude_each_other(here: Path) -> None:
-    refused(here, "--resume", "--fresh", says="--resume continues a study", instead="one of the two")
+    refused(
+        here, "--resume", "--fresh", says="--resume continues a study", instead="one of the two"
+    )
 
 
 def test_real_weights_that_are_not_here(here: Path) -> None:
@@ -279,7 +505,15 @@ def test_real_weights_that_are_not_here(here: Path) -> None:
 
 
 def test_an_adapter_rank_without_an_adapter(here: Path) -> None:
-    refused(here, "--tuning", "full", "--lora-rank", "8", says="full tuning has none", instead="--tuning lora")
+    refused(
+        here,
+        "--tuning",
+        "full",
+        "--lora-rank",
+        "8",
+        says="full tuning has none",
+        instead="--tuning lora",
+    )
 
 
 def test_an_unknown_flag_and_an_unknown_command(here: Path) -> None:

@@ -17,8 +17,18 @@ SCRIPT = Path(__file__).resolve().parents[1] / "frameworks" / "scripts" / "plain
 SPEED = r"(?P<tokens_per_second>[\d.]+) tok/s"
 
 
-def run(*arguments: str, cwd: Path, command: tuple[str, ...] = (), timeout: float = 60, **variables: str) -> Done:
-    words = ("run", "--framework", "command", "--gpus", "cpu", *arguments, *(("--", *command) if command else ()))
+def run(
+    *arguments: str, cwd: Path, command: tuple[str, ...] = (), timeout: float = 60, **variables: str
+) -> Done:
+    words = (
+        "run",
+        "--framework",
+        "command",
+        "--gpus",
+        "cpu",
+        *arguments,
+        *(("--", *command) if command else ()),
+    )
     return autotune(*words, cwd=cwd, timeout=timeout, XDG_DATA_HOME=str(cwd / "data"), **variables)
 
 
@@ -30,14 +40,30 @@ TRAIN = (sys.executable, str(SCRIPT), "--bs", "{bs}")
     [
         (("--speed-pattern", SPEED), (), "needs a command"),
         (("--search", "bs=1,2"), TRAIN, "--speed-pattern"),
-        (("--speed-pattern", SPEED, "--metrics", "m.jsonl", "--search", "bs=1"), TRAIN, "given once"),
+        (
+            ("--speed-pattern", SPEED, "--metrics", "m.jsonl", "--search", "bs=1"),
+            TRAIN,
+            "given once",
+        ),
         (("--speed-pattern", "(", "--search", "bs=1"), TRAIN, "not a regular expression"),
         (("--speed-pattern", "tok/s", "--search", "bs=1"), TRAIN, "has no group"),
         (("--speed-pattern", SPEED), TRAIN, "--search bs=1,2,4"),
-        (("--speed-pattern", SPEED, "--search", "sb=1", "--hold", "bs=1"), TRAIN, "it has {bs}. Write {sb}"),
+        (
+            ("--speed-pattern", SPEED, "--search", "sb=1", "--hold", "bs=1"),
+            TRAIN,
+            "it has {bs}. Write {sb}",
+        ),
         (("--speed-pattern", SPEED, "--search", "bs=1"), TRAIN[:2], "it has none. Write {bs}"),
-        (("--speed-pattern", SPEED, "--search", "bs=1", "--model", "Qwen2.5-7B"), TRAIN, "--model is for known frameworks"),
-        (("--speed-pattern", SPEED, "--search", "bs=1", "--mode", "predict"), TRAIN, "not predicted"),
+        (
+            ("--speed-pattern", SPEED, "--search", "bs=1", "--model", "Qwen2.5-7B"),
+            TRAIN,
+            "--model is for known frameworks",
+        ),
+        (
+            ("--speed-pattern", SPEED, "--search", "bs=1", "--mode", "predict"),
+            TRAIN,
+            "not predicted",
+        ),
     ],
 )
 def test_missing_arguments_are_reported_with_the_fix(
@@ -49,20 +75,44 @@ def test_missing_arguments_are_reported_with_the_fix(
 
 
 def test_a_program_that_is_not_there_is_the_environments_fault(tmp_path: Path) -> None:
-    done = run("--speed-pattern", SPEED, "--search", "bs=1", cwd=tmp_path, command=("no-such-trainer", "{bs}"))
+    done = run(
+        "--speed-pattern",
+        SPEED,
+        "--search",
+        "bs=1",
+        cwd=tmp_path,
+        command=("no-such-trainer", "{bs}"),
+    )
     assert done.code == 4 and "no-such-trainer" in done.err
 
 
 def test_a_framework_that_is_not_installed_is_named_with_the_line_for_pip(tmp_path: Path) -> None:
-    done = autotune("run", "--framework", "swift", "--method", "sft", "--model", "Qwen2.5-0.5B", "--gpus", "cpu", cwd=tmp_path)
+    done = autotune(
+        "run",
+        "--framework",
+        "swift",
+        "--method",
+        "sft",
+        "--model",
+        "Qwen2.5-0.5B",
+        "--gpus",
+        "cpu",
+        cwd=tmp_path,
+    )
     assert done.code == 4 and "pip install 'ms-swift>=" in done.err and "--python" in done.err
 
 
 @pytest.mark.skipif(Version(version("trl")) < Version("1.13"), reason="this release has a PPO")
-def test_a_method_that_the_installed_release_has_no_more_is_answered_with_those_that_have_it(tmp_path: Path) -> None:
+def test_a_method_that_the_installed_release_has_no_more_is_answered_with_those_that_have_it(
+    tmp_path: Path,
+) -> None:
     """Method that can be measured: predictions need no release that contains it."""
-    done = autotune("run", "--method", "ppo", "--model", "Qwen2.5-0.5B", "--gpus", "cpu", cwd=tmp_path)
-    assert done.code == 4 and "pip install 'trl>=1.0,<1.13'" in done.err and version("trl") in done.err
+    done = autotune(
+        "run", "--method", "ppo", "--model", "Qwen2.5-0.5B", "--gpus", "cpu", cwd=tmp_path
+    )
+    assert (
+        done.code == 4 and "pip install 'trl>=1.0,<1.13'" in done.err and version("trl") in done.err
+    )
 
 
 def test_a_command_without_its_framework_is_refused(tmp_path: Path) -> None:
@@ -73,9 +123,17 @@ def test_a_command_without_its_framework_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_plain_torch_script_is_tuned_under_a_limit(tmp_path: Path) -> None:
     done = run(
-        "--metrics", "{out}/log.jsonl", "--search", "bs=8,64,4096", "--memory-limit", "500M", "--json",
-        cwd=tmp_path, command=(*TRAIN, "--log", "{out}/log.jsonl"), timeout=300,
-    )  # fmt: skip
+        "--metrics",
+        "{out}/log.jsonl",
+        "--search",
+        "bs=8,64,4096",
+        "--memory-limit",
+        "500M",
+        "--json",
+        cwd=tmp_path,
+        command=(*TRAIN, "--log", "{out}/log.jsonl"),
+        timeout=300,
+    )
     assert done.code == 0, done.err
     found = done.document
     assert found["counts"]["out_of_memory"] == 1 and found["counts"]["failed"] == 0
@@ -92,9 +150,13 @@ def _the_script_runs(folder: Path, batch: int) -> bool:
     script = folder / "autotune-out" / "launch.sh"
     own = folder / "own"
     done = subprocess.run(
-        ["bash", str(script), "--steps", "3"], capture_output=True, text=True, timeout=120, cwd=folder,
+        ["bash", str(script), "--steps", "3"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=folder,
         env={**os.environ, "OUT": str(own), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return f'"tokens": {batch * 64}' in (own / "log.jsonl").read_text()
 
@@ -102,11 +164,34 @@ def _the_script_runs(folder: Path, batch: int) -> bool:
 @pytest.mark.slow
 def test_a_command_that_tells_no_speed_is_quoted(tmp_path: Path) -> None:
     words = (*TRAIN, "--steps", "2")
-    done = run("--speed-pattern", r"(?P<tokens>\d+) TOKENS", "--hold", "bs=2", cwd=tmp_path, command=words, timeout=120)
+    done = run(
+        "--speed-pattern",
+        r"(?P<tokens>\d+) TOKENS",
+        "--hold",
+        "bs=2",
+        cwd=tmp_path,
+        command=words,
+        timeout=120,
+    )
     assert done.code == 1
     assert "0 records with a speed" in done.out + done.err
 
 
 def test_a_command_can_be_measured_and_not_predicted(tmp_path: Path) -> None:
-    done = autotune("predict", "--framework", "command", "--gpus", "cpu", "--", "python", "train.py", "{bs}", cwd=tmp_path)
-    assert done.code == 2 and "can be measured, and not predicted" in done.err and "autotune run" in done.err
+    done = autotune(
+        "predict",
+        "--framework",
+        "command",
+        "--gpus",
+        "cpu",
+        "--",
+        "python",
+        "train.py",
+        "{bs}",
+        cwd=tmp_path,
+    )
+    assert (
+        done.code == 2
+        and "can be measured, and not predicted" in done.err
+        and "autotune run" in done.err
+    )

@@ -28,14 +28,34 @@ def test_a_known_failure_is_0_and_one_document(tmp_path: Path) -> None:
     assert done.code == 0
     told = done.document
     assert set(told) == {
-        "schema", "known", "is_memory", "cause", "phase", "rank", "evidence", "numbers", "remedies", "remarks",
-        "configured", "framework", "row",
-    }  # fmt: skip
-    assert (told["schema"], told["known"], told["is_memory"], told["cause"]) == (1, True, True, "kv_cache")
+        "schema",
+        "known",
+        "is_memory",
+        "cause",
+        "phase",
+        "rank",
+        "evidence",
+        "numbers",
+        "remedies",
+        "remarks",
+        "configured",
+        "framework",
+        "row",
+    }
+    assert (told["schema"], told["known"], told["is_memory"], told["cause"]) == (
+        1,
+        True,
+        True,
+        "kv_cache",
+    )
     assert (told["phase"], told["rank"], told["numbers"]["longest_length"]) == ("load", 1, 34736)
     assert told["evidence"].startswith("ValueError: To serve at least one request")
-    assert told["remedies"] and all(set(each) == {"change", "why", "predicted"} for each in told["remedies"])
-    assert all(each["predicted"] is None for each in told["remedies"]), "without a configuration nothing can be"
+    assert told["remedies"] and all(
+        set(each) == {"change", "why", "predicted"} for each in told["remedies"]
+    )
+    assert all(each["predicted"] is None for each in told["remedies"]), (
+        "without a configuration nothing can be"
+    )
 
 
 def test_text_names_cause_place_line_and_remedy(tmp_path: Path) -> None:
@@ -44,7 +64,10 @@ def test_text_names_cause_place_line_and_remedy(tmp_path: Path) -> None:
     words = " ".join(done.out.split())
     assert "memory ran out, on rank 1, while loading: the KV cache (kv_cache)." in words
     assert "line ValueError: To serve at least one request" in words
-    assert "numbers requested 24 GiB, free 3.18 GiB, length requested 262144 tokens, longest length 34736 tokens" in words
+    assert (
+        "numbers requested 24 GiB, free 3.18 GiB, length requested 262144 tokens, longest length"
+        " 34736 tokens" in words
+    )
     assert "try vllm_max_model_length: lower, to at most 34736 (" in words
     assert "vllm_gpu_memory_utilization: raise (" in words
     assert max(len(line) for line in done.out.splitlines()) <= 120 and "\x1b" not in done.out
@@ -56,7 +79,9 @@ def test_other_failures_are_reported_as_not_memory(tmp_path: Path) -> None:
 
 
 def test_a_clean_log_is_0(tmp_path: Path) -> None:
-    done = diagnosed(tmp_path, "clip_grad_norm_(error_if_nonfinite=False)\n{'train_runtime': 12.5}\n")
+    done = diagnosed(
+        tmp_path, "clip_grad_norm_(error_if_nonfinite=False)\n{'train_runtime': 12.5}\n"
+    )
     assert done.code == 0 and "no failure: the training finished." in done.out
     assert diagnosed(tmp_path, "{'train_runtime': 12.5}\n", "--json").document["cause"] == "none"
 
@@ -64,11 +89,21 @@ def test_a_clean_log_is_0(tmp_path: Path) -> None:
 def test_an_unknown_failure_is_5_and_a_document_too(tmp_path: Path) -> None:
     log = FRAMES + "ZeroDivisionError: division by zero\n"
     done = diagnosed(tmp_path, log)
-    assert done.code == 5 and "unknown" in done.out and "ZeroDivisionError" in done.out and "try" not in done.out.split()
+    assert (
+        done.code == 5
+        and "unknown" in done.out
+        and "ZeroDivisionError" in done.out
+        and "try" not in done.out.split()
+    )
     done = diagnosed(tmp_path, log, "--json")
     assert done.code == 5
     told = done.document
-    assert (told["known"], told["is_memory"], told["cause"], told["remedies"]) == (False, None, None, [])
+    assert (told["known"], told["is_memory"], told["cause"], told["remedies"]) == (
+        False,
+        None,
+        None,
+        [],
+    )
 
 
 def test_standard_input(tmp_path: Path) -> None:
@@ -86,7 +121,9 @@ def test_standard_input(tmp_path: Path) -> None:
 @pytest.mark.parametrize("terminal", ["40", "60", "200"])
 def test_narrow_and_wide_terminals_and_an_ascii_one(tmp_path: Path, terminal: str) -> None:
     (tmp_path / "train.log").write_text(FRAMES + sample("peer_gone").removeprefix("[rank0]: "))
-    done = autotune("diagnose", "train.log", cwd=tmp_path, COLUMNS=terminal, PYTHONIOENCODING="ascii")
+    done = autotune(
+        "diagnose", "train.log", cwd=tmp_path, COLUMNS=terminal, PYTHONIOENCODING="ascii"
+    )
     assert done.code == 0 and "Traceback" not in done.err
     assert max(len(line) for line in done.out.splitlines()) <= max(60, min(120, int(terminal)))
 
@@ -107,10 +144,22 @@ def test_bad_input_is_2_with_a_way_out(tmp_path: Path) -> None:
         ("blank.log", "'blank.log' holds no text"),
         ("folder", "'folder' is a folder, and a log is a file"),
         ("pipe", "'pipe' is a pipe, and a log is a file. Read it: autotune diagnose - < pipe"),
-        ("packed.log", "'packed.log' is compressed, and a log is text. Unpack it: gzip -dc packed.log | autotune diagnose -"),
+        (
+            "packed.log",
+            (
+                "'packed.log' is compressed, and a log is text. Unpack it: gzip -dc packed.log |"
+                " autotune diagnose -"
+            ),
+        ),
         ("model.bin", "'model.bin' is binary: 5000 of its first 8000 bytes are no text"),
         ("wide.log", "'wide.log' is text in UTF-16, and logs are read as UTF-8. Convert it: iconv"),
-        ("huge.log", "'huge.log' has 5 GiB, and files of up to 4 GiB are read. Read its end: tail -c 500M huge.log"),
+        (
+            "huge.log",
+            (
+                "'huge.log' has 5 GiB, and files of up to 4 GiB are read. Read its end: tail -c"
+                " 500M huge.log"
+            ),
+        ),
     ):
         done = autotune("diagnose", log, cwd=tmp_path)
         assert done.code == 2 and says in done.err and done.out == "", done
@@ -127,19 +176,33 @@ def test_bad_input_is_2_with_a_way_out(tmp_path: Path) -> None:
 
 
 def test_stray_bytes_and_bars_are_no_reason_to_refuse_a_log(tmp_path: Path) -> None:
-    log = b"\x1b[32m 50%|#####     |\x1b[A\r" * 50 + b"\x00\x00" + (FRAMES + sample("disk")).encode()
+    log = (
+        b"\x1b[32m 50%|#####     |\x1b[A\r" * 50 + b"\x00\x00" + (FRAMES + sample("disk")).encode()
+    )
     assert diagnosed(tmp_path, log).code == 0
 
 
 def test_a_configuration_that_cannot_be_predicted_leaves_the_diagnosis(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(FRAMES + sample("cuda_out_of_memory.container"))
     (tmp_path / "train.yaml").write_text(
-        "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 3\nnum_generations: 2\n"
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size:"
+        " 3\nnum_generations: 2\n"
     )
-    done = autotune("diagnose", "train.log", "--config", "train.yaml", "--gpus", "A100-40G", "--json", cwd=tmp_path)
+    done = autotune(
+        "diagnose",
+        "train.log",
+        "--config",
+        "train.yaml",
+        "--gpus",
+        "A100-40G",
+        "--json",
+        cwd=tmp_path,
+    )
     assert done.code == 0 and done.document["configured"] is None
     assert "nothing could be predicted for train.yaml" in done.document["remarks"][0]
-    missing = autotune("diagnose", "train.log", "--config", "none.yaml", "--gpus", "A100-40G", cwd=tmp_path)
+    missing = autotune(
+        "diagnose", "train.log", "--config", "none.yaml", "--gpus", "A100-40G", cwd=tmp_path
+    )
     assert missing.code == 2 and "--config none.yaml is no file" in missing.err
 
 
@@ -147,31 +210,55 @@ def test_a_configuration_that_cannot_be_predicted_leaves_the_diagnosis(tmp_path:
 def test_a_configuration_gives_each_remedy_its_predicted_effect(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(FRAMES + FORWARD + sample("cuda_out_of_memory.container"))
     (tmp_path / "train.yaml").write_text(
-        "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 64\ngradient_accumulation_steps: 1\n"
-        "num_generations: 8\nmax_completion_length: 1024\ngradient_checkpointing: false\nbf16: true\n"
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size:"
+        " 64\ngradient_accumulation_steps: 1\nnum_generations: 8\nmax_completion_length:"
+        " 1024\ngradient_checkpointing: false\nbf16: true\n"
     )
-    done = autotune("diagnose", "train.log", "--config", "train.yaml", "--gpus", "RTX-4090", "--json", cwd=tmp_path, timeout=280)
+    done = autotune(
+        "diagnose",
+        "train.log",
+        "--config",
+        "train.yaml",
+        "--gpus",
+        "RTX-4090",
+        "--json",
+        cwd=tmp_path,
+        timeout=280,
+    )
     assert done.code == 0, done
     told = done.document
-    assert told["configured"]["fits"] is False and told["configured"]["peak_memory_bytes"]["value"] > 24 * 2**30
+    assert (
+        told["configured"]["fits"] is False
+        and told["configured"]["peak_memory_bytes"]["value"] > 24 * 2**30
+    )
     smaller = told["remedies"][0]
     assert "per_device_train_batch_size" in smaller["change"]
     predicted = smaller["predicted"]
     change = predicted["change"]
     assert change["per_device_train_batch_size"] * change["gradient_accumulation_steps"] == 64
     assert predicted["saved_bytes"] > 0 and not predicted["changes_what_is_learned"]
-    assert predicted["peak_memory_bytes"]["value"] < told["configured"]["peak_memory_bytes"]["value"]
+    assert (
+        predicted["peak_memory_bytes"]["value"] < told["configured"]["peak_memory_bytes"]["value"]
+    )
 
 
 def test_the_check_of_an_environment(tmp_path: Path) -> None:
     done = autotune("diagnose", "--check", "--json", cwd=tmp_path, CUDA_LAUNCH_BLOCKING="1")
     assert done.code == 0 and set(done.document) == {"schema", "traps"}
     trap = next(trap for trap in done.document["traps"] if trap["name"] == "launch_blocking")
-    assert set(trap) == {"name", "says", "helps", "sources"} and trap["sources"][0].startswith("https://")
+    assert set(trap) == {"name", "says", "helps", "sources"} and trap["sources"][0].startswith(
+        "https://"
+    )
     words = autotune("diagnose", "--check", cwd=tmp_path, CUDA_LAUNCH_BLOCKING="1")
-    assert words.code == 0 and "(launch_blocking)" in words.out and "https://docs.pytorch.org" in words.out
+    assert (
+        words.code == 0
+        and "(launch_blocking)" in words.out
+        and "https://docs.pytorch.org" in words.out
+    )
     (tmp_path / "train.log").write_text(FRAMES + sample("disk"))
-    both = autotune("diagnose", "train.log", "--check", "--json", cwd=tmp_path, CUDA_LAUNCH_BLOCKING="1")
+    both = autotune(
+        "diagnose", "train.log", "--check", "--json", cwd=tmp_path, CUDA_LAUNCH_BLOCKING="1"
+    )
     assert both.document["cause"] == "disk_or_permission" and both.document["traps"]
     gone = autotune("diagnose", "--check", "--python", "no/such/python", cwd=tmp_path)
     assert gone.code == 4 and "--python no/such/python is no program" in gone.err

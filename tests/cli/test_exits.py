@@ -14,10 +14,14 @@ from tests.cli.command import autotune, shape_only
 
 def test_an_interpreter_that_is_none_is_4(tmp_path: Path) -> None:
     shape_only(tmp_path / "model")
-    done = autotune("run", "--model", "model", "--gpus", "cpu", "--python", "/nowhere/python", cwd=tmp_path)
+    done = autotune(
+        "run", "--model", "model", "--gpus", "cpu", "--python", "/nowhere/python", cwd=tmp_path
+    )
     assert done.code == 4
     assert "--python /nowhere/python" in done.err and "Traceback" not in done.err
-    done = autotune("run", "--model", "model", "--gpus", "cpu", "--python", "/bin/false", cwd=tmp_path)
+    done = autotune(
+        "run", "--model", "model", "--gpus", "cpu", "--python", "/bin/false", cwd=tmp_path
+    )
     assert done.code == 4
     assert "/bin/false can't be started as a Python interpreter" in done.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
@@ -25,7 +29,11 @@ def test_an_interpreter_that_is_none_is_4(tmp_path: Path) -> None:
 
 def test_an_environment_without_the_framework_is_4(tmp_path: Path) -> None:
     shape_only(tmp_path / "model")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")],
+        check=True,
+        timeout=60,
+    )
     python = str(tmp_path / "bare" / "bin" / "python")
     done = autotune("run", "--model", "model", "--gpus", "cpu", "--python", python, cwd=tmp_path)
     assert done.code == 4
@@ -40,7 +48,9 @@ def test_a_fault_of_ours_is_1_and_keeps_its_traceback(tmp_path: Path) -> None:
         "autotune.catalog.models = broken\n"
         "from autotune.cli import main; main(['show', 'models'])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "Traceback (" not in done.stderr
     assert "internal error of autotune: RuntimeError: first line." in done.stderr
@@ -57,7 +67,9 @@ def test_after_an_interruption_nothing_runs_that_could_take_long(tmp_path: Path)
         "autotune.catalog.models = interrupted\n"
         "from autotune.cli import main; main(['show', 'models'])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=40)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=40
+    )
     assert (done.returncode, done.stderr.strip()) == (130, "Error: Interrupted.")
 
 
@@ -114,7 +126,11 @@ def test_show_prints_a_table_or_one_document(what: str, tmp_path: Path) -> None:
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m autotune show models | head -1; exit ${{PIPESTATUS[0]}}"],
+        [
+            "bash",
+            "-c",
+            f"{sys.executable} -m autotune show models | head -1; exit ${{PIPESTATUS[0]}}",
+        ],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -127,6 +143,11 @@ def test_an_exit_code_does_not_depend_on_the_reader(tmp_path: Path) -> None:
     """Exit code 5, no known failure, with nobody reading the answer: rich and print alike."""
     (tmp_path / "train.log").write_text("nothing that anybody knows\n")
     for flag in ("", "--json"):
-        words = f"{sys.executable} -m autotune diagnose train.log {flag} | true; exit ${{PIPESTATUS[0]}}"
-        done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+        words = (
+            f"{sys.executable} -m autotune diagnose train.log {flag} | true; exit"
+            " ${PIPESTATUS[0]}"
+        )
+        done = subprocess.run(
+            ["bash", "-c", words], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        )
         assert (done.returncode, done.stderr) == (5, "")

@@ -1,4 +1,6 @@
-"""A machine fault in the middle of `autotune run`: the answer so far, the line that resumes it, and exit code 1."""
+"""A machine fault in the middle of `autotune run`: the answer so far, the line that resumes it,
+and exit code 1.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,49 @@ for _ in range(12):
 @pytest.mark.parametrize("name", ["o \"q\" 's'\t#x: {y}\nz", "o?a=1&b%20c@d:e"])
 def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    flags = ["--framework", "command", "--gpus", "cpu", "--memory-limit", "500M", "--metrics", "-", "--search", "b=1,2"]
+    flags = [
+        "--framework",
+        "command",
+        "--gpus",
+        "cpu",
+        "--memory-limit",
+        "500M",
+        "--metrics",
+        "-",
+        "--search",
+        "b=1,2",
+    ]
     command = [*PROGRAM, "run", *flags, "--out", name, "--", sys.executable, "train.py", "{b}"]
     store = environment(XDG_DATA_HOME=str(tmp_path / "data"))
-    done = subprocess.run(command, cwd=tmp_path, env=store, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=store, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
-    assert {"study.db", "launch.sh", "recommendation.json"} <= {file.name for file in (tmp_path / name).iterdir()}
+    assert {"study.db", "launch.sh", "recommendation.json"} <= {
+        file.name for file in (tmp_path / name).iterdir()
+    }
     subprocess.run(["bash", "-n", str(tmp_path / name / "launch.sh")], check=True)
 
 
 def test_a_deleted_output_folder_is_said_and_created_again(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    flags = ["--framework", "command", "--gpus", "cpu", "--memory-limit", "500M", "--metrics", "-", "--search", "b=1,2,3,4,5,6"]
+    flags = [
+        "--framework",
+        "command",
+        "--gpus",
+        "cpu",
+        "--memory-limit",
+        "500M",
+        "--metrics",
+        "-",
+        "--search",
+        "b=1,2,3,4,5,6",
+    ]
     command = [*PROGRAM, "run", *flags, "--out", "out", "--", sys.executable, "train.py", "{b}"]
     store = environment(XDG_DATA_HOME=str(tmp_path / "data"))
-    with subprocess.Popen(command, cwd=tmp_path, env=store, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=store, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stderr is not None
         begun = []
         for line in process.stderr:
@@ -50,7 +80,11 @@ def test_a_deleted_output_folder_is_said_and_created_again(tmp_path: Path) -> No
         _, rest = process.communicate(timeout=120)
     assert process.returncode == 1, "".join(begun) + rest
     assert "--out out was deleted meanwhile; it is created again." in rest
-    assert "was deleted. Its trials are lost with it" in rest and "Go on with: autotune run" in rest and "--resume" in rest
+    assert (
+        "was deleted. Its trials are lost with it" in rest
+        and "Go on with: autotune run" in rest
+        and "--resume" in rest
+    )
     assert "Traceback" not in rest and "budget spent" not in rest
     answer = json.loads((tmp_path / "out" / "recommendation.json").read_text())
     assert (

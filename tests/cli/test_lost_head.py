@@ -1,5 +1,6 @@
-"""The head of a Ray cluster is killed in the middle of `autotune run`: what was measured stays, the answer so far is written, the
-resume line is printed, exit code 1; another cluster goes on."""
+"""The head of a Ray cluster is killed in the middle of `autotune run`: what was measured stays,
+the answer so far is written, the resume line is printed, exit code 1; another cluster goes on.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,18 @@ for _ in range(12):
 """
 """The baseline is quick, others last until the loss of the head is noticed."""
 
-FLAGS = ["--framework", "command", "--gpus", "cpu", "--memory-limit", "500M", "--metrics", "-", "--search", "b=1,2,3,4,5,6"]
+FLAGS = [
+    "--framework",
+    "command",
+    "--gpus",
+    "cpu",
+    "--memory-limit",
+    "500M",
+    "--metrics",
+    "-",
+    "--search",
+    "b=1,2,3,4,5,6",
+]
 
 
 def command(address: str, folder: Path, *more: str) -> list[str]:
@@ -41,7 +53,9 @@ def test_a_killed_head_ends_the_run_with_what_was_measured(tmp_path: Path) -> No
     (tmp_path / "slow").touch()
     store = environment(XDG_DATA_HOME=str(tmp_path / "data"))
     with cluster(nodes=1) as made:
-        began = subprocess.Popen(command(made.address, tmp_path), env=store, stderr=subprocess.PIPE, text=True)
+        began = subprocess.Popen(
+            command(made.address, tmp_path), env=store, stderr=subprocess.PIPE, text=True
+        )
         assert began.stderr is not None
         said = []
         for line in began.stderr:
@@ -56,16 +70,26 @@ def test_a_killed_head_ends_the_run_with_what_was_measured(tmp_path: Path) -> No
     text = "".join(said)
     assert began.returncode == 1, text
     assert seconds < 55, "Ray itself ends a process after a minute without a head"
-    assert "The head of the Ray cluster does not answer any more" in text and "Traceback" not in text
+    assert (
+        "The head of the Ray cluster does not answer any more" in text and "Traceback" not in text
+    )
     assert "Go on with: autotune run" in text and "--resume" in text
     answer = json.loads((tmp_path / "out" / "recommendation.json").read_text())
     assert (answer["status"], answer["proven"]) == ("interrupted", "stopped by a fault")
-    assert {"launch.sh", "report.html", "study.db"} <= {file.name for file in (tmp_path / "out").iterdir()}
+    assert {"launch.sh", "report.html", "study.db"} <= {
+        file.name for file in (tmp_path / "out").iterdir()
+    }
     assert measured(answer) == 1
 
     (tmp_path / "slow").unlink()
     with cluster(nodes=1) as made:
-        done = subprocess.run(command(made.address, tmp_path, "--resume"), env=store, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(
+            command(made.address, tmp_path, "--resume"),
+            env=store,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
     assert done.returncode == 0, done.stderr
     after = json.loads((tmp_path / "out" / "recommendation.json").read_text())
     assert after["status"] != "interrupted" and measured(after) > measured(answer)

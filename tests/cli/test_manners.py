@@ -1,4 +1,6 @@
-"""Widths, colours and completion: how the program behaves at a terminal, in a pipe and under a shell."""
+"""Widths, colours and completion: how the program behaves at a terminal, in a pipe and under a
+shell.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,15 @@ def test_errors_are_wrapped_to_the_terminal(columns: int, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 200])
 def test_a_prediction_is_as_wide_as_the_terminal_and_no_wider(columns: int, tmp_path: Path) -> None:
-    words = ("predict", "--model", str(shape_only(tmp_path / "m")), "--gpus", "A100-40G", "--tuning", "full")
+    words = (
+        "predict",
+        "--model",
+        str(shape_only(tmp_path / "m")),
+        "--gpus",
+        "A100-40G",
+        "--tuning",
+        "full",
+    )
     shown = lines(seen(*words, cwd=tmp_path, columns=columns))
     assert any("by phase" in line for line in shown), shown
     assert [line for line in shown if len(line) > columns and not line.startswith("grpo of")] == []
@@ -75,7 +85,9 @@ def _completed(typed: str, tmp_path: Path) -> list[str]:
         "printf '%s\\n' \"${COMPREPLY[@]}\"\n"
     )
     told = environment(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}")
-    done = subprocess.run(["bash", "-c", asking], cwd=tmp_path, env=told, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        ["bash", "-c", asking], cwd=tmp_path, env=told, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0 and "_autotune_completion" in done.stderr, done.stderr
     return done.stdout.split()
 
@@ -95,12 +107,16 @@ def test_bash_completes(typed: str, offered: set[str], tmp_path: Path) -> None:
     assert offered <= set(_completed(typed, tmp_path))
 
 
-@pytest.mark.parametrize(("shell", "check"), [("zsh", ["zsh", "-n"]), ("fish", ["fish", "--no-execute"])])
+@pytest.mark.parametrize(
+    ("shell", "check"), [("zsh", ["zsh", "-n"]), ("fish", ["fish", "--no-execute"])]
+)
 def test_other_shells_get_a_script_of_theirs(shell: str, check: list[str], tmp_path: Path) -> None:
     done = autotune("completion", shell, cwd=tmp_path)
     assert done.code == 0 and "_AUTOTUNE_COMPLETE" in done.out and "autotune" in done.out
     if shutil.which(check[0]) is None:
-        assert {"zsh": "#compdef autotune", "fish": "complete --no-files --command autotune"}[shell] in done.out
+        assert {"zsh": "#compdef autotune", "fish": "complete --no-files --command autotune"}[
+            shell
+        ] in done.out
         return
     (tmp_path / "script").write_text(done.out)
     subprocess.run([*check, "script"], cwd=tmp_path, check=True, timeout=60)

@@ -17,7 +17,9 @@ def test_there_is_a_page_for_every_command_and_no_other() -> None:
 
 @pytest.mark.parametrize("name", sorted(pages()))
 def test_the_page_is_up_to_date(name: str) -> None:
-    assert (FOLDER / name).read_text() == pages()[name], "make it anew with: python -m autotune.cli.reference_pages docs/commands"
+    assert (FOLDER / name).read_text() == pages()[name], (
+        "make it anew with: python -m autotune.cli.reference_pages docs/commands"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(pages()))

@@ -1,4 +1,6 @@
-"""`autotune predict` and `run --mode predict` from the command line: no GPU, no weights, the installed TRL is traced."""
+"""`autotune predict` and `run --mode predict` from the command line: no GPU, no weights, the
+installed TRL is traced.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,25 @@ from autotune.core.units import GIB
 from tests.cli.command import Done, autotune, shape_only
 
 SMALL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "vocab_size": 32000}
-LARGE = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 16, "vocab_size": 32000}
+LARGE = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "vocab_size": 32000,
+}
 """Large enough that activations and not the CUDA context decide."""
 
-LENGTHS = ("--max-prompt-length", "128", "--max-completion-length", "128", "--num-generations", "4", "--global-batch", "8")
+LENGTHS = (
+    "--max-prompt-length",
+    "128",
+    "--max-completion-length",
+    "128",
+    "--num-generations",
+    "4",
+    "--global-batch",
+    "8",
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +55,36 @@ def predict(model: Path, kept: Path, cwd: Path, *arguments: str, command: str = 
 def assert_contract(document: dict[str, Any]) -> None:
     """Check that figures are intervals, the breakdown sums up, and the phases are known."""
     assert document["schema"] == 1 and document["basis"] in ("traced", "generic")
-    for name in ("peak_memory_bytes", "margin_bytes", "torch_peak_allocated_bytes", "torch_peak_reserved_bytes"):
+    for name in (
+        "peak_memory_bytes",
+        "margin_bytes",
+        "torch_peak_allocated_bytes",
+        "torch_peak_reserved_bytes",
+    ):
         assert document[name]["low"] <= document[name]["value"] <= document[name]["high"]
     peak = document["peak_memory_bytes"]["value"]
     assert sum(part["bytes"] for part in document["breakdown"]) == peak
     assert document["margin_bytes"]["value"] == document["limit_bytes"] - peak
     assert {phase["name"] for phase in document["phases"]} <= set(PHASES)
     assert max(phase["peak_bytes"]["value"] for phase in document["phases"]) == peak
-    assert document["torch_peak_allocated_bytes"]["value"] <= document["torch_peak_reserved_bytes"]["value"] <= peak
+    assert (
+        document["torch_peak_allocated_bytes"]["value"]
+        <= document["torch_peak_reserved_bytes"]["value"]
+        <= peak
+    )
 
 
 @pytest.mark.slow
 def test_unknown_facts_are_undecided_and_named(model: Path, kept: Path, tmp_path: Path) -> None:
-    asked = ["--gpus", "A100-40G", "--global-batch", "512", "--unknown", "per_device_train_batch_size=8,512", "--json"]
+    asked = [
+        "--gpus",
+        "A100-40G",
+        "--global-batch",
+        "512",
+        "--unknown",
+        "per_device_train_batch_size=8,512",
+        "--json",
+    ]
     both = predict(model, kept, tmp_path, *asked)
     assert both.code == 0, both.err
     assert_contract(both.document)
@@ -74,11 +108,22 @@ def test_fits_does_not_fit_and_can_not_be_decided(model: Path, kept: Path, tmp_p
     assert "predicted, nothing was measured" in fits.err
 
     peak = fits.document["peak_memory_bytes"]
-    between = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--memory-limit", f"{peak['value']}B", "--json")
+    between = predict(
+        model, kept, tmp_path, "--gpus", "A100-40G", "--memory-limit", f"{peak['value']}B", "--json"
+    )
     assert between.code == 5, between.err
     assert between.document["fits"] is None and between.document["depends_on"]
 
-    over = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--memory-limit", f"{peak['low'] // 2}B", "--json")
+    over = predict(
+        model,
+        kept,
+        tmp_path,
+        "--gpus",
+        "A100-40G",
+        "--memory-limit",
+        f"{peak['low'] // 2}B",
+        "--json",
+    )
     assert over.code == 3, over.err
     assert_contract(over.document)
     assert over.document["fits"] is False
@@ -88,7 +133,15 @@ def test_fits_does_not_fit_and_can_not_be_decided(model: Path, kept: Path, tmp_p
 def test_advice_makes_it_fit(kept: Path, tmp_path: Path) -> None:
     """A reported change makes the configuration fit when it is applied."""
     model = shape_only(tmp_path / "large", **LARGE)
-    arguments = ["--gpus", "A100-40G", "--memory-limit", "4G", "--set", "gradient_checkpointing=false", "--json"]
+    arguments = [
+        "--gpus",
+        "A100-40G",
+        "--memory-limit",
+        "4G",
+        "--set",
+        "gradient_checkpointing=false",
+        "--json",
+    ]
     over = predict(model, kept, tmp_path, *arguments, "--set", "per_device_train_batch_size=8")
     assert over.code == 3, over.err
     ways = over.document["ways_to_fit"]
@@ -96,8 +149,14 @@ def test_advice_makes_it_fit(kept: Path, tmp_path: Path) -> None:
     change = ways[0]["change"]
     assert "--set" in over.err and ways[0]["margin_bytes"]["low"] >= 0
     settings = {"gradient_checkpointing": False, "per_device_train_batch_size": 8, **change}
-    typed = [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
-    again = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--memory-limit", "4G", "--json", *typed)
+    typed = [
+        word
+        for name, value in settings.items()
+        for word in ("--set", f"{name}={json.dumps(value)}")
+    ]
+    again = predict(
+        model, kept, tmp_path, "--gpus", "A100-40G", "--memory-limit", "4G", "--json", *typed
+    )
     assert again.code == 0, again.err
 
 
@@ -111,17 +170,27 @@ def test_a_second_question_starts_no_framework(model: Path, kept: Path, tmp_path
 
 @pytest.mark.slow
 def test_run_where_the_hardware_is_not_here(model: Path, kept: Path, tmp_path: Path) -> None:
-    done = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--out", "there", "--json", command="run")
+    done = predict(
+        model, kept, tmp_path, "--gpus", "A100-40G", "--out", "there", "--json", command="run"
+    )
     assert done.code == 0, done.err
     document = done.document
     assert document["basis"] == "predicted" and document["status"] == "ok"
-    assert document["recommendation"]["basis"] == "predicted" and document["recommendation"]["certificate"] is None
+    assert (
+        document["recommendation"]["basis"] == "predicted"
+        and document["recommendation"]["certificate"] is None
+    )
     assert document["counts"]["probed"] == 0 and document["gpu_seconds"] is None
-    assert document["confirm_with"].startswith("autotune run") and "--mode probe" in document["confirm_with"]
+    assert (
+        document["confirm_with"].startswith("autotune run")
+        and "--mode probe" in document["confirm_with"]
+    )
     assert "not on this machine" in done.err and "Predicted, nothing was measured." in done.err
     assert json.loads((tmp_path / "there" / "recommendation.json").read_text()) == document
     assert (tmp_path / "there" / "recommended.yaml").is_file()
-    assert not (tmp_path / "there" / "study.db").exists(), "nothing was measured, so there is no study"
+    assert not (tmp_path / "there" / "study.db").exists(), (
+        "nothing was measured, so there is no study"
+    )
 
 
 @pytest.mark.slow
@@ -152,8 +221,12 @@ def test_run_advises_a_change_where_nothing_fits(kept: Path, tmp_path: Path) -> 
     ]
     over = predict(model, kept, tmp_path, *asked, "--mode", "predict", command="run")
     assert over.code == 3, over.err
-    (change,) = [way["change"] for way in over.document["ways_to_fit"] if "use_peft" in way["change"]]
-    held = [word for name, value in change.items() for word in ("--hold", f"{name}={json.dumps(value)}")]
+    (change,) = [
+        way["change"] for way in over.document["ways_to_fit"] if "use_peft" in way["change"]
+    ]
+    held = [
+        word for name, value in change.items() for word in ("--hold", f"{name}={json.dumps(value)}")
+    ]
     assert " ".join(held) in over.err and "Predicted changes that make the baseline fit" in over.err
     again = predict(model, kept, tmp_path, *asked, *held, "--mode", "predict", command="run")
     assert again.code == 0, again.err
@@ -162,10 +235,29 @@ def test_run_advises_a_change_where_nothing_fits(kept: Path, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "arguments"),
-    [("sft", []), ("dpo", []), ("kto", []), ("reward", []), ("rloo", ["--num-generations", "2"]), ("online-dpo", [])],
+    [
+        ("sft", []),
+        ("dpo", []),
+        ("kto", []),
+        ("reward", []),
+        ("rloo", ["--num-generations", "2"]),
+        ("online-dpo", []),
+    ],
 )
-def test_trls_other_methods(model: Path, kept: Path, tmp_path: Path, method: str, arguments: list[str]) -> None:
-    asked = ["predict", "--model", str(model), "--method", method, "--gpus", "A100-40G", "--json", *arguments]
+def test_trls_other_methods(
+    model: Path, kept: Path, tmp_path: Path, method: str, arguments: list[str]
+) -> None:
+    asked = [
+        "predict",
+        "--model",
+        str(model),
+        "--method",
+        method,
+        "--gpus",
+        "A100-40G",
+        "--json",
+        *arguments,
+    ]
     done = autotune(*asked, cwd=tmp_path, timeout=240, XDG_CACHE_HOME=str(kept))
     assert done.code == 0, done.err
     assert_contract(done.document)
@@ -173,17 +265,41 @@ def test_trls_other_methods(model: Path, kept: Path, tmp_path: Path, method: str
 
 @pytest.mark.slow
 def test_trls_asynchronous_trainer(model: Path, kept: Path, tmp_path: Path) -> None:
-    """Rows decide the batch: a number of micro-steps is taken as it is, without a batch that is held."""
-    asked = ["predict", "--model", str(model), "--method", "async-grpo", "--gpus", "3xH100", "--json"]
-    done = autotune(*asked, "--set", "gradient_accumulation_steps=5", cwd=tmp_path, timeout=240, XDG_CACHE_HOME=str(kept))
+    """Rows decide the batch: a number of micro-steps is taken as it is, without a batch that is
+    held.
+    """
+    asked = [
+        "predict",
+        "--model",
+        str(model),
+        "--method",
+        "async-grpo",
+        "--gpus",
+        "3xH100",
+        "--json",
+    ]
+    done = autotune(
+        *asked,
+        "--set",
+        "gradient_accumulation_steps=5",
+        cwd=tmp_path,
+        timeout=240,
+        XDG_CACHE_HOME=str(kept),
+    )
     assert done.code == 0, done.err
     assert_contract(done.document)
     assert done.document["fits"] and done.document["tokens_per_second"]["value"] > 0
     settings = done.document["settings"]
-    assert (settings["gradient_accumulation_steps"], settings["dtype"], settings["server_gpus"]) == (5, "float32", 1)
+    assert (
+        settings["gradient_accumulation_steps"],
+        settings["dtype"],
+        settings["server_gpus"],
+    ) == (5, "float32", 1)
 
 
-def test_bad_input_is_answered_before_anything_starts(model: Path, kept: Path, tmp_path: Path) -> None:
+def test_bad_input_is_answered_before_anything_starts(
+    model: Path, kept: Path, tmp_path: Path
+) -> None:
     def refused(*arguments: str) -> str:
         done = predict(model, kept, tmp_path, "--gpus", "A100-40G", *arguments)
         assert done.code == 2, done.err

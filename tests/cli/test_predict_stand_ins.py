@@ -1,4 +1,6 @@
-"""`autotune predict` for frameworks that are not installed: a stand-in step is traced and reported."""
+"""`autotune predict` for frameworks that are not installed: a stand-in step is traced and
+reported.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("framework", "method"), [("verl", "grpo"), ("openrlhf", "ppo"), ("open-reasoner-zero", "ppo")])
-def test_a_framework_that_is_not_here_is_predicted(model: Path, tmp_path: Path, framework: str, method: str) -> None:
+@pytest.mark.parametrize(
+    ("framework", "method"), [("verl", "grpo"), ("openrlhf", "ppo"), ("open-reasoner-zero", "ppo")]
+)
+def test_a_framework_that_is_not_here_is_predicted(
+    model: Path, tmp_path: Path, framework: str, method: str
+) -> None:
     asked = [
         "predict",
         "--framework",
@@ -47,11 +53,27 @@ def test_a_framework_that_is_not_here_is_predicted(model: Path, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_a_search_by_prediction_ends_with_its_budget(model: Path, tmp_path: Path) -> None:
-    asked = ["run", "--framework", "openrlhf", "--model", str(model), "--gpus", "2xA100-80G", "--budget", "1s", "--out", "out"]
-    done = autotune(*asked, "--json", cwd=tmp_path, timeout=400, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    asked = [
+        "run",
+        "--framework",
+        "openrlhf",
+        "--model",
+        str(model),
+        "--gpus",
+        "2xA100-80G",
+        "--budget",
+        "1s",
+        "--out",
+        "out",
+    ]
+    done = autotune(
+        *asked, "--json", cwd=tmp_path, timeout=400, XDG_CACHE_HOME=str(tmp_path / "cache")
+    )
     assert done.code == 0, done.err
     counts = done.document["counts"]
-    assert done.document["stopped_by"] == "budget" and 0 < counts["predicted"] < counts["candidates"]
+    assert (
+        done.document["stopped_by"] == "budget" and 0 < counts["predicted"] < counts["candidates"]
+    )
     assert done.document["recommendation"]["files"]
 
 
@@ -71,7 +93,19 @@ def test_a_search_by_prediction_ends_with_its_budget(model: Path, tmp_path: Path
         (("--gpus", "cpu"), "--gpus"),
     ],
 )
-def test_bad_input_contains_the_fix(model: Path, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
-    done = autotune("predict", "--framework", "verl", "--model", str(model), "--gpus", "2xH100", *arguments, cwd=tmp_path)
+def test_bad_input_contains_the_fix(
+    model: Path, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    done = autotune(
+        "predict",
+        "--framework",
+        "verl",
+        "--model",
+        str(model),
+        "--gpus",
+        "2xH100",
+        *arguments,
+        cwd=tmp_path,
+    )
     assert done.code == 2, done.err
     assert words in done.err

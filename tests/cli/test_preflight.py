@@ -1,4 +1,6 @@
-"""`autotune preflight` as a pipeline meets it: refusals at once, and a command that gets this very process."""
+"""`autotune preflight` as a pipeline meets it: refusals at once, and a command that gets this
+very process.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,14 @@ def a_folder_with_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["one configuration", "a search"])
-def test_a_note_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int) -> None:
+def test_a_note_is_shown_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
     job = toy_job(tmp_path, toy_space(num_generations=(8,)), 900 * MIB)
     candidates = legal_candidates(job, ToyTrainer())[:count]
-    _PreflightDisplay(to_stderr=True)(JobStarted(job=job, candidates=candidates, assumed=(), notes=("half of it is unknown",)))
+    _PreflightDisplay(to_stderr=True)(
+        JobStarted(job=job, candidates=candidates, assumed=(), notes=("half of it is unknown",))
+    )
     assert capsys.readouterr().err.count("half of it is unknown") == 1
 
 
@@ -39,14 +45,20 @@ def test_a_note_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("words", "says", "instead"),
     [
         (["none.yaml"], "none.yaml is no file", "trl grpo --config"),
-        ([CONFIG, "--", "no-such-program", CONFIG], "'no-such-program' is no program", "two dashes"),
+        (
+            [CONFIG, "--", "no-such-program", CONFIG],
+            "'no-such-program' is no program",
+            "two dashes",
+        ),
         ([CONFIG, "--tune", "--", "true"], "does not name train.yaml", "AUTOTUNE_CONFIG"),
         ([CONFIG, "--gpus", "99xcpu", "--", "true", CONFIG], "99 CPU ranks", "at most"),
         ([CONFIG, "--gpus", "8xH100"], "8xH100 is not on this machine", "--gpus local"),
     ],
     ids=["no file", "no program", "a tuned file would not arrive", "too many ranks", "not here"],
 )
-def test_bad_input_is_2_before_anything_is_measured(here: Path, words: list[str], says: str, instead: str) -> None:
+def test_bad_input_is_2_before_anything_is_measured(
+    here: Path, words: list[str], says: str, instead: str
+) -> None:
     (here / "model").mkdir()
     (here / "model" / "config.json").write_text('{"model_type": "qwen2"}')
     done = autotune("preflight", *words, cwd=here)
@@ -57,17 +69,37 @@ def test_bad_input_is_2_before_anything_is_measured(here: Path, words: list[str]
 def test_an_interpreter_that_is_none_is_4(here: Path) -> None:
     (here / "model").mkdir()
     (here / "model" / "config.json").write_text('{"model_type": "qwen2"}')
-    done = autotune("preflight", CONFIG, "--gpus", "cpu", "--python", "/bin/false", "--json", cwd=here)
+    done = autotune(
+        "preflight", CONFIG, "--gpus", "cpu", "--python", "/bin/false", "--json", cwd=here
+    )
     assert done.code == 4 and done.document["error"]["exit_code"] == 4
 
 
 def test_the_tuned_file_replaces_the_configuration(here: Path) -> None:
-    words = ["trl", "grpo", "--config", CONFIG, f"--again=./{CONFIG}", str(here / CONFIG), "--run_name", "train", "x=train.yaml"]
+    words = [
+        "trl",
+        "grpo",
+        "--config",
+        CONFIG,
+        f"--again=./{CONFIG}",
+        str(here / CONFIG),
+        "--run_name",
+        "train",
+        "x=train.yaml",
+    ]
     use = Path("out/recommended.yaml")
     said = with_file(words, CONFIG, use)
     assert said == [
-        "trl", "grpo", "--config", str(use), f"--again={use}", str(use), "--run_name", "train", "x=train.yaml",
-    ]  # fmt: skip
+        "trl",
+        "grpo",
+        "--config",
+        str(use),
+        f"--again={use}",
+        str(use),
+        "--run_name",
+        "train",
+        "x=train.yaml",
+    ]
     assert with_file(words, CONFIG, Path(CONFIG)) == words, "what fits as it is is named as it was"
     assert not names("", CONFIG) and not names("\0", CONFIG) and not names("--config", CONFIG)
 
@@ -82,12 +114,16 @@ become([sys.executable, "-c", sys.argv[1], "train.yaml"], Path("out/recommended.
 
 def test_the_command_gets_this_process_its_streams_and_its_signals(tmp_path: Path) -> None:
     told = (
-        "import os, signal, sys, json; print(json.dumps([os.getpid(), sys.argv[1:], os.environ['AUTOTUNE_CONFIG']])); "
-        "assert sys.stdin.read() == 'typed'; sys.exit(17)"
+        "import os, signal, sys, json; print(json.dumps([os.getpid(), sys.argv[1:],"
+        " os.environ['AUTOTUNE_CONFIG']])); assert sys.stdin.read() == 'typed'; sys.exit(17)"
     )
 
     process = subprocess.Popen(
-        [sys.executable, "-c", BECOME, told], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        [sys.executable, "-c", BECOME, told],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
     )
     out, _ = process.communicate("typed", timeout=60)
     assert process.returncode == 17, "its exit code is ours"
@@ -96,9 +132,15 @@ def test_the_command_gets_this_process_its_streams_and_its_signals(tmp_path: Pat
 
 def test_a_command_ends_when_its_reader_does(tmp_path: Path) -> None:
 
-    # Written by `yes`, which knows nothing of a broken pipe but its signal: were it ignored, it would complain and exit with 1.
-    code = "from pathlib import Path; from autotune.cli.preflight import become; become(['yes'], Path('x'))"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # Written by `yes`, which knows nothing of a broken pipe but its signal: were it ignored, it
+    # would complain and exit with 1.
+    code = (
+        "from pathlib import Path; from autotune.cli.preflight import become; become(['yes'],"
+        " Path('x'))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None and process.stderr is not None
     process.stdout.read(100)
     process.stdout.close()
@@ -108,6 +150,13 @@ def test_a_command_ends_when_its_reader_does(tmp_path: Path) -> None:
 
 def test_an_answer_from_the_record_loads_nothing_heavy() -> None:
 
-    code = "import sys, autotune.preflight.check, autotune.cli.preflight; print(*sorted({n.split('.')[0] for n in sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
-    assert not {"optuna", "numpy", "sqlalchemy", "torch", "plotly", "jinja2"} & set(done.stdout.split())
+    code = (
+        "import sys, autotune.preflight.check, autotune.cli.preflight;"
+        " print(*sorted({n.split('.')[0] for n in sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert not {"optuna", "numpy", "sqlalchemy", "torch", "plotly", "jinja2"} & set(
+        done.stdout.split()
+    )

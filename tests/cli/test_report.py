@@ -34,7 +34,9 @@ def test_a_page_is_made_from_a_folder(tmp_path: Path) -> None:
         ("\x00\xff", "holds no JSON"),
     ],
 )
-def test_a_file_without_an_answer_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
+def test_a_file_without_an_answer_is_refused(
+    tmp_path: Path, content: str | None, said: str
+) -> None:
     if content is not None:
         (tmp_path / "recommendation.json").write_bytes(content.encode("latin-1"))
     done = autotune("report", ".", cwd=tmp_path)
@@ -56,13 +58,28 @@ def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_the_dashboard_serves_until_it_is_ended(tmp_path: Path) -> None:
     import optuna
 
-    optuna.create_study(study_name="one", storage=f"sqlite:///{tmp_path}/study.db", direction="maximize")
-    command = [*PROGRAM, "dashboard", ".", "--storage", "sqlite:///study.db", "--port", "0", "--json"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment()) as served:
+    optuna.create_study(
+        study_name="one", storage=f"sqlite:///{tmp_path}/study.db", direction="maximize"
+    )
+    command = [
+        *PROGRAM,
+        "dashboard",
+        ".",
+        "--storage",
+        "sqlite:///study.db",
+        "--port",
+        "0",
+        "--json",
+    ]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment()
+    ) as served:
         assert served.stdout is not None
         url = json.loads(served.stdout.readline())["url"]
         assert url.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(url.replace("/dashboard", "/api/studies"), timeout=20) as answer:
+        with urllib.request.urlopen(
+            url.replace("/dashboard", "/api/studies"), timeout=20
+        ) as answer:
             assert json.load(answer)["study_summaries"][0]["study_name"] == "one"
         served.terminate()
         assert served.wait(timeout=20) == 0

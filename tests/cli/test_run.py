@@ -1,4 +1,6 @@
-"""`autotune run` as a person or a program meets it: real probes of the real trainer on a tiny model."""
+"""`autotune run` as a person or a program meets it: real probes of the real trainer on a tiny
+model.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,18 @@ from tests.cli.command import PROGRAM, autotune, environment
 
 pytestmark = pytest.mark.slow
 
-SMALL = ["--gpus", "cpu", "--space", "demo", "--hold", "use_vllm=false", "--max-completion-length", "24", "--memory-limit", "2G"]
+SMALL = [
+    "--gpus",
+    "cpu",
+    "--space",
+    "demo",
+    "--hold",
+    "use_vllm=false",
+    "--max-completion-length",
+    "24",
+    "--memory-limit",
+    "2G",
+]
 FEW = [
     "--search",
     "per_device_train_batch_size=8,16",
@@ -29,7 +42,9 @@ FEW = [
 ]
 
 
-def _run(model: Path, *more: str, cwd: Path, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+def _run(
+    model: Path, *more: str, cwd: Path, timeout: float = 280
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*PROGRAM, "run", "--model", str(model), *SMALL, *FEW, *more],
         capture_output=True,
@@ -62,21 +77,31 @@ def test_a_whole_run_and_its_follow_ups(tiny_model: Path, tmp_path: Path) -> Non
 
     resumed = _run(tiny_model, "--budget", "3m", "--out", "out", "--resume", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    assert "already measured" in resumed.stderr and "probe 1" not in resumed.stderr, "a finished candidate was measured again"
+    assert "already measured" in resumed.stderr and "probe 1" not in resumed.stderr, (
+        "a finished candidate was measured again"
+    )
     assert "Confirmed by" in resumed.stdout and "baseline" in resumed.stdout
 
 
 def test_nothing_fits_is_3(tiny_model: Path, tmp_path: Path) -> None:
-    done = _run(tiny_model, "--budget", "2m", "--out", "out", "--memory-limit", "420M", cwd=tmp_path)
+    done = _run(
+        tiny_model, "--budget", "2m", "--out", "out", "--memory-limit", "420M", cwd=tmp_path
+    )
     assert done.returncode == 3, done.stdout + done.stderr
     assert "Nothing fits into 420 MiB" in done.stdout and "Nearest miss" in done.stdout
     told = json.loads((tmp_path / "out" / "recommendation.json").read_text())
     assert told["status"] == "nothing_fits" and told["counts"]["out_of_memory"] >= 1
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["recommendation.json", "report.html", "study.db"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "recommendation.json",
+        "report.html",
+        "study.db",
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_ends_it_resumably(tiny_model: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_it_resumably(
+    tiny_model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     mark = f"mark-{uuid.uuid4()}"
     flags = ["run", "--model", str(tiny_model), *SMALL, *FEW, "--budget", "4m", "--out", "out"]
     with subprocess.Popen(
@@ -96,7 +121,10 @@ def test_a_signal_ends_it_resumably(tiny_model: Path, tmp_path: Path, number: si
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "Interrupted after 1 probes; all of them are kept. Go on with: autotune run" in err and "--resume" in err
+    assert (
+        "Interrupted after 1 probes; all of them are kept. Go on with: autotune run" in err
+        and "--resume" in err
+    )
     assert "Traceback" not in err
     assert _still_running(mark) == []
     so_far = json.loads((tmp_path / "out" / "recommendation.json").read_text())
@@ -111,9 +139,28 @@ def test_a_signal_ends_it_resumably(tiny_model: Path, tmp_path: Path, number: si
 
 
 def test_two_cpu_ranks(tiny_model: Path, tmp_path: Path) -> None:
-    flags = ["--gpus", "2xcpu", "--search", "per_device_train_batch_size=4,8", "--budget", "4m", "--out", "out", "--json"]
+    flags = [
+        "--gpus",
+        "2xcpu",
+        "--search",
+        "per_device_train_batch_size=4,8",
+        "--budget",
+        "4m",
+        "--out",
+        "out",
+        "--json",
+    ]
     done = subprocess.run(
-        [*PROGRAM, "run", "--model", str(tiny_model), *SMALL[2:], *flags, "--hold", "gradient_checkpointing=true"],
+        [
+            *PROGRAM,
+            "run",
+            "--model",
+            str(tiny_model),
+            *SMALL[2:],
+            *flags,
+            "--hold",
+            "gradient_checkpointing=true",
+        ],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -141,7 +188,10 @@ def _marked(mark: str) -> list[str]:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            if mark.encode() in (entry / "environ").read_bytes() and "State:\tZ" not in (entry / "status").read_text():
+            if (
+                mark.encode() in (entry / "environ").read_bytes()
+                and "State:\tZ" not in (entry / "status").read_text()
+            ):
                 found.append((entry / "cmdline").read_text().replace("\0", " "))
         except OSError:
             continue
@@ -152,7 +202,9 @@ def test_the_mark_is_seen_where_there_is_a_process() -> None:
     # The test above would pass on a machine where it can see nothing.
     mark = f"mark-{uuid.uuid4()}"
     with subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment(AUTOTUNE_TEST_MARK=mark)
+        [sys.executable, "-c", "input()"],
+        stdin=subprocess.PIPE,
+        env=environment(AUTOTUNE_TEST_MARK=mark),
     ) as process:
         time.sleep(0.5)
         assert len(_marked(mark)) == 1

@@ -24,7 +24,11 @@ from tests.cli.pseudo_terminal import lines, seen
 def test_a_table_fits_the_terminal_and_loses_nothing(
     what: str, columns: int, beside: list[str], below: str | None, tmp_path: Path
 ) -> None:
-    table = "\n".join(lines(seen("show", what, cwd=tmp_path, columns=columns))).split("\n\n")[0].splitlines()
+    table = (
+        "\n".join(lines(seen("show", what, cwd=tmp_path, columns=columns)))
+        .split("\n\n")[0]
+        .splitlines()
+    )
     assert all(len(line) <= max(60, columns) for line in table)
     places = [table[0].index(column) for column in beside]
     assert places == sorted(places)
@@ -35,13 +39,33 @@ def test_a_table_fits_the_terminal_and_loses_nothing(
 
 def test_one_gpus_row(tmp_path: Path) -> None:
     rows = [line.split() for line in autotune("show", "gpus", cwd=tmp_path).out.splitlines()]
-    assert next(row for row in rows if row[:1] == ["A100-40G"])[:7] == ["A100-40G", "40", "GiB", "1555", "312", "nvlink", "300"]
-    assert next(row for row in rows if row[:1] == ["T4"])[:7] == ["T4", "15", "GiB", "320", "-", "pcie", "16"]
+    assert next(row for row in rows if row[:1] == ["A100-40G"])[:7] == [
+        "A100-40G",
+        "40",
+        "GiB",
+        "1555",
+        "312",
+        "nvlink",
+        "300",
+    ]
+    assert next(row for row in rows if row[:1] == ["T4"])[:7] == [
+        "T4",
+        "15",
+        "GiB",
+        "320",
+        "-",
+        "pcie",
+        "16",
+    ]
 
 
 def test_unsupported_gpus_are_marked(tmp_path: Path) -> None:
     shown = autotune("show", "gpus", cwd=tmp_path).out.splitlines()
-    assert [line.split()[0] for line in shown if "no probes" in line] == ["MI300X", "MI325X", "MI355X"]
+    assert [line.split()[0] for line in shown if "no probes" in line] == [
+        "MI300X",
+        "MI325X",
+        "MI355X",
+    ]
 
 
 def test_documents_are_complete(tmp_path: Path) -> None:
@@ -51,4 +75,7 @@ def test_documents_are_complete(tmp_path: Path) -> None:
     assert all(row["tflops"] for row in of_gpus if row.get("speed_source"))
     of_models = autotune("show", "models", "--json", cwd=tmp_path).document["models"]
     assert [row["ids"] for row in of_models] == [list(known.ids) for known in models()]
-    assert all(row["source"] and row["page"] and row["config"] and row["layers"] and row["context"] for row in of_models)
+    assert all(
+        row["source"] and row["page"] and row["config"] and row["layers"] and row["context"]
+        for row in of_models
+    )

@@ -11,7 +11,16 @@ from tests.cli.command import Done, autotune, shape_only
 from tests.cli.pseudo_terminal import seen
 
 SMALL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "vocab_size": 32000}
-LENGTHS = ("--max-prompt-length", "128", "--max-completion-length", "128", "--num-generations", "4", "--global-batch", "8")
+LENGTHS = (
+    "--max-prompt-length",
+    "128",
+    "--max-completion-length",
+    "128",
+    "--num-generations",
+    "4",
+    "--global-batch",
+    "8",
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +41,10 @@ def run(model: Path, kept: Path, *arguments: str) -> Done:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["max_completion_lenght"], "Unknown setting 'max_completion_lenght'. Did you mean 'max_completion_length'"),
+        (
+            ["max_completion_lenght"],
+            "Unknown setting 'max_completion_lenght'. Did you mean 'max_completion_length'",
+        ),
         (["loss_type"], "loss_type is 'dapo', not a number above zero"),
         (["use_vllm"], "use_vllm is False, not a number"),
         (["learning_rate", "--set", "learning_rate=2.5"], "neither a whole number nor a share"),
@@ -42,10 +54,14 @@ def run(model: Path, kept: Path, *arguments: str) -> Done:
         (["gpus", "--price", "none.yaml"], "There is no file 'none.yaml'"),
     ],
 )
-def test_bad_input_is_one_sentence(model: Path, tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_bad_input_is_one_sentence(
+    model: Path, tmp_path: Path, arguments: list[str], says: str
+) -> None:
     hardware = [] if arguments[0] == "gpus" else ["--gpus", "A100-40G"]
     done = autotune("solve", *arguments, *hardware, "--model", str(model), cwd=tmp_path)
-    assert done.code == 2 and says in done.err and done.err.count("Error: ") == 1 and not done.out, done.err
+    assert (
+        done.code == 2 and says in done.err and done.err.count("Error: ") == 1 and not done.out
+    ), done.err
 
 
 def row(document: dict[str, Any], value: int) -> dict[str, Any]:
@@ -64,19 +80,41 @@ def test_the_answer_agrees_with_predict(model: Path, kept: Path) -> None:
     found = done.document
     surely, after = found["surely_fits"], found["next"]["value"]
     assert row(found, surely)["margin_bytes"]["low"] >= 0
-    limits = {value: code for value, code in ((surely, 0), (found["may_fit"], 5), (after, 3)) if value is not None}
+    limits = {
+        value: code
+        for value, code in ((surely, 0), (found["may_fit"], 5), (after, 3))
+        if value is not None
+    }
     for value, code in limits.items():
         predicted = autotune(
-            "predict", "--model", str(model), *LENGTHS, "--max-completion-length", str(value), *limit, "--json",
-            cwd=kept, timeout=240, XDG_CACHE_HOME=str(kept),
-        )  # fmt: skip
+            "predict",
+            "--model",
+            str(model),
+            *LENGTHS,
+            "--max-completion-length",
+            str(value),
+            *limit,
+            "--json",
+            cwd=kept,
+            timeout=240,
+            XDG_CACHE_HOME=str(kept),
+        )
         assert predicted.code == code, (value, predicted.err)
         assert predicted.document["peak_memory_bytes"] == row(found, value)["peak_memory_bytes"]
 
 
 @pytest.mark.slow
 def test_no_value_fits_and_no_value_has_an_effect(model: Path, kept: Path) -> None:
-    done = run(model, kept, "max_completion_length", "--gpus", "A100-40G", "--memory-limit", "100M", "--json")
+    done = run(
+        model,
+        kept,
+        "max_completion_length",
+        "--gpus",
+        "A100-40G",
+        "--memory-limit",
+        "100M",
+        "--json",
+    )
     assert done.code == 3 and done.document["surely_fits"] is None, done.err
     refused = run(model, kept, "gradient_accumulation_steps", "--gpus", "A100-40G")
     assert refused.code == 2 and "takes less memory" in refused.err
@@ -89,7 +127,11 @@ def test_the_cheapest_hardware(model: Path, kept: Path, tmp_path: Path) -> None:
     done = autotune(*asked, cwd=tmp_path, timeout=400, XDG_CACHE_HOME=str(kept))
     assert done.code == 0, done.err
     found = done.document
-    assert found["cheapest_per_hour"] == "L4" and [one["gpus"] for one in found["offers"]] == ["L4", "A100-40G", "H100"]
+    assert found["cheapest_per_hour"] == "L4" and [one["gpus"] for one in found["offers"]] == [
+        "L4",
+        "A100-40G",
+        "H100",
+    ]
     for one in found["offers"]:
         assert one["fits"] is True and one["change"] == {}
         cost = one["seconds_per_step"]["value"] * one["price_per_hour"] / 3600

@@ -28,7 +28,20 @@ def test_a_study_of_another_space_under_the_same_name(tmp_path: Path) -> None:
     storage = _other_study(tmp_path)
     before = _rows(tmp_path / "study.db")
     shape_only(tmp_path / "model")
-    flags = ["--model", "model", "--gpus", "cpu", "--space", "demo", "--storage", storage, "--study", "toy", "--out", "out"]
+    flags = [
+        "--model",
+        "model",
+        "--gpus",
+        "cpu",
+        "--space",
+        "demo",
+        "--storage",
+        storage,
+        "--study",
+        "toy",
+        "--out",
+        "out",
+    ]
     for more in ([], ["--resume"]):
         done = autotune("run", *flags, *more, cwd=tmp_path)
         assert done.code == 2, done.err

@@ -29,14 +29,22 @@ def _made(folder: Path) -> str:
     }
     params = {"batch": 4, "share": 0.5, "on": None}
     study.add_trial(
-        create_trial(params=params, distributions=distributions, value=12.5, constraints={"memory over the limit": -0.2})
+        create_trial(
+            params=params,
+            distributions=distributions,
+            value=12.5,
+            constraints={"memory over the limit": -0.2},
+        )
     )
     study.add_trial(
         create_trial(
-            state=TrialState.PRUNED, params={"batch": 8}, distributions={"batch": distributions["batch"]},
-            user_attrs={"why": "ünïcode \n <script>"}, constraints={"memory over the limit": 0.3},
+            state=TrialState.PRUNED,
+            params={"batch": 8},
+            distributions={"batch": distributions["batch"]},
+            user_attrs={"why": "ünïcode \n <script>"},
+            constraints={"memory over the limit": 0.3},
         )
-    )  # fmt: skip
+    )
     study.ask()
     return url
 
@@ -45,7 +53,16 @@ def _content(url: str, name: str) -> Any:
     study = optuna.load_study(study_name=name, storage=url)
     finished = [trial for trial in study.trials if trial.state.is_finished()]
     facts = [
-        (t.state, t.values, t.params, t.distributions, t.user_attrs, t.constraints, t.datetime_start, t.datetime_complete)
+        (
+            t.state,
+            t.values,
+            t.params,
+            t.distributions,
+            t.user_attrs,
+            t.constraints,
+            t.datetime_start,
+            t.datetime_complete,
+        )
         for t in finished
     ]
     return study.user_attrs, study.metric_names, study.directions, facts
@@ -65,10 +82,18 @@ def test_the_url_comes_from_a_file_too(tmp_path: Path) -> None:
     url = _made(tmp_path)
     (tmp_path / "from").write_text(f"{url}\n")
     (tmp_path / "into").write_text(f"sqlite:///{tmp_path}/two.db\n")
-    assert autotune("study", "export", "--storage-file", "from", "moved.json", cwd=tmp_path).code == 0
-    assert autotune("study", "import", "--storage-file", "into", "moved.json", cwd=tmp_path).code == 0
+    assert (
+        autotune("study", "export", "--storage-file", "from", "moved.json", cwd=tmp_path).code == 0
+    )
+    assert (
+        autotune("study", "import", "--storage-file", "into", "moved.json", cwd=tmp_path).code == 0
+    )
     assert _content(f"sqlite:///{tmp_path}/two.db", "one") == _content(url, "one")
-    for options in ((), ("--storage", url, "--storage-file", "from"), ("--storage-file", "missing")):
+    for options in (
+        (),
+        ("--storage", url, "--storage-file", "from"),
+        ("--storage-file", "missing"),
+    ):
         refused = autotune("study", "export", *options, "again.json", cwd=tmp_path)
         assert refused.code == 2 and "--storage" in refused.err and "Traceback" not in refused.err
     served = autotune("dashboard", "--storage-file", "missing", cwd=tmp_path)
@@ -83,7 +108,9 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert again.code == 2
     assert "already holds a study 'one'" in again.err
     assert _content(url, "one") == before
-    named = autotune("study", "import", "--storage", url, "moved.json", "--study", "another", cwd=tmp_path)
+    named = autotune(
+        "study", "import", "--storage", url, "moved.json", "--study", "another", cwd=tmp_path
+    )
     assert named.code == 0
     assert _content(url, "another") == before
 
@@ -112,7 +139,11 @@ def test_a_broken_file_leaves_no_study_behind(tmp_path: Path, change: Any, said:
     assert done.code == 2
     assert said in done.err
     assert "Traceback" not in done.err
-    left = optuna.storages.RDBStorage(f"sqlite:///{folder}/three.db") if (folder / "three.db").exists() else None
+    left = (
+        optuna.storages.RDBStorage(f"sqlite:///{folder}/three.db")
+        if (folder / "three.db").exists()
+        else None
+    )
     assert left is None or left.get_all_studies() == []
 
 
@@ -122,7 +153,9 @@ def test_a_storage_with_several_studies_requires_a_name(tmp_path: Path) -> None:
     unnamed = autotune("study", "export", "--storage", url, "moved.json", cwd=tmp_path)
     assert unnamed.code == 2
     assert "--study: one, two" in unnamed.err
-    wrong = autotune("study", "export", "--storage", url, "--study", "three", "moved.json", cwd=tmp_path)
+    wrong = autotune(
+        "study", "export", "--storage", url, "--study", "three", "moved.json", cwd=tmp_path
+    )
     assert wrong.code == 2
     assert "no study 'three'" in wrong.err
 
@@ -131,14 +164,33 @@ def test_a_storage_with_several_studies_requires_a_name(tmp_path: Path) -> None:
     "broken",
     [
         {"metric_names": ["one", "two"]},
-        {"trials": [{"state": "COMPLETE", "params": {}, "distributions": {}, "user_attrs": {}, "values": [1.0, 2.0]}]},
+        {
+            "trials": [
+                {
+                    "state": "COMPLETE",
+                    "params": {},
+                    "distributions": {},
+                    "user_attrs": {},
+                    "values": [1.0, 2.0],
+                }
+            ]
+        },
         {"user_attrs": {"nested": "DEEP"}},
     ],
     ids=["metrics", "values", "depth"],
 )
 def test_a_failed_import_leaves_no_study(broken: dict[str, Any], tmp_path: Path) -> None:
-    content = {"schema": 1, "name": "one", "metric_names": [], "user_attrs": {}, "trials": [], **broken}
-    (tmp_path / "moved.json").write_text(json.dumps(content).replace('"DEEP"', "[" * 900 + "]" * 900))
+    content = {
+        "schema": 1,
+        "name": "one",
+        "metric_names": [],
+        "user_attrs": {},
+        "trials": [],
+        **broken,
+    }
+    (tmp_path / "moved.json").write_text(
+        json.dumps(content).replace('"DEEP"', "[" * 900 + "]" * 900)
+    )
     url = f"sqlite:///{tmp_path}/two.db"
     done = autotune("study", "import", "--storage", url, "moved.json", cwd=tmp_path)
     assert done.code == 2 and "Traceback" not in done.err and ".." not in done.err

@@ -1,4 +1,6 @@
-"""The user's files: bounded reading, database URLs, and message types that several threads decode."""
+"""The user's files: bounded reading, database URLs, and message types that several threads
+decode.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,13 @@ from tests.fuzz import drive
 from tests.fuzz.parsers import chain
 
 CONFIG = {
-    "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
     "vocab_size": 1000,
-}  # fmt: skip
+}
 YAML = {
     "lists": chain(30, "list"),
     "merges": chain(30, "merge"),
@@ -60,7 +66,9 @@ def refused(read: Callable[[Path], object], file: Path) -> str:
     return caught.value.what
 
 
-@pytest.mark.parametrize("read", [read_document, read_space, read_config], ids=["document", "space", "config"])
+@pytest.mark.parametrize(
+    "read", [read_document, read_space, read_config], ids=["document", "space", "config"]
+)
 @pytest.mark.parametrize("name", YAML)
 def test_yaml(read: Callable[[Path], object], name: str, tmp_path: Path) -> None:
     file = tmp_path / "given.yaml"
@@ -72,7 +80,9 @@ def _model(file: Path) -> object:
     return find_model(str(file.rename(file.parent / "config.json").parent))
 
 
-@pytest.mark.parametrize("read", [_model, read_answer, study_export.read], ids=["model", "answer", "study"])
+@pytest.mark.parametrize(
+    "read", [_model, read_answer, study_export.read], ids=["model", "answer", "study"]
+)
 @pytest.mark.parametrize("name", JSON)
 def test_json(read: Callable[[Path], object], name: str, tmp_path: Path) -> None:
     file = tmp_path / "given.json"
@@ -90,15 +100,25 @@ def test_what_is_no_file(read: Callable[[Path], object], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"num_hidden_layers": 10**6}, {"num_hidden_layers": -1}, {"hidden_size": 10**4000}, {"num_attention_heads": 0},
-        {"hidden_size": "many"}, {"vocab_size": 1e300}, {"layer_types": ["x"]},
-        {"mlp_layer_types": ["dense"]}, {"indexer_types": ["full"]}, {"text_config": {"num_hidden_layers": 10**9}},
-        {"decoder_sparse_step": 0}, {"full_attention_interval": 0}, {"interleave_moe_layer_step": 0},
+        {"num_hidden_layers": 10**6},
+        {"num_hidden_layers": -1},
+        {"hidden_size": 10**4000},
+        {"num_attention_heads": 0},
+        {"hidden_size": "many"},
+        {"vocab_size": 1e300},
+        {"layer_types": ["x"]},
+        {"mlp_layer_types": ["dense"]},
+        {"indexer_types": ["full"]},
+        {"text_config": {"num_hidden_layers": 10**9}},
+        {"decoder_sparse_step": 0},
+        {"full_attention_interval": 0},
+        {"interleave_moe_layer_step": 0},
         {"partial_rotary_factor": float("inf")},
-        {"rope_scaling": {"type": "yarn", "factor": 1e308}}, {"anything": 2**70},
+        {"rope_scaling": {"type": "yarn", "factor": 1e308}},
+        {"anything": 2**70},
     ],
     ids=lambda sizes: next(iter(sizes)),
-)  # fmt: skip
+)
 def test_sizes_that_no_model_has(sizes: Mapping[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **sizes}))
     nested = {"text_config", "rope_scaling"} & set(sizes)
@@ -107,7 +127,9 @@ def test_sizes_that_no_model_has(sizes: Mapping[str, Any], tmp_path: Path) -> No
 
 def test_a_file_that_grows_is_read_to_its_limit(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 1001)
-    assert "larger than 0 KiB" in refused(lambda file: read_bounded(file, largest_bytes=1000, way_out=""), tmp_path / "file")
+    assert "larger than 0 KiB" in refused(
+        lambda file: read_bounded(file, largest_bytes=1000, way_out=""), tmp_path / "file"
+    )
 
 
 def test_real_files_are_far_from_the_limits(tmp_path: Path) -> None:
@@ -122,15 +144,39 @@ def test_real_files_are_far_from_the_limits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1", 1), ("1.5", 1.5), ("true", True), ("null", None), (" a ", "a"), ("1e-6", "1e-6"), ("a: 1", "a: 1"), ("[1]", "[1]"),
-     ("9" * 5000, "9" * 5000), ("[" * 90_000, "[" * 90_000), ("2001-99-99", "2001-99-99"), ("", "")],
+    [
+        ("1", 1),
+        ("1.5", 1.5),
+        ("true", True),
+        ("null", None),
+        (" a ", "a"),
+        ("1e-6", "1e-6"),
+        ("a: 1", "a: 1"),
+        ("[1]", "[1]"),
+        ("9" * 5000, "9" * 5000),
+        ("[" * 90_000, "[" * 90_000),
+        ("2001-99-99", "2001-99-99"),
+        ("", ""),
+    ],
     ids=lambda value: str(value)[:12],
-)  # fmt: skip
+)
 def test_values_of_flags(text: str, value: object) -> None:
     assert read_scalar(text) == value
 
 
-NAMES = ["plain", "a b", "{y}", "a?b=c", "%20", "a%3Fb", "a@b:c", "#x", "line\nbreak", "é", "{SCHEMA_VERSION}"]
+NAMES = [
+    "plain",
+    "a b",
+    "{y}",
+    "a?b=c",
+    "%20",
+    "a%3Fb",
+    "a@b:c",
+    "#x",
+    "line\nbreak",
+    "é",
+    "{SCHEMA_VERSION}",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -144,7 +190,9 @@ def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
 
 
 def test_other_databases_have_no_file() -> None:
-    assert sqlite_file("postgresql://me@host/db") is None and sqlite_file("sqlite:///:memory:") is None
+    assert (
+        sqlite_file("postgresql://me@host/db") is None and sqlite_file("sqlite:///:memory:") is None
+    )
     assert sqlite_file("sqlite:////a/b.db?timeout=5") == Path("/a/b.db")
 
 
@@ -162,11 +210,15 @@ except msgspec.ValidationError:
 sys.setprofile(None)
 print("learns now" if "get_class_annotations" in called else "known")
 """
-"""The first decoding of a class evaluates its annotations; meanwhile another thread finds it incomplete."""
+"""The first decoding of a class evaluates its annotations; meanwhile another thread finds it
+incomplete.
+"""
 
 
 def _first_decoding(module: str, name: str) -> str:
-    run = subprocess.run([sys.executable, "-c", LEARNING, module, name], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", LEARNING, module, name], capture_output=True, text=True, check=True
+    )
     return run.stdout.strip()
 
 

@@ -8,20 +8,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.measurement import Cost, CycleMemory, Failure, LoopActivity, Measurement, Memory, Outcome
-from autotune.core.run_statistics import MIN_CYCLES, WARMUP_CYCLES, assess_soak, describe_soak, growth_of
+from autotune.core.measurement import (
+    Cost,
+    CycleMemory,
+    Failure,
+    LoopActivity,
+    Measurement,
+    Memory,
+    Outcome,
+)
+from autotune.core.run_statistics import (
+    MIN_CYCLES,
+    WARMUP_CYCLES,
+    assess_soak,
+    describe_soak,
+    growth_of,
+)
 from autotune.core.units import MIB
 
 LIMIT = 1000 * MIB
 
 
 def cycles(
-    count: int, *, per_step: float = 0.0, noise: float = 0.0, start: float = 500 * MIB, seed: int = 0
+    count: int,
+    *,
+    per_step: float = 0.0,
+    noise: float = 0.0,
+    start: float = 500 * MIB,
+    seed: int = 0,
 ) -> tuple[CycleMemory, ...]:
     draw = random.Random(seed)
     peaks = [round(start + per_step * 2 * at + draw.uniform(-noise, noise)) for at in range(count)]
     return tuple(
-        CycleMemory(steps=2 * (at + 1), seconds=at + 1.0, peak_bytes=peak, held_bytes=peak) for at, peak in enumerate(peaks)
+        CycleMemory(steps=2 * (at + 1), seconds=at + 1.0, peak_bytes=peak, held_bytes=peak)
+        for at, peak in enumerate(peaks)
     )
 
 
@@ -29,11 +49,18 @@ def soaked(ran: tuple[CycleMemory, ...], *, outcome: Outcome = Outcome.OK) -> Me
     failure = None if outcome is Outcome.OK else Failure(evidence="CUDA out of memory")
     peak = max(cycle.peak_bytes for cycle in ran)
     memory = Memory(peak_bytes=peak, limit_bytes=LIMIT, bound_by="cgroup-v2")
-    exercised = LoopActivity(optimizer_steps=ran[-1].steps, generations=len(ran), seconds=ran[-1].seconds, cycles=ran)
+    exercised = LoopActivity(
+        optimizer_steps=ran[-1].steps, generations=len(ran), seconds=ran[-1].seconds, cycles=ran
+    )
     return Measurement(
-        candidate_id="x", outcome=outcome, memory=memory, cost=Cost(total_seconds=1, load_seconds=0), exercised=exercised,
-        failure=failure, optimizer_steps=ran[-1].steps,
-    )  # fmt: skip
+        candidate_id="x",
+        outcome=outcome,
+        memory=memory,
+        cost=Cost(total_seconds=1, load_seconds=0),
+        exercised=exercised,
+        failure=failure,
+        optimizer_steps=ran[-1].steps,
+    )
 
 
 @given(st.integers(-8 * MIB, 8 * MIB), st.integers(MIN_CYCLES, 40))
@@ -54,14 +81,20 @@ def test_the_interval_has_its_nominal_coverage() -> None:
 
 def test_one_jump_is_no_growth() -> None:
     level = [*cycles(8), *cycles(8, start=520 * MIB)]
-    level = [CycleMemory(steps=2 * at + 2, seconds=at, peak_bytes=c.peak_bytes, held_bytes=0) for at, c in enumerate(level)]
+    level = [
+        CycleMemory(steps=2 * at + 2, seconds=at, peak_bytes=c.peak_bytes, held_bytes=0)
+        for at, c in enumerate(level)
+    ]
     flat = growth_of(level[:8])
     assert flat is not None and not flat.is_certain
     assert growth_of(level[: MIN_CYCLES - 1]) is None
 
 
 def test_noise_is_rarely_taken_for_growth() -> None:
-    alarms = [assess_soak(soaked(cycles(20, noise=5 * MIB, seed=seed)), 10**6).verdict != "held" for seed in range(400)]
+    alarms = [
+        assess_soak(soaked(cycles(20, noise=5 * MIB, seed=seed)), 10**6).verdict != "held"
+        for seed in range(400)
+    ]
     assert sum(alarms) <= 0.015 * 400
 
 

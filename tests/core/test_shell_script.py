@@ -1,4 +1,6 @@
-"""Expansion of a launch script: compared with bash itself, which runs a stub in place of the launcher."""
+"""Expansion of a launch script: compared with bash itself, which runs a stub in place of the
+launcher.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,14 @@ from autotune.core.shell_script import UNKNOWN, commands_of
 
 SCRIPTS = {
     "continuations": "launch --a 1 \\\n  --b 'two words' \\\n  # a comment\n",
-    "variables": 'A=1\nexport B="$A/x"\nlaunch $A "${B}" ${C:-third} ${D:=4} $D "${E:+none}" ${B%/x} ${B##*/} $((A + 3 * D))\n',
-    "arrays": 'ARGS=(\n  --a 1\n  # a comment\n  "b c"\n)\nARGS+=(--d)\nlaunch "${ARGS[@]}" ${#ARGS} "${ARGS[2]}" "${NONE[@]}"\n',
+    "variables": (
+        'A=1\nexport B="$A/x"\nlaunch $A "${B}" ${C:-third} ${D:=4} $D "${E:+none}" ${B%/x}'
+        " ${B##*/} $((A + 3 * D))\n"
+    ),
+    "arrays": (
+        'ARGS=(\n  --a 1\n  # a comment\n  "b c"\n)\nARGS+=(--d)\nlaunch "${ARGS[@]}" ${#ARGS}'
+        ' "${ARGS[2]}" "${NONE[@]}"\n'
+    ),
     "conditions": (
         'N=4\nif [ $N -eq 4 ]; then X=yes; else X=no; fi\n[ -z "$Y" ] && Y=unset\n'
         'if [[ $X == no ]]; then\nlaunch wrong\nelif [ "$N" -gt 2 ]; then\nlaunch $X $Y\nfi\n'
@@ -22,7 +30,9 @@ SCRIPTS = {
     "arguments": 'TP=${1:-4}\nlaunch $TP "${@:2}" "$#"\n',
     "expr": 'N=4\nlaunch $(expr 16 / $N) `expr $N \\* 2 + 1` "$(expr 32 / $N / 2)"\n',
     "folder": 'D="$(pwd)"\ncd bin\nlaunch "$D/x" `pwd` $PWD/y\n',
-    "function": "function now() {\n  echo 1\n}\nfunction later\n{\n  echo 2; { echo 3; }\n}\nlaunch a\n",
+    "function": (
+        "function now() {\n  echo 1\n}\nfunction later\n{\n  echo 2; { echo 3; }\n}\nlaunch a\n"
+    ),
     "prefixes": 'A=1 B="x y" launch $A --c=$((2 - 1))\n',
     "here-document": "read -r -d '' WORDS <<EOF\nlaunch --a 1 \\\n  --b 2\nEOF\n$WORDS --c 3\n",
     "joined": "mkdir -p logs && cd . && launch a | tee log.txt\n",
@@ -32,7 +42,9 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_words_are_those_of_bash(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_those_of_bash(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash here")
@@ -47,9 +59,19 @@ def test_words_are_those_of_bash(name: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     arguments = ["8", "more words", "last"]
     environment = {"PATH": str(stub.parent), "HOME": "/home/me"}
-    subprocess.run([bash, str(script), *arguments], cwd=tmp_path, env=environment, check=False, capture_output=True)
+    subprocess.run(
+        [bash, str(script), *arguments],
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+        capture_output=True,
+    )
     wanted = out.read_bytes().decode().split("\0")[:-1]
-    found = [command for command in commands_of(SCRIPTS[name], arguments, environment) if command.words[0].text == "launch"]
+    found = [
+        command
+        for command in commands_of(SCRIPTS[name], arguments, environment)
+        if command.words[0].text == "launch"
+    ]
     assert [[word.text for word in command.words] for command in found] == [wanted]
     for word in found[0].words:
         assert word.span is None or SCRIPTS[name][slice(*word.span)]
@@ -59,7 +81,8 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
     """The output of a command is unknown, and its effects do not happen."""
     mark = tmp_path / "mark"
     text = (
-        f"A=$(touch {mark})\nB=`touch {mark}`\ntouch {mark}\nlaunch $A --b=$B ${{C:=$(touch {mark})}} $((1 + $(touch {mark})))\n"
+        f"A=$(touch {mark})\nB=`touch {mark}`\ntouch {mark}\nlaunch $A --b=$B ${{C:=$(touch"
+        f" {mark})}} $((1 + $(touch {mark})))\n"
     )
     launch = next(command for command in commands_of(text) if command.words[0].text == "launch")
     assert not mark.exists()

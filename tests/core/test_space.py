@@ -11,14 +11,22 @@ from autotune.core.space import Knob, SearchSpace
 
 
 def knob(name: str, choices: list[object], **facts: object) -> Knob:
-    return Knob(**{"name": name, "choices": tuple(choices), "effect": "neutral", "says": name, **facts})  # type: ignore[arg-type]
+    return Knob(
+        **{"name": name, "choices": tuple(choices), "effect": "neutral", "says": name, **facts}
+    )  # type: ignore[arg-type]
 
 
 def space(*knobs: Knob) -> SearchSpace:
-    return SearchSpace(name="s", about="", method="grpo", framework="trl", knobs=knobs, objective="preference")
+    return SearchSpace(
+        name="s", about="", method="grpo", framework="trl", knobs=knobs, objective="preference"
+    )
 
 
-ENGINE = space(knob("engine", [False, True]), knob("share", [0.2, 0.3], when={"engine": (True,)}), knob("batch", [1, 2, 4]))
+ENGINE = space(
+    knob("engine", [False, True]),
+    knob("share", [0.2, 0.3], when={"engine": (True,)}),
+    knob("batch", [1, 2, 4]),
+)
 
 
 def test_assignments_leave_out_knobs_that_do_not_apply() -> None:
@@ -27,9 +35,18 @@ def test_assignments_leave_out_knobs_that_do_not_apply() -> None:
     assert all(("share" in each) == each["engine"] for each in found)
 
 
-@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True), min_size=1, max_size=4
+    )
+)
 def test_every_assignment_comes_once(choices: list[list[int]]) -> None:
-    found = [tuple(each.items()) for each in space(*(knob(f"k{n}", list(each)) for n, each in enumerate(choices))).assignments()]
+    found = [
+        tuple(each.items())
+        for each in space(
+            *(knob(f"k{n}", list(each)) for n, each in enumerate(choices))
+        ).assignments()
+    ]
     expected = 1
     for each in choices:
         expected *= len(each)
@@ -38,7 +55,9 @@ def test_every_assignment_comes_once(choices: list[list[int]]) -> None:
 
 def test_other_choices_hold_or_widen_a_knob() -> None:
     held = ENGINE.with_choices({"engine": [True], "share": [0.4]})
-    assert [dict(each) for each in held.assignments()] == [{"engine": True, "share": 0.4, "batch": batch} for batch in (1, 2, 4)]
+    assert [dict(each) for each in held.assignments()] == [
+        {"engine": True, "share": 0.4, "batch": batch} for batch in (1, 2, 4)
+    ]
     assert ENGINE["engine"].choices == (False, True), "the space itself must not change"
 
 
@@ -59,8 +78,12 @@ def test_choices_for_an_unknown_knob_name_the_nearest() -> None:
         ({"entropy": 0}, "neutral"),
     ],
 )
-def test_a_neutral_knob_can_learn_under_some_settings(settings: dict[str, object], effect: str) -> None:
-    batch = knob("batch", [1, 2], learning_when={"loss": ("bnpo",)}, learning_unless={"entropy": (0.0,)})
+def test_a_neutral_knob_can_learn_under_some_settings(
+    settings: dict[str, object], effect: str
+) -> None:
+    batch = knob(
+        "batch", [1, 2], learning_when={"loss": ("bnpo",)}, learning_unless={"entropy": (0.0,)}
+    )
     assert batch.effect_under(settings) == effect
     assert (batch in space(batch).learning_knobs(settings)) == (effect == "learning")
 

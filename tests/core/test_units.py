@@ -38,7 +38,16 @@ def test_a_size_without_a_unit_is_refused_with_a_guess(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("20m", 1200), ("1h30m", 5400), ("90s", 90), ("90", 90), ("1h", 3600), ("0.5s", 0.5), ("1h5s", 3605), ("2m 30s", 150)],
+    [
+        ("20m", 1200),
+        ("1h30m", 5400),
+        ("90s", 90),
+        ("90", 90),
+        ("1h", 3600),
+        ("0.5s", 0.5),
+        ("1h5s", 3605),
+        ("2m 30s", 150),
+    ],
 )
 def test_durations_as_people_type_them(text: str, seconds: float) -> None:
     assert parse_seconds(text) == seconds
@@ -56,12 +65,16 @@ def test_a_printed_size_reads_back_within_its_digits(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.42, "0.42 s"), (48, "48 s"), (200, "3 min 20 s"), (3900, "1 h 05 min"), (119.6, "120 s")]
+    ("seconds", "text"),
+    [(0.42, "0.42 s"), (48, "48 s"), (200, "3 min 20 s"), (3900, "1 h 05 min"), (119.6, "120 s")],
 )
 def test_formatted_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
 
-@pytest.mark.parametrize(("count", "said"), [(999.4 * MIB, "999 MiB"), (999.7 * MIB, "1000 MiB"), (1017 * MIB, "1017 MiB")])
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(999.4 * MIB, "999 MiB"), (999.7 * MIB, "1000 MiB"), (1017 * MIB, "1017 MiB")],
+)
 def test_no_size_is_written_with_an_exponent(count: float, said: str) -> None:
     assert format_bytes(count) == said

@@ -37,7 +37,11 @@ def traced(specification: dict[str, Any]) -> dict[str, Any]:
         live += trace["sizes"][event - 1] if event > 0 else -trace["sizes"][-event - 1]
         peaks[phase] = max(live, peaks.get(phase, 0))
         peak = max(peak, live)
-    return {"peak": peak, "phases": {name: peaks[name] for name in PHASES if name in peaks}, "seconds": trace["seconds"]}
+    return {
+        "peak": peak,
+        "phases": {name: peaks[name] for name in PHASES if name in peaks},
+        "seconds": trace["seconds"],
+    }
 
 
 class Counter(NullAnnotator):
@@ -113,7 +117,10 @@ def main() -> None:
         varlen.install()
         gc.freeze()
         for specification in specifications:
-            answer = {"traced": in_fork(traced, specification), "counted": in_fork(counted, specification, library)}
+            answer = {
+                "traced": in_fork(traced, specification),
+                "counted": in_fork(counted, specification, library),
+            }
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
 

@@ -47,10 +47,18 @@ def main() -> None:
     allocator = counting.install(library)
     gc.collect()
     meter = CountingMeter(allocator, allocator.live())
-    loaded = trl.load(requests["load"], inside("phase_recorder").PhaseRecorder(emit=_ignore, meter=meter))
+    loaded = trl.load(
+        requests["load"], inside("phase_recorder").PhaseRecorder(emit=_ignore, meter=meter)
+    )
     stage = inside("phase_recorder").PhaseRecorder(emit=_ignore, meter=meter)
     result = trl.measure(loaded, requests["measure"], stage)
-    print("\n" + json.dumps({"phases": stage.memory()["phase_peak_bytes"], "models": result["model_bytes"]}), flush=True)
+    print(
+        "\n"
+        + json.dumps(
+            {"phases": stage.memory()["phase_peak_bytes"], "models": result["model_bytes"]}
+        ),
+        flush=True,
+    )
 
 
 def _ignore(event: dict[str, Any]) -> None:

@@ -11,15 +11,17 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("counting_allocator.cpp")
-WITHOUT_COMPILER = None if shutil.which("g++") else "counting tensors needs a C++ compiler: g++ not found"
+WITHOUT_COMPILER = (
+    None if shutil.which("g++") else "counting tensors needs a C++ compiler: g++ not found"
+)
 """Reason for `pytest.mark.skipif`, or None."""
 
 QUIET = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # oneDNN packs the operands of bfloat16 products differently on each newer processor: up to 0.5 MB
-    # of temporary memory that no GPU has. With AVX2 alone it packs nothing.
+    # oneDNN packs the operands of bfloat16 products differently on each newer processor: up to 0.5
+    # MB of temporary memory that no GPU has. With AVX2 alone it packs nothing.
     "ONEDNN_MAX_CPU_ISA": "AVX2",
 }
 """Environment of processes that count real tensors."""
@@ -40,8 +42,24 @@ def compiled(folder: Path | None = None) -> Path:
     where = Path(torch.__file__).parent / "lib"
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
     half = library.with_suffix(f".{os.getpid()}")
-    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", abi, *headers, str(SOURCE), "-o", str(half)]
-    subprocess.run([*command, f"-L{where}", "-lc10", f"-Wl,-rpath,{where}"], check=True, capture_output=True, timeout=200)
+    command = [
+        "g++",
+        "-std=c++20",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        abi,
+        *headers,
+        str(SOURCE),
+        "-o",
+        str(half),
+    ]
+    subprocess.run(
+        [*command, f"-L{where}", "-lc10", f"-Wl,-rpath,{where}"],
+        check=True,
+        capture_output=True,
+        timeout=200,
+    )
     half.replace(library)
     return library
 
@@ -65,7 +83,7 @@ class Counting:
 
 def install(library: Path) -> Counting:
     """Count every CPU tensor of this process from now on."""
-    import torch  # noqa: F401  (its libraries must be loaded first)
+    import torch  # noqa: F401
 
     loaded = ctypes.CDLL(str(library))
     loaded.install()

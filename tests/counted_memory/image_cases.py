@@ -10,8 +10,15 @@ from autotune.estimate.vision import images_of
 from tests.counted_memory.cases import EVERYWHERE, LORA, NON_REENTRANT, SHAPE, spec
 
 TEXT = {name: value for name, value in SHAPE.items() if name != "model_type"}
-TOWER = {"depth": 2, "hidden_size": 64, "num_heads": 4, "intermediate_size": 128, "out_hidden_size": 128,
-         "spatial_merge_size": 2, "temporal_patch_size": 2}  # fmt: skip
+TOWER = {
+    "depth": 2,
+    "hidden_size": 64,
+    "num_heads": 4,
+    "intermediate_size": 128,
+    "out_hidden_size": 128,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
 IMAGE_ID = 1000
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
@@ -21,7 +28,13 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "image_token_id": IMAGE_ID,
         "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
-        "vision_config": {**TOWER, "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1], "in_chans": 3},
+        "vision_config": {
+            **TOWER,
+            "patch_size": 14,
+            "window_size": 112,
+            "fullatt_block_indexes": [1],
+            "in_chans": 3,
+        },
     },
     "qwen3-vl": {
         "model_type": "qwen3_vl",
@@ -32,7 +45,11 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
             **TEXT,
             "model_type": "qwen3_vl_text",
             "head_dim": 32,
-            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 6, 6], "rope_type": "default"},
+            "rope_scaling": {
+                "mrope_interleaved": True,
+                "mrope_section": [4, 6, 6],
+                "rope_type": "default",
+            },
         },
         "vision_config": {
             **TOWER,
@@ -64,18 +81,33 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def with_images(method: str, model: str, *, count: int = 1, side: int = 168, **changes: Any) -> dict[str, Any]:
+def with_images(
+    method: str, model: str, *, count: int = 1, side: int = 168, **changes: Any
+) -> dict[str, Any]:
     """Return a specification whose rows have images."""
     config = MODELS[model]
     images = dataclasses.asdict(images_of(config, None, count=count, width=side, height=side))
-    return {**spec(method, config=config, **{"prompt": 160, "completion": 24, **changes}), "images": images}
+    return {
+        **spec(method, config=config, **{"prompt": 160, "completion": 24, **changes}),
+        "images": images,
+    }
 
 
 CASES: Mapping[str, dict[str, Any]] = {
     "sft, qwen2.5-vl": with_images("sft", "qwen2.5-vl"),
-    "sft, qwen3-vl, checkpointing, two images": with_images("sft", "qwen3-vl", count=2, **NON_REENTRANT),
-    "sft, gemma3, lora everywhere, autocast": with_images("sft", "gemma3", adapter=EVERYWHERE, bf16=True),
-    "grpo, qwen2.5-vl, lora": with_images("grpo", "qwen2.5-vl", adapter=LORA, per_device_train_batch_size=2),
-    "grpo, qwen3-vl, reference model": with_images("grpo", "qwen3-vl", beta=0.04, per_device_train_batch_size=2),
-    "rloo, gemma3, checkpointing": with_images("rloo", "gemma3", per_device_train_batch_size=2, **NON_REENTRANT),
+    "sft, qwen3-vl, checkpointing, two images": with_images(
+        "sft", "qwen3-vl", count=2, **NON_REENTRANT
+    ),
+    "sft, gemma3, lora everywhere, autocast": with_images(
+        "sft", "gemma3", adapter=EVERYWHERE, bf16=True
+    ),
+    "grpo, qwen2.5-vl, lora": with_images(
+        "grpo", "qwen2.5-vl", adapter=LORA, per_device_train_batch_size=2
+    ),
+    "grpo, qwen3-vl, reference model": with_images(
+        "grpo", "qwen3-vl", beta=0.04, per_device_train_batch_size=2
+    ),
+    "rloo, gemma3, checkpointing": with_images(
+        "rloo", "gemma3", per_device_train_batch_size=2, **NON_REENTRANT
+    ),
 }

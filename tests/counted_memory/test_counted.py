@@ -20,7 +20,9 @@ pytest.importorskip("trl")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(counting.WITHOUT_COMPILER is not None, reason=str(counting.WITHOUT_COMPILER)),
+    pytest.mark.skipif(
+        counting.WITHOUT_COMPILER is not None, reason=str(counting.WITHOUT_COMPILER)
+    ),
 ]
 
 CLOSE = 0.005
@@ -49,8 +51,13 @@ def run(specifications: list[dict[str, Any]], **environment: str) -> list[dict[s
     known = {**os.environ, **counting.QUIET, **environment}
     done = subprocess.run(
         [sys.executable, "-m", "tests.counted_memory.counted", str(counting.compiled())],
-        input=json.dumps(specifications), capture_output=True, text=True, timeout=800, env=known, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+        input=json.dumps(specifications),
+        capture_output=True,
+        text=True,
+        timeout=800,
+        env=known,
+        cwd=Path(__file__).parents[2],
+    )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(answers) == len(specifications), done.stderr[-3000:]
     return answers
@@ -62,22 +69,34 @@ def off(answer: dict[str, Any]) -> dict[str, float]:
         assert "error" not in answer[side], answer[side]["error"]
     predicted, found = answer["traced"], answer["counted"]
     assert predicted["phases"].keys() == found["phases"].keys()
-    errors = {phase: predicted["phases"][phase] / counted - 1 for phase, counted in found["phases"].items()}
+    errors = {
+        phase: predicted["phases"][phase] / counted - 1
+        for phase, counted in found["phases"].items()
+    }
     return {"peak": predicted["peak"] / found["peak"] - 1, **errors}
 
 
 def report(named: dict[str, dict[str, float]]) -> list[str]:
     worst = sorted(named, key=lambda name: -max(map(abs, named[name].values())))
-    return [f"{name}: " + ", ".join(f"{what} {error:+.4%}" for what, error in named[name].items()) for name in worst]
+    return [
+        f"{name}: " + ", ".join(f"{what} {error:+.4%}" for what, error in named[name].items())
+        for name in worst
+    ]
 
 
 def test_fixed_configurations_match_the_prediction() -> None:
     began = time.monotonic()
     answers = dict(zip(cases.FIXED, run(list(cases.FIXED.values())), strict=True))
     errors = {name: off(answer) for name, answer in answers.items()}
-    print(f"{len(errors)} configurations in {time.monotonic() - began:.0f} s; the worst:", *report(errors)[:5], sep="\n")
+    print(
+        f"{len(errors)} configurations in {time.monotonic() - began:.0f} s; the worst:",
+        *report(errors)[:5],
+        sep="\n",
+    )
     assert len(errors) >= 40
-    outside = {name: found for name, found in errors.items() if max(map(abs, found.values())) > CLOSE}
+    outside = {
+        name: found for name, found in errors.items() if max(map(abs, found.values())) > CLOSE
+    }
     assert len(outside) <= 0.01 * len(errors), "\n".join(report(outside))
     # Peaks are in different phases, and every phase is checked.
     phases = [answer["counted"]["phases"] for answer in answers.values()]
@@ -89,13 +108,21 @@ def test_random_configurations_match_the_prediction() -> None:
     print(f"AUTOTUNE_FORESIGHT_SEED={SEED}")
     draw = random.Random(SEED)
     specifications = [cases.drawn(draw) for _ in range(DRAWN)]
-    errors = {json.dumps(each): off(answer) for each, answer in zip(specifications, run(specifications), strict=True)}
-    outside = {name: found for name, found in errors.items() if max(map(abs, found.values())) > CLOSE}
+    errors = {
+        json.dumps(each): off(answer)
+        for each, answer in zip(specifications, run(specifications), strict=True)
+    }
+    outside = {
+        name: found for name, found in errors.items() if max(map(abs, found.values())) > CLOSE
+    }
     print(*report(errors)[:2], sep="\n")
     assert not outside, f"AUTOTUNE_FORESIGHT_SEED={SEED}\n" + "\n".join(report(outside))
 
 
-@pytest.mark.skipif(not OVERLAYS, reason="`make trl-overlays` makes the older releases; AUTOTUNE_TRL_OVERLAYS names their folder")
+@pytest.mark.skipif(
+    not OVERLAYS,
+    reason="`make trl-overlays` makes the older releases; AUTOTUNE_TRL_OVERLAYS names their folder",
+)
 @pytest.mark.parametrize("release", ["1.0.0", pytest.param("1.8.0", marks=pytest.mark.long)])
 def test_older_releases_match_the_prediction(release: str) -> None:
     overlay = Path(OVERLAYS or "") / f"trl-{release}"
@@ -103,4 +130,6 @@ def test_older_releases_match_the_prediction(release: str) -> None:
     answers = run([cases.FIXED[name] for name in OLDER], PYTHONPATH=str(overlay))
     errors = {name: off(answer) for name, answer in zip(OLDER, answers, strict=True)}
     print(*report(errors), sep="\n")
-    assert max(max(map(abs, found.values())) for found in errors.values()) <= CLOSE, "\n".join(report(errors))
+    assert max(max(map(abs, found.values())) for found in errors.values()) <= CLOSE, "\n".join(
+        report(errors)
+    )

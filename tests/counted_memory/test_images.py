@@ -1,4 +1,6 @@
-"""Traced peaks of rows with images against an allocator's counts of the same steps on real tensors."""
+"""Traced peaks of rows with images against an allocator's counts of the same steps on real
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,18 @@ pytest.importorskip("trl")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(counting.WITHOUT_COMPILER is not None, reason=str(counting.WITHOUT_COMPILER)),
+    pytest.mark.skipif(
+        counting.WITHOUT_COMPILER is not None, reason=str(counting.WITHOUT_COMPILER)
+    ),
 ]
 
 
 def test_steps_with_images_match_the_prediction() -> None:
-    errors = {name: off(answer) for name, answer in zip(CASES, run(list(CASES.values())), strict=True)}
-    outside = {name: found for name, found in errors.items() if max(map(abs, found.values())) > CLOSE}
+    errors = {
+        name: off(answer) for name, answer in zip(CASES, run(list(CASES.values())), strict=True)
+    }
+    outside = {
+        name: found for name, found in errors.items() if max(map(abs, found.values())) > CLOSE
+    }
     print(*report(errors), sep="\n")
     assert not outside, "\n".join(report(outside))

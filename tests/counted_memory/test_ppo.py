@@ -27,7 +27,9 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.slow,
     pytest.mark.skipif(not OVERLAYS, reason="needs `make trl-overlays`"),
-    pytest.mark.skipif(counting.WITHOUT_COMPILER is not None, reason=str(counting.WITHOUT_COMPILER)),
+    pytest.mark.skipif(
+        counting.WITHOUT_COMPILER is not None, reason=str(counting.WITHOUT_COMPILER)
+    ),
 ]
 RELEASE = "1.8.0"
 LORA = {"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_modules": None}
@@ -38,22 +40,35 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "config": {"vocab_size": 32_000},
         "settings": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8},
     },
-    "activations": {"config": {"num_hidden_layers": 6, "hidden_size": 256, "intermediate_size": 768}},
+    "activations": {
+        "config": {"num_hidden_layers": 6, "hidden_size": 256, "intermediate_size": 768}
+    },
     "adapter": {"config": {"hidden_size": 256, "intermediate_size": 768}, "adapter": LORA},
 }
 """Cases with the largest part in a different place each time."""
 
 
 CLOSE = 0.12
-"""Largest relative error of the value: a fully trained critic keeps more for its backward pass than the generic step."""
+"""Largest relative error of the value: a fully trained critic keeps more for its backward pass
+than the generic step.
+"""
 
 
-@pytest.mark.parametrize("name", ["adapter", *(pytest.param(name, marks=pytest.mark.long) for name in ("logits", "activations"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adapter",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("logits", "activations")),
+    ],
+)
 def test_the_probes_peak_is_inside_the_predicted_interval(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     found, foretold = counted(case, tmp_path), predicted(case)
     peak, whole = max(found["phases"].values()), foretold.torch_peak_allocated_bytes
-    assert whole.low <= peak <= whole.high and abs(whole.value / peak - 1) <= CLOSE, (whole, found["phases"])
+    assert whole.low <= peak <= whole.high and abs(whole.value / peak - 1) <= CLOSE, (
+        whole,
+        found["phases"],
+    )
     phases = {phase.name: phase.parts for phase in foretold.phases}
     for part in ("critic_weights", "critic_optimizer", "reward_weights"):
         assert phases["rollout"][part] == pytest.approx(found["models"][part], rel=0.01), part
@@ -63,30 +78,64 @@ def test_the_probes_peak_is_inside_the_predicted_interval(name: str, tmp_path: P
 
 
 def counted(case: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    load = load_request(folder / "scratch", method="ppo", config=config_of(case), adapter=case.get("adapter"))
-    measure = {**measure_request(prompt=PROMPT, completion=COMPLETION), "settings": settings_of(case)}
+    load = load_request(
+        folder / "scratch", method="ppo", config=config_of(case), adapter=case.get("adapter")
+    )
+    measure = {
+        **measure_request(prompt=PROMPT, completion=COMPLETION),
+        "settings": settings_of(case),
+    }
     (folder / "requests.json").write_text(json.dumps({"load": load, "measure": measure}))
-    path = os.pathsep.join([str(Path(OVERLAYS or "") / f"trl-{RELEASE}"), *sys.path[:1], str(Path(__file__).parents[2])])
+    path = os.pathsep.join(
+        [
+            str(Path(OVERLAYS or "") / f"trl-{RELEASE}"),
+            *sys.path[:1],
+            str(Path(__file__).parents[2]),
+        ]
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "tests.counted_memory.counted_ppo", str(counting.compiled()), str(folder / "requests.json")],
-        capture_output=True, text=True, timeout=400, cwd=folder, env={**os.environ, **counting.QUIET, "PYTHONPATH": path},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "tests.counted_memory.counted_ppo",
+            str(counting.compiled()),
+            str(folder / "requests.json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        cwd=folder,
+        env={**os.environ, **counting.QUIET, "PYTHONPATH": path},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return answer
 
 
 def predicted(case: Mapping[str, Any]) -> Prediction:
-    held = {**settings_of(case), "max_prompt_length": PROMPT, "response_length": COMPLETION, **(case.get("adapter") or {})}
+    held = {
+        **settings_of(case),
+        "max_prompt_length": PROMPT,
+        "response_length": COMPLETION,
+        **(case.get("adapter") or {}),
+    }
     model = Model(name="made", config=config_of(case), folder=None, origin="made up")
     workload = Workload(
-        model=model, method="ppo", python=Path(sys.executable), tuning="lora" if case.get("adapter") else "full",
+        model=model,
+        method="ppo",
+        python=Path(sys.executable),
+        tuning="lora" if case.get("adapter") else "full",
         held={name: value for name, value in held.items() if value is not None},
-    )  # fmt: skip
-    task = Task(workload=workload, hardware=Hardware(kind="cpu", name="cpu", count=1, memory_bytes=8 * GIB, here=True))
+    )
+    task = Task(
+        workload=workload,
+        hardware=Hardware(kind="cpu", name="cpu", count=1, memory_bytes=8 * GIB, here=True),
+    )
     trainer = frameworks.trainer("trl", "ppo")
     with contextlib.closing(
-        PredictionService(task=task, trainer=trainer, limit_bytes=8 * GIB, tracer=open_tracers(task, trainer))
+        PredictionService(
+            task=task, trainer=trainer, limit_bytes=8 * GIB, tracer=open_tracers(task, trainer)
+        )
     ) as foresight:
         return foresight.predict(trainer.complete({}, task))
 
@@ -96,5 +145,9 @@ def config_of(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(case: Mapping[str, Any]) -> dict[str, Any]:
-    whole = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "local_rollout_forward_batch_size": 4}
+    whole = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "local_rollout_forward_batch_size": 4,
+    }
     return {**whole, **case.get("settings", {})}

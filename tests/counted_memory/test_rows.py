@@ -1,4 +1,6 @@
-"""The rows of the public measurements: each record once, each exclusion with its reason, each chosen row expressible."""
+"""The rows of the public measurements: each record once, each exclusion with its reason, each
+chosen row expressible.
+"""
 
 from __future__ import annotations
 
@@ -94,8 +96,17 @@ def test_an_out_of_memory_called_a_fit_fails_the_bar() -> None:
 
 
 def test_calculators_are_applied_as_far_as_they_go() -> None:
-    mistral = [row for row in ROWS if row["class"] == "fms" and row["model"].startswith("mistralai") and row["micro_batch"] == 4]
-    full, lora = (next(row for row in mistral if row["tuning"] == tuning and row["gpus"] == 1) for tuning in ("full", "lora"))
+    mistral = [
+        row
+        for row in ROWS
+        if row["class"] == "fms"
+        and row["model"].startswith("mistralai")
+        and row["micro_batch"] == 4
+    ]
+    full, lora = (
+        next(row for row in mistral if row["tuning"] == tuning and row["gpus"] == 1)
+        for tuning in ("full", "lora")
+    )
     found = {row["tuning"]: calculators.estimates(express.fms(row)) for row in (full, lora)}
     assert found["full"]["accelerate"] == found["lora"]["accelerate"], "the command has no adapters"
     states = 16 * 7_241_732_096  # gradients and Adam's states of Mistral-7B's parameters

@@ -55,7 +55,9 @@ def _start(file: Path, rank: int, port: int) -> subprocess.Popen[str]:
 
 
 def predicted(case: dict[str, Any], rank: int) -> Trace:
-    """Return the trace of one rank: traced sharded for FSDP2, rewritten from a plain trace for the other kinds."""
+    """Return the trace of one rank: traced sharded for FSDP2, rewritten from a plain trace for
+    the other kinds.
+    """
     given = {"kind": case["kind"], "ranks": 2, "rank": rank, "options": case.get("options", {})}
     return apply(followed(case, rank), Sharding.of(given)).trace
 
@@ -67,8 +69,13 @@ def followed(case: dict[str, Any], rank: int, device: str = "cpu") -> Trace:
     spec = {**two_ranks_loop.specification(case), "device": device}
     annotator = StepAnnotator(spec)
     ledger, tracker = annotator.ledger, annotator.tracker
-    log, wanted = parameter_uses.ParameterUses(ledger, own_nodes=case["kind"] == "zero3"), case["kind"] in parameter_uses.KINDS
-    two_ranks_loop.build(case)  # transformers' imports must precede the patch that treats fake tensors as real
+    log, wanted = (
+        parameter_uses.ParameterUses(ledger, own_nodes=case["kind"] == "zero3"),
+        case["kind"] in parameter_uses.KINDS,
+    )
+    two_ranks_loop.build(
+        case
+    )  # transformers' imports must precede the patch that treats fake tensors as real
     with fsdp2.process_group(spec, rank=rank), fake_models.real_tensor_paths():
         model = two_ranks_loop.build(case)
         with fake_models.fake_mode_with(tracker, device):
@@ -97,16 +104,23 @@ def _trace(ledger: Any, log: Any, device: str) -> Trace:
         "layers": two_ranks_loop.SHAPE["num_hidden_layers"],
         "work": [],
         "inventory": {
-            "parameters": 0, "trainable_parameters": 0, "weight_bytes": 0, "trainable_bytes": 0, "layer_bytes": [],
-            "layer_trainable": [], "largest_parameter": 0,
+            "parameters": 0,
+            "trainable_parameters": 0,
+            "weight_bytes": 0,
+            "trainable_bytes": 0,
+            "layer_bytes": [],
+            "layer_trainable": [],
+            "largest_parameter": 0,
         },
         "usage": log.as_json() if log else None,
-    }  # fmt: skip
+    }
     return msgspec.convert(answer, Trace)
 
 
 def peaks(trace: Trace) -> dict[str, int]:
-    """Return peaks by phase and step, like `on_real_ranks`; memory held at the start of a phase counts."""
+    """Return peaks by phase and step, like `on_real_ranks`; memory held at the start of a phase
+    counts.
+    """
     found: dict[str, int] = {}
     live, key, marks = 0, "", list(trace.marks)
     for at, event in enumerate((*trace.events, 0)):

@@ -1,7 +1,7 @@
 """A tiny model and a plain training loop, the same for real ranks and for traces of them.
 
-Run as a script it is one real rank: `python -m tests.counted_memory.two_ranks_loop CASE.json`, with the variables of torchrun,
-gloo, real tensors and an allocator that counts.
+Run as a script it is one real rank: `python -m tests.counted_memory.two_ranks_loop CASE.json`, with
+the variables of torchrun, gloo, real tensors and an allocator that counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def build(case: dict[str, Any]) -> Any:
     import torch
     import transformers
 
-    config = transformers.Qwen2Config(tie_word_embeddings=case.get("tied", False), **{**SHAPE, **case.get("shape", {})})
+    config = transformers.Qwen2Config(
+        tie_word_embeddings=case.get("tied", False), **{**SHAPE, **case.get("shape", {})}
+    )
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, case.get("dtype", "float32")), attn_implementation="sdpa"
@@ -41,7 +43,9 @@ def build(case: dict[str, Any]) -> Any:
         if rank := case.get("lora_r"):
             import peft
 
-            adapter = peft.LoraConfig(r=rank, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+            adapter = peft.LoraConfig(
+                r=rank, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"
+            )
             model = peft.get_peft_model(model, adapter)
     return model
 
@@ -54,10 +58,14 @@ def fill(model: Any) -> Any:
 
     def filled(tensor: Any, parameter: bool) -> Any:
         if id(tensor) not in made:
-            new = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+            new = torch.empty_strided(
+                tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu"
+            )
             if new.is_floating_point():
                 new.zero_().add_(0.01)
-            made[id(tensor)] = torch.nn.Parameter(new, requires_grad=tensor.requires_grad) if parameter else new
+            made[id(tensor)] = (
+                torch.nn.Parameter(new, requires_grad=tensor.requires_grad) if parameter else new
+            )
         return made[id(tensor)]
 
     for module in model.modules():
@@ -72,7 +80,9 @@ def fill(model: Any) -> Any:
 
 def ready(model: Any, case: dict[str, Any]) -> Any:
     if case.get("checkpointing"):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": bool(case.get("reentrant"))})
+        model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": bool(case.get("reentrant"))}
+        )
         if case.get("lora_r") or case.get("reentrant"):
             model.enable_input_require_grads()
     return model.train()
@@ -85,13 +95,18 @@ def batch(case: dict[str, Any]) -> Any:
 
 
 def optimizer_of(model: Any, case: dict[str, Any]) -> Any:
-    """Make AdamW over all parameters, or with norms and biases in a group of their own, like the Trainer."""
+    """Make AdamW over all parameters, or with norms and biases in a group of their own, like the
+    Trainer.
+    """
     import torch
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not case.get("spares_norms"):
         return torch.optim.AdamW(parameters, lr=1e-5)
-    groups = [[parameter for parameter in parameters if (parameter.dim() < 2) is spared] for spared in (False, True)]
+    groups = [
+        [parameter for parameter in parameters if (parameter.dim() < 2) is spared]
+        for spared in (False, True)
+    ]
     return torch.optim.AdamW([{"params": group} for group in groups], lr=1e-5)
 
 
@@ -178,8 +193,9 @@ def real(case: dict[str, Any]) -> dict[str, int]:
 
 
 def _synchronise_collectives() -> None:
-    """Wait for each collective. gloo runs on overlapping threads, which release tensors shortly after
-    the collective ends: without the wait, peaks differ between runs."""
+    """Wait for each collective. gloo runs on overlapping threads, which release tensors shortly
+    after the collective ends: without the wait, peaks differ between runs.
+    """
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
@@ -190,9 +206,15 @@ def _synchronise_collectives() -> None:
 
 
 COLLECTIVES = (
-    "all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce", "reduce_scatter_tensor", "reduce_scatter_single",
-    "broadcast", "reduce",
-)  # fmt: skip
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "reduce_scatter_tensor",
+    "reduce_scatter_single",
+    "broadcast",
+    "reduce",
+)
 
 
 def _synchronised(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -241,20 +263,35 @@ def _flat(model: Any, case: dict[str, Any]) -> Any:
     from torch.distributed import fsdp as flat
     from torch.distributed.fsdp import wrap
 
-    layers = {type(layer) for module in model.modules() if isinstance(module, torch.nn.ModuleList) for layer in module}
+    layers = {
+        type(layer)
+        for module in model.modules()
+        if isinstance(module, torch.nn.ModuleList)
+        for layer in module
+    }
     policy = functools.partial(wrap.transformer_auto_wrap_policy, transformer_layer_cls=layers)
     half = torch.bfloat16
-    mixed = flat.MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half) if case.get("bf16") else None
-    return flat.FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"), mixed_precision=mixed)
+    mixed = (
+        flat.MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half)
+        if case.get("bf16")
+        else None
+    )
+    return flat.FullyShardedDataParallel(
+        model, auto_wrap_policy=policy, device_id=torch.device("cpu"), mixed_precision=mixed
+    )
 
 
 def _deepspeed(case: dict[str, Any], enter: Callable[[str, int], None]) -> None:
-    """Train like accelerate: the engine owns model and optimizer, and decides when a step is due."""
+    """Train like accelerate: the engine owns model and optimizer, and decides when a step is
+    due.
+    """
     import deepspeed
 
     enter("load", 0)
     model = ready(fill(build(case)), case)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(model, case), config=deepspeed_config(case))
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer_of(model, case), config=deepspeed_config(case)
+    )
     gc.collect()
     ids, micro_steps = batch(case), case.get("micro_steps", 1)
     for step in range(2):

@@ -1,4 +1,6 @@
-"""Attention over packed rows in plain torch, in place of the kernel that TRL's asynchronous trainer fetches from the hub."""
+"""Attention over packed rows in plain torch, in place of the kernel that TRL's asynchronous
+trainer fetches from the hub.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,30 @@ import torch
 
 
 def flash_attn_varlen_func(
-    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int,
-    softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
-) -> Any:  # fmt: skip
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+) -> Any:
     """Each sequence by itself; its last query sees its last key."""
     assert causal
     starts_q, starts_k, found = cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), []
     assert max_seqlen_q == max(end - start for start, end in pairwise(starts_q))
     for at in range(len(starts_q) - 1):
         queries = q[starts_q[at] : starts_q[at + 1]].transpose(0, 1).unsqueeze(0)
-        keys, values = (one[starts_k[at] : starts_k[at + 1]].transpose(0, 1).unsqueeze(0) for one in (k, v))
+        keys, values = (
+            one[starts_k[at] : starts_k[at + 1]].transpose(0, 1).unsqueeze(0) for one in (k, v)
+        )
         more = keys.shape[2] - queries.shape[2]
-        seen = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril(more)
+        seen = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril(
+            more
+        )
         if window_size[0] >= 0:
             seen = seen & ~torch.ones_like(seen).tril(more - window_size[0] - 1)
         out = torch.nn.functional.scaled_dot_product_attention(
@@ -32,7 +46,9 @@ def flash_attn_varlen_func(
 
 
 def install() -> None:
-    """Let the trainer run without a GPU, of which it asks the kernel and the name; nothing for a release without it."""
+    """Let the trainer run without a GPU, of which it asks the kernel and the name; nothing for a
+    release without it.
+    """
     try:
         from trl.experimental.async_grpo import async_grpo_trainer, packing
     except ImportError:

@@ -85,9 +85,14 @@ def raised(text: str, frames: str = FRAMES) -> str:
     """The text below a traceback, unless it brings its own frames or is no exception at all."""
     if text.lstrip().startswith('File "'):
         return f"{frames}  {text}\n"
-    is_exception = text.split(":")[0].endswith(("Error", "Exception", "LimitForeseen", "OutOfResources"))
+    is_exception = text.split(":")[0].endswith(
+        ("Error", "Exception", "LimitForeseen", "OutOfResources")
+    )
     if text.startswith("    prompts = "):
-        return f'{frames}  File "/venv/lib/trl/trainer/grpo_trainer.py", line 1, in _generate_and_score_completions\n{text}\n'
+        return (
+            f'{frames}  File "/venv/lib/trl/trainer/grpo_trainer.py", line 1, in'
+            f" _generate_and_score_completions\n{text}\n"
+        )
     return f"{frames}{text}\n" if is_exception else f"{text}\n"
 
 
@@ -97,7 +102,11 @@ def alone(text: str) -> str:
 
 def on_rank_1(text: str) -> str:
     body = raised(text) if not text.startswith("[rank") else text
-    return START + (prefixed("[rank1]: ", body) if not text.startswith("[rank") else f"{body}\n") + LATER.format(other=0, rank=1)
+    return (
+        START
+        + (prefixed("[rank1]: ", body) if not text.startswith("[rank") else f"{body}\n")
+        + LATER.format(other=0, rank=1)
+    )
 
 
 def by_default_prefix(text: str) -> str:
@@ -105,9 +114,14 @@ def by_default_prefix(text: str) -> str:
 
 
 def in_ray(text: str) -> str:
-    wrapper = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+    wrapper = (
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+    )
     return (
-        prefixed("(main_task pid=77) ", START) + prefixed("(WorkerDict pid=4711, ip=10.0.0.2) ", raised(text)) + FRAMES + wrapper
+        prefixed("(main_task pid=77) ", START)
+        + prefixed("(WorkerDict pid=4711, ip=10.0.0.2) ", raised(text))
+        + FRAMES
+        + wrapper
     )
 
 
@@ -117,7 +131,11 @@ def in_engine(text: str) -> str:
 
 
 def under_srun(text: str) -> str:
-    return prefixed("0: ", START) + prefixed("2: ", raised(text)) + "srun: error: node7: task 2: Exited with exit code 1\n"
+    return (
+        prefixed("0: ", START)
+        + prefixed("2: ", raised(text))
+        + "srun: error: node7: task 2: Exited with exit code 1\n"
+    )
 
 
 def on_windows(text: str) -> str:
@@ -129,9 +147,14 @@ def in_containers(text: str) -> str:
 
 
 SHAPES: dict[str, Callable[[str], str]] = {
-    "alone": alone, "on_rank_1": on_rank_1, "by_default_prefix": by_default_prefix, "in_ray": in_ray, "in_engine": in_engine,
-    "under_srun": under_srun, "on_windows": on_windows,
-}  # fmt: skip
+    "alone": alone,
+    "on_rank_1": on_rank_1,
+    "by_default_prefix": by_default_prefix,
+    "in_ray": in_ray,
+    "in_engine": in_engine,
+    "under_srun": under_srun,
+    "on_windows": on_windows,
+}
 RANKS = {
     "alone": None,
     "on_rank_1": 1,

@@ -1,4 +1,6 @@
-"""Sets of logs that were written without sight of the table, read once while that was frozen, and mended by afterwards."""
+"""Sets of logs that were written without sight of the table, read once while that was frozen,
+and mended by afterwards.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class Blind:
     """Logs whose kind two sets label differently: the reported cause, and the reason for it."""
 
     askew: Mapping[tuple[str, str], Any] = field(default_factory=dict)
-    """Facts that a log does not contain, or contradicts, compared with its label, which is unchanged.
+    """Facts that a log does not contain, or contradicts, compared with its label, which is
+    unchanged.
     """
 
     alarms: tuple[str, ...] = ()
@@ -56,19 +59,30 @@ SETS = (
         name="third",
         first_right=(89, 111),
         mistaken={
-            "adapter-of-other-model": "weights of another shape: whether the file or the setting is wrong, no log tells",
+            "adapter-of-other-model": (
+                "weights of another shape: whether the file or the setting is wrong, no log tells"
+            ),
             "optimizer-state-of-other-run": "the same, of an optimizer's state",
-            "ranks-killed-by-hand": "SIGKILL without a word, which a lack of memory looks like as well",
+            "ranks-killed-by-hand": (
+                "SIGKILL without a word, which a lack of memory looks like as well"
+            ),
         },
-        otherwise={"ranks-nccl-shm": ("hang_or_nccl", "NCCL's own small segments: nothing of the training is in /dev/shm")},
-        # A layer that is computed again runs out while autograd runs, as its traceback shows; the label says forward.
+        otherwise={
+            "ranks-nccl-shm": (
+                "hang_or_nccl",
+                "NCCL's own small segments: nothing of the training is in /dev/shm",
+            )
+        },
+        # A layer that is computed again runs out while autograd runs, as its traceback shows; the
+        # label says forward.
         askew={("apple-out-of-memory", "phase"): "backward"},
         alarms=("ranks-killed-by-hand",),
     ),
     Blind(
         name="fourth",
         first_right=(94, 110),
-        # A process that is killed says nothing of what it did; only bars of its loading stand before that.
+        # A process that is killed says nothing of what it did; only bars of its loading stand
+        # before that.
         askew={("each-rank-reads-seventy-billion", "phase"): None},
     ),
     Blind(
@@ -76,12 +90,20 @@ SETS = (
         first_right=(93, 110),
         mistaken={
             "vllm-memory-profile-moved": "memory that a neighbour gave back did not run out",
-            "embedding-index-out-of-range": "a token beyond the table of a model's tokens: the device only found it",
+            "embedding-index-out-of-range": (
+                "a token beyond the table of a model's tokens: the device only found it"
+            ),
             "openrlhf-prompt-file-absent": "a file of the data set that is not there",
         },
         otherwise={
-            "port-29500-taken": ("hang_or_nccl", "a port in use is a start of several processes that do not meet"),
-            "second-node-never-joins": ("hang_or_nccl", "so is a node that the others wait for; the sixth's author says so too"),
+            "port-29500-taken": (
+                "hang_or_nccl",
+                "a port in use is a start of several processes that do not meet",
+            ),
+            "second-node-never-joins": (
+                "hang_or_nccl",
+                "so is a node that the others wait for; the sixth's author says so too",
+            ),
         },
         askew={("own-reward-key-missing", "phase"): "reward"},
     ),
@@ -89,13 +111,19 @@ SETS = (
         name="sixth",
         first_right=(99, 115),
         mistaken=dict.fromkeys(
-            ("trl-vllm-no-cache-blocks-l4", "verl-vllm-max-seq-len-over-kv", "verl-sglang-mem-fraction"),
-            "what has no room is the KV cache; when that shows is the engine's start, and four other sets call it by the former",
+            (
+                "trl-vllm-no-cache-blocks-l4",
+                "verl-vllm-max-seq-len-over-kv",
+                "verl-sglang-mem-fraction",
+            ),
+            "what has no room is the KV cache; when that shows is the engine's start, and four"
+            " other sets call it by the former",
         ),
         askew={
             # Memory that a neighbour gave back while vLLM measured did not run out.
             ("vllm-profiling-free-memory-grew", "is_memory"): False,
-            # It wakes up before the rollout, as the third's and the fifth's authors say; and what a device asserts is told late.
+            # It wakes up before the rollout, as the third's and the fifth's authors say; and what a
+            # device asserts is told late.
             ("trl-colocate-wake-up-cumem", "phase"): "sync",
             ("added-token-outside-embedding", "phase"): None,
             # No place in these is one of loading; only what stands before them is.
@@ -107,16 +135,22 @@ SETS = (
         name="seventh",
         first_right=(76, 80),
         mistaken={
-            "sft-backward-of-large-vocabulary-loss": "only multiplying batch, length and vocabulary tells it from a layer's",
-            "leftover-rollout-server-on-device": "the engine's start says the same whoever holds the memory",
+            "sft-backward-of-large-vocabulary-loss": (
+                "only multiplying batch, length and vocabulary tells it from a layer's"
+            ),
+            "leftover-rollout-server-on-device": (
+                "the engine's start says the same whoever holds the memory"
+            ),
             "token-beyond-embedding-table": "the device only found it, as in the fifth",
         },
         askew={
-            # The rank stands only in a prefix of some lines, or in what comes afterwards, and is not told.
+            # The rank stands only in a prefix of some lines, or in what comes afterwards, and is
+            # not told.
             ("openrlhf-actor-logprob-epoch", "rank"): None,
             ("dpo-reference-copy-second-model", "rank"): None,
             ("sampling-from-nan-probabilities", "rank"): None,
-            # What a device asserts is told late; no place is one of loading where a process was killed or the hub is away.
+            # What a device asserts is told late; no place is one of loading where a process was
+            # killed or the hub is away.
             ("sampling-from-nan-probabilities", "phase"): None,
             ("slurm-cgroup-kills-sft", "phase"): None,
             ("compute-node-without-hub", "phase"): None,
@@ -127,11 +161,22 @@ SETS = (
     Blind(
         name="eighth",
         first_right=(71, 74),
-        mistaken={"index-select-beyond-table": "a token beyond the table of a model's tokens, as in the fifth and the seventh"},
-        # A reward manager runs functions of the user's own: a key that is missing there may be theirs, so nothing is said.
-        otherwise={"verl-rows-without-reward-model": (None, "what fails behind a reward manager is left to its author")},
+        mistaken={
+            "index-select-beyond-table": (
+                "a token beyond the table of a model's tokens, as in the fifth and the seventh"
+            )
+        },
+        # A reward manager runs functions of the user's own: a key that is missing there may be
+        # theirs, so nothing is said.
+        otherwise={
+            "verl-rows-without-reward-model": (
+                None,
+                "what fails behind a reward manager is left to its author",
+            )
+        },
         askew={
-            # The frame says what was computed, not in which pass; the rank is inside the sentence; no place is one of loading.
+            # The frame says what was computed, not in which pass; the rank is inside the sentence;
+            # no place is one of loading.
             ("liger-fused-linear-loss", "phase"): None,
             ("store-barrier-never-full", "rank"): None,
             ("gated-model-without-access", "phase"): None,
@@ -139,13 +184,19 @@ SETS = (
         },
     ),
 )
-CASES = [pytest.param(each, label, id=f"{each.name}-{label['name']}") for each in SETS for label in each.labels]
+CASES = [
+    pytest.param(each, label, id=f"{each.name}-{label['name']}")
+    for each in SETS
+    for label in each.labels
+]
 of_each = pytest.mark.parametrize("each", SETS, ids=lambda each: each.name)
 
 
 @of_each
 def test_each_log_has_its_label(each: Blind) -> None:
-    assert {file.stem for file in each.folder.glob("*.log")} == {label["name"] for label in each.labels}
+    assert {file.stem for file in each.folder.glob("*.log")} == {
+        label["name"] for label in each.labels
+    }
     assert len(each.labels) == each.first_right[1]
     assert all(label["cause"] is None or label["cause"] in CAUSES for label in each.labels)
 

@@ -1,4 +1,6 @@
-"""Whole logs with known causes: made by really failing, or with the words of a failure that needs a GPU set in real places."""
+"""Whole logs with known causes: made by really failing, or with the words of a failure that
+needs a GPU set in real places.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,19 @@ BY_NAME = {label["name"]: label for label in LABELS}
 LARGEST_BYTES = 60_500
 MISTAKEN = {
     "peft-prefix-checkpointing": "two settings at odds show only as two tensors of different sizes",
-    "cublas-no-room": "cuBLAS found no room for its handle: whoever calls it first is not what fills the GPU",
-    "ray-actor-killed": "the same of an actor: memory is one of three things that Ray supposes, of whatever it was",
-    "map-worker-killed": "a worker that died of an unknown cause: that it was memory stands only in the kernel's log",
+    "cublas-no-room": (
+        "cuBLAS found no room for its handle: whoever calls it first is not what fills the GPU"
+    ),
+    "ray-actor-killed": (
+        "the same of an actor: memory is one of three things that Ray supposes, of whatever it was"
+    ),
+    "map-worker-killed": (
+        "a worker that died of an unknown cause: that it was memory stands only in the kernel's log"
+    ),
 }
-"""Logs that are known to be named wrongly, each with why. None may be a failure that is not about memory and is called one."""
+"""Logs that are known to be named wrongly, each with why. None may be a failure that is not
+about memory and is called one.
+"""
 
 
 def log_of(name: str) -> str:
@@ -45,7 +55,10 @@ def test_there_are_enough_of_each_kind() -> None:
     others = [label for label in LABELS if label["is_memory"] is False and label["cause"] != "none"]
     assert len(LABELS) >= 80 and 2 * len(unseen) >= len(LABELS) and len(others) >= 30
     assert sum(label["is_memory"] is True for label in unseen) >= 20
-    assert sum(label["cause"] is None for label in unseen) >= 5 and sum(label["cause"] == "none" for label in unseen) >= 3
+    assert (
+        sum(label["cause"] is None for label in unseen) >= 5
+        and sum(label["cause"] == "none" for label in unseen) >= 3
+    )
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -55,15 +68,23 @@ def test_a_label_is_well_formed(name: str) -> None:
     assert label["made"] in ("provoked", "placed") and label.get("phase") in (None, *PHASES)
     assert label["set"] in ("patterns", "first", "second")
     expected = None if label["cause"] is None else label["cause"] in MEMORY_CAUSES
-    # Memory that a neighbour gives back while vLLM measures it has that neighbour as its cause, and did not run out.
-    assert label["is_memory"] == expected or (label["cause"], label["is_memory"]) == ("gpu_other_process", False)
+    # Memory that a neighbour gives back while vLLM measures it has that neighbour as its cause, and
+    # did not run out.
+    assert label["is_memory"] == expected or (label["cause"], label["is_memory"]) == (
+        "gpu_other_process",
+        False,
+    )
 
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_log_is_small_and_says_nothing_of_the_machine_that_made_it(name: str) -> None:
     text = log_of(name)
     assert 0 < len(text.encode()) <= LARGEST_BYTES
-    assert not any(path in text for path in (str(HERE.parents[1]), sys.prefix, str(Path.home() / ".")) if len(path) > 5)
+    assert not any(
+        path in text
+        for path in (str(HERE.parents[1]), sys.prefix, str(Path.home() / "."))
+        if len(path) > 5
+    )
     assert not re.search(r"provoke-[a-z0-9_]{8}/|/simple/", text)
     host = socket.gethostname()
     assert host == "localhost" or not re.search(rf"(?<![\w-]){re.escape(host)}(?![\w-])", text)
@@ -73,7 +94,9 @@ def test_a_log_is_small_and_says_nothing_of_the_machine_that_made_it(name: str) 
 def test_it_is_named_for_what_it_is(name: str) -> None:
     label, found = BY_NAME[name], diagnose(log_of(name))
     if name in MISTAKEN:
-        assert found.cause != label["cause"], f"{name} is named rightly now: take it out of MISTAKEN"
+        assert found.cause != label["cause"], (
+            f"{name} is named rightly now: take it out of MISTAKEN"
+        )
         assert not found.is_memory or label["is_memory"]
         return
     assert (found.cause, found.is_memory) == (label["cause"], label["is_memory"]), found

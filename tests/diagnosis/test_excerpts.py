@@ -14,24 +14,36 @@ from autotune.diagnosis import diagnose
 HERE = Path(__file__).parent
 EXCERPTS: list[dict[str, Any]] = [
     excerpt
-    for name in ("excerpts", *(f"excerpts-{which}" for which in ("second", "third", "fourth", "fifth", "sixth", "eighth")))
+    for name in (
+        "excerpts",
+        *(
+            f"excerpts-{which}"
+            for which in ("second", "third", "fourth", "fifth", "sixth", "eighth")
+        ),
+    )
     for excerpt in yaml.safe_load((HERE / f"{name}.yaml").read_text())
 ]
 UNNAMED = {
     "IDEA-Research/Rex-Thinker#14": "an exception that Ray cannot repeat",
-    "facebookresearch/ViewDiff#24": "one device for two ranks is called hang_or_nccl by the authors of three other sets",
+    "facebookresearch/ViewDiff#24": (
+        "one device for two ranks is called hang_or_nccl by the authors of three other sets"
+    ),
     "vllm-project/vllm#17939": "an engine that did not start, without its reason",
     "ray-project/ray#3223": "a warning about the object store, and a socket that does not open",
     "SergiioB/intel-arc-pro-b70-inference-cookbook#4": "words that the terminal broke in two",
     "EleutherAI/lm-evaluation-harness#2431": "a cache of no blocks, as a count alone",
     "wdrink/SimpleAR#24": "a command that an older release lacks",
     "qiancheng0/ToolRL#39": "a softmax of torch, without its caller",
-    "modelscope/ms-swift#5943": "a process whose memory the driver does not count: it looks like a foreign one",
+    "modelscope/ms-swift#5943": (
+        "a process whose memory the driver does not count: it looks like a foreign one"
+    ),
 }
 """Excerpts that are known not to be named, each with why."""
 
 
-@pytest.mark.parametrize("excerpt", EXCERPTS, ids=lambda excerpt: f"{excerpt['source']}: {excerpt['text'][-20:]}")
+@pytest.mark.parametrize(
+    "excerpt", EXCERPTS, ids=lambda excerpt: f"{excerpt['source']}: {excerpt['text'][-20:]}"
+)
 def test_an_excerpt_is_named(excerpt: dict[str, Any]) -> None:
     found = diagnose(excerpt["text"])
     named = found.cause in (excerpt["cause"], *excerpt.get("also", ()))
@@ -39,24 +51,35 @@ def test_an_excerpt_is_named(excerpt: dict[str, Any]) -> None:
 
 
 def test_the_first_readings_stay_on_record() -> None:
-    readings = json.loads((HERE.parents[1] / "benchmarks" / "results" / "diagnose.json").read_text())
+    readings = json.loads(
+        (HERE.parents[1] / "benchmarks" / "results" / "diagnose.json").read_text()
+    )
     second, third = readings["second_excerpts_first_run"], readings["third_excerpts_first_run"]
     assert (second["named"], second["excerpts"]) == (28, 60)
     assert third["excerpts"] == 20 and third["table"] != second["table"]
 
 
 def test_sets_without_sight_of_the_tables_are_named_at_85_percent() -> None:
-    readings = json.loads((HERE.parents[1] / "benchmarks" / "results" / "diagnose.json").read_text())
+    readings = json.loads(
+        (HERE.parents[1] / "benchmarks" / "results" / "diagnose.json").read_text()
+    )
     blind, after = readings["sixth_excerpts_first_run"], readings["sixth_excerpts_after_fifth"]
-    assert (blind["named"], blind["excerpts"]) == (40, 60) and blind["table"] == readings["fifth_excerpts_first_run"]["table"]
+    assert (blind["named"], blind["excerpts"]) == (40, 60) and blind["table"] == readings[
+        "fifth_excerpts_first_run"
+    ]["table"]
     assert after["excerpts"] == 60 and after["share_named"] >= 0.85
     blind = readings["seventh_excerpts_first_run"]
-    assert (blind["named"], blind["excerpts"]) == (52, 60) and blind["table"] == readings["eighth_excerpts_first_run"]["table"]
+    assert (blind["named"], blind["excerpts"]) == (52, 60) and blind["table"] == readings[
+        "eighth_excerpts_first_run"
+    ]["table"]
 
 
 def test_the_set_that_no_table_was_corrected_by() -> None:
     excerpts = yaml.safe_load((HERE / "excerpts-seventh.yaml").read_text())
-    named = sum(diagnose(excerpt["text"]).cause in (excerpt["cause"], *excerpt.get("also", ())) for excerpt in excerpts)
+    named = sum(
+        diagnose(excerpt["text"]).cause in (excerpt["cause"], *excerpt.get("also", ()))
+        for excerpt in excerpts
+    )
     assert len(excerpts) == 60 and named >= 52
 
 
@@ -64,17 +87,27 @@ QUOTED = "ValueError: loss_mode must be one of 'a' or 'b', got 'c'"
 
 
 def test_words_that_only_an_excerpt_may_have_count_in_no_log_of_a_run() -> None:
-    assert diagnose(f"> {QUOTED}").cause == diagnose(f"it says {QUOTED}\nwhy?").cause == "illegal_config"
+    assert (
+        diagnose(f"> {QUOTED}").cause
+        == diagnose(f"it says {QUOTED}\nwhy?").cause
+        == "illegal_config"
+    )
     assert not diagnose(f"{QUOTED}\n" + "a line\n" * 40).known
     assert not diagnose(f"{{'loss': 0.5, 'epoch': 1.0}}\nretrying: {QUOTED}\n").known
-    own = f'Traceback (most recent call last):\n  File "/job/train.py", line 4, in <module>\n    check()\n{QUOTED}\n'
+    own = (
+        'Traceback (most recent call last):\n  File "/job/train.py", line 4, in <module>\n   '
+        f" check()\n{QUOTED}\n"
+    )
     assert not diagnose(own).known
 
 
 def test_a_traceback_that_ends_with_its_frames_is_named_by_its_last() -> None:
     frame = '  File "/venv/lib/python3.11/site-packages/{}", line 7, in {}\n    {}\n'
     for place, cause in (
-        (("torch/distributed/rendezvous.py", "_create_c10d_store", "return TCPStore("), "hang_or_nccl"),
+        (
+            ("torch/distributed/rendezvous.py", "_create_c10d_store", "return TCPStore("),
+            "hang_or_nccl",
+        ),
         (("flash_attn/__init__.py", "<module>", "from flash_attn import x"), "version"),
         (("trl/trainer/grpo_config.py", "check", "raise ValueError("), "illegal_config"),
         (("trl/trainer/grpo_trainer.py", "step", "self.go()"), None),
@@ -83,7 +116,11 @@ def test_a_traceback_that_ends_with_its_frames_is_named_by_its_last() -> None:
 
 
 @pytest.mark.parametrize(
-    "end", ["{'train_runtime': 12.5, 'train_loss': 0.1}", "[INFO:swift] End time of running main: 2025-09-11"]
+    "end",
+    [
+        "{'train_runtime': 12.5, 'train_loss': 0.1}",
+        "[INFO:swift] End time of running main: 2025-09-11",
+    ],
 )
 def test_an_abort_after_the_end_of_training_is_named(end: str) -> None:
     log = f"""{{'loss': 0.5, 'epoch': 1.0}}

@@ -1,4 +1,6 @@
-"""Anything may be in a log. It is read once, in bounded memory, and never brings the reader down."""
+"""Anything may be in a log. It is read once, in bounded memory, and never brings the reader
+down.
+"""
 
 from __future__ import annotations
 
@@ -134,9 +136,16 @@ def peak_of(stream: Endless) -> tuple[Diagnosis, int]:
 
 def test_memory_does_not_grow_with_the_log() -> None:
     last = raised(sample("disk")).encode()
-    steps = b"{'loss': 0.0123, 'grad_norm': 0.5, 'reward': 0.25}\n  1%|1         | 5/500 [00:10<16:30]\r" * 1500
-    errors = (FRAMES + "ZeroDivisionError: no\n{'loss': 0.1}\n{'loss': 0.1}\n{'loss': 0.1}\n").encode() * 500
-    sources = "".join(f"[rank{number}]: {line}\n" for number in range(3000) for line in FRAMES.splitlines()).encode()
+    steps = (
+        b"{'loss': 0.0123, 'grad_norm': 0.5, 'reward': 0.25}\n  1%|1         | 5/500"
+        b" [00:10<16:30]\r" * 1500
+    )
+    errors = (
+        FRAMES + "ZeroDivisionError: no\n{'loss': 0.1}\n{'loss': 0.1}\n{'loss': 0.1}\n"
+    ).encode() * 500
+    sources = "".join(
+        f"[rank{number}]: {line}\n" for number in range(3000) for line in FRAMES.splitlines()
+    ).encode()
     for block, times in ((steps, 6), (errors, 6), (sources, 2)):
         found, peak = peak_of(Endless(block, times * len(block), last))
         assert found.cause == "disk_or_permission"
@@ -145,9 +154,12 @@ def test_memory_does_not_grow_with_the_log() -> None:
 
 @pytest.fixture
 def guard() -> Iterator[None]:
-    """Limit of CPU seconds, used up by code that does not end; wall time would depend on the machine's
-    load."""
-    earlier = signal.signal(signal.SIGPROF, lambda *_: pytest.fail("a pattern that is nearly matched takes for ever"))
+    """Limit of CPU seconds, used up by code that does not end; wall time would depend on the
+    machine's load.
+    """
+    earlier = signal.signal(
+        signal.SIGPROF, lambda *_: pytest.fail("a pattern that is nearly matched takes for ever")
+    )
     signal.setitimer(signal.ITIMER_PROF, 90)
     yield
     signal.setitimer(signal.ITIMER_PROF, 0)
@@ -155,7 +167,8 @@ def guard() -> Iterator[None]:
 
 
 def test_words_that_are_nearly_a_failure_end_soon(guard: None) -> None:
-    # Patterns with gaps in them could take time in the square or the cube of a line's length: minutes, not a moment.
+    # Patterns with gaps in them could take time in the square or the cube of a line's length:
+    # minutes, not a moment.
     nearly = [
         "Tried to allocate 1 GiB. GPU 0 has a total capacity of 1 GiB of which 1 GiB is free. "
         + "Process 1 has 1.0 MiB memory in use. " * 800,

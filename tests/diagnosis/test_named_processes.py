@@ -1,4 +1,6 @@
-"""Processes that a log names: strangers on a GPU, and victim and cause where host memory ran out."""
+"""Processes that a log names: strangers on a GPU, and victim and cause where host memory ran
+out.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_the_victim_of_the_kernel_is_not_the_cause() -> None:
 def test_the_largest_user_that_ray_lists() -> None:
     found = diagnose(RAY)
     assert found.cause == "host_ram"
-    assert found.remarks == ("The most host memory was held by process 990 (python preprocess.py): 88.2 GiB.",)
+    assert found.remarks == (
+        "The most host memory was held by process 990 (python preprocess.py): 88.2 GiB.",
+    )
 
 
 def test_a_victim_that_held_most_is_named_once() -> None:

@@ -7,26 +7,33 @@ import pytest
 from autotune.diagnosis import diagnose
 from tests.diagnosis.around import prefixed, sample
 
-LISTED = "|    0   N/A  N/A      {pid}      C   /home/somebody/bin/python              {held}MiB |\n"
+LISTED = (
+    "|    0   N/A  N/A      {pid}      C   /home/somebody/bin/python              {held}MiB |\n"
+)
 RESERVATION = "ValueError: " + sample("vllm_reservation").partition(": ")[2]
 OUT_OF_MEMORY = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.77 GiB. GPU 0 has a total capacity of 79.11 GiB of which "
-    "1.32 GiB is free. Process 40120 has 16.77 GiB memory in use. Including non-PyTorch memory, this process has 61.01 GiB "
-    "memory in use. Of the allocated memory 57.88 GiB is allocated by PyTorch, and 2.44 GiB is reserved by PyTorch but "
-    "unallocated.\n"
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.77 GiB. GPU 0 has a total"
+    " capacity of 79.11 GiB of which 1.32 GiB is free. Process 40120 has 16.77 GiB memory in use."
+    " Including non-PyTorch memory, this process has 61.01 GiB memory in use. Of the allocated"
+    " memory 57.88 GiB is allocated by PyTorch, and 2.44 GiB is reserved by PyTorch but"
+    " unallocated.\n"
 )
 STEP = "(TaskRunner pid=77) step:1 - actor/pg_loss:-0.011\n"
 
 
 def failing(place: str, package: str) -> str:
-    frames = f'Traceback (most recent call last):\n  File "/job/{package}/workers/actor.py", line 9, in {place}\n    x = y()\n'
+    frames = (
+        f'Traceback (most recent call last):\n  File "/job/{package}/workers/actor.py", line 9, in'
+        f" {place}\n    x = y()\n"
+    )
     return frames + OUT_OF_MEMORY
 
 
 def test_actors_that_share_a_gpu_are_no_strangers_to_each_other() -> None:
     found = diagnose(STEP + failing("update_actor", "verl"))
     assert found.cause == "activations" and found.numbers["others_bytes"] > 0
-    # While it loads, a job holds little of the GPU yet; and who trains in one process has no other roles.
+    # While it loads, a job holds little of the GPU yet; and who trains in one process has no other
+    # roles.
     assert diagnose(STEP + failing("load_model", "verl")).cause == "gpu_other_process"
     assert diagnose(STEP + failing("update_actor", "mytrainer")).cause == "gpu_other_process"
     assert diagnose(failing("update_actor", "verl")).cause == "gpu_other_process"
@@ -37,10 +44,15 @@ def test_actors_that_share_a_gpu_are_no_strangers_to_each_other() -> None:
     [
         (LISTED.format(pid=5120, held=130_000), "gpu_other_process"),
         ("", "engine_startup"),
-        # A display, less than a GiB; its own, of which the number stands in the log; and what began after the run did.
+        # A display, less than a GiB; its own, of which the number stands in the log; and what began
+        # after the run did.
         (LISTED.format(pid=5120, held=400), "engine_startup"),
         (LISTED.format(pid=812, held=130_000), "engine_startup"),
-        ("INFO 11-20 18:13:58 [core.py:58] Initializing\n" + LISTED.format(pid=5120, held=130_000), "engine_startup"),
+        (
+            "INFO 11-20 18:13:58 [core.py:58] Initializing\n"
+            + LISTED.format(pid=5120, held=130_000),
+            "engine_startup",
+        ),
     ],
 )
 def test_what_was_listed_before_the_run_began_is_not_the_engines(before: str, cause: str) -> None:

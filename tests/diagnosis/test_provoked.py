@@ -25,7 +25,8 @@ AGAIN = (
     "data-roles",
     "clean-ranks",
 )
-"""Scripts that need no more than the test environment: no root, no kernel limits, no other frameworks.
+"""Scripts that need no more than the test environment: no root, no kernel limits, no other
+frameworks.
 """
 
 
@@ -43,7 +44,10 @@ def test_a_failure_provoked_anew_is_named_the_same(name: str) -> None:
 def test_the_engines_own_numbers_come_along() -> None:
     too_much = diagnose(make(BY_NAME["engine-share-too-high"])).numbers
     assert too_much["asked_share"] == 0.999 and 0 < too_much["free_share"] < 0.999
-    assert too_much["asked_bytes"] <= too_much["total_bytes"] and too_much["free_bytes"] < too_much["total_bytes"]
+    assert (
+        too_much["asked_bytes"] <= too_much["total_bytes"]
+        and too_much["free_bytes"] < too_much["total_bytes"]
+    )
     too_small = diagnose(make(BY_NAME["engine-cache-too-small"])).numbers
     assert too_small["asked_length"] == 4096 and 0 < too_small["longest_length"] < 4096
     too_long = diagnose(make(BY_NAME["engine-positions"])).numbers

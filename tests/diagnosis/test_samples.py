@@ -1,5 +1,6 @@
-"""Samples of every row inside whole logs: the cause stays the same for every printer and surrounding
-text."""
+"""Samples of every row inside whole logs: the cause stays the same for every printer and
+surrounding text.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,19 @@ import pytest
 from autotune.core.measurement import PHASES
 from autotune.diagnosis import diagnose
 from autotune.failures.table import BY_CAUSE, BY_ROW, CAUSES, MEMORY_CAUSES
-from tests.diagnosis.around import FORWARD, FRAMES, LATER, NAMES, RANKS, SHAPES, START, in_containers, prefixed, raised, sample
+from tests.diagnosis.around import (
+    FORWARD,
+    FRAMES,
+    LATER,
+    NAMES,
+    RANKS,
+    SHAPES,
+    START,
+    in_containers,
+    prefixed,
+    raised,
+    sample,
+)
 
 BY_ROW_NAME = {
     "actor_not_found": "hang_or_nccl",
@@ -152,12 +165,20 @@ def test_the_cause_is_found_in_a_whole_log(name: str, shape: str) -> None:
     found = diagnose(SHAPES[shape](sample(name)))
     assert found.known, found
     assert found.cause == expected(name), found
-    assert found.is_memory == (found.cause in MEMORY_CAUSES and found.row not in NOT_MEMORY_THOUGH_ITS_CAUSE_IS)
+    assert found.is_memory == (
+        found.cause in MEMORY_CAUSES and found.row not in NOT_MEMORY_THOUGH_ITS_CAUSE_IS
+    )
     assert found.evidence and "\n" not in found.evidence
     assert found.phase in (None, *PHASES)
     assert 1 <= len(found.remedies) <= 3
-    assert all(advice.change and advice.why and advice.predicted is None for advice in found.remedies)
-    if shape in RANKS and not sample(name).startswith("[rank") and not re.search(r"rank[ :]|task \d", sample(name)):
+    assert all(
+        advice.change and advice.why and advice.predicted is None for advice in found.remedies
+    )
+    if (
+        shape in RANKS
+        and not sample(name).startswith("[rank")
+        and not re.search(r"rank[ :]|task \d", sample(name))
+    ):
         assert found.rank == RANKS[shape]
 
 
@@ -167,7 +188,9 @@ def test_a_log_cut_in_the_middle_of_a_traceback() -> None:
     assert (found.cause, found.phase, found.rank) == ("logits", "forward", 1)
 
 
-@pytest.mark.parametrize("name", ["disk", "cuda_out_of_memory.container", "vllm_no_cache_blocks", "trl_divisible"])
+@pytest.mark.parametrize(
+    "name", ["disk", "cuda_out_of_memory.container", "vllm_no_cache_blocks", "trl_divisible"]
+)
 def test_a_containers_name_before_each_line(name: str) -> None:
     found = diagnose(in_containers(sample(name)))
     assert found.cause == expected(name) and not found.evidence.startswith("trainer-1")
@@ -177,7 +200,9 @@ def test_a_containers_name_before_each_line(name: str) -> None:
 @pytest.mark.parametrize("shape", ["alone", "in_ray", "in_engine", "by_default_prefix"])
 def test_a_wrapper_alone_is_unknown(shape: str, name: str) -> None:
     found = diagnose(SHAPES[shape](sample(name)))
-    assert not found.known and found.is_memory is None and found.cause is None and not found.remedies
+    assert (
+        not found.known and found.is_memory is None and found.cause is None and not found.remedies
+    )
 
 
 def test_a_wrapper_and_lost_peers_are_the_peers() -> None:
@@ -198,7 +223,8 @@ def test_the_engines_causes_pull_in_opposite_directions() -> None:
         return next((change for change in changes if change), None)
 
     allocating = (
-        '  File "/venv/vllm/v1/worker/gpu_model_runner.py", line 1, in _allocate_kv_cache_tensors\n    torch.zeros(size)\n'
+        '  File "/venv/vllm/v1/worker/gpu_model_runner.py", line 1, in _allocate_kv_cache_tensors\n'
+        "    torch.zeros(size)\n"
     )
     assert share("vllm_no_cache_blocks") == share("vllm_kv_too_small") == "raise"
     assert share("vllm_reservation") == share("vllm_wake_up") == "lower"
@@ -210,34 +236,67 @@ def test_the_engines_causes_pull_in_opposite_directions() -> None:
     ("frames", "cause", "phase"),
     [
         (
-            FORWARD + '  File "/venv/transformers/models/qwen2/modeling_qwen2.py", line 46, in forward\n    x\n',
+            FORWARD
+            + '  File "/venv/transformers/models/qwen2/modeling_qwen2.py", line 46, in forward\n  '
+            "  x\n",
             "activations",
             "forward",
         ),
         (
             FORWARD
-            + '  File "/venv/transformers/models/qwen2/modeling_qwen2.py", line 470, in forward\n    logits = self.lm_head(x)\n'
-            + '  File "/venv/torch/nn/modules/linear.py", line 125, in forward\n    return F.linear(input, self.weight)\n',
+            + '  File "/venv/transformers/models/qwen2/modeling_qwen2.py", line 470, in forward\n  '
+            "  logits = self.lm_head(x)\n"
+            + '  File "/venv/torch/nn/modules/linear.py", line 125, in forward\n    return'
+            " F.linear(input, self.weight)\n",
             "logits",
             "forward",
         ),
-        ('  File "/venv/torch/autograd/graph.py", line 824, in _engine_run_backward\n    return\n', "activations", "backward"),
-        ('  File "/venv/torch/optim/adamw.py", line 160, in _init_group\n    torch.zeros_like(p)\n', "optimizer", "optimizer"),
         (
-            '  File "/venv/trl/trainer/grpo_trainer.py", line 1, in _move_model_to_vllm\n    param.full_tensor()\n',
+            (
+                '  File "/venv/torch/autograd/graph.py", line 824, in _engine_run_backward\n   '
+                " return\n"
+            ),
+            "activations",
+            "backward",
+        ),
+        (
+            (
+                '  File "/venv/torch/optim/adamw.py", line 160, in _init_group\n   '
+                " torch.zeros_like(p)\n"
+            ),
+            "optimizer",
+            "optimizer",
+        ),
+        (
+            (
+                '  File "/venv/trl/trainer/grpo_trainer.py", line 1, in _move_model_to_vllm\n   '
+                " param.full_tensor()\n"
+            ),
             "weight_sync",
             "sync",
         ),
-        ('  File "/venv/transformers/modeling_utils.py", line 1, in from_pretrained\n    cls._load()\n', "weights", "load"),
         (
             (
-                '  File "/venv/transformers/modeling_utils.py", line 1, in from_pretrained\n    model = cls(config)\n'
-                '  File "/venv/transformers/models/qwen2/modeling_qwen2.py", line 1, in __init__\n    super().__init__(config)\n'
+                '  File "/venv/transformers/modeling_utils.py", line 1, in from_pretrained\n   '
+                " cls._load()\n"
             ),
             "weights",
             "load",
         ),
-        ('  File "/job/train.py", line 1, in helper\n    torch.zeros(10)\n', "unknown_memory", None),
+        (
+            (
+                '  File "/venv/transformers/modeling_utils.py", line 1, in from_pretrained\n   '
+                ' model = cls(config)\n  File "/venv/transformers/models/qwen2/modeling_qwen2.py",'
+                " line 1, in __init__\n    super().__init__(config)\n"
+            ),
+            "weights",
+            "load",
+        ),
+        (
+            '  File "/job/train.py", line 1, in helper\n    torch.zeros(10)\n',
+            "unknown_memory",
+            None,
+        ),
     ],
 )
 def test_the_innermost_telling_place_decides(frames: str, cause: str, phase: str | None) -> None:
@@ -247,15 +306,18 @@ def test_the_innermost_telling_place_decides(frames: str, cause: str, phase: str
 
 def test_an_out_of_memory_behind_rays_wrapper_has_its_numbers_and_its_place() -> None:
     text = (
-        FRAMES
-        + "ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.actor_rollout_update_actor() (pid=4711, ip=10.0.0.2)\n"
-        + '  File "/venv/verl/workers/actor/dp_actor.py", line 1, in update_policy\n    loss.backward()\n'
+        FRAMES + "ray.exceptions.RayTaskError(OutOfMemoryError):"
+        " ray::WorkerDict.actor_rollout_update_actor() (pid=4711, ip=10.0.0.2)\n"
+        + '  File "/venv/verl/workers/actor/dp_actor.py", line 1, in update_policy\n   '
+        " loss.backward()\n"
         + '  File "/venv/torch/_tensor.py", line 1, in backward\n    torch.autograd.backward()\n'
         + sample("cuda_out_of_memory.container")
         + "\n"
     )
     found = diagnose(text)
-    assert (found.cause, found.phase) == ("activations", "backward") and found.numbers["asked_bytes"] > 2**30
+    assert (found.cause, found.phase) == ("activations", "backward") and found.numbers[
+        "asked_bytes"
+    ] > 2**30
 
 
 def test_the_earliest_root_decides_across_ranks_that_print_at_once() -> None:
@@ -269,7 +331,10 @@ def test_the_earliest_root_decides_across_ranks_that_print_at_once() -> None:
 def test_a_lost_peer_is_blamed_only_where_nothing_else_is() -> None:
     before = prefixed("[rank0]: ", raised(sample("peer_gone").removeprefix("[rank0]: ")))
     assert diagnose(before).cause == "hang_or_nccl"
-    assert diagnose(before + prefixed("[rank1]: ", raised(sample("disk")))).cause == "disk_or_permission"
+    assert (
+        diagnose(before + prefixed("[rank1]: ", raised(sample("disk")))).cause
+        == "disk_or_permission"
+    )
     assert diagnose(before + "Killed\n").cause == "host_ram"
 
 
@@ -293,21 +358,32 @@ def test_logs_of_ranks_one_behind_the_other() -> None:
 
 def test_the_cause_of_a_chain_is_its_known_member() -> None:
     between = "\nThe above exception was the direct cause of the following exception:\n\n"
-    chain = raised(sample("cuda_out_of_memory.container")) + between + raised("ValueError: the step failed")
+    chain = (
+        raised(sample("cuda_out_of_memory.container"))
+        + between
+        + raised("ValueError: the step failed")
+    )
     assert diagnose(chain).is_memory
     unknown = raised("KeyError: 'advantage'") + between + raised("ValueError: the step failed")
     assert diagnose(unknown).evidence == "KeyError: 'advantage'"
 
 
 def of_a_reward(error: str, *frames: str) -> str:
-    calling = '  File "/venv/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py", line 1, in _calculate_rewards\n    f()\n'
-    return raised(error, FRAMES + calling + "".join(f'  File "{frame}\n    pass\n' for frame in frames))
+    calling = (
+        '  File "/venv/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py", line 1, in'
+        " _calculate_rewards\n    f()\n"
+    )
+    return raised(
+        error, FRAMES + calling + "".join(f'  File "{frame}\n    pass\n' for frame in frames)
+    )
 
 
 def test_what_fails_in_a_users_rewards_is_neither_a_setting_nor_a_version() -> None:
     own = '/job/rewards.py", line 3, in check_answer'
     package = '/venv/lib/python3.11/site-packages/math_verify/parser.py", line 9, in _check_length'
-    assert not diagnose(of_a_reward("ValueError: invalid literal for int() with base 10: 'x'", own)).known
+    assert not diagnose(
+        of_a_reward("ValueError: invalid literal for int() with base 10: 'x'", own)
+    ).known
     assert not diagnose(of_a_reward("ValueError: the answer must be shorter", own, package)).known
     assert diagnose(of_a_reward(sample("cuda_out_of_memory.container"), own)).is_memory
     away = '/venv/lib/python3.11/site-packages/openai/_base_client.py", line 9, in request'
@@ -318,12 +394,16 @@ def test_words_about_another_process_give_way_to_what_ended_it() -> None:
     lost = raised("RuntimeError: DataLoader worker (pid(s) 8123) exited unexpectedly")
     assert not diagnose(lost).known
     assert diagnose(
-        lost + "ERROR: Unexpected bus error encountered. This might be caused by insufficient shared memory (shm).\n"
+        lost
+        + "ERROR: Unexpected bus error encountered. This might be caused by insufficient shared"
+        " memory (shm).\n"
     ).is_memory
 
 
 def test_what_only_may_be_memory_is_not_called_that() -> None:
-    assert not diagnose(raised("RuntimeError: the worker ended; it may have run out of memory")).known
+    assert not diagnose(
+        raised("RuntimeError: the worker ended; it may have run out of memory")
+    ).known
     assert not diagnose(raised("RuntimeError: lost node 3, possibly out of memory")).known
     assert diagnose(raised("RuntimeError: cudaMalloc failed: out of memory")).is_memory
 

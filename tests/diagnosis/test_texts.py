@@ -1,4 +1,5 @@
-r"""Messages of many failures in short synthetic logs; each label was decided before the log was read.
+r"""Messages of many failures in short synthetic logs; each label was decided before the log was
+read.
 
 == name | cause / another correct cause | raw
     @file:function| the statement that failed there
@@ -26,9 +27,13 @@ START = """\
 W1120 18:13:52.101000 23290 torch/distributed/run.py:774] Setting OMP_NUM_THREADS environment variable for each process to be 1
 Loading checkpoint shards: 100%|##########| 2/2 [00:01<00:00]
 """
-HEADER = 'Traceback (most recent call last):\n  File "/job/train.py", line 88, in <module>\n    main()\n'
+HEADER = (
+    'Traceback (most recent call last):\n  File "/job/train.py", line 88, in <module>\n    main()\n'
+)
 MISTAKEN = {
-    "verl-remax-union": "a check inside a framework that no setting leads to: its words say nothing of that",
+    "verl-remax-union": (
+        "a check inside a framework that no setting leads to: its words say nothing of that"
+    ),
     "nccl-dup": "NCCL's remarks behind its error are not believed",
     "mem-flashinfer-ws": "a workspace of a fixed size",
     "cuda-visible": "an index without a word",
@@ -55,8 +60,16 @@ def _cases() -> Iterator[tuple[str, set[str], str]]:
             elif "raw" in rest:
                 log = "\n".join(lines)
             else:
-                words = (line.replace("\\n", "\n").replace("\\t", "\t") + "\n" for line in lines if not line.startswith("@"))
-                log = HEADER + "".join(_frame(line) for line in lines if line.startswith("@")) + "".join(words)
+                words = (
+                    line.replace("\\n", "\n").replace("\\t", "\t") + "\n"
+                    for line in lines
+                    if not line.startswith("@")
+                )
+                log = (
+                    HEADER
+                    + "".join(_frame(line) for line in lines if line.startswith("@"))
+                    + "".join(words)
+                )
             yield name, {cause.strip() for cause in rest[0].split("/")}, f"{START}{log}\n"
 
 

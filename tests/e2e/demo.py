@@ -20,7 +20,16 @@ def _variable(name: str) -> str:
 
 def demo_flags() -> list[str]:
     """Return the flags of `make demo`, without the model and the output folder."""
-    return ["--gpus", "cpu", "--space", "demo", "--memory-limit", _variable("DEMO_LIMIT"), "--budget", _variable("DEMO_BUDGET")]
+    return [
+        "--gpus",
+        "cpu",
+        "--space",
+        "demo",
+        "--memory-limit",
+        _variable("DEMO_LIMIT"),
+        "--budget",
+        _variable("DEMO_BUDGET"),
+    ]
 
 
 def demo_model(folder: Path) -> Path:

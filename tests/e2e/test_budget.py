@@ -18,13 +18,29 @@ def test_the_search_ends_with_its_budget(tmp_path: Path, seconds: int) -> None:
     model = demo_model(tmp_path / "model")
     started = time.monotonic()
     done = autotune(
-        "run", "--model", str(model), "--gpus", "cpu", "--space", "demo", "--hold", "use_vllm=false",
-        "--budget", f"{seconds}s", "--out", "out", "--json", cwd=tmp_path, timeout=120,
-    )  # fmt: skip
+        "run",
+        "--model",
+        str(model),
+        "--gpus",
+        "cpu",
+        "--space",
+        "demo",
+        "--hold",
+        "use_vllm=false",
+        "--budget",
+        f"{seconds}s",
+        "--out",
+        "out",
+        "--json",
+        cwd=tmp_path,
+        timeout=120,
+    )
     assert done.code in (0, 3, 5), done.err
     assert done.document["elapsed_seconds"] <= seconds + 3
     assert time.monotonic() - started <= seconds + 30  # starting and writing the files beside it
     assert done.document["proven"] in ("budget spent", "not proven infeasible")
     if done.document["recommendation"] is None:
         assert done.document["proven"] == "not proven infeasible"
-        assert "Nothing was found out" in done.err or any(row["outcome"] != "interrupted" for row in done.document["trials"])
+        assert "Nothing was found out" in done.err or any(
+            row["outcome"] != "interrupted" for row in done.document["trials"]
+        )

@@ -22,12 +22,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """`make demo` itself, once; the environment is the one that runs this."""
     folder = tmp_path_factory.mktemp("demo")
-    set_up = {"VENV": sys.prefix, "DEMO_MODEL": str(folder / "model"), "DEMO_OUT": str(folder / "out")}
+    set_up = {
+        "VENV": sys.prefix,
+        "DEMO_MODEL": str(folder / "model"),
+        "DEMO_OUT": str(folder / "out"),
+    }
     named = [f"{name}={value}" for name, value in set_up.items()]
     made = ["make", "-C", str(ROOT), f"--old-file={sys.prefix}/.ready", "demo", *named]
     done = subprocess.run(made, env=environment(), capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return {"folder": folder, "model": folder / "model", "told": json.loads((folder / "out" / "recommendation.json").read_text())}
+    return {
+        "folder": folder,
+        "model": folder / "model",
+        "told": json.loads((folder / "out" / "recommendation.json").read_text()),
+    }
 
 
 @needs_browser
@@ -41,33 +49,62 @@ def test_its_report_opens_in_a_browser(demo: dict[str, Any]) -> None:
 
 def test_it_measures_what_it_promises(demo: dict[str, Any]) -> None:
     trials = [trial for trial in demo["told"]["trials"] if trial["purpose"] != "confirm"]
-    with_engine = [trial for trial in trials if trial["knobs"].get("use_vllm") and trial["outcome"] == "ok"]
+    with_engine = [
+        trial for trial in trials if trial["knobs"].get("use_vllm") and trial["outcome"] == "ok"
+    ]
     assert len(trials) >= 8 and with_engine
     assert demo["told"]["counts"]["loads"] < len(trials), "candidates share what was loaded"
     assert demo["told"]["elapsed_seconds"] < 240
 
 
-def test_memory_really_runs_out_in_more_than_one_phase(demo: dict[str, Any], tmp_path: Path) -> None:
-    """The search avoids candidates that must fail; with no others in the space, it measures them."""
+def test_memory_really_runs_out_in_more_than_one_phase(
+    demo: dict[str, Any], tmp_path: Path
+) -> None:
+    """The search avoids candidates that must fail; with no others in the space, it measures
+    them.
+    """
     asked = [
-        "--gpus", "cpu", "--space", "demo", "--memory-limit", "800M", "--budget", "90s", "--out", "tight", "--json",
-        "--hold", "use_vllm=false", "--hold", "max_completion_length=256",
-        "--hold", "per_device_train_batch_size=16", "--hold", "gradient_checkpointing=false",
-    ]  # fmt: skip
+        "--gpus",
+        "cpu",
+        "--space",
+        "demo",
+        "--memory-limit",
+        "800M",
+        "--budget",
+        "90s",
+        "--out",
+        "tight",
+        "--json",
+        "--hold",
+        "use_vllm=false",
+        "--hold",
+        "max_completion_length=256",
+        "--hold",
+        "per_device_train_batch_size=16",
+        "--hold",
+        "gradient_checkpointing=false",
+    ]
     tight = autotune("run", "--model", str(demo["model"]), *asked, cwd=tmp_path, timeout=200)
     assert tight.code == 3, tight.err
     met = [trial["outcome"] for trial in (*demo["told"]["trials"], *tight.document["trials"])]
     assert len({outcome for outcome in met if outcome.startswith("oom_")}) >= 2, met
 
 
-def test_the_recommendation_is_confirmed_within_the_limit_and_written_down(demo: dict[str, Any]) -> None:
+def test_the_recommendation_is_confirmed_within_the_limit_and_written_down(
+    demo: dict[str, Any],
+) -> None:
     told = demo["told"]["recommendation"]
     assert told["certificate"]["outcome"] == "ok"
     assert told["certificate"]["optimizer_steps"] >= 4
     assert 0 < told["peak_memory_bytes"] <= told["limit_bytes"]
-    assert told["certificate"]["effective"]["per_device_train_batch_size"] == told["knobs"]["per_device_train_batch_size"]
+    assert (
+        told["certificate"]["effective"]["per_device_train_batch_size"]
+        == told["knobs"]["per_device_train_batch_size"]
+    )
     out = demo["folder"] / "out"
-    assert {"recommended.yaml", "accelerate.yaml", "launch.sh"} <= {path.name for path in out.iterdir()}
+    assert {"recommended.yaml", "accelerate.yaml", "launch.sh"} <= {
+        path.name for path in out.iterdir()
+    }
 
 
 @pytest.mark.parametrize("phase", ["oom_load", "oom_backward", "oom_forward", "oom_rollout"])
@@ -78,13 +115,25 @@ def test_what_ran_out_of_memory_fits_under_a_higher_limit(demo: dict[str, Any], 
         return
     knobs = {**out[0]["knobs"]}
     if knobs.get("vllm_gpu_memory_utilization"):
-        # A share of what there is: of six times as much, the same share leaves the trainer as little again.
+        # A share of what there is: of six times as much, the same share leaves the trainer as
+        # little again.
         knobs["vllm_gpu_memory_utilization"] = round(knobs["vllm_gpu_memory_utilization"] / 5, 3)
     held = [f"--hold={name}={_typed(value)}" for name, value in knobs.items() if value is not None]
     flags = re.sub(r"--memory-limit \S+", "--memory-limit 6G", " ".join(demo_flags())).split()
     folder = demo["folder"] / phase
     folder.mkdir()
-    done = autotune("run", "--model", str(demo["model"]), *flags, *held, "--out", "out", "--json", cwd=folder, timeout=200)
+    done = autotune(
+        "run",
+        "--model",
+        str(demo["model"]),
+        *flags,
+        *held,
+        "--out",
+        "out",
+        "--json",
+        cwd=folder,
+        timeout=200,
+    )
     assert done.code == 0, done.err
     trial = next(trial for trial in done.document["trials"] if trial["knobs"] == knobs)
     assert trial["outcome"] == "ok"

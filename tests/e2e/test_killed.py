@@ -1,4 +1,6 @@
-"""kill -9 of the tuner or of a probe: nothing keeps running, nothing measured is lost, nothing is measured twice."""
+"""kill -9 of the tuner or of a probe: nothing keeps running, nothing measured is lost, nothing
+is measured twice.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,22 @@ from tests.e2e.demo import demo_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-FLAGS = ["--gpus", "cpu", "--space", "demo", "--hold", "use_vllm=false", "--search", "per_device_train_batch_size=4,8",
-         "--hold", "max_completion_length=32", "--budget", "5m", "--out", "out"]  # fmt: skip
+FLAGS = [
+    "--gpus",
+    "cpu",
+    "--space",
+    "demo",
+    "--hold",
+    "use_vllm=false",
+    "--search",
+    "per_device_train_batch_size=4,8",
+    "--hold",
+    "max_completion_length=32",
+    "--budget",
+    "5m",
+    "--out",
+    "out",
+]
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +76,17 @@ def test_the_tuner_is_killed(model: Path, tmp_path: Path, seed: int) -> None:
     measured = [trial for trial in study.get_trials() if trial.state.is_finished()]
     assert len(measured) >= 1
 
-    done = autotune("run", "--model", str(model), *FLAGS, "--resume", "--json", cwd=tmp_path, timeout=420)
+    done = autotune(
+        "run", "--model", str(model), *FLAGS, "--resume", "--json", cwd=tmp_path, timeout=420
+    )
     assert done.code == 0, done.err
-    after = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path}/out/study.db").get_trials()
+    after = optuna.load_study(
+        study_name=None, storage=f"sqlite:///{tmp_path}/out/study.db"
+    ).get_trials()
     assert all(trial.state.is_finished() for trial in after)
-    probed = [str(trial["knobs"]) for trial in done.document["trials"] if trial["purpose"] != "confirm"]
+    probed = [
+        str(trial["knobs"]) for trial in done.document["trials"] if trial["purpose"] != "confirm"
+    ]
     assert len(probed) == len(set(probed)) == 4
 
 
@@ -99,5 +121,9 @@ def _youngest_below(root: int) -> int:
 
 
 def _descendants(root: int) -> list[int]:
-    children = [int(pid) for task in Path(f"/proc/{root}/task").iterdir() for pid in (task / "children").read_text().split()]
+    children = [
+        int(pid)
+        for task in Path(f"/proc/{root}/task").iterdir()
+        for pid in (task / "children").read_text().split()
+    ]
     return [pid for child in children for pid in (child, *_descendants(child))]

@@ -18,7 +18,20 @@ pytest.importorskip("trl")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 OWN = Path(__file__).parents[1] / "own_scripts"
-ASKED = ["--gpus", "cpu", "--memory-limit", "3G", "--budget", "4m", "--max-probes", "2", "--out", "out", "--fresh", "--json"]
+ASKED = [
+    "--gpus",
+    "cpu",
+    "--memory-limit",
+    "3G",
+    "--budget",
+    "4m",
+    "--max-probes",
+    "2",
+    "--out",
+    "out",
+    "--fresh",
+    "--json",
+]
 DEMO = ["--space", "demo", "--hold", "use_vllm=false", "--hold", "gradient_checkpointing=false"]
 
 TRAINING = environment(ACCELERATE=str(Path(sys.executable).parent / "accelerate"))
@@ -29,28 +42,41 @@ TRAINING = environment(ACCELERATE=str(Path(sys.executable).parent / "accelerate"
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "model"
     made_up = Path(__file__).parents[2] / "autotune" / "worker" / "synthetic.py"
-    subprocess.run([sys.executable, str(made_up), str(folder)], check=True, capture_output=True, env=environment())
+    subprocess.run(
+        [sys.executable, str(made_up), str(folder)],
+        check=True,
+        capture_output=True,
+        env=environment(),
+    )
     return folder
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """A folder with a copy of the scripts in one of its own, so that neither is where the command is typed."""
+    """A folder with a copy of the scripts in one of its own, so that neither is where the
+    command is typed.
+    """
     shutil.copytree(OWN, tmp_path / "mine", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 
 def tuned(here: Path, script: str, *more: str, given: tuple[str, ...]) -> Any:
-    done = autotune("run", "--script", f"mine/{script}", *ASKED, *more, "--", *given, cwd=here, timeout=400)
+    done = autotune(
+        "run", "--script", f"mine/{script}", *ASKED, *more, "--", *given, cwd=here, timeout=400
+    )
     assert done.code == 0, done.err
     told = done.document
     assert told["recommendation"]["certificate"]["outcome"] == "ok"
-    assert told["counts"]["loads"] == 1, "the script runs once, and every candidate is measured on what it loaded"
+    assert told["counts"]["loads"] == 1, (
+        "the script runs once, and every candidate is measured on what it loaded"
+    )
     return told
 
 
 def before_and_after(here: Path) -> None:
-    assert not (here / "trained").exists() and not (here / "runs").exists(), "a probe trained or saved something"
+    assert not (here / "trained").exists() and not (here / "runs").exists(), (
+        "a probe trained or saved something"
+    )
     assert not (here / "callback-was-here").exists()
 
 
@@ -62,43 +88,104 @@ def test_a_patch_of_the_call_really_trains(here: Path, model: Path) -> None:
     assert said["rewards"] == "real" and said["reward_functions"] == ["length_reward", "brevity"]
     assert said["changes"]["per_device_train_batch_size"] == 4 and not said["by_hand"]
     assert told["recommendation"]["certificate"]["user_reward_seconds"] > 0
-    refused = subprocess.run(["bash", "out/launch.sh"], cwd=here, capture_output=True, text=True, env=environment(), timeout=60)
+    refused = subprocess.run(
+        ["bash", "out/launch.sh"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+    )
     assert refused.returncode == 2 and "patch -p1" in refused.stderr
-    subprocess.run(["patch", "-p1", "-d", "mine", "-i", str(here / "out" / "recommended.patch")], cwd=here, check=True)
-    assert "per_device_train_batch_size=4,  # as large as fits" in (here / "mine" / "plain.py").read_text()
-    done = subprocess.run(["bash", "out/launch.sh"], cwd=here, capture_output=True, text=True, env=TRAINING, timeout=240)
+    subprocess.run(
+        ["patch", "-p1", "-d", "mine", "-i", str(here / "out" / "recommended.patch")],
+        cwd=here,
+        check=True,
+    )
+    assert (
+        "per_device_train_batch_size=4,  # as large as fits"
+        in (here / "mine" / "plain.py").read_text()
+    )
+    done = subprocess.run(
+        ["bash", "out/launch.sh"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        env=TRAINING,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert (here / "trained").read_text() == "4 1 1"
 
 
 def test_two_ranks(here: Path, model: Path) -> None:
-    told = tuned(here, "plain.py", *DEMO, "--gpus", "2xcpu", "--search", "per_device_train_batch_size=4", given=(str(model),))
+    told = tuned(
+        here,
+        "plain.py",
+        *DEMO,
+        "--gpus",
+        "2xcpu",
+        "--search",
+        "per_device_train_batch_size=4",
+        given=(str(model),),
+    )
     before_and_after(here)
     effective = told["recommendation"]["certificate"]["effective"]
     assert (effective["world_size"], effective["wrapper"]) == (2, "DistributedDataParallel")
-    assert effective["generation_batch_size"] == 2 * 8 * 2, "what the script's own settings make of two ranks is held"
-    subprocess.run(["patch", "-p1", "-d", "mine", "-i", str(here / "out" / "recommended.patch")], cwd=here, check=True)
-    done = subprocess.run(["bash", "out/launch.sh"], cwd=here, capture_output=True, text=True, env=TRAINING, timeout=240)
+    assert effective["generation_batch_size"] == 2 * 8 * 2, (
+        "what the script's own settings make of two ranks is held"
+    )
+    subprocess.run(
+        ["patch", "-p1", "-d", "mine", "-i", str(here / "out" / "recommended.patch")],
+        cwd=here,
+        check=True,
+    )
+    done = subprocess.run(
+        ["bash", "out/launch.sh"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        env=TRAINING,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert (here / "trained").read_text() == "4 2 1"
 
 
 def test_flags_where_the_script_takes_them(here: Path, model: Path) -> None:
-    given = f"--model_name_or_path {model} --use_cpu true --bf16 false --num_generations 4 --max_completion_length 16 --use_peft"
-    told = tuned(here, "parsed.py", *DEMO, "--search", "per_device_train_batch_size=4", given=tuple(given.split()))
+    given = (
+        f"--model_name_or_path {model} --use_cpu true --bf16 false --num_generations 4"
+        " --max_completion_length 16 --use_peft"
+    )
+    told = tuned(
+        here,
+        "parsed.py",
+        *DEMO,
+        "--search",
+        "per_device_train_batch_size=4",
+        given=tuple(given.split()),
+    )
     before_and_after(here)
     assert told["script"]["patch"] is None
     assert "--per_device_train_batch_size 4" in " ".join(told["script"]["flags"])
     assert any("left out of probes" in one and "Noisy" in one for one in told["warnings"])
-    assert "--gradient_accumulation_steps 2 --gradient_checkpointing false" in (here / "out" / "launch.sh").read_text()
+    assert (
+        "--gradient_accumulation_steps 2 --gradient_checkpointing false"
+        in (here / "out" / "launch.sh").read_text()
+    )
     assert told["recommendation"]["certificate"]["effective"]["lora_r"] == 16
 
 
 def test_a_class_of_its_own_with_rewards_that_are_not_called(here: Path, model: Path) -> None:
     told = tuned(here, "own_class.py", *DEMO, "--rewards", "skip", given=(str(model),))
     said = told["script"]
-    assert said["rewards"] == "skip" and any("rewards are not called" in one for one in told["warnings"])
-    assert "is given as size" in said["by_hand"].get("per_device_train_batch_size", {"why": "is given as size"})["why"]
+    assert said["rewards"] == "skip" and any(
+        "rewards are not called" in one for one in told["warnings"]
+    )
+    assert (
+        "is given as size"
+        in said["by_hand"].get("per_device_train_batch_size", {"why": "is given as size"})["why"]
+    )
     assert "beta" not in said["changes"]
     effective = told["recommendation"]["certificate"]["effective"]
     assert (effective["lora_r"], effective["beta"]) == (4, 0.04)
@@ -110,7 +197,10 @@ def test_supervised(here: Path, model: Path) -> None:
     told = tuned(here, "rows.py", "--hold", "gradient_checkpointing=false", given=(str(model),))
     assert told["question"]["method"] == "sft"
     assert "gradient_checkpointing=False" in (here / "out" / "recommended.patch").read_text()
-    assert yaml.safe_load((here / "out" / "recommended.yaml").read_text())["gradient_checkpointing"] is False
+    assert (
+        yaml.safe_load((here / "out" / "recommended.yaml").read_text())["gradient_checkpointing"]
+        is False
+    )
 
 
 def test_what_the_look_refuses_is_an_exit_code(here: Path, model: Path) -> None:

@@ -1,5 +1,6 @@
-"""A real study in a hostile environment: secrets everywhere, a model named like markup and shell code,
-a reward that prints them."""
+"""A real study in a hostile environment: secrets everywhere, a model named like markup and shell
+code, a reward that prints them.
+"""
 
 from __future__ import annotations
 
@@ -50,30 +51,63 @@ class Ran:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     if installed("initdb") is None:
-        pytest.skip("PostgreSQL's server is not installed: the password in a storage's address is part of this")
+        pytest.skip(
+            "PostgreSQL's server is not installed: the password in a storage's address is part of"
+            " this"
+        )
     folder = tmp_path_factory.mktemp("hostile")
     with server() as database:
         (folder / "rewards_that_tell.py").write_text(REWARD)
         model = demo_model(folder / NAME)
         (folder / "train.yaml").write_text(
             json.dumps(
-                {"model_name_or_path": str(model), "reward_funcs": ["rewards_that_tell.telling"], "max_completion_length": 128}
+                {
+                    "model_name_or_path": str(model),
+                    "reward_funcs": ["rewards_that_tell.telling"],
+                    "max_completion_length": 128,
+                }
             )
         )
         asked = [
-            "--config", "train.yaml", "--gpus", "cpu", "--space", "demo", "--memory-limit", "2G", "--budget", "200s",
-            "--max-probes", "3", "--hold", "use_vllm=false", "--hold", "trust_remote_code=true", "--storage", database.url,
-        ]  # fmt: skip
-        places = {name: str(folder / name.lower()) for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "TMPDIR")}
+            "--config",
+            "train.yaml",
+            "--gpus",
+            "cpu",
+            "--space",
+            "demo",
+            "--memory-limit",
+            "2G",
+            "--budget",
+            "200s",
+            "--max-probes",
+            "3",
+            "--hold",
+            "use_vllm=false",
+            "--hold",
+            "trust_remote_code=true",
+            "--storage",
+            database.url,
+        ]
+        places = {
+            name: str(folder / name.lower())
+            for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "TMPDIR")
+        }
         Path(places["TMPDIR"]).mkdir()
         variables = {**SECRETS, **places, "PYTHONPATH": str(folder)}
-        done = autotune("run", *asked, "--study", "well", "--out", "out", cwd=folder, timeout=400, **variables)
+        done = autotune(
+            "run", *asked, "--study", "well", "--out", "out", cwd=folder, timeout=400, **variables
+        )
         failing = [*asked, "--study", "ill", "--out", "ill", "--fresh", "--json"]
         failed = autotune("run", *failing, cwd=folder, timeout=200, RAISE="1", **variables)
         exporting = ["study", "export", "--storage", database.url, "--study", "ill", "moved.json"]
         moved = autotune(*exporting, cwd=folder, **variables)
         assert moved.code == 0, moved.err
-        yield Ran(folder=folder, done=done, failed=failed, exported=(folder / "moved.json").read_text() + moved.out + moved.err)
+        yield Ran(
+            folder=folder,
+            done=done,
+            failed=failed,
+            exported=(folder / "moved.json").read_text() + moved.out + moved.err,
+        )
 
 
 def test_it_is_measured_all_the_same(ran: Ran) -> None:
@@ -90,17 +124,25 @@ def test_a_reward_that_fails_is_named_and_what_it_told_is_not(ran: Ran) -> None:
 @pytest.mark.parametrize("secret", [*SECRETS, "the password of the storage"])
 def test_nothing_secret_is_told_or_written_anywhere(ran: Ran, secret: str) -> None:
     value = SECRETS.get(secret, PASSWORD)
-    told = {"stdout": ran.done.out + ran.failed.out, "stderr": ran.done.err + ran.failed.err, "the exported study": ran.exported}
+    told = {
+        "stdout": ran.done.out + ran.failed.out,
+        "stderr": ran.done.err + ran.failed.err,
+        "the exported study": ran.exported,
+    }
     assert [place for place, text in told.items() if value in text] == []
     files = [file for file in ran.folder.rglob("*") if file.is_file()]
     assert len(files) > 10
-    assert [str(file.relative_to(ran.folder)) for file in files if value.encode() in file.read_bytes()] == []
+    assert [
+        str(file.relative_to(ran.folder)) for file in files if value.encode() in file.read_bytes()
+    ] == []
 
 
 def test_code_that_comes_with_a_model_is_run_only_if_asked_for_and_that_is_shown(ran: Ran) -> None:
     assert "trust_remote_code=true" in ran.done.out + ran.done.err
     document = json.loads((ran.folder / "out" / "recommendation.json").read_text())
-    assert "trust_remote_code: true" in (ran.folder / "out" / "recommended.yaml").read_text(), document["recommendation"]
+    assert "trust_remote_code: true" in (ran.folder / "out" / "recommended.yaml").read_text(), (
+        document["recommendation"]
+    )
 
 
 def test_the_report_shows_the_name_and_does_not_run_it(ran: Ran) -> None:
@@ -110,7 +152,10 @@ def test_the_report_shows_the_name_and_does_not_run_it(ran: Ran) -> None:
 
 def test_files_are_the_users_own_and_like_any_other_of_theirs(ran: Ran) -> None:
     out = ran.folder / "out"
-    script, page = stat.S_IMODE((out / "launch.sh").stat().st_mode), stat.S_IMODE((out / "report.html").stat().st_mode)
+    script, page = (
+        stat.S_IMODE((out / "launch.sh").stat().st_mode),
+        stat.S_IMODE((out / "report.html").stat().st_mode),
+    )
     (out / "mine").touch()
     assert page == stat.S_IMODE((out / "mine").stat().st_mode)
     assert script == page | 0o111 & ~_taken_away()
@@ -121,11 +166,18 @@ def test_files_are_the_users_own_and_like_any_other_of_theirs(ran: Ran) -> None:
 def test_the_launch_script_takes_the_name_as_it_is(ran: Ran) -> None:
     """The shell reads it without running anything, and nothing is left in the scratch folder."""
     script = ran.folder / "out" / "launch.sh"
-    read = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, env=environment())
+    read = subprocess.run(
+        ["bash", "-n", str(script)], capture_output=True, text=True, env=environment()
+    )
     assert read.returncode == 0, read.stderr
     assert list((ran.folder / "tmpdir").glob("autotune*")) == []
 
 
 def _taken_away() -> int:
-    told = subprocess.run([sys.executable, "-c", "import os; print(os.umask(0))"], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.umask(0))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return int(told.stdout)

@@ -1,4 +1,6 @@
-"""Toy framework for tests on emulated cards: each rank takes its card as a trainer does and allocates on it."""
+"""Toy framework for tests on emulated cards: each rank takes its card as a trainer does and
+allocates on it.
+"""
 
 import os
 import signal
@@ -27,17 +29,26 @@ def measure(loaded, request, stage):
     uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
     return {
         "worst": {
-            "completion_tokens": 8, "cycle_seconds": [0.1, 0.1], "cycle_loss_tokens": [8, 8], "prompt_tokens": 8,
-            "phase_seconds": {}, "user_reward_seconds": 0.0, "cut_short": False,
+            "completion_tokens": 8,
+            "cycle_seconds": [0.1, 0.1],
+            "cycle_loss_tokens": [8, 8],
+            "prompt_tokens": 8,
+            "phase_seconds": {},
+            "user_reward_seconds": 0.0,
+            "cut_short": False,
         },
         "typical": None,
         "optimizer_steps": 2,
-        "effective": {"visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "count": torch.cuda.device_count(), "rank": stage.rank},
+        "effective": {
+            "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "count": torch.cuda.device_count(),
+            "rank": stage.rank,
+        },
         "setup_seconds": 0.01,
         "loop_seconds": 0.2,
         "world_size": stage.world_size,
         "memory": {"device_uuid": f"GPU-{uuid}"},
-    }  # fmt: skip
+    }
 
 
 def release(loaded):

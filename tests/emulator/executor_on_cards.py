@@ -1,4 +1,6 @@
-"""Head of programs that measure with a local executor on emulated cards: real workers and ranks, a toy framework."""
+"""Head of programs that measure with a local executor on emulated cards: real workers and ranks,
+a toy framework.
+"""
 
 from __future__ import annotations
 

@@ -91,7 +91,9 @@ class Cards:
 def cards(python: str, machine: EmulatedMachine | str) -> Iterator[Cards]:
     built = installed(python)
     asked = emulated_machine(machine) if isinstance(machine, str) else machine
-    with tempfile.TemporaryDirectory(prefix="autotune-emulated-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="autotune-emulated-", ignore_cleanup_errors=True
+    ) as folder:
         yield Cards(python=python, stand=launch.set_up(asked, built, Path(folder)))
 
 

@@ -23,11 +23,17 @@ def lines(machine: EmulatedMachine) -> list[dict[str, str]]:
 def test_two_cards_are_described_as_the_catalog_has_them() -> None:
     machine, first, second = lines(emulated_machine("2xA100-40G"))
     assert (machine["driver"], machine["runtime"], machine["lag"]) == ("12080", "12080", "0")
-    assert (first["name"], first["capability"], first["multiprocessors"]) == ("NVIDIA A100-SXM4-40GB", "8.0", "108")
+    assert (first["name"], first["capability"], first["multiprocessors"]) == (
+        "NVIDIA A100-SXM4-40GB",
+        "8.0",
+        "108",
+    )
     assert int(first["memory_mib"]) + int(first["reserved_mib"]) == 40960
     assert first["uuid"] != second["uuid"] and first["uuid"].startswith("GPU-")
     assert int(first["nccl_mib"]) == constant("nccl_mib_two_nvlink").value
-    assert int(first["context_mib"]) == round(108 * constant("context_mib_per_multiprocessor").value)
+    assert int(first["context_mib"]) == round(
+        108 * constant("context_mib_per_multiprocessor").value
+    )
 
 
 def test_what_nccl_takes_goes_by_the_link_and_the_number_of_cards() -> None:
@@ -35,12 +41,16 @@ def test_what_nccl_takes_goes_by_the_link_and_the_number_of_cards() -> None:
     assert lines(emulated_machine("2xRTX4090"))[1]["nccl_mib"] == "120"
 
 
-@pytest.mark.parametrize("gpu", [gpu for gpu in catalog.gpus() if gpu.probes], ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize(
+    "gpu", [gpu for gpu in catalog.gpus() if gpu.probes], ids=lambda gpu: gpu.name
+)
 def test_every_card_of_the_catalog_has_a_shape(gpu: catalog.Gpu) -> None:
     (_, card) = lines(emulated_machine(gpu.name))
     assert gpu.compute_capability == card["capability"]
     assert 0 < int(card["context_mib"]) < int(card["memory_mib"]) <= gpu.memory_mib
-    assert any(words in card["name"].lower() for words in gpu.names), "its name is one by which it is recognised"
+    assert any(words in card["name"].lower() for words in gpu.names), (
+        "its name is one by which it is recognised"
+    )
     assert int(card["shared_kib"]) in (64, 96, 100, 164, 228)
 
 
@@ -81,7 +91,9 @@ def test_an_unknown_card_names_the_nearest() -> None:
 
 def test_a_card_is_cut_into_slices_by_mig_profile() -> None:
     card = EmulatedCard(gpu=emulated_machine("A100-40G").cards[0].gpu, slices=("3g.20gb", "1g.5gb"))
-    kinds = [line.split("\t")[0] for line in EmulatedMachine(cards=(card,)).text((13, 0)).splitlines()]
+    kinds = [
+        line.split("\t")[0] for line in EmulatedMachine(cards=(card,)).text((13, 0)).splitlines()
+    ]
     assert kinds == ["machine", "sliced", "slice", "slice"]
     assert card.slice("3g.20gb") == (42, card.memory_mib // 2)
     assert card.slice("7g.40gb") == (98, card.memory_mib)

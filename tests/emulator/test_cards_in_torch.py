@@ -1,4 +1,6 @@
-"""CUDA builds of torch, unmodified, on emulated cards: what they see, what they are refused, what they can read."""
+"""CUDA builds of torch, unmodified, on emulated cards: what they see, what they are refused,
+what they can read.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_torch_sees_the_cards_of_the_catalog(python: str) -> None:
     assert told(run(python, machine, program)) == expected
 
 
-@pytest.mark.parametrize("visible, expected", [("1", [1, 1]), ("", [0, 0]), ("2,0,7,1", [2, 2]), ("by uuid", [1, 2])])
+@pytest.mark.parametrize(
+    "visible, expected", [("1", [1, 1]), ("", [0, 0]), ("2,0,7,1", [2, 2]), ("by uuid", [1, 2])]
+)
 def test_cuda_visible_devices(python: str, visible: str, expected: list[int]) -> None:
     program = """
         import json, os, sys, torch
@@ -143,11 +147,23 @@ def test_small_tensors_and_integers_are_true(python: str) -> None:
         print(json.dumps(found))
     """
     shown = "tensor([[0, 1, 2],\n        [3, 4, 5]], device='cuda:0')"
-    expected = [15, [3, 4, 5], [[1, 0], [1, 1], [1, 2]], 2.5, 2**20 - 1, shown, [1, 2], [4, 5], [4.0, 6.0]]
+    expected = [
+        15,
+        [3, 4, 5],
+        [[1, 0], [1, 1], [1, 2]],
+        2.5,
+        2**20 - 1,
+        shown,
+        [1, 2],
+        [4, 5],
+        [4.0, 6.0],
+    ]
     assert told(run(python, "L4", program)) == expected
 
 
-def test_the_gradient_of_dpos_loss_is_computed_without_the_buffer_that_only_a_cpu_saves(python: str) -> None:
+def test_the_gradient_of_dpos_loss_is_computed_without_the_buffer_that_only_a_cpu_saves(
+    python: str,
+) -> None:
     ran = run(
         python,
         "A100-40G",
@@ -164,7 +180,9 @@ def test_the_gradient_of_dpos_loss_is_computed_without_the_buffer_that_only_a_cp
 
 @pytest.mark.parametrize("elements", [100, 3_000_000])
 def test_a_cached_block_holds_nothing_of_its_former_tensor(python: str, elements: int) -> None:
-    """An old -100 read as bfloat16 is not a number, and DeepSpeed's count of such gradients began with one."""
+    """An old -100 read as bfloat16 is not a number, and DeepSpeed's count of such gradients
+    began with one.
+    """
     program = f"""
         import json, torch
         held = torch.full(({elements} // 4,), -100, device="cuda")
@@ -197,7 +215,10 @@ def test_looking_whether_torch_is_there_does_not_use_the_hook_up(python: str) ->
 
 def test_printing_a_large_tensor_names_it(python: str) -> None:
     program = 'import json, torch; print(json.dumps(str(torch.ones(4096, 4096, device="cuda"))))'
-    assert told(run(python, "L4", program)) == "tensor(..., device='cuda:0', size=(4096, 4096), dtype=torch.float32)"
+    assert (
+        told(run(python, "L4", program))
+        == "tensor(..., device='cuda:0', size=(4096, 4096), dtype=torch.float32)"
+    )
 
 
 def test_integers_that_were_too_large_are_reported_and_floats_are_not(python: str) -> None:
@@ -230,7 +251,9 @@ def test_a_training_step_touches_little_of_the_host_and_calls_nothing_unjudged(p
     ran = run(python, "A100-40G", program)
     allocated, grown_mib = told(ran)  # type: ignore[misc]
     parameters = 24 * (8192 * 8192 + 8192)
-    assert 4 * 2 * parameters < allocated < 4.5 * 2 * parameters, "weights, gradients and two moments of bfloat16"
+    assert 4 * 2 * parameters < allocated < 4.5 * 2 * parameters, (
+        "weights, gradients and two moments of bfloat16"
+    )
     assert grown_mib < 400
     assert ran.report.unjudged == {}
     phases = ran.report.processes[0].phase_peak_bytes
@@ -255,7 +278,9 @@ def test_work_that_finishes_late_keeps_more_memory_waiting(python: str) -> None:
     at_once, _ = told(run(python, "A100-40G", program))  # type: ignore[misc]
     late, after = told(run(python, emulated_machine("A100-40G", lag=LONGEST_LAG), program))  # type: ignore[misc]
     assert at_once == 2**28
-    assert late == 40 * 2**28 == after, "what waits becomes free with the next synchronisation, and is used again"
+    assert late == 40 * 2**28 == after, (
+        "what waits becomes free with the next synchronisation, and is used again"
+    )
 
 
 def test_who_only_asks_whether_work_is_done_does_not_wait_for_ever(python: str) -> None:
@@ -287,7 +312,11 @@ def test_a_forked_child_cannot_use_what_its_parent_initialised(python: str) -> N
         child = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         print(json.dumps([before, after, child]))
     """
-    assert told(run(python, "L4", program)) == [3, 0, 33], "CUDA_ERROR_NOT_INITIALIZED, as of the real driver"
+    assert told(run(python, "L4", program)) == [
+        3,
+        0,
+        33,
+    ], "CUDA_ERROR_NOT_INITIALIZED, as of the real driver"
 
 
 def test_a_forked_child_uses_cuda_where_its_parent_only_imported_torch(python: str) -> None:
@@ -310,7 +339,10 @@ def test_expandable_segments_grow_and_give_back(python: str) -> None:
         torch.cuda.empty_cache()
         print(json.dumps([grown, torch.cuda.memory_reserved(), torch.tensor([5], device="cuda").item()]))
     """
-    variable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    variable = {
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    }
     grown, left, value = told(run(python, "A100-40G", program, **variable))  # type: ignore[misc]
     assert 5 * GIB <= grown < 5.1 * GIB and left == 0 and value == 5
 
@@ -342,18 +374,24 @@ if __name__ == "__main__":
     there.put(None)
     process.join()
 """
-    variable = dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), f"expandable_segments:{expandable}")
+    variable = dict.fromkeys(
+        ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), f"expandable_segments:{expandable}"
+    )
     with cards(python, "A100-40G") as stand:
         file = stand.stand.folder / "shares.py"
         file.write_text(body)
-        ran = stand.run(f"import runpy; runpy.run_path({str(file)!r}, run_name='__main__')", **variable)
+        ran = stand.run(
+            f"import runpy; runpy.run_path({str(file)!r}, run_name='__main__')", **variable
+        )
     seen, charged, changed = told(ran)  # type: ignore[misc]
     assert seen == [1, 2, 3] and changed == 9
     assert charged < GIB, "a context and its kernels, and not the tensor once more"
 
 
 def test_gradients_of_a_shared_weight_are_summed_in_place(python: str) -> None:
-    """Autograd sums out of place while a dispatch mode is on, which is the emulator's own and not the program's."""
+    """Autograd sums out of place while a dispatch mode is on, which is the emulator's own and
+    not the program's.
+    """
     program = """
         import json, torch
         weight = torch.ones(2**24, device="cuda", requires_grad=True)
@@ -380,7 +418,9 @@ def test_gradients_of_a_shared_weight_are_summed_in_place(python: str) -> None:
 
 @pytest.mark.parametrize("card", ["L4", "H200"])
 def test_kernels_that_are_chosen_by_the_card(python: str, card: str) -> None:
-    """CUB asks which image of a kernel runs, and has none for 8.9; attention prefers cuDNN from Hopper on."""
+    """CUB asks which image of a kernel runs, and has none for 8.9; attention prefers cuDNN from
+    Hopper on.
+    """
     program = """
         import json, torch
         mask = torch.tensor([True, False] * 16384, device="cuda")

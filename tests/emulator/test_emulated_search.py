@@ -1,4 +1,6 @@
-"""`autotune run --mode emulate`: real probes on emulated GPUs, with predicted speed, and marked so."""
+"""`autotune run --mode emulate`: real probes on emulated GPUs, with predicted speed, and marked
+so.
+"""
 
 from __future__ import annotations
 
@@ -28,30 +30,47 @@ from tests.report.test_forecast import PREDICTION
 
 DOUBT = "Emulated, not measured: for a test."
 TIMED = Speed(
-    completion_tokens=64, cycle_seconds=(9.0, 8.0), cycle_loss_tokens=(400, 500), prompt_tokens=10, phase_seconds={"other": 17.0}
+    completion_tokens=64,
+    cycle_seconds=(9.0, 8.0),
+    cycle_loss_tokens=(400, 500),
+    prompt_tokens=10,
+    phase_seconds={"other": 17.0},
 )
 
 
 def on(job: Job, *, emulated: bool) -> Job:
-    hardware = Hardware(kind="cuda", name="A100-40G", count=2, memory_bytes=40 * 2**30, here=True, emulated=emulated)
-    return replace(job, task=replace(job.task, hardware=hardware), mode="emulate" if emulated else "probe")
+    hardware = Hardware(
+        kind="cuda", name="A100-40G", count=2, memory_bytes=40 * 2**30, here=True, emulated=emulated
+    )
+    return replace(
+        job, task=replace(job.task, hardware=hardware), mode="emulate" if emulated else "probe"
+    )
 
 
 def emulated_answer() -> tuple[Job, Recommendation]:
     def mark(trial: Trial) -> Trial:
-        return replace(trial, measurement=replace(trial.measurement, emulated=True, caveats=(DOUBT,)))
+        return replace(
+            trial, measurement=replace(trial.measurement, emulated=True, caveats=(DOUBT,))
+        )
 
     case = answered(900)
     answer = case.answer
-    assert answer.winner is not None and answer.certificate is not None and answer.baseline is not None
-    marked = {name: tuple(map(mark, getattr(answer, name))) for name in ("runner_ups", "trade_offs", "refuted", "trials")}
+    assert (
+        answer.winner is not None and answer.certificate is not None and answer.baseline is not None
+    )
+    marked = {
+        name: tuple(map(mark, getattr(answer, name)))
+        for name in ("runner_ups", "trade_offs", "refuted", "trials")
+    }
     alone = {name: mark(getattr(answer, name)) for name in ("winner", "certificate", "baseline")}
     return on(case.job, emulated=True), replace(answer, **marked, **alone)
 
 
 def test_the_timed_speed_gives_place_to_the_predicted_one() -> None:
     measured = replace(answered(900).answer.trials[0].measurement, worst=TIMED, typical=TIMED)
-    predicted = replace(PREDICTION, tokens_per_second=Estimate(value=1000.0, low=500.0, high=2000.0))
+    predicted = replace(
+        PREDICTION, tokens_per_second=Estimate(value=1000.0, low=500.0, high=2000.0)
+    )
     found = with_predicted_speed(measured, predicted)
     assert found.worst is not None
     assert found.worst.tokens_per_second == 1000.0 and found.typical is None
@@ -68,7 +87,9 @@ def test_the_speed_at_the_lengths_that_occur_is_predicted_too() -> None:
     found = with_predicted_speed(measured, predicted)
     assert found.typical is not None and found.ranking_speed is found.typical
     assert found.typical.tokens_per_second == pytest.approx(800.0)
-    assert found.typical.phase_seconds["rollout"] == pytest.approx(0.75 * found.typical.cycle_seconds[0])
+    assert found.typical.phase_seconds["rollout"] == pytest.approx(
+        0.75 * found.typical.cycle_seconds[0]
+    )
 
 
 def test_a_speed_that_cannot_be_predicted_is_unknown() -> None:
@@ -87,7 +108,9 @@ def test_emulated_and_measured_figures_are_never_in_one_record_or_study() -> Non
 def test_every_candidate_of_the_document_is_marked() -> None:
     job, answer = emulated_answer()
     made = document(job, answer, [], confirm_with="autotune run --mode probe")
-    assert (made["basis"], made["recommendation"]["basis"], made["baseline"]["basis"]) == ("emulated",) * 3
+    assert (made["basis"], made["recommendation"]["basis"], made["baseline"]["basis"]) == (
+        "emulated",
+    ) * 3
     rows = [*made["trials"], *made["runner_ups"], *made["trade_offs"], *made["refuted"]]
     assert {row["basis"] for row in rows} == {"emulated"}
     assert made["caveats"] == [DOUBT] and made["confirm_with"] == "autotune run --mode probe"
@@ -99,9 +122,13 @@ def test_neither_terminal_nor_page_calls_it_measured(capsys: pytest.CaptureFixtu
     job, answer = emulated_answer()
     show_answer(Console(width=200), job, answer, [], "autotune run --mode probe")
     said = capsys.readouterr().out
-    assert "emulated peak memory" in said and "predicted tokens/s" in said and "Certified" not in said
+    assert (
+        "emulated peak memory" in said and "predicted tokens/s" in said and "Certified" not in said
+    )
     assert "easurabl" not in said and "±" not in said
-    assert f"Note: {DOUBT}" in said and "Confirm it on the target: autotune run --mode probe" in said
+    assert (
+        f"Note: {DOUBT}" in said and "Confirm it on the target: autotune run --mode probe" in said
+    )
     page = render(document(job, answer, [], confirm_with="autotune run --mode probe"))
     head = page[: page.index("<script>")]
     assert "Nothing was measured: memory is of emulated GPUs" in head and DOUBT in head
@@ -111,14 +138,30 @@ def test_neither_terminal_nor_page_calls_it_measured(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--gpus", "local"], "'local' names no card that could be emulated. Name one, like --gpus 2xA100-40G."),
-        (["--gpus", "2xA100"], "'A100' comes with different amounts of memory. Say which: A100-40G or A100-80G."),
-        (["--gpus", "L4", "--slots", "2"], "One probe at a time runs on emulated GPUs. Leave --slots out."),
-        (["--gpus", "L4", "--executor", "ray"], "GPUs are emulated on this machine, and not on a cluster. Leave --executor out."),
+        (
+            ["--gpus", "local"],
+            "'local' names no card that could be emulated. Name one, like --gpus 2xA100-40G.",
+        ),
+        (
+            ["--gpus", "2xA100"],
+            "'A100' comes with different amounts of memory. Say which: A100-40G or A100-80G.",
+        ),
+        (
+            ["--gpus", "L4", "--slots", "2"],
+            "One probe at a time runs on emulated GPUs. Leave --slots out.",
+        ),
+        (
+            ["--gpus", "L4", "--executor", "ray"],
+            "GPUs are emulated on this machine, and not on a cluster. Leave --executor out.",
+        ),
     ],
 )
-def test_bad_use_is_one_sentence_with_the_way_out(words: list[str], said: str, tmp_path: Path) -> None:
-    done = autotune("run", "--model", str(shape_only(tmp_path / "m")), "--mode", "emulate", *words, cwd=tmp_path)
+def test_bad_use_is_one_sentence_with_the_way_out(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    done = autotune(
+        "run", "--model", str(shape_only(tmp_path / "m")), "--mode", "emulate", *words, cwd=tmp_path
+    )
     assert (done.code, done.out, done.err) == (2, "", f"Error: {said}\n")
 
 
@@ -126,9 +169,21 @@ def test_a_torch_without_cuda_is_one_sentence(tmp_path: Path) -> None:
     if importlib.import_module("torch").version.cuda is not None:
         pytest.skip("torch has CUDA in this environment; make test-all runs this in one without")
     model = str(shape_only(tmp_path / "m"))
-    words = ["run", "--model", model, "--gpus", "L4", "--mode", "emulate", "--hold", "use_vllm=false"]
+    words = [
+        "run",
+        "--model",
+        model,
+        "--gpus",
+        "L4",
+        "--mode",
+        "emulate",
+        "--hold",
+        "use_vllm=false",
+    ]
     done = autotune(*words, cwd=tmp_path)
-    assert done.code == 4 and "which is no CUDA build, and only those can be emulated" in done.err, done.err
+    assert (
+        done.code == 4 and "which is no CUDA build, and only those can be emulated" in done.err
+    ), done.err
     assert str(Path(sys.executable)) in done.err
 
 
@@ -142,16 +197,26 @@ def test_a_shortened_rollout_has_its_full_length_and_cache(monkeypatch: pytest.M
 
     monkeypatch.setattr(emulator_hooks, "STRIDE", 8)
     emulator_hooks.shorten_transformers(SimpleNamespace(GenerationMixin=Model))  # type: ignore[arg-type]
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     model = Model(transformers.Qwen2Config(**sizes, num_key_value_heads=2, vocab_size=64))
     held: list[int] = []
     attention = model.model.layers[0].self_attn
     attention.register_forward_hook(
-        lambda module, args, kwargs, out: held.append(kwargs["past_key_values"].get_seq_length()), with_kwargs=True
+        lambda module, args, kwargs, out: held.append(kwargs["past_key_values"].get_seq_length()),
+        with_kwargs=True,
     )
-    config = transformers.GenerationConfig(max_new_tokens=32, min_new_tokens=32, pad_token_id=0, eos_token_id=1)
+    config = transformers.GenerationConfig(
+        max_new_tokens=32, min_new_tokens=32, pad_token_id=0, eos_token_id=1
+    )
     ids = torch.full((2, 5), 7)
-    made = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    made = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config
+    )
     assert made.shape == (2, 5 + 32)
     assert held == [5, 13, 21, 29]  # the prompt, then a token in eight
 
@@ -167,7 +232,9 @@ SHAPE = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_search_on_emulated_cards_and_the_run_that_it_recommends(python: str, tmp_path: Path) -> None:
+def test_a_search_on_emulated_cards_and_the_run_that_it_recommends(
+    python: str, tmp_path: Path
+) -> None:
     """The run that launch.sh starts has the certificate's peak."""
     shape = json.loads((shape_only(tmp_path / "shape", **SHAPE) / "config.json").read_text())
     model = empty_model(tmp_path / "m", shape)
@@ -175,11 +242,37 @@ def test_a_search_on_emulated_cards_and_the_run_that_it_recommends(python: str, 
     longest = 12 * "word " + "word"  # 64 tokens, one for each byte
     (tmp_path / "rows" / "train.jsonl").write_text(64 * (json.dumps({"prompt": longest}) + "\n"))
     words = [
-        "run", "--model", model, "--gpus", "A100-40G", "--mode", "emulate", "--python", python, "--hold", "use_vllm=false",
-        "--dataset", str(tmp_path / "rows"), "--max-completion-length", "192", "--global-batch", "16", "--num-generations", "8",
-        "--search", "per_device_train_batch_size=2,16", "--search", "gradient_checkpointing=false", "--max-probes", "2",
-        "--budget", "8m", "--out", "out", "--json",
-    ]  # fmt: skip
+        "run",
+        "--model",
+        model,
+        "--gpus",
+        "A100-40G",
+        "--mode",
+        "emulate",
+        "--python",
+        python,
+        "--hold",
+        "use_vllm=false",
+        "--dataset",
+        str(tmp_path / "rows"),
+        "--max-completion-length",
+        "192",
+        "--global-batch",
+        "16",
+        "--num-generations",
+        "8",
+        "--search",
+        "per_device_train_batch_size=2,16",
+        "--search",
+        "gradient_checkpointing=false",
+        "--max-probes",
+        "2",
+        "--budget",
+        "8m",
+        "--out",
+        "out",
+        "--json",
+    ]
     done = autotune(*words, cwd=tmp_path, timeout=590, XDG_DATA_HOME=str(tmp_path / "data"))
     assert done.code == 0, done.err
     made = done.document
@@ -188,12 +281,27 @@ def test_a_search_on_emulated_cards_and_the_run_that_it_recommends(python: str, 
     trial = next(row for row in made["trials"] if row["knobs"] == best["knobs"])
     interval = trial["prediction"]["peak_memory_bytes"]
     assert interval["low"] <= best["peak_memory_bytes"] <= interval["high"]
-    assert best["tokens_per_second"]["worst"] == pytest.approx(trial["prediction"]["tokens_per_second"]["value"], rel=0.01)
+    assert best["tokens_per_second"]["worst"] == pytest.approx(
+        trial["prediction"]["tokens_per_second"]["value"], rel=0.01
+    )
     assert any("docs/emulated-gpus.md" in caveat for caveat in made["caveats"])
     assert "--mode probe" in made["confirm_with"] and json.dumps(made)
 
-    steps = ["--max_steps", "3", "--save_strategy", "no", "--report_to", "none", "--output_dir", str(tmp_path / "trained")]
-    code, trained = rehearsed("A100-40G", python, tmp_path, "bash", "out/launch.sh", *steps, PYTHON=python)
+    steps = [
+        "--max_steps",
+        "3",
+        "--save_strategy",
+        "no",
+        "--report_to",
+        "none",
+        "--output_dir",
+        str(tmp_path / "trained"),
+    ]
+    code, trained = rehearsed(
+        "A100-40G", python, tmp_path, "bash", "out/launch.sh", *steps, PYTHON=python
+    )
     assert code == 0, trained["error"]
     assert len(trained["processes"]) == 1
-    assert trained["processes"][0]["peak_bytes"] == pytest.approx(best["peak_memory_bytes"], rel=0.02)
+    assert trained["processes"][0]["peak_bytes"] == pytest.approx(
+        best["peak_memory_bytes"], rel=0.02
+    )

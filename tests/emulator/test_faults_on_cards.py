@@ -1,4 +1,6 @@
-"""Failures on emulated cards, met by real ranks of a worker: their phase, kind and rank are named right."""
+"""Failures on emulated cards, met by real ranks of a worker: their phase, kind and rank are
+named right.
+"""
 
 from __future__ import annotations
 

@@ -46,6 +46,11 @@ def test_real_steps_stay_within_the_prediction(framework: str, tmp_path: Path) -
     trainers = [one for one in processes if "backward" in one["phase_peak_bytes"]]
     assert trainers
     for trainer in trainers:
-        # The emulated driver has nothing of what vLLM holds outside torch: the cache of an engine in this process takes it.
-        outside = rollout_engine.outside_torch_bytes(1).value if "engine start" in trainer["phase_peak_bytes"] else 0
+        # The emulated driver has nothing of what vLLM holds outside torch: the cache of an engine
+        # in this process takes it.
+        outside = (
+            rollout_engine.outside_torch_bytes(1).value
+            if "engine start" in trainer["phase_peak_bytes"]
+            else 0
+        )
         assert allocated["low"] <= trainer["torch_allocated_bytes"] - outside <= allocated["high"]

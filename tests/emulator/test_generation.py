@@ -1,4 +1,6 @@
-"""Entry points that are generated: which there are, what each does, and which answers were judged."""
+"""Entry points that are generated: which there are, what each does, and which answers were
+judged.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,20 @@ def headers(tmp_path: Path) -> Path:
     return folder
 
 
-def test_names_come_from_libraries_the_drivers_header_and_nvml(tmp_path: Path, headers: Path) -> None:
+def test_names_come_from_libraries_the_drivers_header_and_nvml(
+    tmp_path: Path, headers: Path
+) -> None:
     library = tmp_path / "libcublas.so.13"
     library.write_bytes(elf(defined=("cublasSgemm_v2", "cublasDdot_v2", "_init", "free_me")))
     (tmp_path / "libcudart.so").write_text("INPUT(a linker script)")
     found = names_in([library, tmp_path / "libcudart.so"], [headers])
-    assert {"cublasSgemm_v2", "cublasDdot_v2", "cuDeviceGetLuid", "cuMemAlloc_v2", "nvmlDeviceGetFanSpeed"} <= found
+    assert {
+        "cublasSgemm_v2",
+        "cublasDdot_v2",
+        "cuDeviceGetLuid",
+        "cuMemAlloc_v2",
+        "nvmlDeviceGetFanSpeed",
+    } <= found
     assert not found & {"_init", "free_me"}
 
 
@@ -61,29 +71,55 @@ def test_each_kind_of_stub(headers: Path) -> None:
     made = {stub.name: stub for stub in stubs_for(names, frozenset({"mine"}), outs)}
     kinds = {name: stub.kind for name, stub in made.items()}
     assert kinds == {
-        "cublasGetSmCountTarget": "zeros", "cublasSgemm_v2": "success", "nvmlDeviceGetFanSpeed": "refusal",
-        "cusparseGetErrorString": "text", "cudnnCreateX": "handle",
-    }  # fmt: skip
-    assert {name for name, stub in made.items() if stub.judged is None} == {"cublasGetSmCountTarget"}
+        "cublasGetSmCountTarget": "zeros",
+        "cublasSgemm_v2": "success",
+        "nvmlDeviceGetFanSpeed": "refusal",
+        "cusparseGetErrorString": "text",
+        "cudnnCreateX": "handle",
+    }
+    assert {name for name, stub in made.items() if stub.judged is None} == {
+        "cublasGetSmCountTarget"
+    }
 
 
 @pytest.mark.parametrize(
     "name",
-    ["cublasSgemm_v2", "cublasGemmEx", "cublasGemmStridedBatchedEx_64", "cublasLtMatmul", "cudaFuncSetAttribute",
-     "cuModuleUnload", "cudnnDestroy", "cudaMemAdvise_v2", "cudaGraphExecDestroy",
-     "cublasSetWorkspace_v2", "nvmlDeviceGetFanSpeed", "cuCtxDestroy_v2",
-     "cudaDeviceEnablePeerAccess", "cuptiActivityEnable"],
-)  # fmt: skip
+    [
+        "cublasSgemm_v2",
+        "cublasGemmEx",
+        "cublasGemmStridedBatchedEx_64",
+        "cublasLtMatmul",
+        "cudaFuncSetAttribute",
+        "cuModuleUnload",
+        "cudnnDestroy",
+        "cudaMemAdvise_v2",
+        "cudaGraphExecDestroy",
+        "cublasSetWorkspace_v2",
+        "nvmlDeviceGetFanSpeed",
+        "cuCtxDestroy_v2",
+        "cudaDeviceEnablePeerAccess",
+        "cuptiActivityEnable",
+    ],
+)
 def test_where_success_is_right_the_reason_is_given(name: str) -> None:
     assert judged(name)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["cublasSdot_v2", "cublasIsamax_v2", "cublasDnrm2_v2", "cudaGraphExecUpdate", "cudaStreamGetAttribute",
-     "cusparseSpGEMM_compute", "cuMemGetHandleForAddressRange", "cusolverDnSgetrf", "cudaSomethingNew",
-     "ncclCommQueryProperties"],
-)  # fmt: skip
+    [
+        "cublasSdot_v2",
+        "cublasIsamax_v2",
+        "cublasDnrm2_v2",
+        "cudaGraphExecUpdate",
+        "cudaStreamGetAttribute",
+        "cusparseSpGEMM_compute",
+        "cuMemGetHandleForAddressRange",
+        "cusolverDnSgetrf",
+        "cudaSomethingNew",
+        "ncclCommQueryProperties",
+    ],
+)
 def test_what_the_host_reads_is_not_judged_by_its_name(name: str) -> None:
     assert judged(name) is None
 
@@ -91,13 +127,32 @@ def test_what_the_host_reads_is_not_judged_by_its_name(name: str) -> None:
 def test_the_hand_written_entry_points_are_found_in_the_sources() -> None:
     written = build.written_by_hand()
     assert {
-        "cudaMalloc", "cuMemAlloc_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyHtoDAsync", "cublasCreate_v2", "cublasGetMathMode",
-        "dlopen", "nvmlDeviceGetMemoryInfo_v2", "ncclAllReduce", "cudaGetDeviceProperties", "cudaStreamGetCaptureInfo",
+        "cudaMalloc",
+        "cuMemAlloc_v2",
+        "cuMemcpyHtoDAsync_v2",
+        "cuMemcpyHtoDAsync",
+        "cublasCreate_v2",
+        "cublasGetMathMode",
+        "dlopen",
+        "nvmlDeviceGetMemoryInfo_v2",
+        "ncclAllReduce",
+        "cudaGetDeviceProperties",
+        "cudaStreamGetCaptureInfo",
         "nvmlErrorString",
-        "__cudaRegisterFunction", "cublasLtGetVersion",
-    } <= written  # fmt: skip
+        "__cudaRegisterFunction",
+        "cublasLtGetVersion",
+    } <= written
     for_python = {
-        f"emu_{name}" for name in ("set_foreign", "phase", "peak", "note_torch", "compiled_for", "copy_written", "give_back")
+        f"emu_{name}"
+        for name in (
+            "set_foreign",
+            "phase",
+            "peak",
+            "note_torch",
+            "compiled_for",
+            "copy_written",
+            "give_back",
+        )
     }
     assert {name for name in written if name.startswith("emu")} == for_python
 
@@ -107,7 +162,11 @@ def test_the_text_compiles_and_counts_calls(tmp_path: Path) -> None:
     if compiler is None:
         pytest.skip("there is no C compiler")
     outs = {"cublasGetSmCountTarget": {1: 4}}
-    made = stubs_for({"cublasGetSmCountTarget", "cublasSgemm_v2", "nvmlDeviceGetFanSpeed", "cudnnCreateX"}, frozenset(), outs)
+    made = stubs_for(
+        {"cublasGetSmCountTarget", "cublasSgemm_v2", "nvmlDeviceGetFanSpeed", "cudnnCreateX"},
+        frozenset(),
+        outs,
+    )
     (tmp_path / "stubs.c").write_text(c_text(made, outs))
     (tmp_path / "main.c").write_text("""
 #include "emu.h"
@@ -125,12 +184,18 @@ int main(void) {
   printf("%d %d %d %d %u %u", emu_stub_count, count, made, refused, emu_report->calls[0], emu_report->calls[3]);
 }""")
     sources = [tmp_path / "stubs.c", tmp_path / "main.c"]
-    subprocess.run([compiler, f"-I{build.SOURCES}", "-w", "-o", tmp_path / "main", *sources], check=True)
-    assert subprocess.run([tmp_path / "main"], capture_output=True, text=True).stdout == "4 0 1 3 1 2"
+    subprocess.run(
+        [compiler, f"-I{build.SOURCES}", "-w", "-o", tmp_path / "main", *sources], check=True
+    )
+    assert (
+        subprocess.run([tmp_path / "main"], capture_output=True, text=True).stdout == "4 0 1 3 1 2"
+    )
 
 
 def report(*, calls: tuple[int, ...], peak: int = 5 * 2**30) -> bytes:
-    head = struct.pack("<IIiiii5q", reports.MAGIC, reports.VERSION, 4711, 1, len(calls), 2, 100, 2, 1, 2**20, 3)
+    head = struct.pack(
+        "<IIiiii5q", reports.MAGIC, reports.VERSION, 4711, 1, len(calls), 2, 100, 2, 1, 2**20, 3
+    )
     zeros = [0] * 15
     peaks = struct.pack("<16q", peak, *zeros) + struct.pack("<48q", *[0] * 48)
     phases = b"".join(
@@ -141,8 +206,9 @@ def report(*, calls: tuple[int, ...], peak: int = 5 * 2**30) -> bytes:
 
 
 STUBS = (
-    Stub(name="cublasSgemm_v2", kind="success", judged="computes"), Stub(name="cudaNew", kind="success", judged=None),
-)  # fmt: skip
+    Stub(name="cublasSgemm_v2", kind="success", judged="computes"),
+    Stub(name="cudaNew", kind="success", judged=None),
+)
 
 
 def test_what_a_process_left_is_read(tmp_path: Path) -> None:
@@ -151,7 +217,12 @@ def test_what_a_process_left_is_read(tmp_path: Path) -> None:
     (tmp_path / "4713-1.report").write_bytes(b"something else")
     found = reports.read(tmp_path, STUBS)
     (process,) = found.processes
-    assert (process.pid, process.peak_bytes, process.refused, process.launches) == (4711, {0: 5 * 2**30}, 3, 100)
+    assert (process.pid, process.peak_bytes, process.refused, process.launches) == (
+        4711,
+        {0: 5 * 2**30},
+        3,
+        100,
+    )
     assert process.phase_peak_bytes == {"load": {0: 2**30}, "backward": {0: 5 * 2**30}}
     assert found.sentences() == ()
 
@@ -159,13 +230,17 @@ def test_what_a_process_left_is_read(tmp_path: Path) -> None:
 def test_unjudged_calls_and_skipped_operators_are_told(tmp_path: Path) -> None:
     (tmp_path / "1-1.report").write_bytes(report(calls=(12, 2)))
     (tmp_path / "2-1.report").write_bytes(report(calls=(0, 1)))
-    (tmp_path / "1.values").write_text("skipped\taten.bitwise_and.Tensor of 9 elements\nfailed\taten.x: no kernel\n")
+    (tmp_path / "1.values").write_text(
+        "skipped\taten.bitwise_and.Tensor of 9 elements\nfailed\taten.x: no kernel\n"
+    )
     (tmp_path / "2.values").write_text("skipped\taten.bitwise_and.Tensor of 9 elements\n")
     found = reports.read(tmp_path, STUBS)
     assert found.unjudged == {"cudaNew": 3}
     unjudged, skipped, failed = found.sentences()
     assert "nobody has checked: cudaNew (3 times)." in unjudged
-    assert skipped.endswith("another path of the code may have run: aten.bitwise_and.Tensor of 9 elements.")
+    assert skipped.endswith(
+        "another path of the code may have run: aten.bitwise_and.Tensor of 9 elements."
+    )
     assert "aten.x: no kernel" in failed
 
 
@@ -173,7 +248,12 @@ def test_the_report_in_c_has_the_layout_that_is_read(tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
-    (tmp_path / "size.c").write_text('#include "emu.h"\nint main(void) { printf("%zu", sizeof(Report)); }')
-    subprocess.run([compiler, f"-I{build.SOURCES}", "-w", "-o", tmp_path / "size", tmp_path / "size.c"], check=True)
+    (tmp_path / "size.c").write_text(
+        '#include "emu.h"\nint main(void) { printf("%zu", sizeof(Report)); }'
+    )
+    subprocess.run(
+        [compiler, f"-I{build.SOURCES}", "-w", "-o", tmp_path / "size", tmp_path / "size.c"],
+        check=True,
+    )
     size = int(subprocess.run([tmp_path / "size"], capture_output=True, text=True).stdout)
     assert size == len(report(calls=()))

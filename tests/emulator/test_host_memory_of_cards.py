@@ -9,7 +9,9 @@ from tests.emulator.on_cards import GIB, run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_pinned_memory_has_its_values_and_takes_only_the_pages_that_were_written(python: str) -> None:
+def test_pinned_memory_has_its_values_and_takes_only_the_pages_that_were_written(
+    python: str,
+) -> None:
     program = """
         import json, torch
         def resident():

@@ -1,4 +1,6 @@
-"""Code inserted into training processes: it runs under any Python from 3.9 on, and does nothing without emulated cards."""
+"""Code inserted into training processes: it runs under any Python from 3.9 on, and does nothing
+without emulated cards.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,26 @@ def start(tmp_path: Path, program: str, **more: str) -> str:
     (tmp_path / "sitecustomize.py").write_text("print('of the environment')")
     path = os.pathsep.join([str(INJECTED), str(tmp_path)])
     known = {**os.environ, "PYTHONPATH": path, **more}
-    return subprocess.run([sys.executable, "-c", program], env=known, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", program], env=known, capture_output=True, text=True, check=True
+    ).stdout
 
 
-def test_the_environments_own_sitecustomize_has_its_turn_and_no_hook_is_left(tmp_path: Path) -> None:
-    program = "import sys; print([type(finder).__name__ for finder in sys.meta_path if '_TorchImportHook' in str(type(finder))])"
+def test_the_environments_own_sitecustomize_has_its_turn_and_no_hook_is_left(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import sys; print([type(finder).__name__ for finder in sys.meta_path if '_TorchImportHook'"
+        " in str(type(finder))])"
+    )
     assert start(tmp_path, program) == "of the environment\n[]\n"
 
 
 def test_code_runs_after_an_import_however_often_it_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").write_text("from types import SimpleNamespace\nversion = SimpleNamespace(cuda=None)\n")
+    (tmp_path / "torch/__init__.py").write_text(
+        "from types import SimpleNamespace\nversion = SimpleNamespace(cuda=None)\n"
+    )
     program = """
 import importlib.util, emulator_start
 seen = []
@@ -55,16 +66,28 @@ print(seen)
     assert start(tmp_path, program).splitlines()[-1] == "['torch']"
 
 
-@pytest.mark.parametrize("order", [(INJECTED, WORKER / "startup"), (WORKER / "startup", INJECTED)], ids=["emulator", "watch"])
+@pytest.mark.parametrize(
+    "order",
+    [(INJECTED, WORKER / "startup"), (WORKER / "startup", INJECTED)],
+    ids=["emulator", "watch"],
+)
 def test_each_sitecustomize_runs_once(order: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('of the environment')")
     known = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*order, tmp_path)))}
-    done = subprocess.run([sys.executable, "-c", "print('begun')"], env=known, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "print('begun')"],
+        env=known,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert (done.stdout, done.stderr) == ("of the environment\nbegun\n", "")
 
 
 @pytest.mark.parametrize("first", ["emulator", "watch"])
-def test_the_hook_that_watches_a_frameworks_models_runs_beside_it(first: str, tmp_path: Path) -> None:
+def test_the_hook_that_watches_a_frameworks_models_runs_beside_it(
+    first: str, tmp_path: Path
+) -> None:
     (tmp_path / "torch.py").write_text("")
     program = f"""
 import sys
@@ -92,9 +115,18 @@ def test_a_running_ray_cluster_is_not_joined(tmp_path: Path) -> None:
 
 
 def test_the_users_environment_goes_on_behind_ours(tmp_path: Path) -> None:
-    ours = {"LD_PRELOAD": "libjemalloc.so", "PYTHONPATH": "/mine", "DS_BUILD_OPS": "1", "HOME": "/home/me"}
+    ours = {
+        "LD_PRELOAD": "libjemalloc.so",
+        "PYTHONPATH": "/mine",
+        "DS_BUILD_OPS": "1",
+        "HOME": "/home/me",
+    }
     made = stand(tmp_path).environment(ours)
     assert made["LD_PRELOAD"] == f"{tmp_path}/built/{LIBRARY}:libjemalloc.so"
     assert made["PYTHONPATH"] == f"{INJECTED}:/mine"
-    assert (made["DS_BUILD_OPS"], made["HOME"], made["LD_LIBRARY_PATH"]) == ("1", "/home/me", f"{tmp_path}/built")
+    assert (made["DS_BUILD_OPS"], made["HOME"], made["LD_LIBRARY_PATH"]) == (
+        "1",
+        "/home/me",
+        f"{tmp_path}/built",
+    )
     assert "AUTOTUNE_EMULATOR_PHASES" not in made

@@ -24,12 +24,16 @@ def refused(python: Path) -> str:
 
 def test_names_are_read_from_the_library_itself(tmp_path: Path) -> None:
     library = tmp_path / "libx.so"
-    library.write_bytes(elf(needed=("libcudart.so.13", "libc.so.6"), defined=("cudaMalloc", "cudaFree")))
+    library.write_bytes(
+        elf(needed=("libcudart.so.13", "libc.so.6"), defined=("cudaMalloc", "cudaFree"))
+    )
     assert needed_by(library) == ("libcudart.so.13", "libc.so.6")
     assert defined_in(library) == {"cudaMalloc", "cudaFree"}
 
 
-@pytest.mark.parametrize("content", [b"no library at all", b"\x7fELF\x02\x01" + bytes(20), elf()[:100]])
+@pytest.mark.parametrize(
+    "content", [b"no library at all", b"\x7fELF\x02\x01" + bytes(20), elf()[:100]]
+)
 def test_what_is_no_library_is_told(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "libx.so"
     file.write_bytes(content)
@@ -45,7 +49,10 @@ def test_no_torch(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
-    assert re.search(r"has no torch. Name .* with --python. Install one: .*python -m pip install", refused(python))
+    assert re.search(
+        r"has no torch. Name .* with --python. Install one: .*python -m pip install",
+        refused(python),
+    )
 
 
 def test_a_cpu_build_of_torch(tmp_path: Path) -> None:
@@ -58,12 +65,17 @@ def test_a_cuda_that_is_too_old(tmp_path: Path) -> None:
 
 
 def test_a_statically_linked_runtime(tmp_path: Path) -> None:
-    assert "has CUDA's runtime linked into itself, which can't be emulated" in refused(environment(tmp_path, runtime="libm.so.6"))
+    assert "has CUDA's runtime linked into itself, which can't be emulated" in refused(
+        environment(tmp_path, runtime="libm.so.6")
+    )
 
 
 def test_no_headers(tmp_path: Path) -> None:
     said = refused(environment(tmp_path, cuda="'12.8'"))
-    assert "has no headers of CUDA. Install them:" in said and "'nvidia-cuda-runtime-cu12==12.8.*'" in said
+    assert (
+        "has no headers of CUDA. Install them:" in said
+        and "'nvidia-cuda-runtime-cu12==12.8.*'" in said
+    )
 
 
 def test_nvidias_wheels_are_found_wherever_they_are_on_the_path(tmp_path: Path) -> None:
@@ -78,7 +90,9 @@ def test_nvidias_wheels_are_found_wherever_they_are_on_the_path(tmp_path: Path) 
 def test_release_of_nccl_is_that_of_its_header(tmp_path: Path) -> None:
     found = installation(tmp_path)
     assert found.nccl == CURRENT_NCCL
-    (found.headers[0] / "nccl.h").write_text("#define NCCL_MAJOR 2\n#define NCCL_VERSION_CODE 22105\n")
+    (found.headers[0] / "nccl.h").write_text(
+        "#define NCCL_MAJOR 2\n#define NCCL_VERSION_CODE 22105\n"
+    )
     assert found.nccl == 22105
 
 
@@ -94,15 +108,21 @@ def installation(tmp_path: Path) -> Installation:
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(TrainingEnvironmentError, match=r"There is no C compiler here.*apt-get install gcc"):
+    with pytest.raises(
+        TrainingEnvironmentError, match=r"There is no C compiler here.*apt-get install gcc"
+    ):
         build.build(installation(tmp_path), tmp_path / "cache")
 
 
-def test_a_compiler_that_refuses_is_quoted_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_refuses_is_quoted_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = tmp_path / "cc"
     compiler.write_text("#!/bin/sh\necho 'x.c:1:1: error: no such thing' >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
-    with pytest.raises(TrainingEnvironmentError, match=r"does not compile with .*: x\.c:1:1: error: no such thing"):
+    with pytest.raises(
+        TrainingEnvironmentError, match=r"does not compile with .*: x\.c:1:1: error: no such thing"
+    ):
         build.build(installation(tmp_path), tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []

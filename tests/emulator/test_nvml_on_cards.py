@@ -1,4 +1,6 @@
-"""NVML of emulated cards as autotune reads it: cards that do not answer, and memory of others that comes and goes."""
+"""NVML of emulated cards as autotune reads it: cards that do not answer, and memory of others
+that comes and goes.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ seen = meter.peaks()[found.uuids[0]]
 print(json.dumps([seen.peak_bytes >> 20, seen.listed_peak_bytes, seen.why, seen.newcomers]))
 meter.close(); mine.end()
 """
-    peak, listed, why, newcomers = on(python, EmulatedMachine(cards=(L4,), pid_shift=10_000_000), program)
+    peak, listed, why, newcomers = on(
+        python, EmulatedMachine(cards=(L4,), pid_shift=10_000_000), program
+    )
     assert 2000 <= peak < 2600
     assert (listed, newcomers) == (None, {}) and "outside of this container" in why
 
@@ -157,7 +161,9 @@ print(json.dumps({"names": [one.name for one in devices], "mib": [one.memory_byt
 mine.end()
 """
     found = on(python, machine, program)
-    assert found["names"] == [f"NVIDIA A100-SXM4-40GB MIG {profile}" for profile in ("3g.20gb", "2g.10gb")]
+    assert found["names"] == [
+        f"NVIDIA A100-SXM4-40GB MIG {profile}" for profile in ("3g.20gb", "2g.10gb")
+    ]
     assert 19_000 < found["mib"][0] < 20_480 and 9_500 < found["mib"][1] < 10_240
     assert found["whole"] == 1 and "one slice only" in found["refused"]
     assert 5000 <= found["used"] < 5700

@@ -1,4 +1,6 @@
-"""Phases that frameworks' own functions begin, and what is recorded when a process gets its role."""
+"""Phases that frameworks' own functions begin, and what is recorded when a process gets its
+role.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_open_reasoner_zeros_weight_sync_is_a_phase_on_both_sides(told: list[str
             """Copy a weight from the other process."""
 
     places = "orz.exp_engine"
-    emulator_hooks.PHASES[f"{places}.parallels.orz_distributed_c10d"](SimpleNamespace(CUDAIPCHandle=Handle))  # type: ignore[arg-type]
+    emulator_hooks.PHASES[f"{places}.parallels.orz_distributed_c10d"](
+        SimpleNamespace(CUDAIPCHandle=Handle)
+    )  # type: ignore[arg-type]
     worker = f"{places}.accelerators.inference.vllm_worker_wrap"
     emulator_hooks.PHASES[worker](SimpleNamespace(WorkerWrap=Worker))  # type: ignore[arg-type]
     assert Handle.from_tensor("weights") == "weights"

@@ -1,4 +1,6 @@
-"""Several ranks on emulated cards: they meet, what counts travels, and a rank that ended is not waited for."""
+"""Several ranks on emulated cards: they meet, what counts travels, and a rank that ended is not
+waited for.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,23 @@ def ranks(stand: Cards, folder: Path, program: str, count: int = 2, **variables:
     return on_machines([(stand, local) for local in range(count)], folder, program, **variables)
 
 
-def on_machines(places: list[tuple[Cards, int]], folder: Path, program: str, **variables: str) -> list[Ran]:
+def on_machines(
+    places: list[tuple[Cards, int]], folder: Path, program: str, **variables: str
+) -> list[Ran]:
     """Run one rank at each place, a machine and a card of it."""
     file = folder / "program.py"
     file.write_text(HEAD + program)
     start = f"import runpy; runpy.run_path({str(file)!r}, run_name='__main__')"
-    common = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), **variables}
-    started = [stand.start(start, RANK=str(rank), LOCAL_RANK=str(local), **common) for rank, (stand, local) in enumerate(places)]
+    common = {
+        "WORLD_SIZE": str(len(places)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": _free_port(),
+        **variables,
+    }
+    started = [
+        stand.start(start, RANK=str(rank), LOCAL_RANK=str(local), **common)
+        for rank, (stand, local) in enumerate(places)
+    ]
     return [stand.ended(process) for (stand, _), process in zip(places, started, strict=True)]
 
 
@@ -105,7 +117,10 @@ print(json.dumps([before, during, torch.cuda.mem_get_info()[0]]), flush=True)
             assert nccl <= taken <= nccl + GIB // 2
 
 
-@pytest.mark.parametrize(("variables", "unused"), [({}, 0), ({"NCCL_RUNTIME_CONNECT": "0"}, 1), ({"NCCL_CUMEM_ENABLE": "0"}, 1)])
+@pytest.mark.parametrize(
+    ("variables", "unused"),
+    [({}, 0), ({"NCCL_RUNTIME_CONNECT": "0"}, 1), ({"NCCL_CUMEM_ENABLE": "0"}, 1)],
+)
 def test_buffers_are_allocated_by_the_first_operation(
     python: str, tmp_path: Path, variables: dict[str, str], unused: int
 ) -> None:
@@ -167,8 +182,11 @@ dist.destroy_process_group()
         assert [one.code for one in ran] == [0, 0], ran[0].said
         weights = 8 * 8192 * 8192 * 4
         for ddp, fsdp in (one.told for one in ran):
-            # NCCL's watchdog lets go of DDP's first buckets in its own time, so one rank may still hold them.
-            assert 3 * weights <= ddp < 5.1 * weights, "weights and moments, and gradients in buckets"
+            # NCCL's watchdog lets go of DDP's first buckets in its own time, so one rank may still
+            # hold them.
+            assert 3 * weights <= ddp < 5.1 * weights, (
+                "weights and moments, and gradients in buckets"
+            )
             assert 1.5 * weights <= fsdp < 1.7 * weights, "half of weights and moments"
         assert len({one.told[1] for one in ran}) == 1
 
@@ -187,7 +205,9 @@ torch.cuda.synchronize()
     assert first.code != 0 and "remote process exited" in first.said
 
 
-def test_ranks_of_two_machines_meet_and_each_has_its_own_card_0(python: str, tmp_path: Path) -> None:
+def test_ranks_of_two_machines_meet_and_each_has_its_own_card_0(
+    python: str, tmp_path: Path
+) -> None:
     program = """
 held = torch.empty((rank + 1) << 30, dtype=torch.uint8, device="cuda")
 x = torch.tensor([rank + 1], device="cuda")
@@ -196,12 +216,16 @@ print(json.dumps([x.item(), torch.cuda.mem_get_info()[0]]), flush=True)
 dist.destroy_process_group()
 """
     with cards(python, "L4") as here, cards(python, "L4") as there:
-        (first, free_here), (second, free_there) = (one.told for one in on_machines([(here, 0), (there, 0)], tmp_path, program))
+        (first, free_here), (second, free_there) = (
+            one.told for one in on_machines([(here, 0), (there, 0)], tmp_path, program)
+        )
     assert first == second == 3
     assert free_here - free_there == GIB
 
 
-def test_fsdp1_holds_copies_for_a_state_dict_and_the_whole_model_for_its_parameters(python: str, tmp_path: Path) -> None:
+def test_fsdp1_holds_copies_for_a_state_dict_and_the_whole_model_for_its_parameters(
+    python: str, tmp_path: Path
+) -> None:
     """Bytes that `sync_gathers` of a composition counts: `shards` and `model`."""
     program = """
 from functools import partial

@@ -47,13 +47,18 @@ def test_no_error_is_none() -> None:
 
 
 def rehearse(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "autotune", "rehearse", *words], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "autotune", "rehearse", *words], capture_output=True, text=True
+    )
 
 
 def test_a_card_that_nobody_knows_is_one_sentence() -> None:
     ran = rehearse("--gpus", "2xA100", "--", "true")
     assert ran.returncode == 2
-    assert ran.stderr == "Error: 'A100' comes with different amounts of memory. Say which: A100-40G or A100-80G.\n"
+    assert (
+        ran.stderr == "Error: 'A100' comes with different amounts of memory. Say which: A100-40G or"
+        " A100-80G.\n"
+    )
 
 
 def test_a_stride_below_one_is_one_sentence() -> None:
@@ -66,32 +71,57 @@ def test_an_environment_without_cuda_is_one_sentence(tmp_path: Path) -> None:
 
     python = environment(tmp_path, cuda="None", version="2.13.0+cpu")
     ran = rehearse("--gpus", "L4", "--python", str(python), "--", "true")
-    assert ran.returncode == 4 and "which is no CUDA build" in ran.stderr and ran.stderr.count("\n") == 1
+    assert (
+        ran.returncode == 4
+        and "which is no CUDA build" in ran.stderr
+        and ran.stderr.count("\n") == 1
+    )
 
 
 def test_a_statically_linked_runtime_is_one_sentence(tmp_path: Path) -> None:
     from tests.emulator.installations import environment
 
-    ran = rehearse("--gpus", "L4", "--python", str(environment(tmp_path, runtime="libm.so.6")), "--", "true")
-    assert ran.returncode == 4 and "CUDA's runtime linked into itself" in ran.stderr and ran.stderr.count("\n") == 1
+    ran = rehearse(
+        "--gpus", "L4", "--python", str(environment(tmp_path, runtime="libm.so.6")), "--", "true"
+    )
+    assert (
+        ran.returncode == 4
+        and "CUDA's runtime linked into itself" in ran.stderr
+        and ran.stderr.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--gpus", "L4"], "Error: No command was given. Write it behind two dashes: -- torchrun train.py\n"),
+        (
+            ["--gpus", "L4"],
+            "Error: No command was given. Write it behind two dashes: -- torchrun train.py\n",
+        ),
         (
             ["--gpus", "L4", "--", "no-such-program", "x"],
-            "Error: COMMAND 'no-such-program' is no program. Write what starts the training behind the two dashes.\n",
+            (
+                "Error: COMMAND 'no-such-program' is no program. Write what starts the training"
+                " behind the two dashes.\n"
+            ),
         ),
-        (["--", "true"], "Error: No GPUs were named. Say which are emulated, like --gpus 2xA100-40G.\n"),
+        (
+            ["--", "true"],
+            "Error: No GPUs were named. Say which are emulated, like --gpus 2xA100-40G.\n",
+        ),
         (
             ["--gpus", "local", "--", "true"],
-            "Error: 'local' names no card that could be emulated. Name one, like --gpus 2xA100-40G.\n",
+            (
+                "Error: 'local' names no card that could be emulated. Name one, like --gpus"
+                " 2xA100-40G.\n"
+            ),
         ),
         (
             ["--gpus", "MI300X", "--", "true"],
-            "Error: MI300X is not an NVIDIA GPU, and only those are emulated. `autotune show gpus` lists them.\n",
+            (
+                "Error: MI300X is not an NVIDIA GPU, and only those are emulated. `autotune show"
+                " gpus` lists them.\n"
+            ),
         ),
     ],
 )
@@ -116,7 +146,9 @@ def test_a_command_that_fits_ends_with_its_peaks_by_phase(python: str, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_command_that_does_not_fit_ends_with_its_error_and_its_place(python: str, tmp_path: Path) -> None:
+def test_a_command_that_does_not_fit_ends_with_its_error_and_its_place(
+    python: str, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     ran = rehearse("--gpus", "L4", "--", python, str(tmp_path / "train.py"), "22000")
     assert ran.returncode == 3
@@ -128,10 +160,22 @@ def test_a_command_that_does_not_fit_ends_with_its_error_and_its_place(python: s
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_each_rank_of_a_launcher_is_told_in_the_document(python: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import os, torch; torch.zeros(1 << 20, device=f'cuda:{os.environ[\"LOCAL_RANK\"]}')")
-    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "train.py")]
+    (tmp_path / "train.py").write_text(
+        "import os, torch; torch.zeros(1 << 20, device=f'cuda:{os.environ[\"LOCAL_RANK\"]}')"
+    )
+    torchrun = [
+        python,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(tmp_path / "train.py"),
+    ]
     ran = rehearse("--gpus", "2xL4", "--json", "--", *torchrun)
     assert ran.returncode == 0, ran.stderr
     document = json.loads(ran.stdout)
     assert (document["status"], document["basis"]) == ("fits", "emulated")
-    assert sorted((row["rank"], row["card"]) for row in document["processes"] if row["rank"] is not None) >= [(0, 0), (1, 1)]
+    assert sorted(
+        (row["rank"], row["card"]) for row in document["processes"] if row["rank"] is not None
+    ) >= [(0, 0), (1, 1)]

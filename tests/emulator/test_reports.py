@@ -11,9 +11,19 @@ from autotune.emulator import reports
 
 def kept(folder: Path, pid: int, together: int = 0) -> None:
     """Write the report of a process during which all processes held so much of the second card."""
-    content = bytearray(reports._HEAD.size + 4 * reports._PEAKS.size + reports.PHASES * (reports.NAME + reports._PEAKS.size))
+    content = bytearray(
+        reports._HEAD.size
+        + 4 * reports._PEAKS.size
+        + reports.PHASES * (reports.NAME + reports._PEAKS.size)
+    )
     reports._HEAD.pack_into(content, 0, reports.MAGIC, reports.VERSION, pid, 0, 0, 0, 0, 0, 0, 0, 0)
-    reports._PEAKS.pack_into(content, reports._HEAD.size + 3 * reports._PEAKS.size, 0, together, *[0] * (reports.CARDS - 2))
+    reports._PEAKS.pack_into(
+        content,
+        reports._HEAD.size + 3 * reports._PEAKS.size,
+        0,
+        together,
+        *[0] * (reports.CARDS - 2),
+    )
     (folder / f"{pid}-1a.report").write_bytes(content)
 
 
@@ -27,7 +37,9 @@ def kept(folder: Path, pid: int, together: int = 0) -> None:
         (None, None),
     ],
 )
-def test_the_title_of_rays_and_vllms_processes_is_their_role(title: str | None, role: str | None, tmp_path: Path) -> None:
+def test_the_title_of_rays_and_vllms_processes_is_their_role(
+    title: str | None, role: str | None, tmp_path: Path
+) -> None:
     kept(tmp_path, 7)
     if title is not None:
         (tmp_path / "7.title").write_text(title)

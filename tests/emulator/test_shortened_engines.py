@@ -24,7 +24,13 @@ class Sampling:
 class Engine:
     """One completion for each prompt; older releases take ids by name."""
 
-    def generate(self, prompts: Any, sampling_params: Any, prompt_token_ids: Any = None, use_tqdm: bool = True) -> list[Any]:
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: Any,
+        prompt_token_ids: Any = None,
+        use_tqdm: bool = True,
+    ) -> list[Any]:
         count = len(prompts if prompt_token_ids is None else prompt_token_ids)
         ids = list(range(sampling_params.max_tokens))
         text = "" if prompt_token_ids is None else self.get_tokenizer().decode(ids)
@@ -32,7 +38,9 @@ class Engine:
         return [SimpleNamespace(outputs=[output])] * count
 
     def get_tokenizer(self) -> Any:
-        return SimpleNamespace(decode=lambda ids, **options: "".join(chr(ord("a") + number) for number in ids))
+        return SimpleNamespace(
+            decode=lambda ids, **options: "".join(chr(ord("a") + number) for number in ids)
+        )
 
 
 @pytest.fixture
@@ -49,7 +57,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def test_ids_by_name_have_a_text_of_the_full_length(engine: Engine) -> None:
-    made = engine.generate(prompt_token_ids=[[1, 2], [3]], sampling_params=Sampling(ASKED), use_tqdm=False)  # type: ignore[call-arg]
+    made = engine.generate(
+        prompt_token_ids=[[1, 2], [3]], sampling_params=Sampling(ASKED), use_tqdm=False
+    )  # type: ignore[call-arg]
     assert len(made) == 2
     output = made[0].outputs[0]
     assert output.token_ids == [0, 1, 2, *[3] * (ASKED - 3)]

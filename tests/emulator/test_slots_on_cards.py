@@ -34,7 +34,9 @@ print(json.dumps(found))
     assert [one["count"] for one in ran.told] == [2] * 4
     for slot, one in enumerate(ran.told):
         assert [int(card) for card in one["cards"]] == [2 * slot, 2 * slot + 1]
-        assert all(1000 * (slot + 1) <= mib <= 1000 * (slot + 1) + 700 for mib in one["cards"].values()), one
+        assert all(
+            1000 * (slot + 1) <= mib <= 1000 * (slot + 1) + 700 for mib in one["cards"].values()
+        ), one
     # What the emulator counted is the truth.
     used = [card for process in ran.report.processes for card in process.peak_bytes]
     assert sorted(used) == list(range(8))

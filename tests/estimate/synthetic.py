@@ -17,8 +17,17 @@ from autotune.estimate.replay import Replay, Track
 from autotune.estimate.trace_context import PredictionInput
 
 PARTS: tuple[Part, ...] = (
-    "weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs", "kv_cache", "communication",
-)  # fmt: skip
+    "weights",
+    "adapters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits",
+    "workspaces",
+    "inputs",
+    "kv_cache",
+    "communication",
+)
 
 
 class Book:
@@ -68,9 +77,16 @@ class Book:
 
 
 def training(
-    *, micro_batch: int = 1, steps: int = 2, layers: int = 4, basis: Basis = "traced", high_extra_bytes: int = 0
+    *,
+    micro_batch: int = 1,
+    steps: int = 2,
+    layers: int = 4,
+    basis: Basis = "traced",
+    high_extra_bytes: int = 0,
 ) -> Trace:
-    """Full fine-tuning of 100 MiB: per layer 30 MiB of activations and per sample, logits of 50, Adam after the first step."""
+    """Full fine-tuning of 100 MiB: per layer 30 MiB of activations and per sample, logits of 50,
+    Adam after the first step.
+    """
     book = Book()
     book.enter("load")
     for _ in range(4):
@@ -138,7 +154,13 @@ def replay(
 
 def hardware(gpu: Gpu | None = A100, count: int = 1) -> Hardware:
     memory = 40 * GIB if gpu is None else gpu.memory_bytes
-    return Hardware(kind="cuda", name="made" if gpu is None else gpu.name, count=count, memory_bytes=memory, here=False)
+    return Hardware(
+        kind="cuda",
+        name="made" if gpu is None else gpu.name,
+        count=count,
+        memory_bytes=memory,
+        here=False,
+    )
 
 
 def composition(
@@ -151,10 +173,21 @@ def composition(
     others: tuple[Resident, ...] = (),
 ) -> Composition:
     everywhere = tuple(range(ranks))
-    policy = Resident(role="policy", model="made", ranks=everywhere, dtype="bfloat16", trains=True, adapter_rank=adapter_rank)
-    engines = () if engine is None else (
-        Resident(role="engine", model="made", ranks=everywhere, dtype="bfloat16", trains=False),
-    )  # fmt: skip
+    policy = Resident(
+        role="policy",
+        model="made",
+        ranks=everywhere,
+        dtype="bfloat16",
+        trains=True,
+        adapter_rank=adapter_rank,
+    )
+    engines = (
+        ()
+        if engine is None
+        else (
+            Resident(role="engine", model="made", ranks=everywhere, dtype="bfloat16", trains=False),
+        )
+    )
     return Composition(
         residents=(policy, *engines, *others),
         ranks=ranks,

@@ -1,4 +1,6 @@
-"""The allocator against torch's rules: sequences computed by hand, and properties of all sequences."""
+"""The allocator against torch's rules: sequences computed by hand, and properties of all
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def test_requests_of_one_to_ten_mebibytes_share_segments_of_twenty() -> None:
 def test_a_large_request_gets_a_segment_of_its_own_rounded_to_two_mebibytes() -> None:
     allocator = CachingAllocator()
     allocator.malloc(0, 11 * MIB)
-    assert (allocator.allocated, allocator.reserved) == (12 * MIB, 12 * MIB)  # one MiB is too small to split off
+    assert (allocator.allocated, allocator.reserved) == (
+        12 * MIB,
+        12 * MIB,
+    )  # one MiB is too small to split off
 
 
 def test_a_remainder_above_one_mebibyte_is_split_off_and_used() -> None:
@@ -122,7 +127,11 @@ def test_a_partly_used_segment_cannot_be_released() -> None:
     allocator.malloc(1, 20 * MIB)
     with pytest.raises(OutOfMemory) as caught:
         allocator.malloc(2, 70 * MIB)
-    assert (caught.value.request_bytes, caught.value.reserved_bytes, caught.value.allocated_bytes) == (
+    assert (
+        caught.value.request_bytes,
+        caught.value.reserved_bytes,
+        caught.value.allocated_bytes,
+    ) == (
         70 * MIB,
         60 * MIB,
         20 * MIB,
@@ -156,7 +165,9 @@ def test_blocks_above_the_largest_split_size_stay_whole() -> None:
 
 
 def test_unsplittable_blocks_are_released_first_without_a_retry() -> None:
-    allocator = CachingAllocator(AllocatorSettings(max_split_bytes=50 * MIB), capacity_bytes=200 * MIB)
+    allocator = CachingAllocator(
+        AllocatorSettings(max_split_bytes=50 * MIB), capacity_bytes=200 * MIB
+    )
     allocator.malloc(0, 120 * MIB)
     allocator.malloc(1, 20 * MIB)
     allocator.free(0)
@@ -203,11 +214,19 @@ def test_a_block_that_can_grow_is_used_last() -> None:
     [
         ("", AllocatorSettings()),
         ("expandable_segments:True", EXPANDABLE),
-        ("max_split_size_mb:128, garbage_collection_threshold:0.8", AllocatorSettings(max_split_bytes=128 * MIB)),
-        ("expandable_segments:False,max_split_size_mb:64", AllocatorSettings(max_split_bytes=64 * MIB)),
+        (
+            "max_split_size_mb:128, garbage_collection_threshold:0.8",
+            AllocatorSettings(max_split_bytes=128 * MIB),
+        ),
+        (
+            "expandable_segments:False,max_split_size_mb:64",
+            AllocatorSettings(max_split_bytes=64 * MIB),
+        ),
     ],
 )
-def test_settings_are_parsed_from_the_environment_variable(text: str, expected: AllocatorSettings) -> None:
+def test_settings_are_parsed_from_the_environment_variable(
+    text: str, expected: AllocatorSettings
+) -> None:
     assert AllocatorSettings.of(text) == expected
 
 
@@ -244,24 +263,32 @@ def run(sequence: list[int], allocator: CachingAllocator) -> dict[int, int]:
     return live
 
 
-configurations = st.sampled_from([AllocatorSettings(), EXPANDABLE, AllocatorSettings(max_split_bytes=20 * MIB)])
+configurations = st.sampled_from(
+    [AllocatorSettings(), EXPANDABLE, AllocatorSettings(max_split_bytes=20 * MIB)]
+)
 
 
 @settings(max_examples=150, deadline=None)
 @given(sequences, configurations)
-def test_counters_match_the_blocks_after_any_sequence(sequence: list[int], configuration: AllocatorSettings) -> None:
+def test_counters_match_the_blocks_after_any_sequence(
+    sequence: list[int], configuration: AllocatorSettings
+) -> None:
     allocator = CachingAllocator(configuration)
     live = run(sequence, allocator)
     assert allocator.requested == sum(live.values())
     assert allocator.requested <= allocator.allocated <= allocator.reserved
     assert allocator.reserved % (2 * MIB) == 0
-    free = sum(size for pools in allocator._pools.values() for pool in pools for size, _, _ in pool.free)
+    free = sum(
+        size for pools in allocator._pools.values() for pool in pools for size, _, _ in pool.free
+    )
     assert free == allocator.reserved - allocator.allocated
 
 
 @settings(max_examples=100, deadline=None)
 @given(sequences, configurations)
-def test_nothing_stays_reserved_after_everything_is_freed(sequence: list[int], configuration: AllocatorSettings) -> None:
+def test_nothing_stays_reserved_after_everything_is_freed(
+    sequence: list[int], configuration: AllocatorSettings
+) -> None:
     allocator = CachingAllocator(configuration)
     for number in run(sequence, allocator):
         allocator.free(number)
@@ -272,7 +299,9 @@ def test_nothing_stays_reserved_after_everything_is_freed(sequence: list[int], c
 
 @settings(max_examples=100, deadline=None)
 @given(sequences, configurations, st.integers(4, 300))
-def test_no_more_than_the_capacity_is_ever_reserved(sequence: list[int], configuration: AllocatorSettings, capacity: int) -> None:
+def test_no_more_than_the_capacity_is_ever_reserved(
+    sequence: list[int], configuration: AllocatorSettings, capacity: int
+) -> None:
     allocator = CachingAllocator(configuration, capacity_bytes=capacity * MIB)
     run(sequence, allocator)
     assert allocator.allocated <= allocator.reserved <= capacity * MIB
@@ -280,7 +309,9 @@ def test_no_more_than_the_capacity_is_ever_reserved(sequence: list[int], configu
 
 @settings(max_examples=100, deadline=None)
 @given(sequences, configurations)
-def test_blocks_of_a_segment_neither_overlap_nor_leave_gaps(sequence: list[int], configuration: AllocatorSettings) -> None:
+def test_blocks_of_a_segment_neither_overlap_nor_leave_gaps(
+    sequence: list[int], configuration: AllocatorSettings
+) -> None:
     allocator = CachingAllocator(configuration)
     run(sequence, allocator)
     for block, size in allocator._in_use.values():
@@ -309,7 +340,9 @@ def test_more_memory_never_fails_where_less_sufficed(sequence: list[int]) -> Non
 
 
 @pytest.mark.parametrize("configuration", [AllocatorSettings(), EXPANDABLE])
-def test_twenty_thousand_events_take_a_fraction_of_a_second(configuration: AllocatorSettings) -> None:
+def test_twenty_thousand_events_take_a_fraction_of_a_second(
+    configuration: AllocatorSettings,
+) -> None:
     allocator = CachingAllocator(configuration)
     began = time.process_time()
     for number in range(10_000):

@@ -15,13 +15,30 @@ from autotune.estimate import allocator_compiled
 from autotune.estimate.replay import Track
 from tests.estimate.synthetic import Book
 
-SIZES = (0, 1, 700, 512 * KIB, MIB, MIB + 1, 3 * MIB, 9 * MIB, 10 * MIB, 11 * MIB, 30 * MIB, 33 * MIB + 5)
+SIZES = (
+    0,
+    1,
+    700,
+    512 * KIB,
+    MIB,
+    MIB + 1,
+    3 * MIB,
+    9 * MIB,
+    10 * MIB,
+    11 * MIB,
+    30 * MIB,
+    33 * MIB + 5,
+)
 PHASES = ("score", "forward", "backward")
 
 steps = st.lists(
-    st.one_of(st.sampled_from(SIZES), st.integers(1, 40 * MIB), st.integers(-40, -2), st.just(-1)), min_size=1, max_size=150
+    st.one_of(st.sampled_from(SIZES), st.integers(1, 40 * MIB), st.integers(-40, -2), st.just(-1)),
+    min_size=1,
+    max_size=150,
 )
-"""Sizes to request; below -1 frees the request of that place, -1 empties the cache and begins another phase."""
+"""Sizes to request; below -1 frees the request of that place, -1 empties the cache and begins
+another phase.
+"""
 
 
 def written(sequence: list[int]) -> tuple[Trace, set[int]]:
@@ -43,7 +60,10 @@ def both(track: Track, capacity: int | None, patched: pytest.MonkeyPatch) -> lis
     with patched.context() as without:
         without.setattr(allocator_compiled, "numba", None)
         plain = track.replay(capacity_bytes=capacity)
-    return [(dataclasses.replace(one, out_of_memory=None), str(one.out_of_memory)) for one in (compiled, plain)]
+    return [
+        (dataclasses.replace(one, out_of_memory=None), str(one.out_of_memory))
+        for one in (compiled, plain)
+    ]
 
 
 @settings(max_examples=200, deadline=None)
@@ -63,7 +83,9 @@ def test_both_are_equal_on_several_streams(sequence: list[int], data: st.DataObj
     count = len(trace.sizes)
     streams = {number: data.draw(st.integers(0, 2)) for number in range(0, count, 2)}
     returns = {number: data.draw(st.integers(number + 1, count)) for number in range(0, count, 3)}
-    track = Track(dataclasses.replace(trace, streams=streams, returns=returns), empty_cache_before=emptied)
+    track = Track(
+        dataclasses.replace(trace, streams=streams, returns=returns), empty_cache_before=emptied
+    )
     with pytest.MonkeyPatch.context() as patched:
         one, other = both(track, data.draw(st.none() | st.integers(10 * MIB, 300 * MIB)), patched)
     assert one == other

@@ -1,4 +1,6 @@
-"""Formulas of sizes, recovered from their values at a few points, and recognised in another family from two examples."""
+"""Formulas of sizes, recovered from their values at a few points, and recognised in another
+family from two examples.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from autotune.estimate.screening.formulas import Basis, KnownFormulas
 
 SPACE = [
     Point(micro_batch=batch, prompt=prompt, completion=completion, micro_steps=steps)
-    for batch, prompt, completion, steps in ((1, 256, 256, 4), (8, 512, 1024, 64), (4, 256, 512, 16))
+    for batch, prompt, completion, steps in (
+        (1, 256, 256, 4),
+        (8, 512, 1024, 64),
+        (4, 256, 512, 16),
+    )
 ]
 
 POINTS = rows_of(picked_points(SPACE))
@@ -70,11 +76,29 @@ def test_other_functions_are_not_exact() -> None:
 
 
 def test_constant_axes_are_no_variables() -> None:
-    fixed = rows_of([Point(micro_batch=2, prompt=256, completion=c, micro_steps=4) for c in (128, 256, 512)])
-    assert {axes for term in Basis.of(fixed).terms for axes, _ in term.products} <= {"", "S", "C", "SS", "CC"}
+    fixed = rows_of(
+        [Point(micro_batch=2, prompt=256, completion=c, micro_steps=4) for c in (128, 256, 512)]
+    )
+    assert {axes for term in Basis.of(fixed).terms for axes, _ in term.products} <= {
+        "",
+        "S",
+        "C",
+        "SS",
+        "CC",
+    }
 
 
-MANY = np.array([[1, 64, 64, 3], [8, 80, 512, 3], [4, 256, 104, 4], [8, 176, 264, 5], [1, 256, 424, 4], [5, 120, 512, 3]], float)
+MANY = np.array(
+    [
+        [1, 64, 64, 3],
+        [8, 80, 512, 3],
+        [4, 256, 104, 4],
+        [8, 176, 264, 5],
+        [1, 256, 424, 4],
+        [5, 120, 512, 3],
+    ],
+    float,
+)
 
 TWO = MANY[[0, 2]]
 
@@ -84,10 +108,16 @@ ELSEWHERE = np.array([[7.0, 200.0, 300.0, 3.0]])
 def sizes(points: Floats) -> Floats:
     batch, prompt, completion, micro_steps = points.T
     length = prompt + completion
-    return np.stack([
-        3584 * batch * length, 2 * batch * (length - 1) ** 2, 8 * batch * completion * micro_steps, 4 * (prompt - 1) + 7 * batch,
-        np.full(len(points), 77.0), 48 * batch * (length - 1),
-    ])  # fmt: skip
+    return np.stack(
+        [
+            3584 * batch * length,
+            2 * batch * (length - 1) ** 2,
+            8 * batch * completion * micro_steps,
+            4 * (prompt - 1) + 7 * batch,
+            np.full(len(points), 77.0),
+            48 * batch * (length - 1),
+        ]
+    )
 
 
 def test_two_examples_suffice_for_known_formulas() -> None:
@@ -101,7 +131,9 @@ def test_two_examples_suffice_for_known_formulas() -> None:
 
 def test_a_new_formula_is_a_single_term_or_not_exact() -> None:
     formulas, _, _ = KnownFormulas().fit(MANY, sizes(MANY))
-    new = np.stack([10 * TWO[:, 0] * TWO[:, 2], 11 * TWO[:, 0] + 5 * TWO[:, 1] + 13 * TWO[:, 2] ** 2])
+    new = np.stack(
+        [10 * TWO[:, 0] * TWO[:, 2], 11 * TWO[:, 0] + 5 * TWO[:, 1] + 13 * TWO[:, 2] ** 2]
+    )
     formulas, coefficients, exactly = formulas.fit(TWO, new)
     assert exactly.tolist() == [True, False]
     found = coefficients[0] @ formulas.basis.values(ELSEWHERE)[0]

@@ -5,16 +5,31 @@ from __future__ import annotations
 import pytest
 
 from autotune.estimate import model_shape
-from autotune.estimate.transformers_generation import CACHE, prefill_events, prefill_sizes, sizes_of, transformers_generation
+from autotune.estimate.transformers_generation import (
+    CACHE,
+    prefill_events,
+    prefill_sizes,
+    sizes_of,
+    transformers_generation,
+)
 
 CONFIG = {
-    "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 1000, "max_position_embeddings": 4096, "tie_word_embeddings": True,
-}  # fmt: skip
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
 
 
 @pytest.mark.parametrize(
-    "changed", [{}, {"intermediate_size": 96, "num_attention_heads": 16, "head_dim": 64}], ids=["mlp", "attention"]
+    "changed",
+    [{}, {"intermediate_size": 96, "num_attention_heads": 16, "head_dim": 64}],
+    ids=["mlp", "attention"],
 )
 def test_the_peak_of_the_events_is_that_of_the_formula(changed: dict[str, int]) -> None:
     config, batch, prompt = {**CONFIG, **changed}, 8, 512
@@ -26,15 +41,24 @@ def test_the_peak_of_the_events_is_that_of_the_formula(changed: dict[str, int]) 
     for entry in found.order:
         live += sizes[found.names[abs(entry) - 1]] * (1 if entry > 0 else -1)
         peak = max(peak, live)
-    expected = transformers_generation(shape, dtype="bfloat16", batch=batch, prompt=prompt, completion=1)
+    expected = transformers_generation(
+        shape, dtype="bfloat16", batch=batch, prompt=prompt, completion=1
+    )
     assert peak == pytest.approx(sum(expected.values()), rel=0.05)
     assert live == 2 * len(shape.layers) * cached
-    assert {found.names[one - 1] for one in found.cache} == {CACHE} and len(found.cache) == 2 * len(shape.layers)
+    assert {found.names[one - 1] for one in found.cache} == {CACHE} and len(found.cache) == 2 * len(
+        shape.layers
+    )
 
 
 def test_each_layer_makes_its_cache_before_the_next_one_begins() -> None:
-    sizes = sizes_of(prefill_sizes(model_shape.shape(CONFIG), dtype="bfloat16", batch=8, prompt=512), 1000, 0)
+    sizes = sizes_of(
+        prefill_sizes(model_shape.shape(CONFIG), dtype="bfloat16", batch=8, prompt=512), 1000, 0
+    )
     found = prefill_events(3, frozenset(sizes))
     made = [found.names[entry - 1] for entry in found.order if entry > 0]
     places = [at for at, name in enumerate(made) if name == CACHE]
-    assert all("wide" in made[first:second] for first, second in zip(places[1::2], places[2::2], strict=False))
+    assert all(
+        "wide" in made[first:second]
+        for first, second in zip(places[1::2], places[2::2], strict=False)
+    )

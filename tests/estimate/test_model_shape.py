@@ -35,12 +35,16 @@ def test_parameters_equal_the_published_count(name: str, billions: float) -> Non
 
 def test_a_token_uses_few_experts() -> None:
     found = shape(config_of("Qwen/Qwen3-30B-A3B"))
-    assert (found.active_parameters + found.embedding) / 1e9 == pytest.approx(3.35, rel=0.02)  # published: 3.3B active
+    assert (found.active_parameters + found.embedding) / 1e9 == pytest.approx(
+        3.35, rel=0.02
+    )  # published: 3.3B active
     assert found.active_parameters < found.parameters / 8
 
 
 def test_cache_per_token_equals_the_formula() -> None:
-    assert [layer.cached for layer in shape(config_of("Qwen/Qwen2.5-7B")).layers] == 28 * [2 * 4 * 128]
+    assert [layer.cached for layer in shape(config_of("Qwen/Qwen2.5-7B")).layers] == 28 * [
+        2 * 4 * 128
+    ]
     latent = shape(config_of("deepseek-ai/DeepSeek-V2-Lite"))
     assert {layer.cached for layer in latent.layers} == {512 + 64}
 
@@ -76,14 +80,29 @@ ODD: Mapping[str, Mapping[str, object]] = {
     "granite": {"attention_bias": True, "mlp_bias": True},
     "smollm3": {"attention_bias": True, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     "mixtral": {"num_local_experts": 3},
-    "qwen2_moe": {"num_experts": 5, "moe_intermediate_size": 56, "shared_expert_intermediate_size": 88, "mlp_only_layers": [1]},
+    "qwen2_moe": {
+        "num_experts": 5,
+        "moe_intermediate_size": 56,
+        "shared_expert_intermediate_size": 88,
+        "mlp_only_layers": [1],
+    },
     "qwen3_moe": {"num_experts": 5, "moe_intermediate_size": 56, "decoder_sparse_step": 2},
     "granitemoe": {"num_local_experts": 3},
     "olmo2": {"pad_token_id": 0},
     "gpt_oss": {"num_local_experts": 4, "head_dim": 24},
     "gpt_bigcode": {"n_embd": 96, "n_head": 4, "n_layer": 3, "n_inner": 200, "n_positions": 128},
-    "deepseek_v2": {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "q_lora_rank": None},
-    "deepseek_v3": {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 32},
+    "deepseek_v2": {
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": None,
+    },
+    "deepseek_v3": {
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 32,
+    },
     "olmo3": {"attention_bias": True, "sliding_window": 64, "pad_token_id": 0},
     "glm": {"attention_bias": True, "head_dim": 24, "pad_token_id": 0},
     "glm4_moe_lite": {
@@ -94,39 +113,116 @@ ODD: Mapping[str, Mapping[str, object]] = {
         "pad_token_id": 0,
     },
     "qwen3_vl_text": {"attention_bias": True, "head_dim": 24},
-    "qwen3_vl_moe_text": {"num_experts": 5, "moe_intermediate_size": 56, "decoder_sparse_step": 2, "head_dim": 24},
+    "qwen3_vl_moe_text": {
+        "num_experts": 5,
+        "moe_intermediate_size": 56,
+        "decoder_sparse_step": 2,
+        "head_dim": 24,
+    },
     "qwen2_5_vl_text": {},
-    "qwen3_next": {**(DELTA := {"head_dim": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16, "linear_value_head_dim": 20, "linear_conv_kernel_dim": 3}), **(EXPERTS := {
-        "num_experts": 5, "moe_intermediate_size": 56, "shared_expert_intermediate_size": 88}), "full_attention_interval": 2},
-    "qwen3_5_text": {**DELTA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
-    "qwen3_5_moe_text": {**DELTA, **EXPERTS, "layer_types": ["full_attention", "linear_attention", "full_attention"]},
+    "qwen3_next": {
+        **(
+            DELTA := {
+                "head_dim": 24,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 20,
+                "linear_conv_kernel_dim": 3,
+            }
+        ),
+        **(
+            EXPERTS := {
+                "num_experts": 5,
+                "moe_intermediate_size": 56,
+                "shared_expert_intermediate_size": 88,
+            }
+        ),
+        "full_attention_interval": 2,
+    },
+    "qwen3_5_text": {
+        **DELTA,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+    "qwen3_5_moe_text": {
+        **DELTA,
+        **EXPERTS,
+        "layer_types": ["full_attention", "linear_attention", "full_attention"],
+    },
     "granitemoehybrid": {
-        "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 3, "shared_intermediate_size": 72,
-        "mamba_n_heads": 8, "mamba_d_head": 24,
-        "mamba_d_state": 12, "mamba_n_groups": 2, "mamba_d_conv": 3, "mamba_proj_bias": True, "pad_token_id": 0,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_local_experts": 3,
+        "shared_intermediate_size": 72,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 24,
+        "mamba_d_state": 12,
+        "mamba_n_groups": 2,
+        "mamba_d_conv": 3,
+        "mamba_proj_bias": True,
+        "pad_token_id": 0,
     },
     "gemma4_text": {
-        "head_dim": 24, "global_head_dim": 40, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
-        "layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1,
-        "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 301,
-        "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 56,
+        "head_dim": 24,
+        "global_head_dim": 40,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "num_kv_shared_layers": 1,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 301,
+        "enable_moe_block": True,
+        "num_experts": 5,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 56,
     },
     "gemma4_unified_text": {
-        "head_dim": 24, "global_head_dim": 40, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
-        "layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1,
+        "head_dim": 24,
+        "global_head_dim": 40,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "num_kv_shared_layers": 1,
         "use_double_wide_mlp": True,
     },
-    "glm4_moe": {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 56,
-        "use_qk_norm": True, "attention_bias": True, "head_dim": 24, "pad_token_id": 0, "n_group": 1, "topk_group": 1},
-    "glm_moe_dsa": {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 32,
-        "pad_token_id": 0, "index_head_dim": 20, "index_n_heads": 3,
-        "indexer_types": ["full", "shared", "full"]},
-    "deepseek_v32": {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 32,
-        "index_head_dim": 20, "index_n_heads": 3},
-    "llama4_text": {"num_local_experts": 3, "intermediate_size_mlp": 88, "interleave_moe_layer_step": 2, "head_dim": 24,
-        "pad_token_id": 0},
-}  # fmt: skip
+    "glm4_moe": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 56,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "head_dim": 24,
+        "pad_token_id": 0,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "glm_moe_dsa": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 32,
+        "pad_token_id": 0,
+        "index_head_dim": 20,
+        "index_n_heads": 3,
+        "indexer_types": ["full", "shared", "full"],
+    },
+    "deepseek_v32": {
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 32,
+        "index_head_dim": 20,
+        "index_n_heads": 3,
+    },
+    "llama4_text": {
+        "num_local_experts": 3,
+        "intermediate_size_mlp": 88,
+        "interleave_moe_layer_step": 2,
+        "head_dim": 24,
+        "pad_token_id": 0,
+    },
+}
 """Unusual settings that make each architecture's own parameters appear."""
 
 LATENT: Mapping[str, object] = {
@@ -167,20 +263,30 @@ def test_unusual_models_have_the_parameters_of_transformers_models(kind: str, ti
 
 @pytest.mark.slow
 @pytest.mark.parametrize("known", catalog.models(), ids=lambda known: known.ids[0])
-def test_catalogued_models_have_the_parameters_of_transformers_models(known: catalog.KnownModel) -> None:
+def test_catalogued_models_have_the_parameters_of_transformers_models(
+    known: catalog.KnownModel,
+) -> None:
     assert shape(known.config).parameters == built(known.config)
 
 
 def built(config: Mapping[str, object]) -> int:
-    """Parameters of the installed transformers' model, built without memory: a multimodal model with its towers."""
+    """Parameters of the installed transformers' model, built without memory: a multimodal model
+    with its towers.
+    """
     import torch
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    fields: dict[str, Any] = {name: copy.deepcopy(value) for name, value in config.items() if name != "model_type"}
+    fields: dict[str, Any] = {
+        name: copy.deepcopy(value) for name, value in config.items() if name != "model_type"
+    }
     kind = str(config["model_type"])
     made = CONFIG_MAPPING[kind.removesuffix("_text") if kind in WITHIN else kind](
-        **({"text_config": {**fields, "model_type": kind}, **tied(config)} if kind in WITHIN else fields)
+        **(
+            {"text_config": {**fields, "model_type": kind}, **tied(config)}
+            if kind in WITHIN
+            else fields
+        )
     )
     architectures = config.get("architectures")
     with torch.device("meta"):
@@ -188,7 +294,11 @@ def built(config: Mapping[str, object]) -> int:
             model = getattr(transformers, architectures[0])(made)
         elif kind in WITHIN:
             model = transformers.AutoModelForImageTextToText.from_config(made)
-            towers = [parameter.numel() for name, parameter in model.named_parameters() if ".visual." in name]
+            towers = [
+                parameter.numel()
+                for name, parameter in model.named_parameters()
+                if ".visual." in name
+            ]
             return sum(parameter.numel() for parameter in model.parameters()) - sum(towers)
         else:
             model = transformers.AutoModelForCausalLM.from_config(made)

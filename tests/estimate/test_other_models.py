@@ -32,16 +32,34 @@ def held(*others: Resident, **about: Any) -> Any:
 
 
 def critic(**about: Any) -> Resident:
-    return Resident(**{"role": "critic", "model": "made", "ranks": (0,), "dtype": "bfloat16", "trains": True, **about})
+    return Resident(
+        **{
+            "role": "critic",
+            "model": "made",
+            "ranks": (0,),
+            "dtype": "bfloat16",
+            "trains": True,
+            **about,
+        }
+    )
 
 
 def test_a_model_counts_in_its_own_phases_alone() -> None:
-    reference = Resident(role="reference", model="made", ranks=(0,), dtype="bfloat16", trains=False, awake=("score",))
+    reference = Resident(
+        role="reference", model="made", ranks=(0,), dtype="bfloat16", trains=False, awake=("score",)
+    )
     assert held(reference) == {"score": {"reference_weights": 100 * MIB}}
 
 
 def test_sharded_weights_are_divided_by_the_ranks() -> None:
-    reference = Resident(role="reference", model="made", ranks=(0, 1), dtype="bfloat16", trains=False, sharding="parameters")
+    reference = Resident(
+        role="reference",
+        model="made",
+        ranks=(0, 1),
+        dtype="bfloat16",
+        trains=False,
+        sharding="parameters",
+    )
     assert held(reference)["score"] == {"reference_weights": 50 * MIB}
 
 
@@ -53,53 +71,79 @@ def test_a_critic_is_held_like_the_policy_and_its_state_may_be_offloaded() -> No
 
 def test_a_concurrently_trained_critic_has_its_own_step() -> None:
     alone, along = held(critic()), held(critic(trains_concurrently=True))
-    assert along["backward"]["critic_activations"] > 0 and "critic_activations" not in alone["backward"]
+    assert (
+        along["backward"]["critic_activations"] > 0
+        and "critic_activations" not in alone["backward"]
+    )
     assert along["rollout"] == alone["rollout"]
 
 
 def test_with_adapters_on_the_policy_a_critic_is_trained_in_full() -> None:
     adapted = dataclasses.replace(composition().residents[0], adapter_rank=8)
     made = dataclasses.replace(composition(), residents=(adapted, critic()))
-    trace = dataclasses.replace(TRACE, inventory=dataclasses.replace(TRACE.inventory, parameters=1010))
+    trace = dataclasses.replace(
+        TRACE, inventory=dataclasses.replace(TRACE.inventory, parameters=1010)
+    )
     found = other_model_bytes(trace, made, stage_of(situation(trace=TRACE)).usage(), SMALL)
     assert found["rollout"]["critic_optimizer"] == 8 * 1000
-    assert found["backward"]["critic_gradients"] == 2 * 1000 and "critic_gradients" not in found["rollout"]
+    assert (
+        found["backward"]["critic_gradients"] == 2 * 1000
+        and "critic_gradients" not in found["rollout"]
+    )
 
 
 def test_another_model_has_the_size_of_its_own_shape() -> None:
-    reward = Resident(role="reward", model="Qwen/Qwen2.5-0.5B", ranks=(0,), dtype="bfloat16", trains=False)
+    reward = Resident(
+        role="reward", model="Qwen/Qwen2.5-0.5B", ranks=(0,), dtype="bfloat16", trains=False
+    )
     assert held(reward)["score"]["reward_weights"] == pytest.approx(494_032_768 * 2)
 
 
 def test_a_traced_step_contains_all_models_but_the_reward() -> None:
     def found(*others: Resident) -> Any:
-        return other_model_bytes(training(), composition(others=others), stage_of(situation()).usage(), SMALL)
+        return other_model_bytes(
+            training(), composition(others=others), stage_of(situation()).usage(), SMALL
+        )
 
-    reward = Resident(role="reward", model="Qwen/Qwen2.5-0.5B", ranks=(0,), dtype="bfloat16", trains=False)
+    reward = Resident(
+        role="reward", model="Qwen/Qwen2.5-0.5B", ranks=(0,), dtype="bfloat16", trains=False
+    )
     assert found(critic()) == {}
-    assert set(found(critic(), reward)) == set(PHASES) and set(found(critic(), reward)["load"]) == {"reward_weights"}
+    assert set(found(critic(), reward)) == set(PHASES) and set(found(critic(), reward)["load"]) == {
+        "reward_weights"
+    }
 
 
 def excess(found: Any) -> int:
     return (
-        sum(size for part, size in found["backward"].items() if part.startswith("critic_")) - found["rollout"]["critic_weights"]
+        sum(size for part, size in found["backward"].items() if part.startswith("critic_"))
+        - found["rollout"]["critic_weights"]
     )
 
 
 def test_a_larger_critics_turn_has_its_own_shape() -> None:
-    """The excess over the policy's turn: state from the host, gradients and activations of its size."""
+    """The excess over the policy's turn: state from the host, gradients and activations of its
+    size.
+    """
     count, ratio = A_CRITIC_OF_7B, 28 * 3584 / (24 * 896)
     about: dict[str, Any] = {"model": "Qwen/Qwen2.5-7B", "state_bytes_per_weight": 0}
-    used = {use.phase: use.parts for use in stage_of(situation(trace=TRACE)).usage().phases}["backward"]
+    used = {use.phase: use.parts for use in stage_of(situation(trace=TRACE)).usage().phases}[
+        "backward"
+    ]
     theirs = sum(used.get(part, 0) for part in ("gradients", "activations", "logits"))
     own = round(used["activations"] * ratio) + 2 * count
     waiting = held(critic(**about))
     assert waiting["rollout"] == {"critic_weights": 2 * count}
     assert excess(waiting) == own - theirs
     assert excess(held(critic(**about, offloaded_bytes_per_weight=12))) == own - theirs + 12 * count
-    leaving = held(critic(**about, offloaded_bytes_per_weight=12), offloaded_in_rollout=("gradients", "optimizer"))
+    leaving = held(
+        critic(**about, offloaded_bytes_per_weight=12),
+        offloaded_in_rollout=("gradients", "optimizer"),
+    )
     assert excess(leaving) == own - theirs + 12 * count - used["optimizer"]
-    spread = held(critic(**about, offloaded_bytes_per_weight=12, ranks=(0, 1), sharding="parameters"))
+    spread = held(
+        critic(**about, offloaded_bytes_per_weight=12, ranks=(0, 1), sharding="parameters")
+    )
     assert spread["backward"]["critic_optimizer"] == 6 * count
 
 
@@ -130,14 +174,18 @@ def test_a_concurrent_critic_of_another_model_has_activations_of_its_size() -> N
 
 def test_a_critic_quantised_differently_has_its_own_weights() -> None:
     policy = dataclasses.replace(composition().residents[0], quantised_bits=4)
-    made = dataclasses.replace(composition(), residents=(policy, critic(trains_concurrently=True, model=policy.model)))
+    made = dataclasses.replace(
+        composition(), residents=(policy, critic(trains_concurrently=True, model=policy.model))
+    )
     found = other_model_bytes(TRACE, made, stage_of(situation(trace=TRACE)).usage(), SMALL)
     assert found["rollout"]["critic_weights"] == 2 * 494_032_768
 
 
 def test_gradients_exist_in_a_forward_pass_after_another_one() -> None:
     def gradients(accumulation: int) -> bool:
-        found = held(critic(model="Qwen/Qwen2.5-7B", trains_concurrently=True), accumulation=accumulation)
+        found = held(
+            critic(model="Qwen/Qwen2.5-7B", trains_concurrently=True), accumulation=accumulation
+        )
         return "critic_gradients" in found["forward"]
 
     assert gradients(2) and not gradients(1)
@@ -149,5 +197,7 @@ def test_kept_logits_stay_until_the_next_are_concatenated() -> None:
     assert {phase: parts["logits"] for phase, parts in keeping.items() if phase != "rollout"} == {
         phase: whole for phase in PHASES if phase not in ("load", "rollout")
     }
-    assert keeping["rollout"]["logits"] == 3 * whole, "nothing is generated in this trace: the old, the new and a copy"
+    assert keeping["rollout"]["logits"] == 3 * whole, (
+        "nothing is generated in this trace: the old, the new and a copy"
+    )
     assert 2 * whole + last < 3 * whole

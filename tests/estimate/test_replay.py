@@ -14,7 +14,9 @@ from tests.estimate.synthetic import Book, replay, training
 
 
 def test_phases_by_hand() -> None:
-    """Weights 100; activations 4 x 30 and logits 50; in the backward pass one gradient per freed activation."""
+    """Weights 100; activations 4 x 30 and logits 50; in the backward pass one gradient per freed
+    activation.
+    """
     found = {(held.phase, held.step): held for held in replay(training(steps=2)).phases}
     assert found["load", 0].requested_bytes == 100 * MIB
     assert found["forward", 0].requested_bytes == 270 * MIB
@@ -22,12 +24,17 @@ def test_phases_by_hand() -> None:
     assert found["optimizer", 0].requested_bytes == (100 + 100 + 200) * MIB
     assert found["forward", 1].requested_bytes == (100 + 200 + 170) * MIB
     assert found["forward", 1].parts == {
-        "weights": 100 * MIB, "optimizer": 200 * MIB, "activations": 120 * MIB, "logits": 50 * MIB,
-    }  # fmt: skip
+        "weights": 100 * MIB,
+        "optimizer": 200 * MIB,
+        "activations": 120 * MIB,
+        "logits": 50 * MIB,
+    }
 
 
 def test_segments_by_hand() -> None:
-    """25 MiB in segments of 26, the rest too small to split off; 30 and 50 in segments of their own size."""
+    """25 MiB in segments of 26, the rest too small to split off; 30 and 50 in segments of their
+    own size.
+    """
     found = {(held.phase, held.step): held for held in replay(training(steps=1)).phases}
     assert found["load", 0].reserved_bytes == 4 * 26 * MIB
     assert found["load", 0].allocated_bytes == 4 * 26 * MIB
@@ -92,7 +99,9 @@ def test_a_resting_state_after_the_last_event(steps: int) -> None:
     assert resting.parts == {"weights": 100 * MIB, "optimizer": 200 * MIB}
 
 
-def trace(*events: int, streams: Mapping[int, int] | None = None, returns: Mapping[int, int] | None = None) -> Trace:
+def trace(
+    *events: int, streams: Mapping[int, int] | None = None, returns: Mapping[int, int] | None = None
+) -> Trace:
     """Trace in which n+1 makes allocation n of 20 MiB and -(n+1) frees it."""
     count = max(abs(event) for event in events)
     return Trace(
@@ -107,12 +116,17 @@ def trace(*events: int, streams: Mapping[int, int] | None = None, returns: Mappi
         marks=(Mark(event=0, phase="forward", step=0),),
         work=(),
         inventory=Inventory(
-            parameters=0, trainable_parameters=0, weight_bytes=0, trainable_bytes=0, layer_bytes=(), layer_trainable=(),
+            parameters=0,
+            trainable_parameters=0,
+            weight_bytes=0,
+            trainable_bytes=0,
+            layer_bytes=(),
+            layer_trainable=(),
             largest_parameter=0,
         ),
         streams=streams or {},
         returns=returns or {},
-    )  # fmt: skip
+    )
 
 
 def test_a_freed_block_serves_its_own_stream_alone() -> None:
@@ -123,12 +137,18 @@ def test_a_freed_block_serves_its_own_stream_alone() -> None:
 
 
 @pytest.mark.parametrize(("before", "reserved"), [(1, 20 * MIB), (2, 40 * MIB), (99, 60 * MIB)])
-def test_a_deferred_block_is_reused_after_the_other_stream_passed(before: int, reserved: int) -> None:
-    """Three in a row; the first returns before the second, the third, or never. The second always waits."""
+def test_a_deferred_block_is_reused_after_the_other_stream_passed(
+    before: int, reserved: int
+) -> None:
+    """Three in a row; the first returns before the second, the third, or never. The second
+    always waits.
+    """
     found = replay(trace(1, -1, 2, -2, 3, returns={0: before, 1: 99}))
     assert found.reserved_bytes == (reserved if before == 2 else max(reserved, 40 * MIB))
     (held,) = found.phases
-    assert held.allocated_bytes == held.requested_bytes == 20 * MIB, "a deferred block is not allocated"
+    assert held.allocated_bytes == held.requested_bytes == 20 * MIB, (
+        "a deferred block is not allocated"
+    )
 
 
 def test_emptying_the_cache_waits_for_every_stream() -> None:

@@ -1,5 +1,5 @@
-"""Simulated engine: what any schedule must satisfy, and the scheduler's rules one at a time; engines on GPUs of their own: who
-waits for whom, in cases whose answer is known.
+"""Simulated engine: what any schedule must satisfy, and the scheduler's rules one at a time;
+engines on GPUs of their own: who waits for whom, in cases whose answer is known.
 """
 
 from __future__ import annotations
@@ -15,14 +15,23 @@ from autotune.core.composition import EngineSettings, SplitEngines
 from autotune.core.dataset import TokenLengths
 from autotune.estimate import throughput
 from autotune.estimate.throughput import Cycle
-from autotune.estimate.throughput.rollout_simulation import EngineLimits, Pass, Request, Rollout, simulate
+from autotune.estimate.throughput.rollout_simulation import (
+    EngineLimits,
+    Pass,
+    Request,
+    Rollout,
+    simulate,
+)
 from tests.estimate.test_throughput import composition, config_of, gpu, trace
 
 ENOUGH = EngineLimits(max_num_seqs=64, max_batched_tokens=4096)
 
 
 def requests(lengths: Sequence[int], *, prompt: int = 32, group: int = 1) -> list[Request]:
-    return [Request(prompt=prompt, completion=length, group=place // group) for place, length in enumerate(lengths)]
+    return [
+        Request(prompt=prompt, completion=length, group=place // group)
+        for place, length in enumerate(lengths)
+    ]
 
 
 def watched(given: Sequence[Request], limits: EngineLimits) -> tuple[Rollout, list[Pass]]:
@@ -47,7 +56,9 @@ def test_all_at_once_take_as_many_passes_as_the_longest_has_tokens() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("blocks", [None, 40, 100])
-def test_no_schedule_beats_the_longest_completion_or_the_batch(seed: int, blocks: int | None) -> None:
+def test_no_schedule_beats_the_longest_completion_or_the_batch(
+    seed: int, blocks: int | None
+) -> None:
     lengths = drawn(60, seed)
     limits = EngineLimits(max_num_seqs=8, max_batched_tokens=512, blocks=blocks)
     found, passes = watched(requests(lengths), limits)
@@ -65,7 +76,9 @@ def test_freed_places_are_taken_at_once() -> None:
 
 
 def test_long_prompts_are_read_in_chunks() -> None:
-    _, passes = watched(requests([1], prompt=1000), EngineLimits(max_num_seqs=1, max_batched_tokens=256))
+    _, passes = watched(
+        requests([1], prompt=1000), EngineLimits(max_num_seqs=1, max_batched_tokens=256)
+    )
     assert [one.prefilled for one in passes] == [256, 256, 256, 232]
 
 
@@ -90,19 +103,27 @@ def test_passes_computed_at_once_cost_what_single_ones_do() -> None:
     def cost(one: Pass) -> float:
         return 1 + 0.1 * one.decoding + 0.001 * one.context + 0.01 * one.prefilled
 
-    one_by_one = EngineLimits(max_num_seqs=20, max_batched_tokens=4096, block_tokens=1, blocks=20 * 232 + 19)
+    one_by_one = EngineLimits(
+        max_num_seqs=20, max_batched_tokens=4096, block_tokens=1, blocks=20 * 232 + 19
+    )
     at_once = simulate(given, EngineLimits(max_num_seqs=20, max_batched_tokens=4096), cost)
     assert simulate(given, one_by_one, cost).seconds == pytest.approx(at_once.seconds)
 
 
 def test_a_sequence_that_never_fits_is_refused() -> None:
     with pytest.raises(ValueError, match="too small"):
-        simulate(requests([500]), EngineLimits(max_num_seqs=1, max_batched_tokens=4096, blocks=5), lambda one: 1.0)
+        simulate(
+            requests([500]),
+            EngineLimits(max_num_seqs=1, max_batched_tokens=4096, blocks=5),
+            lambda one: 1.0,
+        )
 
 
 SPLIT = SplitEngines(
     gpus=1,
-    engine=EngineSettings(utilization=0.9, max_model_length=2048, max_num_seqs=256, max_num_batched_tokens=8192),
+    engine=EngineSettings(
+        utilization=0.9, max_model_length=2048, max_num_seqs=256, max_num_batched_tokens=8192
+    ),
     dtype="bfloat16",
 )
 
@@ -110,9 +131,13 @@ TAIL = TokenLengths.lognormal("x", 180, 600)
 
 
 def cycle(split: SplitEngines, lengths: TokenLengths | None = TAIL, **changes: Any) -> Cycle:
-    shape = composition(**{"generation": "server", "generation_batch": 64, "ranks": 1, **changes}, split=split)
+    shape = composition(
+        **{"generation": "server", "generation_batch": 64, "ranks": 1, **changes}, split=split
+    )
     config = config_of("Qwen/Qwen2.5-7B")
-    return throughput.cycle(trace(), shape, gpu=gpu("A100-80G"), config=config, num_generations=8, lengths=lengths)
+    return throughput.cycle(
+        trace(), shape, gpu=gpu("A100-80G"), config=config, num_generations=8, lengths=lengths
+    )
 
 
 def period(found: Cycle) -> float:
@@ -141,21 +166,31 @@ def test_one_batch_ahead_the_slower_side_sets_the_pace(gpus: int) -> None:
 
 def test_a_stream_of_completions_has_no_tail() -> None:
     ahead = replace(SPLIT, overlap="stream", batches_ahead=1.0, at_sync="pause")
-    (stream, _), (batch, _) = (both(cycle(split)) for split in (ahead, replace(SPLIT, overlap="batch")))
+    (stream, _), (batch, _) = (
+        both(cycle(split)) for split in (ahead, replace(SPLIT, overlap="batch"))
+    )
     assert stream < 0.8 * batch, "the longest completion of a batch no longer holds the others up"
 
 
 def test_equal_lengths_leave_no_tail_to_gain() -> None:
-    """With every completion at the longest, a full engine works as fast by batches as without an end."""
+    """With every completion at the longest, a full engine works as fast by batches as without an
+    end.
+    """
     full = replace(SPLIT, engine=replace(SPLIT.engine, max_num_seqs=16))
     ahead = replace(full, overlap="stream", batches_ahead=1.0, at_sync="pause")
-    (stream, _), (batch, _) = (both(cycle(split, None)) for split in (ahead, replace(full, overlap="batch")))
+    (stream, _), (batch, _) = (
+        both(cycle(split, None)) for split in (ahead, replace(full, overlap="batch"))
+    )
     assert stream == pytest.approx(batch, rel=0.02)
 
 
-def test_completions_that_end_before_new_weights_keep_the_tail_and_interrupted_ones_are_read_again() -> None:
+def test_completions_that_end_before_new_weights_keep_the_tail_and_interrupted_ones_are_read_again() -> (
+    None
+):
     ahead = replace(SPLIT, overlap="stream", batches_ahead=1.0)
-    times = {how: both(cycle(replace(ahead, at_sync=how)))[0] for how in ("pause", "recompute", "drain")}  # type: ignore[arg-type]
+    times = {
+        how: both(cycle(replace(ahead, at_sync=how)))[0] for how in ("pause", "recompute", "drain")
+    }  # type: ignore[arg-type]
     assert times["pause"] < times["recompute"] < times["drain"]
 
 
@@ -187,4 +222,9 @@ def test_training_ranks_do_not_generate() -> None:
 def test_every_figure_lies_in_its_interval(overlap: Any) -> None:
     """`Estimate` refuses others; a wait is never below zero."""
     for gpus in (1, 8):
-        assert cycle(replace(SPLIT, overlap=overlap, gpus=gpus, batches_ahead=0.5)).seconds["rollout"].low >= 0
+        assert (
+            cycle(replace(SPLIT, overlap=overlap, gpus=gpus, batches_ahead=0.5))
+            .seconds["rollout"]
+            .low
+            >= 0
+        )

@@ -13,7 +13,9 @@ from autotune.core.composition import EngineSettings
 from autotune.core.units import GIB
 from autotune.estimate import engine_memory, model_shape, rollout_engine
 
-LOGS: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("sglang_logs.yaml").read_text(encoding="utf-8"))
+LOGS: list[dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("sglang_logs.yaml").read_text(encoding="utf-8")
+)
 LOGGED_POSITIONS = 131072
 """`context_len` of every logged run with a stated fraction."""
 
@@ -34,7 +36,9 @@ def test_the_cache_is_what_the_log_says(row: dict[str, Any]) -> None:
     ranks, shape = row.get("tensor_parallel", 1), shape_of(row)
     weights = row["free"] - row["after_weights"]
     cache = rollout_engine.cache_bytes(row["free"] * GIB, row["fraction"], weights * GIB)
-    assert cache // rollout_engine.cache_bytes_per_token(shape, 2, ranks) == pytest.approx(row["tokens"], rel=0.001)
+    assert cache // rollout_engine.cache_bytes_per_token(shape, 2, ranks) == pytest.approx(
+        row["tokens"], rel=0.001
+    )
     computed = engine_memory.weight_bytes(shape, dtype="bfloat16", tensor_parallel=ranks) / GIB
     assert computed == pytest.approx(weights, abs=0.35) and computed < weights
 
@@ -42,7 +46,11 @@ def test_the_cache_is_what_the_log_says(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("row", STATED, ids=name)
 def test_the_table_of_requests_is_most_of_what_the_pools_take_besides(row: dict[str, Any]) -> None:
     shape = shape_of(row)
-    cache = row["tokens"] * rollout_engine.cache_bytes_per_token(shape, 2, row.get("tensor_parallel", 1)) / GIB
+    cache = (
+        row["tokens"]
+        * rollout_engine.cache_bytes_per_token(shape, 2, row.get("tensor_parallel", 1))
+        / GIB
+    )
     besides = row["after_weights"] - cache - row["pool_end"]
     table = rollout_engine.request_table_bytes(shape, row["requests"]) / GIB
     assert table * LOGGED_POSITIONS / shape.positions == pytest.approx(besides, abs=0.2)
@@ -50,15 +58,30 @@ def test_the_table_of_requests_is_most_of_what_the_pools_take_besides(row: dict[
 
 @pytest.mark.parametrize("row", CAPTURED, ids=name)
 def test_captured_graphs_are_in_the_interval(row: dict[str, Any]) -> None:
-    found = rollout_engine.graph_bytes(shape_of(row), 2, row.get("tensor_parallel", 1), row["captured"], 8192)
+    found = rollout_engine.graph_bytes(
+        shape_of(row), 2, row.get("tensor_parallel", 1), row["captured"], 8192
+    )
     assert found.low <= row["graphs"] * GIB <= found.high
 
 
 def fitted(**about: Any) -> rollout_engine.EngineUse:
     other = about.pop("other", 0)
-    settings = EngineSettings(**{"utilization": 0.5, "max_model_length": 1536, "max_num_seqs": 256, "kind": "sglang", **about})
+    settings = EngineSettings(
+        **{
+            "utilization": 0.5,
+            "max_model_length": 1536,
+            "max_num_seqs": 256,
+            "kind": "sglang",
+            **about,
+        }
+    )
     return rollout_engine.fit(
-        find_model("Qwen2.5-7B").config, settings, dtype="bfloat16", gpu=None, device_memory_bytes=80 * GIB, other_bytes=other
+        find_model("Qwen2.5-7B").config,
+        settings,
+        dtype="bfloat16",
+        gpu=None,
+        device_memory_bytes=80 * GIB,
+        other_bytes=other,
     )
 
 
@@ -66,7 +89,9 @@ def test_the_share_is_one_of_the_free_memory() -> None:
     alone, beside = fitted(), fitted(other=20 * GIB)
     assert alone.kv is not None and beside.kv is not None
     assert alone.kv.kv_cache_bytes.value - beside.kv.kv_cache_bytes.value == pytest.approx(10 * GIB)
-    assert alone.failure is None and sum(alone.parts.values()) == pytest.approx(alone.reserved_bytes.value)
+    assert alone.failure is None and sum(alone.parts.values()) == pytest.approx(
+        alone.reserved_bytes.value
+    )
 
 
 def test_weights_beyond_the_share_are_refused_in_its_own_words() -> None:
@@ -77,5 +102,8 @@ def test_weights_beyond_the_share_are_refused_in_its_own_words() -> None:
 
 def test_graphs_stay_while_it_sleeps_and_need_no_memory_without() -> None:
     asleep = fitted(sleep=True).asleep_bytes
-    assert 0 < asleep.value < 3 * GIB and fitted(sleep=True, eager=True).asleep_bytes.value < asleep.value
+    assert (
+        0 < asleep.value < 3 * GIB
+        and fitted(sleep=True, eager=True).asleep_bytes.value < asleep.value
+    )
     assert fitted().asleep_bytes == fitted().reserved_bytes

@@ -12,7 +12,15 @@ from autotune.core.units import MIB
 from autotune.estimate.insertion import gathered_bytes, inserted
 from autotune.estimate.sharding import Ddp, Sharding, apply, compared_ranks, fsdp1
 from autotune.estimate.sharding.fsdp1 import broadcast_copies, flat_units
-from autotune.estimate.sharding.rewriter import BACKWARD, BACKWARD_DONE, FORWARD, FORWARD_DONE, GRADIENT, PASS, optimizer_of
+from autotune.estimate.sharding.rewriter import (
+    BACKWARD,
+    BACKWARD_DONE,
+    FORWARD,
+    FORWARD_DONE,
+    GRADIENT,
+    PASS,
+    optimizer_of,
+)
 from autotune.estimate.sharding.zero import fullest_rank
 from autotune.estimate.trace_context import TraceContext, emptied, insertions, places_in
 from tests.estimate.synthetic import composition, replay
@@ -35,7 +43,9 @@ INVENTORY = Inventory(
 
 
 def plain(device: str = "cuda", *, steps: int = 3, layers: int = 4) -> Trace:
-    """Trace with a parameter and a module per layer; Adam's two moments in the parameter's dtype, no temporary tensors."""
+    """Trace with a parameter and a module per layer; Adam's two moments in the parameter's
+    dtype, no temporary tensors.
+    """
     sizes: list[int] = []
     parts: list[int] = []
     events: list[int] = []
@@ -76,7 +86,8 @@ def plain(device: str = "cuda", *, steps: int = 3, layers: int = 4) -> Trace:
             gone(number)
     usage = ModuleUse(
         parameters=tuple(
-            Parameter(count=COUNT, size=SIZE, trains=True, layer=layer, number=weights[layer]) for layer in range(layers)
+            Parameter(count=COUNT, size=SIZE, trains=True, layer=layer, number=weights[layer])
+            for layer in range(layers)
         ),
         modules=tuple((layer,) for layer in range(layers)),
         uses=tuple(uses),
@@ -119,9 +130,14 @@ KINDS = ("ddp", "fsdp1", "zero1", "zero2", "zero3")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_kind_writes_a_consistent_trace(kind: str, device: str) -> None:
     trace = plain(device)
-    sharded = apply(trace, Sharding.of({"kind": kind, "ranks": 3, "options": {"reduce_bucket_size": 1500}})).trace
+    sharded = apply(
+        trace, Sharding.of({"kind": kind, "ranks": 3, "options": {"reduce_bucket_size": 1500}})
+    ).trace
     assert balanced(sharded)
-    ours, theirs = ([(mark.phase, mark.step) for mark in one.marks if mark.phase != "load"] for one in (sharded, trace))
+    ours, theirs = (
+        [(mark.phase, mark.step) for mark in one.marks if mark.phase != "load"]
+        for one in (sharded, trace)
+    )
     assert ours == theirs
     assert [mark.event for mark in sharded.marks] == sorted(mark.event for mark in sharded.marks)
     assert sharded.marks[-1].event <= len(sharded.events)
@@ -158,14 +174,26 @@ def test_ddp_rebuilds_its_buckets_in_the_order_of_the_gradients() -> None:
     trace = plain(steps=2)
     assert trace.usage is not None
     sizes = [(at + 1) * MIB for at in range(len(trace.usage.parameters))]
-    big = tuple(replace(one, size=size) for one, size in zip(trace.usage.parameters, sizes, strict=True))
+    big = tuple(
+        replace(one, size=size) for one, size in zip(trace.usage.parameters, sizes, strict=True)
+    )
     trace = replace(trace, usage=replace(trace.usage, parameters=big))
 
     def buckets(step: int, **options: Any) -> list[int]:
-        found = apply(trace, Sharding(kind="ddp", ranks=2, bucket_cap_bytes=2 * MIB, **options)).trace
-        spans = [span for mark, span in found.stretches() if (mark.phase == "load") == (step == 0) and mark.step == step]
+        found = apply(
+            trace, Sharding(kind="ddp", ranks=2, bucket_cap_bytes=2 * MIB, **options)
+        ).trace
+        spans = [
+            span
+            for mark, span in found.stretches()
+            if (mark.phase == "load") == (step == 0) and mark.step == step
+        ]
         made = [found.events[at] - 1 for span in spans for at in span if found.events[at] > 0]
-        return [found.sizes[one] // MIB for one in made if found.part_names[found.parts[one]] == "communication"]
+        return [
+            found.sizes[one] // MIB
+            for one in made
+            if found.part_names[found.parts[one]] == "communication"
+        ]
 
     assert buckets(0)[-1:] == [10]  # of all gradients
     assert buckets(1) == [4, 3, 2, 1]  # the last layer's comes first
@@ -178,7 +206,11 @@ def test_the_first_bucket_of_ddp_is_small_unless_a_cap_is_given() -> None:
     trace = plain()
     assert trace.usage is not None
     sizes = [MIB, 20 * MIB, 5 * MIB, MIB]
-    assert Ddp(trace, trace.usage, Sharding(kind="ddp", ranks=2))._divided(sizes) == [MIB, 25 * MIB, MIB]
+    assert Ddp(trace, trace.usage, Sharding(kind="ddp", ranks=2))._divided(sizes) == [
+        MIB,
+        25 * MIB,
+        MIB,
+    ]
     capped = Sharding(kind="ddp", ranks=2, bucket_cap_bytes=2 * MIB)
     assert Ddp(trace, trace.usage, capped)._divided(sizes) == [21 * MIB, 5 * MIB, MIB]
 
@@ -190,12 +222,15 @@ def test_ddp_sends_a_large_tensor_itself_and_joins_small_ones_by_dtype() -> None
 
 
 def test_the_rank_with_most_reduced_gradients_is_one_of_those_compared() -> None:
-    """The second of three ranks has the ends of two large parameters: it keeps both whole until the step."""
+    """The second of three ranks has the ends of two large parameters: it keeps both whole until
+    the step.
+    """
     trace = plain()
     assert trace.usage is not None
     counts = (5 * MIB, MIB, MIB, 5 * MIB)
     parameters = tuple(
-        replace(one, count=count, size=2 * count) for one, count in zip(trace.usage.parameters, counts, strict=True)
+        replace(one, count=count, size=2 * count)
+        for one, count in zip(trace.usage.parameters, counts, strict=True)
     )
     trace = replace(trace, usage=replace(trace.usage, parameters=parameters))
     assert trace.usage is not None
@@ -210,12 +245,16 @@ def test_one_tensor_that_fills_a_partition_is_not_flattened() -> None:
     trace = plain(layers=2, steps=1)
     half = apply(trace, Sharding(kind="zero2", ranks=2, reduce_bucket_size=100)).trace
     quarter = apply(trace, Sharding(kind="zero2", ranks=4, reduce_bucket_size=100)).trace
-    both = apply(plain(layers=4, steps=1), Sharding(kind="zero2", ranks=2, reduce_bucket_size=100)).trace
+    both = apply(
+        plain(layers=4, steps=1), Sharding(kind="zero2", ranks=2, reduce_bucket_size=100)
+    ).trace
 
     def at_step(trace: Trace) -> list[int]:
         spans = [span for mark, span in trace.stretches() if mark.phase == "optimizer"]
         made = [trace.events[at] - 1 for span in spans for at in span if trace.events[at] > 0]
-        return [trace.sizes[one] for one in made if trace.part_names[trace.parts[one]] == "gradients"]
+        return [
+            trace.sizes[one] for one in made if trace.part_names[trace.parts[one]] == "gradients"
+        ]
 
     assert at_step(half) == [2 * SIZE]  # float32 of one whole parameter
     assert at_step(quarter) == [SIZE]
@@ -224,9 +263,13 @@ def test_one_tensor_that_fills_a_partition_is_not_flattened() -> None:
 
 def test_zero1_and_zero2_keep_a_partition_of_masters_and_state() -> None:
     for kind in ("zero1", "zero2"):
-        kept = live_at_end(apply(plain(), Sharding(kind=kind, ranks=2, reduce_bucket_size=100)).trace)  # type: ignore[arg-type]
+        kept = live_at_end(
+            apply(plain(), Sharding(kind=kind, ranks=2, reduce_bucket_size=100)).trace
+        )  # type: ignore[arg-type]
         assert kept["weights"] == 4 * SIZE
-        assert kept["optimizer"] == 4 * COUNT // 2 * (4 + 4 + 4)  # float32: masters and both moments
+        assert kept["optimizer"] == 4 * COUNT // 2 * (
+            4 + 4 + 4
+        )  # float32: masters and both moments
 
 
 def test_zero2_holds_less_gradient_than_zero1() -> None:
@@ -234,17 +277,27 @@ def test_zero2_holds_less_gradient_than_zero1() -> None:
     first = apply(plain(), Sharding(kind="zero1", **small)).trace  # type: ignore[arg-type]
     second = apply(plain(), Sharding(kind="zero2", rank=3, **small)).trace  # type: ignore[arg-type]
     assert max_of(first, "gradients", "backward") == 4 * SIZE
-    assert max_of(second, "gradients", "backward") == 2 * SIZE  # one partition, and the newest gradient
+    assert (
+        max_of(second, "gradients", "backward") == 2 * SIZE
+    )  # one partition, and the newest gradient
 
 
 def test_overlapping_reductions_take_a_second_bucket() -> None:
     one = apply(plain(), Sharding(kind="zero2", ranks=2, reduce_bucket_size=5000)).trace
-    two = apply(plain(), Sharding(kind="zero2", ranks=2, reduce_bucket_size=5000, overlap_comm=True)).trace
+    two = apply(
+        plain(), Sharding(kind="zero2", ranks=2, reduce_bucket_size=5000, overlap_comm=True)
+    ).trace
     assert max_of(two, "communication") - max_of(one, "communication") == 5000 * 2
 
 
 def test_zero3_keeps_a_part_of_everything() -> None:
-    sharding = Sharding(kind="zero3", ranks=4, reduce_bucket_size=10, param_persistence_threshold=0, max_reuse_distance=0)
+    sharding = Sharding(
+        kind="zero3",
+        ranks=4,
+        reduce_bucket_size=10,
+        param_persistence_threshold=0,
+        max_reuse_distance=0,
+    )
     kept = live_at_end(apply(plain(), sharding).trace)
     assert kept["weights"] == 4 * SIZE // 4
     assert kept["optimizer"] == 4 * COUNT // 4 * (4 + 4 + 4)
@@ -254,7 +307,12 @@ def test_zero3_keeps_a_part_of_everything() -> None:
 
 def test_zero3_keeps_small_and_soon_reused_parameters_whole() -> None:
     lean = Sharding(
-        kind="zero3", ranks=4, reduce_bucket_size=10, param_persistence_threshold=0, max_reuse_distance=0, prefetch_bucket_size=0
+        kind="zero3",
+        ranks=4,
+        reduce_bucket_size=10,
+        param_persistence_threshold=0,
+        max_reuse_distance=0,
+        prefetch_bucket_size=0,
     )
     whole = replace(lean, param_persistence_threshold=COUNT)
     near = replace(lean, max_reuse_distance=100 * COUNT)
@@ -270,7 +328,12 @@ def test_zero3_keeps_small_and_soon_reused_parameters_whole() -> None:
 
 
 LEAN = Sharding(
-    kind="zero3", ranks=4, reduce_bucket_size=10, param_persistence_threshold=0, max_reuse_distance=0, overlap_comm=True
+    kind="zero3",
+    ranks=4,
+    reduce_bucket_size=10,
+    param_persistence_threshold=0,
+    max_reuse_distance=0,
+    overlap_comm=True,
 )
 
 
@@ -278,33 +341,47 @@ def test_zero3_gathers_and_reduces_on_streams_of_its_own() -> None:
     sharded = apply(plain(), LEAN).trace
     gathers = [number for number, stream in sharded.streams.items() if stream == 1]
     reductions = [number for number, stream in sharded.streams.items() if stream == 2]
-    assert {sharded.part_names[sharded.parts[number]] for number in (*gathers, *reductions)} == {"communication"}
+    assert {sharded.part_names[sharded.parts[number]] for number in (*gathers, *reductions)} == {
+        "communication"
+    }
     assert max(sharded.sizes[number] for number in gathers) >= SIZE
     assert not apply(plain(), replace(LEAN, overlap_comm=False)).trace.streams
     assert not apply(plain("cpu"), LEAN).trace.streams
 
 
 def test_a_rollout_without_the_coordinators_hooks_makes_zero3_record_the_order_anew() -> None:
-    """In the second step it would have fetched ahead otherwise, in a buffer for several parameters."""
+    """In the second step it would have fetched ahead otherwise, in a buffer for several
+    parameters.
+    """
     sharding = replace(LEAN, prefetch_bucket_size=4 * COUNT)
     trace = plain()
     assert trace.usage is not None
     kept, forgot = (
-        apply(replace(trace, usage=replace(trace.usage, forgets_order=forgets)), sharding).trace for forgets in (False, True)
+        apply(replace(trace, usage=replace(trace.usage, forgets_order=forgets)), sharding).trace
+        for forgets in (False, True)
     )
     assert max(kept.sizes[number] for number in kept.streams) > SIZE
     assert max(forgot.sizes[number] for number in forgot.streams) == SIZE
 
 
 def test_a_reference_model_has_a_coordinator_of_its_own() -> None:
-    """Each model's passes leave the recorded order of the other as it is, and it is partitioned, too."""
+    """Each model's passes leave the recorded order of the other as it is, and it is partitioned,
+    too.
+    """
     trace, sharding = plain(), replace(LEAN, prefetch_bucket_size=4 * COUNT)
     assert trace.usage is not None
-    begins = [event for event, kind, *_ in trace.usage.uses if kind == BACKWARD]  # at the last layer first
+    begins = [
+        event for event, kind, *_ in trace.usage.uses if kind == BACKWARD
+    ]  # at the last layer first
     scored = [event for at, event in enumerate(begins) if at % 4 == 0]
-    one_pass = [(PASS, 4), *((kind, module) for module in range(4, 8) for kind in (FORWARD, FORWARD_DONE))]
+    one_pass = [
+        (PASS, 4),
+        *((kind, module) for module in range(4, 8) for kind in (FORWARD, FORWARD_DONE)),
+    ]
     others = [(event, kind, module) for event in scored for kind, module in one_pass]
-    copies = tuple(replace(parameter, trains=False, number=None) for parameter in trace.usage.parameters)
+    copies = tuple(
+        replace(parameter, trains=False, number=None) for parameter in trace.usage.parameters
+    )
     usage = replace(
         trace.usage,
         parameters=(*trace.usage.parameters, *copies),
@@ -324,10 +401,14 @@ def test_a_reference_model_has_a_coordinator_of_its_own() -> None:
 
 
 def test_weights_recomputed_for_an_outer_module_are_free_before_the_optimizer() -> None:
-    """Its backward has no end of its own. DeepSpeed releases what is left when the backward pass is over."""
+    """Its backward has no end of its own. DeepSpeed releases what is left when the backward pass
+    is over.
+    """
     trace = plain(steps=2)
     assert trace.usage is not None
-    frozen = tuple(replace(one, trains=index == 0) for index, one in enumerate(trace.usage.parameters))
+    frozen = tuple(
+        replace(one, trains=index == 0) for index, one in enumerate(trace.usage.parameters)
+    )
     uses: list[tuple[int, ...]] = []
     for event, kind, which, *rest in trace.usage.uses:
         if kind == BACKWARD:
@@ -336,7 +417,9 @@ def test_weights_recomputed_for_an_outer_module_are_free_before_the_optimizer() 
             uses += [(event, FORWARD, which), (event, FORWARD_DONE, which)]
         if kind != GRADIENT or which == 0:
             uses.append((event, kind, which, *rest))
-    usage = replace(trace.usage, parameters=frozen, modules=(*trace.usage.modules, ()), uses=tuple(uses))
+    usage = replace(
+        trace.usage, parameters=frozen, modules=(*trace.usage.modules, ()), uses=tuple(uses)
+    )
     made = apply(replace(trace, usage=usage), replace(LEAN, prefetch_bucket_size=0)).trace
     gathered = {number for number, stream in made.streams.items() if stream == 1}
     live, counts = 0, [0]
@@ -350,19 +433,32 @@ def test_weights_recomputed_for_an_outer_module_are_free_before_the_optimizer() 
 @pytest.mark.parametrize("kind", ["zero2", "zero3"])
 def test_zero_makes_each_moment_a_tensor_of_its_own(kind: str) -> None:
     sharded = apply(plain(), replace(LEAN, kind=kind)).trace  # type: ignore[arg-type]
-    state = [sharded.sizes[number] for number, part in enumerate(sharded.parts) if sharded.part_names[part] == "optimizer"]
+    state = [
+        sharded.sizes[number]
+        for number, part in enumerate(sharded.parts)
+        if sharded.part_names[part] == "optimizer"
+    ]
     masters = 4 * COUNT // 4 * 4
     assert state.count(masters) >= 3  # masters and two moments
 
 
-@pytest.mark.parametrize(("noted_bytes", "smallest"), [(255, None), (200, 64)], ids=["below any parameter", "above a bias"])
-def test_small_temporary_tensors_are_no_copies_of_the_optimizer(noted_bytes: int, smallest: int | None) -> None:
+@pytest.mark.parametrize(
+    ("noted_bytes", "smallest"),
+    [(255, None), (200, 64)],
+    ids=["below any parameter", "above a bias"],
+)
+def test_small_temporary_tensors_are_no_copies_of_the_optimizer(
+    noted_bytes: int, smallest: int | None
+) -> None:
     trace = plain()
     if smallest is not None:
         assert trace.usage is not None
         *others, last = trace.usage.parameters
         trace = replace(
-            trace, usage=replace(trace.usage, parameters=(*others, replace(last, count=smallest // 4, size=smallest)))
+            trace,
+            usage=replace(
+                trace.usage, parameters=(*others, replace(last, count=smallest // 4, size=smallest))
+            ),
         )
     first = next(mark.event for mark in trace.marks if mark.phase == "optimizer")
     at = first + 8  # after the state
@@ -370,18 +466,27 @@ def test_small_temporary_tensors_are_no_copies_of_the_optimizer(noted_bytes: int
     assert trace.usage is not None
     later = tuple((event + 2 * (event > at), *rest) for event, *rest in trace.usage.uses)
     noted = replace(
-        trace, sizes=(*trace.sizes, noted_bytes), parts=(*trace.parts, 3), events=tuple(events),
-        marks=tuple(replace(mark, event=mark.event + 2 * (mark.event > at)) for mark in trace.marks),
+        trace,
+        sizes=(*trace.sizes, noted_bytes),
+        parts=(*trace.parts, 3),
+        events=tuple(events),
+        marks=tuple(
+            replace(mark, event=mark.event + 2 * (mark.event > at)) for mark in trace.marks
+        ),
         usage=replace(trace.usage, uses=later),
-    )  # fmt: skip
+    )
     assert optimizer_of(noted, noted.usage).temporary_copies == 0  # type: ignore[arg-type]
 
 
 def test_a_lower_ceiling_of_live_parameters_stops_prefetching() -> None:
     free = Sharding(
-        kind="zero3", ranks=4, reduce_bucket_size=10, param_persistence_threshold=0, max_reuse_distance=0,
+        kind="zero3",
+        ranks=4,
+        reduce_bucket_size=10,
+        param_persistence_threshold=0,
+        max_reuse_distance=0,
         prefetch_bucket_size=4 * COUNT,
-    )  # fmt: skip
+    )
     capped = replace(free, max_live_parameters=COUNT)
     assert max_of(apply(plain(), capped).trace, "communication", "forward") < max_of(
         apply(plain(), free).trace, "communication", "forward"
@@ -414,16 +519,25 @@ def test_fsdp1_gathers_a_layer_at_a_time_and_one_ahead_in_backward() -> None:
 def test_fsdp1_gathers_and_reduces_on_streams_of_their_own() -> None:
     trace = apply(plain(), Sharding(kind="fsdp1", ranks=4)).trace
     part_of = {number: trace.part_names[part] for number, part in enumerate(trace.parts)}
-    assert {part_of[number] for number, stream in trace.streams.items() if stream == fsdp1.GATHERING} == {
-        "communication", "gradients",
-    }  # fmt: skip
-    assert {part_of[number] for number, stream in trace.streams.items() if stream == fsdp1.REDUCING} == {"gradients"}
-    assert not apply(plain("cpu"), Sharding(kind="fsdp1", ranks=4)).trace.streams, "on a CPU there are none"
+    assert {
+        part_of[number] for number, stream in trace.streams.items() if stream == fsdp1.GATHERING
+    } == {
+        "communication",
+        "gradients",
+    }
+    assert {
+        part_of[number] for number, stream in trace.streams.items() if stream == fsdp1.REDUCING
+    } == {"gradients"}
+    assert not apply(plain("cpu"), Sharding(kind="fsdp1", ranks=4)).trace.streams, (
+        "on a CPU there are none"
+    )
 
 
 def test_fsdp1_blocks_return_after_the_rate_limiter_waited() -> None:
     trace = apply(plain(), Sharding(kind="fsdp1", ranks=4, sync_module_states=False)).trace
-    forward = [span for mark, span in trace.stretches() if (mark.phase, mark.step) == ("forward", 0)]
+    forward = [
+        span for mark, span in trace.stretches() if (mark.phase, mark.step) == ("forward", 0)
+    ]
     made = [trace.events[at] - 1 for span in forward for at in span if trace.events[at] > 0]
     gathered = [number for number in made if trace.streams.get(number) == fsdp1.GATHERING]
     assert [gathered.index(trace.returns[number]) for number in gathered[:2]] == [2, 3]
@@ -432,7 +546,9 @@ def test_fsdp1_blocks_return_after_the_rate_limiter_waited() -> None:
 def test_ranks_that_begin_on_meta_run_ahead_of_broadcasts() -> None:
     given = Sharding(kind="fsdp1", ranks=4, begins_on_meta=True, records_streams=True)
     first, last = (loaded(apply(large(), replace(given, rank=rank)).trace) for rank in (0, 3))
-    assert first == loaded(apply(large(), replace(given, rank=3, begins_on_meta=False)).trace) < last
+    assert (
+        first == loaded(apply(large(), replace(given, rank=3, begins_on_meta=False)).trace) < last
+    )
     assert [loaded(one.trace) for one in compared_ranks(large(), given)] == [last]
 
 
@@ -441,11 +557,18 @@ def loaded(trace: Trace) -> int:
 
 
 def large() -> Trace:
-    """The same with parameters of 40 MB, two in each layer: one alone would be broadcast without a copy."""
+    """The same with parameters of 40 MB, two in each layer: one alone would be broadcast without
+    a copy.
+    """
     trace, times = plain(layers=16), 20_000
     assert trace.usage is not None
     parameters = tuple(
-        replace(one, count=one.count * times, size=one.size * times, layer=None if one.layer is None else one.layer // 2)
+        replace(
+            one,
+            count=one.count * times,
+            size=one.size * times,
+            layer=None if one.layer is None else one.layer // 2,
+        )
         for one in trace.usage.parameters
     )
     sizes = tuple(size * times for size in trace.sizes)
@@ -455,7 +578,11 @@ def large() -> Trace:
 def test_the_optimizer_gets_pieces_of_parameters_or_flat_ones() -> None:
     def states(**options: bool) -> list[int]:
         trace = apply(plain(), Sharding(kind="fsdp1", ranks=4, **options)).trace  # type: ignore[arg-type]
-        return [size for size, part in zip(trace.sizes, trace.parts, strict=True) if trace.part_names[part] == "optimizer"]
+        return [
+            size
+            for size, part in zip(trace.sizes, trace.parts, strict=True)
+            if trace.part_names[part] == "optimizer"
+        ]
 
     assert sum(states()) == sum(states(use_orig_params=False))
 
@@ -465,12 +592,17 @@ def test_fsdp1_mixed_precision_keeps_float32_shards_of_trainable_parameters() ->
     trace = apply(plain(), Sharding.of(given)).trace
     assert live_at_end(trace)["weights"] == 4 * COUNT // 4 * 4
     assert live_at_end(trace)["optimizer"] == 2 * 4 * COUNT // 4 * 4
-    assert max_of(trace, "communication", "forward") == SIZE + SIZE // 4  # a layer, and this rank's part of it cast for gathering
+    assert (
+        max_of(trace, "communication", "forward") == SIZE + SIZE // 4
+    )  # a layer, and this rank's part of it cast for gathering
 
 
 def test_ranks_differ_by_indivisible_parts_alone() -> None:
     sharding = Sharding(kind="zero2", ranks=3, reduce_bucket_size=500)
-    assert max(one.trace.peak_bytes for one in compared_ranks(plain(), sharding)) >= apply(plain(), sharding).trace.peak_bytes
+    assert (
+        max(one.trace.peak_bytes for one in compared_ranks(plain(), sharding))
+        >= apply(plain(), sharding).trace.peak_bytes
+    )
 
 
 def test_options_have_the_libraries_names() -> None:
@@ -479,7 +611,11 @@ def test_options_have_the_libraries_names() -> None:
             "kind": "zero3",
             "ranks": 2,
             "options": {
-                "zero_optimization": {"reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": 5e7, "overlap_comm": "auto"},
+                "zero_optimization": {
+                    "reduce_bucket_size": "auto",
+                    "stage3_prefetch_bucket_size": 5e7,
+                    "overlap_comm": "auto",
+                },
                 "stage3_param_persistence_threshold": "auto",
             },
         },
@@ -508,7 +644,11 @@ def test_gathering_for_generation() -> None:
 def max_of(trace: Trace, part: Part, phase: str | None = None) -> int:
     """Return the peak of a part, in a phase of the last step or at any time."""
     last = max(mark.step for mark in trace.marks)
-    spans = [span for mark, span in trace.stretches() if phase is None or (mark.phase, mark.step) == (phase, last)]
+    spans = [
+        span
+        for mark, span in trace.stretches()
+        if phase is None or (mark.phase, mark.step) == (phase, last)
+    ]
     wanted = {event for span in spans for event in span}
     live = most = 0
     for at, event in enumerate(trace.events):
@@ -545,29 +685,44 @@ def in_two_groups() -> Trace:
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_zero_keeps_reduced_gradients_until_the_last_group_has_its_turn(groups: int) -> None:
-    trace = apply(in_two_groups() if groups == 2 else plain(), Sharding(kind="zero2", ranks=2)).trace
+    trace = apply(
+        in_two_groups() if groups == 2 else plain(), Sharding(kind="zero2", ranks=2)
+    ).trace
     names = [trace.part_names[part] for part in trace.parts]
     first = next(span.start for mark, span in trace.stretches() if mark.phase == "optimizer")
-    state = next(at for at, entry in enumerate(trace.events) if at > first and entry > 0 and names[entry - 1] == "optimizer")
+    state = next(
+        at
+        for at, entry in enumerate(trace.events)
+        if at > first and entry > 0 and names[entry - 1] == "optimizer"
+    )
     owned = {1: 2 * COUNT, 2: 1500}[groups]  # of the first group
-    whole = {1: 0, 2: 3 * SIZE}[groups]  # of all parameters that this rank has a part of, in bfloat16
+    whole = {1: 0, 2: 3 * SIZE}[
+        groups
+    ]  # of all parameters that this rank has a part of, in bfloat16
     assert trace.live_parts_at(state)["gradients"] == whole + owned * 4
 
 
 def with_adapters() -> Trace:
-    """Each layer has a large frozen matrix beside its adapter, in modules of their own around it."""
+    """Each layer has a large frozen matrix beside its adapter, in modules of their own around
+    it.
+    """
     trace, layers = plain(), 4
     assert trace.usage is not None
-    frozen = tuple(replace(one, count=100 * COUNT, size=100 * SIZE, trains=False, number=None) for one in trace.usage.parameters)
+    frozen = tuple(
+        replace(one, count=100 * COUNT, size=100 * SIZE, trains=False, number=None)
+        for one in trace.usage.parameters
+    )
     uses: list[tuple[int, ...]] = []
     for event, kind, which, *rest in trace.usage.uses:
         before, after = kind in (FORWARD, BACKWARD), kind in (FORWARD_DONE, BACKWARD_DONE)
         outer = (event, kind, layers + which)
         uses += [*([outer] * before), (event, kind, which, *rest), *([outer] * after)]
     usage = replace(
-        trace.usage, parameters=(*trace.usage.parameters, *frozen), uses=tuple(uses),
+        trace.usage,
+        parameters=(*trace.usage.parameters, *frozen),
+        uses=tuple(uses),
         modules=(*trace.usage.modules, *((layers + layer,) for layer in range(layers))),
-    )  # fmt: skip
+    )
     return replace(trace, usage=usage)
 
 
@@ -575,10 +730,15 @@ def test_fsdp1_has_a_unit_for_each_matrix_of_an_adapter() -> None:
     trace, sharding = with_adapters(), Sharding(kind="fsdp1", ranks=4)
     assert trace.usage is not None
     units = {key: unit.parameters for key, unit in flat_units(trace.usage, sharding).items()}
-    assert units == {**{(layer, layer): (layer,) for layer in range(4)}, **{(layer, None): (4 + layer,) for layer in range(4)}}
+    assert units == {
+        **{(layer, layer): (layer,) for layer in range(4)},
+        **{(layer, None): (4 + layer,) for layer in range(4)},
+    }
     sharded = apply(trace, sharding).trace
     assert balanced(sharded)
-    spans = [span for mark, span in sharded.stretches() if (mark.phase, mark.step) == ("backward", 2)]
+    spans = [
+        span for mark, span in sharded.stretches() if (mark.phase, mark.step) == ("backward", 2)
+    ]
     events = [sharded.events[at] for span in spans for at in span]
     made = [event for event in events if event > 0 and sharded.sizes[event - 1] == 100 * SIZE]
     assert len(made) == 4, "a frozen matrix stays gathered when its adapter's gradient is ready"
@@ -589,23 +749,39 @@ def test_fsdp1_shards_a_unit_beside_its_originals() -> None:
     sharded = apply(plain(), Sharding(kind="fsdp1", ranks=4)).trace
     most = max_of(sharded, "weights")
     alone = live_at_end(sharded)["weights"]
-    assert most == alone - SIZE // 4 + SIZE + SIZE + SIZE // 4  # the last unit: moved, flat, and its shard
+    assert (
+        most == alone - SIZE // 4 + SIZE + SIZE + SIZE // 4
+    )  # the last unit: moved, flat, and its shard
 
 
-@pytest.mark.parametrize(("torch", "marks"), [("2.7.1", True), ("2.8.0", False), ("2.13.0+cpu", False), ("", False)])
+@pytest.mark.parametrize(
+    ("torch", "marks"), [("2.7.1", True), ("2.8.0", False), ("2.13.0+cpu", False), ("", False)]
+)
 def test_collectives_mark_their_tensors_up_to_torch_2_7(torch: str, marks: bool) -> None:
     trace = replace(large(), versions={"torch": torch})
-    loads = {loaded(apply(replace(trace, versions=versions), Sharding(kind="fsdp1", ranks=4, rank=3, begins_on_meta=True)).trace)
-             for versions in ({"torch": torch}, {"torch": "2.13.0"})}  # fmt: skip
+    loads = {
+        loaded(
+            apply(
+                replace(trace, versions=versions),
+                Sharding(kind="fsdp1", ranks=4, rank=3, begins_on_meta=True),
+            ).trace
+        )
+        for versions in ({"torch": torch}, {"torch": "2.13.0"})
+    }
     assert (len(loads) == 2) is marks
 
 
 def test_a_rollout_under_fsdp_gathers_as_the_first_forward_pass_does() -> None:
     sharded = apply(plain(), Sharding(kind="fsdp1", ranks=4)).trace
     found = places_in(sharded).gathering
-    assert found is not None and set(found.sizes) == {SIZE} and set(found.streams) == {fsdp1.GATHERING}
+    assert (
+        found is not None and set(found.sizes) == {SIZE} and set(found.streams) == {fsdp1.GATHERING}
+    )
     assert sum(entry > 0 for entry in found.order) == len(found.sizes) == 4
-    whole = inserted(sharded, insertions(places_in(sharded), TraceContext(generation=generation(gathers_like_step=True))))
+    whole = inserted(
+        sharded,
+        insertions(places_in(sharded), TraceContext(generation=generation(gathers_like_step=True))),
+    )
     assert balanced(whole)
     assert sum(stream == fsdp1.GATHERING for stream in whole.streams.values()) > sum(
         stream == fsdp1.GATHERING for stream in sharded.streams.values()

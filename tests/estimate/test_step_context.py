@@ -1,4 +1,6 @@
-"""Context of a traced step by library, kind of generation and sharding, and the insertions that it makes."""
+"""Context of a traced step by library, kind of generation and sharding, and the insertions that
+it makes.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,13 @@ MATRIX = 1536 * 8960
 """The largest matrix with an adapter."""
 
 
-def around(made: Composition, *, trace: Trace | None = None, on_cpu: bool = False, **settings: Any) -> TraceContext:
+def around(
+    made: Composition, *, trace: Trace | None = None, on_cpu: bool = False, **settings: Any
+) -> TraceContext:
     device = dataclasses.replace(hardware(), kind="cpu") if on_cpu else hardware()
-    return step_context(situation(composition=made, hardware=device, trace=trace or training(), settings=settings))
+    return step_context(
+        situation(composition=made, hardware=device, trace=trace or training(), settings=settings)
+    )
 
 
 def sharded(kind: str, **changed: Any) -> Composition:
@@ -46,7 +52,10 @@ def test_only_an_offloaded_engine_empties_the_cache() -> None:
 
 
 def test_adapters_are_merged_for_the_sync() -> None:
-    assert synced(around(composition(engine=ENGINE, generation="engine", adapter_rank=16))) == 10 * MATRIX
+    assert (
+        synced(around(composition(engine=ENGINE, generation="engine", adapter_rank=16)))
+        == 10 * MATRIX
+    )
     assert synced(around(composition(engine=ENGINE, generation="engine"))) == 0
     assert synced(around(composition(adapter_rank=16))) == 0  # no engine
 
@@ -61,16 +70,25 @@ def test_the_largest_adapted_matrix_follows_from_its_adapter() -> None:
         book.make(size, "adapters")
     book.enter("forward")
     book.make(MIB, "activations")
-    inventory = dataclasses.replace(trace.inventory, trainable_parameters=2 * 1100, trainable_bytes=sum(sizes))
+    inventory = dataclasses.replace(
+        trace.inventory, trainable_parameters=2 * 1100, trainable_bytes=sum(sizes)
+    )
     beside = composition(engine=ENGINE, generation="engine", adapter_rank=2)
-    assert synced(around(beside, trace=dataclasses.replace(book.trace(), inventory=inventory))) == 10 * 300 * 200
+    assert (
+        synced(around(beside, trace=dataclasses.replace(book.trace(), inventory=inventory)))
+        == 10 * 300 * 200
+    )
 
 
 def test_an_engine_in_the_trainers_process_makes_the_first_product() -> None:
     made = composition(engine=ENGINE, generation="engine")
     context, places = around(made), places_in(training())
     beside, backward = (one for one in insertions(places, context) if "workspaces" in one.parts)
-    assert (beside.event, beside.parts, beside.sizes[0]) == (4, ("inputs", "workspaces"), 4096 * 1536 * 2)
+    assert (beside.event, beside.parts, beside.sizes[0]) == (
+        4,
+        ("inputs", "workspaces"),
+        4096 * 1536 * 2,
+    )
     assert backward.event == places.multiplying[1]
     apart = dataclasses.replace(made, engine=dataclasses.replace(ENGINE, apart=True))
     assert around(apart).engine_inputs_bytes is None
@@ -86,7 +104,9 @@ def test_an_engine_starts_before_weights_are_prepared_on_several_ranks() -> None
     book.make(MIB, "activations")
     assert places_in(book.trace()).prepared_event == 1
     assert not around(sharded("ddp", engine=ENGINE, generation="engine")).engine_starts_first
-    assert around(sharded("fsdp2", engine=ENGINE, generation="engine")).engine_starts_first  # the model is on the host
+    assert around(
+        sharded("fsdp2", engine=ENGINE, generation="engine")
+    ).engine_starts_first  # the model is on the host
 
 
 def test_zero_3_gathers_all_to_merge_and_otherwise_one_parameter() -> None:
@@ -102,7 +122,9 @@ def test_an_adapter_alone_gathers_nothing_and_sync_parts_gather_a_part() -> None
     assert synced(around(alone)) == 0
     base_once = around(dataclasses.replace(alone, first_sync_is_whole=True))
     assert synced(base_once) == pytest.approx(10 * MATRIX + 100 * MIB, abs=8)
-    assert sum(size for _, size in base_once.first_sync) == pytest.approx(100 * MIB, abs=8)  # sent, and still referenced
+    assert sum(size for _, size in base_once.first_sync) == pytest.approx(
+        100 * MIB, abs=8
+    )  # sent, and still referenced
     parts = synced(around(dataclasses.replace(merged, sync_parts=5)))
     assert parts == pytest.approx(10 * MATRIX + 100 * MIB / 5, abs=64)
 
@@ -110,7 +132,8 @@ def test_an_adapter_alone_gathers_nothing_and_sync_parts_gather_a_part() -> None
 @pytest.mark.parametrize(
     ("gathers", "expected"),
     [
-        # 50 Mi parameters in float32 on four ranks; the head is tied: named twice. The largest has 10 Mi, a layer 20 Mi.
+        # 50 Mi parameters in float32 on four ranks; the head is tied: named twice. The largest has
+        # 10 Mi, a layer 20 Mi.
         ("parameter", 40 * MIB + 64 * MIB),
         ("layer", 80 * MIB),
         ("model", 200 * MIB),
@@ -120,39 +143,57 @@ def test_an_adapter_alone_gathers_nothing_and_sync_parts_gather_a_part() -> None
 def test_what_is_held_while_weights_are_sent(gathers: Any, expected: int) -> None:
     plain = sharded("fsdp1", engine=ENGINE, generation="engine")
     wide = tuple(dataclasses.replace(resident, dtype="float32") for resident in plain.residents)
-    sending = dataclasses.replace(plain, residents=wide, sync_gathers=gathers, sync_buffer_bytes=64 * MIB)
-    inventory = dataclasses.replace(training().inventory, parameters=50 * MIB, largest_parameter=10 * MIB)
-    trace = dataclasses.replace(training(), inventory=inventory)  # of 100 MiB, 40 in each of two layers
+    sending = dataclasses.replace(
+        plain, residents=wide, sync_gathers=gathers, sync_buffer_bytes=64 * MIB
+    )
+    inventory = dataclasses.replace(
+        training().inventory, parameters=50 * MIB, largest_parameter=10 * MIB
+    )
+    trace = dataclasses.replace(
+        training(), inventory=inventory
+    )  # of 100 MiB, 40 in each of two layers
     found = around(sending, trace=trace)
     assert found.sync == (("communication", pytest.approx(expected, abs=8)),)
     alone = synced(around(dataclasses.replace(sending, ranks=1), trace=trace))
-    assert alone == 64 * MIB + (200 * MIB + 4 * 151936 * 1536 if gathers == "shards" else 0), "nothing is gathered on one rank"
+    assert alone == 64 * MIB + (200 * MIB + 4 * 151936 * 1536 if gathers == "shards" else 0), (
+        "nothing is gathered on one rank"
+    )
 
 
 def test_weights_are_packed_into_two_buffers_that_exceed_their_size() -> None:
-    inventory = dataclasses.replace(training().inventory, parameters=50 * MIB, largest_parameter=10 * MIB)
+    inventory = dataclasses.replace(
+        training().inventory, parameters=50 * MIB, largest_parameter=10 * MIB
+    )
     trace = dataclasses.replace(training(), inventory=inventory)
     wide = {"dtype": "float32", "sharding": "none"}
     plain = composition(ranks=4, generation="server")
     sending = dataclasses.replace(
-        plain, residents=tuple(dataclasses.replace(one, **wide) for one in plain.residents),
-        sync_gathers="packed", sync_buffer_bytes=64 * MIB,
-    )  # fmt: skip
+        plain,
+        residents=tuple(dataclasses.replace(one, **wide) for one in plain.residents),
+        sync_gathers="packed",
+        sync_buffer_bytes=64 * MIB,
+    )
     whole = around(sending, trace=trace)
-    # 40 MiB outside the layers, then quarters of a layer, 20 each: 80, 80 and the last 40 where the first was.
-    assert whole.sync == (("communication", 80 * MIB), ("communication", 80 * MIB)) and whole.sync_streams == 2
+    # 40 MiB outside the layers, then quarters of a layer, 20 each: 80, 80 and the last 40 where the
+    # first was.
+    assert (
+        whole.sync == (("communication", 80 * MIB), ("communication", 80 * MIB))
+        and whole.sync_streams == 2
+    )
     cut = tuple(dataclasses.replace(one, sharding="parameters") for one in sending.residents)
     assert synced(around(dataclasses.replace(sending, residents=cut), trace=trace)) == 3 * 80 * MIB
     small = dataclasses.replace(sending, sync_buffer_bytes=1024 * MIB)
     assert synced(around(small, trace=trace)) == 200 * MIB, "no more than there is to send"
     before = dataclasses.replace(trace, versions={"trl": "1.10.0"})
-    assert synced(around(sending, trace=before)) == 0, "earlier releases send one parameter at a time, where it is"
+    assert synced(around(sending, trace=before)) == 0, (
+        "earlier releases send one parameter at a time, where it is"
+    )
 
 
 def test_a_server_without_room_for_the_buffers_fails() -> None:
     sending = dataclasses.replace(
         composition(ranks=1, generation="server"), sync_gathers="packed", sync_buffer_bytes=64 * MIB
-    )  # fmt: skip
+    )
     buffers = synced(around(sending, trace=training()))
     assert receiving_failure(sending, training(), buffers) is None
     failure = receiving_failure(sending, training(), buffers - 1)
@@ -161,7 +202,9 @@ def test_a_server_without_room_for_the_buffers_fails() -> None:
 
 def test_zero_3_gathers_the_model_for_its_own_generation_by_default() -> None:
     whole = around(sharded("zero3", generation="trainer")).generation
-    layers = around(dataclasses.replace(sharded("zero3", generation="trainer"), gathers_per_token=True)).generation
+    layers = around(
+        dataclasses.replace(sharded("zero3", generation="trainer"), gathers_per_token=True)
+    ).generation
     assert whole is not None and layers is not None
     assert sum(whole.gathered) == 100 * MIB, "all weights, beside this rank's part"
     assert sum(layers.gathered) == 2 * 40 * MIB
@@ -169,21 +212,28 @@ def test_zero_3_gathers_the_model_for_its_own_generation_by_default() -> None:
     assert plain is not None and not plain.gathered
 
 
-@pytest.mark.parametrize(("version", "expected"), [("4.48.1", False), ("4.50.0", True), ("5.17.0", True), ("", False)])
+@pytest.mark.parametrize(
+    ("version", "expected"), [("4.48.1", False), ("4.50.0", True), ("5.17.0", True), ("", False)]
+)
 def test_weights_are_loaded_at_once_by_newer_releases(version: str, expected: bool) -> None:
     trace = dataclasses.replace(training(), versions={"transformers": version})
     assert around(composition(), trace=trace).loads_at_once is expected
     assert not around(composition(ranks=2), trace=trace).loads_at_once
     # Each rank loads packed weights straight onto its card.
     plain = composition(ranks=2)
-    quantised = dataclasses.replace(plain, residents=(dataclasses.replace(plain["policy"], quantised_bits=4),))
+    quantised = dataclasses.replace(
+        plain, residents=(dataclasses.replace(plain["policy"], quantised_bits=4),)
+    )
     assert around(quantised, trace=trace).loads_at_once is expected
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [({}, None), ({"torch_empty_cache_steps": None}, None), ({"torch_empty_cache_steps": 3}, 3)]
+    ("given", "expected"),
+    [({}, None), ({"torch_empty_cache_steps": None}, None), ({"torch_empty_cache_steps": 3}, 3)],
 )
-def test_the_frameworks_interval_of_emptying_the_cache(given: dict[str, Any], expected: int | None) -> None:
+def test_the_frameworks_interval_of_emptying_the_cache(
+    given: dict[str, Any], expected: int | None
+) -> None:
     assert around(composition(), **given).empty_cache_steps == expected
 
 
@@ -213,17 +263,49 @@ def test_an_inserted_allocation_belongs_to_the_running_phase() -> None:
 
 
 def test_an_inserted_phase_between_two_phases_has_its_own_mark() -> None:
-    trace = inserted(small(), [Insertion(event=1, sizes=(7,), parts=("kv_cache",), order=(1, -1), phase="rollout", step=0)])
-    assert phases(trace) == [("load", 0, 1), ("rollout", 1, 3), ("forward", 3, 6), ("backward", 6, 7)]
+    trace = inserted(
+        small(),
+        [
+            Insertion(
+                event=1, sizes=(7,), parts=("kv_cache",), order=(1, -1), phase="rollout", step=0
+            )
+        ],
+    )
+    assert phases(trace) == [
+        ("load", 0, 1),
+        ("rollout", 1, 3),
+        ("forward", 3, 6),
+        ("backward", 6, 7),
+    ]
 
 
 def test_an_inserted_phase_within_a_phase_precedes_its_rest() -> None:
-    trace = inserted(small(), [Insertion(event=3, sizes=(7,), parts=("kv_cache",), order=(1, -1), phase="rollout", step=0)])
-    assert phases(trace) == [("load", 0, 1), ("forward", 1, 3), ("rollout", 3, 5), ("forward", 5, 6), ("backward", 6, 7)]
+    trace = inserted(
+        small(),
+        [
+            Insertion(
+                event=3, sizes=(7,), parts=("kv_cache",), order=(1, -1), phase="rollout", step=0
+            )
+        ],
+    )
+    assert phases(trace) == [
+        ("load", 0, 1),
+        ("forward", 1, 3),
+        ("rollout", 3, 5),
+        ("forward", 5, 6),
+        ("backward", 6, 7),
+    ]
 
 
 def test_an_insertion_after_the_last_event_is_appended() -> None:
-    trace = inserted(small(), [Insertion(event=5, sizes=(7,), parts=("kv_cache",), order=(1, -1), phase="rollout", step=1)])
+    trace = inserted(
+        small(),
+        [
+            Insertion(
+                event=5, sizes=(7,), parts=("kv_cache",), order=(1, -1), phase="rollout", step=1
+            )
+        ],
+    )
     assert trace.events[-2:] == (4, -4)
     assert ("rollout", 5, 7) in phases(trace)
 
@@ -240,7 +322,11 @@ def test_several_insertions_keep_the_order_and_the_trace() -> None:
     own = [entry for entry in trace.events if abs(entry) <= len(plain.sizes)]
     assert tuple(own) == plain.events
     assert trace.sizes == (100, 10, 20, 9, 5, 6)
-    assert trace.live_parts_at(len(trace.events) - 1) == {"weights": 100, "communication": 9, "workspaces": 6}
+    assert trace.live_parts_at(len(trace.events) - 1) == {
+        "weights": 100,
+        "communication": 9,
+        "workspaces": 6,
+    }
 
 
 def test_without_insertions_it_is_the_same() -> None:

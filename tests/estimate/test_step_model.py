@@ -8,7 +8,14 @@ import pytest
 
 from autotune.core.trace import Inventory, Mark, Part, Trace
 from autotune.estimate.replay import Track
-from autotune.estimate.screening import corner, error_at, phase_peaks, picked_points, repetition_of, survey
+from autotune.estimate.screening import (
+    corner,
+    error_at,
+    phase_peaks,
+    picked_points,
+    repetition_of,
+    survey,
+)
 from autotune.estimate.screening.blocks import LayerRepetition, NotUniform, Point, Sample
 from autotune.estimate.screening.formulas import SizeModel
 from autotune.estimate.screening.stretching import aligned, stretched
@@ -18,8 +25,10 @@ NAMES: tuple[Part, ...] = ("weights", "activations", "logits", "optimizer")
 
 SPACE = [
     Point(micro_batch=batch, prompt=prompt, completion=completion, micro_steps=4)
-    for batch in (1, 2, 8) for prompt in (64, 256) for completion in (64, 512)
-]  # fmt: skip
+    for batch in (1, 2, 8)
+    for prompt in (64, 256)
+    for completion in (64, 512)
+]
 
 
 class TraceWriter:
@@ -45,13 +54,27 @@ class TraceWriter:
 
     def trace(self, layers: int) -> Trace:
         inventory = Inventory(
-            parameters=layers, trainable_parameters=layers, weight_bytes=100 * layers, trainable_bytes=100 * layers,
-            layer_bytes=(100,) * layers, layer_trainable=(1,) * layers, largest_parameter=1,
-        )  # fmt: skip
+            parameters=layers,
+            trainable_parameters=layers,
+            weight_bytes=100 * layers,
+            trainable_bytes=100 * layers,
+            layer_bytes=(100,) * layers,
+            layer_trainable=(1,) * layers,
+            largest_parameter=1,
+        )
         return Trace(
-            basis="traced", versions={}, device="cpu", layers=layers, sizes=tuple(self.sizes), parts=tuple(self.parts),
-            part_names=NAMES, events=tuple(self.events), marks=tuple(self.marks), work=(), inventory=inventory,
-        )  # fmt: skip
+            basis="traced",
+            versions={},
+            device="cpu",
+            layers=layers,
+            sizes=tuple(self.sizes),
+            parts=tuple(self.parts),
+            part_names=NAMES,
+            events=tuple(self.events),
+            marks=tuple(self.marks),
+            work=(),
+            inventory=inventory,
+        )
 
 
 def step(point: Point, layers: int, odd_layer: int | None = None) -> Trace:
@@ -69,17 +92,25 @@ def step(point: Point, layers: int, odd_layer: int | None = None) -> Trace:
         kept = []
         for layer in range(layers):
             writer.enter("forward", number, layer)
-            inner = writer.make(50 * point.micro_batch * length * (300 if layer == odd_layer else 1), "activations")
+            inner = writer.make(
+                50 * point.micro_batch * length * (300 if layer == odd_layer else 1), "activations"
+            )
             kept.append(writer.make(7 * point.micro_batch * length, "activations"))
             writer.drop(inner)
         writer.enter("forward", number)
         writer.drop(writer.make(1000 * min(1024, point.micro_batch * point.completion), "logits"))
         for layer in reversed(range(layers)):
             writer.enter("backward", number, layer)
-            writer.drop(writer.make(3 * point.micro_batch * length**2 // 8, "activations"), kept[layer])
+            writer.drop(
+                writer.make(3 * point.micro_batch * length**2 // 8, "activations"), kept[layer]
+            )
         writer.enter("optimizer", number)
         norms = [writer.make(2, "optimizer") for _ in range(3 * layers + 2)]
-        writer.drop(writer.make(400 * layers + 100, "optimizer"), writer.make(4 * layers, "optimizer"), *norms)
+        writer.drop(
+            writer.make(400 * layers + 100, "optimizer"),
+            writer.make(4 * layers, "optimizer"),
+            *norms,
+        )
         writer.drop(*[writer.make(2, "optimizer") for _ in range(5)])
         states = [writer.make(60_000, "optimizer") for _ in range(layers)]
         if number:
@@ -97,7 +128,15 @@ def test_a_short_model_determines_every_point_of_a_long_one(layers: int) -> None
         whole = step(point, layers)
         assert track.replay(sizes) == replay(whole)
         assert phase_peaks(model.trace, sizes) == phase_peaks(whole)
-    assert len({max(peaks, key=lambda phase: peaks[phase]) for peaks in map(phase_peaks, (step(p, layers) for p in SPACE))}) > 1
+    assert (
+        len(
+            {
+                max(peaks, key=lambda phase: peaks[phase])
+                for peaks in map(phase_peaks, (step(p, layers) for p in SPACE))
+            }
+        )
+        > 1
+    )
     assert model.trace.layers == layers and len(model.trace.inventory.layer_bytes) == layers
 
 
@@ -115,7 +154,9 @@ def test_the_check_measures_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
         return step(point, layers or 8, odd_layer=0 if far else None)
 
     assert survey(trace, SPACE, repetition_of({"num_hidden_layers": 8})).residual > 0.01
-    monkeypatch.setattr(importlib.import_module("autotune.estimate.screening"), "MAX_USABLE_ERROR", 0.01)
+    monkeypatch.setattr(
+        importlib.import_module("autotune.estimate.screening"), "MAX_USABLE_ERROR", 0.01
+    )
     with pytest.raises(NotUniform, match="off"):
         survey(trace, SPACE, repetition_of({"num_hidden_layers": 8}))
 
@@ -123,9 +164,16 @@ def test_the_check_measures_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_points_with_other_phases_are_refused() -> None:
     first, second = picked_points(SPACE)[:2]
     whole = step(second, 3)
-    cut = Trace(**{**{name: getattr(whole, name) for name in whole.__dataclass_fields__}, "marks": whole.marks[:-1]})
+    cut = Trace(
+        **{
+            **{name: getattr(whole, name) for name in whole.__dataclass_fields__},
+            "marks": whole.marks[:-1],
+        }
+    )
     with pytest.raises(NotUniform):
-        SizeModel([Sample(point=first, trace=step(first, 3)), Sample(point=second, trace=cut)], None)
+        SizeModel(
+            [Sample(point=first, trace=step(first, 3)), Sample(point=second, trace=cut)], None
+        )
 
 
 def test_samples_are_reproduced_exactly() -> None:
@@ -164,15 +212,28 @@ def test_a_repetition_of_other_events_elsewhere_grows_as_a_whole() -> None:
         ({"num_hidden_layers": 28}, 3, 1),
         ({"num_hidden_layers": 3}, None, None),
         ({"num_hidden_layers": 12, "layer_types": ["sliding", "full"] * 6}, 4, 2),
-        ({"num_hidden_layers": 26, "layer_types": [*["sliding"] * 5, "full"] * 4 + ["sliding"] * 2}, 8, 6),
+        (
+            {
+                "num_hidden_layers": 26,
+                "layer_types": [*["sliding"] * 5, "full"] * 4 + ["sliding"] * 2,
+            },
+            8,
+            6,
+        ),
         ({"num_hidden_layers": 5, "layer_types": ["a", "b", "b", "a", "c"]}, None, None),
     ],
 )
-def test_the_short_model_has_all_kinds_of_layers(config: dict[str, object], layers: int | None, period: int | None) -> None:
+def test_the_short_model_has_all_kinds_of_layers(
+    config: dict[str, object], layers: int | None, period: int | None
+) -> None:
     repetition = repetition_of({"model_type": "synthetic", **config})
-    assert (repetition.layers, repetition.period) == (layers, period) if repetition else layers is None
+    assert (
+        (repetition.layers, repetition.period) == (layers, period) if repetition else layers is None
+    )
     if repetition:
-        assert repetition.layers + repetition.copies * repetition.period == config["num_hidden_layers"]
+        assert (
+            repetition.layers + repetition.copies * repetition.period == config["num_hidden_layers"]
+        )
 
 
 LAYER = [(100, 0), (8, 0), (100, 0)]
@@ -203,7 +264,9 @@ def test_a_run_may_be_at_either_end() -> None:
     assert aligned([(5, 0)], [(5, 0)]) == [0]
 
 
-@pytest.mark.parametrize("longer", [[(5, 0)], [(5, 0), (6, 1), (4, 0)]], ids=["fewer", "of another kind"])
+@pytest.mark.parametrize(
+    "longer", [[(5, 0)], [(5, 0), (6, 1), (4, 0)]], ids=["fewer", "of another kind"]
+)
 def test_every_short_allocation_needs_a_match(longer: list[tuple[int, int]]) -> None:
     with pytest.raises(NotUniform, match="longer model"):
         aligned([(5, 0), (6, 0)], longer)

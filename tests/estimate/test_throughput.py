@@ -53,9 +53,16 @@ def composition(**changes: Any) -> Composition:
 
 def trace(*, micro_steps: int = 1) -> Trace:
     """Trace with this number of micro-steps and round figures of work."""
-    marks = [Mark(event=0, phase="load", step=0), Mark(event=0, phase="rollout", step=1), Mark(event=0, phase="score", step=1)]
+    marks = [
+        Mark(event=0, phase="load", step=0),
+        Mark(event=0, phase="rollout", step=1),
+        Mark(event=0, phase="score", step=1),
+    ]
     for _ in range(micro_steps):
-        marks += [Mark(event=0, phase="forward", step=1), Mark(event=0, phase="backward", step=1, layer=1)]
+        marks += [
+            Mark(event=0, phase="forward", step=1),
+            Mark(event=0, phase="backward", step=1, layer=1),
+        ]
         marks += [Mark(event=0, phase="backward", step=1)]
     marks.append(Mark(event=0, phase="optimizer", step=1))
     flops = {"bfloat16": 60e12 * micro_steps}
@@ -71,8 +78,18 @@ def trace(*, micro_steps: int = 1) -> Trace:
         marks=tuple(marks),
         work=(
             Work(phase="score", flops={"bfloat16": 240e12}, moved_bytes=4e11, kernels=4000),
-            Work(phase="forward", flops=flops, moved_bytes=1e11 * micro_steps, kernels=1000 * micro_steps),
-            Work(phase="backward", flops={"bfloat16": 180e12 * micro_steps}, moved_bytes=3e11 * micro_steps, kernels=3000),
+            Work(
+                phase="forward",
+                flops=flops,
+                moved_bytes=1e11 * micro_steps,
+                kernels=1000 * micro_steps,
+            ),
+            Work(
+                phase="backward",
+                flops={"bfloat16": 180e12 * micro_steps},
+                moved_bytes=3e11 * micro_steps,
+                kernels=3000,
+            ),
             Work(phase="optimizer", flops={}, moved_bytes=1e11, kernels=10),
         ),
         inventory=Inventory(
@@ -89,15 +106,24 @@ def trace(*, micro_steps: int = 1) -> Trace:
 
 def given(**changes: Any) -> PredictionInput:
     facts: dict[str, Any] = {
-        "candidate_id": "c", "composition": composition(), "hardware": hardware(), "gpu": gpu("A100-80G"), "limit_bytes": 1,
-        "config": config_of("Qwen/Qwen2.5-7B"), "trace": trace(),
-    }  # fmt: skip
+        "candidate_id": "c",
+        "composition": composition(),
+        "hardware": hardware(),
+        "gpu": gpu("A100-80G"),
+        "limit_bytes": 1,
+        "config": config_of("Qwen/Qwen2.5-7B"),
+        "trace": trace(),
+    }
     return PredictionInput(**facts | changes)
 
 
-def seconds(traced: Trace | None = None, *, on: str = "A100-80G", **changes: Any) -> Mapping[Any, Estimate]:
+def seconds(
+    traced: Trace | None = None, *, on: str = "A100-80G", **changes: Any
+) -> Mapping[Any, Estimate]:
     config = config_of("Qwen/Qwen2.5-7B")
-    return throughput.cycle(traced or trace(), composition(**changes), gpu=gpu(on), config=config).seconds
+    return throughput.cycle(
+        traced or trace(), composition(**changes), gpu=gpu(on), config=config
+    ).seconds
 
 
 def total(found: Mapping[Any, Estimate]) -> float:
@@ -128,12 +154,19 @@ def test_without_completions_of_its_own_a_cycle_is_one_optimizer_step() -> None:
 def test_given_rows_have_a_speed_by_the_tokens_in_their_loss() -> None:
     rows = composition(generation="none", engine=None, generation_batch=0, accumulation=8)
     cycle = seconds(generation="none", engine=None, generation_batch=0, accumulation=8)
-    per_second = rows.ranks * rows.micro_batch * rows.accumulation / sum(estimate.value for estimate in cycle.values())
+    per_second = (
+        rows.ranks
+        * rows.micro_batch
+        * rows.accumulation
+        / sum(estimate.value for estimate in cycle.values())
+    )
     found, answers = (
         throughput.tokens_per_second(cycle, rows),
         throughput.tokens_per_second(cycle, replace(rows, loss_tokens=100)),
     )
-    assert found is not None and found.value == pytest.approx(per_second * (rows.prompt_length + rows.completion_length))
+    assert found is not None and found.value == pytest.approx(
+        per_second * (rows.prompt_length + rows.completion_length)
+    )
     assert answers is not None and answers.value == pytest.approx(per_second * 100)
 
 
@@ -144,7 +177,9 @@ def test_a_rollout_without_a_time_has_no_speed() -> None:
 def test_iterations_repeat_training_but_not_scoring() -> None:
     once = seconds()
     config = config_of("Qwen/Qwen2.5-7B")
-    again = throughput.cycle(trace(), composition(), gpu=gpu("A100-80G"), config=config, iterations=2).seconds
+    again = throughput.cycle(
+        trace(), composition(), gpu=gpu("A100-80G"), config=config, iterations=2
+    ).seconds
     assert again["backward"].value == pytest.approx(2 * once["backward"].value)
     assert again["score"].value == pytest.approx(once["score"].value)
 
@@ -163,12 +198,18 @@ def test_a_faster_gpu_is_faster() -> None:
 
 def test_small_work_is_bound_by_the_host() -> None:
     tiny = Work(phase="forward", flops={"bfloat16": 1e9}, moved_bytes=1e6, kernels=2000)
-    assert throughput.phase_seconds(tiny, gpu("H100")) == throughput.phase_seconds(tiny, gpu("A100-80G"))
+    assert throughput.phase_seconds(tiny, gpu("H100")) == throughput.phase_seconds(
+        tiny, gpu("A100-80G")
+    )
 
 
 def test_float32_does_not_run_on_the_tensor_cores() -> None:
-    half = throughput.phase_seconds(Work(phase="forward", flops={"bfloat16": 1e14}, moved_bytes=0, kernels=0), gpu("A100-80G"))
-    full = throughput.phase_seconds(Work(phase="forward", flops={"float32": 1e14}, moved_bytes=0, kernels=0), gpu("A100-80G"))
+    half = throughput.phase_seconds(
+        Work(phase="forward", flops={"bfloat16": 1e14}, moved_bytes=0, kernels=0), gpu("A100-80G")
+    )
+    full = throughput.phase_seconds(
+        Work(phase="forward", flops={"float32": 1e14}, moved_bytes=0, kernels=0), gpu("A100-80G")
+    )
     assert full.value > 10 * half.value
 
 
@@ -224,15 +265,23 @@ def test_exchanges_depend_on_the_sharding() -> None:
     assert sent["ddp"] == 2 * 7e9  # half of the gradients, twice, once per optimizer step
     assert sent["zero3"] == sent["fsdp2"] == 4 * (2 * 7e9 + 7e9)
     assert throughput.exchanged_bytes(trace(), composition(), counts) == 0
-    assert seconds(ranks=2, generation_batch=32, sharded_by="zero3")["backward"].high > seconds()["backward"].high
+    assert (
+        seconds(ranks=2, generation_batch=32, sharded_by="zero3")["backward"].high
+        > seconds()["backward"].high
+    )
 
 
 def test_weights_are_gathered_in_the_precision_of_their_products() -> None:
     """7e9 bytes of weights: in bfloat16, in float32, in 4 bits."""
-    counts, spread = throughput.counted(trace(), composition()), composition(ranks=2, sharded_by="fsdp2")
+    counts, spread = (
+        throughput.counted(trace(), composition()),
+        composition(ranks=2, sharded_by="fsdp2"),
+    )
 
     def sent(parameters: float) -> float:
-        held = replace(trace().inventory, parameters=int(parameters), weight_bytes=int(14e9), trainable_bytes=0)
+        held = replace(
+            trace().inventory, parameters=int(parameters), weight_bytes=int(14e9), trainable_bytes=0
+        )
         return throughput.exchanged_bytes(replace(trace(), inventory=held), spread, counts)
 
     assert sent(7e9) == sent(28e9) == 4 * 2 * 7e9
@@ -242,22 +291,36 @@ def test_weights_are_gathered_in_the_precision_of_their_products() -> None:
 def test_ranks_divide_the_optimizer_and_wait_for_each_sharded_layer() -> None:
     alone, spread = seconds(), seconds(ranks=4, generation_batch=64, sharded_by="fsdp1")
     assert spread["optimizer"].value == pytest.approx(alone["optimizer"].value / 4)
-    short, deep = (replace(trace(), inventory=replace(trace().inventory, layer_bytes=(1,) * layers)) for layers in (8, 80))
+    short, deep = (
+        replace(trace(), inventory=replace(trace().inventory, layer_bytes=(1,) * layers))
+        for layers in (8, 80)
+    )
     shallow = seconds(short, ranks=2, generation_batch=32, sharded_by="fsdp1")["backward"]
-    assert seconds(deep, ranks=2, generation_batch=32, sharded_by="fsdp1")["backward"].value > shallow.value
+    assert (
+        seconds(deep, ranks=2, generation_batch=32, sharded_by="fsdp1")["backward"].value
+        > shallow.value
+    )
     assert seconds(deep, ranks=2, generation_batch=32, sharded_by="ddp") == seconds(
         short, ranks=2, generation_batch=32, sharded_by="ddp"
     )
 
 
 def test_matrices_of_an_adapter_are_units_of_fsdp1_alone() -> None:
-    frozen, matrix = (Parameter(count=9, size=18, trains=trains, layer=0, number=None) for trains in (False, True))
-    used = ModuleUse(parameters=(frozen, *[matrix] * 8), modules=((0,), *((index,) for index in range(1, 9))), uses=())
+    frozen, matrix = (
+        Parameter(count=9, size=18, trains=trains, layer=0, number=None) for trains in (False, True)
+    )
+    used = ModuleUse(
+        parameters=(frozen, *[matrix] * 8),
+        modules=((0,), *((index,) for index in range(1, 9))),
+        uses=(),
+    )
     plain, adapted = trace(), replace(trace(), usage=used)
     policy = replace(composition()["policy"], adapter_rank=16)
 
     def backward(traced: Trace, kind: str) -> Estimate:
-        return seconds(traced, residents=(policy,), ranks=2, generation_batch=32, sharded_by=kind)["backward"]
+        return seconds(traced, residents=(policy,), ranks=2, generation_batch=32, sharded_by=kind)[
+            "backward"
+        ]
 
     more = backward(adapted, "fsdp1").value - backward(plain, "fsdp1").value
     each = constants("efficiency.yaml")["adapter_unit_milliseconds"]
@@ -293,12 +356,17 @@ LENGTHS = TokenLengths.lognormal("x", 300, 800)
 
 def at_lengths(lengths: TokenLengths = LENGTHS, **changes: Any) -> Mapping[Any, Estimate]:
     config = config_of("Qwen/Qwen2.5-7B")
-    return throughput.cycle(trace(), composition(**changes), gpu=gpu("A100-80G"), config=config, lengths=lengths).seconds
+    return throughput.cycle(
+        trace(), composition(**changes), gpu=gpu("A100-80G"), config=config, lengths=lengths
+    ).seconds
 
 
 def test_shorter_completions_take_less_time_in_every_phase_that_handles_them() -> None:
     longest, drawn = seconds(), at_lengths()
-    assert all(drawn[phase].value < longest[phase].value for phase in ("rollout", "score", "forward", "backward"))
+    assert all(
+        drawn[phase].value < longest[phase].value
+        for phase in ("rollout", "score", "forward", "backward")
+    )
     assert drawn["optimizer"] == longest["optimizer"] and drawn["sync"] == longest["sync"]
 
 
@@ -319,13 +387,19 @@ def test_a_long_tail_makes_the_rollout_longer_at_the_same_mean() -> None:
 
 def test_the_trainers_own_model_generates_until_the_longest_ends() -> None:
     found = at_lengths(generation="trainer", engine=None)["rollout"].value
-    assert found > at_lengths(TokenLengths("x", (300,)), generation="trainer", engine=None)["rollout"].value
+    assert (
+        found
+        > at_lengths(TokenLengths("x", (300,)), generation="trainer", engine=None)["rollout"].value
+    )
 
 
 def test_both_speeds_are_predicted_where_lengths_are_given() -> None:
     both = throughput.with_speed(given(lengths=LENGTHS), prediction())
     longest = throughput.with_speed(given(), prediction())
-    assert both.tokens_per_second == longest.tokens_per_second and longest.ranking_rate == longest.tokens_per_second
+    assert (
+        both.tokens_per_second == longest.tokens_per_second
+        and longest.ranking_rate == longest.tokens_per_second
+    )
     assert both.ranking_rate == both.tokens_per_second_at_lengths is not None
     assert both.phases == longest.phases and both.peak_memory_bytes == longest.peak_memory_bytes
 
@@ -366,14 +440,21 @@ def prediction() -> Prediction:
         peak_memory_bytes=nothing,
         torch_peak_allocated_bytes=nothing,
         torch_peak_reserved_bytes=nothing,
-        phases=tuple(PhasePrediction(name=name, peak_bytes=nothing, seconds=None) for name in ("load", "rollout", "backward")),
+        phases=tuple(
+            PhasePrediction(name=name, peak_bytes=nothing, seconds=None)
+            for name in ("load", "rollout", "backward")
+        ),
     )
 
 
 def test_every_constant_has_an_interval_a_reason_and_a_source() -> None:
     for constant in constants("efficiency.yaml").values():
         assert constant.low <= constant.value <= constant.high
-        assert constant.why and constant.sources and all(source.startswith("https://") for source in constant.sources)
+        assert (
+            constant.why
+            and constant.sources
+            and all(source.startswith("https://") for source in constant.sources)
+        )
 
 
 # Public figures.
@@ -398,10 +479,40 @@ DECODED = [
     ("Qwen/Qwen3-1.7B", "A100-80G", 1, 1, 128, 1024, True, 4.7, f"{TENSTORRENT}/340"),
     ("Qwen/Qwen3-1.7B", "A100-80G", 1, 1, 2048, 128, True, 5.0, f"{TENSTORRENT}/340"),
     ("Qwen/Qwen3-30B-A3B", "A100-80G", 1, 1, 128, 1024, True, 9.7, f"{TENSTORRENT}/340"),
-    ("meta-llama/Llama-3.1-8B-Instruct", "H100", 1, 1, 128, 128, True, 6.48, "https://yobitelcomm.github.io/bench/recipes/concurrency-sweep/"),
-    ("meta-llama/Llama-3.1-8B-Instruct", "H100", 1, 4, 128, 128, True, 6.59, "https://yobitelcomm.github.io/bench/recipes/concurrency-sweep/"),
-    ("meta-llama/Llama-3.1-8B-Instruct", "A100-40G", 1, 1, 1024, 128, True, 1000 / 75, "https://johnmusgrave.com/p/vllm-throughput-latency-sweep-on"),
-]  # fmt: skip
+    (
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "H100",
+        1,
+        1,
+        128,
+        128,
+        True,
+        6.48,
+        "https://yobitelcomm.github.io/bench/recipes/concurrency-sweep/",
+    ),
+    (
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "H100",
+        1,
+        4,
+        128,
+        128,
+        True,
+        6.59,
+        "https://yobitelcomm.github.io/bench/recipes/concurrency-sweep/",
+    ),
+    (
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "A100-40G",
+        1,
+        1,
+        1024,
+        128,
+        True,
+        1000 / 75,
+        "https://johnmusgrave.com/p/vllm-throughput-latency-sweep-on",
+    ),
+]
 """Public decoding times of one token per sequence. Lengths that a page omits are assumed short."""
 
 
@@ -422,7 +533,9 @@ def stepped(row: tuple[Any, ...]) -> Estimate:
     return generation.step(writing, gpu(card)).scaled(1000)
 
 
-@pytest.mark.parametrize("row", DECODED, ids=[f"{row[0].split('/')[1]}-{row[1]}-{row[4]}-{row[6]}" for row in DECODED])
+@pytest.mark.parametrize(
+    "row", DECODED, ids=[f"{row[0].split('/')[1]}-{row[1]}-{row[4]}-{row[6]}" for row in DECODED]
+)
 def test_public_decoding_times_are_inside_the_interval(row: tuple[Any, ...]) -> None:
     estimate = stepped(row)
     assert estimate.low <= row[7] <= estimate.high
@@ -435,14 +548,16 @@ def test_public_decoding_times_are_met_in_the_median() -> None:
 
 
 TRAINED = [
-    # batch, adapter, tokens per second: Mistral-7B in bfloat16 on one A100-80G, 4096 tokens, checkpointing
+    # batch, adapter, tokens per second: Mistral-7B in bfloat16 on one A100-80G, 4096 tokens,
+    # checkpointing
     (4, False, 3062.7),
     (8, False, 3143.1),
     (4, True, 3324.2),
     (8, True, 3353.8),
 ]
 """Rows without fused kernels of
-https://github.com/foundation-model-stack/fms-acceleration/blob/main/scripts/benchmarks/refs/a100_80gb.csv"""
+https://github.com/foundation-model-stack/fms-acceleration/blob/main/scripts/benchmarks/refs/a100_80gb.csv
+"""
 
 
 @pytest.mark.slow
@@ -469,19 +584,31 @@ def traced_work(*, batch: int, adapter: bool) -> list[Work]:
     from autotune.worker.tracing.ledger import Ledger
     from autotune.worker.tracing.tracker import Tracker
 
-    fields: dict[str, Any] = {k: v for k, v in config_of("mistralai/Mistral-7B-v0.1").items() if k != "model_type"}
+    fields: dict[str, Any] = {
+        k: v for k, v in config_of("mistralai/Mistral-7B-v0.1").items() if k != "model_type"
+    }
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["mistral"](**fields | {"use_cache": False}), dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(
+            CONFIG_MAPPING["mistral"](**fields | {"use_cache": False}), dtype=torch.bfloat16
+        )
         if adapter:
             from peft import LoraConfig, get_peft_model
 
             model.enable_input_require_grads()
-            model = get_peft_model(model, LoraConfig(r=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]))
+            model = get_peft_model(
+                model, LoraConfig(r=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+            )
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     ledger = Ledger()
-    with fake_models.real_tensor_paths(), FakeTensorMode(allow_non_fake_inputs=True), Tracker(ledger):
+    with (
+        fake_models.real_tensor_paths(),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        Tracker(ledger),
+    ):
         fake_models.materialise(model)
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
+        optimizer = torch.optim.AdamW(
+            [p for p in model.parameters() if p.requires_grad], fused=True
+        )
         ids = torch.zeros(batch, 4096, dtype=torch.long)
         ledger.reset_work()
         ledger.enter("forward")
@@ -495,42 +622,62 @@ def traced_work(*, batch: int, adapter: bool) -> list[Work]:
 
 def test_a_token_budget_is_filled_with_more_of_the_shorter_rows() -> None:
     rows, budget = at_lengths(packs_rows=True), at_lengths(packs_rows=True, token_budget=True)
-    assert budget["forward"].value < rows["forward"].value, "fewer micro-batches launch fewer kernels"
+    assert budget["forward"].value < rows["forward"].value, (
+        "fewer micro-batches launch fewer kernels"
+    )
     assert budget["rollout"] == rows["rollout"]
 
 
 def test_steps_of_full_rows_have_more_of_the_shorter_completions() -> None:
-    """As many micro-steps as at the longest lengths: tokens per second change by their attention alone."""
+    """As many micro-steps as at the longest lengths: tokens per second change by their attention
+    alone.
+    """
     shape = composition(packs_rows=True, token_budget=True, steps_by_rows=True)
     short = TokenLengths("x", (shape.completion_length // 4,))
     refilled = throughput.refilled(shape, short)
-    assert (refilled.micro_batch, refilled.generation_batch) == (4 * shape.micro_batch, 4 * shape.generation_batch)
+    assert (refilled.micro_batch, refilled.generation_batch) == (
+        4 * shape.micro_batch,
+        4 * shape.generation_batch,
+    )
     assert throughput.refilled(composition(), short) == composition()
     longest = seconds(packs_rows=True, token_budget=True, steps_by_rows=True)
     config = config_of("Qwen/Qwen2.5-7B")
-    found = throughput.cycle(trace(), refilled, gpu=gpu("A100-80G"), config=config, lengths=short).seconds
-    assert {phase: found[phase].value for phase in ("forward", "backward", "optimizer")} == pytest.approx(
+    found = throughput.cycle(
+        trace(), refilled, gpu=gpu("A100-80G"), config=config, lengths=short
+    ).seconds
+    assert {
+        phase: found[phase].value for phase in ("forward", "backward", "optimizer")
+    } == pytest.approx(
         {phase: longest[phase].value for phase in ("forward", "backward", "optimizer")}
     )
 
 
 def test_changing_lengths_count_by_all_completions_and_all_seconds() -> None:
-    """Short and long parts of a training do not share a batch: no part pays for the tail of another."""
+    """Short and long parts of a training do not share a batch: no part pays for the tail of
+    another.
+    """
     short, long = (TokenLengths("x", (tokens,)) for tokens in (128, 1024))
     both = TokenLengths.changing("x", (short, long))
     times = [total(at_lengths(part)) for part in (short, long)]
     predicted = throughput.with_speed(given(lengths=both), prediction())
     rate = predicted.tokens_per_second_at_lengths
-    assert rate is not None and rate.value == pytest.approx(composition().generation_batch * (128 + 1024) / sum(times))
+    assert rate is not None and rate.value == pytest.approx(
+        composition().generation_batch * (128 + 1024) / sum(times)
+    )
 
 
 def test_an_adapter_alone_and_packed_weights_take_less_time_than_merged_ones_one_by_one() -> None:
     policy = replace(composition()["policy"], adapter_rank=16)
     merged = composition(residents=(policy,))
     inventory = Inventory(
-        parameters=10**9, trainable_parameters=10**7, weight_bytes=2 * 10**9, trainable_bytes=2 * 10**7,
-        layer_bytes=(), layer_trainable=(), largest_parameter=10**8,
-    )  # fmt: skip
+        parameters=10**9,
+        trainable_parameters=10**7,
+        weight_bytes=2 * 10**9,
+        trainable_bytes=2 * 10**7,
+        layer_bytes=(),
+        layer_trainable=(),
+        largest_parameter=10**8,
+    )
     spent = [
         throughput._sync(inventory, made, config_of("Qwen/Qwen2.5-7B"), gpu("A100-80G"))
         for made in (
@@ -540,4 +687,6 @@ def test_an_adapter_alone_and_packed_weights_take_less_time_than_merged_ones_one
         )
     ]
     assert spent[1].value < spent[0].value
-    assert spent[2].value < spent[0].value and spent[2].high == pytest.approx(spent[0].high), "whole buffers are pushed"
+    assert spent[2].value < spent[0].value and spent[2].high == pytest.approx(spent[0].high), (
+        "whole buffers are pushed"
+    )

@@ -17,7 +17,9 @@ from tests.estimate.synthetic import Book, training
 WORKSPACE = 8 * MIB + 128 * 1024
 
 
-def usage(trace: Trace, context: TraceContext | None = None, *, capacity_bytes: int | None = None) -> TraceUsage:
+def usage(
+    trace: Trace, context: TraceContext | None = None, *, capacity_bytes: int | None = None
+) -> TraceUsage:
     return StepStage(trace, context or TraceContext()).usage(capacity_bytes)
 
 
@@ -29,9 +31,14 @@ def test_cublas_workspaces_come_with_the_first_forward_and_the_first_backward_pa
     found = usage(training(), TraceContext(cublas_workspace_bytes=WORKSPACE))
     assert "workspaces" not in phase(found, "load").parts
     assert found.resting.parts["workspaces"] == 2 * WORKSPACE
-    assert phase(found, "forward").parts["workspaces"] == 2 * WORKSPACE  # of the second step, which is higher
+    assert (
+        phase(found, "forward").parts["workspaces"] == 2 * WORKSPACE
+    )  # of the second step, which is higher
     plain = usage(training())
-    assert phase(found, "forward").requested_bytes - phase(plain, "forward").requested_bytes == 2 * WORKSPACE
+    assert (
+        phase(found, "forward").requested_bytes - phase(plain, "forward").requested_bytes
+        == 2 * WORKSPACE
+    )
 
 
 def test_a_workspace_comes_with_the_first_product_where_the_trace_notes_it() -> None:
@@ -49,7 +56,13 @@ def test_a_workspace_comes_with_the_first_product_where_the_trace_notes_it() -> 
 
 def test_clipping_after_the_backward_pass_is_no_forward_pass() -> None:
     book = Book()
-    for phase_name, size in (("load", 20), ("forward", 100), ("backward", 200), ("forward", 300), ("optimizer", 10)):
+    for phase_name, size in (
+        ("load", 20),
+        ("forward", 100),
+        ("backward", 200),
+        ("forward", 300),
+        ("optimizer", 10),
+    ):
         book.enter(phase_name)
         book.drop(book.make(size * MIB, "activations"))
     found = usage(book.trace())
@@ -79,10 +92,22 @@ def test_shorter_batches_leave_an_unusable_cache() -> None:
 
 def generation(*, wide: int = 2 * MIB, **changed: Any) -> Generation:
     facts: dict[str, Any] = {
-        "kv_cache_bytes": 256 * MIB, "logits_bytes": 8 * MIB, "scores_bytes": 12 * MIB, "decode_bytes": 8 * MIB, "layers": 4,
-        "prompt_length": 128, "completion_length": 129,
-    }  # fmt: skip
-    prefill = {"hidden": MIB, "normed": 2 * MIB, "queries": MIB, "keys": MIB, "wide": wide, "rotary": MIB}
+        "kv_cache_bytes": 256 * MIB,
+        "logits_bytes": 8 * MIB,
+        "scores_bytes": 12 * MIB,
+        "decode_bytes": 8 * MIB,
+        "layers": 4,
+        "prompt_length": 128,
+        "completion_length": 129,
+    }
+    prefill = {
+        "hidden": MIB,
+        "normed": 2 * MIB,
+        "queries": MIB,
+        "keys": MIB,
+        "wide": wide,
+        "rotary": MIB,
+    }
     return Generation(prefill=tuple(prefill.items()), **{**facts, **changed})
 
 
@@ -98,20 +123,25 @@ def test_a_rollout_holds_the_longest_cache_and_temporary_memory() -> None:
     found = phase(usage(training(), TraceContext(generation=generation())), "rollout")
     one = 256 * MIB // 8  # keys or values of one layer
     resting, kept = 300 * MIB, 24 * MIB  # kept from token to token: scores and probabilities
-    assert 0.97 * one < found.requested_bytes - (resting + 256 * MIB + kept) < one  # the last one grows beside its old copy
+    assert (
+        0.97 * one < found.requested_bytes - (resting + 256 * MIB + kept) < one
+    )  # the last one grows beside its old copy
     assert found.parts["kv_cache"] > 256 * MIB
 
 
 def test_a_prompt_longer_than_its_completion_peaks_in_the_prefill() -> None:
     wide = generation(wide=400 * MIB, completion_length=1, prompt_length=256)
     found = phase(usage(training(), TraceContext(generation=wide)), "rollout")
-    # Embeddings, a layer's input, its residual and its norm; both rotary tables; three tensors of the MLP.
+    # Embeddings, a layer's input, its residual and its norm; both rotary tables; three tensors of
+    # the MLP.
     assert found.requested_bytes == 300 * MIB + 256 * MIB + (4 + 2) * MIB + 3 * 400 * MIB
 
 
 def test_a_cache_that_grows_token_by_token_fragments() -> None:
     found = usage(training(), TraceContext(generation=generation()))
-    assert phase(found, "rollout").reserved_bytes > phase(found, "rollout").requested_bytes + 26 * MIB
+    assert (
+        phase(found, "rollout").reserved_bytes > phase(found, "rollout").requested_bytes + 26 * MIB
+    )
 
 
 def test_an_offloaded_engine_empties_the_cache() -> None:
@@ -123,7 +153,9 @@ def test_an_offloaded_engine_empties_the_cache() -> None:
 
 
 def test_merging_an_adapter_counts_in_the_sync() -> None:
-    found = usage(training(), TraceContext(sync=(("workspaces", 70 * MIB),), empties_before_rollout=True))
+    found = usage(
+        training(), TraceContext(sync=(("workspaces", 70 * MIB),), empties_before_rollout=True)
+    )
     assert phase(found, "sync").requested_bytes == 370 * MIB
 
 
@@ -141,7 +173,9 @@ def test_the_frameworks_interval_of_emptying_the_cache() -> None:
     assert phase(kept, "backward").reserved_bytes == 420 * MIB
     assert phase(emptied, "backward").reserved_bytes == 120 * MIB
     every_other = usage(book.trace(), TraceContext(empty_cache_steps=2))
-    assert phase(every_other, "backward").reserved_bytes == 520 * MIB  # step 1 keeps its 400 and the 100 of step 0
+    assert (
+        phase(every_other, "backward").reserved_bytes == 520 * MIB
+    )  # step 1 keeps its 400 and the 100 of step 0
 
 
 @pytest.mark.parametrize(("capacity", "expected"), [(2000, True), (250, False)])
@@ -184,12 +218,20 @@ def test_an_offloaded_engine_empties_the_cache_around_its_rollout_alone() -> Non
         book.enter("forward", step)
         book.drop(book.make(300 * MIB, "activations"))
     found = usage(book.trace(), TraceContext(empties_before_rollout=True))
-    assert phase(found, "rollout").reserved_bytes == 40 * MIB  # weights, and a segment of twenty for the inputs
-    assert phase(found, "forward").reserved_bytes >= (20 + 200 + 300) * MIB  # the score's cache is still there
+    assert (
+        phase(found, "rollout").reserved_bytes == 40 * MIB
+    )  # weights, and a segment of twenty for the inputs
+    assert (
+        phase(found, "forward").reserved_bytes >= (20 + 200 + 300) * MIB
+    )  # the score's cache is still there
 
 
 def test_an_offloaded_part_is_in_no_figure() -> None:
     found = phase(usage(training(steps=2), TraceContext(sync=(("workspaces", 64 * MIB),))), "sync")
     less = found.without(("optimizer",))
-    assert found.allocated_bytes - less.allocated_bytes == found.reserved_bytes - less.reserved_bytes == 200 * MIB
+    assert (
+        found.allocated_bytes - less.allocated_bytes
+        == found.reserved_bytes - less.reserved_bytes
+        == 200 * MIB
+    )
     assert "optimizer" not in less.parts and sum(less.parts.values()) == less.requested_bytes

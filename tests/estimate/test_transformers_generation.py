@@ -26,26 +26,34 @@ CONFIG: Mapping[str, object] = {
 
 
 def test_parts_equal_the_formula() -> None:
-    parts = transformers_generation(shape(CONFIG), dtype="bfloat16", batch=8, prompt=64, completion=448)
+    parts = transformers_generation(
+        shape(CONFIG), dtype="bfloat16", batch=8, prompt=64, completion=448
+    )
     per_token = 2 * 2 * 32 * 2 * 4  # keys and values, two heads of 32, bfloat16, four layers
     assert parts["kv_cache"] == 8 * 511 * per_token
 
 
 def test_large_logits_are_held_three_times() -> None:
     config = {**CONFIG, "vocab_size": 151_936}
-    parts = transformers_generation(shape(config), dtype="bfloat16", batch=8, prompt=16, completion=64)
+    parts = transformers_generation(
+        shape(config), dtype="bfloat16", batch=8, prompt=16, completion=64
+    )
     assert parts["logits"] == 8 * 151_936 * (2 + 4 + 4 + 4)
 
 
 def test_long_prompts_peak_in_the_prefill() -> None:
-    parts = transformers_generation(shape(CONFIG), dtype="bfloat16", batch=8, prompt=2048, completion=2)
+    parts = transformers_generation(
+        shape(CONFIG), dtype="bfloat16", batch=8, prompt=2048, completion=2
+    )
     assert parts["activations"] > parts["kv_cache"] and parts["logits"] == 0
 
 
 def test_a_window_bounds_the_cache() -> None:
     windowed = {**CONFIG, "model_type": "mistral", "sliding_window": 128}
     short, long = (
-        transformers_generation(shape(windowed), dtype="float32", batch=2, prompt=256, completion=size)["kv_cache"]
+        transformers_generation(
+            shape(windowed), dtype="float32", batch=2, prompt=256, completion=size
+        )["kv_cache"]
         for size in (1024, 2048)
     )
     assert short == long
@@ -70,12 +78,16 @@ MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, 
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_prediction_equals_the_count(kind: str, changes: Mapping[str, object], shapes: tuple[int, int, int], dtype: str) -> None:
+def test_prediction_equals_the_count(
+    kind: str, changes: Mapping[str, object], shapes: tuple[int, int, int], dtype: str
+) -> None:
     """Within 2 percent."""
     config = {**CONFIG, **changes, "model_type": kind}
     batch, prompt, completion = shapes
     peak = _really_held(config, shapes, dtype=dtype)
-    parts = transformers_generation(shape(config), dtype=dtype, batch=batch, prompt=prompt, completion=completion)
+    parts = transformers_generation(
+        shape(config), dtype=dtype, batch=batch, prompt=prompt, completion=completion
+    )
     assert sum(parts.values()) == pytest.approx(peak, rel=0.02)
 
 
@@ -87,7 +99,9 @@ def _really_held(config: Mapping[str, object], shapes: tuple[int, int, int], *, 
 
     torch.manual_seed(0)
     batch, prompt, completion = shapes
-    fields: dict[str, Any] = {name: value for name, value in config.items() if name != "model_type"} | {"eos_token_id": None}
+    fields: dict[str, Any] = {
+        name: value for name, value in config.items() if name != "model_type"
+    } | {"eos_token_id": None}
     made = CONFIG_MAPPING[str(config["model_type"])](**fields)
     model = AutoModelForCausalLM.from_config(made, dtype=getattr(torch, dtype)).eval()
     ids = torch.randint(5, 500, (batch, prompt))
@@ -123,10 +137,16 @@ def _counting() -> Iterator[dict[str, int]]:
         counted["live"] -= size
 
     class Counting(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             import torch
 
-            before = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+            before = {
+                leaf.untyped_storage()._cdata
+                for leaf in tree_leaves((args, kwargs))
+                if isinstance(leaf, torch.Tensor)
+            }
             out = func(*args, **(kwargs or {}))
             for leaf in tree_leaves(out):
                 if not isinstance(leaf, torch.Tensor):

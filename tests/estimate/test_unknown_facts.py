@@ -15,22 +15,39 @@ from autotune.core.errors import BadInput
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate, KnobValue
 from autotune.core.units import GIB
-from autotune.estimate.unknown_facts import ROW_LENGTHS, FactVariant, agreed, fullest_rows, with_lower_bound, worst
+from autotune.estimate.unknown_facts import (
+    ROW_LENGTHS,
+    FactVariant,
+    agreed,
+    fullest_rows,
+    with_lower_bound,
+    worst,
+)
 from autotune.request.assignments import ways_of
 from autotune.request.flags import Flags
 from tests.estimate.test_predictor import predicted
 
 
-def prediction(low: float, value: float, high: float, *, fits: bool | None, limit: int = 40 * GIB) -> Prediction:
+def prediction(
+    low: float, value: float, high: float, *, fits: bool | None, limit: int = 40 * GIB
+) -> Prediction:
     peak = Estimate(value=value * GIB, low=low * GIB, high=high * GIB)
     return Prediction(
-        candidate_id="one", basis="traced", fits=fits, limit_bytes=limit, peak_memory_bytes=peak, torch_peak_allocated_bytes=peak,
-        torch_peak_reserved_bytes=peak, depends_on=() if fits is not None else ("the context",),
-    )  # fmt: skip
+        candidate_id="one",
+        basis="traced",
+        fits=fits,
+        limit_bytes=limit,
+        peak_memory_bytes=peak,
+        torch_peak_allocated_bytes=peak,
+        torch_peak_reserved_bytes=peak,
+        depends_on=() if fits is not None else ("the context",),
+    )
 
 
 def variant(facts: Mapping[str, KnobValue], found: Prediction) -> FactVariant:
-    return FactVariant(facts=facts, candidate=Candidate(knobs=facts, settings=facts, load={}), prediction=found)
+    return FactVariant(
+        facts=facts, candidate=Candidate(knobs=facts, settings=facts, load={}), prediction=found
+    )
 
 
 SMALL, LARGE = prediction(9, 10, 11, fits=True), prediction(49, 50, 52, fits=False)
@@ -47,7 +64,11 @@ def test_the_interval_covers_all_variants_and_the_value_is_the_worst() -> None:
 
 
 def test_the_deciding_fact_is_named() -> None:
-    variants = [variant({"batch": batch, "seed": seed}, SMALL if batch == 1 else LARGE) for batch in (1, 8) for seed in (1, 2)]
+    variants = [
+        variant({"batch": batch, "seed": seed}, SMALL if batch == 1 else LARGE)
+        for batch in (1, 8)
+        for seed in (1, 2)
+    ]
     found = agreed(variants)
     assert found.fits is None
     assert found.depends_on == ("batch, which is not given: fits with 1, does not fit with 8",)
@@ -60,15 +81,23 @@ def test_agreement_gives_a_verdict_without_causes() -> None:
 
 
 def test_an_undecided_variant_adds_its_own_causes() -> None:
-    found = agreed([variant({"batch": 1}, SMALL), variant({"batch": 2}, prediction(38, 40, 42, fits=None))])
-    assert found.depends_on == ("batch, which is not given: fits with 1, may or may not fit with 2", "the context")
+    found = agreed(
+        [variant({"batch": 1}, SMALL), variant({"batch": 2}, prediction(38, 40, 42, fits=None))]
+    )
+    assert found.depends_on == (
+        "batch, which is not given: fits with 1, may or may not fit with 2",
+        "the context",
+    )
 
 
 def test_every_combination_is_a_variant() -> None:
     variants = ways_of(Flags(unknown=("a=1,2", "b=true,null"), set=("c=3",)))
     assert [facts for facts, _ in variants] == [
-        {"a": 1, "b": True}, {"a": 1, "b": None}, {"a": 2, "b": True}, {"a": 2, "b": None}
-    ]  # fmt: skip
+        {"a": 1, "b": True},
+        {"a": 1, "b": None},
+        {"a": 2, "b": True},
+        {"a": 2, "b": None},
+    ]
     assert variants[1][1].set == ("c=3", "a=1", "b=null") and variants[1][1].unknown == ()
 
 
@@ -90,7 +119,9 @@ LONG = predicted()
 
 def at(value: float, fits: bool | None) -> Prediction:
     peak = Estimate(value=value, low=0.9 * value, high=1.1 * value)
-    return dataclasses.replace(LONG, peak_memory_bytes=peak, fits=fits, depends_on=("else",) if fits is None else ())
+    return dataclasses.replace(
+        LONG, peak_memory_bytes=peak, fits=fits, depends_on=("else",) if fits is None else ()
+    )
 
 
 def test_a_fit_of_the_longest_rows_is_a_fit() -> None:
@@ -116,7 +147,13 @@ PROMPTS = TokenLengths.lognormal("test", 100, 150)
 
 
 def composed(**about: Any) -> Composition:
-    shape = {"ranks": 2, "micro_batch": 8, "accumulation": 4, "generation_batch": 128, "prompt_length": 512}
+    shape = {
+        "ranks": 2,
+        "micro_batch": 8,
+        "accumulation": 4,
+        "generation_batch": 128,
+        "prompt_length": 512,
+    }
     return Composition(
         **{
             "residents": (),
@@ -140,7 +177,10 @@ def test_packed_rows_have_their_own_lengths_and_the_fullest_micro_batch_counts()
 
 def test_padded_rows_have_the_longest_of_their_ranks_batch() -> None:
     padded = fullest_rows(composed(packs_rows=False), COMPLETIONS, PROMPTS)
-    assert padded == (round(PROMPTS.expected_longest(64)), round(COMPLETIONS.up_to(1024).expected_longest(64)))
+    assert padded == (
+        round(PROMPTS.expected_longest(64)),
+        round(COMPLETIONS.up_to(1024).expected_longest(64)),
+    )
 
 
 def test_unknown_prompts_are_the_longest_and_completions_end_at_the_longest() -> None:

@@ -20,7 +20,10 @@ from autotune.estimate.engine_memory import Pages, pages
 from autotune.estimate.model_shape import Shape, shape
 from autotune.estimate.rollout_engine import EngineUse, fit
 
-LOGS = [json.loads(line) for line in (Path(__file__).parent / "vllm_logs.jsonl").read_text().splitlines()]
+LOGS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "vllm_logs.jsonl").read_text().splitlines()
+]
 
 
 def config_of(name: str) -> Mapping[str, object]:
@@ -43,7 +46,11 @@ def used(name: str = "Qwen/Qwen2.5-7B", **changes: Any) -> EngineUse:
         "device_memory_bytes": gpu("A100-80G").memory_bytes,
         "other_bytes": 20 * GIB,
     }
-    return fit(config_of(name), settings, **place | {name: value for name, value in changes.items() if name not in own})
+    return fit(
+        config_of(name),
+        settings,
+        **place | {name: value for name, value in changes.items() if name not in own},
+    )
 
 
 # What it takes.
@@ -57,11 +64,15 @@ def test_an_engine_that_starts_takes_its_share_to_the_byte() -> None:
 
 
 def test_a_graph_that_is_compiled_while_the_engine_profiles_takes_cache_from_it() -> None:
-    """A compiled graph that is on disk does not: the upper end. The engine does not hold the example inputs afterwards."""
+    """A compiled graph that is on disk does not: the upper end. The engine does not hold the
+    example inputs afterwards.
+    """
     fresh, eager = used(max_num_seqs=4), used(max_num_seqs=4, eager=True)
     assert fresh.kv is not None and eager.kv is not None
     examples = 152_064 * 3584 * 2 + 2 * 4096 * 3584 * 2
-    difference = eager.kv.kv_cache_bytes.value - fresh.kv.kv_cache_bytes.value - fresh.parts["cuda_graphs"]
+    difference = (
+        eager.kv.kv_cache_bytes.value - fresh.kv.kv_cache_bytes.value - fresh.parts["cuda_graphs"]
+    )
     assert difference == pytest.approx(examples - fresh.parts["activations"], abs=2)
     assert fresh.kv.kv_cache_bytes.high - fresh.kv.kv_cache_bytes.value > difference
     assert sum(eager.parts.values()) - sum(fresh.parts.values()) == pytest.approx(difference, abs=4)
@@ -72,7 +83,9 @@ def test_sleep_mode_gives_a_tied_head_of_its_own_to_the_cache() -> None:
     given: dict[str, dict[bool, float]] = {}
     for name in ("meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-0.5B"):
         kv = {sleep: used(name, sleep=sleep).kv for sleep in (False, True)}
-        given[name] = {sleep: one.kv_cache_bytes.value for sleep, one in kv.items() if one is not None}
+        given[name] = {
+            sleep: one.kv_cache_bytes.value for sleep, one in kv.items() if one is not None
+        }
     llama, qwen = (given[name][True] - given[name][False] for name in given)
     assert llama == 128_256 * 2048 * 2 and qwen == 0
 
@@ -87,24 +100,41 @@ def test_the_rest_of_the_share_is_the_cache() -> None:
 
 def test_an_offloaded_engine_has_no_weights_and_no_cache() -> None:
     use = used()
-    standing = 2 * 20 * MIB  # cuBLAS's workspaces of two streams; input embeddings are among the trainer's blocks
-    assert use.asleep_bytes.value == use.parts["cuda_graphs"] + use.parts["outside_torch"] + standing < 2 * GIB
-    assert used(sleep=True, apart=True).asleep_bytes.value == use.asleep_bytes.value + 4096 * 3584 * 2
+    standing = (
+        2 * 20 * MIB
+    )  # cuBLAS's workspaces of two streams; input embeddings are among the trainer's blocks
+    assert (
+        use.asleep_bytes.value
+        == use.parts["cuda_graphs"] + use.parts["outside_torch"] + standing
+        < 2 * GIB
+    )
+    assert (
+        used(sleep=True, apart=True).asleep_bytes.value == use.asleep_bytes.value + 4096 * 3584 * 2
+    )
     assert used(sleep=False).asleep_bytes == used(sleep=False).reserved_bytes
 
 
 def test_eager_captures_nothing() -> None:
     assert used(eager=True).parts["cuda_graphs"] == 0
     assert rollout_engine.captured_sizes(32, 4096) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
-    assert rollout_engine.captured_sizes(1024, 8192)[-1] == 512 and rollout_engine.captured_sizes(1, 4096) == [1, 2]
+    assert rollout_engine.captured_sizes(1024, 8192)[-1] == 512 and rollout_engine.captured_sizes(
+        1, 4096
+    ) == [1, 2]
 
 
 def test_tensor_parallel_divides_weights_and_heads_down_to_one() -> None:
     one, two, eight = (used(tensor_parallel=ranks) for ranks in (1, 2, 8))
     assert two.weights_bytes == pytest.approx(one.weights_bytes / 2, rel=0.01)
-    assert eight.weights_bytes > one.weights_bytes / 8  # four key heads on eight ranks: two copies of each
+    assert (
+        eight.weights_bytes > one.weights_bytes / 8
+    )  # four key heads on eight ranks: two copies of each
     paged = [
-        pages(shape(config_of("Qwen/Qwen2.5-7B")), element_bytes=2, tensor_parallel=n, max_num_batched_tokens=4096)
+        pages(
+            shape(config_of("Qwen/Qwen2.5-7B")),
+            element_bytes=2,
+            tensor_parallel=n,
+            max_num_batched_tokens=4096,
+        )
         for n in (4, 8)
     ]
     assert paged[0].block_bytes == paged[1].block_bytes
@@ -113,7 +143,9 @@ def test_tensor_parallel_divides_weights_and_heads_down_to_one() -> None:
 def test_expert_parallelism_spreads_whole_experts_over_replicas() -> None:
     moe = shape(config_of("Qwen/Qwen3-30B-A3B"))
     one, split, spread = (
-        engine_memory.weight_bytes(moe, dtype="bfloat16", tensor_parallel=ranks, expert_parallel=experts)
+        engine_memory.weight_bytes(
+            moe, dtype="bfloat16", tensor_parallel=ranks, expert_parallel=experts
+        )
         for ranks, experts in ((1, 1), (2, 2), (1, 8))
     )
     assert spread == one - 2 * sum(layer.experts for layer in moe.layers) * 7 // 8
@@ -121,8 +153,12 @@ def test_expert_parallelism_spreads_whole_experts_over_replicas() -> None:
 
 
 def test_weights_from_20_mib_on_are_loaded_into_blocks_of_their_own() -> None:
-    narrow, even = shape(config_of("Qwen/Qwen2.5-1.5B")), shape(config_of("meta-llama/Llama-3.2-1B"))
-    # 28 layers: 52.5 MiB in 54, 26.25 in 28; queries, keys and values (6) and the output (4.5) share segments of 20.
+    narrow, even = (
+        shape(config_of("Qwen/Qwen2.5-1.5B")),
+        shape(config_of("meta-llama/Llama-3.2-1B")),
+    )
+    # 28 layers: 52.5 MiB in 54, 26.25 in 28; queries, keys and values (6) and the output (4.5)
+    # share segments of 20.
     loaded = engine_memory.loaded_in_blocks(narrow, 2, 1)
     assert loaded.unsplit_bytes == pytest.approx(28 * 3.25 * MIB, rel=0.05)
     assert engine_memory.loaded_in_blocks(even, 2, 1).unsplit_bytes <= MIB
@@ -135,37 +171,61 @@ def test_weights_from_20_mib_on_are_loaded_into_blocks_of_their_own() -> None:
 
 def test_graphs_of_weights_in_4_bits_keep_the_segments_in_which_these_are_dequantised() -> None:
     four, plain = used(quantised_bits=4, sleep=True, vllm="0.26.0"), used(sleep=True, vllm="0.26.0")
-    # vLLM 0.26 on emulated cards: one of 26 MiB for the attention's, one of 130 for the widest of the MLP.
+    # vLLM 0.26 on emulated cards: one of 26 MiB for the attention's, one of 130 for the widest of
+    # the MLP.
     assert four.parts["cuda_graphs"] - plain.parts["cuda_graphs"] == 156 * MIB
-    assert four.asleep_bytes.value - plain.asleep_bytes.value == 156 * MIB  # statistics are in the pool that is offloaded
+    assert (
+        four.asleep_bytes.value - plain.asleep_bytes.value == 156 * MIB
+    )  # statistics are in the pool that is offloaded
 
 
 def test_quantising_leaves_free_segments_behind() -> None:
     seven = shape(config_of("Qwen/Qwen2.5-7B"))
-    llama, six = shape(config_of("meta-llama/Llama-3.2-1B")), shape({**config_of("Qwen/Qwen2.5-7B"), "num_hidden_layers": 6})
-    # vLLM 0.26 on emulated cards: 1,206, 696 and 1,576 MiB of segments without a block when the weights are loaded.
-    found = [engine_memory.quantised_in_blocks(one, 2, 1, makes_head_first=one is llama) for one in (llama, six, seven)]
+    llama, six = (
+        shape(config_of("meta-llama/Llama-3.2-1B")),
+        shape({**config_of("Qwen/Qwen2.5-7B"), "num_hidden_layers": 6}),
+    )
+    # vLLM 0.26 on emulated cards: 1,206, 696 and 1,576 MiB of segments without a block when the
+    # weights are loaded.
+    found = [
+        engine_memory.quantised_in_blocks(one, 2, 1, makes_head_first=one is llama)
+        for one in (llama, six, seven)
+    ]
     assert [one.left_bytes / MIB for one in found] == pytest.approx([1206, 696, 1576], rel=0.03)
     # 5,844 MiB of segments with one, in which 5,695 are allocated.
     assert found[2].open_bytes == pytest.approx(149 * MIB, rel=0.06)
-    assert found[2].unsplit_bytes == pytest.approx(28 * (1.25 + 1.625) * MIB, rel=0.02)  # 64.75 in 66, 32.375 in 34
+    assert found[2].unsplit_bytes == pytest.approx(
+        28 * (1.25 + 1.625) * MIB, rel=0.02
+    )  # 64.75 in 66, 32.375 in 34
 
 
 def test_quantisation_excludes_embeddings() -> None:
     whole, four = used(), used(quantised_bits=4)
     tables = 2 * 152_064 * 3584 * 2
-    assert (four.weights_bytes - tables) / (whole.weights_bytes - tables) == pytest.approx(4.5 / 16, rel=0.03)  # in blocks
+    assert (four.weights_bytes - tables) / (whole.weights_bytes - tables) == pytest.approx(
+        4.5 / 16, rel=0.03
+    )  # in blocks
 
 
 def test_on_a_cpu_there_are_no_graphs_and_no_driver() -> None:
     use = used(on_cpu=True, gpu=None, device_memory_bytes=32 * GIB, other_bytes=0)
-    assert use.parts["cuda_graphs"] == use.parts["outside_torch"] == 0 and use.reserved_bytes.value == 16 * GIB
+    assert (
+        use.parts["cuda_graphs"] == use.parts["outside_torch"] == 0
+        and use.reserved_bytes.value == 16 * GIB
+    )
 
 
 def test_releases_differ_in_sampling_and_graphs() -> None:
-    old, between, now = (used(vllm=version, max_num_seqs=1024, utilization=0.7) for version in ("0.11.2", "0.24.0", "0.31.0+cpu"))
-    assert old.parts["activations"] > 2 * between.parts["activations"] > 2 * now.parts["activations"]
-    assert sum(old.parts.values()) - sum(between.parts.values()) == pytest.approx(old.parts["cuda_graphs"], abs=2)
+    old, between, now = (
+        used(vllm=version, max_num_seqs=1024, utilization=0.7)
+        for version in ("0.11.2", "0.24.0", "0.31.0+cpu")
+    )
+    assert (
+        old.parts["activations"] > 2 * between.parts["activations"] > 2 * now.parts["activations"]
+    )
+    assert sum(old.parts.values()) - sum(between.parts.values()) == pytest.approx(
+        old.parts["cuda_graphs"], abs=2
+    )
     assert used(vllm=None) == used(vllm="0.31.0")
 
 
@@ -175,12 +235,18 @@ def test_releases_differ_in_sampling_and_graphs() -> None:
 def test_a_full_device_is_refused_with_vllms_message() -> None:
     use = used(other_bytes=60 * GIB, utilization=0.5)
     assert use.failure is not None and use.sure
-    assert use.failure.startswith("Free memory on device cuda:0 (19.51/79.51 GiB) on startup is less than desired GPU memory")
+    assert use.failure.startswith(
+        "Free memory on device cuda:0 (19.51/79.51 GiB) on startup is less than desired GPU memory"
+    )
 
 
 def test_no_room_for_any_cache() -> None:
     use = used(utilization=0.18)
-    assert use.kv is None and use.failure is not None and use.failure.startswith("No available memory for the cache blocks.")
+    assert (
+        use.kv is None
+        and use.failure is not None
+        and use.failure.startswith("No available memory for the cache blocks.")
+    )
 
 
 def test_a_cache_too_small_for_one_sequence_reports_the_longest_length() -> None:
@@ -214,14 +280,25 @@ def test_weights_equal_public_logs(row: Mapping[str, Any]) -> None:
     if "weights_gib" not in row["logged"]:
         pytest.skip("not in the log")
     weights = logged_use(row).weights_bytes / GIB
-    assert weights == pytest.approx(row["logged"]["weights_gib"], rel=0.06 if row.get("quantised_bits") == 4 else 0.01)
+    assert weights == pytest.approx(
+        row["logged"]["weights_gib"], rel=0.06 if row.get("quantised_bits") == 4 else 0.01
+    )
 
 
-@pytest.mark.parametrize("row", [row for row in LOGS if "activations_gib" in row["logged"]], ids=lambda row: row["id"])
+@pytest.mark.parametrize(
+    "row", [row for row in LOGS if "activations_gib" in row["logged"]], ids=lambda row: row["id"]
+)
 def test_profiling_peaks_equal_public_logs(row: Mapping[str, Any]) -> None:
-    """Within 4 percent; a release that does not compile holds more at a time, which the interval covers."""
+    """Within 4 percent; a release that does not compile holds more at a time, which the interval
+    covers.
+    """
     found = rollout_engine.activation_bytes(
-        shape(config_of(row["model"])), 2, row["tensor_parallel"], row["batched_tokens"], row["sequences"], vllm=row["vllm"]
+        shape(config_of(row["model"])),
+        2,
+        row["tensor_parallel"],
+        row["batched_tokens"],
+        row["sequences"],
+        vllm=row["vllm"],
     )
     logged = row["logged"]["activations_gib"] * GIB
     if "not compiled" in row.get("note", ""):
@@ -254,7 +331,12 @@ def test_blocks_and_concurrency_of_a_logged_cache(
     model: str, ranks: int, length: int, logged_gib: float, blocks: int, concurrency: float
 ) -> None:
     """Blocks equal within the log's rounding to 0.01 GiB."""
-    paged = pages(shape(config_of(model)), element_bytes=2, tensor_parallel=ranks, max_num_batched_tokens=length)
+    paged = pages(
+        shape(config_of(model)),
+        element_bytes=2,
+        tensor_parallel=ranks,
+        max_num_batched_tokens=length,
+    )
     found = paged.blocks(round(logged_gib * GIB))
     assert abs(found - blocks) <= 0.005 * GIB / paged.block_bytes + 1
     assert blocks / paged.blocks_per_sequence(length) == pytest.approx(concurrency, abs=0.006)
@@ -302,9 +384,13 @@ MODELS = (
 )
 
 
-@pytest.mark.parametrize(("name", "logged"), [("Qwen/Qwen3-Next-80B-A3B-Instruct", 544), ("Qwen/Qwen3.6-27B", 784)])
+@pytest.mark.parametrize(
+    ("name", "logged"), [("Qwen/Qwen3-Next-80B-A3B-Instruct", 544), ("Qwen/Qwen3.6-27B", 784)]
+)
 def test_attention_pages_grow_to_the_state_of_recurrent_layers(name: str, logged: int) -> None:
-    """Log line of vLLM 0.11 and 0.19: "Setting attention block size to 784 tokens ..." with 0.13% of padding."""
+    """Log line of vLLM 0.11 and 0.19: "Setting attention block size to 784 tokens ..." with
+    0.13% of padding.
+    """
     found = shape(config_of(name))
     paged = pages(found, element_bytes=2, tensor_parallel=1, max_num_batched_tokens=4096)
     assert paged.block_tokens == logged
@@ -328,14 +414,23 @@ def test_blocks_tokens_and_refusals_equal_the_installed_vllms(name: str, ranks: 
                 assert refusal == told
             else:
                 assert refusal is None
-                expected = (paged.blocks(available), paged.tokens(available, length), paged.concurrency(available, length))
+                expected = (
+                    paged.blocks(available),
+                    paged.tokens(available, length),
+                    paged.concurrency(available, length),
+                )
                 assert told == pytest.approx(expected, rel=1e-12)
 
 
 def _specs(name: str, ranks: int, paged: Pages) -> dict[str, Any]:
     """Cache specifications by layer, like those of vLLM's attention layers."""
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        MambaSpec,
+        MLAAttentionSpec,
+        SlidingWindowSpec,
+    )
 
     found = shape(config_of(name))
     specs: dict[str, Any] = {}
@@ -356,7 +451,9 @@ def _specs(name: str, ranks: int, paged: Pages) -> dict[str, Any]:
         if layer.key_value == 0:
             specs[f"layer.{index}"] = MLAAttentionSpec(**common, head_size=layer.cached)
         elif layer.window is not None:
-            specs[f"layer.{index}"] = SlidingWindowSpec(**common, head_size=head, sliding_window=layer.window, dcp_sharded=False)
+            specs[f"layer.{index}"] = SlidingWindowSpec(
+                **common, head_size=head, sliding_window=layer.window, dcp_sharded=False
+            )
         else:
             specs[f"layer.{index}"] = FullAttentionSpec(**common, head_size=head, dcp_sharded=False)
     return specs
@@ -365,11 +462,15 @@ def _specs(name: str, ranks: int, paged: Pages) -> dict[str, Any]:
 def attention_page(found: Shape, ranks: int) -> int:
     """Bytes per token of one attention layer in bfloat16."""
     return max(
-        2 * layer.cached // layer.cache_heads * max(1, layer.cache_heads // ranks) for layer in found.layers if layer.cached
+        2 * layer.cached // layer.cache_heads * max(1, layer.cache_heads // ranks)
+        for layer in found.layers
+        if layer.cached
     )
 
 
-def _told_by_vllm(utils: Any, specs: dict[str, Any], available: int, length: int) -> str | tuple[int, int, float]:
+def _told_by_vllm(
+    utils: Any, specs: dict[str, Any], available: int, length: int
+) -> str | tuple[int, int, float]:
     """Return vLLM's refusal, or blocks, tokens and concurrency."""
     config = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=length, original_max_model_len=length),
@@ -379,7 +480,9 @@ def _told_by_vllm(utils: Any, specs: dict[str, Any], available: int, length: int
             prefill_context_parallel_size=1,
             pipeline_parallel_size=1,
         ),
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False, max_num_batched_tokens=4096),
+        scheduler_config=SimpleNamespace(
+            disable_hybrid_kv_cache_manager=False, max_num_batched_tokens=4096
+        ),
         cache_config=SimpleNamespace(
             num_gpu_blocks_override=None,
             prefix_cache_retention_interval=None,
@@ -401,10 +504,15 @@ def _told_by_vllm(utils: Any, specs: dict[str, Any], available: int, length: int
 
 
 def test_an_adapter_has_a_slot_with_a_and_b_of_every_product() -> None:
-    """Qwen2.5-7B, 28 layers: hidden 3584, queries 3584, keys 512, width 18944; a rank of 20 takes a slot of 32."""
+    """Qwen2.5-7B, 28 layers: hidden 3584, queries 3584, keys 512, width 18944; a rank of 20
+    takes a slot of 32.
+    """
     qkv, out = 3 * 3584 + 3584 + 2 * 512, 3584 + 3584
     gate_up, down = 2 * 3584 + 2 * 18944, 18944 + 3584
     slot = 32 * 2 * 28 * (qkv + out + gate_up + down)
     assert used(adapter_rank=20).weights_bytes - used().weights_bytes == slot
-    halves = used(adapter_rank=20, tensor_parallel=2).weights_bytes - used(tensor_parallel=2).weights_bytes
+    halves = (
+        used(adapter_rank=20, tensor_parallel=2).weights_bytes
+        - used(tensor_parallel=2).weights_bytes
+    )
     assert slot / 2 < halves < slot

@@ -17,12 +17,17 @@ from tests.estimate.test_step_model import step
 LAYERS, TILE = 28, 1024
 SPACE = [
     Point(micro_batch=batch, prompt=prompt, completion=completion, micro_steps=steps)
-    for batch in (1, 2, 4, 16) for prompt in (64, 256, 512) for completion in (64, 256, 1024) for steps in (4, 8, 32)
-]  # fmt: skip
+    for batch in (1, 2, 4, 16)
+    for prompt in (64, 256, 512)
+    for completion in (64, 256, 1024)
+    for steps in (4, 8, 32)
+]
 FAR = [point for point in SPACE if point.micro_steps in (8, 32)]
 
 
-def one_pass(phase: Phase, point: Point, layers: int, *, times: float, heavier: float = 1.0) -> Work:
+def one_pass(
+    phase: Phase, point: Point, layers: int, *, times: float, heavier: float = 1.0
+) -> Work:
     """Work of attention and weights inside the layers, and of logits in tiles outside: weights once
     per tile, one buffer for all."""
     batch, tokens = point.micro_batch, point.micro_batch * point.completion
@@ -30,12 +35,21 @@ def one_pass(phase: Phase, point: Point, layers: int, *, times: float, heavier: 
     tiles = math.ceil(tokens / TILE)
     inside = {
         "bfloat16": times * layers * heavier * (7e6 * batch * length + 6e3 * batch * length**2),
-        "moved_bytes": times * layers * heavier * (2_500_000 + 120_000 * batch * length + 1_000 * length),
+        "moved_bytes": times
+        * layers
+        * heavier
+        * (2_500_000 + 120_000 * batch * length + 1_000 * length),
         "kernels": times * layers * 110,
     }
     outside = {
         "bfloat16": times * 5e6 * tokens,
-        "moved_bytes": times * (21_000 * batch * length + 43_000 * tokens + 9_900_000 * tiles + 130_000 * min(TILE, tokens)),
+        "moved_bytes": times
+        * (
+            21_000 * batch * length
+            + 43_000 * tokens
+            + 9_900_000 * tiles
+            + 130_000 * min(TILE, tokens)
+        ),
         "kernels": times * (90 + 4 * tiles),
     }
     total = {what: inside[what] + outside[what] for what in inside}
@@ -66,7 +80,9 @@ def tracer_of(*, recomputed: bool) -> Callable[[Point, int | None], Trace]:
 def largest_error(model: StepModel, *, recomputed: bool) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {}
     for point, predicted in zip(FAR, model.work.at(rows_of(FAR)), strict=True):
-        for seen, true in zip(predicted, worked(point, LAYERS, recomputed=recomputed).work, strict=True):
+        for seen, true in zip(
+            predicted, worked(point, LAYERS, recomputed=recomputed).work, strict=True
+        ):
             assert seen.phase == true.phase
             pairs = {
                 "flops": (seen.flops["bfloat16"], true.flops["bfloat16"]),
@@ -74,20 +90,30 @@ def largest_error(model: StepModel, *, recomputed: bool) -> dict[tuple[str, str]
                 "kernels": (seen.kernels, true.kernels),
             }
             for what, (one, other) in pairs.items():
-                found[true.phase, what] = max(abs(one / other - 1), found.get((true.phase, what), 0.0))
+                found[true.phase, what] = max(
+                    abs(one / other - 1), found.get((true.phase, what), 0.0)
+                )
     return found
 
 
 @pytest.fixture(name="reference", scope="module")
 def reference_model() -> StepModel:
-    return survey(tracer_of(recomputed=True), SPACE, repetition_of({"model_type": "synthetic", "num_hidden_layers": LAYERS}))
+    return survey(
+        tracer_of(recomputed=True),
+        SPACE,
+        repetition_of({"model_type": "synthetic", "num_hidden_layers": LAYERS}),
+    )
 
 
 def test_work_of_many_micro_steps_equals_each_trace(reference: StepModel) -> None:
-    assert {key: off for key, off in largest_error(reference, recomputed=True).items() if off > 1e-6} == {}
+    assert {
+        key: off for key, off in largest_error(reference, recomputed=True).items() if off > 1e-6
+    } == {}
 
 
-def test_a_family_reuses_the_reference_formulas_with_its_own_coefficients(reference: StepModel) -> None:
+def test_a_family_reuses_the_reference_formulas_with_its_own_coefficients(
+    reference: StepModel,
+) -> None:
     config = {"model_type": "synthetic", "num_hidden_layers": LAYERS}
     traced: list[Point] = []
 
@@ -95,6 +121,10 @@ def test_a_family_reuses_the_reference_formulas_with_its_own_coefficients(refere
         traced.append(point)
         return tracer_of(recomputed=False)(point, layers)
 
-    model = survey(trace, SPACE, repetition_of(config), reference, [point.micro_batch for point in SPACE])
+    model = survey(
+        trace, SPACE, repetition_of(config), reference, [point.micro_batch for point in SPACE]
+    )
     assert len(traced) <= 4
-    assert {key: off for key, off in largest_error(model, recomputed=False).items() if off > 0.005} == {}
+    assert {
+        key: off for key, off in largest_error(model, recomputed=False).items() if off > 0.005
+    } == {}

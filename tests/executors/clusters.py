@@ -15,18 +15,29 @@ ROOT = str(Path(__file__).parents[2])
 
 
 @contextmanager
-def cluster(nodes: int = 2, cpus: int = 2, gpus: int = 0, in_front: Path | None = None) -> Iterator[Any]:
-    """Real raylets, each with an object store of its own; their PYTHONPATH is this tree, with `in_front` before it."""
+def cluster(
+    nodes: int = 2, cpus: int = 2, gpus: int = 0, in_front: Path | None = None
+) -> Iterator[Any]:
+    """Real raylets, each with an object store of its own; their PYTHONPATH is this tree, with
+    `in_front` before it.
+    """
     import os
 
     from ray.cluster_utils import Cluster
 
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = ":".join([*([str(in_front)] if in_front else []), ROOT, *([before] if before else [])])
+    os.environ["PYTHONPATH"] = ":".join(
+        [*([str(in_front)] if in_front else []), ROOT, *([before] if before else [])]
+    )
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Workers would run at niceness 15: on a busy machine their probes would miss deadlines.
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - an option of Ray in its own case
-    small = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": 80 * MIB, "include_dashboard": False}
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
+    small = {
+        "num_cpus": cpus,
+        "num_gpus": gpus,
+        "object_store_memory": 80 * MIB,
+        "include_dashboard": False,
+    }
     made = Cluster(initialize_head=True, head_node_args=small)
     try:
         for _ in range(nodes - 1):
@@ -41,8 +52,15 @@ def cluster(nodes: int = 2, cpus: int = 2, gpus: int = 0, in_front: Path | None 
 
 
 def ray_executor(
-    address: str, tmp_path: Path, *, hint: dict[str, Any] | None = None, slots: int | None = None, **options: Any
+    address: str,
+    tmp_path: Path,
+    *,
+    hint: dict[str, Any] | None = None,
+    slots: int | None = None,
+    **options: Any,
 ) -> RayExecutor:
     given = settings(tmp_path, **options)
-    hardware = Hardware(kind="cpu", name="cpu", count=given.ranks, memory_bytes=given.limit_bytes, here=True)
+    hardware = Hardware(
+        kind="cpu", name="cpu", count=given.ranks, memory_bytes=given.limit_bytes, here=True
+    )
     return RayExecutor(given, requests(hint), hardware=hardware, address=address, slots=slots)

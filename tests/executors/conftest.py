@@ -1,4 +1,6 @@
-"""Ray cluster shared by all tests of a file: its start takes some ten seconds. Other files start clusters of their own."""
+"""Ray cluster shared by all tests of a file: its start takes some ten seconds. Other files start
+clusters of their own.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,14 @@ def simulate(candidate: Candidate, probe: ProbePlan) -> Measurement:
 
 
 @pytest.fixture(
-    params=["inline", "local", pytest.param("ray", marks=pytest.mark.slow), "inline x2", "local x2"], ids=lambda name: str(name)
+    params=[
+        "inline",
+        "local",
+        pytest.param("ray", marks=pytest.mark.slow),
+        "inline x2",
+        "local x2",
+    ],
+    ids=lambda name: str(name),
 )
 def any_executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Executor]:
     made: Executor = _MADE[request.param](tmp_path, request)
@@ -62,7 +69,9 @@ _MADE: dict[str, Callable[[Path, pytest.FixtureRequest], Executor]] = {
     "inline": lambda folder, request: InlineExecutor(simulate),
     "inline x2": lambda folder, request: InlineExecutor(simulate, slots=2),
     "local": lambda folder, request: executor(folder),
-    "local x2": lambda folder, request: executor(folder, places=(SlotPlace(words="first"), SlotPlace(words="second"))),
+    "local x2": lambda folder, request: executor(
+        folder, places=(SlotPlace(words="first"), SlotPlace(words="second"))
+    ),
     "ray": _on_ray,
 }
 
@@ -134,12 +143,16 @@ def test_a_measurement_is_about_its_candidate(any_executor: Executor) -> None:
     assert measurement.outcome is Outcome.OK
     assert measurement.worst is not None
     assert measurement.worst.tokens_per_second > 0
-    assert sum(measurement.worst.phase_seconds.values()) == pytest.approx(sum(measurement.worst.cycle_seconds))
+    assert sum(measurement.worst.phase_seconds.values()) == pytest.approx(
+        sum(measurement.worst.cycle_seconds)
+    )
     assert measurement.memory.bound_by
     assert measurement.cost.total_seconds >= measurement.cost.load_seconds
 
 
-def test_a_candidate_that_does_not_fit_is_a_measurement_and_the_next_one_runs(any_executor: Executor) -> None:
+def test_a_candidate_that_does_not_fit_is_a_measurement_and_the_next_one_runs(
+    any_executor: Executor,
+) -> None:
     failed = any_executor.open(TOO_LARGE).measure(TOO_LARGE, plan())
     assert failed.outcome is Outcome.OOM_BACKWARD
     assert failed.worst is None

@@ -1,4 +1,6 @@
-"""Rigs on GPUs that a recording plays: real keepers, ranks and ballasts; only the driver's answers are not."""
+"""Rigs on GPUs that a recording plays: real keepers, ranks and ballasts; only the driver's
+answers are not.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,37 @@ from tests.probe.toys import executor, gone, plan, toy
 MIB = 2**20
 IDLE_MIB = 4
 OOM = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 39.39 GiB of which 1.00 GiB is free. "
-    "Process 4242 has 21.00 GiB memory in use. Including non-PyTorch memory, this process has 17.00 GiB memory in use. Of the "
-    "allocated memory 16.00 GiB is allocated by PyTorch, and 1.00 MiB is reserved by PyTorch but unallocated."
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 39.39 GiB of"
+    " which 1.00 GiB is free. Process 4242 has 21.00 GiB memory in use. Including non-PyTorch"
+    " memory, this process has 17.00 GiB memory in use. Of the allocated memory 16.00 GiB is"
+    " allocated by PyTorch, and 1.00 MiB is reserved by PyTorch but unallocated."
 )
 
 
 @contextmanager
 def runner(
-    tmp_path: Path, library: Playback, *, limit_mib: int = 40960, cards: SmallCards | None = None, ranks: int = 1
+    tmp_path: Path,
+    library: Playback,
+    *,
+    limit_mib: int = 40960,
+    cards: SmallCards | None = None,
+    ranks: int = 1,
 ) -> Iterator[LocalExecutor]:
     def open_gpus() -> Gpus:
         make = {} if cards is None else {"make_ballast": cards}
-        return Gpus(ranks, limit_mib * MIB, Path(sys.executable), library=library, variable=None, patience_seconds=0.5, **make)
+        return Gpus(
+            ranks,
+            limit_mib * MIB,
+            Path(sys.executable),
+            library=library,
+            variable=None,
+            patience_seconds=0.5,
+            **make,
+        )
 
-    running = executor(tmp_path, ranks=ranks, limit_mib=limit_mib, device_kind="cuda", open_gpus=open_gpus)
+    running = executor(
+        tmp_path, ranks=ranks, limit_mib=limit_mib, device_kind="cuda", open_gpus=open_gpus
+    )
     try:
         yield running
     finally:
@@ -91,7 +109,11 @@ def test_measurement_contains_every_gpu(tmp_path: Path) -> None:
     memory = found.memory
     first, second = memory.devices
     assert found.outcome is Outcome.OK
-    assert (first.peak_bytes, first.processes_peak_bytes, first.measured_by) == (9000 * MIB, 8900 * MIB, "nvml-processes")
+    assert (first.peak_bytes, first.processes_peak_bytes, first.measured_by) == (
+        9000 * MIB,
+        8900 * MIB,
+        "nvml-processes",
+    )
     assert memory.peak_bytes == memory.phase_peak_bytes["backward"] == 9000 * MIB
     assert first.others_bytes == 3080 * MIB and "pid 9004711" in first.others[0]
     assert second.measured_by == "nvml-device" and second.why is not None
@@ -106,7 +128,9 @@ def test_measurement_contains_every_gpu(tmp_path: Path) -> None:
 
 def test_ballast_enforces_the_limit_and_is_no_cause(tmp_path: Path) -> None:
     cards, library = SmallCards(64), Playback("newcomer")
-    failing = toy({"do": "phase", "name": "backward"}, {"do": "raise", "type": "RuntimeError", "text": OOM})
+    failing = toy(
+        {"do": "phase", "name": "backward"}, {"do": "raise", "type": "RuntimeError", "text": OOM}
+    )
     with runner(tmp_path, library, limit_mib=640, cards=cards) as running:
         found = running.open(failing).measure(failing, plan())
         assert found.outcome is Outcome.OOM_BACKWARD
@@ -138,10 +162,15 @@ def test_out_of_memory_caused_by_a_newcomer_is_a_fault(tmp_path: Path) -> None:
     failing = toy(*steps(), {"do": "raise", "type": "RuntimeError", "text": OOM})
 
     def come(rank: int) -> None:
-        library.put(0, IDLE_MIB + 30720, [{"pid": rank, "mib": 10240}, {"pid": 9008080, "mib": 20480}])
+        library.put(
+            0, IDLE_MIB + 30720, [{"pid": rank, "mib": 10240}, {"pid": 9008080, "mib": 20480}]
+        )
 
     with runner(tmp_path, library) as running:
-        with meanwhile(come, running), pytest.raises(ProbeError, match=r"GPU 0 was taken by others.*pid 9008080\): 20 GiB"):
+        with (
+            meanwhile(come, running),
+            pytest.raises(ProbeError, match=r"GPU 0 was taken by others.*pid 9008080\): 20 GiB"),
+        ):
             running.open(failing).measure(failing, plan())
         library.at(0)
         assert running.open(toy()).measure(toy(), plan()).outcome is Outcome.OK
@@ -159,7 +188,10 @@ def test_memory_left_on_a_gpu_is_reported_before_the_next_load(tmp_path: Path) -
 
 def test_a_gpu_that_is_lost_is_no_failure_of_the_candidate(tmp_path: Path) -> None:
     library, candidate = Playback("lost"), toy(*steps())
-    with runner(tmp_path, library) as running, meanwhile(lambda rank: library.at(1), running):  # noqa: SIM117
+    with (  # noqa: SIM117
+        runner(tmp_path, library) as running,
+        meanwhile(lambda rank: library.at(1), running),
+    ):
         with pytest.raises(ProbeError, match="stopped answering"):
             running.open(candidate).measure(candidate, plan())
 
@@ -167,7 +199,9 @@ def test_a_gpu_that_is_lost_is_no_failure_of_the_candidate(tmp_path: Path) -> No
 def test_without_nvml_figures_of_the_ranks_carry_a_caveat(tmp_path: Path) -> None:
     cards = SmallCards(1024)
     with runner(tmp_path, Playback("library_not_found"), limit_mib=1024, cards=cards) as running:
-        found = running.open(toy()).measure(toy({"do": "phase", "name": "forward"}, {"do": "hold", "mib": 4}), plan())
+        found = running.open(toy()).measure(
+            toy({"do": "phase", "name": "forward"}, {"do": "hold", "mib": 4}), plan()
+        )
     (device,) = found.memory.devices
     assert (device.measured_by, device.uuid, device.others_bytes) == ("torch", None, None)
     assert device.why == "NVML: NVML Shared Library Not Found"

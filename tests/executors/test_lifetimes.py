@@ -35,7 +35,9 @@ made.open(candidate).measure(candidate, plan(60))
 
 
 def start(folder: Path, *, warm_seconds: float = 0.0) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder), str(warm_seconds)], env=environment())
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(folder), str(warm_seconds)], env=environment()
+    )
 
 
 def wait_for(file: Path) -> int:
@@ -46,7 +48,9 @@ def wait_for(file: Path) -> int:
     return int(file.read_text())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name
+)
 def test_probes_exit_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
     parent = start(tmp_path)
     grandchild, worker = wait_for(tmp_path / "grandchild"), wait_for(tmp_path / "keeper")
@@ -84,8 +88,12 @@ def test_folder_of_a_killed_parent_is_removed_by_the_next(tmp_path: Path) -> Non
     following.close()
 
 
-def test_a_worker_that_is_ended_while_its_output_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot is closed from another thread, such as Ray's, in the middle of a probe's last message."""
+def test_a_worker_that_is_ended_while_its_output_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot is closed from another thread, such as Ray's, in the middle of a probe's last
+    message.
+    """
     worker = WorkerProcess(settings(tmp_path))
     worker.start()
     try:

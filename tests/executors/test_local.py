@@ -48,7 +48,15 @@ def still_works(made: LocalExecutor) -> Measurement:
 
 def test_the_peak_is_what_was_held_and_each_phase_has_its_own(local: LocalExecutor) -> None:
     small = still_works(local)
-    large = measure(local, toy(phase("rollout"), {"do": "hold", "mib": 40}, phase("backward"), {"do": "hold", "mib": 60}))
+    large = measure(
+        local,
+        toy(
+            phase("rollout"),
+            {"do": "hold", "mib": 40},
+            phase("backward"),
+            {"do": "hold", "mib": 60},
+        ),
+    )
     assert large.memory.peak_bytes is not None
     assert small.memory.peak_bytes is not None
     grown = large.memory.peak_bytes - small.memory.peak_bytes
@@ -58,19 +66,34 @@ def test_the_peak_is_what_was_held_and_each_phase_has_its_own(local: LocalExecut
 
 
 def test_timeline_and_output_are_recorded(local: LocalExecutor) -> None:
-    load = ({"do": "hold", "mib": 60}, {"do": "say", "text": "loading"}, {"do": "sleep", "seconds": 0.3})
+    load = (
+        {"do": "hold", "mib": 60},
+        {"do": "say", "text": "loading"},
+        {"do": "sleep", "seconds": 0.3},
+    )
     steps = (phase("rollout"), {"do": "hold", "mib": 10}, {"do": "sleep", "seconds": 0.3})
-    more = (phase("backward"), {"do": "hold", "mib": 50}, {"do": "sleep", "seconds": 0.3}, {"do": "say", "text": "done"})
+    more = (
+        phase("backward"),
+        {"do": "hold", "mib": 50},
+        {"do": "sleep", "seconds": 0.3},
+        {"do": "say", "text": "done"},
+    )
     first = measure(local, toy(*steps, *more, load=load))
     again = measure(local, toy(*steps, load=load))
     course = first.memory.timeline
     assert [moment.seconds for moment in course] == sorted(moment.seconds for moment in course)
     met = [moment.phase for moment in course if moment.phase]
     assert list(dict.fromkeys(met)) == ["load", "rollout", "backward"]
-    peak = {name: max(moment.peak_bytes for moment in course if moment.phase == name) for name in ("rollout", "backward")}
+    peak = {
+        name: max(moment.peak_bytes for moment in course if moment.phase == name)
+        for name in ("rollout", "backward")
+    }
     assert peak["backward"] - peak["rollout"] > 40 * MIB
     assert first.printed.split() == ["loading", "done"]
-    assert {moment.phase for moment in again.memory.timeline} <= {"rollout", None} and again.printed == ""
+    assert {moment.phase for moment in again.memory.timeline} <= {
+        "rollout",
+        None,
+    } and again.printed == ""
 
 
 def test_refused_allocation_keeps_the_runner(local: LocalExecutor) -> None:
@@ -111,7 +134,15 @@ def test_cgroup_kills_what_no_allocator_refuses(local: LocalExecutor) -> None:
     worker = still_works(local) and local.worker.pid
     if not local.worker.alive or "cgroup" not in local.worker.bound_by:
         pytest.skip("no memory cgroup can be made here")
-    failed = measure(local, toy(phase("rollout"), {"do": "hold", "mib": 10}, phase("optimizer"), {"do": "share", "mib": 400}))
+    failed = measure(
+        local,
+        toy(
+            phase("rollout"),
+            {"do": "hold", "mib": 10},
+            phase("optimizer"),
+            {"do": "share", "mib": 400},
+        ),
+    )
     assert failed.outcome is Outcome.OOM_OPTIMIZER
     assert failed.failure is not None
     assert "SIGKILL" in failed.failure.evidence
@@ -122,7 +153,9 @@ def test_cgroup_kills_what_no_allocator_refuses(local: LocalExecutor) -> None:
     assert local.loads == 2
 
 
-def test_without_a_cgroup_the_meter_kills_what_the_guard_cannot_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cgroup_the_meter_kills_what_the_guard_cannot_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from autotune.probe import worker_process
     from autotune.probe.limits import Rlimit
 
@@ -184,7 +217,12 @@ def test_result_of_a_rank_that_exits_afterwards_is_valid(tmp_path: Path) -> None
     """It has measured before it goes, and its peer still measures then."""
     with contextlib.closing(executor(tmp_path, ranks=2, limit_mib=512)) as two:
         found = measure(
-            two, toy(phase("forward"), {"do": "leak", "mib": 150, "rank": 1}, {"do": "sleep", "seconds": 1, "rank": 0})
+            two,
+            toy(
+                phase("forward"),
+                {"do": "leak", "mib": 150, "rank": 1},
+                {"do": "sleep", "seconds": 1, "rank": 0},
+            ),
         )
         assert found.outcome is Outcome.OK, found.failure
         assert measure(two, toy(phase("forward"))).outcome is Outcome.OK
@@ -199,21 +237,35 @@ def test_result_of_a_rank_that_exits_afterwards_is_valid(tmp_path: Path) -> None
         ({"do": "kill", "signal": "SIGTERM"}, Outcome.INTERRUPTED, "SIGTERM, sent from outside"),
         ({"do": "kill", "signal": "SIGSEGV"}, Outcome.CRASH, "SIGSEGV"),
         ({"do": "raise", "type": "SystemExit", "text": "bye"}, Outcome.CRASH, "SystemExit: bye"),
-        ({"do": "raise", "type": "RuntimeError", "text": "something new"}, Outcome.CRASH, "RuntimeError: something new"),
         (
-            {"do": "raise", "type": "ValueError", "text": "generation_batch_size (6) must be divisible by num_generations (4)."},
+            {"do": "raise", "type": "RuntimeError", "text": "something new"},
+            Outcome.CRASH,
+            "RuntimeError: something new",
+        ),
+        (
+            {
+                "do": "raise",
+                "type": "ValueError",
+                "text": "generation_batch_size (6) must be divisible by num_generations (4).",
+            },
             Outcome.ILLEGAL,
             "must be divisible",
         ),
         (
-            {"do": "raise", "type": "ValueError", "text": "No available memory for the cache blocks."},
+            {
+                "do": "raise",
+                "type": "ValueError",
+                "text": "No available memory for the cache blocks.",
+            },
             Outcome.OOM_LOAD,
             "cache blocks",
         ),
     ],
     ids=lambda value: str(value.get("do")) if isinstance(value, dict) else "",
 )
-def test_every_exit_is_classified(local: LocalExecutor, last_words: dict[str, object], outcome: Outcome, evidence: str) -> None:
+def test_every_exit_is_classified(
+    local: LocalExecutor, last_words: dict[str, object], outcome: Outcome, evidence: str
+) -> None:
     failed = measure(local, toy(phase("score"), last_words))
     assert failed.outcome is outcome
     assert failed.failure is not None
@@ -223,7 +275,9 @@ def test_every_exit_is_classified(local: LocalExecutor, last_words: dict[str, ob
 
 
 def test_a_disturbed_machine_is_no_fault_of_the_candidate(local: LocalExecutor) -> None:
-    words = "Error in memory profiling. Initial free memory 39.01 GiB, current free memory 41.55 GiB."
+    words = (
+        "Error in memory profiling. Initial free memory 39.01 GiB, current free memory 41.55 GiB."
+    )
     with pytest.raises(ProbeError, match="disturbed"):
         measure(local, toy({"do": "raise", "type": "RuntimeError", "text": words}))
     still_works(local)
@@ -231,7 +285,10 @@ def test_a_disturbed_machine_is_no_fault_of_the_candidate(local: LocalExecutor) 
 
 def test_native_out_of_memory_abort_is_recognised_by_its_output(local: LocalExecutor) -> None:
     words = "terminate called after throwing an instance of 'std::bad_alloc'"
-    failed = measure(local, toy(phase("score"), {"do": "say", "text": words}, {"do": "kill", "signal": "SIGABRT"}))
+    failed = measure(
+        local,
+        toy(phase("score"), {"do": "say", "text": words}, {"do": "kill", "signal": "SIGABRT"}),
+    )
     assert failed.outcome is Outcome.OOM_SCORE
 
 
@@ -255,10 +312,15 @@ def test_slow_and_hung_differ_at_the_deadline(local: LocalExecutor) -> None:
     assert slow.outcome is hung.outcome is Outcome.TIMEOUT
     assert slow.failure is not None and hung.failure is not None
     assert "slow and not hung" in slow.failure.evidence and "(token " in slow.failure.evidence
-    assert "hung, or in one step" in hung.failure.evidence and "phase rollout began" in hung.failure.evidence
+    assert (
+        "hung, or in one step" in hung.failure.evidence
+        and "phase rollout began" in hung.failure.evidence
+    )
 
 
-def test_a_grandchild_of_its_own_session_does_not_outlive_its_rank(local: LocalExecutor, tmp_path: Path) -> None:
+def test_a_grandchild_of_its_own_session_does_not_outlive_its_rank(
+    local: LocalExecutor, tmp_path: Path
+) -> None:
     orphan, second = tmp_path / "orphan", tmp_path / "second"
     measure(local, toy({"do": "grandchild", "pid_file": str(orphan)}, {"do": "exit", "code": 1}))
     assert gone(int(orphan.read_text()))
@@ -275,7 +337,11 @@ def test_a_gibibyte_of_output_is_read_and_bounded(local: LocalExecutor, tmp_path
 
 
 def test_malformed_lines_are_skipped(local: LocalExecutor) -> None:
-    garbled = measure(local, toy(phase("forward"), {"do": "garble"}, {"do": "sleep", "seconds": 0.05}), seconds=3.0)
+    garbled = measure(
+        local,
+        toy(phase("forward"), {"do": "garble"}, {"do": "sleep", "seconds": 0.05}),
+        seconds=3.0,
+    )
     assert garbled.outcome is Outcome.OK
     assert garbled.worst is not None
 
@@ -303,7 +369,10 @@ def test_killed_worker_is_a_fault_and_its_ranks_exit(local: LocalExecutor, tmp_p
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(ProbeError, match="worker process exited"):
-        measure(local, toy({"do": "grandchild", "pid_file": str(orphan)}, {"do": "sleep", "seconds": 30}))
+        measure(
+            local,
+            toy({"do": "grandchild", "pid_file": str(orphan)}, {"do": "sleep", "seconds": 30}),
+        )
     killer.join()
     assert len(tree) >= 3
     assert gone(*tree)
@@ -313,7 +382,12 @@ def test_killed_worker_is_a_fault_and_its_ranks_exit(local: LocalExecutor, tmp_p
 def test_two_ranks_are_measured_as_one(tmp_path: Path) -> None:
     made = executor(tmp_path, ranks=2)
     try:
-        script = (phase("rollout"), {"do": "hold", "mib": 20}, {"do": "meet"}, {"do": "sleep", "seconds": 0.2, "rank": 1})
+        script = (
+            phase("rollout"),
+            {"do": "hold", "mib": 20},
+            {"do": "meet"},
+            {"do": "sleep", "seconds": 0.2, "rank": 1},
+        )
         both = measure(made, toy(*script))
         assert both.outcome is Outcome.OK
         assert both.worst is not None
@@ -339,7 +413,10 @@ def test_one_rank_out_of_memory_ends_both_at_once(tmp_path: Path) -> None:
     try:
         for too_much in ("hold", "share"):
             started = time.monotonic()
-            failed = measure(made, toy(phase("backward"), {"do": "peer"}, {"do": too_much, "mib": 400, "rank": 1}))
+            failed = measure(
+                made,
+                toy(phase("backward"), {"do": "peer"}, {"do": too_much, "mib": 400, "rank": 1}),
+            )
             assert failed.outcome is Outcome.OOM_BACKWARD, too_much
             assert failed.failure is not None
             assert failed.failure.rank == 1
@@ -364,7 +441,10 @@ def test_thirty_runners_leave_no_open_file(tmp_path: Path) -> None:
 
 
 def test_bad_interpreter_is_an_environment_error(tmp_path: Path) -> None:
-    for python, expected in ((tmp_path / "nothing", "cannot be started"), (Path("/bin/true"), "did not start the worker")):
+    for python, expected in (
+        (tmp_path / "nothing", "cannot be started"),
+        (Path("/bin/true"), "did not start the worker"),
+    ):
         made = executor(tmp_path, python=python)
         with pytest.raises(TrainingEnvironmentError, match=expected):
             made.prepare()
@@ -373,7 +453,11 @@ def test_bad_interpreter_is_an_environment_error(tmp_path: Path) -> None:
 
 def test_unsupported_framework_is_reported_with_a_command(tmp_path: Path) -> None:
     for package, span, expected in (
-        ("no-such-framework", ("1.0", "2"), r"has no no-such-framework.*pip install 'no-such-framework>=1.0,<2'"),
+        (
+            "no-such-framework",
+            ("1.0", "2"),
+            r"has no no-such-framework.*pip install 'no-such-framework>=1.0,<2'",
+        ),
         ("pytest", ("0.1", "0.2"), r"has pytest \d.*supports pytest from 0.1 to below 0.2"),
     ):
         made = executor(tmp_path, supported={package: span})
@@ -385,7 +469,10 @@ def test_unsupported_framework_is_reported_with_a_command(tmp_path: Path) -> Non
 def test_import_error_of_a_framework_is_quoted(tmp_path: Path) -> None:
     made = executor(tmp_path, hint={"warm_fails": True}, supported={"pytest": ("1", "99")})
     try:
-        with pytest.raises(TrainingEnvironmentError, match=r"No module named 'framework'.*pip install 'pytest>=1,<99'"):
+        with pytest.raises(
+            TrainingEnvironmentError,
+            match=r"No module named 'framework'.*pip install 'pytest>=1,<99'",
+        ):
             measure(made, WELL)
     finally:
         made.close()

@@ -1,4 +1,6 @@
-"""Ray Core, on real clusters of this machine: nodes are lost, drivers are killed, resources are short, jobs span nodes."""
+"""Ray Core, on real clusters of this machine: nodes are lost, drivers are killed, resources are
+short, jobs span nodes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from typing import Any
 
 import pytest
 
-from autotune.core.errors import BadInput, HardwareNotHere, ProbeError, SlotLost, TrainingEnvironmentError
+from autotune.core.errors import (
+    BadInput,
+    HardwareNotHere,
+    ProbeError,
+    SlotLost,
+    TrainingEnvironmentError,
+)
 from autotune.core.measurement import Outcome
 from tests.probe.toys import gone, plan, toy, tree_of
 
@@ -37,14 +45,21 @@ def wait_for(file: Path, seconds: float = 60.0) -> int:
     return int(file.read_text())
 
 
-def test_missing_resources_of_a_cluster_are_reported_at_once(two_nodes: Any, tmp_path: Path) -> None:
+def test_missing_resources_of_a_cluster_are_reported_at_once(
+    two_nodes: Any, tmp_path: Path
+) -> None:
     began = time.monotonic()
     with pytest.raises(
         BadInput,
-        match=r"9 slots of cpu were requested, and the cluster has room for [24]: it has 2 nodes of 2 CPUs.*at most --slots",
+        match=(
+            r"9 slots of cpu were requested, and the cluster has room for [24]: it has 2 nodes of 2"
+            r" CPUs.*at most --slots"
+        ),
     ):
         ray_executor(two_nodes.address, tmp_path, slots=9).prepare()
-    with pytest.raises(HardwareNotHere, match=r"64xcpu was requested, and the cluster has 2 nodes of 2 CPUs"):
+    with pytest.raises(
+        HardwareNotHere, match=r"64xcpu was requested, and the cluster has 2 nodes of 2 CPUs"
+    ):
         ray_executor(two_nodes.address, tmp_path, ranks=64).prepare()
     with pytest.raises(HardwareNotHere, match=r"A probe may use .*smaller --memory-limit"):
         ray_executor(two_nodes.address, tmp_path, limit_mib=2**24).prepare()
@@ -61,7 +76,9 @@ def test_bad_interpreter_is_reported_with_its_node(two_nodes: Any, tmp_path: Pat
         ray_executor(two_nodes.address, tmp_path, python=tmp_path / "nothing").prepare()
 
 
-def test_a_hang_is_ended_at_its_deadline_and_the_slot_goes_on(two_nodes: Any, tmp_path: Path) -> None:
+def test_a_hang_is_ended_at_its_deadline_and_the_slot_goes_on(
+    two_nodes: Any, tmp_path: Path
+) -> None:
     made = ray_executor(two_nodes.address, tmp_path, slots=1)
     try:
         made.open(WELL).measure(WELL, plan())
@@ -80,7 +97,11 @@ def test_a_job_that_spans_nodes_is_one_job(two_nodes: Any, tmp_path: Path) -> No
     try:
         made.prepare()
         assert len(made.slots) == 1
-        script = (phase("rollout"), {"do": "hold", "mib": 10}, {"do": "sleep", "seconds": 0.2, "rank": 3})
+        script = (
+            phase("rollout"),
+            {"do": "hold", "mib": 10},
+            {"do": "sleep", "seconds": 0.2, "rank": 3},
+        )
         both = made.open(toy(*script)).measure(toy(*script), plan())
         assert both.outcome is Outcome.OK and both.worst is not None
         assert both.worst.cycle_loss_tokens == (400, 400)
@@ -98,7 +119,9 @@ def test_a_job_that_spans_nodes_is_one_job(two_nodes: Any, tmp_path: Path) -> No
 
 
 def test_a_lost_node_is_a_fault_and_its_slot_moves_or_is_lost(tmp_path: Path) -> None:
-    """A third node has room for one slot of the node that is lost; when that is lost as well, there is none."""
+    """A third node has room for one slot of the node that is lost; when that is lost as well,
+    there is none.
+    """
     with cluster(nodes=1, cpus=1) as made:
         others = [made.add_node(num_cpus=1, object_store_memory=80 * 2**20) for _ in range(2)]
         running = ray_executor(made.address, tmp_path, slots=2)
@@ -111,7 +134,11 @@ def test_a_lost_node_is_a_fault_and_its_slot_moves_or_is_lost(tmp_path: Path) ->
                 running.open(candidate, slot).measure(candidate, plan())
                 pids[slot] = int(file.read_text())
             where = _node_of(running, 0), _node_of(running, 1)
-            lost = next(node for node in (*others, made.head_node) if node.node_id in where and node is not made.head_node)
+            lost = next(
+                node
+                for node in (*others, made.head_node)
+                if node.node_id in where and node is not made.head_node
+            )
             slot = where.index(lost.node_id)
             made.remove_node(lost, allow_graceful=False)
             assert gone(pids[slot], within=60)  # until its worker notices, the slot still answers
@@ -153,7 +180,9 @@ made.open(candidate).measure(candidate, plan(200))
 
 def test_a_killed_driver_leaves_nothing_on_the_cluster(two_nodes: Any, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, two_nodes.address, str(tmp_path)], env=environment)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, two_nodes.address, str(tmp_path)], env=environment
+    )
     grandchild = wait_for(tmp_path / "grandchild")
     driver.send_signal(signal.SIGKILL)
     driver.wait()

@@ -10,7 +10,13 @@ import pytest
 
 from autotune.core.errors import BadInput, HardwareNotHere
 from autotune.core.job import Hardware
-from autotune.probe.executors.local import available_cores, groups_of, listed, local_places, shares_of
+from autotune.probe.executors.local import (
+    available_cores,
+    groups_of,
+    listed,
+    local_places,
+    shares_of,
+)
 from autotune.probe.executors.ray_node import Node, in_words, plan
 from tests.probe.nvml_playback import Playback
 
@@ -32,7 +38,11 @@ def all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_eight_gpus_in_bridged_pairs_make_four_slots_of_two() -> None:
     """Topology of a PCIe machine with NVLink bridges between 0 and 4, 1 and 5, 2 and 6, 3 and 7."""
-    found = groups_of(range(8), 2, lambda one, other: 0 if abs(one - other) == 4 else 20 if one // 4 == other // 4 else 50)
+    found = groups_of(
+        range(8),
+        2,
+        lambda one, other: 0 if abs(one - other) == 4 else 20 if one // 4 == other // 4 else 50,
+    )
     assert found == [(0, 4), (1, 5), (2, 6), (3, 7)]
 
 
@@ -77,9 +87,12 @@ class Linked(Playback):
         super().__init__("two_a100")
         one = self._recording["devices"][0]
         self._recording = {
-            **self._recording, "devices": [{**one, "uuid": f"GPU-{number:08d}"} for number in range(8)],
-        }  # fmt: skip
-        self._moment = [{"used_mib": 20000 if number in busy else 4, "compute": []} for number in range(8)]
+            **self._recording,
+            "devices": [{**one, "uuid": f"GPU-{number:08d}"} for number in range(8)],
+        }
+        self._moment = [
+            {"used_mib": 20000 if number in busy else 4, "compute": []} for number in range(8)
+        ]
         self._reported = reported
 
     def nvmlDeviceGetP2PStatus(self, one: Any, other: Any, index: int) -> int:
@@ -95,7 +108,10 @@ class Linked(Playback):
 
 
 def visible(places: Any) -> list[str]:
-    return [",".join(str(int(uuid.removeprefix("GPU-"))) for uuid in place.visible.split(",")) for place in places]
+    return [
+        ",".join(str(int(uuid.removeprefix("GPU-"))) for uuid in place.visible.split(","))
+        for place in places
+    ]
 
 
 def test_slots_are_derived_from_the_job_and_the_machine() -> None:
@@ -116,32 +132,62 @@ def test_single_slot_keeps_the_affinity() -> None:
 def test_busy_gpus_serve_only_a_single_slot() -> None:
     assert visible(local_places(gpus(2), 40 * GIB, None, Linked(busy=(1, 5, 7)))) == ["0,4", "2,6"]
     assert visible(local_places(gpus(8), 40 * GIB, None, Linked(busy=(1,)))) == ["0,1,2,3,4,5,6,7"]
-    with pytest.raises(BadInput, match=r"4 slots of 2xA100-40G need 8 GPUs, and 8 such are here, 3 of them in use.*--slots 2"):
+    with pytest.raises(
+        BadInput,
+        match=(
+            r"4 slots of 2xA100-40G need 8 GPUs, and 8 such are here, 3 of them in use.*--slots 2"
+        ),
+    ):
         local_places(gpus(2), 40 * GIB, 4, Linked(busy=(1, 5, 7)))
 
 
 def test_without_topology_gpus_are_taken_in_order() -> None:
-    assert visible(local_places(gpus(2), 40 * GIB, None, Linked(reported=False))) == ["0,1", "2,3", "4,5", "6,7"]
+    assert visible(local_places(gpus(2), 40 * GIB, None, Linked(reported=False))) == [
+        "0,1",
+        "2,3",
+        "4,5",
+        "6,7",
+    ]
 
 
 def test_cpu_slots_have_their_own_cores_and_memory_or_are_refused() -> None:
     count = len(available_cores())
     (only,) = local_places(cpus(), 8 * GIB, None)
     assert only.cores is None
-    with pytest.raises(BadInput, match=rf"{count + 1} slots do not fit on {count} cores.*--slots {count}"):
+    with pytest.raises(
+        BadInput, match=rf"{count + 1} slots do not fit on {count} cores.*--slots {count}"
+    ):
         local_places(cpus(), 1 * GIB, count + 1)
     if count > 1:
         first, second = local_places(cpus(), 8 * GIB, 2)
         assert first.cores and second.cores and not first.cores & second.cores
-        with pytest.raises(BadInput, match=r"2 slots of 9 GiB each need more than this machine's 16 GiB.*at most 8 GiB"):
+        with pytest.raises(
+            BadInput,
+            match=r"2 slots of 9 GiB each need more than this machine's 16 GiB.*at most 8 GiB",
+        ):
             local_places(cpus(), 9 * GIB, 2)
 
 
-def node(name: str, *, gpus: int = 0, kind: str = "A100-40G", cpus: int = 8, memory: int = 64 * GIB, model: str = "EPYC") -> Node:
+def node(
+    name: str,
+    *,
+    gpus: int = 0,
+    kind: str = "A100-40G",
+    cpus: int = 8,
+    memory: int = 64 * GIB,
+    model: str = "EPYC",
+) -> Node:
     return Node(
-        id=name, host=name, cpus=cpus, gpus=gpus, cores=tuple(range(cpus)), memory_bytes=memory, processor=model,
-        devices=(kind,) * gpus, version="0",
-    )  # fmt: skip
+        id=name,
+        host=name,
+        cpus=cpus,
+        gpus=gpus,
+        cores=tuple(range(cpus)),
+        memory_bytes=memory,
+        processor=model,
+        devices=(kind,) * gpus,
+        version="0",
+    )
 
 
 def test_a_clusters_gpus_are_packed_node_by_node() -> None:
@@ -171,7 +217,9 @@ def test_unlike_processors_are_left_out_too() -> None:
 def test_cpu_slots_per_node_are_limited_by_memory() -> None:
     found = plan([node("a"), node("b")], cpus(), 16 * GIB, 4)
     assert (found.per_node, found.bundle["CPU"]) == (2, 4)
-    with pytest.raises(BadInput, match=r"9 slots of cpu were requested, and the cluster has room for 8"):
+    with pytest.raises(
+        BadInput, match=r"9 slots of cpu were requested, and the cluster has room for 8"
+    ):
         plan([node("a"), node("b")], cpus(), 16 * GIB, 9)
 
 
@@ -179,17 +227,24 @@ def test_cpu_slots_per_node_are_limited_by_memory() -> None:
     ("nodes", "expected"),
     [
         ([], "no node that is alive"),
-        ([node("a", gpus=8, kind="H100-80G")], r"2xA100-40G was requested, and the cluster has 1 node of 8 H100-80G.*--gpus"),
+        (
+            [node("a", gpus=8, kind="H100-80G")],
+            r"2xA100-40G was requested, and the cluster has 1 node of 8 H100-80G.*--gpus",
+        ),
         ([node("a")], r"the cluster has 1 node of 8 CPUs and 64 GiB"),
     ],
 )
-def test_missing_resources_are_reported_with_those_present(nodes: list[Node], expected: str) -> None:
+def test_missing_resources_are_reported_with_those_present(
+    nodes: list[Node], expected: str
+) -> None:
     with pytest.raises((BadInput, HardwareNotHere), match=expected):
         plan(nodes, gpus(2), 40 * GIB, None)
 
 
 def test_a_limit_beyond_every_node_is_refused() -> None:
-    with pytest.raises(HardwareNotHere, match=r"may use 128 GiB, and no node has as much.*--memory-limit"):
+    with pytest.raises(
+        HardwareNotHere, match=r"may use 128 GiB, and no node has as much.*--memory-limit"
+    ):
         plan([node("a")], cpus(), 128 * GIB, None)
 
 

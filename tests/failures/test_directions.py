@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.failures.table import BY_CAUSE, BY_ROW, CAUSES, KNOWN_WARNINGS, MEMORY_CAUSES, ROWS, directions_after, warning_in
+from autotune.failures.table import (
+    BY_CAUSE,
+    BY_ROW,
+    CAUSES,
+    KNOWN_WARNINGS,
+    MEMORY_CAUSES,
+    ROWS,
+    directions_after,
+    warning_in,
+)
 
 SHARE = "vllm_gpu_memory_utilization"
 
@@ -31,7 +40,13 @@ def test_the_knob_moves_this_way(cause: str, row: str | None, knob: str, way: st
 
 
 def test_what_is_no_lack_of_memory_moves_no_memory_knob() -> None:
-    settings = {SHARE, "per_device_train_batch_size", "max_completion_length", "gradient_checkpointing", "num_generations"}
+    settings = {
+        SHARE,
+        "per_device_train_batch_size",
+        "max_completion_length",
+        "gradient_checkpointing",
+        "num_generations",
+    }
     for row in ROWS:
         if row.kind == "other" and row.cause is not None:
             assert not settings & set(directions_after(row.cause, row.name)), row.name
@@ -40,18 +55,31 @@ def test_what_is_no_lack_of_memory_moves_no_memory_knob() -> None:
 def test_remedies_are_for_rows_and_causes_that_exist() -> None:
     assert set(BY_CAUSE) == set(CAUSES)
     assert set(BY_ROW) <= {row.name for row in ROWS}
-    assert all(row.cause in MEMORY_CAUSES for row in ROWS if row.kind in ("memory", "host_memory") and row.cause is not None)
+    assert all(
+        row.cause in MEMORY_CAUSES
+        for row in ROWS
+        if row.kind in ("memory", "host_memory") and row.cause is not None
+    )
 
 
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ("WARNING 11-20 18:14:11 [scheduler.py:1] Sequence group 3 is preempted by PreemptionMode.RECOMPUTE", "vllm_preempted"),
+        (
+            (
+                "WARNING 11-20 18:14:11 [scheduler.py:1] Sequence group 3 is preempted by"
+                " PreemptionMode.RECOMPUTE"
+            ),
+            "vllm_preempted",
+        ),
         (
             "We will change the batch size of 1 to the `num_generations` of 8",
             "unsloth_batch_changed",
         ),
-        ("Unsloth: Standby mode is enabled. Changing `gpu_memory_utilization` to 0.8.", "unsloth_share_changed"),
+        (
+            "Unsloth: Standby mode is enabled. Changing `gpu_memory_utilization` to 0.8.",
+            "unsloth_share_changed",
+        ),
     ],
 )
 def test_a_training_that_goes_on_is_remarked_on(line: str, name: str) -> None:

@@ -21,7 +21,10 @@ NO_MEMORY = (
 
 
 def printed(
-    error: str = NO_MEMORY, file: str = "nn/modules/linear.py", function: str = "forward", code: str = "loss.backward()"
+    error: str = NO_MEMORY,
+    file: str = "nn/modules/linear.py",
+    function: str = "forward",
+    code: str = "loss.backward()",
 ) -> str:
     return "step 1\n" + TRACEBACK.format(code=code, file=file, function=function, error=error)
 
@@ -33,7 +36,10 @@ def test_the_phase_is_what_its_traceback_tells() -> None:
 
 
 def test_what_is_computed_again_while_gradients_are_is_the_backward_pass() -> None:
-    assert classify_launched(ProcessExit(exit=1, printed=printed()), "").outcome is Outcome.OOM_BACKWARD
+    assert (
+        classify_launched(ProcessExit(exit=1, printed=printed()), "").outcome
+        is Outcome.OOM_BACKWARD
+    )
     alone = printed(code="hidden = model(batch)")
     assert classify_launched(ProcessExit(exit=1, printed=alone), "").outcome is Outcome.OOM_FORWARD
 
@@ -41,10 +47,17 @@ def test_what_is_computed_again_while_gradients_are_is_the_backward_pass() -> No
 @pytest.mark.parametrize(
     "ending",
     [
-        ProcessExit(exit=1, printed=printed(file="_tensor.py", function="clone", code="kept.append(state.clone())")),
+        ProcessExit(
+            exit=1,
+            printed=printed(file="_tensor.py", function="clone", code="kept.append(state.clone())"),
+        ),
         ProcessExit(signal=9, out_of_memory="limit"),
         ProcessExit(exit=1, out_of_memory="limit", printed="Signal 9 (SIGKILL) received by PID 7"),
-        ProcessExit(exit=1, device="cuda", printed="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
+        ProcessExit(
+            exit=1,
+            device="cuda",
+            printed="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        ),
     ],
 )
 def test_an_unknown_phase_is_not_called_a_load(ending: ProcessExit) -> None:
@@ -55,15 +68,27 @@ def test_an_unknown_phase_is_not_called_a_load(ending: ProcessExit) -> None:
 
 def test_what_is_not_about_memory_is_named_where_the_table_knows_it() -> None:
     error = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn"
-    assert classify_launched(ProcessExit(exit=1, printed=printed(error)), "").outcome is Outcome.ILLEGAL
-    unknown = classify_launched(ProcessExit(exit=1, printed=printed("ValueError: no such corpus")), "")
+    assert (
+        classify_launched(ProcessExit(exit=1, printed=printed(error)), "").outcome
+        is Outcome.ILLEGAL
+    )
+    unknown = classify_launched(
+        ProcessExit(exit=1, printed=printed("ValueError: no such corpus")), ""
+    )
     assert unknown.outcome is Outcome.CRASH and unknown.evidence == "ValueError: no such corpus"
 
 
 def test_without_an_exception_its_last_words_are_the_evidence() -> None:
     found = classify_launched(ProcessExit(exit=2, printed="usage: train.py"), "usage: train.py")
-    assert found.outcome is Outcome.CRASH and "exit code 2" in found.evidence and "usage: train.py" in found.evidence
+    assert (
+        found.outcome is Outcome.CRASH
+        and "exit code 2" in found.evidence
+        and "usage: train.py" in found.evidence
+    )
 
 
 def test_the_machines_memory_is_the_machines() -> None:
-    assert classify_launched(ProcessExit(signal=9, out_of_memory="machine"), "").outcome is Outcome.OOM_HOST
+    assert (
+        classify_launched(ProcessExit(signal=9, out_of_memory="machine"), "").outcome
+        is Outcome.OOM_HOST
+    )

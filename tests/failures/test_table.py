@@ -28,7 +28,8 @@ ROW = {row.name: row for row in ROWS}
 
 ORIGINS = (
     r"recorded: .*\d.*",  # printed for us, by a program of that version
-    r"reported: https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+",  # printed for somebody else, who showed it there
+    # printed for somebody else, who showed it there
+    r"reported: https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+",
     r"source: .*https://github\.com/\S+.*",  # as it stands in a program that could not be run here
 )
 
@@ -61,7 +62,9 @@ def test_each_row_has_a_sample_and_each_sample_a_row() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_sample_says_what_it_is_and_where_it_comes_from(name: str) -> None:
     first, _, text = (SAMPLES / f"{name}.txt").read_text().partition("\n")
-    assert any(re.fullmatch(f"# {origin}", first) for origin in ORIGINS), f"first line: '# reported: URL', not {first!r}"
+    assert any(re.fullmatch(f"# {origin}", first) for origin in ORIGINS), (
+        f"first line: '# reported: URL', not {first!r}"
+    )
     assert text.strip()
 
 
@@ -74,7 +77,10 @@ def test_each_sample_is_decided_by_its_own_row(name: str) -> None:
     assert finding.cause is None or finding.cause in CAUSES
     assert finding.evidence
     assert "\n" not in finding.evidence
-    expected = {"memory": finding.outcome.is_out_of_memory, "host_memory": finding.outcome is Outcome.OOM_HOST}
+    expected = {
+        "memory": finding.outcome.is_out_of_memory,
+        "host_memory": finding.outcome is Outcome.OOM_HOST,
+    }
     expected |= {
         "illegal": finding.outcome is Outcome.ILLEGAL,
         "other": finding.outcome is Outcome.CRASH,
@@ -84,7 +90,13 @@ def test_each_sample_is_decided_by_its_own_row(name: str) -> None:
 
 
 def test_a_clean_log_is_no_failure() -> None:
-    assert read_log("{'loss': 0.1, 'error_if_nonfinite': False}\nTraining done, peak memory 3.2 GiB, out of 4 GiB\n") is None
+    assert (
+        read_log(
+            "{'loss': 0.1, 'error_if_nonfinite': False}\nTraining done, peak memory 3.2 GiB, out of"
+            " 4 GiB\n"
+        )
+        is None
+    )
 
 
 def test_the_phase_is_where_it_happened_unless_the_text_can_only_come_from_one() -> None:
@@ -95,7 +107,10 @@ def test_the_phase_is_where_it_happened_unless_the_text_can_only_come_from_one()
 @pytest.mark.parametrize(
     ("frame", "cause"),
     [
-        ("/site-packages/vllm/v1/worker/gpu_model_runner.py:_allocate_kv_cache_tensors", "kv_cache"),
+        (
+            "/site-packages/vllm/v1/worker/gpu_model_runner.py:_allocate_kv_cache_tensors",
+            "kv_cache",
+        ),
         ("/site-packages/trl/trainer/grpo_trainer.py:_move_model_to_vllm", "weight_sync"),
         ("/site-packages/transformers/loss/loss_utils.py:fixed_cross_entropy", "logits"),
         ("/site-packages/torch/optim/adamw.py:_init_group", "optimizer"),
@@ -105,7 +120,10 @@ def test_the_phase_is_where_it_happened_unless_the_text_can_only_come_from_one()
 def test_the_innermost_frames_tell_what_the_memory_was_for(frame: str, cause: str) -> None:
     text = sample("cuda_out_of_memory").replace("2.30 GiB is reserved", "20.00 MiB is reserved")
     told = ReportedException(
-        chain=(("OutOfMemoryError", text),), frames=("train.py:main", frame), phase="backward", device="cuda"
+        chain=(("OutOfMemoryError", text),),
+        frames=("train.py:main", frame),
+        phase="backward",
+        device="cuda",
     )
     assert classify_exception(told).cause == cause
 
@@ -130,9 +148,13 @@ def test_a_wrapper_is_told_by_what_was_printed_behind_it() -> None:
 
 
 def test_the_cause_behind_an_exception_counts_and_a_handled_one_before_it_does_not() -> None:
-    wrapped = ReportedException(chain=(("RuntimeError", "generation failed"), ("MemoryError", "")), phase="rollout")
+    wrapped = ReportedException(
+        chain=(("RuntimeError", "generation failed"), ("MemoryError", "")), phase="rollout"
+    )
     assert classify_exception(wrapped).outcome is Outcome.OOM_ROLLOUT
-    fallback = ReportedException(chain=(("MemoryError", ""), ("KeyError", "'cache'")), phase="rollout")
+    fallback = ReportedException(
+        chain=(("MemoryError", ""), ("KeyError", "'cache'")), phase="rollout"
+    )
     assert classify_exception(fallback).outcome is Outcome.OOM_ROLLOUT
 
 
@@ -146,15 +168,25 @@ def test_a_complaint_about_a_lost_peer_is_secondary() -> None:
 
 def test_an_unknown_exception_is_a_crash_in_its_own_words() -> None:
     finding = classify_exception(
-        ReportedException(chain=(("RuntimeError", "who knows"),), phase="reward", printed="WARNING must be divisible by 8\n")
+        ReportedException(
+            chain=(("RuntimeError", "who knows"),),
+            phase="reward",
+            printed="WARNING must be divisible by 8\n",
+        )
     )
     assert finding.outcome is Outcome.CRASH
     assert finding.evidence == "RuntimeError: who knows"
 
 
 def test_endings_without_a_word() -> None:
-    assert classify_exit(ProcessExit(signal=9, phase="forward", out_of_memory="limit")).outcome is Outcome.OOM_FORWARD
-    assert classify_exit(ProcessExit(signal=9, phase="forward", out_of_memory="machine")).outcome is Outcome.OOM_HOST
+    assert (
+        classify_exit(ProcessExit(signal=9, phase="forward", out_of_memory="limit")).outcome
+        is Outcome.OOM_FORWARD
+    )
+    assert (
+        classify_exit(ProcessExit(signal=9, phase="forward", out_of_memory="machine")).outcome
+        is Outcome.OOM_HOST
+    )
     for number in (9, 15, 2, 1):
         assert classify_exit(ProcessExit(signal=number, phase="forward")).from_outside
     others = classify_exit(ProcessExit(signal=9, phase="forward", out_of_memory="others"))

@@ -39,9 +39,15 @@ def main() -> None:
         stages(Path(folder), faults, places, options.jobs) as shared,
         ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool,
     ):
-        for place, fault, seeds in itertools.takewhile(lambda _: time.monotonic() < until, _blocks(rows, options, kept)):
+        for place, fault, seeds in itertools.takewhile(
+            lambda _: time.monotonic() < until, _blocks(rows, options, kept)
+        ):
             reason = why_not_here(fault, place)
-            row = results.left_out(fault, place, reason) if reason else _row(fault, place, seeds, shared, pool)
+            row = (
+                results.left_out(fault, place, reason)
+                if reason
+                else _row(fault, place, seeds, shared, pool)
+            )
             print(results.line(row), flush=True)
             kept.put(row, added=seeds[0] > options.first)
     raise SystemExit(1 if any(row.wrong for row in kept.rows) else 0)
@@ -56,7 +62,9 @@ def _rows(options: argparse.Namespace, kept: results.Results) -> list[tuple[Exec
         if place in options.places and (not options.only or fault.name in options.only)
     ]
     return [
-        (place, fault) for place, fault in asked if not options.missing or kept.runs(fault, place) < _count(fault, place, options)
+        (place, fault)
+        for place, fault in asked
+        if not options.missing or kept.runs(fault, place) < _count(fault, place, options)
     ]
 
 
@@ -67,10 +75,16 @@ def _blocks(
     seeds = {}
     for place, fault in rows:
         done = int(kept.runs(fault, place)) if options.missing else 0
-        seeds[place, fault] = range(options.first + done, options.first + _count(fault, place, options))
+        seeds[place, fault] = range(
+            options.first + done, options.first + _count(fault, place, options)
+        )
     while seeds:
         for (place, fault), left in list(seeds.items()):
-            block = left if options.minutes == float("inf") else left[: options.jobs if fault.apart else 1]
+            block = (
+                left
+                if options.minutes == float("inf")
+                else left[: options.jobs if fault.apart else 1]
+            )
             yield place, fault, block
             seeds[place, fault] = left[len(block) :]
             if not seeds[place, fault]:
@@ -82,27 +96,51 @@ def _count(fault: Fault, place: ExecutorKind, options: argparse.Namespace) -> in
     return min(options.seeds, HEAVY_SEEDS) if shortened else int(options.seeds)
 
 
-def _row(fault: Fault, place: ExecutorKind, seeds: range, shared: Stages, pool: Executor) -> results.Row:
+def _row(
+    fault: Fault, place: ExecutorKind, seeds: range, shared: Stages, pool: Executor
+) -> results.Row:
     load = os.getloadavg()[0]
     if fault.apart:
-        runs = list(pool.map(partial(play_apart, fault.name, place, shared.folder, shared.address), seeds))
+        runs = list(
+            pool.map(partial(play_apart, fault.name, place, shared.folder, shared.address), seeds)
+        )
     else:
         runs = [play(fault, place, seed, shared) for seed in seeds]
     return results.row_of(fault, place, list(zip(seeds, runs, strict=True)), load)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--seeds", type=int, default=SEEDS, help=f"runs of each; {HEAVY_SEEDS} of long ones that --only does not name"
+        "--seeds",
+        type=int,
+        default=SEEDS,
+        help=f"runs of each; {HEAVY_SEEDS} of long ones that --only does not name",
     )
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--places", type=lambda text: text.split(","), default=list(PLACES), help="local,ray")
-    parser.add_argument("--only", nargs="+", choices=[fault.name for fault in FAULTS], metavar="FAULT")
-    parser.add_argument("--missing", action="store_true", help="only the runs that the results do not have yet")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after this time")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="so many runs beside each other, where they may")
-    parser.add_argument("--no-keep", dest="keep", action="store_false", help="write nothing into benchmarks/results")
+    parser.add_argument(
+        "--places", type=lambda text: text.split(","), default=list(PLACES), help="local,ray"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=[fault.name for fault in FAULTS], metavar="FAULT"
+    )
+    parser.add_argument(
+        "--missing", action="store_true", help="only the runs that the results do not have yet"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin no run after this time"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="so many runs beside each other, where they may",
+    )
+    parser.add_argument(
+        "--no-keep", dest="keep", action="store_false", help="write nothing into benchmarks/results"
+    )
     return parser.parse_args()
 
 

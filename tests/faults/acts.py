@@ -117,7 +117,11 @@ def make_the_server_read_only(scene: Scene) -> None:
     _on_server(scene, "ALTER DATABASE postgres SET default_transaction_read_only = on")
     assert scene.driver is not None
     scene.driver.code(60.0)
-    _on_server(scene, "SET default_transaction_read_only = off; ALTER DATABASE postgres RESET default_transaction_read_only")
+    _on_server(
+        scene,
+        "SET default_transaction_read_only = off; ALTER DATABASE postgres RESET"
+        " default_transaction_read_only",
+    )
 
 
 def _on_server(scene: Scene, statements: str) -> None:
@@ -154,7 +158,10 @@ def end_probes_from_outside(scene: Scene) -> None:
         scene.a_moment(0.08)
         if probe is not None:
             with contextlib.suppress(OSError):
-                os.kill(probe["pid"], scene.random.choice((signal.SIGTERM, signal.SIGKILL, signal.SIGHUP)))
+                os.kill(
+                    probe["pid"],
+                    scene.random.choice((signal.SIGTERM, signal.SIGKILL, signal.SIGHUP)),
+                )
 
 
 def stop_twice(scene: Scene) -> None:
@@ -178,7 +185,9 @@ def start_a_second_run(scene: Scene) -> None:
     second.code(60.0)
     scene.driver = first
     refused = [line["text"] for line in scene.events("intruder") if line.get("error") == "BadInput"]
-    if first.code(0.0) is None and not any(f"in use by process {first.pid} on " in text for text in refused):
+    if first.code(0.0) is None and not any(
+        f"in use by process {first.pid} on " in text for text in refused
+    ):
         scene.wrong.append(f"a second run was not refused: {scene.events('intruder')}")
 
 
@@ -260,10 +269,13 @@ def jump_the_clock(scene: Scene) -> None:
 
 @contextlib.contextmanager
 def jumping_clock(scene: Scene) -> Iterator[None]:
-    """Give every process of this run a false time of day, by a preloaded library. On a cluster the driver's clock jumps
-    once: a Ray client with an unsteady clock does not connect."""
+    """Give every process of this run a false time of day, by a preloaded library. On a cluster
+    the driver's clock jumps once: a Ray client with an unsteady clock does not connect.
+    """
     library = scene.folder / "clock.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(CLOCK), "-ldl"], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(CLOCK), "-ldl"], check=True
+    )
     scene.variables["LD_PRELOAD"] = str(library)
     if scene.address is not None:
         scene.variables["AUTOTUNE_CLOCK_JUMPS_WITH"] = str(scene.folder / "jumped")

@@ -1,7 +1,7 @@
-"""Toy framework with a fault at the probe that the test names. It records its own actions, so that the study can be checked
-against them."""
+"""Toy framework with a fault at the probe that the test names. It records its own actions, so
+that the study can be checked against them.
+"""
 
-# ruff: noqa: PTH123
 # mypy: ignore-errors
 
 import ctypes
@@ -13,7 +13,10 @@ import sys
 import time
 import uuid
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "probe"))  # noqa: PTH118, PTH120, PTH100
+sys.path.insert(
+    0,
+    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "probe"),  # noqa: PTH100, PTH118, PTH120
+)
 import toy_adapter as toy
 
 MIB = 2**20
@@ -46,12 +49,12 @@ def _begin(folder, candidate, rank):
     """Return the number of this probe in the whole study, counted over all slots."""
     mine = uuid.uuid4().hex
     _note(f"{folder}/begun-{rank}", {"candidate": candidate, "pid": os.getpid(), "mine": mine})
-    with open(f"{folder}/begun-{rank}") as file:
+    with open(f"{folder}/begun-{rank}") as file:  # noqa: PTH123
         return 1 + next(place for place, line in enumerate(file) if mine in line)
 
 
 def _note(path, what):
-    with open(path, "a") as file:
+    with open(path, "a") as file:  # noqa: PTH123
         file.write(json.dumps(what) + "\n")
 
 
@@ -74,7 +77,9 @@ def _hang_in_python(trouble, loaded, stage, folder):
 
 
 def _hang_in_c(trouble, loaded, stage, folder):
-    """A native call that never gives the interpreter's lock back: no Python code of this process runs any more."""
+    """A native call that never gives the interpreter's lock back: no Python code of this process
+    runs any more.
+    """
     ctypes.PyDLL(None).sleep(600)
 
 
@@ -117,7 +122,7 @@ def _exit_without_result(trouble, loaded, stage, folder):
 
 
 def _fill_the_disk(trouble, loaded, stage, folder):
-    with open(os.path.join(os.environ["TMPDIR"], "checkpoint"), "wb") as file:  # noqa: PTH118
+    with open(os.path.join(os.environ["TMPDIR"], "checkpoint"), "wb") as file:  # noqa: PTH118, PTH123
         while True:
             file.write(b"x" * MIB)
             file.flush()
@@ -128,7 +133,15 @@ def _sleep(trouble, loaded, stage, folder):
 
 
 _TROUBLES = {
-    "grandchild": _grandchild, "hang in Python": _hang_in_python, "hang in C": _hang_in_c,
-    "hang in a collective": _hang_in_a_collective, "flood": _flood, "wire": _write_on_the_wire, "nonsense": _answer_nonsense,
-    "memory": _eat_memory, "exit 0": _exit_without_result, "disk": _fill_the_disk, "sleep": _sleep,
-}  # fmt: skip
+    "grandchild": _grandchild,
+    "hang in Python": _hang_in_python,
+    "hang in C": _hang_in_c,
+    "hang in a collective": _hang_in_a_collective,
+    "flood": _flood,
+    "wire": _write_on_the_wire,
+    "nonsense": _answer_nonsense,
+    "memory": _eat_memory,
+    "exit 0": _exit_without_result,
+    "disk": _fill_the_disk,
+    "sleep": _sleep,
+}

@@ -1,4 +1,6 @@
-"""Invariants after a fault, from independent records: the ranks' own notes, the study's file, /proc."""
+"""Invariants after a fault, from independent records: the ranks' own notes, the study's file,
+/proc.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class RecordedTrial(msgspec.Struct, frozen=True):
 def recorded_trials(scene: Scene) -> tuple[list[RecordedTrial], Counter[str]]:
     """Return the trials of the study by state."""
     try:
-        trials = optuna.load_study(study_name=scene.folder.name, storage=open_storage(scene.storage)).get_trials()
+        trials = optuna.load_study(
+            study_name=scene.folder.name, storage=open_storage(scene.storage)
+        ).get_trials()
     except KeyError:  # no driver came as far as to make it: they say so themselves
         return [], Counter()
     found = [
@@ -48,11 +52,14 @@ def recorded_trials(scene: Scene) -> tuple[list[RecordedTrial], Counter[str]]:
     return found, Counter(trial.state.name for trial in trials)
 
 
-def lost_measurements(events: Sequence[dict[str, Any]], study: Sequence[RecordedTrial]) -> list[str]:
+def lost_measurements(
+    events: Sequence[dict[str, Any]], study: Sequence[RecordedTrial]
+) -> list[str]:
     """Return measurements that a driver reported and the study lacks."""
     kept = {trial.number: str(trial.measurement.outcome) for trial in study}
     return [
-        f"trial {line['ended']} ended {line['outcome']}, and the study has {kept.get(line['ended'])}"
+        f"trial {line['ended']} ended {line['outcome']}, and the study has"
+        f" {kept.get(line['ended'])}"
         for line in events
         if "ended" in line and kept.get(line["ended"]) != line["outcome"]
     ]
@@ -65,34 +72,58 @@ def invented_measurements(scene: Scene, study: Sequence[RecordedTrial]) -> list[
     recorded, well = Counter[str](), Counter[str]()
     wrong = []
     for one in study:
-        # A timeout may come while it is still loading; a signal may end a rank that has the command and not read it yet.
-        begins = one.measurement.outcome is not Outcome.TIMEOUT and not one.measurement.ended_from_outside
+        # A timeout may come while it is still loading; a signal may end a rank that has the command
+        # and not read it yet.
+        begins = (
+            one.measurement.outcome is not Outcome.TIMEOUT
+            and not one.measurement.ended_from_outside
+        )
         recorded[one.candidate.id] += begins
         if one.measurement.outcome is Outcome.OK:
             well[one.candidate.id] += 1
             speed = one.measurement.worst
-            if speed is None or speed.tokens_per_second != pytest.approx(scene.ranks * speed_of(one.candidate.knobs)):
+            if speed is None or speed.tokens_per_second != pytest.approx(
+                scene.ranks * speed_of(one.candidate.knobs)
+            ):
                 wrong.append(f"trial {one.number} has a speed that was not measured")
     wrong += [
-        f"{name} was recorded {count} times and begun {begun[name]}" for name, count in recorded.items() if count > begun[name]
+        f"{name} was recorded {count} times and begun {begun[name]}"
+        for name, count in recorded.items()
+        if count > begun[name]
     ]
     twice = [name for name, count in well.items() if count > finished[name]]
-    return wrong + [f"{name} was recorded ok {well[name]} times and done {finished[name]}" for name in twice]
+    return wrong + [
+        f"{name} was recorded ok {well[name]} times and done {finished[name]}" for name in twice
+    ]
 
 
 def fastest_left_out(study: Sequence[RecordedTrial]) -> list[str]:
     """Return the space's fastest candidate if its probe was ended from outside and never measured
     again. A slower one need not be: by then the search may know that it is slower."""
-    fastest = max((one.candidate for one in study), key=lambda candidate: speed_of(candidate.knobs), default=None)
-    short = [one.measurement for one in study if one.candidate == fastest and one.purpose != "confirm"]
+    fastest = max(
+        (one.candidate for one in study),
+        key=lambda candidate: speed_of(candidate.knobs),
+        default=None,
+    )
+    short = [
+        one.measurement for one in study if one.candidate == fastest and one.purpose != "confirm"
+    ]
     ended = sum(measurement.ended_from_outside for measurement in short)
     decided = any(measurement.outcome is not Outcome.INTERRUPTED for measurement in short)
     wrong = 0 < ended < MAX_ATTEMPTS and not decided
-    return [f"the fastest was ended from outside {ended} times, and not measured again"] if wrong else []
+    return (
+        [f"the fastest was ended from outside {ended} times, and not measured again"]
+        if wrong
+        else []
+    )
 
 
 def measured_twice(study: Sequence[RecordedTrial]) -> list[str]:
-    short = Counter(one.candidate.id for one in study if one.purpose != "confirm" and one.measurement.outcome is Outcome.OK)
+    short = Counter(
+        one.candidate.id
+        for one in study
+        if one.purpose != "confirm" and one.measurement.outcome is Outcome.OK
+    )
     return [f"{name} was measured {count} times" for name, count in short.items() if count > 1]
 
 
@@ -102,22 +133,51 @@ def wrong_answer(events: Sequence[dict[str, Any]], study: Sequence[RecordedTrial
     if last is None:
         error = next((line["text"] for line in events if "error" in line), "no message")
         return [f"no answer ({error})"]
-    failed = {one.candidate.id for one in study if one.purpose == "confirm" and one.measurement.outcome is not Outcome.OK}
-    well = [one for one in study if one.measurement.outcome is Outcome.OK and one.candidate.id not in failed]
+    failed = {
+        one.candidate.id
+        for one in study
+        if one.purpose == "confirm" and one.measurement.outcome is not Outcome.OK
+    }
+    well = [
+        one
+        for one in study
+        if one.measurement.outcome is Outcome.OK and one.candidate.id not in failed
+    ]
     best = max(well, key=lambda one: speed_of(one.candidate.knobs), default=None)
     if best is None or last["answer"] != best.candidate.id:
         return [f"it recommends {last['answer']}, and the fastest is {best and best.candidate.id}"]
-    return ["it was not searched to its end"] if last["interrupted"] or last["proven"] == "budget spent" else []
+    return (
+        ["it was not searched to its end"]
+        if last["interrupted"] or last["proven"] == "budget spent"
+        else []
+    )
 
 
 def message_missing(events: Sequence[dict[str, Any]], pattern: str) -> list[str]:
     """Return what is wrong with the messages to the user: none matches, or one is a traceback."""
-    texts = [str(line[key]) for line in events for key in ("note", "evidence", "text", "fault") if line.get(key)]
-    wrong = [f"not one sentence: {text!r}" for text in texts if "\n" in text.strip() or "Traceback" in text]
-    return wrong if any(re.search(pattern, text) for text in texts) else [*wrong, f"no message {pattern!r}: {texts}"]
+    texts = [
+        str(line[key])
+        for line in events
+        for key in ("note", "evidence", "text", "fault")
+        if line.get(key)
+    ]
+    wrong = [
+        f"not one sentence: {text!r}"
+        for text in texts
+        if "\n" in text.strip() or "Traceback" in text
+    ]
+    return (
+        wrong
+        if any(re.search(pattern, text) for text in texts)
+        else [*wrong, f"no message {pattern!r}: {texts}"]
+    )
 
 
 def leaked_slots(events: Sequence[dict[str, Any]], wanted: int) -> list[str]:
     given_up = [line["note"] for line in events if "Going on without" in line.get("note", "")]
-    few = [f"{line['slots']} slots of {wanted}" for line in events if line.get("slots", wanted) != wanted]
+    few = [
+        f"{line['slots']} slots of {wanted}"
+        for line in events
+        if line.get("slots", wanted) != wanted
+    ]
     return [*given_up, *few]

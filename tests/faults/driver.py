@@ -1,4 +1,6 @@
-"""Driver in a process of its own: real loop, real study, real probes. It records every event at once."""
+"""Driver in a process of its own: real loop, real study, real probes. It records every event at
+once.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ FORCED = 99
 
 ADAPTER = Path(__file__).parent / "adapter.py"
 MARK = "HF_AUTOTUNE_FAULT"
-"""Goes into the environment of every process that comes of a run: on a cluster's nodes as well, as what is for training does."""
+"""Goes into the environment of every process that comes of a run: on a cluster's nodes as well,
+as what is for training does.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +67,9 @@ class Order:
     """Path of the file with the device memory (NVML) of a cluster's nodes."""
 
     gpus: bool = False
-    """True: another process takes the recorded GPU after the first probe, until the search reports it."""
+    """True: another process takes the recorded GPU after the first probe, until the search
+    reports it.
+    """
 
 
 def drive(order: Order) -> None:
@@ -99,16 +105,26 @@ def _search(order: Order, notebook: Notebook) -> None:
     notebook.write(slots=len(executor.slots))
     study = open_study(asked, candidates, loop.baseline_candidate(asked, trainer))
     study.retry.seconds = order.patience_seconds
-    visitor = Visitor(Board(Path(order.moment)) if order.address else library) if order.gpus else None
+    visitor = (
+        Visitor(Board(Path(order.moment)) if order.address else library) if order.gpus else None
+    )
 
     def listen(event: Event) -> None:
         _write(notebook, event)
         if visitor is not None:
             visitor.hear(event)
 
-    answer = loop.run_search(asked, study=study, executor=executor, listener=listen, clock=loop.Clock(asked.budget_seconds))
+    answer = loop.run_search(
+        asked,
+        study=study,
+        executor=executor,
+        listener=listen,
+        clock=loop.Clock(asked.budget_seconds),
+    )
     winner = None if answer.winner is None else answer.winner.candidate.id
-    notebook.write(answer=winner, proven=answer.proven, interrupted=answer.interrupted, fault=answer.fault)
+    notebook.write(
+        answer=winner, proven=answer.proven, interrupted=answer.interrupted, fault=answer.fault
+    )
 
 
 def _write(notebook: Notebook, event: Event) -> None:
@@ -129,7 +145,10 @@ class Board:
         self._file = file
 
     def put(self, device: int, used_mib: int, compute: list[dict[str, Any]]) -> None:
-        write_atomically(self._file, json.dumps({"device": device, "used_mib": used_mib, "compute": compute}).encode())
+        write_atomically(
+            self._file,
+            json.dumps({"device": device, "used_mib": used_mib, "compute": compute}).encode(),
+        )
 
     def at(self, number: int) -> None:
         assert number == 0
@@ -152,22 +171,34 @@ class Visitor:
 
 def _executor(order: Order, task: Any, trainer: Trainer, library: Playback) -> Executor:
     settings = RunnerSettings(
-        python=Path(sys.executable), adapter=str(ADAPTER), ranks=order.ranks, device_kind="cuda" if order.gpus else "cpu",
-        limit_bytes=(40960 if order.gpus else _limit_mib(order)) * MIB, scratch_root=Path(order.folder) / "scratch",
-    )  # fmt: skip
+        python=Path(sys.executable),
+        adapter=str(ADAPTER),
+        ranks=order.ranks,
+        device_kind="cuda" if order.gpus else "cpu",
+        limit_bytes=(40960 if order.gpus else _limit_mib(order)) * MIB,
+        scratch_root=Path(order.folder) / "scratch",
+    )
     requests = RequestBuilders(
         load=lambda candidate: trainer.load_request(candidate, task),
         probe=lambda candidate, plan: trainer.probe_request(candidate, task, plan),
     )
     if order.address is not None:
-        cpu = Hardware(kind="cpu", name="cpu", count=order.ranks, memory_bytes=_limit_mib(order) * MIB, here=True)
+        cpu = Hardware(
+            kind="cpu",
+            name="cpu",
+            count=order.ranks,
+            memory_bytes=_limit_mib(order) * MIB,
+            here=True,
+        )
         gpu = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=40960 * MIB, here=True)
         hardware = gpu if order.gpus else cpu
         return autotune.probe.executors.ray.RayExecutor(
             settings, requests, hardware=hardware, address=order.address, slots=order.slots
         )
     places = [SlotPlace(words=f"slot {number}") for number in range(order.slots)]
-    return LocalExecutor(settings, requests, places=places, open_gpus=(lambda: _gpu(library)) if order.gpus else None)
+    return LocalExecutor(
+        settings, requests, places=places, open_gpus=(lambda: _gpu(library)) if order.gpus else None
+    )
 
 
 def _limit_mib(order: Order) -> int:
@@ -175,7 +206,9 @@ def _limit_mib(order: Order) -> int:
 
 
 def _gpu(library: Playback) -> Gpus:
-    return Gpus(1, 40960 * MIB, Path(sys.executable), library=library, variable=None, patience_seconds=0.3)
+    return Gpus(
+        1, 40960 * MIB, Path(sys.executable), library=library, variable=None, patience_seconds=0.3
+    )
 
 
 def as_json(order: Order) -> str:

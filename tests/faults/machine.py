@@ -1,4 +1,6 @@
-"""The space that is searched while something goes wrong: six candidates, two loads, and a truth that is known exactly."""
+"""The space that is searched while something goes wrong: six candidates, two loads, and a truth
+that is known exactly.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ SPACE = SearchSpace(
     relax=(),
     knobs=(
         Knob(name="number", choices=(1, 2, 3), effect="neutral", memory="unclear", says="which"),
-        Knob(name="engine", choices=(False, True), effect="neutral", memory="unclear", says="another load"),
+        Knob(
+            name="engine",
+            choices=(False, True),
+            effect="neutral",
+            memory="unclear",
+            says="another load",
+        ),
     ),
 )
 
@@ -52,14 +60,32 @@ class Trainer(ToyTrainer):
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return {"script": [], "gloo": (self._trouble or {}).get("name") == "hang in a collective"}
 
-    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
+    def probe_request(
+        self, candidate: Candidate, task: Task, plan: ProbePlan
+    ) -> Mapping[str, object]:
         half = {"do": "sleep", "seconds": PROBE_SECONDS / 2}
         return {
-            "script": [{"do": "phase", "name": "rollout"}, half, {"do": "phase", "name": "backward"}, half],
-            "candidate": candidate.id, "tokens": tokens_of(candidate.knobs), "cycles": plan.timed_cycles,
-            "folder": str(self._folder), "trouble": self._trouble,
-        }  # fmt: skip
+            "script": [
+                {"do": "phase", "name": "rollout"},
+                half,
+                {"do": "phase", "name": "backward"},
+                half,
+            ],
+            "candidate": candidate.id,
+            "tokens": tokens_of(candidate.knobs),
+            "cycles": plan.timed_cycles,
+            "folder": str(self._folder),
+            "trouble": self._trouble,
+        }
 
 
 def job(folder: Path, storage: str, *, resume: bool) -> Job:
-    return toy_job(folder, SPACE, LIMIT_MIB * MIB, storage=storage, study_name=folder.name, resume=resume, budget_seconds=120.0)
+    return toy_job(
+        folder,
+        SPACE,
+        LIMIT_MIB * MIB,
+        storage=storage,
+        study_name=folder.name,
+        resume=resume,
+        budget_seconds=120.0,
+    )

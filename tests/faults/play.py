@@ -65,15 +65,23 @@ class Stages:
         (folder / "db").mkdir(parents=True)
         on_server = fault.database == "postgres"
         return Scene(
-            folder=folder, random=random, server=self.server, cluster=self.cluster,
+            folder=folder,
+            random=random,
+            server=self.server,
+            cluster=self.cluster,
             storage=self.server.url if on_server else f"sqlite:///{folder}/db/study.db",
-            address=self.address if place == "ray" else None, ranks=fault.ranks,
-            slots=fault.slots or 1 + seed % 2, at=random.choice((1, 2, 3)), moment=self.moment,
-        )  # fmt: skip
+            address=self.address if place == "ray" else None,
+            ranks=fault.ranks,
+            slots=fault.slots or 1 + seed % 2,
+            at=random.choice((1, 2, 3)),
+            moment=self.moment,
+        )
 
 
 @contextmanager
-def stages(folder: Path, faults: tuple[Fault, ...], places: tuple[ExecutorKind, ...], jobs: int = 1) -> Iterator[Stages]:
+def stages(
+    folder: Path, faults: tuple[Fault, ...], places: tuple[ExecutorKind, ...], jobs: int = 1
+) -> Iterator[Stages]:
     """Create the resources that these faults need, for as many runs beside each other."""
     made = Stages(folder=folder)
     with contextlib.ExitStack() as stack:
@@ -81,10 +89,14 @@ def stages(folder: Path, faults: tuple[Fault, ...], places: tuple[ExecutorKind, 
             from tests.search.postgres import server
 
             made.server = stack.enter_context(server())
-        if any({"ray"} & set(places) & set(fault.places) and not fault.own_cluster for fault in faults):
+        if any(
+            {"ray"} & set(places) & set(fault.places) and not fault.own_cluster for fault in faults
+        ):
             from tests.executors.clusters import cluster
 
-            made.nodes = max(2 * jobs, *(fault.nodes for fault in faults))  # a slot on CPUs takes a whole node
+            made.nodes = max(
+                2 * jobs, *(fault.nodes for fault in faults)
+            )  # a slot on CPUs takes a whole node
             made.moment.write_text(json.dumps(None))
             os.environ[NVML_FILE] = str(made.moment)
             made.cluster = stack.enter_context(cluster(made.nodes, gpus=1, in_front=ON_NODES))
@@ -105,12 +117,16 @@ def play(fault: Fault, place: ExecutorKind, seed: int, shared: Stages) -> Found:
     _as_before(shared)
     count = orphans + left
     return Found(
-        wrong=(*wrong, *([f"{count} processes were left"] if count else [])), lost=len(lost), orphans=count,
+        wrong=(*wrong, *([f"{count} processes were left"] if count else [])),
+        lost=len(lost),
+        orphans=count,
         seconds=time.monotonic() - began,
-    )  # fmt: skip
+    )
 
 
-def play_apart(name: str, place: ExecutorKind, folder: Path, address: str | None, seed: int) -> Found:
+def play_apart(
+    name: str, place: ExecutorKind, folder: Path, address: str | None, seed: int
+) -> Found:
     """Run in a process of its own, which shares no more than the cluster with others."""
     fault = next(fault for fault in FAULTS if fault.name == name)
     return play(fault, place, seed, Stages(folder=folder, address=address))
@@ -120,14 +136,28 @@ def _first(fault: Fault, scene: Scene) -> tuple[list[str], int]:
     """The driver to which it happens."""
     trouble = None if fault.inside is None else {**fault.inside(scene.random), "at": scene.at}
     driver = scene.start(
-        scene.order("first", trouble=trouble, resume=fault.resumes, deadline_seconds=fault.deadline_seconds, gpus=fault.gpus)
+        scene.order(
+            "first",
+            trouble=trouble,
+            resume=fault.resumes,
+            deadline_seconds=fault.deadline_seconds,
+            gpus=fault.gpus,
+        )
     )
     if fault.outside is not None:
         fault.outside(scene)
     code = driver.code(LONGEST_SECONDS)
     end = _end(scene, "first", code)
-    wrong = [] if end in fault.ends else [f"the driver ended by {end} ({code}): {scene.events('first')[-1:]}"]
-    if fault.message is not None and end != "killed" and not (fault.may_pass_unseen and _unseen(scene)):
+    wrong = (
+        []
+        if end in fault.ends
+        else [f"the driver ended by {end} ({code}): {scene.events('first')[-1:]}"]
+    )
+    if (
+        fault.message is not None
+        and end != "killed"
+        and not (fault.may_pass_unseen and _unseen(scene))
+    ):
         wrong += checks.message_missing(scene.events("first"), fault.message)
     return wrong, _clear(scene)
 
@@ -145,7 +175,9 @@ def _unseen(scene: Scene) -> bool:
     """Return True if the driver noticed no problem."""
 
     def reports_trouble(line: Mapping[str, object]) -> bool:
-        noted = "note" in line and not str(line["note"]).startswith("Measuring one candidate again alone")
+        noted = "note" in line and not str(line["note"]).startswith(
+            "Measuring one candidate again alone"
+        )
         return noted or "error" in line or line.get("outcome", "ok") != "ok"
 
     return not any(map(reports_trouble, scene.events("first")))
@@ -156,24 +188,48 @@ def _second(scene: Scene) -> tuple[list[str], int]:
     driver = scene.start(scene.order("second", resume=True))
     code = driver.code(LONGEST_SECONDS)
     end = _end(scene, "second", code)
-    return ([] if end == "answer" else [f"resuming ended by {end} ({code}): {scene.events('second')[-1:]}"]), _clear(scene)
+    return (
+        []
+        if end == "answer"
+        else [f"resuming ended by {end} ({code}): {scene.events('second')[-1:]}"]
+    ), _clear(scene)
 
 
 def _judge(fault: Fault, scene: Scene, study: list[checks.RecordedTrial], states: Any) -> list[str]:
     allowed = {"ok", "interrupted", *fault.outcomes}
-    strange = [f"trial {one.number} ended {one.measurement.outcome}" for one in study if one.measurement.outcome not in allowed]
-    open_still = [f"{states[name]} trials are {name}" for name in ("RUNNING", "WAITING") if states[name]]
-    files = [f"{folder.name} was left" for folder in (scene.folder / "scratch").glob("autotune-probe-*")]
+    strange = [
+        f"trial {one.number} ended {one.measurement.outcome}"
+        for one in study
+        if one.measurement.outcome not in allowed
+    ]
+    open_still = [
+        f"{states[name]} trials are {name}" for name in ("RUNNING", "WAITING") if states[name]
+    ]
+    files = [
+        f"{folder.name} was left" for folder in (scene.folder / "scratch").glob("autotune-probe-*")
+    ]
     return [
-        *strange, *open_still, *files, *checks.measured_twice(study), *checks.fastest_left_out(study),
+        *strange,
+        *open_still,
+        *files,
+        *checks.measured_twice(study),
+        *checks.fastest_left_out(study),
         *checks.invented_measurements(scene, study),
         *checks.wrong_answer(scene.events("second"), study),
-        *(text for name in ("first", "second") for text in checks.leaked_slots(scene.events(name), scene.slots)),
-    ]  # fmt: skip
+        *(
+            text
+            for name in ("first", "second")
+            for text in checks.leaked_slots(scene.events(name), scene.slots)
+        ),
+    ]
 
 
 def _lost(scene: Scene, study: list[checks.RecordedTrial]) -> list[str]:
-    return [text for name in ("before", "first", "second") for text in checks.lost_measurements(scene.events(name), study)]
+    return [
+        text
+        for name in ("before", "first", "second")
+        for text in checks.lost_measurements(scene.events(name), study)
+    ]
 
 
 def _clear(scene: Scene) -> int:
@@ -189,4 +245,6 @@ def _as_before(shared: Stages) -> None:
     """A cluster that lost a node gets another one."""
     if shared.cluster is not None:
         while len(shared.cluster.worker_nodes) < shared.nodes - 1:
-            shared.cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=80 * 2**20, include_dashboard=False)
+            shared.cluster.add_node(
+                num_cpus=2, num_gpus=1, object_store_memory=80 * 2**20, include_dashboard=False
+            )

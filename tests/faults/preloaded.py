@@ -1,4 +1,6 @@
-"""Imports of the process from which drivers are forked, each used once: opening a study the first time takes seconds."""
+"""Imports of the process from which drivers are forked, each used once: opening a study the
+first time takes seconds.
+"""
 
 from __future__ import annotations
 

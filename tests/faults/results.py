@@ -66,17 +66,28 @@ class Results:
         self._file = file
         self.rows: list[Row] = []
         """Rows of this run."""
-        self._kept = Kept(machine=_machine(), rows=_rows_of(file) if file is not None and file.exists() else [])
+        self._kept = Kept(
+            machine=_machine(), rows=_rows_of(file) if file is not None and file.exists() else []
+        )
 
     @property
     def machine_in_words(self) -> str:
         machine = self._kept.machine
-        return f"{machine['date']}, {in_words(machine)}, load average {machine['load_average_before']} before"
+        return (
+            f"{machine['date']}, {in_words(machine)}, load average {machine['load_average_before']}"
+            " before"
+        )
 
     def runs(self, fault: Fault, place: str) -> float:
         """Return the number of runs of this very fault; infinity if there is a reason for none."""
-        mine = [row for row in self._kept.rows if (row.fault, row.place, row.how) == (fault.name, place, fault.how)]
-        return max((float("inf") if row.left_out is not None else row.runs for row in mine), default=0)
+        mine = [
+            row
+            for row in self._kept.rows
+            if (row.fault, row.place, row.how) == (fault.name, place, fault.how)
+        ]
+        return max(
+            (float("inf") if row.left_out is not None else row.runs for row in mine), default=0
+        )
 
     def put(self, row: Row, *, added: bool) -> None:
         """Keep a row in its former one's place, or with the runs of that one."""
@@ -85,12 +96,19 @@ class Results:
         for former in self._kept.rows if added else ():
             if (former.fault, former.place) == (row.fault, row.place):
                 row = _together(former, row)
-        others = [one for one in self._kept.rows if (one.fault, one.place) != (row.fault, row.place)]
-        order = {(fault.name, place): number for number, (place, fault) in enumerate((p, f) for p in PLACES for f in FAULTS)}
+        others = [
+            one for one in self._kept.rows if (one.fault, one.place) != (row.fault, row.place)
+        ]
+        order = {
+            (fault.name, place): number
+            for number, (place, fault) in enumerate((p, f) for p in PLACES for f in FAULTS)
+        }
         known = [one for one in [*others, row] if (one.fault, one.place) in order]
         self._kept.rows = sorted(known, key=lambda one: order[one.fault, one.place])
         if self._file is not None:
-            self._file.write_bytes(msgspec.json.format(msgspec.json.encode(self._kept), indent=1) + b"\n")
+            self._file.write_bytes(
+                msgspec.json.format(msgspec.json.encode(self._kept), indent=1) + b"\n"
+            )
             self._file.with_suffix(".md").write_text(page(self._kept))
 
 
@@ -98,24 +116,38 @@ def _rows_of(file: Path) -> list[Row]:
     """Assign rows without a place to the place of the file."""
     kept = msgspec.json.decode(file.read_bytes(), type=Kept)
     where, load = in_words(kept.machine), kept.machine["load_average_before"]
-    return [row if row.where else msgspec.structs.replace(row, where=where, load_average=load) for row in kept.rows]
+    return [
+        row if row.where else msgspec.structs.replace(row, where=where, load_average=load)
+        for row in kept.rows
+    ]
 
 
 def row_of(fault: Fault, place: str, runs: Sequence[tuple[int, Found]], load_average: float) -> Row:
     found = [one for _, one in runs]
     return Row(
-        fault=fault.name, how=fault.how, place=place, runs=len(found), survived=sum(one.survived for one in found),
-        lost=sum(one.lost for one in found), orphans=sum(one.orphans for one in found),
-        median_seconds=round(statistics.median(one.seconds for one in found), 1), date=datetime.date.today().isoformat(),
+        fault=fault.name,
+        how=fault.how,
+        place=place,
+        runs=len(found),
+        survived=sum(one.survived for one in found),
+        lost=sum(one.lost for one in found),
+        orphans=sum(one.orphans for one in found),
+        median_seconds=round(statistics.median(one.seconds for one in found), 1),
+        date=datetime.date.today().isoformat(),
         load_average=round(load_average, 1),
         wrong=tuple(f"seed {seed}: {text}" for seed, one in runs for text in one.wrong),
-    )  # fmt: skip
+    )
 
 
 def _together(former: Row, row: Row) -> Row:
-    runs = {name: getattr(former, name) + getattr(row, name) for name in ("runs", "survived", "lost", "orphans", "wrong")}
+    runs = {
+        name: getattr(former, name) + getattr(row, name)
+        for name in ("runs", "survived", "lost", "orphans", "wrong")
+    }
     # The mean of both medians, by their runs; the higher load.
-    seconds = ((former.median_seconds or 0) * former.runs + (row.median_seconds or 0) * row.runs) / runs["runs"]
+    seconds = (
+        (former.median_seconds or 0) * former.runs + (row.median_seconds or 0) * row.runs
+    ) / runs["runs"]
     load = max(former.load_average or 0, row.load_average or 0)
     return msgspec.structs.replace(row, **runs, median_seconds=round(seconds, 1), load_average=load)
 
@@ -128,7 +160,10 @@ def line(row: Row) -> str:
     """Format a row for the terminal."""
     if row.left_out is not None:
         return f"{row.fault:26} {row.place:5}  left out: {row.left_out}"
-    figures = f"{row.runs:3} runs, {row.survived:3} survived, {row.lost} lost, {row.orphans} orphans, {row.median_seconds} s each"
+    figures = (
+        f"{row.runs:3} runs, {row.survived:3} survived, {row.lost} lost, {row.orphans} orphans,"
+        f" {row.median_seconds} s each"
+    )
     return "\n  ".join([f"{row.fault:26} {row.place:5} {figures}", *row.wrong])
 
 
@@ -143,22 +178,46 @@ processes that were left. Rows with fewer runs than others take long, or load th
 def page(kept: Kept) -> str:
     """The table for readers."""
     played = [row for row in kept.rows if row.left_out is None]
-    nothing = [f"- {row.fault}, {row.place}: {row.left_out}." for row in kept.rows if row.left_out is not None]
+    nothing = [
+        f"- {row.fault}, {row.place}: {row.left_out}."
+        for row in kept.rows
+        if row.left_out is not None
+    ]
     wrong = [f"- {row.fault}, {row.place}, {text}" for row in played for text in row.wrong]
-    machines = {where: f"{number}" for number, where in enumerate(dict.fromkeys(row.where for row in played), start=1)}
-    return "\n".join([
-        "# Faults, played out", "", "`make test-faults`, each row on one of these machines:", "",
-        *(f"{number}. {where}" for where, number in machines.items()), "", ABOUT, "",
-        "| fault | how | executor | runs | survived | lost | orphans | each took | at a load of | machine | date |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-        *(
-            f"| {row.fault} | {row.how} | {row.place} | {_figures(row)} | {row.median_seconds} s | {row.load_average} "
-            f"| {machines[row.where]} | {row.date} |"
-            for row in played
-        ),
-        f"| all | | | {_sums(played)} | | | | |", "",
-        *(["Did not survive:", "", *wrong, ""] if wrong else []), *(["Left out:", "", *nothing] if nothing else []),
-    ]).rstrip() + "\n"  # fmt: skip
+    machines = {
+        where: f"{number}"
+        for number, where in enumerate(dict.fromkeys(row.where for row in played), start=1)
+    }
+    return (
+        "\n".join(
+            [
+                "# Faults, played out",
+                "",
+                "`make test-faults`, each row on one of these machines:",
+                "",
+                *(f"{number}. {where}" for where, number in machines.items()),
+                "",
+                ABOUT,
+                "",
+                (
+                    "| fault | how | executor | runs | survived | lost | orphans | each took | at a"
+                    " load of | machine | date |"
+                ),
+                "|---|---|---|---|---|---|---|---|---|---|---|",
+                *(
+                    f"| {row.fault} | {row.how} | {row.place} | {_figures(row)} |"
+                    f" {row.median_seconds} s | {row.load_average} | {machines[row.where]} |"
+                    f" {row.date} |"
+                    for row in played
+                ),
+                f"| all | | | {_sums(played)} | | | | |",
+                "",
+                *(["Did not survive:", "", *wrong, ""] if wrong else []),
+                *(["Left out:", "", *nothing] if nothing else []),
+            ]
+        ).rstrip()
+        + "\n"
+    )
 
 
 def _figures(row: Row) -> str:
@@ -173,7 +232,10 @@ def _sums(rows: Sequence[Row]) -> str:
 def in_words(machine: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     gib = machine["memory_bytes"] / 2**30
-    return f"{machine['cores']} cores ({machine['cpu']}), {gib:.0f} GiB, {machine['system']}; {versions}"
+    return (
+        f"{machine['cores']} cores ({machine['cpu']}), {gib:.0f} GiB, {machine['system']};"
+        f" {versions}"
+    )
 
 
 def _machine() -> dict[str, Any]:
@@ -183,5 +245,8 @@ def _machine() -> dict[str, Any]:
     finally:
         sys.path.remove(str(BENCHMARKS))
     there = [name for name in PACKAGES if importlib.util.find_spec(name)]
-    versions = {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in there}}
+    versions = {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in there},
+    }
     return {**machine.facts(versions), "load_average_before": round(os.getloadavg()[0], 1)}

@@ -1,4 +1,6 @@
-"""A run of one fault: a driver, the fault from outside, and a second driver that resumes the study."""
+"""A run of one fault: a driver, the fault from outside, and a second driver that resumes the
+study.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from tests.faults.driver import MARK, Order, as_json, drive
 from tests.probe.toys import environment
 
 LONGEST_SECONDS = 600.0
-"""A driver that is still there after that hangs; on a machine that others load a search takes minutes."""
+"""A driver that is still there after that hangs; on a machine that others load a search takes
+minutes.
+"""
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.faults.preloaded"])
@@ -106,9 +110,15 @@ class Scene:
 
     def order(self, name: str, **changes: Any) -> Order:
         plain = Order(
-            folder=str(self.folder), name=name, storage=self.storage, mark=self.mark, address=self.address, slots=self.slots,
-            ranks=self.ranks, moment=str(self.moment),
-        )  # fmt: skip
+            folder=str(self.folder),
+            name=name,
+            storage=self.storage,
+            mark=self.mark,
+            address=self.address,
+            slots=self.slots,
+            ranks=self.ranks,
+            moment=str(self.moment),
+        )
         return replace(plain, **changes)
 
     def start(self, order: Order) -> Driver:
@@ -143,7 +153,9 @@ class Scene:
 
     def marked(self) -> list[int]:
         """Processes that came of this run, whoever their parent is now."""
-        return carrying(f"{MARK}={self.mark}", spare={os.getpid(), (self.driver and self.driver.pid) or 0})
+        return carrying(
+            f"{MARK}={self.mark}", spare={os.getpid(), (self.driver and self.driver.pid) or 0}
+        )
 
     def marked_after(self, seconds: float) -> list[int]:
         """Return the processes that remain after a while."""
@@ -181,7 +193,9 @@ def carrying(variable: str, spare: set[int]) -> list[int]:
 def small_disk(folder: Path, mib: int) -> Iterator[Path]:
     """A file system of its own that is soon full. Mounting needs root."""
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "autotune-faults", str(folder)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "autotune-faults", str(folder)], check=True
+    )
     try:
         yield folder
     finally:

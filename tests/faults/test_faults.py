@@ -1,4 +1,6 @@
-"""The table in a short form: every fault at every place, once. `make test-faults` plays it at length."""
+"""The table in a short form: every fault at every place, once. `make test-faults` plays it at
+length.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,23 @@ SEED = 100
 
 ROWS = [(fault, place) for place in PLACES for fault in FAULTS if place in fault.places]
 
-RAY_IN_EVERY_RUN = ("probe killed", "driver killed", "node's actor killed", "node lost", "Ray's head lost")
-"""Rows that differ on Ray. The others take as long and have the same path as the local ones: `make test-long`."""
+RAY_IN_EVERY_RUN = (
+    "probe killed",
+    "driver killed",
+    "node's actor killed",
+    "node lost",
+    "Ray's head lost",
+)
+"""Rows that differ on Ray. The others take as long and have the same path as the local ones:
+`make test-long`.
+"""
 
 
 def row(fault: Fault, place: ExecutorKind) -> ParameterSet:
     is_long = place == "ray" and fault.name not in RAY_IN_EVERY_RUN
-    return pytest.param(fault, place, id=f"{fault.name}, {place}", marks=[pytest.mark.long] if is_long else [])
+    return pytest.param(
+        fault, place, id=f"{fault.name}, {place}", marks=[pytest.mark.long] if is_long else []
+    )
 
 
 def test_the_rows_of_every_run_exist() -> None:
@@ -39,7 +51,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
 
 
 @pytest.mark.parametrize(("fault", "place"), [row(fault, place) for fault, place in ROWS])
-def test_no_measurement_is_lost_and_no_process_stays(fault: Fault, place: ExecutorKind, shared: Stages) -> None:
+def test_no_measurement_is_lost_and_no_process_stays(
+    fault: Fault, place: ExecutorKind, shared: Stages
+) -> None:
     reason = why_not_here(fault, place)
     if reason is not None:
         pytest.skip(reason)

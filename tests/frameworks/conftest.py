@@ -17,10 +17,15 @@ from autotune.core.job import Hardware, Model, Task, Workload
 
 
 def make_task(ranks: int = 1, kind: str = "cpu", **workload: Any) -> Task:
-    model = Model(name="made/up", config={"max_position_embeddings": 4096}, folder=None, origin="catalogue")
+    model = Model(
+        name="made/up", config={"max_position_embeddings": 4096}, folder=None, origin="catalogue"
+    )
     hardware = Hardware(kind=kind, name=kind, count=ranks, memory_bytes=2**33, here=True)  # type: ignore[arg-type]
     return Task(
-        workload=Workload(**{"model": model, "python": Path(sys.executable), "tuning": "full", **workload}), hardware=hardware
+        workload=Workload(
+            **{"model": model, "python": Path(sys.executable), "tuning": "full", **workload}
+        ),
+        hardware=hardware,
     )
 
 
@@ -31,7 +36,9 @@ def make_job_fixture() -> Callable[..., Task]:
 
 @contextlib.contextmanager
 def world_of(ranks: int) -> Iterator[None]:
-    """This process as rank 0 of `ranks`, by torch's own fake process group: what asks torch.distributed hears it."""
+    """This process as rank 0 of `ranks`, by torch's own fake process group: what asks
+    torch.distributed hears it.
+    """
     if ranks == 1:
         yield
         return
@@ -39,8 +46,16 @@ def world_of(ranks: int) -> Iterator[None]:
     from accelerate.state import AcceleratorState
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    said = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    before = {name: os.environ.get(name) for name in (*said, "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")}
+    said = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+    }
+    before = {
+        name: os.environ.get(name)
+        for name in (*said, "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+    }
     os.environ.update(said, MASTER_ADDR="127.0.0.1", MASTER_PORT="1", OMP_NUM_THREADS="1")
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
@@ -53,7 +68,9 @@ def world_of(ranks: int) -> Iterator[None]:
 
 
 def refusal_of_trl(settings: dict[str, Any], ranks: int) -> str | None:
-    """Return the refusal of the real GRPOConfig at the current world size; None if it accepts the settings."""
+    """Return the refusal of the real GRPOConfig at the current world size; None if it accepts
+    the settings.
+    """
     from trl import GRPOConfig
 
     try:
@@ -69,5 +86,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with its tokenizer, made in the training environment."""
     folder = tmp_path_factory.mktemp("tiny") / "model"
     program = Path(autotune.worker.__file__).with_name("synthetic.py")
-    subprocess.run([sys.executable, str(program), str(folder)], check=True, capture_output=True, timeout=600)
+    subprocess.run(
+        [sys.executable, str(program), str(folder)], check=True, capture_output=True, timeout=600
+    )
     return folder

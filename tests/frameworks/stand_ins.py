@@ -20,23 +20,42 @@ GIB = 2**30
 
 
 def task(
-    framework: str, method: str = "grpo", *, gpus: int = 8, tuning: str = "full", model: str = "Qwen2.5-7B", **held: Any
+    framework: str,
+    method: str = "grpo",
+    *,
+    gpus: int = 8,
+    tuning: str = "full",
+    model: str = "Qwen2.5-7B",
+    **held: Any,
 ) -> Task:
     hardware = Hardware(kind="cuda", name="H100", count=gpus, memory_bytes=80 * GIB, here=False)
     workload = Workload(
-        model=find_model(model), method=method, framework=framework, python=Path(sys.executable), tuning=tuning, held=held,  # type: ignore[arg-type]
-    )  # fmt: skip
+        model=find_model(model),
+        method=method,
+        framework=framework,
+        python=Path(sys.executable),
+        tuning=tuning,
+        held=held,  # type: ignore[arg-type]
+    )
     return Task(workload=workload, hardware=hardware)
 
 
 def asked(
-    framework: str, method: str = "grpo", *, settings: Mapping[str, KnobValue] | None = None, **about: Any
+    framework: str,
+    method: str = "grpo",
+    *,
+    settings: Mapping[str, KnobValue] | None = None,
+    **about: Any,
 ) -> tuple[Trainer, Candidate, Task]:
     """The candidate that `predict` would be about."""
     made = task(framework, method, **about)
     made = Task(workload=_held(made, settings or {}), hardware=made.hardware)
     trainer = frameworks.trainer(framework, method)
-    return trainer, trainer.complete(trainer.baseline(space_files.load_space(trainer.space), made), made), made
+    return (
+        trainer,
+        trainer.complete(trainer.baseline(space_files.load_space(trainer.space), made), made),
+        made,
+    )
 
 
 def _held(made: Task, settings: Mapping[str, KnobValue]) -> Workload:

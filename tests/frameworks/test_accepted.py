@@ -1,6 +1,8 @@
-"""Rendered commands are accepted by the real packages' own parsers, Hydra composition and configuration classes.
+"""Rendered commands are accepted by the real packages' own parsers, Hydra composition and
+configuration classes.
 
-Each framework in an environment of its own, as `make frameworks` makes them, without what only a GPU machine has.
+Each framework in an environment of its own, as `make frameworks` makes them, without what only a
+GPU machine has.
 """
 
 from __future__ import annotations
@@ -51,7 +53,12 @@ def printed(environment: str, program: str, *arguments: str, **variables: str) -
     python = Path(ENVIRONMENTS or "") / environment / "bin" / "python"
     base = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run(
-        [str(python), str(ACCEPTS / program), *arguments], capture_output=True, text=True, timeout=900, env=base, check=False
+        [str(python), str(ACCEPTS / program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=base,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip().splitlines()
@@ -84,33 +91,52 @@ def test_openrlhfs_parser_and_checks(method: str, plan: ProbePlan | None) -> Non
     assert understood["actor"]["model_name_or_path"] == "Qwen/Qwen2.5-7B"
     if plan:
         assert understood["data"]["max_samples"] == understood["rollout"]["batch_size"]
-        assert understood["train"]["num_episodes"] == 4 and understood["data"]["prompt_dataset"] == "/run/rows.jsonl"
+        assert (
+            understood["train"]["num_episodes"] == 4
+            and understood["data"]["prompt_dataset"] == "/run/rows.jsonl"
+        )
 
 
 @needs_environments
 @pytest.mark.slow
 def test_what_openrlhf_sets_anew_without_an_error_is_seen_in_what_it_prints() -> None:
-    about: dict[str, Any] = {"settings": {"vllm.enable_sleep": True, "train.colocate_all": False, "ds.ring_attn_size": 1}}
+    about: dict[str, Any] = {
+        "settings": {"vllm.enable_sleep": True, "train.colocate_all": False, "ds.ring_attn_size": 1}
+    }
     trainer, candidate, _ = asked("openrlhf", "grpo", **LENGTHS, **about)
     assert isinstance(trainer, StandIn)
     found = read_back(
-        trainer, candidate, printed("openrlhf", "openrlhf_parser.py", *rendered("openrlhf", "grpo", ProbePlan(), **about))
+        trainer,
+        candidate,
+        printed(
+            "openrlhf", "openrlhf_parser.py", *rendered("openrlhf", "grpo", ProbePlan(), **about)
+        ),
     )
     assert candidate.settings["vllm.enable_sleep"] is True and found["vllm.enable_sleep"] is False
     assert (
         found["data.max_len"] == 1000
-        and found["rollout.n_samples_per_prompt"] == candidate.settings["rollout.n_samples_per_prompt"]
+        and found["rollout.n_samples_per_prompt"]
+        == candidate.settings["rollout.n_samples_per_prompt"]
     )
-    told = {name for name, value in candidate.settings.items() if value is not None and name not in trainer.facts.own_settings}
+    told = {
+        name
+        for name, value in candidate.settings.items()
+        if value is not None and name not in trainer.facts.own_settings
+    }
     assert told <= set(found)
 
 
 @needs_environments
 @pytest.mark.slow
 def test_what_hydra_composed_is_read_back_from_a_probe(tmp_path: Path) -> None:
-    """The real `hydra.main` over verl's files, in a rig under verl's own Python. Of what is given twice the last counts."""
+    """The real `hydra.main` over verl's files, in a rig under verl's own Python. Of what is
+    given twice the last counts.
+    """
     trainer, candidate, task = asked("verl", "ppo", **LENGTHS)
-    task = Task(workload=task.workload, hardware=Hardware(kind="cpu", name="cpu", count=1, memory_bytes=2**33, here=True))
+    task = Task(
+        workload=task.workload,
+        hardware=Hardware(kind="cpu", name="cpu", count=1, memory_bytes=2**33, here=True),
+    )
     assert isinstance(trainer, StandIn)
     micro = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 
@@ -138,14 +164,21 @@ def test_what_hydra_composed_is_read_back_from_a_probe(tmp_path: Path) -> None:
 @needs_environments
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "plan"), BOTH, ids=["grpo, the final run", "ppo, a probe"])
-def test_verls_composition_and_validation(method: str, plan: ProbePlan | None, tiny_model: Path) -> None:
-    arguments = rendered("verl", method, plan, model=str(tiny_model), settings={"data.train_batch_size": 256})
+def test_verls_composition_and_validation(
+    method: str, plan: ProbePlan | None, tiny_model: Path
+) -> None:
+    arguments = rendered(
+        "verl", method, plan, model=str(tiny_model), settings={"data.train_batch_size": 256}
+    )
     understood = accepted("verl", "verl_config.py", *arguments)
     assert understood["data"]["max_response_length"] == 700
     assert understood["actor_rollout_ref"]["model"]["path"] == str(tiny_model)
     assert understood["trainer"]["n_gpus_per_node"] == 8
     if plan:
-        assert understood["trainer"]["total_training_steps"] == 4 and understood["trainer"]["save_freq"] == -1
+        assert (
+            understood["trainer"]["total_training_steps"] == 4
+            and understood["trainer"]["save_freq"] == -1
+        )
         assert understood["reward"]["custom_reward_function"]["path"] == "/run/reward.py"
 
 
@@ -156,31 +189,47 @@ LISTS_AND_PATHS = {"prompt_data", "save_path", "ckpt_path", "tensorboard_log_dir
 @needs_environments
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "plan"), BOTH, ids=["grpo, the final run", "ppo, a probe"])
-def test_hydra_reads_what_is_typed_for_open_reasoner_zero_as_it_was_meant(method: str, plan: ProbePlan | None) -> None:
-    """Without the repository, which no package index has: Hydra's own grammar, and the recorded facts of the experiment."""
+def test_hydra_reads_what_is_typed_for_open_reasoner_zero_as_it_was_meant(
+    method: str, plan: ProbePlan | None
+) -> None:
+    """Without the repository, which no package index has: Hydra's own grammar, and the recorded
+    facts of the experiment.
+    """
     trainer, candidate, _ = asked("open-reasoner-zero", method, **LENGTHS)
     assert isinstance(trainer, StandIn)
-    understood = accepted("orz", "orz_overrides.py", *rendered("open-reasoner-zero", method, plan))["exp"]
+    understood = accepted("orz", "orz_overrides.py", *rendered("open-reasoner-zero", method, plan))[
+        "exp"
+    ]
     assert {name: understood[name] for name in candidate.settings} == dict(candidate.settings)
     assert set(understood) <= {*trainer.table.fields, *LISTS_AND_PATHS}
-    assert not [words for name, value in understood.items() if (words := trainer.table.problem(name, value))]
+    assert not [
+        words for name, value in understood.items() if (words := trainer.table.problem(name, value))
+    ]
     if plan:
-        assert understood["prompt_data"] == ["/run/rows.json"] and understood["save_path"] == "/run/save_path"
+        assert (
+            understood["prompt_data"] == ["/run/rows.json"]
+            and understood["save_path"] == "/run/save_path"
+        )
 
 
 @needs_environments
 @pytest.mark.skipif(
-    not (Path(ENVIRONMENTS or "") / "orz" / "repo").is_dir(), reason="needs a clone of its repository in orz/repo"
+    not (Path(ENVIRONMENTS or "") / "orz" / "repo").is_dir(),
+    reason="needs a clone of its repository in orz/repo",
 )
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "plan"), BOTH, ids=["grpo, the final run", "ppo, a probe"])
 def test_open_reasoner_zeros_experiment(method: str, plan: ProbePlan | None) -> None:
     repository = str(Path(ENVIRONMENTS or "") / "orz" / "repo")
     arguments = rendered("open-reasoner-zero", method, plan)
-    lines = printed("orz", "orz_config.py", "playground.orz_7b_ppo", *arguments, PYTHONPATH=repository)
+    lines = printed(
+        "orz", "orz_config.py", "playground.orz_7b_ppo", *arguments, PYTHONPATH=repository
+    )
     understood = json.loads(lines[-1])
     assert (understood["prompt_max_len"], understood["generate_max_len"]) == (300, 700)
-    assert understood["use_grpo"] is (method == "grpo") and understood["pretrain"] == "Qwen/Qwen2.5-7B"
+    assert (
+        understood["use_grpo"] is (method == "grpo") and understood["pretrain"] == "Qwen/Qwen2.5-7B"
+    )
     trainer, candidate, _ = asked("open-reasoner-zero", method, **LENGTHS)
     assert isinstance(trainer, StandIn)
     assert read_back(trainer, candidate, lines) == dict(candidate.settings)
@@ -199,12 +248,21 @@ def figures_of(framework: str) -> dict[str, Any]:
 def test_a_metrics_file_by_verls_own_logger_is_read(tmp_path: Path) -> None:
     figures = figures_of("verl")
     listen, reader = line_source(figures, tmp_path), MetricReader(figures)
-    steps = [{"response_length/mean": 650.5, "perf/time_per_step": 41.5, "perf/throughput": 310.25, "actor/loss": 0.5}] * 3
+    steps = [
+        {
+            "response_length/mean": 650.5,
+            "perf/time_per_step": 41.5,
+            "perf/throughput": 310.25,
+            "actor/loss": 0.5,
+        }
+    ] * 3
     file = Path(figures["file"].replace(OUT, str(tmp_path)))
     printed("verl", "verl_log.py", json.dumps(steps), VERL_FILE_LOGGER_PATH=str(file))
     lines = listen([])
     found = [reader.read(line, float(number)) for number, line in enumerate(lines)]
-    assert [(one.tokens, one.seconds) for one in found if one is not None] == [(round(650.5 * 1024 * 8), 41.5)] * 3
+    assert [(one.tokens, one.seconds) for one in found if one is not None] == [
+        (round(650.5 * 1024 * 8), 41.5)
+    ] * 3
 
 
 @needs_environments
@@ -212,31 +270,45 @@ def test_a_metrics_file_by_verls_own_logger_is_read(tmp_path: Path) -> None:
 def test_a_step_printed_by_openrlhfs_own_logger_is_read() -> None:
     """Also where a figure of the step is no number, as a group's spread can be."""
     reader = MetricReader(figures_of("openrlhf"))
-    step = {"rollout/response_length_mean": 512.0, "rollout/num_samples": 8192.0, "timing/step_total": 100.0}
+    step = {
+        "rollout/response_length_mean": 512.0,
+        "rollout/num_samples": 8192.0,
+        "timing/step_total": 100.0,
+    }
     strange = {**step, "timing/generation": float("nan")}
     lines = printed("openrlhf", "openrlhf_log.py", json.dumps([step, strange]))
-    found = [figure for number, line in enumerate(lines) if (figure := reader.read(line, float(number))) is not None]
+    found = [
+        figure
+        for number, line in enumerate(lines)
+        if (figure := reader.read(line, float(number))) is not None
+    ]
     assert [(one.tokens, one.seconds) for one in found] == [(512 * 8192, 100.0)] * 2
 
 
 RECORDED = {
-    "verl": '{"step":2,"data":{"response_length/mean":650.5,"perf/time_per_step":41.5,"perf/throughput":310.2}}',
+    "verl": (
+        '{"step":2,"data":{"response_length/mean":650.5,"perf/time_per_step":41.5,"perf/throughput":310.2}}'
+    ),
     "openrlhf": (
-        "(PPOTrainer pid=71) \u2728 Global step 2: {'policy_loss': 0.01, 'rollout/response_length_mean': 512.0, "
-        "'rollout/num_samples': 8192.0, 'timing/generation': 20.0, 'timing/make_experience': 30.0, 'timing/ppo_train': 45.0, "
-        "'timing/broadcast': 5.0, 'timing/step_total': 100.0}"
+        "(PPOTrainer pid=71) \u2728 Global step 2: {'policy_loss': 0.01,"
+        " 'rollout/response_length_mean': 512.0, 'rollout/num_samples': 8192.0,"
+        " 'timing/generation': 20.0, 'timing/make_experience': 30.0, 'timing/ppo_train': 45.0,"
+        " 'timing/broadcast': 5.0, 'timing/step_total': 100.0}"
     ),
     "open-reasoner-zero": (
-        "2025-02-20 10:00:01.000 | INFO | orz.ppo.trainer:make_experience:317 - avg_raw_rewards: 0.25, avg_kl: 0.0, "
-        "avg_response_length: 600.5, avg_orm_score: 0.0, avg_custom_rewards: 0.25"
+        "2025-02-20 10:00:01.000 | INFO | orz.ppo.trainer:make_experience:317 - avg_raw_rewards:"
+        " 0.25, avg_kl: 0.0, avg_response_length: 600.5, avg_orm_score: 0.0, avg_custom_rewards:"
+        " 0.25"
     ),
     "skyrl": (
-        "\x1b[36m(skyrl_entrypoint pid=71)\x1b[0m 2026-07-20 10:00:01.000 | INFO     | skyrl.train.trainer:"
-        "compute_advantages_and_returns:1212 - avg_final_rewards: 0.25, avg_response_length: 600.5"
+        "\x1b[36m(skyrl_entrypoint pid=71)\x1b[0m 2026-07-20 10:00:01.000 | INFO     |"
+        " skyrl.train.trainer:compute_advantages_and_returns:1212 - avg_final_rewards: 0.25,"
+        " avg_response_length: 600.5"
     ),
     "slime": (  # https://github.com/THUDM/slime/issues/1450
-        "(RolloutManager pid=335927) [2026-01-18 07:41:58] rollout.py:720 - perf 272: {'rollout/response_len/mean': 2806.21875, "
-        "'rollout/response_len/median': 680.0, 'rollout/truncated_ratio': 0.0, 'perf/rollout_time': 0.8283281326293945}"
+        "(RolloutManager pid=335927) [2026-01-18 07:41:58] rollout.py:720 - perf 272:"
+        " {'rollout/response_len/mean': 2806.21875, 'rollout/response_len/median': 680.0,"
+        " 'rollout/truncated_ratio': 0.0, 'perf/rollout_time': 0.8283281326293945}"
     ),
     "nemo-rl": "  \u2022 Mean Generation Length: 600.5000",
 }
@@ -254,11 +326,17 @@ RECORDED = {
         ("slime", round(2806.21875 * 32 * 8), 9.0),
     ],
 )
-def test_completion_tokens_and_seconds_out_of_its_own_log(framework: str, tokens: int, seconds: float) -> None:
-    trainer, candidate, task = asked(framework, "grpo", num_generations=64 if framework == "open-reasoner-zero" else 8)
+def test_completion_tokens_and_seconds_out_of_its_own_log(
+    framework: str, tokens: int, seconds: float
+) -> None:
+    trainer, candidate, task = asked(
+        framework, "grpo", num_generations=64 if framework == "open-reasoner-zero" else 8
+    )
     assert isinstance(trainer, StandIn)
     reader = MetricReader(
-        json.loads(json.dumps(probe_request(trainer.launch(candidate, task, ProbePlan()), ProbePlan())))["figures"]
+        json.loads(
+            json.dumps(probe_request(trainer.launch(candidate, task, ProbePlan()), ProbePlan()))
+        )["figures"]
     )
     assert reader.read("something else", 0.0) is None
     reader.read(RECORDED[framework], 1.0)

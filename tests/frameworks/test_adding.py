@@ -1,4 +1,6 @@
-"""The example of docs/adding-a-framework.md, as it stands there: under 60 lines, and really measured."""
+"""The example of docs/adding-a-framework.md, as it stands there: under 60 lines, and really
+measured.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,18 @@ def test_its_space_is_read_and_its_rule_is_told(plain: Trainer, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_it_is_measured_and_its_script_runs(plain: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_measured_and_its_script_runs(
+    plain: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copy(SCRIPT, tmp_path / "train.py")
     monkeypatch.chdir(tmp_path)
     task = make_task()
     measurement = _measured(plain, task)
     assert measurement.outcome == "ok", measurement.failure
-    assert set(measurement.worst.cycle_loss_tokens) == {8 * 64} and len(measurement.worst.cycle_seconds) == 2
+    assert (
+        set(measurement.worst.cycle_loss_tokens) == {8 * 64}
+        and len(measurement.worst.cycle_seconds) == 2
+    )
     assert measurement.memory.peak_bytes > 50 * 2**20
     (script,) = plain.write_files(plain.complete({"bs": 8}, task), task, tmp_path / "out")
     assert f"{sys.executable} train.py --bs=8 --len=64" in script.read_text()
@@ -63,9 +70,12 @@ def test_it_is_measured_and_its_script_runs(plain: Trainer, tmp_path: Path, monk
 def _measured(trainer: Trainer, task: Task) -> Any:
     candidate = trainer.complete({"bs": 8}, task)
     executor = LocalExecutor(
-        RunnerSettings(python=task.workload.python, adapter=trainer.adapter, ranks=1, limit_bytes=2**31),
+        RunnerSettings(
+            python=task.workload.python, adapter=trainer.adapter, ranks=1, limit_bytes=2**31
+        ),
         RequestBuilders(
-            load=lambda one: trainer.load_request(one, task), probe=lambda one, plan: trainer.probe_request(one, task, plan)
+            load=lambda one: trainer.load_request(one, task),
+            probe=lambda one, plan: trainer.probe_request(one, task, plan),
         ),
     )
     try:

@@ -1,4 +1,6 @@
-"""The example of docs/adding-a-knob.md, as it stands there: a space, a legal candidate, and files that carry the knob."""
+"""The example of docs/adding-a-knob.md, as it stands there: a space, a legal candidate, and
+files that carry the knob.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,18 @@ def test_its_knob_reaches_the_framework(tmp_path: Path) -> None:
     assert NEW not in {knob.name for knob in space_files.load_space(trainer.space).knobs}, (
         "an example of something that is there already"
     )
-    knobs = {"max_length": 1024, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, NEW: 1}
+    knobs = {
+        "max_length": 1024,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 8,
+        NEW: 1,
+    }
     candidate = trainer.complete(knobs, task)
     assert trainer.why_illegal(candidate, task) is None
     assert candidate.id != trainer.complete({**knobs, NEW: None}, task).id
-    written = [path for path in trainer.write_files(candidate, task, tmp_path / "out") if path.suffix == ".yaml"]
+    written = [
+        path
+        for path in trainer.write_files(candidate, task, tmp_path / "out")
+        if path.suffix == ".yaml"
+    ]
     assert any(yaml.safe_load(path.read_text()).get(NEW) == 1 for path in written)

@@ -1,4 +1,6 @@
-"""`--from-command` of a command that names TOML files: prime-rl's own, and every form of its command line."""
+"""`--from-command` of a command that names TOML files: prime-rl's own, and every form of its
+command line.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from autotune.request.user_scripts import ParsedScript, read_launch
 from autotune.search.loop import legal_candidates
 from tests.frameworks.test_prime_rl import RENDERER, needs_checkout, own_reading
 
-RECIPES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "recipes" / "prime_rl_files.yaml").read_text())
+RECIPES: list[dict[str, Any]] = yaml.safe_load(
+    (Path(__file__).parent / "recipes" / "prime_rl_files.yaml").read_text()
+)
 MODEL = "trainer.model"
 
 
@@ -42,7 +46,10 @@ def read(folder: Path, arguments: str, **files: Mapping[str, Any]) -> ParsedScri
         (folder / f"{name}.toml").write_text(toml(settings))
     (folder / "run.sh").write_text(f"export NCCL_DEBUG=INFO\nuv run rl {arguments}\n")
     found = read_launch(Flags(from_command=str(folder / "run.sh"), gpus="8xH100", mode="predict"))
-    assert found.launch is not None and (found.launch.framework, found.launch.method) == ("prime-rl", "grpo")
+    assert found.launch is not None and (found.launch.framework, found.launch.method) == (
+        "prime-rl",
+        "grpo",
+    )
     return found
 
 
@@ -55,18 +62,34 @@ def test_public_files_are_read_or_refused_by_name(recipe: dict[str, Any], tmp_pa
         return
     found = read(tmp_path, "@ rl.toml", rl=recipe["settings"])
     expected = dict(recipe["read"])
-    assert found.flags.tuning == expected.pop("tuning") and found.flags.model == recipe["settings"].get("model.name")
+    assert found.flags.tuning == expected.pop("tuning") and found.flags.model == recipe[
+        "settings"
+    ].get("model.name")
     assert {name: found.config.settings[name] for name in expected} == expected
 
 
-BASE = {"seq_len": 2048, "model.name": "Qwen/Qwen3-0.6B", f"{MODEL}.lora.rank": 8, "orchestrator.group_size": 16}
+BASE = {
+    "seq_len": 2048,
+    "model.name": "Qwen/Qwen3-0.6B",
+    f"{MODEL}.lora.rank": 8,
+    "orchestrator.group_size": 16,
+}
 
 
 MERGED: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("@ base.toml @ over.toml", {"orchestrator.group_size": 4, "orchestrator.batch_size": 64, f"{MODEL}.lora.rank": 8}),
+    (
+        "@ base.toml @ over.toml",
+        {"orchestrator.group_size": 4, "orchestrator.batch_size": 64, f"{MODEL}.lora.rank": 8},
+    ),
     ("--trainer @ trainer.toml @ base.toml", {f"{MODEL}.cp": 2, f"{MODEL}.lora.rank": 32}),
-    ("@ base.toml --trainer @trainer.toml --orchestrator.batch-size 32", {f"{MODEL}.cp": 2, "orchestrator.batch_size": 32}),
-    ("@ base.toml --orchestrator.batch-size=32", {"orchestrator.batch_size": 32, "orchestrator.seq_len": 2048}),
+    (
+        "@ base.toml --trainer @trainer.toml --orchestrator.batch-size 32",
+        {f"{MODEL}.cp": 2, "orchestrator.batch_size": 32},
+    ),
+    (
+        "@ base.toml --orchestrator.batch-size=32",
+        {"orchestrator.batch_size": 32, "orchestrator.seq_len": 2048},
+    ),
     ("@ base.toml --seq-len 4096", {f"{MODEL}.seq_len": 4096, "orchestrator.seq_len": 4096}),
     ("@ base.toml --no-trainer.model.ac", {f"{MODEL}.ac": True}),  # by the offloading's default
     ("@ base.toml --no-trainer.model.ac --no-trainer.model.ac-offloading", {f"{MODEL}.ac": False}),
@@ -77,17 +100,28 @@ MERGED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("@ bare.toml", {f"{MODEL}.lora.rank": 16, f"{MODEL}.ac_offloading": True}),
 )
 FILES: dict[str, dict[str, Any]] = {
-    "base": {**BASE, "deployment.num_train_gpus": 2}, "over": {"orchestrator": {"group_size": 4, "batch_size": 64}},
-    "trainer": {"model": {"cp": 2, "lora": {"rank": 32}}}, "absent": {f"{MODEL}.ac_offloading": "None", f"{MODEL}.lora": "None"},
-    "bare": {"seq_len": 2048, "orchestrator.group_size": 16, f"{MODEL}.lora": {}, f"{MODEL}.ac_offloading": {}},
-}  # fmt: skip
+    "base": {**BASE, "deployment.num_train_gpus": 2},
+    "over": {"orchestrator": {"group_size": 4, "batch_size": 64}},
+    "trainer": {"model": {"cp": 2, "lora": {"rank": 32}}},
+    "absent": {f"{MODEL}.ac_offloading": "None", f"{MODEL}.lora": "None"},
+    "bare": {
+        "seq_len": 2048,
+        "orchestrator.group_size": 16,
+        f"{MODEL}.lora": {},
+        f"{MODEL}.ac_offloading": {},
+    },
+}
 
 
 @pytest.mark.parametrize(("arguments", "expected"), MERGED)
-def test_files_and_options_are_merged_as_its_parser_does_it(arguments: str, expected: dict[str, Any], tmp_path: Path) -> None:
+def test_files_and_options_are_merged_as_its_parser_does_it(
+    arguments: str, expected: dict[str, Any], tmp_path: Path
+) -> None:
     found = read(tmp_path, arguments, **FILES)
     assert {name: found.config.settings.get(name) for name in expected} == expected
-    assert found.flags.tuning == ("lora" if found.config.settings.get(f"{MODEL}.lora.rank") else "full")
+    assert found.flags.tuning == (
+        "lora" if found.config.settings.get(f"{MODEL}.lora.rank") else "full"
+    )
 
 
 @pytest.mark.slow
@@ -98,7 +132,9 @@ def test_its_own_parser_understands_the_same(arguments: str, tmp_path: Path) -> 
     theirs = own_reading(tmp_path, "rl", *arguments.split(), *RENDERER)
     for name, value in found.items():
         their: Any = functools.reduce(lambda one, part: one[part], name.split("."), theirs)
-        assert value == (their is not None if isinstance(value, bool) and not isinstance(their, bool) else their), name
+        assert value == (
+            their is not None if isinstance(value, bool) and not isinstance(their, bool) else their
+        ), name
     assert (theirs["trainer"]["model"]["lora"] is None) == (f"{MODEL}.lora.rank" not in found)
 
 
@@ -114,28 +150,56 @@ def test_its_own_parser_understands_the_same(arguments: str, tmp_path: Path) -> 
         ("@ rl.toml", {f"{MODEL}.no_such": 2}, "trainer.model.no_such is not known"),
         ("@ rl.toml", {"slurm": {}}, "slurm is not read"),
         ("@ rl.toml --bench", {}, "bench is not read"),
-        ("@ rl.toml", {"trainer.optim.type": "muon"}, "trainer.optim.type=muon is not read, only adamw"),
+        (
+            "@ rl.toml",
+            {"trainer.optim.type": "muon"},
+            "trainer.optim.type=muon is not read, only adamw",
+        ),
     ],
 )
-def test_what_can_not_be_read_is_named(arguments: str, settings: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_what_can_not_be_read_is_named(
+    arguments: str, settings: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     with pytest.raises(BadInput) as caught:
         read(tmp_path, arguments, rl=settings)
     assert says in caught.value.what
 
 
 @pytest.mark.parametrize(
-    "text", ["a = [" * 3000, "a = " + "9" * 5000, "a = 1\na = 2\n", "a." * 500 + "b = 1", "a = {b = " * 2000]
+    "text",
+    [
+        "a = [" * 3000,
+        "a = " + "9" * 5000,
+        "a = 1\na = 2\n",
+        "a." * 500 + "b = 1",
+        "a = {b = " * 2000,
+    ],
 )
 def test_hostile_files_are_one_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(BadInput) as caught:
         read(tmp_path, "@ bad.toml")
-    assert "bad.toml" in caught.value.what and "\n" not in caught.value.what and len(caught.value.what) < 400
+    assert (
+        "bad.toml" in caught.value.what
+        and "\n" not in caught.value.what
+        and len(caught.value.what) < 400
+    )
 
 
 def _request(folder: Path, arguments: str) -> ParsedRequest:
-    read(folder, arguments, rl={**BASE, "model.name": "Qwen/Qwen3-4B", "orchestrator.batch_size": 128})
-    return parse_request(Flags(from_command=str(folder / "run.sh"), gpus="2xH100", mode="predict", out=str(folder / "out")))
+    read(
+        folder,
+        arguments,
+        rl={**BASE, "model.name": "Qwen/Qwen3-4B", "orchestrator.batch_size": 128},
+    )
+    return parse_request(
+        Flags(
+            from_command=str(folder / "run.sh"),
+            gpus="2xH100",
+            mode="predict",
+            out=str(folder / "out"),
+        )
+    )
 
 
 def _written(request: ParsedRequest, **changes: Any) -> tuple[str, Path]:
@@ -148,7 +212,9 @@ def _written(request: ParsedRequest, **changes: Any) -> tuple[str, Path]:
 
 
 def test_a_changed_row_takes_the_shared_length_out_of_its_file(tmp_path: Path) -> None:
-    script, file = _written(_request(tmp_path, "@ rl.toml --wandb.name x"), trainer__model__seq_len=8192)
+    script, file = _written(
+        _request(tmp_path, "@ rl.toml --wandb.name x"), trainer__model__seq_len=8192
+    )
     assert '@ "$(dirname -- "$0")"/changed-rl.toml --wandb.name x' in script
     assert {"--trainer.model.seq-len 8192", "--orchestrator.seq-len 2048"} == {
         line.strip(" \\") for line in script.splitlines()[2:]
@@ -158,15 +224,24 @@ def test_a_changed_row_takes_the_shared_length_out_of_its_file(tmp_path: Path) -
 
 
 def test_a_shared_length_on_the_command_line_is_taken_from_it(tmp_path: Path) -> None:
-    script, file = _written(_request(tmp_path, "@ rl.toml --seq-len 4096"), trainer__model__seq_len=8192)
-    assert "--seq-len 4096" not in script.replace("--orchestrator.seq-len 4096", "") and "--orchestrator.seq-len 4096" in script
+    script, file = _written(
+        _request(tmp_path, "@ rl.toml --seq-len 4096"), trainer__model__seq_len=8192
+    )
+    assert (
+        "--seq-len 4096" not in script.replace("--orchestrator.seq-len 4096", "")
+        and "--orchestrator.seq-len 4096" in script
+    )
     assert file.exists(), "the file has the shared length as well"
 
 
 def test_without_checkpointing_its_offloading_is_left_out_too(tmp_path: Path) -> None:
     """Its default turns checkpointing on again, so that no candidate without it was legal."""
     request = _request(tmp_path, "@ rl.toml")
-    without = [one for one in legal_candidates(request.job, request.trainer) if one.settings[f"{MODEL}.ac"] is False]
+    without = [
+        one
+        for one in legal_candidates(request.job, request.trainer)
+        if one.settings[f"{MODEL}.ac"] is False
+    ]
     assert without and not any(one.settings[f"{MODEL}.ac_offloading"] for one in without)
     request.job.out.mkdir()
     _launch_files(request.job, request.trainer, without[0], request.job.out)
@@ -175,5 +250,11 @@ def test_without_checkpointing_its_offloading_is_left_out_too(tmp_path: Path) ->
 
 
 def test_other_changes_leave_the_file_alone(tmp_path: Path) -> None:
-    script, file = _written(_request(tmp_path, "@ rl.toml"), trainer__model__optim_cpu_offload=False)
-    assert "@ rl.toml" in script and "--no-trainer.model.optim-cpu-offload" in script and not file.exists()
+    script, file = _written(
+        _request(tmp_path, "@ rl.toml"), trainer__model__optim_cpu_offload=False
+    )
+    assert (
+        "@ rl.toml" in script
+        and "--no-trainer.model.optim-cpu-offload" in script
+        and not file.exists()
+    )

@@ -34,7 +34,9 @@ WITH_A_SPACE = [one for one in EVERY if one[0] != "command"]
 
 def a_task(framework: str, method: str) -> Task:
     """unsloth knows one GPU, and shares the weights of an adapter's model with vLLM."""
-    about: Any = {"gpus": 1, "tuning": "lora"} if framework == "unsloth" else {"gpus": 2, "tuning": "full"}
+    about: Any = (
+        {"gpus": 1, "tuning": "lora"} if framework == "unsloth" else {"gpus": 2, "tuning": "full"}
+    )
     return task(framework, method, model="Qwen2.5-0.5B", **about)
 
 
@@ -65,7 +67,9 @@ def test_its_adapters_exist(asked: tuple[Trainer, Candidate, Task]) -> None:
         assert (folder / f"{adapter.replace('.', '/')}.py").is_file()
 
 
-def test_its_own_configuration_is_legal_and_complete(asked: tuple[Trainer, Candidate, Task]) -> None:
+def test_its_own_configuration_is_legal_and_complete(
+    asked: tuple[Trainer, Candidate, Task],
+) -> None:
     trainer, candidate, made = asked
     assert trainer.why_illegal(candidate, made) is None
     assert trainer.complete(candidate.knobs, made) == candidate
@@ -73,18 +77,30 @@ def test_its_own_configuration_is_legal_and_complete(asked: tuple[Trainer, Candi
     assert plainly(dict(candidate.load)) == dict(candidate.load)
 
 
-def test_every_knob_of_its_space_is_a_setting_it_knows(asked: tuple[Trainer, Candidate, Task]) -> None:
+def test_every_knob_of_its_space_is_a_setting_it_knows(
+    asked: tuple[Trainer, Candidate, Task],
+) -> None:
     trainer, candidate, _ = asked
     for knob in space_files.load_space(trainer.space).knobs:
-        assert knob.name in trainer.fields() or knob.name in candidate.settings or knob.choices == (None,) or knob.when, knob.name
+        assert (
+            knob.name in trainer.fields()
+            or knob.name in candidate.settings
+            or knob.choices == (None,)
+            or knob.when
+        ), knob.name
 
 
 def test_a_broken_rule_is_told_in_a_sentence(asked: tuple[Trainer, Candidate, Task]) -> None:
     trainer, candidate, made = asked
     on_a_cpu = Task(
-        workload=made.workload, hardware=Hardware(kind="cpu", name="cpu", count=1, memory_bytes=GIB, here=False),
-    )  # fmt: skip
-    broken = Candidate(knobs=candidate.knobs, settings={**candidate.settings, "load_in_4bit": True}, load=candidate.load)
+        workload=made.workload,
+        hardware=Hardware(kind="cpu", name="cpu", count=1, memory_bytes=GIB, here=False),
+    )
+    broken = Candidate(
+        knobs=candidate.knobs,
+        settings={**candidate.settings, "load_in_4bit": True},
+        load=candidate.load,
+    )
     reason = trainer.why_illegal(broken, on_a_cpu)
     assert reason is not None and reason.rstrip().endswith(".") and len(reason.split()) > 3
 
@@ -105,7 +121,9 @@ def test_what_it_asks_for_is_json_or_a_refusal(asked: tuple[Trainer, Candidate, 
             assert not trainer.measures
 
 
-def test_its_models_are_composed_or_it_says_that_it_cannot(asked: tuple[Trainer, Candidate, Task]) -> None:
+def test_its_models_are_composed_or_it_says_that_it_cannot(
+    asked: tuple[Trainer, Candidate, Task],
+) -> None:
     trainer, candidate, made = asked
     try:
         assert isinstance(trainer.compose(candidate, made), Composition)
@@ -113,28 +131,41 @@ def test_its_models_are_composed_or_it_says_that_it_cannot(asked: tuple[Trainer,
         assert error.way_out
 
 
-def test_it_writes_what_the_final_run_needs(asked: tuple[Trainer, Candidate, Task], tmp_path: Path) -> None:
+def test_it_writes_what_the_final_run_needs(
+    asked: tuple[Trainer, Candidate, Task], tmp_path: Path
+) -> None:
     trainer, candidate, made = asked
     paths = trainer.write_files(candidate, made, tmp_path / "out")
     assert paths and all(path.is_file() and tmp_path in path.parents for path in paths)
-    written = "\n".join(path.read_text() for path in paths if path.suffix in (".sh", ".yaml", ".py", ".toml"))
+    written = "\n".join(
+        path.read_text() for path in paths if path.suffix in (".sh", ".yaml", ".py", ".toml")
+    )
     assert "Qwen2.5-0.5B" in written and "predicted" in written
 
 
 def _launches() -> list[tuple[str, str]]:
-    return [one for one in WITH_A_SPACE if isinstance(frameworks.trainers()[one], StandIn | Launched)]
+    return [
+        one for one in WITH_A_SPACE if isinstance(frameworks.trainers()[one], StandIn | Launched)
+    ]
 
 
 @pytest.mark.parametrize("name", _launches(), ids="-".join)
 def test_what_is_launched_tells_its_speed_and_a_probe_of_it_ends(name: tuple[str, str]) -> None:
     made = a_task(*name)
     trainer: Any = frameworks.trainer(*name)
-    candidate = trainer.complete(trainer.baseline(space_files.load_space(trainer.space), made), made)
+    candidate = trainer.complete(
+        trainer.baseline(space_files.load_space(trainer.space), made), made
+    )
     final, probe = trainer.launch(candidate, made), trainer.launch(candidate, made, ProbePlan())
     for launch in (final, probe):
-        assert isinstance(launch, Launch) and all(isinstance(word, str) and word for word in launch.argv)
+        assert isinstance(launch, Launch) and all(
+            isinstance(word, str) and word for word in launch.argv
+        )
         figures = plainly(launch.figures.__dict__)
-        assert isinstance(figures, Mapping) and MetricReader(figures).read("nothing of the kind", 0.0) is None
+        assert (
+            isinstance(figures, Mapping)
+            and MetricReader(figures).read("nothing of the kind", 0.0) is None
+        )
     assert (probe.argv, probe.files) != (final.argv, final.files)
     assert not any(Path(name).is_absolute() for name in probe.files)
 
@@ -146,11 +177,15 @@ def test_a_version_that_it_knows_is_named_for_pip(name: tuple[str, str]) -> None
 
 
 @pytest.mark.parametrize("name", [one for one in _launches() if one[0] != "swift"], ids="-".join)
-def test_without_a_gpu_the_answer_is_where_to_name_some_and_not_to_widen_the_space(name: tuple[str, str]) -> None:
+def test_without_a_gpu_the_answer_is_where_to_name_some_and_not_to_widen_the_space(
+    name: tuple[str, str],
+) -> None:
     made, trainer = a_task(*name), frameworks.trainer(*name)
     here = dataclasses.replace(made.hardware, kind="cpu", name="cpu", count=1, here=True)
     space = space_files.load_space(trainer.space)
-    few: Any = SimpleNamespace(name=space.name, assignments=lambda: itertools.islice(space.assignments(), 20))
+    few: Any = SimpleNamespace(
+        name=space.name, assignments=lambda: itertools.islice(space.assignments(), 20)
+    )
     job: Any = SimpleNamespace(space=few, task=dataclasses.replace(made, hardware=here))
     with pytest.raises(BadInput, match="--gpus") as refused:
         legal_candidates(job, trainer)

@@ -1,4 +1,6 @@
-"""The written file trains as the user's own does: TRL's parser reads both, and every difference is listed."""
+"""The written file trains as the user's own does: TRL's parser reads both, and every difference
+is listed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ NOT_TRAINED = {
     "accelerator_config",
     "env",
 }
-"""Fields that name places, those that TRL's parser turns into objects, and the one that this test sets."""
+"""Fields that name places, those that TRL's parser turns into objects, and the one that this
+test sets.
+"""
 
 
 def parsed(path: Path, method: str) -> dict[str, Any]:
@@ -38,7 +42,14 @@ def parsed(path: Path, method: str) -> dict[str, Any]:
     import trl
     from trl.scripts.utils import DatasetMixtureConfig
 
-    names = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward"}
+    names = {
+        "grpo": "GRPO",
+        "rloo": "RLOO",
+        "sft": "SFT",
+        "dpo": "DPO",
+        "kto": "KTO",
+        "reward": "Reward",
+    }
     script = trl.ScriptArguments
     if method in ("grpo", "rloo"):
         module = __import__(f"trl.scripts.{method}", fromlist=["x"])
@@ -46,26 +57,42 @@ def parsed(path: Path, method: str) -> dict[str, Any]:
     kinds = (script, getattr(trl, f"{names[method]}Config"), trl.ModelConfig, DatasetMixtureConfig)
     words = ["--config", str(path), "--use_cpu", "true", "--output_dir", "unused"]
     *read, _ = trl.TrlParser(kinds).parse_args_and_config(words, return_remaining_strings=True)
-    return {field.name: getattr(one, field.name) for one in read for field in dataclasses.fields(one) if field.init}
+    return {
+        field.name: getattr(one, field.name)
+        for one in read
+        for field in dataclasses.fields(one)
+        if field.init
+    }
 
 
 def job_of(path: Path, method: str, **more: Any) -> tuple[Task, Any]:
-    flags = Flags(config=str(path), method=method, gpus="H100", mode="predict", model="Qwen2.5-0.5B", **more)
+    flags = Flags(
+        config=str(path), method=method, gpus="H100", mode="predict", model="Qwen2.5-0.5B", **more
+    )
     request = parse_request(flags)
     return request.job.task, candidate_of_job(request)
 
 
-def compared(path: Path, method: str, out: Path) -> tuple[dict[str, tuple[Any, Any]], dict[str, str]]:
-    """Return the fields in which the two files differ for TRL, and the listed kind of each setting."""
+def compared(
+    path: Path, method: str, out: Path
+) -> tuple[dict[str, tuple[Any, Any]], dict[str, str]]:
+    """Return the fields in which the two files differ for TRL, and the listed kind of each
+    setting.
+    """
     task, candidate = job_of(path, method)
     trainer("trl", method).write_files(candidate, task, out)
     written = out / "recommended.yaml"
     listed = {one.name: one.kind for one in written_settings(task, written)}
     stated = yaml.safe_load(path.read_text()) or {}
-    assert set(yaml.safe_load(written.read_text())) <= {*stated, *listed}, "a written setting is not listed"
+    assert set(yaml.safe_load(written.read_text())) <= {
+        *stated,
+        *listed,
+    }, "a written setting is not listed"
     before, after = parsed(path, method), parsed(written, method)
     return {
-        name: (before[name], after[name]) for name in before if name not in NOT_TRAINED and before[name] != after[name]
+        name: (before[name], after[name])
+        for name in before
+        if name not in NOT_TRAINED and before[name] != after[name]
     }, listed
 
 
@@ -74,10 +101,21 @@ def test_a_file_without_dtype_trains_in_trls_default(method: str, tmp_path: Path
     path = tmp_path / "train.yaml"
     path.write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\nlearning_rate: 1e-6\n")
     task, candidate = job_of(path, method)
-    assert candidate.settings["dtype"] == installed_defaults(task.workload.python, method)["dtype"] == "float32"
+    assert (
+        candidate.settings["dtype"]
+        == installed_defaults(task.workload.python, method)["dtype"]
+        == "float32"
+    )
     differing, listed = compared(path, method, tmp_path / "out")
     assert differing.keys() <= {name for name, kind in listed.items() if kind == "changed"}
-    assert not differing.keys() & {"dtype", "num_generations", "max_completion_length", "beta", "loss_type", "max_length"}
+    assert not differing.keys() & {
+        "dtype",
+        "num_generations",
+        "max_completion_length",
+        "beta",
+        "loss_type",
+        "max_length",
+    }
 
 
 def test_auto_stays_and_is_predicted_in_the_checkpoints_precision(tmp_path: Path) -> None:
@@ -99,7 +137,9 @@ def test_defaults_are_those_of_the_installed_release() -> None:
     for kind in (trl.GRPOConfig, trl.ModelConfig):
         for field in dataclasses.fields(kind):
             if field.name in found and isinstance(field.default, bool | int | float | str):
-                assert found[field.name] == getattr(field.default, "value", field.default), field.name
+                assert found[field.name] == getattr(field.default, "value", field.default), (
+                    field.name
+                )
 
 
 def another(name: str, facts: Any) -> object:
@@ -118,7 +158,9 @@ def another(name: str, facts: Any) -> object:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_field_arrives_as_it_was_given(method: str, tmp_path: Path) -> None:
-    """One file per field, with a value other than the default. TRL itself refuses some of them alone."""
+    """One file per field, with a value other than the default. TRL itself refuses some of them
+    alone.
+    """
     tried, wrong = 0, dict[str, Any]()
     for name, facts in sorted(fields(method).items()):
         value = another(name, facts)
@@ -133,8 +175,12 @@ def test_every_field_arrives_as_it_was_given(method: str, tmp_path: Path) -> Non
         except IllegalConfiguration:  # it needs others beside it
             continue
         tried += 1
-        unlisted = {each: values for each, values in differing.items() if listed.get(each) != "changed"}
-        lost = {name: differing[name]} if name in differing and name not in ALLOWED_TO_CHANGE else {}
+        unlisted = {
+            each: values for each, values in differing.items() if listed.get(each) != "changed"
+        }
+        lost = (
+            {name: differing[name]} if name in differing and name not in ALLOWED_TO_CHANGE else {}
+        )
         if unlisted or lost:
             wrong[name] = {**unlisted, **lost}
     assert not wrong, wrong

@@ -17,7 +17,9 @@ from autotune.frameworks.trl.user_config import OWN, former_keys, read_user_conf
 from autotune.request.flags import Flags
 from autotune.request.request_parser import parse_request
 
-RECIPES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "recipes" / "open_r1.yaml").read_text())
+RECIPES: list[dict[str, Any]] = yaml.safe_load(
+    (Path(__file__).parent / "recipes" / "open_r1.yaml").read_text()
+)
 TRAINING = [one for one in RECIPES if "accelerate" not in one["source"]]
 LAUNCH = [one for one in RECIPES if "accelerate" in one["source"]]
 
@@ -45,7 +47,9 @@ def test_accelerate_files_of_open_r1_are_read(recipe: dict[str, Any], tmp_path: 
     path = tmp_path / "launch.yaml"
     path.write_text(yaml.safe_dump(recipe["given"]))
     found = read_accelerate(path)
-    wanted = {"ddp": None, "fsdp": "fsdp1", "zero2": "zero2", "zero3": "zero3"}[Path(recipe["source"]).stem]
+    wanted = {"ddp": None, "fsdp": "fsdp1", "zero2": "zero2", "zero3": "zero3"}[
+        Path(recipe["source"]).stem
+    ]
     assert found.settings.get("sharding") == wanted and found.processes == 8
     config = tmp_path / "train.yaml"
     config.write_text("accelerate_config: launch.yaml\n")
@@ -54,42 +58,65 @@ def test_accelerate_files_of_open_r1_are_read(recipe: dict[str, Any], tmp_path: 
 
 def test_another_number_of_ranks_than_gpus_is_a_note(tmp_path: Path) -> None:
     (tmp_path / "launch.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
-    (tmp_path / "train.yaml").write_text("accelerate_config: launch.yaml\nmodel_name_or_path: Qwen/Qwen2.5-0.5B\n")
+    (tmp_path / "train.yaml").write_text(
+        "accelerate_config: launch.yaml\nmodel_name_or_path: Qwen/Qwen2.5-0.5B\n"
+    )
     for gpus, noted in (("2xH100", True), ("8xH100", False)):
-        request = parse_request(Flags(config=str(tmp_path / "train.yaml"), gpus=gpus, mode="predict"))
+        request = parse_request(
+            Flags(config=str(tmp_path / "train.yaml"), gpus=gpus, mode="predict")
+        )
         assert any("num_processes 8" in note for note in request.notes) is noted
 
 
 def test_deepspeed_json_by_path(tmp_path: Path) -> None:
-    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}, "reduce_bucket_size": 5e7}
+    zero = {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "cpu"},
+        "reduce_bucket_size": 5e7,
+    }
     (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": zero}))
     (tmp_path / "train.yaml").write_text("deepspeed: ds.json\n")
     config = read_user_config(tmp_path / "train.yaml")
     offload = {"offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
     assert config.settings == {"sharding": "zero3", **offload}
     assert any("reduce_bucket_size" in note for note in config.notes)
-    (tmp_path / "launch.yaml").write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n")
+    (tmp_path / "launch.yaml").write_text(
+        "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n"
+    )
     assert read_accelerate(tmp_path / "launch.yaml").settings["sharding"] == "zero3"
 
 
 @pytest.mark.parametrize(("micro", "refused"), [(8, False), ("auto", False), (4, True)])
-def test_a_deepspeed_file_that_differs_from_the_trainer_is_refused(micro: object, refused: bool, tmp_path: Path) -> None:
+def test_a_deepspeed_file_that_differs_from_the_trainer_is_refused(
+    micro: object, refused: bool, tmp_path: Path
+) -> None:
     """transformers' `trainer_config_process` compares them when training begins."""
-    content = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": micro, "gradient_clipping": 1.0}
+    content = {
+        "zero_optimization": {"stage": 2},
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_clipping": 1.0,
+    }
     (tmp_path / "ds.json").write_text(json.dumps(content))
     path = tmp_path / "train.yaml"
     path.write_text("per_device_train_batch_size: 8\ndeepspeed: ds.json\n")
     if not refused:
         assert read_user_config(path).settings["sharding"] == "zero2"
         return
-    with pytest.raises(BadInput, match="line 2, column 1: DeepSpeed's configuration has 4 for per_device_train_batch_size"):
+    with pytest.raises(
+        BadInput,
+        match="line 2, column 1: DeepSpeed's configuration has 4 for per_device_train_batch_size",
+    ):
         read_user_config(path)
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("ds.json", '{"zero_optimization": {"stage": 3}}'), ("a.yaml", "distributed_type: FSDP\n")]
+    ("name", "content"),
+    [("ds.json", '{"zero_optimization": {"stage": 3}}'), ("a.yaml", "distributed_type: FSDP\n")],
 )
-def test_a_file_of_the_launcher_is_named_in_trls_file(name: str, content: str, tmp_path: Path) -> None:
+def test_a_file_of_the_launcher_is_named_in_trls_file(
+    name: str, content: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(BadInput, match="how the training is launched") as caught:
         read_user_config(tmp_path / name)
@@ -104,9 +131,10 @@ def test_every_key_since_trl_0_12_is_read(method: str) -> None:
     """It has a present name that the method knows, or is left out with a reason."""
     former, known = former_keys(), fields(method)
     lost = [
-        name for name in FORMER[method]
+        name
+        for name in FORMER[method]
         if former.present_name(name, known) not in (*known, *OWN, *former.left_out)
-    ]  # fmt: skip
+    ]
     assert not lost and len(FORMER[method]) > 2
 
 
@@ -129,23 +157,33 @@ def test_a_deepspeed_file_that_cannot_be_read_is_one_sentence(content: str, tmp_
 def test_fsdp_settings_of_transformers(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text("fsdp: full_shard auto_wrap offload\nfsdp_config: {fsdp_version: 2}\n")
-    assert read_user_config(path, "sft").settings == {"sharding": "fsdp2", "fsdp_offload_params": True}
+    assert read_user_config(path, "sft").settings == {
+        "sharding": "fsdp2",
+        "fsdp_offload_params": True,
+    }
 
 
 def test_everything_wrong_is_listed_at_once(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
-    path.write_text("learning_rat: 1.0\nbeta: 0.1\nnum_generations: eight\noptim: adamw_torch_fast\n")
+    path.write_text(
+        "learning_rat: 1.0\nbeta: 0.1\nnum_generations: eight\noptim: adamw_torch_fast\n"
+    )
     with pytest.raises(BadInput) as caught:
         read_user_config(path)
     message = str(caught.value)
     assert "3 settings are wrong" in message
-    assert all(f"line {line}, column 1" in message for line in (1, 3, 4)) and "'learning_rate'" in message
+    assert (
+        all(f"line {line}, column 1" in message for line in (1, 3, 4))
+        and "'learning_rate'" in message
+    )
 
 
 def test_former_names_lead_to_present_ones() -> None:
     """No former key is one that the present release has, and every present name exists."""
     former = former_keys()
-    known = {name for method in ("grpo", "rloo", "sft", "dpo", "online-dpo") for name in fields(method)}
+    known = {
+        name for method in ("grpo", "rloo", "sft", "dpo", "online-dpo") for name in fields(method)
+    }
     assert set(former.renamed.values()) <= known
     assert not set(former.renamed) & set(fields("grpo"))
 
@@ -154,12 +192,22 @@ def test_former_names_lead_to_present_ones() -> None:
     ("text", "said"),
     [
         ("parallelism_config:\n  cp_size: 2\n", "line 2, column 1: cp_size 2: context parallelism"),
-        ("parallelism_config_sp_size: 4\n", "line 2, column 1: parallelism_config_sp_size 4: sequence parallelism"),
-        ("accelerate_config: shared.yaml\n", "shared.yaml, line 2, column 1: parallelism_config_tp_size 2: tensor parallelism"),
+        (
+            "parallelism_config_sp_size: 4\n",
+            "line 2, column 1: parallelism_config_sp_size 4: sequence parallelism",
+        ),
+        (
+            "accelerate_config: shared.yaml\n",
+            "shared.yaml, line 2, column 1: parallelism_config_tp_size 2: tensor parallelism",
+        ),
     ],
 )
-def test_ranks_that_share_rows_are_refused_and_not_counted_as_whole(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "shared.yaml").write_text("distributed_type: FSDP\nparallelism_config:\n  parallelism_config_tp_size: 2\n")
+def test_ranks_that_share_rows_are_refused_and_not_counted_as_whole(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "shared.yaml").write_text(
+        "distributed_type: FSDP\nparallelism_config:\n  parallelism_config_tp_size: 2\n"
+    )
     path = tmp_path / "train.yaml"
     path.write_text(f"max_length: 64\n{text}")
     with pytest.raises(BadInput, match=re.escape(said)):
@@ -173,14 +221,21 @@ def test_a_parallelism_of_one_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_new_names_of_known_keys_are_read_and_listed(tmp_path: Path) -> None:
-    """transformers 5.23 calls gradient checkpointing activation checkpointing; TRL 0.18 had another packing strategy."""
+    """transformers 5.23 calls gradient checkpointing activation checkpointing; TRL 0.18 had
+    another packing strategy.
+    """
     (tmp_path / "train.yaml").write_text(
-        "activation_checkpointing: false\nactivation_checkpointing_kwargs: {use_reentrant: true}\npacking_strategy: ffd\n"
+        "activation_checkpointing: false\nactivation_checkpointing_kwargs: {use_reentrant:"
+        " true}\npacking_strategy: ffd\n"
     )
     config = read_user_config(tmp_path / "train.yaml", "sft")
-    assert config.settings["gradient_checkpointing"] is False and config.settings["packing_strategy"] == "bfd"
+    assert (
+        config.settings["gradient_checkpointing"] is False
+        and config.settings["packing_strategy"] == "bfd"
+    )
     assert config.rest["gradient_checkpointing_kwargs"] == {"use_reentrant": True}
     noted = " ".join(config.notes)
     assert (
-        "activation_checkpointing as gradient_checkpointing" in noted and "packing_strategy=ffd as packing_strategy=bfd" in noted
+        "activation_checkpointing as gradient_checkpointing" in noted
+        and "packing_strategy=ffd as packing_strategy=bfd" in noted
     )

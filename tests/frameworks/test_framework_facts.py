@@ -1,4 +1,6 @@
-"""Facts of the launched frameworks, against the lists of their settings; conditions and texts of their rules."""
+"""Facts of the launched frameworks, against the lists of their settings; conditions and texts of
+their rules.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,20 @@ import yaml
 from autotune import frameworks
 from autotune.core.space import KnobValue
 from autotune.frameworks.base import read_table
-from autotune.frameworks.framework_facts import FrameworkFacts, StatedRule, filled, read_facts, texts_that_apply
+from autotune.frameworks.framework_facts import (
+    FrameworkFacts,
+    StatedRule,
+    filled,
+    read_facts,
+    texts_that_apply,
+)
 from autotune.frameworks.launched_run import Launched
 from autotune.frameworks.stand_in import STEP_READERS, StandIn
 from tests.frameworks.stand_ins import asked, names_in
 
-STAND_INS = sorted({each.name for each in frameworks.trainers().values() if isinstance(each, StandIn)})
+STAND_INS = sorted(
+    {each.name for each in frameworks.trainers().values() if isinstance(each, StandIn)}
+)
 
 
 @pytest.mark.parametrize("name", STAND_INS)
@@ -29,15 +39,28 @@ def test_every_name_in_a_rule_is_a_setting_or_a_size(name: str) -> None:
     """Otherwise a misspelt name would be None, and its rule would never apply."""
     trainer, candidate, task = asked(name)
     assert isinstance(trainer, StandIn)
-    facts, known = trainer.facts, {*trainer.fields(), *trainer.facts.own_settings, *trainer.canonical}
+    facts, known = (
+        trainer.facts,
+        {*trainer.fields(), *trainer.facts.own_settings, *trainer.canonical},
+    )
     known |= {"gpus", "longest", "version", *trainer.sizes(candidate.settings, task)}
     known |= {"gae", "sglang", "megatron"}  # compared as text
     named = {name for rule in (*facts.rules, *facts.notes) for name in names_in(rule)}
-    values = {value for row in facts.one_row for value in row.settings.values() if isinstance(value, str)}
-    named |= {*facts.positive, *values, *(each for row in facts.one_row for each in (*row.settings, *row.when))}
+    values = {
+        value for row in facts.one_row for value in row.settings.values() if isinstance(value, str)
+    }
+    named |= {
+        *facts.positive,
+        *values,
+        *(each for row in facts.one_row for each in (*row.settings, *row.when)),
+    }
     assert not named - known
     texts = {field for field, reader in STEP_READERS.items() if reader is STEP_READERS["loss"]}
-    stated = {source for field, source in facts.step.items() if isinstance(source, str) and field not in texts}
+    stated = {
+        source
+        for field, source in facts.step.items()
+        if isinstance(source, str) and field not in texts
+    }
     assert not facts.step.keys() - STEP_READERS.keys() and not stated - known
 
 
@@ -56,19 +79,30 @@ def test_every_setting_is_one_of_the_framework(name: str) -> None:
         *facts.model_settings,
     }
     assert not (named | {*facts.model_settings}) - listed.keys()
-    placeholders = {each for value in facts.bounded.values() for each in re.findall(r"^\{([\w.]+)\}$", str(value))}
+    placeholders = {
+        each
+        for value in facts.bounded.values()
+        for each in re.findall(r"^\{([\w.]+)\}$", str(value))
+    }
     assert not placeholders - listed.keys() - {"steps"}
 
 
-@pytest.mark.parametrize("name", sorted({each.name for each in frameworks.trainers().values() if isinstance(each, Launched)}))
+@pytest.mark.parametrize(
+    "name",
+    sorted({each.name for each in frameworks.trainers().values() if isinstance(each, Launched)}),
+)
 def test_a_launched_framework_is_at_most_200_lines_of_python(name: str) -> None:
-    """Its settings, checks and notes are data, and what several of them need is in a module of its own."""
+    """Its settings, checks and notes are data, and what several of them need is in a module of
+    its own.
+    """
     file = Path(frameworks.__file__).with_name(f"{name.replace('-', '_')}.py")
     assert len(file.read_text(encoding="utf-8").splitlines()) <= 200
 
 
 def test_a_misspelt_fact_is_refused() -> None:
-    content: Any = yaml.safe_load(Path(frameworks.__file__).with_name("verl.yaml").read_text(encoding="utf-8"))
+    content: Any = yaml.safe_load(
+        Path(frameworks.__file__).with_name("verl.yaml").read_text(encoding="utf-8")
+    )
     with pytest.raises(msgspec.ValidationError, match="launcherr"):
         msgspec.convert({**content, "launcherr": "python"}, FrameworkFacts)
 
@@ -78,26 +112,52 @@ def test_a_text_that_is_one_placeholder_keeps_its_type() -> None:
     assert filled(template, {"steps": 5}) == {"steps": 5, "note": ["5 steps", "{out}/x"], "n": 3}
 
 
-@pytest.mark.parametrize(("name", "place"), [
-    ("verl", "verl/lib/*/site-packages"), ("openrlhf", "openrlhf/lib/*/site-packages"),
-    ("skyrl", "skyrl/lib/*/site-packages"), ("prime_rl", "prime-rl/repo"), ("nemo_rl", "nemo-rl/repo"),
-    ("open_reasoner_zero", "orz/repo"), ("slime", "slime/repo"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("verl", "verl/lib/*/site-packages"),
+        ("openrlhf", "openrlhf/lib/*/site-packages"),
+        ("skyrl", "skyrl/lib/*/site-packages"),
+        ("prime_rl", "prime-rl/repo"),
+        ("nemo_rl", "nemo-rl/repo"),
+        ("open_reasoner_zero", "orz/repo"),
+        ("slime", "slime/repo"),
+    ],
+)
 def test_listed_settings_are_those_of_the_package(name: str, place: str) -> None:
     """After a new release: `make field-lists`."""
     found = next(Path(os.environ.get("AUTOTUNE_FRAMEWORKS", "absent")).glob(place), None)
     if found is None:
-        pytest.skip(f"needs {place}: " + ("a clone of its repository" if place.endswith("/repo") else "make frameworks"))
+        pytest.skip(
+            f"needs {place}: "
+            + ("a clone of its repository" if place.endswith("/repo") else "make frameworks")
+        )
     root = Path(__file__).parents[2]
     script = root / ".ci" / "list_framework_fields.py"
-    done = subprocess.run([sys.executable, str(script), name, str(found)], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == (root / "autotune" / "frameworks" / f"{name}_fields.json").read_text(encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script), name, str(found)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == (root / "autotune" / "frameworks" / f"{name}_fields.json").read_text(
+        encoding="utf-8"
+    )
 
 
 # Rules.
 
 
-VALUES: dict[str, KnobValue] = {"batch.rows": 6, "gpus": 4, "share": 0.5, "packs": True, "head": None, "kind": "gae", "empty": ""}
+VALUES: dict[str, KnobValue] = {
+    "batch.rows": 6,
+    "gpus": 4,
+    "share": 0.5,
+    "packs": True,
+    "head": None,
+    "kind": "gae",
+    "empty": "",
+}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +203,9 @@ def test_every_condition_must_hold_and_the_method_too() -> None:
 
 def test_a_text_has_values_as_a_command_line_writes_them() -> None:
     rule = StatedRule("{batch.rows=} rows on {gpus} GPUs, {packs=}")
-    assert list(texts_that_apply([rule], "grpo", VALUES.get)) == ["batch.rows=6 rows on 4 GPUs, packs=true"]
+    assert list(texts_that_apply([rule], "grpo", VALUES.get)) == [
+        "batch.rows=6 rows on 4 GPUs, packs=true"
+    ]
 
 
 def test_a_misspelt_key_is_refused() -> None:
@@ -152,5 +214,7 @@ def test_a_misspelt_key_is_refused() -> None:
 
 
 def test_names_are_those_of_conditions_operands_and_text() -> None:
-    rule = StatedRule("{a.b=} of {c}", {"d": "< e.f", "g": "not dividing gpus", "h": "> 1", "i": True})
+    rule = StatedRule(
+        "{a.b=} of {c}", {"d": "< e.f", "g": "not dividing gpus", "h": "> 1", "i": True}
+    )
     assert names_in(rule) == {"a.b", "c", "d", "e.f", "g", "gpus", "h", "i"}

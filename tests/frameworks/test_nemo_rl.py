@@ -1,4 +1,6 @@
-"""NeMo-RL's settings, rules and models, against its configuration file, its own parser and its workers' source."""
+"""NeMo-RL's settings, rules and models, against its configuration file, its own parser and its
+workers' source.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ from tests.frameworks.stand_ins import asked, refusal
 from tests.frameworks.test_accepted import LENGTHS, accepted
 
 DTENSOR, PACKING, DYNAMIC, ENGINE = (
-    f"policy.{name}" for name in ("dtensor_cfg", "sequence_packing", "dynamic_batching", "generation")
+    f"policy.{name}"
+    for name in ("dtensor_cfg", "sequence_packing", "dynamic_batching", "generation")
 )
 REPOSITORY = Path(os.environ.get("AUTOTUNE_FRAMEWORKS") or "absent") / "nemo-rl" / "repo"
 """A clone at v0.7.0."""
 
 needs_repository = pytest.mark.skipif(
     not REPOSITORY.is_dir(),
-    reason="needs a clone in .venvs/frameworks/nemo-rl/repo, and verl's environment, which has hydra",
+    reason=(
+        "needs a clone in .venvs/frameworks/nemo-rl/repo, and verl's environment, which has hydra"
+    ),
 )
 PADDED: dict[str, Any] = {f"{PACKING}.enabled": False}
 
@@ -49,16 +54,27 @@ def test_colocated_everything_leaves_the_gpus_for_a_rollout() -> None:
 def test_split_half_of_the_gpus_serve_unless_a_number_is_given() -> None:
     split = {f"{ENGINE}.colocated.enabled": False}
     made = composed(settings=split)
-    assert (made.ranks, made.engine, made.generation, made.offloaded_in_rollout) == (4, None, "server", ())
+    assert (made.ranks, made.engine, made.generation, made.offloaded_in_rollout) == (
+        4,
+        None,
+        "server",
+        (),
+    )
     assert made.split.gpus == made.split.engines == 4 and made.split.engine.utilization == 0.6
     assert composed(settings={**split, f"{ENGINE}.colocated.resources.gpus_per_node": 6}).ranks == 2
-    assert "must serve" in str(refusal("nemo-rl", settings={**split, f"{ENGINE}.colocated.resources.gpus_per_node": 8}))
+    assert "must serve" in str(
+        refusal("nemo-rl", settings={**split, f"{ENGINE}.colocated.resources.gpus_per_node": 8})
+    )
 
 
 def test_asynchronous_generates_ahead_on_other_gpus() -> None:
     ahead = {f"{ENGINE}.colocated.enabled": False, "grpo.async_grpo.enabled": True}
     found = composed(settings=ahead)
-    assert (found.split.overlap, found.split.batches_ahead, found.split.at_sync) == ("stream", 1.0, "drain")
+    assert (found.split.overlap, found.split.batches_ahead, found.split.at_sync) == (
+        "stream",
+        1.0,
+        "drain",
+    )
     _, candidate, _ = asked("nemo-rl", settings=ahead)
     assert candidate.settings["loss_fn.use_importance_sampling_correction"] is True
     assert candidate.settings[f"{ENGINE}.vllm_cfg.async_engine"] is True
@@ -68,7 +84,9 @@ def test_asynchronous_generates_ahead_on_other_gpus() -> None:
     ):
         ahead[f"grpo.async_grpo.{name}"] = True
         assert composed(settings=ahead).split.at_sync == at_sync
-    assert "colocated.enabled=false" in str(refusal("nemo-rl", settings={"grpo.async_grpo.enabled": True}))
+    assert "colocated.enabled=false" in str(
+        refusal("nemo-rl", settings={"grpo.async_grpo.enabled": True})
+    )
 
 
 def test_nodes_share_the_gpus_out() -> None:
@@ -78,7 +96,10 @@ def test_nodes_share_the_gpus_out() -> None:
 
 def test_an_adapter_is_enabled_with_its_rank_and_merged_for_vllm() -> None:
     trainer, candidate, task = asked("nemo-rl", tuning="lora")
-    assert candidate.settings[f"{DTENSOR}.lora_cfg.enabled"] is True and candidate.settings[f"{DTENSOR}.lora_cfg.dim"] == 16
+    assert (
+        candidate.settings[f"{DTENSOR}.lora_cfg.enabled"] is True
+        and candidate.settings[f"{DTENSOR}.lora_cfg.dim"] == 16
+    )
     assert not trainer.compose(candidate, task).syncs_adapter_only
     assert request(tuning="lora")["adapter"]["lora_r"] == 16 and request()["adapter"] is None
 
@@ -86,9 +107,17 @@ def test_an_adapter_is_enabled_with_its_rank_and_merged_for_vllm() -> None:
 def test_packed_rows_fill_a_micro_batch_and_are_computed_one_by_one() -> None:
     made = request(settings={f"{PACKING}.train_mb_tokens": 8192})
     rows = made["settings"]["per_device_train_batch_size"]
-    assert 8192 <= rows * sum(made["lengths"][part] for part in ("prompt", "completion")) < 8192 + rows
-    assert made["settings"]["loss_options"]["each_row"] and not request(settings=PADDED)["settings"]["loss_options"]["each_row"]
-    assert made["sharding"]["options"]["units"] == "layers" and made["sharding"]["options"]["frozen_master_bytes"] == 4
+    assert (
+        8192 <= rows * sum(made["lengths"][part] for part in ("prompt", "completion")) < 8192 + rows
+    )
+    assert (
+        made["settings"]["loss_options"]["each_row"]
+        and not request(settings=PADDED)["settings"]["loss_options"]["each_row"]
+    )
+    assert (
+        made["sharding"]["options"]["units"] == "layers"
+        and made["sharding"]["options"]["frozen_master_bytes"] == 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,10 +125,16 @@ def test_packed_rows_fill_a_micro_batch_and_are_computed_one_by_one() -> None:
     [
         ({f"{DYNAMIC}.enabled": True}, "exclude each other"),
         ({f"{DTENSOR}.context_parallel_size": 2}, "not supported with policy.sequence_packing"),
-        ({**PADDED, f"{DTENSOR}.context_parallel_size": 3}, "not divisible by policy.dtensor_cfg.context_parallel_size=3"),
+        (
+            {**PADDED, f"{DTENSOR}.context_parallel_size": 3},
+            "not divisible by policy.dtensor_cfg.context_parallel_size=3",
+        ),
         ({f"{ENGINE}.vllm_cfg.tensor_parallel_size": 3}, "tensor_parallel_size=3"),
         ({"policy.train_global_batch_size": 100}, "completions of a step are not divisible"),
-        ({**PADDED, "policy.train_micro_batch_size": 5}, "not divisible by policy.train_micro_batch_size=5"),
+        (
+            {**PADDED, "policy.train_micro_batch_size": 5},
+            "not divisible by policy.train_micro_batch_size=5",
+        ),
         ({f"{PACKING}.train_mb_tokens": 100}, "shorter than the longest row"),
         ({"grpo.num_generations_per_prompt": 1}, "at least 2"),
         ({"cluster.gpus_per_node": 4}, "the request is for 8"),
@@ -134,11 +169,22 @@ def test_its_own_parser_takes_the_overrides(plan: ProbePlan | None) -> None:
     understood = accepted("verl", "nemo_rl_config.py", str(REPOSITORY), *words)
     policy = understood["policy"]
     assert policy["model_name"] == policy["tokenizer"]["name"] == "Qwen/Qwen2.5-7B"
-    assert policy["max_total_sequence_length"] == policy["generation"]["vllm_cfg"]["max_model_len"] == 1000
-    assert policy["dtensor_cfg"]["lora_cfg"]["dim"] == 16 and policy["dtensor_cfg"]["lora_cfg"]["enabled"] is True
+    assert (
+        policy["max_total_sequence_length"]
+        == policy["generation"]["vllm_cfg"]["max_model_len"]
+        == 1000
+    )
+    assert (
+        policy["dtensor_cfg"]["lora_cfg"]["dim"] == 16
+        and policy["dtensor_cfg"]["lora_cfg"]["enabled"] is True
+    )
     assert policy["train_global_batch_size"] == understood["grpo"]["num_prompts_per_step"] * 8
     if plan:
         assert (
-            understood["data"]["train"]["data_path"] == "/run/rows.jsonl" and understood["data"]["default"]["prompt_file"] is None
+            understood["data"]["train"]["data_path"] == "/run/rows.jsonl"
+            and understood["data"]["default"]["prompt_file"] is None
         )
-        assert understood["grpo"]["max_num_steps"] == 4 and understood["checkpointing"]["enabled"] is False
+        assert (
+            understood["grpo"]["max_num_steps"] == 4
+            and understood["checkpointing"]["enabled"] is False
+        )

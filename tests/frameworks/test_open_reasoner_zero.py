@@ -16,7 +16,10 @@ NAME = "open-reasoner-zero"
 def test_the_experiments_own_defaults_but_for_the_gpus() -> None:
     trainer, candidate, task = asked(NAME, "ppo")
     assert trainer.why_illegal(candidate, task) is None
-    assert (candidate.settings["rollout_batch_size"], candidate.settings["n_samples_per_prompt"]) == (128, 64)
+    assert (
+        candidate.settings["rollout_batch_size"],
+        candidate.settings["n_samples_per_prompt"],
+    ) == (128, 64)
     assert candidate.settings["packing_max_len"] == 16384
     assert candidate.settings["actor_num_nodes"] == 8
 
@@ -24,7 +27,10 @@ def test_the_experiments_own_defaults_but_for_the_gpus() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"packing_max_len": 4096}, "packing_max_len=4096 is less than prompt_max_len + generate_max_len = 10048"),
+        (
+            {"packing_max_len": 4096},
+            "packing_max_len=4096 is less than prompt_max_len + generate_max_len = 10048",
+        ),
         ({"micro_train_batch_size": 4}, "must be 1"),
         ({"vllm_tensor_parallel_size": 2}, "colocate_all excludes"),
         ({"actor_num_nodes": 4}, "must be 8"),
@@ -32,7 +38,9 @@ def test_the_experiments_own_defaults_but_for_the_gpus() -> None:
         ({"n_samples_per_prompt": 0}, "not above zero"),
     ],
 )
-def test_what_it_refuses_is_refused_with_setting_and_value(settings: dict[str, Any], words: str) -> None:
+def test_what_it_refuses_is_refused_with_setting_and_value(
+    settings: dict[str, Any], words: str
+) -> None:
     said = refusal(NAME, settings=settings)
     assert said is not None and words in said
 
@@ -61,15 +69,22 @@ def test_grpo_has_no_critic_and_says_so_since_the_experiment_has_one_of_7b() -> 
     trainer, candidate, task = asked(NAME)
     assert "critic" not in trainer.compose(candidate, task)
     assert candidate.settings["use_grpo"] is True
-    assert isinstance(trainer, StandIn) and "exp.critic_pretrain=" in trainer.launch(candidate, task, ProbePlan()).argv
+    assert (
+        isinstance(trainer, StandIn)
+        and "exp.critic_pretrain=" in trainer.launch(candidate, task, ProbePlan()).argv
+    )
 
 
 def test_a_critic_is_the_models_own_unless_another_is_named() -> None:
     trainer, candidate, task = asked(NAME, "ppo", model="Qwen2.5-1.5B")
     assert isinstance(trainer, StandIn)
-    assert "exp.critic_pretrain=Qwen/Qwen2.5-1.5B" in trainer.launch(candidate, task, ProbePlan()).argv
+    assert (
+        "exp.critic_pretrain=Qwen/Qwen2.5-1.5B" in trainer.launch(candidate, task, ProbePlan()).argv
+    )
     assert trainer.compose(candidate, task)["critic"].model == task.workload.model.name
-    trainer, candidate, task = asked(NAME, "ppo", model="Qwen2.5-1.5B", settings={"critic_pretrain": "Qwen/Qwen2.5-7B"})
+    trainer, candidate, task = asked(
+        NAME, "ppo", model="Qwen2.5-1.5B", settings={"critic_pretrain": "Qwen/Qwen2.5-7B"}
+    )
     critic = trainer.compose(candidate, task)["critic"]
     assert (critic.model, critic.offloaded_bytes_per_weight) == ("Qwen/Qwen2.5-7B", 12)
     offloaded = asked(NAME, "ppo", settings={"adam_offload": True})

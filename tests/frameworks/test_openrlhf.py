@@ -18,7 +18,10 @@ def composed(method: str = "grpo", **about: Any) -> Any:
 
 def test_the_command_lines_own_defaults() -> None:
     _, candidate, _ = asked("openrlhf")
-    assert (candidate.settings["train.batch_size"], candidate.settings["rollout.batch_size"]) == (128, 1024)
+    assert (candidate.settings["train.batch_size"], candidate.settings["rollout.batch_size"]) == (
+        128,
+        1024,
+    )
     assert candidate.settings["data.max_len"] == 2048
     assert candidate.settings["ds.zero_stage"] == 2
     assert candidate.settings["vllm.num_engines"] == 8
@@ -27,35 +30,57 @@ def test_the_command_lines_own_defaults() -> None:
 def test_lengths_make_the_longest_row() -> None:
     trainer, candidate, task = asked("openrlhf", max_prompt_length=300, max_completion_length=700)
     assert candidate.settings["data.max_len"] == 1000
-    assert trainer.trace_request(candidate, task)["lengths"] == {"prompt": 300, "completion": 700, "padded": False}
+    assert trainer.trace_request(candidate, task)["lengths"] == {
+        "prompt": 300,
+        "completion": 700,
+        "padded": False,
+    }
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"vllm.num_engines": 3}, "8 by --gpus: the policy has 8 (actor.num_nodes x actor.num_gpus_per_node) and vLLM 3 ("),
+        (
+            {"vllm.num_engines": 3},
+            (
+                "8 by --gpus: the policy has 8 (actor.num_nodes x actor.num_gpus_per_node) and"
+                " vLLM 3 ("
+            ),
+        ),
         ({"actor.num_gpus_per_node": 16}, "8 by --gpus: the policy has 16"),
-        ({"train.colocate_all": False, "actor.num_gpus_per_node": 4, "vllm.num_engines": 6}, "4 + 6 of 8 by --gpus"),
+        (
+            {"train.colocate_all": False, "actor.num_gpus_per_node": 4, "vllm.num_engines": 6},
+            "4 + 6 of 8 by --gpus",
+        ),
         ({"rollout.n_samples_per_prompt": 1}, "must be above 1"),
         ({"train.micro_batch_size": 5}, "not divisible by"),
         ({"train.micro_batch_size": 0}, "not above zero"),
         ({"rollout.batch_size": 1, "rollout.micro_batch_size": 4}, "GPUs idle"),
         ({"algo.advantage.estimator": "gae"}, "use --method ppo"),
         ({"ds.zero_stage": "three"}, "is not a whole number"),
-        ({"train.colocate_all": False, "actor.num_gpus_per_node": 16}, "16 GPUs, and the request is for 8"),
+        (
+            {"train.colocate_all": False, "actor.num_gpus_per_node": 16},
+            "16 GPUs, and the request is for 8",
+        ),
         ({"ds.lora.rank": 8}, "add --tuning lora"),
     ],
 )
-def test_what_it_refuses_is_refused_with_setting_and_value(settings: dict[str, Any], words: str) -> None:
+def test_what_it_refuses_is_refused_with_setting_and_value(
+    settings: dict[str, Any], words: str
+) -> None:
     said = refusal("openrlhf", settings=settings)
     assert said is not None and words in said
 
 
 def test_a_row_over_the_token_budget_is_a_micro_batch_of_its_own() -> None:
-    """get_minimum_num_micro_batch_size of OpenRLHF: such a row opens a batch, and nothing refuses it."""
+    """get_minimum_num_micro_batch_size of OpenRLHF: such a row opens a batch, and nothing
+    refuses it.
+    """
     dynamic = {"train.dynamic_batch_enable": True, "data.max_len": 2048}
     for budget, tokens in ((1024, 2048), (8192, 8192)):
-        trainer, candidate, task = asked("openrlhf", settings={**dynamic, "train.max_tokens_per_gpu": budget})
+        trainer, candidate, task = asked(
+            "openrlhf", settings={**dynamic, "train.max_tokens_per_gpu": budget}
+        )
         assert trainer.sizes(candidate.settings, task)["tokens"] == tokens
 
 
@@ -79,10 +104,14 @@ def test_a_critic_trains_along_unless_they_take_turns() -> None:
 
 
 def test_deepspeed_offloads_what_is_said() -> None:
-    trainer, candidate, task = asked("openrlhf", settings={"ds.adam_offload": True, "ds.zero_stage": 3})
+    trainer, candidate, task = asked(
+        "openrlhf", settings={"ds.adam_offload": True, "ds.zero_stage": 3}
+    )
     assert trainer.trace_request(candidate, task)["sharding"] == {
-        "kind": "zero3", "ranks": 8, "options": {"offload_optimizer": {"device": "cpu"}},
-    }  # fmt: skip
+        "kind": "zero3",
+        "ranks": 8,
+        "options": {"offload_optimizer": {"device": "cpu"}},
+    }
 
 
 def test_qlora_is_its_4_bit() -> None:
@@ -100,11 +129,23 @@ def test_untraceable_settings_are_refused() -> None:
 
 def test_an_asynchronous_run_has_vllm_on_gpus_of_its_own_whatever_is_colocated() -> None:
     """`train.colocate_all` then means DeepSpeed's models alone (`cli/train_ppo_ray.py`)."""
-    found = composed(**{"train.async_enable": True, "vllm.num_engines": 6, "vllm.enable_sleep": False})
+    found = composed(
+        **{"train.async_enable": True, "vllm.num_engines": 6, "vllm.enable_sleep": False}
+    )
     assert (found.ranks, found.engine, found.generation) == (2, None, "server")
     assert (found.split.gpus, found.split.overlap, found.split.at_sync) == (6, "batch", "drain")
-    partial = composed(**{"train.async_enable": True, "train.partial_rollout_enable": True, "vllm.enable_sleep": False})
-    assert (partial.split.gpus, partial.split.overlap, partial.split.at_sync) == (4, "stream", "pause")
+    partial = composed(
+        **{
+            "train.async_enable": True,
+            "train.partial_rollout_enable": True,
+            "vllm.enable_sleep": False,
+        }
+    )
+    assert (partial.split.gpus, partial.split.overlap, partial.split.at_sync) == (
+        4,
+        "stream",
+        "pause",
+    )
 
 
 def test_engines_of_their_own_leave_the_policy_the_other_gpus() -> None:

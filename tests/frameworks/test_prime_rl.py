@@ -1,4 +1,6 @@
-"""prime-rl's settings, rules and files, against its own configuration package, and its published memory table."""
+"""prime-rl's settings, rules and files, against its own configuration package, and its published
+memory table.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from tests.frameworks.stand_ins import GIB, asked, refusal
 
 MODEL = "trainer.model"
 CHECKOUT = Path(os.environ.get("AUTOTUNE_FRAMEWORKS") or "absent") / "prime-rl"
-"""`bin/python` with prime-rl's configuration dependencies (Python 3.12), `repo` a clone at v0.8.0."""
+"""`bin/python` with prime-rl's configuration dependencies (Python 3.12), `repo` a clone at
+v0.8.0.
+"""
 
 needs_checkout = pytest.mark.skipif(
     not CHECKOUT.is_dir(), reason="needs Python 3.12 and a clone in .venvs/frameworks/prime-rl/repo"
@@ -46,17 +50,24 @@ def test_trainer_and_engine_share_the_gpus_out() -> None:
     assert (made.ranks, made.engine, made.generation) == (6, None, "server")
     assert (
         not made.syncs_adapter_only
-        and asked("prime-rl", tuning="lora")[0].compose(*asked("prime-rl", tuning="lora")[1:]).syncs_adapter_only
+        and asked("prime-rl", tuning="lora")[0]
+        .compose(*asked("prime-rl", tuning="lora")[1:])
+        .syncs_adapter_only
     )
 
 
 def test_the_written_file_is_toml_and_an_absent_part_has_prime_rls_word() -> None:
     found = tomllib.loads(files(settings={f"{MODEL}.ac_offloading": False})["recommended.toml"])
-    assert found["trainer"]["model"]["ac"] == {} and found["trainer"]["model"]["ac_offloading"] == "None"
+    assert (
+        found["trainer"]["model"]["ac"] == {}
+        and found["trainer"]["model"]["ac_offloading"] == "None"
+    )
     assert found["deployment"] == {"gpus_per_node": 8, "num_infer_gpus": 4, "num_train_gpus": 4}
     assert "PYTORCH_CUDA_ALLOC_CONF" not in found and "lora" not in found["trainer"]["model"]
     odd = tomllib.loads(files(model="Qwen2.5-7B", tuning="lora")["recommended.toml"])
-    assert odd["trainer"]["model"]["lora"] == {"rank": 16} and odd["inference"]["enable_lora"] is True
+    assert (
+        odd["trainer"]["model"]["lora"] == {"rank": 16} and odd["inference"]["enable_lora"] is True
+    )
 
 
 def test_a_probe_is_the_trainers_benchmark_on_full_micro_batches() -> None:
@@ -64,11 +75,16 @@ def test_a_probe_is_the_trainers_benchmark_on_full_micro_batches() -> None:
     launch = trainer.launch(candidate, task, ProbePlan())  # type: ignore[attr-defined]
     assert "--nproc-per-node=4" in launch.argv and launch.argv[-1] == f"{OUT}/trainer.toml"
     found = tomllib.loads(launch.files["trainer.toml"])
-    assert found["bench"]["output_json"] == f"{OUT}/bench.json" and found["model"]["name"] == "Qwen/Qwen2.5-7B"
+    assert (
+        found["bench"]["output_json"] == f"{OUT}/bench.json"
+        and found["model"]["name"] == "Qwen/Qwen2.5-7B"
+    )
 
 
 def test_a_micro_batch_is_full_whatever_the_rows() -> None:
-    trainer, candidate, task = asked("prime-rl", settings={f"{MODEL}.seq_len": 16384, f"{MODEL}.cp": 2})
+    trainer, candidate, task = asked(
+        "prime-rl", settings={f"{MODEL}.seq_len": 16384, f"{MODEL}.cp": 2}
+    )
     made: Any = trainer.trace_request(candidate, task)
     rows = made["settings"]["per_device_train_batch_size"]
     assert rows * sum(made["lengths"][part] for part in ("prompt", "completion")) == 8192
@@ -76,15 +92,27 @@ def test_a_micro_batch_is_full_whatever_the_rows() -> None:
     assert made["settings"]["activations_in_flight"] == 5 and made["settings"]["offloads_optimizer"]
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    ({f"{MODEL}.seq_len": 1024}, "is less than orchestrator.seq_len=2048"),
-    ({"deployment.num_infer_gpus": 8}, "GPUs of their own"),
-    ({f"{MODEL}.fsdp_cpu_offload": False, f"{MODEL}.ac": False, f"{MODEL}.ac_offloading": True}, "requires trainer.model.ac"),
-    ({"orchestrator.batch_size": 100}, "whole groups"),
-    ({f"{MODEL}.cp": 3}, "not divisible by trainer.model.cp=3"),
-    ({"inference.parallel.tp": 3}, "not divisible by inference.parallel.tp=3"),
-])  # fmt: skip
-def test_what_it_refuses_is_refused_with_setting_and_value(settings: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({f"{MODEL}.seq_len": 1024}, "is less than orchestrator.seq_len=2048"),
+        ({"deployment.num_infer_gpus": 8}, "GPUs of their own"),
+        (
+            {
+                f"{MODEL}.fsdp_cpu_offload": False,
+                f"{MODEL}.ac": False,
+                f"{MODEL}.ac_offloading": True,
+            },
+            "requires trainer.model.ac",
+        ),
+        ({"orchestrator.batch_size": 100}, "whole groups"),
+        ({f"{MODEL}.cp": 3}, "not divisible by trainer.model.cp=3"),
+        ({"inference.parallel.tp": 3}, "not divisible by inference.parallel.tp=3"),
+    ],
+)
+def test_what_it_refuses_is_refused_with_setting_and_value(
+    settings: dict[str, Any], words: str
+) -> None:
     said = refusal("prime-rl", settings=settings)
     assert said is not None and words in said
 
@@ -94,7 +122,8 @@ def test_speed_is_read_from_the_trainers_line() -> None:
     request = trainer.probe_request(candidate, task, ProbePlan())
     reader = MetricReader(json.loads(json.dumps(request))["figures"])
     line = (
-        "20:01:02 SUCCESS Step 2 |    4.9s | Loss 0.0 | LR 1.00e-06 | Throughput 26025 tokens/s | MFU 13.9% | Peak Mem. 17.1 GiB"
+        "20:01:02 SUCCESS Step 2 |    4.9s | Loss 0.0 | LR 1.00e-06 | Throughput 26025 tokens/s |"
+        " MFU 13.9% | Peak Mem. 17.1 GiB"
     )
     assert reader.read("Starting step 2", 0.0) is None
     reader.read(line, 1.0)
@@ -112,9 +141,16 @@ def own_reading(tmp_path: Path, kind: str, *words: str) -> Any:
     """Return what prime-rl's own parser makes of these arguments."""
     done = subprocess.run(
         [str(CHECKOUT / "bin" / "python"), str(ACCEPTS / "prime_rl_config.py"), kind, *words],
-        capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT / "repo" / "packages" / "prime-rl-configs" / "src")},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(CHECKOUT / "repo" / "packages" / "prime-rl-configs" / "src"),
+        },
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -124,34 +160,53 @@ def own_reading(tmp_path: Path, kind: str, *words: str) -> Any:
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_its_parser_takes_what_is_written(tuning: str, tmp_path: Path) -> None:
     found = understood(
-        tmp_path, "rl", files(tuning=tuning, settings={f"{MODEL}.ac_offloading": False})["recommended.toml"], *RENDERER
+        tmp_path,
+        "rl",
+        files(tuning=tuning, settings={f"{MODEL}.ac_offloading": False})["recommended.toml"],
+        *RENDERER,
     )
     model = found["trainer"]["model"]
     assert model["name"] == found["orchestrator"]["model"]["name"] == "Qwen/Qwen2.5-7B"
     assert model["ac"]["mode"] == "full" and model["ac_offloading"] is None
-    assert (model["lora"] is None) is (tuning == "full") and found["orchestrator"]["group_size"] == 16
+    assert (model["lora"] is None) is (tuning == "full") and found["orchestrator"][
+        "group_size"
+    ] == 16
 
 
 @needs_checkout
 @pytest.mark.slow
 def test_its_parser_takes_the_probe(tmp_path: Path) -> None:
     found = understood(tmp_path, "trainer", files(ProbePlan())["trainer.toml"])
-    assert found["bench"] is not None and found["max_steps"] == 4 and found["data"]["fake"] is not None
+    assert (
+        found["bench"] is not None and found["max_steps"] == 4 and found["data"]["fake"] is not None
+    )
 
 
-ROWS: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("prime_rl_table.yaml").read_text())
+ROWS: list[dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("prime_rl_table.yaml").read_text()
+)
 
 
 def reserved(row: dict[str, Any]) -> tuple[float, float, float]:
     """Low, value and high of torch's reserved memory, in GiB."""
     settings = {
-        f"{MODEL}.seq_len": row["seq_len"], "orchestrator.seq_len": row["seq_len"], f"{MODEL}.ac_offloading": row["offload"],
-        f"{MODEL}.optim_cpu_offload": False, "deployment.num_infer_gpus": 1, "orchestrator.batch_size": 32 * row["gpus"],
-    }  # fmt: skip
-    request = parse_request(Flags(
-        framework="prime-rl", tuning="lora" if row["lora"] else "full", model=row["model"], gpus=f"{row['gpus'] + 1}xH100",
-        mode="predict", set=tuple(f"{name}={json.dumps(value)}" for name, value in settings.items()),
-    ))  # fmt: skip
+        f"{MODEL}.seq_len": row["seq_len"],
+        "orchestrator.seq_len": row["seq_len"],
+        f"{MODEL}.ac_offloading": row["offload"],
+        f"{MODEL}.optim_cpu_offload": False,
+        "deployment.num_infer_gpus": 1,
+        "orchestrator.batch_size": 32 * row["gpus"],
+    }
+    request = parse_request(
+        Flags(
+            framework="prime-rl",
+            tuning="lora" if row["lora"] else "full",
+            model=row["model"],
+            gpus=f"{row['gpus'] + 1}xH100",
+            mode="predict",
+            set=tuple(f"{name}={json.dumps(value)}" for name, value in settings.items()),
+        )
+    )
     with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
         found = service.predict(candidate_of_job(request)).torch_peak_reserved_bytes
     return found.low / GIB, found.value / GIB, found.high / GIB

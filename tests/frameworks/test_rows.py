@@ -33,7 +33,12 @@ def written(path: Path, rows: list[dict[str, object]]) -> Path:
 
 def asked(framework: str, model: Path, dataset: Path | str | None) -> Task:
     about = Model(name=str(model), config={}, folder=model, origin="local folder")
-    return make_task(method="sft", framework=framework, model=about, dataset=None if dataset is None else str(dataset))
+    return make_task(
+        method="sft",
+        framework=framework,
+        model=about,
+        dataset=None if dataset is None else str(dataset),
+    )
 
 
 @pytest.mark.parametrize("framework", ["trl", "swift", "unsloth"])
@@ -42,21 +47,29 @@ def test_what_a_limit_drops_is_counted(framework: str, model: Path, tmp_path: Pa
 
     tokenizer = AutoTokenizer.from_pretrained(str(model))
     end = tokenizer.eos_token
-    lengths = sorted(len(tokenizer(f"{row['text']}{end}", add_special_tokens=False)["input_ids"]) for row in ROWS)
+    lengths = sorted(
+        len(tokenizer(f"{row['text']}{end}", add_special_tokens=False)["input_ids"]) for row in ROWS
+    )
     task = asked(framework, model, written(tmp_path / "rows.jsonl", ROWS))
     found = frameworks.trainer(framework, "sft").row_lengths(task)
     assert found is not None
     assert (found.rows, found.looked_at, found.tokens) == (100, 100, sum(lengths))
     at = {one.share: one for one in found.percentiles}
     assert at[90].length == lengths[89] and at[90].longer == 10
-    assert at[90].left_out == sum(lengths[90:]) and at[90].cut == sum(lengths[90:]) - 10 * lengths[89]
+    assert (
+        at[90].left_out == sum(lengths[90:]) and at[90].cut == sum(lengths[90:]) - 10 * lengths[89]
+    )
     assert (at[100].length, at[100].longer, at[100].cut) == (lengths[-1], 0, 0)
 
 
 def test_conversations_count_their_template(model: Path, tmp_path: Path) -> None:
     said = [{"role": "user", "content": "word " * 5}, {"role": "assistant", "content": "word"}]
     task = asked("trl", model, written(tmp_path / "rows.jsonl", [{"messages": said}] * 3))
-    plain = asked("trl", model, written(tmp_path / "plain.jsonl", [{"prompt": "word " * 5, "completion": "word"}] * 3))
+    plain = asked(
+        "trl",
+        model,
+        written(tmp_path / "plain.jsonl", [{"prompt": "word " * 5, "completion": "word"}] * 3),
+    )
     trainer = frameworks.trainer("trl", "sft")
     with_template, without = trainer.row_lengths(task), trainer.row_lengths(plain)
     assert with_template is not None and without is not None
@@ -79,7 +92,11 @@ def test_it_is_told_in_lines_and_in_the_document(model: Path, tmp_path: Path) ->
     found = frameworks.trainer("trl", "sft").row_lengths(task)
     told, row = "\n".join(data_lines(found)), data_row(found)
     assert "100 rows" in told and "10.0% of rows" in told
-    assert row is not None and row["percentiles"][2]["share"] == 90 and row["percentiles"][2]["rows_longer"] == 10
+    assert (
+        row is not None
+        and row["percentiles"][2]["share"] == 90
+        and row["percentiles"][2]["rows_longer"] == 10
+    )
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])

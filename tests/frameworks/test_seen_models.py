@@ -1,8 +1,9 @@
-"""Model bytes that a probe of a launched framework reports, compared with the shapes in their files.
+"""Model bytes that a probe of a launched framework reports, compared with the shapes in their
+files.
 
-The classes are the framework's own, under its own Python; verl, OpenRLHF and Open-Reasoner-Zero as far as
-they run without a GPU: `sees/` states what had to be left out.
-ms-swift is probed whole in test_swift.py.
+The classes are the framework's own, under its own Python; verl, OpenRLHF and Open-Reasoner-Zero as
+far as they run without a GPU: `sees/` states what had to be left out. ms-swift is probed whole in
+test_swift.py.
 """
 
 from __future__ import annotations
@@ -28,17 +29,29 @@ SEES = Path(__file__).parent / "sees"
 REPOSITORY = ENVIRONMENTS / "orz" / "repo"
 RANKS = (0, 1)
 PERSISTENT = 100_000
-"""DeepSpeed's `stage3_param_persistence_threshold`: a weight of no more elements stays whole on every rank, beside its part."""
+"""DeepSpeed's `stage3_param_persistence_threshold`: a weight of no more elements stays whole on
+every rank, beside its part.
+"""
 
 FREQUENCIES = 2 * 16
 """Elements of the rotary table, which transformers keeps twice."""
 
 pytestmark = pytest.mark.slow
 needs_environments = pytest.mark.skipif(not ENVIRONMENTS.exists(), reason="needs `make frameworks`")
-needs_the_repository = pytest.mark.skipif(not REPOSITORY.exists(), reason="needs a clone in .venvs/frameworks/orz/repo")
+needs_the_repository = pytest.mark.skipif(
+    not REPOSITORY.exists(), reason="needs a clone in .venvs/frameworks/orz/repo"
+)
 
 
-def run(framework: str, environment: str, program: str, model: Path, folder: Path, *which: str, **variables: str) -> None:
+def run(
+    framework: str,
+    environment: str,
+    program: str,
+    model: Path,
+    folder: Path,
+    *which: str,
+    **variables: str,
+) -> None:
     """Two ranks of one group, as a probe would start them."""
     watch = frameworks.trainer(framework, "grpo").watch  # type: ignore[attr-defined]
     before = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
@@ -49,11 +62,14 @@ def run(framework: str, environment: str, program: str, model: Path, folder: Pat
     python = str(ENVIRONMENTS / environment / "bin" / "python")
     started = [
         subprocess.Popen(
-            [python, str(SEES / program), str(model), str(rank), port, *which], env=around, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
+            [python, str(SEES / program), str(model), str(rank), port, *which],
+            env=around,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for rank in RANKS
-    ]  # fmt: skip
+    ]
     for one_rank in started:
         said, _ = one_rank.communicate(timeout=500)
         assert one_rank.returncode == 0, said[-3000:]
@@ -62,7 +78,9 @@ def run(framework: str, environment: str, program: str, model: Path, folder: Pat
 
 def measured(folder: Path) -> list[dict[str, int]]:
     """Bytes as the measurement reports them, rank after rank."""
-    found = models_of({0: rank_result({"result": {"models": inside("model_memory").found(folder)}})})
+    found = models_of(
+        {0: rank_result({"result": {"models": inside("model_memory").found(folder)}})}
+    )
     assert [one.rank for one in found] == list(RANKS)
     return [dict(one.bytes) for one in found]
 
@@ -70,12 +88,20 @@ def measured(folder: Path) -> list[dict[str, int]]:
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def in_zero3(model: Path, *, more: Shapes = (), buffers: int = 0, gradient: int = 2) -> dict[str, int]:
-    """bfloat16 weights, gradients, and a float32 copy with two moments: each rank has a half of each weight."""
+def in_zero3(
+    model: Path, *, more: Shapes = (), buffers: int = 0, gradient: int = 2
+) -> dict[str, int]:
+    """bfloat16 weights, gradients, and a float32 copy with two moments: each rank has a half of
+    each weight.
+    """
     sizes = [math.prod(shape) for shape in (*shapes(model), *more)]
     halves = sum(-(-size // 2) for size in sizes)
     whole = sum(2 * -(-size // 2) for size in sizes if size <= PERSISTENT) + FREQUENCIES + buffers
-    return {"weights": 2 * (halves + whole), "gradients": gradient * halves, "optimizer": 3 * 4 * halves}
+    return {
+        "weights": 2 * (halves + whole),
+        "gradients": gradient * halves,
+        "optimizer": 3 * 4 * halves,
+    }
 
 
 def untrained(model: Path, *, more: Shapes = ()) -> int:
@@ -102,7 +128,9 @@ def test_verls_engines_under_fsdp2(tiny_model: Path, tmp_path: Path) -> None:
 
 @needs_environments
 def test_skyrls_workers_under_fsdp2(tiny_model: Path, tmp_path: Path) -> None:
-    """A real forward and backward pass. `optimizer_step` frees the gradients; the output layer is no longer tied."""
+    """A real forward and backward pass. `optimizer_step` frees the gradients; the output layer
+    is no longer tied.
+    """
     run("skyrl", "skyrl", "skyrl_workers.py", tiny_model, tmp_path)
     sizes = [math.prod(shape) for shape in shapes(tiny_model)]
     half = 4 * (sum(sizes) + max(sizes)) // 2
@@ -116,16 +144,30 @@ def test_openrlhfs_actors_under_zero3(tiny_model: Path, tmp_path: Path) -> None:
     for which in ("policy", "critic", "reference"):
         run("openrlhf", "openrlhf", "openrlhf_actors.py", tiny_model, tmp_path, which)
     policy = in_zero3(tiny_model)
-    critic = in_zero3(tiny_model, more=((1, 128),), buffers=2)  # a head for values, and the mean and spread of rewards
+    critic = in_zero3(
+        tiny_model, more=((1, 128),), buffers=2
+    )  # a head for values, and the mean and spread of rewards
     for found in measured(tmp_path):
-        assert found == {**policy, **of("critic", critic), "reference_weights": untrained(tiny_model)}
+        assert found == {
+            **policy,
+            **of("critic", critic),
+            "reference_weights": untrained(tiny_model),
+        }
 
 
 @needs_environments
 @needs_the_repository
 def test_open_reasoner_zeros_actors_under_zero3(tiny_model: Path, tmp_path: Path) -> None:
     for which in ("Policy", "Critic", "Ref", "Reward"):
-        run("open-reasoner-zero", "orz", "orz_actors.py", tiny_model, tmp_path, which, PYTHONPATH=str(REPOSITORY))
+        run(
+            "open-reasoner-zero",
+            "orz",
+            "orz_actors.py",
+            tiny_model,
+            tmp_path,
+            which,
+            PYTHONPATH=str(REPOSITORY),
+        )
     head = ((1, 128), (1,))
     policy = in_zero3(tiny_model, gradient=4)
     # What stands in for these two keeps its frequencies in float32.
@@ -138,11 +180,17 @@ def test_open_reasoner_zeros_actors_under_zero3(tiny_model: Path, tmp_path: Path
 
 @needs_environments
 def test_the_stand_ins_fused_head_allocates_as_verls_own() -> None:
-    """Peaks of the CPU allocator, with frozen and with trained words; the stand-in lacks one temporary of the gradient."""
+    """Peaks of the CPU allocator, with frozen and with trained words; the stand-in lacks one
+    temporary of the gradient.
+    """
     python, root = str(ENVIRONMENTS / "verl" / "bin" / "python"), str(Path(__file__).parents[2])
     done = subprocess.run(
-        [python, str(SEES / "verl_fused_head.py")], capture_output=True, text=True, timeout=300, check=True,
+        [python, str(SEES / "verl_fused_head.py")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
         env={**os.environ, "PYTHONPATH": root},
-    )  # fmt: skip
+    )
     for own, stand_in in json.loads(done.stdout.strip().splitlines()[-1]):
         assert stand_in == pytest.approx(own, rel=0.02)

@@ -17,7 +17,9 @@ from tests.frameworks.stand_ins import asked, refusal
 
 REPOSITORY = Path(os.environ.get("AUTOTUNE_FRAMEWORKS") or "absent") / "slime" / "repo"
 ACCEPTS = Path(__file__).parent / "accepts" / "slime_arguments.py"
-needs_repository = pytest.mark.skipif(not REPOSITORY.is_dir(), reason="needs a clone in .venvs/frameworks/slime/repo")
+needs_repository = pytest.mark.skipif(
+    not REPOSITORY.is_dir(), reason="needs a clone in .venvs/frameworks/slime/repo"
+)
 
 
 def words(plan: ProbePlan | None = None, **about: Any) -> list[str]:
@@ -33,12 +35,24 @@ def understood(folder: Path, given: list[str]) -> subprocess.CompletedProcess[st
 
 
 def test_megatron_gets_the_models_shape_again() -> None:
-    """The same options as in slime's scripts/models/qwen2.5-7B.sh, but for the rounded vocabulary."""
+    """The same options as in slime's scripts/models/qwen2.5-7B.sh, but for the rounded
+    vocabulary.
+    """
     line = " ".join(words())
-    for option in ("--swiglu", "--num-layers 28", "--hidden-size 3584", "--ffn-hidden-size 18944", "--num-attention-heads 28",
-                   "--num-query-groups 4", "--add-qkv-bias", "--normalization RMSNorm", "--norm-epsilon 1e-06",
-                   "--rotary-base 1000000", "--untie-embeddings-and-output-weights",
-                   "--hf-checkpoint Qwen/Qwen2.5-7B"):  # fmt: skip
+    for option in (
+        "--swiglu",
+        "--num-layers 28",
+        "--hidden-size 3584",
+        "--ffn-hidden-size 18944",
+        "--num-attention-heads 28",
+        "--num-query-groups 4",
+        "--add-qkv-bias",
+        "--normalization RMSNorm",
+        "--norm-epsilon 1e-06",
+        "--rotary-base 1000000",
+        "--untie-embeddings-and-output-weights",
+        "--hf-checkpoint Qwen/Qwen2.5-7B",
+    ):
         assert option in line, option
     assert "--qk-layernorm" not in line
     assert "--qk-layernorm" in words(model="Qwen3-4B")
@@ -47,9 +61,15 @@ def test_megatron_gets_the_models_shape_again() -> None:
 def test_gpus_are_shared_or_split() -> None:
     together, apart = words(settings={"colocate": True}), words()
     assert "--colocate" in together and "--rollout-num-gpus" not in together
-    assert apart[apart.index("--rollout-num-gpus") + 1] == "4" == apart[apart.index("--actor-num-gpus-per-node") + 1]
+    assert (
+        apart[apart.index("--rollout-num-gpus") + 1]
+        == "4"
+        == apart[apart.index("--actor-num-gpus-per-node") + 1]
+    )
     shared = words(settings={"tensor_model_parallel_size": 2})
-    assert "--sequence-parallel" in shared and "--sequence-parallel" not in words(settings={"tensor_model_parallel_size": 1})
+    assert "--sequence-parallel" in shared and "--sequence-parallel" not in words(
+        settings={"tensor_model_parallel_size": 1}
+    )
 
 
 def test_it_is_measured_and_not_predicted() -> None:
@@ -65,7 +85,12 @@ REFUSED = [
     ({"update_weight_transport": "disk"}, "needs update_weight_disk_dir"),
     ({"update_weight_mode": "delta"}, "needs update_weight_transport=disk"),
     (
-        {"update_weight_mode": "delta", "update_weight_transport": "disk", "update_weight_disk_dir": "/d", "colocate": True},
+        {
+            "update_weight_mode": "delta",
+            "update_weight_transport": "disk",
+            "update_weight_disk_dir": "/d",
+            "colocate": True,
+        },
         "with colocate",
     ),
     ({"balance_by_flops": True, "use_dynamic_batch_size": False}, "needs use_dynamic_batch_size"),
@@ -73,17 +98,28 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("settings", "text"), REFUSED)
-def test_what_slime_refuses_is_refused_with_setting_and_value(settings: dict[str, Any], text: str) -> None:
+def test_what_slime_refuses_is_refused_with_setting_and_value(
+    settings: dict[str, Any], text: str
+) -> None:
     said = refusal("slime", settings=settings)
     assert said is not None and text in said
 
 
-@pytest.mark.parametrize(("settings", "text"), [
-    ({"tensor_model_parallel_size": 8, "colocate": True}, "4 of keys, are not divisible by tensor_model_parallel_size=8"),
-    ({"context_parallel_size": 3}, "are not divisible by tensor x pipeline x context parallelism, 3"),
-    ({"rollout_num_gpus_per_engine": 3}, "not divisible by rollout_num_gpus_per_engine=3"),
-    ({"rollout_num_gpus": 8}, "Megatron and SGLang use 9 GPUs"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            {"tensor_model_parallel_size": 8, "colocate": True},
+            "4 of keys, are not divisible by tensor_model_parallel_size=8",
+        ),
+        (
+            {"context_parallel_size": 3},
+            "are not divisible by tensor x pipeline x context parallelism, 3",
+        ),
+        ({"rollout_num_gpus_per_engine": 3}, "not divisible by rollout_num_gpus_per_engine=3"),
+        ({"rollout_num_gpus": 8}, "Megatron and SGLang use 9 GPUs"),
+    ],
+)
 def test_what_megatron_and_ray_refuse_is_refused(settings: dict[str, Any], text: str) -> None:
     said = refusal("slime", settings=settings)
     assert said is not None and text in said
@@ -96,8 +132,14 @@ def test_its_own_parser_takes_what_is_written_and_refuses_what_is_refused(tmp_pa
         done = understood(tmp_path, words(plan))
         assert done.returncode == 0, done.stderr[-2000:]
         found = json.loads(done.stdout)
-        assert (found["rollout_batch_size"], found["global_batch_size"], found["colocate"]) == (32, 256, False)
+        assert (found["rollout_batch_size"], found["global_batch_size"], found["colocate"]) == (
+            32,
+            256,
+            False,
+        )
         assert (found["num_rollout"] is None) is (plan is None)
     for settings, _ in REFUSED:
         done = understood(tmp_path, words(settings=settings))
-        assert done.returncode != 0 and ("AssertionError" in done.stderr or "ValueError" in done.stderr), settings
+        assert done.returncode != 0 and (
+            "AssertionError" in done.stderr or "ValueError" in done.stderr
+        ), settings

@@ -1,4 +1,6 @@
-"""`--global-batch` with every launched framework: optimizer steps have that many completions, or the request is refused."""
+"""`--global-batch` with every launched framework: optimizer steps have that many completions, or
+the request is refused.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ COMPLETIONS = {
 
 def request_of(framework: str, **flags: object) -> ParsedRequest:
     gpus = "A100-80G" if framework == "unsloth" else "2xA100-80G"
-    given = {"framework": framework, "model": "Qwen2.5-0.5B", "gpus": gpus, "mode": "predict", "num_generations": 8, **flags}
+    given = {
+        "framework": framework,
+        "model": "Qwen2.5-0.5B",
+        "gpus": gpus,
+        "mode": "predict",
+        "num_generations": 8,
+        **flags,
+    }
     return parse_request(Flags(**given))  # type: ignore[arg-type]
 
 
@@ -51,4 +60,6 @@ def test_a_batch_of_parts_of_groups_is_refused(framework: str) -> None:
 @pytest.mark.parametrize("framework", COMPLETIONS)
 def test_another_value_of_the_setting_beside_the_flag_is_refused(framework: str) -> None:
     with pytest.raises(AutotuneError, match="the global batch is held at 64"):
-        candidate_of_job(request_of(framework, global_batch=64, hold=(f"{COMPLETIONS[framework]}=128",)))
+        candidate_of_job(
+            request_of(framework, global_batch=64, hold=(f"{COMPLETIONS[framework]}=128",))
+        )

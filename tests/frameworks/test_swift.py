@@ -1,4 +1,6 @@
-"""ms-swift: its rules, its own parser on what is rendered, and real steps of `swift sft` on a CPU."""
+"""ms-swift: its rules, its own parser on what is rendered, and real steps of `swift sft` on a
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ PYTHON = Path(ENVIRONMENTS or "") / "swift" / "bin" / "python"
 needs_swift = pytest.mark.skipif(not ENVIRONMENTS, reason="needs `make frameworks`")
 
 
-def asked(method: str, *, ranks: int = 2, kind: str = "cuda", tuning: str = "lora", **held: Any) -> tuple[Swift, Candidate, Task]:
+def asked(
+    method: str, *, ranks: int = 2, kind: str = "cuda", tuning: str = "lora", **held: Any
+) -> tuple[Swift, Candidate, Task]:
     trainer = frameworks.trainer("swift", method)
     assert isinstance(trainer, Swift)
     task = make_task(ranks, kind, framework="swift", method=method, tuning=tuning, held=held)
@@ -47,30 +51,52 @@ def refusal(method: str, **about: Any) -> str:
 @pytest.mark.parametrize(
     ("method", "about", "words"),
     [
-        ("grpo", {"num_generations": 3, "gradient_accumulation_steps": 4}, "divisible by num_generations"),
+        (
+            "grpo",
+            {"num_generations": 3, "gradient_accumulation_steps": 4},
+            "divisible by num_generations",
+        ),
         ("grpo", {"num_generations": 1}, "at least 2"),
-        ("grpo", {"vllm_enable_lora": True, "tuning": "full", "gradient_accumulation_steps": 4}, "full tuning has none"),
-        ("grpo", {"sleep_level": 1, "vllm_mode": "server", "gradient_accumulation_steps": 8}, "vllm_mode=colocate"),
+        (
+            "grpo",
+            {"vllm_enable_lora": True, "tuning": "full", "gradient_accumulation_steps": 4},
+            "full tuning has none",
+        ),
+        (
+            "grpo",
+            {"sleep_level": 1, "vllm_mode": "server", "gradient_accumulation_steps": 8},
+            "vllm_mode=colocate",
+        ),
         ("sft", {"deepspeed": "zero9"}, "deepspeed must be one of"),
         ("sft", {"tuner_type": "full", "tuning": "qlora"}, "through an adapter"),
         ("sft", {"kind": "cpu", "deepspeed": "zero3"}, "need GPUs"),
     ],
 )
-def test_what_it_refuses_is_refused_with_setting_and_value(method: str, about: dict[str, Any], words: str) -> None:
+def test_what_it_refuses_is_refused_with_setting_and_value(
+    method: str, about: dict[str, Any], words: str
+) -> None:
     assert words in refusal(method, **about)
 
 
 def test_autotunes_flags_are_its_settings_under_other_names() -> None:
     _, candidate, _ = asked("grpo", lora_r=32, max_completion_length=256, use_peft=True)
-    assert (candidate.settings["lora_rank"], candidate.settings["max_completion_length"]) == (32, 256)
+    assert (candidate.settings["lora_rank"], candidate.settings["max_completion_length"]) == (
+        32,
+        256,
+    )
     assert "use_peft" not in candidate.settings and "lora_r" not in candidate.settings
     assert "vllm_mode" not in asked("grpo", use_vllm=False)[1].settings
 
 
 def test_tokens_out_of_its_own_log() -> None:
     trainer, candidate, task = asked("grpo", gradient_accumulation_steps=4)
-    reader = MetricReader(json.loads(json.dumps(dataclasses.asdict(trainer.launch(candidate, task).figures))))
-    line = '{"loss": 0.0, "completions/mean_length": 120.5, "memory(GiB)": 30.1, "global_step/max_steps": "2/4"}'
+    reader = MetricReader(
+        json.loads(json.dumps(dataclasses.asdict(trainer.launch(candidate, task).figures)))
+    )
+    line = (
+        '{"loss": 0.0, "completions/mean_length": 120.5, "memory(GiB)": 30.1,'
+        ' "global_step/max_steps": "2/4"}'
+    )
     assert reader.read(line, 1.0) is None
     figure = reader.read(line, 11.0)
     assert figure is not None and (figure.tokens, figure.seconds) == (round(120.5 * 8), 10.0)
@@ -82,17 +108,29 @@ def test_tokens_out_of_its_own_log() -> None:
 def test_its_own_parser_takes_what_is_rendered(method: str, kind: str, tiny_model: Path) -> None:
     about: dict[str, Any] = {"gradient_accumulation_steps": 8, "deepspeed": "zero3"}
     trainer, _, task = asked(method, **about, model_type="qwen2", template="qwen2_5")
-    task = Task(workload=dataclasses.replace(task.workload, model=find_model(str(tiny_model))), hardware=task.hardware)
+    task = Task(
+        workload=dataclasses.replace(task.workload, model=find_model(str(tiny_model))),
+        hardware=task.hardware,
+    )
     candidate = trainer.complete({}, task)
     *_, command, first = trainer.launch(candidate, task, ProbePlan()).argv[:5]
     assert (command, first) == (kind, "--model")
-    words = [word.replace(OUT, "/run") for word in trainer.launch(candidate, task, ProbePlan()).argv[4:]]
-    words += ["--use_cpu", "true"]  # bfloat16 is refused where there is no GPU and none is done without
+    words = [
+        word.replace(OUT, "/run") for word in trainer.launch(candidate, task, ProbePlan()).argv[4:]
+    ]
+    words += [
+        "--use_cpu",
+        "true",
+    ]  # bfloat16 is refused where there is no GPU and none is done without
     program = Path(__file__).parent / "accepts" / "swift_arguments.py"
     done = subprocess.run(
-        [str(PYTHON), str(program), kind, *words], capture_output=True, text=True, timeout=900, check=False,
+        [str(PYTHON), str(program), kind, *words],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     understood = json.loads(done.stdout.strip().splitlines()[-1])
     assert understood["max_steps"] == 5 and understood["save_strategy"] == "no"
@@ -102,20 +140,31 @@ def test_its_own_parser_takes_what_is_rendered(method: str, kind: str, tiny_mode
 @needs_swift
 @pytest.mark.slow
 def test_real_steps_of_sft_on_a_cpu(tiny_model: Path) -> None:
-    held = {"max_length": 64, "model_type": "qwen2", "template": "qwen2_5", "per_device_train_batch_size": 2}
+    held = {
+        "max_length": 64,
+        "model_type": "qwen2",
+        "template": "qwen2_5",
+        "per_device_train_batch_size": 2,
+    }
     trainer, _, task = asked("sft", ranks=1, kind="cpu", tuning="full", **held)
     task = Task(
-        workload=dataclasses.replace(task.workload, model=find_model(str(tiny_model)), python=PYTHON), hardware=task.hardware
+        workload=dataclasses.replace(
+            task.workload, model=find_model(str(tiny_model)), python=PYTHON
+        ),
+        hardware=task.hardware,
     )
     candidate = trainer.complete({}, task)
     executor = LocalExecutor(
         RunnerSettings(python=PYTHON, adapter=trainer.adapter, ranks=1, limit_bytes=3 * 2**30),
         RequestBuilders(
-            load=lambda one: trainer.load_request(one, task), probe=lambda one, plan: trainer.probe_request(one, task, plan)
+            load=lambda one: trainer.load_request(one, task),
+            probe=lambda one, plan: trainer.probe_request(one, task, plan),
         ),
     )
     try:
-        measurement: Any = executor.open(candidate).measure(candidate, ProbePlan(timed_cycles=2, deadline_seconds=540))
+        measurement: Any = executor.open(candidate).measure(
+            candidate, ProbePlan(timed_cycles=2, deadline_seconds=540)
+        )
     finally:
         executor.close()
     assert measurement.outcome == "ok", measurement.failure
@@ -127,12 +176,18 @@ def test_real_steps_of_sft_on_a_cpu(tiny_model: Path) -> None:
 
 
 def in_float32(model: Path) -> dict[str, int]:
-    """Reckoned from its file: a gradient and AdamW's two moments for every weight, and the table of rotary frequencies."""
+    """Reckoned from its file: a gradient and AdamW's two moments for every weight, and the table
+    of rotary frequencies.
+    """
     config = json.loads((model / "config.json").read_text())
     trained = sum(4 * math.prod(shape) for shape in shapes(model))
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     # transformers keeps the frequencies twice: as they are used, and as they were.
-    return {"weights": trained + 2 * 4 * (head // 2), "gradients": trained, "optimizer": 2 * trained}
+    return {
+        "weights": trained + 2 * 4 * (head // 2),
+        "gradients": trained,
+        "optimizer": 2 * trained,
+    }
 
 
 @pytest.mark.parametrize(
@@ -161,14 +216,20 @@ def test_expert_parallelism_reaches_the_engine_that_serves() -> None:
 
 def test_trainer_and_server_get_the_same_name_of_a_model() -> None:
     """ms-swift asks for `model_type` where a config.json fits several."""
-    trainer, candidate, task = asked("grpo", use_vllm=True, vllm_mode="server", model_type="qwen2", template="qwen2_5")
+    trainer, candidate, task = asked(
+        "grpo", use_vllm=True, vllm_mode="server", model_type="qwen2", template="qwen2_5"
+    )
     launch = trainer.launch(candidate, task)
     for words in (" ".join(launch.argv), launch.files["rollout.sh"]):
         assert "--model_type qwen2 --template qwen2_5" in words
 
 
-@pytest.mark.parametrize(("named", "traced"), [(None, "sdpa"), ("flash_attn", "flash_attention_2"), ("sdpa", "sdpa")])
-def test_flash_attn_is_its_name_of_transformers_flash_attention_2(named: str | None, traced: str) -> None:
+@pytest.mark.parametrize(
+    ("named", "traced"), [(None, "sdpa"), ("flash_attn", "flash_attention_2"), ("sdpa", "sdpa")]
+)
+def test_flash_attn_is_its_name_of_transformers_flash_attention_2(
+    named: str | None, traced: str
+) -> None:
     """`AttnImpl.update_attn_impl` of ms-swift."""
     trainer, candidate, task = asked("sft", attn_impl=named)
     made: Any = trainer.trace_request(candidate, task)

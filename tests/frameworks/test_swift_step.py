@@ -20,9 +20,13 @@ from tests.frameworks.conftest import make_task
 MODEL = find_model("Qwen2.5-7B")
 
 
-def asked(ranks: int = 4, tuning: str = "lora", model: Any = MODEL, **held: Any) -> tuple[Any, Candidate, Task]:
+def asked(
+    ranks: int = 4, tuning: str = "lora", model: Any = MODEL, **held: Any
+) -> tuple[Any, Candidate, Task]:
     trainer: Any = frameworks.trainer("swift", "grpo")
-    task = make_task(ranks, "cuda", framework="swift", method="grpo", tuning=tuning, held=held, model=model)
+    task = make_task(
+        ranks, "cuda", framework="swift", method="grpo", tuning=tuning, held=held, model=model
+    )
     candidate = trainer.complete({}, task)
     return trainer, candidate, task
 
@@ -40,7 +44,10 @@ def traced(**about: Any) -> Any:
 def test_a_servers_gpu_does_not_train() -> None:
     apart, together = composed(vllm_mode="server"), composed()
     assert (apart.ranks, apart.engine, apart.generation) == (3, None, "server")
-    assert (together.ranks, together.generation) == (4, "engine") and together.engine.max_num_seqs == 1
+    assert (together.ranks, together.generation) == (
+        4,
+        "engine",
+    ) and together.engine.max_num_seqs == 1
     assert apart["policy"].ranks == (0, 1, 2)
 
 
@@ -59,7 +66,9 @@ def test_a_server_needs_a_gpu_and_leaves_one() -> None:
         ("zero3_offload", "zero3", {"offload_optimizer", "offload_param"}),
     ],
 )
-def test_its_names_of_deepspeeds_configurations(named: str | None, kind: str, offloads: set[str]) -> None:
+def test_its_names_of_deepspeeds_configurations(
+    named: str | None, kind: str, offloads: set[str]
+) -> None:
     made = traced(deepspeed=named)["sharding"]
     options = made.get("options", {})
     assert made["kind"] == kind and made["ranks"] == 4
@@ -109,7 +118,11 @@ def test_a_server_is_started_by_a_file_of_its_own(tmp_path: Path) -> None:
     assert "CUDA_VISIBLE_DEVICES=3\n" in server and " rollout --model " in server
     assert "CUDA_VISIBLE_DEVICES=0,1,2" in training and "NPROC_PER_NODE=3" in training
     words = shlex.split(training.splitlines()[-1])
-    assert "--vllm_server_host" in words and "--server_gpus" not in words and "--vllm_gpu_memory_utilization" not in words
+    assert (
+        "--vllm_server_host" in words
+        and "--server_gpus" not in words
+        and "--vllm_gpu_memory_utilization" not in words
+    )
     assert json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0])["messages"]
 
 

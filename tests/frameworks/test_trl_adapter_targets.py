@@ -52,7 +52,9 @@ def test_layers_and_dropout_of_the_user_stay() -> None:
 def test_it_is_written_and_said(tmp_path: Path) -> None:
     request = parse_request(Flags(model="phi-4", gpus="A100-80G", mode="predict"))
     written = request.trainer.write_files(candidate_of_job(request), request.job.task, tmp_path)
-    settings = read_document(next(path for path in written if path.name == "recommended.yaml")).content
+    settings = read_document(
+        next(path for path in written if path.name == "recommended.yaml")
+    ).content
     assert settings["lora_target_modules"] == "all-linear"
     assert "adapter on all-linear layers" in request.assumed
 
@@ -65,7 +67,13 @@ def test_the_table_is_pefts() -> None:
 
 def test_peft_refuses_mixtral_by_default() -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_local_experts": 2}
+    sizes = {
+        "vocab_size": 8,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_local_experts": 2,
+    }
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads))
     with pytest.raises(ValueError, match="No `target_modules` passed"):

@@ -21,10 +21,14 @@ from tests.frameworks.conftest import make_task
 GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
 
 
-def task(gpus: int = 2, *, here: bool = False, config: dict[str, Any] | None = None, **workload: Any) -> Task:
+def task(
+    gpus: int = 2, *, here: bool = False, config: dict[str, Any] | None = None, **workload: Any
+) -> Task:
     made = make_task(gpus, "cuda", tuning="lora", **workload)
     model = replace(made.workload.model, config={"num_attention_heads": 28, **(config or {})})
-    return Task(workload=replace(made.workload, model=model), hardware=replace(made.hardware, here=here))
+    return Task(
+        workload=replace(made.workload, model=model), hardware=replace(made.hardware, here=here)
+    )
 
 
 def reason(asked: Task, **knobs: Any) -> str | None:
@@ -33,8 +37,12 @@ def reason(asked: Task, **knobs: Any) -> str | None:
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"])
-@pytest.mark.parametrize("engine", [{}, {"use_vllm": True}, {"use_vllm": True, "vllm_mode": "server"}])
-def test_every_way_of_spreading_goes_with_every_way_of_generating(sharding: str, engine: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "engine", [{}, {"use_vllm": True}, {"use_vllm": True, "vllm_mode": "server"}]
+)
+def test_every_way_of_spreading_goes_with_every_way_of_generating(
+    sharding: str, engine: dict[str, Any]
+) -> None:
     """But for FSDP1 with adapters: under full tuning its weights have the names that vLLM knows."""
     assert reason(replace_tuning(task(), "full"), sharding=sharding, **engine) is None
 
@@ -46,28 +54,61 @@ def replace_tuning(asked: Task, tuning: str) -> Task:
 @pytest.mark.parametrize(
     ("knobs", "config", "words"),
     [
-        ({"sharding": "zero3", "ds3_gather_for_generation": False, "use_vllm": True}, {}, ["ds3_gather_for_generation", "vLLM"]),
+        (
+            {"sharding": "zero3", "ds3_gather_for_generation": False, "use_vllm": True},
+            {},
+            ["ds3_gather_for_generation", "vLLM"],
+        ),
         ({"sharding": "fsdp1", "use_vllm": True}, {}, ["FSDP1", "adapter", "fsdp2"]),
         ({"sharding": "everywhere"}, {}, ["zero3", "'everywhere'"]),
-        ({"sharding": "zero2", "offload_optimizer_device": "nvme"}, {}, ["offload_optimizer_device", "'nvme'"]),
+        (
+            {"sharding": "zero2", "offload_optimizer_device": "nvme"},
+            {},
+            ["offload_optimizer_device", "'nvme'"],
+        ),
         ({"use_vllm": True}, GPTQ, ["GPTQ", "merge", "use_vllm=false"]),
         ({"use_vllm": True, "vllm_mode": "server"}, GPTQ, ["GPTQ", "merge"]),
         ({"use_peft": False}, GPTQ, ["GPTQ", "use_peft"]),
         ({"load_in_4bit": True}, GPTQ, ["quantised checkpoint", "gptq"]),
-        ({"use_vllm": True, "vllm_mode": "server", "server_gpus": 2}, {}, ["server_gpus (2)", "none of the 2 GPUs"]),
+        (
+            {"use_vllm": True, "vllm_mode": "server", "server_gpus": 2},
+            {},
+            ["server_gpus (2)", "none of the 2 GPUs"],
+        ),
         (
             {"use_vllm": True, "vllm_mode": "server", "server_tensor_parallel_size": 2},
             {},
             ["server_tensor_parallel_size (2)", "must divide server_gpus (1)"],
         ),
-        ({"use_vllm": True, "vllm_mode": "server", "vllm_enable_sleep_mode": True}, {}, ["sleep", "server"]),
-        ({"use_vllm": True, "vllm_tensor_parallel_size": 2}, {"num_attention_heads": 7}, ["(2)", "7 attention heads"]),
-        ({"use_vllm": True, "vllm_enable_sleep_mode": True, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {},
-         ["expandable_segments", "sleep"]),
-        ({"attn_implementation": "flash_attention_2", "dtype": "float32", "bf16": False}, {}, ["flash_attention_2", "bfloat16"]),
+        (
+            {"use_vllm": True, "vllm_mode": "server", "vllm_enable_sleep_mode": True},
+            {},
+            ["sleep", "server"],
+        ),
+        (
+            {"use_vllm": True, "vllm_tensor_parallel_size": 2},
+            {"num_attention_heads": 7},
+            ["(2)", "7 attention heads"],
+        ),
+        (
+            {
+                "use_vllm": True,
+                "vllm_enable_sleep_mode": True,
+                "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+            },
+            {},
+            ["expandable_segments", "sleep"],
+        ),
+        (
+            {"attn_implementation": "flash_attention_2", "dtype": "float32", "bf16": False},
+            {},
+            ["flash_attention_2", "bfloat16"],
+        ),
     ],
-)  # fmt: skip
-def test_what_cannot_be_says_why(knobs: dict[str, Any], config: dict[str, Any], words: list[str]) -> None:
+)
+def test_what_cannot_be_says_why(
+    knobs: dict[str, Any], config: dict[str, Any], words: list[str]
+) -> None:
     refused = reason(task(config=config), **knobs)
     assert refused is not None
     for word in words:
@@ -86,26 +127,38 @@ def test_what_cannot_be_says_why(knobs: dict[str, Any], config: dict[str, Any], 
         {"gradient_checkpointing_kwargs.use_reentrant": True},
         {"fp16": True},
         {"optim": "paged_adamw_8bit"},
-        {"load_in_4bit": True, "use_vllm": True},  # of a machine that is not here: its vLLM may be one that can
+        {
+            "load_in_4bit": True,
+            "use_vllm": True,
+        },  # of a machine that is not here: its vLLM may be one that can
     ],
 )
 def test_what_can_be_is_legal(knobs: dict[str, Any]) -> None:
     assert reason(task(), **knobs) is None
 
 
-@pytest.mark.parametrize(("version", "legal"), [("0.20.0", False), ("0.20.1", True), ("0.26.0", True), (None, False)])
+@pytest.mark.parametrize(
+    ("version", "legal"), [("0.20.0", False), ("0.20.1", True), ("0.26.0", True), (None, False)]
+)
 def test_expandable_segments_beside_sleep_mode_depend_on_vllms_version(
     version: str | None, legal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(combinations, "_installed", lambda python: {"vllm": version})
     knobs = {"use_vllm": True, "vllm_enable_sleep_mode": True, "vllm_gpu_memory_utilization": 0.3}
-    assert (reason(task(here=True), **knobs, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True") is None) is legal
+    assert (
+        reason(task(here=True), **knobs, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True") is None
+    ) is legal
     # vLLM looks for this spelling alone.
-    assert reason(task(here=True), **knobs, PYTORCH_CUDA_ALLOC_CONF="expandable_segments: True") is not None
+    assert (
+        reason(task(here=True), **knobs, PYTORCH_CUDA_ALLOC_CONF="expandable_segments: True")
+        is not None
+    )
 
 
 @pytest.mark.parametrize(("gpu", "has"), [("T4", "7.5"), ("V100-32G", "7.0")])
-def test_flash_attention_is_refused_where_the_gpu_is_too_old_for_its_kernels(gpu: str, has: str) -> None:
+def test_flash_attention_is_refused_where_the_gpu_is_too_old_for_its_kernels(
+    gpu: str, has: str
+) -> None:
     asked = task()
     old = replace(asked, hardware=replace(asked.hardware, name=gpu))
     refused = reason(old, attn_implementation="flash_attention_2", fp16=True, bf16=False)
@@ -117,9 +170,10 @@ def test_flash_attention_is_refused_where_the_gpu_is_too_old_for_its_kernels(gpu
 def test_a_package_that_is_missing_where_it_must_run_is_named() -> None:
     asked = task(here=True)
     for package, knobs in {
-        "flash-attn": {"attn_implementation": "flash_attention_2"}, "deepspeed": {"sharding": "zero2"},
+        "flash-attn": {"attn_implementation": "flash_attention_2"},
+        "deepspeed": {"sharding": "zero2"},
         "bitsandbytes": {"optim": "adamw_8bit"},
-    }.items():  # fmt: skip
+    }.items():
         refused = reason(asked, **knobs)
         assert (refused is None) == here(package)
         assert refused is None or f"pip install {package}" in refused
@@ -135,7 +189,10 @@ def here(package: str) -> bool:
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 def test_four_bits_and_vllm_are_refused_exactly_where_vllm_lacks_them() -> None:
     """The rule is by version; the installed vLLM is asked itself."""
-    methods = (Path(str(find_spec("vllm").origin)).parent / "model_executor/layers/quantization/__init__.py").read_text()  # type: ignore[union-attr]
+    methods = (
+        Path(str(find_spec("vllm").origin)).parent
+        / "model_executor/layers/quantization/__init__.py"
+    ).read_text()  # type: ignore[union-attr]
     refused = reason(task(here=True), load_in_4bit=True, use_vllm=True)
     assert (refused is None) == ('"bitsandbytes"' in methods)
     assert refused is None or "bitsandbytes" in refused
@@ -155,12 +212,24 @@ def test_the_topology_is_a_choice_of_its_own_space() -> None:
         one = trl.complete(knobs, asked)
         if trl.why_illegal(one, asked) is None:
             seen.add(
-                (knobs["sharding"], knobs.get("vllm_mode"), knobs.get("server_gpus"), knobs.get("vllm_tensor_parallel_size"))
+                (
+                    knobs["sharding"],
+                    knobs.get("vllm_mode"),
+                    knobs.get("server_gpus"),
+                    knobs.get("vllm_tensor_parallel_size"),
+                )
             )
             assert one.load["ranks"] == ranks_of(one.settings, 4)
     for sharding in ("zero3", "fsdp2", "zero2", "ddp"):
-        ways = {rest for kind, *rest in map(list, seen) for rest in [tuple(rest)] if kind == sharding}
-        assert ways == {(None, None, None), ("colocate", None, 1), ("colocate", None, 2), ("server", 2, None)}
+        ways = {
+            rest for kind, *rest in map(list, seen) for rest in [tuple(rest)] if kind == sharding
+        }
+        assert ways == {
+            (None, None, None),
+            ("colocate", None, 1),
+            ("colocate", None, 2),
+            ("server", 2, None),
+        }
 
 
 def replace_batch(asked: Task, global_batch: int) -> Task:
@@ -180,15 +249,27 @@ def test_the_launch_is_part_of_what_is_loaded_and_the_rest_is_not() -> None:
     for knobs in ({"sharding": "zero2"}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}):
         assert trl.complete({**shape, **knobs}, asked).load_key != plain
     assert trl.complete({**shape, "sharding": "ddp"}, asked).load_key == plain
-    gathers = [trl.complete({**shape, "sharding": "zero3", "ds3_gather_for_generation": way}, asked) for way in (True, False)]
+    gathers = [
+        trl.complete({**shape, "sharding": "zero3", "ds3_gather_for_generation": way}, asked)
+        for way in (True, False)
+    ]
     assert gathers[0].load_key == gathers[1].load_key and gathers[0].id != gathers[1].id
 
 
 def test_dotted_knobs_become_parts_of_trls_own_mappings() -> None:
-    trl, asked = trainer("trl"), task(user_settings={"gradient_checkpointing_kwargs": {"preserve_rng_state": False}})
-    one = trl.complete({"per_device_train_batch_size": 8, "gradient_checkpointing_kwargs.use_reentrant": True}, asked)
+    trl, asked = (
+        trainer("trl"),
+        task(user_settings={"gradient_checkpointing_kwargs": {"preserve_rng_state": False}}),
+    )
+    one = trl.complete(
+        {"per_device_train_batch_size": 8, "gradient_checkpointing_kwargs.use_reentrant": True},
+        asked,
+    )
     settings = trl.probe_request(one, asked, ProbePlan())["settings"]
-    assert settings["gradient_checkpointing_kwargs"] == {"preserve_rng_state": False, "use_reentrant": True}  # type: ignore[index]
+    assert settings["gradient_checkpointing_kwargs"] == {
+        "preserve_rng_state": False,
+        "use_reentrant": True,
+    }  # type: ignore[index]
 
 
 def test_versions_are_asked_once_and_of_the_training_environment() -> None:

@@ -42,17 +42,26 @@ def written(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 def test_its_parts_are_told_apart(written) -> None:  # type: ignore[no-untyped-def]
     config = read_user_config(written(FILE))
-    assert dict(config.settings) == {"learning_rate": 1e-6, "per_device_train_batch_size": 4, "use_peft": True, "bf16": None}
+    assert dict(config.settings) == {
+        "learning_rate": 1e-6,
+        "per_device_train_batch_size": 4,
+        "use_peft": True,
+        "bf16": None,
+    }
     assert config.model == "Qwen/Qwen2.5-0.5B" and config.dataset == "trl-lib/tldr"
     assert config.rest["reward_funcs"] == ["think_format_reward", "my_lib.rewards.custom"]
     assert config.rest["lora_target_modules"] == ["q_proj", "v_proj"]
-    assert config.rest["env"] == {"ANYTHING": "at all"} and config.rest["datasets"] == [{"path": "one", "anything": "else"}]
+    assert config.rest["env"] == {"ANYTHING": "at all"} and config.rest["datasets"] == [
+        {"path": "one", "anything": "else"}
+    ]
     assert config.rest["num_processes"] == 2
 
 
 def test_target_modules_may_be_a_word(written) -> None:  # type: ignore[no-untyped-def]
     """TRL's parser passes a text of the file on to PEFT, which takes `all-linear` or a pattern."""
-    assert read_user_config(written("lora_target_modules: all-linear\n")).settings == {"lora_target_modules": "all-linear"}
+    assert read_user_config(written("lora_target_modules: all-linear\n")).settings == {
+        "lora_target_modules": "all-linear"
+    }
 
 
 def test_a_number_that_yaml_reads_as_text_is_a_number(written) -> None:  # type: ignore[no-untyped-def]
@@ -70,8 +79,16 @@ def test_a_number_that_yaml_reads_as_text_is_a_number(written) -> None:  # type:
         ("num_generations: eight\n", 1, ["num_generations", "int", "'eight'"]),
         ("use_vllm: 3\n", 1, ["use_vllm", "bool"]),
         ("optim: adamw_torch_fast\n", 1, ["optim", "'adamw_torch_fused'"]),
-        ("beta: 1.0\n\nmax_prompt_length: long\n", 3, ["max_prompt_length: not a setting of TRL", "whole number"]),
-        ("torch_dtype: bfloat16\ndtype: float32\n", 1, ["torch_dtype and dtype are the same setting"]),
+        (
+            "beta: 1.0\n\nmax_prompt_length: long\n",
+            3,
+            ["max_prompt_length: not a setting of TRL", "whole number"],
+        ),
+        (
+            "torch_dtype: bfloat16\ndtype: float32\n",
+            1,
+            ["torch_dtype and dtype are the same setting"],
+        ),
         ("deepspeed: none-such.json\n", 1, ["none-such.json", "no such file"]),
         ("beta: 1.0\nbeta: 2.0\n", 2, ["'beta' is given twice", "line 1"]),
         ("accelerate_config: my_own.yaml\n", 1, ["my_own.yaml", "multi_gpu", "zero3"]),

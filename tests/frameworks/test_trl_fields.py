@@ -18,14 +18,22 @@ SCRIPT = Path(__file__).parents[2] / ".ci" / "list_trl_fields.py"
 
 
 def known_names(listing: dict[str, Any]) -> dict[str, Any]:
-    """Leave out keys that are read under another name: those of a transformers that is newer than the pinned one."""
-    kept = {name: facts for name, facts in listing["fields"].items() if name not in former_keys().renamed}
+    """Leave out keys that are read under another name: those of a transformers that is newer
+    than the pinned one.
+    """
+    kept = {
+        name: facts
+        for name, facts in listing["fields"].items()
+        if name not in former_keys().renamed
+    }
     return {**listing, "fields": kept}
 
 
 @pytest.fixture(scope="module")
 def installed() -> dict[str, Any]:
-    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True, timeout=120
+    )
     return known_names(json.loads(done.stdout))
 
 
@@ -38,29 +46,47 @@ def test_every_key_of_the_installed_trl_is_listed(installed: dict[str, Any]) -> 
 def test_nothing_is_listed_that_the_installed_trl_lacks(installed: dict[str, Any]) -> None:
     if installed["versions"][0] not in listed_versions():
         pytest.skip(f"TRL {installed['versions'][0]} is between the listed versions")
-    expected = {name for name, field in fields().items() if not field.versions or installed["versions"][0] in field.versions}
+    expected = {
+        name
+        for name, field in fields().items()
+        if not field.versions or installed["versions"][0] in field.versions
+    }
     assert expected == set(installed["fields"])
 
 
-def test_the_newest_versions_kinds_and_defaults_are_the_listed_ones(installed: dict[str, Any]) -> None:
+def test_the_newest_versions_kinds_and_defaults_are_the_listed_ones(
+    installed: dict[str, Any],
+) -> None:
     if installed["versions"][0] != listed_versions()[-1]:
         pytest.skip("the newest listed TRL is not the installed one")
     for name, facts in installed["fields"].items():
         listed = fields()[name]
-        assert (listed.owner, list(listed.kinds), listed.default) == (facts["of"], facts["kinds"], facts["default"]), name
+        assert (listed.owner, list(listed.kinds), listed.default) == (
+            facts["of"],
+            facts["kinds"],
+            facts["default"],
+        ), name
         assert list(listed.choices) == facts.get("choices", []), name
 
 
-@pytest.mark.parametrize("method", ["rloo", "sft", "dpo", "kto", "reward", "online-dpo", "async-grpo"])
+@pytest.mark.parametrize(
+    "method", ["rloo", "sft", "dpo", "kto", "reward", "online-dpo", "async-grpo"]
+)
 def test_the_other_methods_lists_are_the_installed_trls(method: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--method", method], capture_output=True, text=True, check=True, timeout=240
+        [sys.executable, str(SCRIPT), "--method", method],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
     )
     found = known_names(json.loads(done.stdout.splitlines()[-1]))
     if found["versions"][0] != listed_versions()[-1]:
         pytest.skip("the newest listed TRL is not the installed one")
     listed = {
-        name: field for name, field in fields(method).items() if not field.versions or found["versions"][0] in field.versions
+        name: field
+        for name, field in fields(method).items()
+        if not field.versions or found["versions"][0] in field.versions
     }
     assert set(listed) == set(found["fields"])
     for name, facts in found["fields"].items():

@@ -1,4 +1,6 @@
-"""The written files work: the real `trl grpo --config` takes them, and trains as we said it would."""
+"""The written files work: the real `trl grpo --config` takes them, and trains as we said it
+would.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ LONGEST = []
 def spy(prompts, completion_ids, trainer_state=None, **columns):
     return [float(len(set(ids)) % 5) for ids in completion_ids]
 """
-# Says what the trainer itself uses, from inside the real `trl grpo`: a callback's view of args, and the prompts it tokenises.
+# Says what the trainer itself uses, from inside the real `trl grpo`: a callback's view of args, and
+# the prompts it tokenises.
 SPY = """
 import atexit, json, os, sys
 import importlib.abc, importlib.util
@@ -70,7 +73,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, a dataset and rewards of the user's, in a folder whose name needs quoting."""
     place = tmp_path_factory.mktemp("it's a place")
     write_model_folder(place / "model", tiny_config(), weights=True)
-    rows = [{"prompt": [{"role": "user", "content": "word " * (n % 40) + str(n)}], "answer": str(n)} for n in range(400)]
+    rows = [
+        {"prompt": [{"role": "user", "content": "word " * (n % 40) + str(n)}], "answer": str(n)}
+        for n in range(400)
+    ]
     (place / "data").mkdir()
     (place / "data" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (place / "my_rewards.py").write_text(REWARDS)
@@ -83,8 +89,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def task_at(place: Path) -> Callable[..., Task]:
     def make(ranks: int = 1, **workload: Any) -> Task:
         config = json.loads((place / "model" / "config.json").read_text())
-        model = Model(name=str(place / "model"), config=config, folder=place / "model", origin="local folder")
-        return make_task(ranks, **{"model": model, "dataset": str(place / "data"), "global_batch": 8, **workload})
+        model = Model(
+            name=str(place / "model"), config=config, folder=place / "model", origin="local folder"
+        )
+        return make_task(
+            ranks, **{"model": model, "dataset": str(place / "data"), "global_batch": 8, **workload}
+        )
 
     return make
 
@@ -112,15 +122,33 @@ def run_for_two_steps(command: list[str], place: Path) -> list[dict[str, Any]]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    command = [*command, "--max_steps", "2", "--save_strategy", "no", "--output_dir", str(place / "outputs")]
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    command = [
+        *command,
+        "--max_steps",
+        "2",
+        "--save_strategy",
+        "no",
+        "--output_dir",
+        str(place / "outputs"),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(path.read_text()) for path in sorted(out.iterdir())]
 
 
 def agree(said: dict[str, Any], candidate: Any) -> None:
     """The trainer's own settings against ours, one by one."""
-    compared = [name for name in candidate.settings if name in fields() and fields()[name].owner == "config"]
+    compared = [
+        name for name in candidate.settings if name in fields() and fields()[name].owner == "config"
+    ]
     assert len(compared) > 12
     for name in compared:
         assert said[name] == candidate.settings[name], name
@@ -129,8 +157,14 @@ def agree(said: dict[str, Any], candidate: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_trl_takes_the_files_and_uses_what_we_said(ranks: int, place: Path, task_at: Callable[..., Task]) -> None:
-    task = task_at(ranks, held={"learning_rate": 1e-5, "beta": 0.04}, user_settings={"reward_funcs": ["my_rewards.spy"]})
+def test_trl_takes_the_files_and_uses_what_we_said(
+    ranks: int, place: Path, task_at: Callable[..., Task]
+) -> None:
+    task = task_at(
+        ranks,
+        held={"learning_rate": 1e-5, "beta": 0.04},
+        user_settings={"reward_funcs": ["my_rewards.spy"]},
+    )
     candidate = trainer("trl").complete(KNOBS, task)
     assert trainer("trl").why_illegal(candidate, task) is None
     paths = trainer("trl").write_files(candidate, task, place / f"out {ranks}")
@@ -145,8 +179,12 @@ def test_trl_takes_the_files_and_uses_what_we_said(ranks: int, place: Path, task
 
 
 @pytest.mark.slow
-def test_the_longest_prompt_that_the_trainer_sees_is_the_limit(place: Path, task_at: Callable[..., Task]) -> None:
-    """Every filtered prompt is drawn: as many steps as there are rows would be long, so the batch holds them all."""
+def test_the_longest_prompt_that_the_trainer_sees_is_the_limit(
+    place: Path, task_at: Callable[..., Task]
+) -> None:
+    """Every filtered prompt is drawn: as many steps as there are rows would be long, so the
+    batch holds them all.
+    """
     task = task_at(1, user_settings={"reward_funcs": ["my_rewards.spy"]}, global_batch=None)
     unfiltered = measure_prompts(task, {"dataset_name": str(place / "data")}, limit=LIMIT, out=None)
     assert unfiltered["longest_prompt"] > LIMIT, "the dataset must have something to drop"  # type: ignore[operator]
@@ -163,14 +201,18 @@ def test_the_longest_prompt_that_the_trainer_sees_is_the_limit(place: Path, task
     trainer("trl").write_files(candidate, task, place / "filtered")
     # `trl grpo --config` on the bare file, as the issue's users would type it.
     trl = str(Path(sys.executable).parent / "trl")
-    (said,) = run_for_two_steps([trl, "grpo", "--config", str(place / "filtered" / "recommended.yaml")], place)
+    (said,) = run_for_two_steps(
+        [trl, "grpo", "--config", str(place / "filtered" / "recommended.yaml")], place
+    )
     assert said["rows"] == kept and len(said["prompts"]) == 2 * 2 * kept
     assert max(said["prompts"]) == LIMIT == unfiltered["longest_kept"]
     assert json.loads((place / "filtered" / "prompts.json").read_text())["dropped"] == 400 - kept
 
 
 @pytest.mark.slow
-def test_without_a_dataset_or_rewards_the_file_still_runs(place: Path, task_at: Callable[..., Task]) -> None:
+def test_without_a_dataset_or_rewards_the_file_still_runs(
+    place: Path, task_at: Callable[..., Task]
+) -> None:
     task = task_at(1, dataset=None)
     folder = place / "bare"
     trainer("trl").write_files(trainer("trl").complete(KNOBS, task), task, folder)
@@ -183,13 +225,28 @@ def test_without_a_dataset_or_rewards_the_file_still_runs(place: Path, task_at: 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
-def test_with_vllm_on_a_cpu_the_launch_script_works(place: Path, task_at: Callable[..., Task]) -> None:
-    """Real vLLM in the real `trl grpo`; that the weights reach the engine shows in how close its log-probabilities are."""
-    task = task_at(1, held={"learning_rate": 1e-2, "logging_steps": 1}, user_settings={"reward_funcs": ["my_rewards.spy"]})
-    candidate = trainer("trl").complete({**KNOBS, "use_vllm": True, "vllm_gpu_memory_utilization": 0.2}, task)
+def test_with_vllm_on_a_cpu_the_launch_script_works(
+    place: Path, task_at: Callable[..., Task]
+) -> None:
+    """Real vLLM in the real `trl grpo`; that the weights reach the engine shows in how close its
+    log-probabilities are.
+    """
+    task = task_at(
+        1,
+        held={"learning_rate": 1e-2, "logging_steps": 1},
+        user_settings={"reward_funcs": ["my_rewards.spy"]},
+    )
+    candidate = trainer("trl").complete(
+        {**KNOBS, "use_vllm": True, "vllm_gpu_memory_utilization": 0.2}, task
+    )
     assert trainer("trl").why_illegal(candidate, task) is None
     trainer("trl").write_files(candidate, task, place / "with vllm")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+    }
     environment["PYTHON"] = sys.executable
     command = [
         str(place / "with vllm" / "launch.sh"),
@@ -200,13 +257,26 @@ def test_with_vllm_on_a_cpu_the_launch_script_works(place: Path, task_at: Callab
         "--output_dir",
         str(place / "v"),
     ]
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(
+        command,
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    differences = [float(each) for each in re.findall(r"sampling_logp_difference/mean': '?([\d.e-]+)", done.stdout)]
+    differences = [
+        float(each)
+        for each in re.findall(r"sampling_logp_difference/mean': '?([\d.e-]+)", done.stdout)
+    ]
     assert len(differences) == 3 and max(differences) < 0.1, done.stdout[-2000:]
 
 
-def test_the_users_own_settings_are_kept(tmp_path: Path, place: Path, task_at: Callable[..., Task]) -> None:
+def test_the_users_own_settings_are_kept(
+    tmp_path: Path, place: Path, task_at: Callable[..., Task]
+) -> None:
     user = {
         "reward_funcs": ["my_rewards.spy"],
         "reward_weights": [1.0],
@@ -219,15 +289,23 @@ def test_the_users_own_settings_are_kept(tmp_path: Path, place: Path, task_at: C
     task = task_at(1, held=held, user_settings=user, dataset=str(place / "nothing here"))
     trainer("trl").write_files(trainer("trl").complete(KNOBS, task), task, tmp_path)
     written = yaml.safe_load((tmp_path / "recommended.yaml").read_text())
-    expected = {**held, **user, **{name: value for name, value in KNOBS.items() if name != "max_prompt_length"}}
+    expected = {
+        **held,
+        **user,
+        **{name: value for name, value in KNOBS.items() if name != "max_prompt_length"},
+    }
     del expected["num_processes"]
     assert {name: written.get(name) for name in expected} == expected
     assert "max_prompt_length" not in written and "num_processes" not in written
-    assert "NOT FILTERED" in (tmp_path / "recommended.yaml").read_text(), "a dataset out of reach must be said"
+    assert "NOT FILTERED" in (tmp_path / "recommended.yaml").read_text(), (
+        "a dataset out of reach must be said"
+    )
     assert os.access(tmp_path / "launch.sh", os.X_OK)
 
 
-def test_a_file_is_whole_or_absent(tmp_path: Path, task_at: Callable[..., Task], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_whole_or_absent(
+    tmp_path: Path, task_at: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = task_at(1, dataset=None)
     candidate = trainer("trl").complete(KNOBS, task)
     trainer("trl").write_files(candidate, task, tmp_path)
@@ -238,7 +316,9 @@ def test_a_file_is_whole_or_absent(tmp_path: Path, task_at: Callable[..., Task],
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="No space"):
-        trainer("trl").write_files(trainer("trl").complete({**KNOBS, "num_generations": 4}, task), task, tmp_path)
+        trainer("trl").write_files(
+            trainer("trl").complete({**KNOBS, "num_generations": 4}, task), task, tmp_path
+        )
     monkeypatch.undo()
     assert (tmp_path / "recommended.yaml").read_text() == before
     assert not list(tmp_path.rglob(".*")), "a partial file was left"

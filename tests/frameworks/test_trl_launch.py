@@ -19,8 +19,13 @@ from autotune.frameworks.trl.trainers import TrlGrpo
 
 def task(ranks: int) -> Task:
     model = Model(name="m", config={"model_type": "qwen2"}, folder=None, origin="made up")
-    hardware = Hardware(kind="cuda", name="A100-40G", count=ranks, memory_bytes=40 * GIB, here=False)
-    return Task(workload=Workload(model=model, python=Path("/usr/bin/python3"), tuning="full"), hardware=hardware)
+    hardware = Hardware(
+        kind="cuda", name="A100-40G", count=ranks, memory_bytes=40 * GIB, here=False
+    )
+    return Task(
+        workload=Workload(model=model, python=Path("/usr/bin/python3"), tuning="full"),
+        hardware=hardware,
+    )
 
 
 def ready_made(name: str) -> dict[str, object]:
@@ -34,12 +39,15 @@ def ready_made(name: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3", "fsdp1", "fsdp2"])
 def test_sharding_is_worded_as_trl_words_it(kind: str) -> None:
-    written = launch_configuration(TrlGrpo().complete({"sharding": kind, "per_device_train_batch_size": 8}, task(4)), task(4))
+    written = launch_configuration(
+        TrlGrpo().complete({"sharding": kind, "per_device_train_batch_size": 8}, task(4)), task(4)
+    )
     theirs = ready_made(kind)
     assert written["num_processes"] == 4
     for key in ("distributed_type", "fsdp_config", "mixed_precision"):
         assert written.get(key) == theirs.get(key), key
-    # TRL's own zero1 leaves out that nothing is offloaded, and pins the accumulation, which is the trainer's to say.
+    # TRL's own zero1 leaves out that nothing is offloaded, and pins the accumulation, which is the
+    # trainer's to say.
     stage, their_stage = written.get("deepspeed_config") or {}, theirs.get("deepspeed_config") or {}
     assert isinstance(stage, dict) and isinstance(their_stage, dict)
     shared = stage.keys() & their_stage.keys()
@@ -48,10 +56,14 @@ def test_sharding_is_worded_as_trl_words_it(kind: str) -> None:
 
 
 def test_fsdp1_trains_on_float32_masters_under_mixed_precision() -> None:
-    """accelerate widens what trains, so that a shard has twice the bytes of its bfloat16 weights."""
+    """accelerate widens what trains, so that a shard has twice the bytes of its bfloat16
+    weights.
+    """
     made = task(2)
     for settings, masters in (({}, 4), ({"bf16": False}, None)):
-        candidate = TrlGrpo().complete({"sharding": "fsdp1", "per_device_train_batch_size": 8, **settings}, made)
+        candidate = TrlGrpo().complete(
+            {"sharding": "fsdp1", "per_device_train_batch_size": 8, **settings}, made
+        )
         assert Sharding.of(sharding_request(candidate, made)).master_bytes == masters
 
 
@@ -66,6 +78,8 @@ def test_a_trace_is_told_that_fsdp2_keeps_parameters_on_the_host() -> None:
 
 @pytest.mark.parametrize(("ranks", "kind"), [(1, "NO"), (2, "MULTI_GPU")])
 def test_a_copy_on_every_rank_is_plain(ranks: int, kind: str) -> None:
-    written = launch_configuration(TrlGrpo().complete({"per_device_train_batch_size": 8}, task(ranks)), task(ranks))
+    written = launch_configuration(
+        TrlGrpo().complete({"per_device_train_batch_size": 8}, task(ranks)), task(ranks)
+    )
     assert written["distributed_type"] == kind
     assert "deepspeed_config" not in written and "fsdp_config" not in written

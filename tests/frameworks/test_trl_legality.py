@@ -1,4 +1,6 @@
-"""Legality is exact: the real GRPOConfig takes what we call legal, and refuses what we say it refuses."""
+"""Legality is exact: the real GRPOConfig takes what we call legal, and refuses what we say it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "log_completions_hub_repo": st.sampled_from([None, "some/where"]),
     "torch_empty_cache_steps": st.sampled_from([None, 0, 1, 3]),
     "optim": st.sampled_from(["adamw_torch", "adamw_torch_fused", "adafactor", "adamw_9bit"]),
-    "vllm_importance_sampling_mode": st.sampled_from(["token_truncate", "sequence_truncate", "token_mask", "sequence_mask"]),
+    "vllm_importance_sampling_mode": st.sampled_from(
+        ["token_truncate", "sequence_truncate", "token_mask", "sequence_mask"]
+    ),
     "vllm_importance_sampling_clip_min": st.sampled_from([None, 0.5, 3.0]),
     "vllm_importance_sampling_clip_max": st.sampled_from([None, 0.5, 3.0]),
     "vllm_importance_sampling_correction": st.booleans(),
@@ -61,12 +65,21 @@ def test_exactly_what_grpo_config_refuses_is_called_refused(ranks: int) -> None:
     seen = {True: 0, False: 0}
 
     @SLOW_FIRST
-    @given(shape=st.fixed_dictionaries({}, optional=SHAPES), other=st.fixed_dictionaries({}, optional=OTHERS))
+    @given(
+        shape=st.fixed_dictionaries({}, optional=SHAPES),
+        other=st.fixed_dictionaries({}, optional=OTHERS),
+    )
     def compare(shape: dict[str, Any], other: dict[str, Any]) -> None:
         asked = {"use_cpu": True, "bf16": False, **shape, **other}
         if ranks > 1:
-            asked["use_cpu"] = True  # without it and without a GPU, transformers runs one process whatever it was told
-        ours, theirs = next(config_refusals(asked, ranks, "cpu"), None), refusal_of_trl(asked, ranks)
+            asked["use_cpu"] = (
+                # without it and without a GPU, transformers runs one process whatever it was told
+                True
+            )
+        ours, theirs = (
+            next(config_refusals(asked, ranks, "cpu"), None),
+            refusal_of_trl(asked, ranks),
+        )
         seen[theirs is None] += 1
         assert (ours is None) == (theirs is None), f"{asked}\nours: {ours}\nTRL's: {theirs}"
 
@@ -81,16 +94,23 @@ def test_exactly_what_grpo_config_refuses_is_called_refused(ranks: int) -> None:
     assert min(seen.values()) >= 20, f"the property was hardly tried: {seen}"
 
 
-@pytest.mark.parametrize(("name", "ranks"), [*(("demo", ranks) for ranks in WORLDS), ("grpo", 1), ("grpo", 8), ("grpo-wide", 6)])
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [*(("demo", ranks) for ranks in WORLDS), ("grpo", 1), ("grpo", 8), ("grpo-wide", 6)],
+)
 def test_every_legal_candidate_constructs(name: str, ranks: int) -> None:
-    """The shipped spaces at each world size: legal ones construct, and what only our own rules refuse is told apart."""
+    """The shipped spaces at each world size: legal ones construct, and what only our own rules
+    refuse is told apart.
+    """
     trl, space = trainer("trl"), load_space(name)
     task = make_task(ranks, global_batch=space.assume["global_batch"])
     shapes: dict[tuple[Any, ...], tuple[str | None, dict[str, Any]]] = {}
     for knobs in space.assignments():
         candidate = trl.complete(knobs, task)
         asked = dict(trl.probe_request(candidate, task, PLAN)["settings"])  # type: ignore[attr-defined]
-        shapes.setdefault(tuple(sorted(asked.items(), key=str)), (trl.why_illegal(candidate, task), asked))
+        shapes.setdefault(
+            tuple(sorted(asked.items(), key=str)), (trl.why_illegal(candidate, task), asked)
+        )
     picked = sorted(shapes.items(), key=str)[:: max(1, len(shapes) // 120)]
     with world_of(ranks):
         for _, (reason, asked) in picked:
@@ -107,13 +127,21 @@ def test_legal_means_that_no_list_refuses() -> None:
     @settings(max_examples=300, deadline=None)
     @given(
         knobs=st.fixed_dictionaries(
-            {}, optional={**SHAPES, "use_vllm": st.booleans(), "vllm_max_model_length": st.sampled_from([None, 100, 2000])}
+            {},
+            optional={
+                **SHAPES,
+                "use_vllm": st.booleans(),
+                "vllm_max_model_length": st.sampled_from([None, 100, 2000]),
+            },
         )
     )
     def compare(knobs: dict[str, Any]) -> None:
         candidate = trainer("trl").complete(knobs, task)
         reason = trainer("trl").why_illegal(candidate, task)
-        listed = [*config_refusals(candidate.settings, 2, "cpu"), *other_refusals(candidate.settings, task)]
+        listed = [
+            *config_refusals(candidate.settings, 2, "cpu"),
+            *other_refusals(candidate.settings, task),
+        ]
         assert (reason is None) == (not listed)
 
     compare()
@@ -122,27 +150,73 @@ def test_legal_means_that_no_list_refuses() -> None:
 @pytest.mark.parametrize(
     ("knobs", "held", "kind", "ranks", "words"),
     [
-        ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}, {}, "cpu", 1, ["held at 16", "makes 8"]),
-        ({"per_device_train_batch_size": 0, "gradient_accumulation_steps": 16}, {}, "cpu", 1, ["at least 1", "0"]),
-        ({"use_vllm": True, "vllm_max_model_length": 300, "max_prompt_length": 200, "max_completion_length": 101}, {}, "cpu", 1,
-         ["vllm_max_model_length (300)", "200 + 101 = 301"]),
-        ({"use_vllm": True, "max_prompt_length": 4000, "max_completion_length": 200}, {}, "cpu", 1, ["4096 positions"]),
+        (
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1},
+            {},
+            "cpu",
+            1,
+            ["held at 16", "makes 8"],
+        ),
+        (
+            {"per_device_train_batch_size": 0, "gradient_accumulation_steps": 16},
+            {},
+            "cpu",
+            1,
+            ["at least 1", "0"],
+        ),
+        (
+            {
+                "use_vllm": True,
+                "vllm_max_model_length": 300,
+                "max_prompt_length": 200,
+                "max_completion_length": 101,
+            },
+            {},
+            "cpu",
+            1,
+            ["vllm_max_model_length (300)", "200 + 101 = 301"],
+        ),
+        (
+            {"use_vllm": True, "max_prompt_length": 4000, "max_completion_length": 200},
+            {},
+            "cpu",
+            1,
+            ["4096 positions"],
+        ),
         ({"use_vllm": True, "vllm_enable_sleep_mode": True}, {}, "cpu", 1, ["sleep", "GPU"]),
-        ({"use_vllm": True, "vllm_gpu_memory_utilization": 1.2}, {}, "cuda", 1, ["at most 1", "1.2"]),
+        (
+            {"use_vllm": True, "vllm_gpu_memory_utilization": 1.2},
+            {},
+            "cuda",
+            1,
+            ["at most 1", "1.2"],
+        ),
         ({"use_vllm": True}, {"vllm_tensor_parallel_size": 3}, "cuda", 2, ["(3)", "2 ranks"]),
-        ({"use_vllm": True}, {"vllm_mode": "elsewhere"}, "cuda", 2, ["colocate", "server", "elsewhere"]),
+        (
+            {"use_vllm": True},
+            {"vllm_mode": "elsewhere"},
+            "cuda",
+            2,
+            ["colocate", "server", "elsewhere"],
+        ),
         ({}, {"fp16": True}, "cpu", 1, ["fp16", "GPU"]),
         ({}, {"dtype": "float16"}, "cpu", 1, ["fp16", "GPU"]),
         ({}, {"load_in_4bit": True, "use_peft": True}, "cpu", 1, ["4-bit", "GPU"]),
         ({}, {"load_in_4bit": True}, "cuda", 1, ["adapter", "use_peft"]),
         ({"loss_type": "dapper"}, {}, "cpu", 1, ["loss_type", "'dapper'", "dapo"]),
         ({}, {"deepspeed": "zero3.json"}, "cuda", 2, ["deepspeed", "sharding=zero2"]),
-        ({}, {"generation_batch_size": 16, "steps_per_generation": 2}, "cpu", 1, ["generation_batch_size (16)", "(2)"]),
+        (
+            {},
+            {"generation_batch_size": 16, "steps_per_generation": 2},
+            "cpu",
+            1,
+            ["generation_batch_size (16)", "(2)"],
+        ),
         ({}, {"use_cpu": True}, "cuda", 1, ["use_cpu"]),
         ({"num_generations": 1}, {}, "cpu", 1, ["num_generations", "at least 2"]),
         ({"num_generations": 5}, {}, "cpu", 1, ["(16", "num_generations (5)"]),
     ],
-)  # fmt: skip
+)
 def test_reasons_state_the_rule_and_the_value(
     knobs: dict[str, Any], held: dict[str, Any], kind: str, ranks: int, words: list[str]
 ) -> None:
@@ -165,10 +239,15 @@ def test_without_a_config_the_baseline_is_trls_shape_at_the_held_knobs(
     assert trainer("trl").why_illegal(candidate, task) is None
     assert knobs["per_device_train_batch_size"] == 8
     assert knobs["gradient_checkpointing"] is True and knobs["use_vllm"] is False
-    assert knobs["num_generations"] == 8 and knobs["max_completion_length"] == space["max_completion_length"].choices[0]
+    assert (
+        knobs["num_generations"] == 8
+        and knobs["max_completion_length"] == space["max_completion_length"].choices[0]
+    )
 
 
-def test_the_users_own_configuration_is_the_baseline(space_with: Callable[..., SearchSpace]) -> None:
+def test_the_users_own_configuration_is_the_baseline(
+    space_with: Callable[..., SearchSpace],
+) -> None:
     held = {
         "per_device_train_batch_size": 6,
         "gradient_accumulation_steps": 4,
@@ -194,6 +273,12 @@ def space_with() -> Callable[..., SearchSpace]:
 
 def test_autotunes_own_settings_never_reach_trl() -> None:
     task: Task = make_task()
-    request = trainer("trl").probe_request(trainer("trl").complete({"max_prompt_length": 77}, task), task, PLAN)
+    request = trainer("trl").probe_request(
+        trainer("trl").complete({"max_prompt_length": 77}, task), task, PLAN
+    )
     assert not OWN_SETTINGS & set(request["settings"])  # type: ignore[call-overload]
-    assert settings_of({"max_prompt_length": 77}, task)["max_prompt_length"] == 77 == request["lengths"]["prompt"]  # type: ignore[index]
+    assert (
+        settings_of({"max_prompt_length": 77}, task)["max_prompt_length"]
+        == 77
+        == request["lengths"]["prompt"]
+    )  # type: ignore[index]

@@ -1,4 +1,6 @@
-"""SFT, DPO, RLOO and online DPO: what a probe and a trace of them are asked, what is illegal, and the files they end in."""
+"""SFT, DPO, RLOO and online DPO: what a probe and a trace of them are asked, what is illegal,
+and the files they end in.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from tests.frameworks.conftest import make_task
         ("online-dpo", (512, 64)),
     ],
 )
-def test_a_probe_is_asked_for_in_the_methods_own_settings(method: str, lengths: tuple[int, int]) -> None:
+def test_a_probe_is_asked_for_in_the_methods_own_settings(
+    method: str, lengths: tuple[int, int]
+) -> None:
     other, task = trainer("trl", method), make_task(method=method)
     candidate = other.complete({"per_device_train_batch_size": 4}, task)
     assert other.measures
@@ -43,11 +47,18 @@ def test_a_probe_is_asked_for_in_the_methods_own_settings(method: str, lengths: 
 
 
 def test_rows_without_padding_are_not_cut_by_the_trainer() -> None:
-    sft, task = trainer("trl", "sft"), make_task(method="sft", held={"padding_free": True, "max_length": 256})
+    sft, task = (
+        trainer("trl", "sft"),
+        make_task(method="sft", held={"padding_free": True, "max_length": 256}),
+    )
     candidate = sft.complete({}, task)
     assert candidate.settings["max_length"] is None
-    assert candidate.settings["max_prompt_length"] + candidate.settings["max_completion_length"] == 256  # type: ignore[operator]
-    packed = make_task(method="sft", held={"padding_free": True, "packing": True, "max_length": 256})
+    assert (
+        candidate.settings["max_prompt_length"] + candidate.settings["max_completion_length"] == 256
+    )  # type: ignore[operator]
+    packed = make_task(
+        method="sft", held={"padding_free": True, "packing": True, "max_length": 256}
+    )
     assert sft.complete({}, packed).settings["max_length"] == 256
 
 
@@ -60,8 +71,13 @@ def test_rows_without_padding_are_not_cut_by_the_trainer() -> None:
         ("reward", {}, "lora", None),
     ],
 )
-def test_rules_of_their_own(method: str, held: dict[str, Any], tuning: Any, words: str | None) -> None:
-    one, task = trainer("trl", method), make_task(kind="cuda", method=method, held=held, tuning=tuning)
+def test_rules_of_their_own(
+    method: str, held: dict[str, Any], tuning: Any, words: str | None
+) -> None:
+    one, task = (
+        trainer("trl", method),
+        make_task(kind="cuda", method=method, held=held, tuning=tuning),
+    )
     why = one.why_illegal(one.complete({}, task), task)
     assert why is None if words is None else words in str(why)
 
@@ -83,7 +99,10 @@ def test_what_rows_can_not_be_trained_with(held: dict[str, Any], words: str) -> 
 
 @pytest.mark.parametrize("method", ["sft", "dpo", "kto", "reward"])
 def test_offloading_of_activations_is_probed_and_traced_for_a_gpu(method: str) -> None:
-    other, task = trainer("trl", method), make_task(kind="cuda", method=method, held={"activation_offloading": True})
+    other, task = (
+        trainer("trl", method),
+        make_task(kind="cuda", method=method, held={"activation_offloading": True}),
+    )
     candidate = other.complete({}, task)
     assert other.why_illegal(candidate, task) is None
     probe: Any = other.probe_request(candidate, task, ProbePlan())
@@ -95,10 +114,15 @@ def test_offloading_of_activations_is_probed_and_traced_for_a_gpu(method: str) -
 @pytest.mark.parametrize("method", ["grpo", "rloo", "sft", "dpo", "kto", "reward", "online-dpo"])
 def test_what_is_to_be_followed_is_json_in_the_methods_own_settings(method: str) -> None:
     other, task = trainer("trl", method), make_task(4, kind="cuda", method=method, tuning="lora")
-    request = json.loads(json.dumps(other.trace_request(other.complete({"per_device_train_batch_size": 4}, task), task)))
+    request = json.loads(
+        json.dumps(
+            other.trace_request(other.complete({"per_device_train_batch_size": 4}, task), task)
+        )
+    )
     assert request["method"] == method
     assert set(request["settings"]) <= set(other.fields())
-    # The Trainer's rule: with an adapter parameters may be unused. PPO makes its accelerator itself.
+    # The Trainer's rule: with an adapter parameters may be unused. PPO makes its accelerator
+    # itself.
     given = {} if method == "ppo" else {"options": {"find_unused_parameters": True}}
     assert request["sharding"] == {"kind": "ddp", "ranks": 4, **given}
     assert request["adapter"]["lora_r"] == 16 and request["device"] == "cuda"
@@ -109,7 +133,9 @@ def test_ddps_options_are_those_of_the_trainer() -> None:
 
     def options(**user: Any) -> object:
         task = make_task(2, kind="cuda", tuning="full", user_settings=user)
-        request: Any = grpo.trace_request(grpo.complete({"gradient_checkpointing": True}, task), task)
+        request: Any = grpo.trace_request(
+            grpo.complete({"gradient_checkpointing": True}, task), task
+        )
         return request["sharding"]["options"]
 
     assert options() == {"find_unused_parameters": False}
@@ -138,9 +164,15 @@ def test_sharding_is_autotunes_own_setting() -> None:
     grpo, task = trainer("trl"), make_task(4, kind="cuda", held={"sharding": "zero3"})
     candidate = grpo.complete({}, task)
     request: Any = grpo.trace_request(candidate, task)
-    assert request["sharding"] == {"kind": "zero3", "ranks": 4} and "sharding" not in request["settings"]
+    assert (
+        request["sharding"] == {"kind": "zero3", "ranks": 4}
+        and "sharding" not in request["settings"]
+    )
     launch: Any = grpo.load_request(candidate, task)["launch"]
-    assert launch["sharding"] == "zero3" and launch["accelerate"]["deepspeed_config"]["zero_stage"] == 3
+    assert (
+        launch["sharding"] == "zero3"
+        and launch["accelerate"]["deepspeed_config"]["zero_stage"] == 3
+    )
     assert "sharding" not in grpo.probe_request(candidate, task, ProbePlan())["settings"]  # type: ignore[operator]
     bad = make_task(4, kind="cuda", held={"sharding": "zero9"})
     assert "sharding must be one of" in (grpo.why_illegal(grpo.complete({}, bad), bad) or "")
@@ -151,26 +183,44 @@ def test_weights_that_are_quantised_on_the_hub_are_told() -> None:
     task.workload.model.config["quantization_config"] = {"quant_method": "gptq", "bits": 4}  # type: ignore[index]
     request: Any = grpo.trace_request(grpo.complete({}, task), task)
     assert request["model"]["gptq_bits"] == 4
-    with pytest.raises(IllegalConfiguration, match="gptq"):  # there is nothing on disk to probe with
+    with pytest.raises(
+        IllegalConfiguration, match="gptq"
+    ):  # there is nothing on disk to probe with
         grpo.probe_request(grpo.complete({}, task), task, ProbePlan())
 
 
 def test_a_row_rule_is_refused_with_its_values() -> None:
     sft, task = trainer("trl", "sft"), make_task(2, kind="cuda", method="sft", global_batch=7)
-    assert "held at 7" in (sft.why_illegal(sft.complete({"per_device_train_batch_size": 2}, task), task) or "")
+    assert "held at 7" in (
+        sft.why_illegal(sft.complete({"per_device_train_batch_size": 2}, task), task) or ""
+    )
 
 
-@pytest.mark.parametrize(("method", "columns"), [("sft", {"text"}), ("dpo", {"prompt", "chosen", "rejected"})])
+@pytest.mark.parametrize(
+    ("method", "columns"), [("sft", {"text"}), ("dpo", {"prompt", "chosen", "rejected"})]
+)
 def test_its_files_run_as_they_are(method: str, columns: set[str], tmp_path: Path) -> None:
     other, task = trainer("trl", method), make_task(method=method)
     paths = other.write_files(other.complete({"max_length": 256}, task), task, tmp_path)
-    assert {path.name for path in paths} == {"recommended.yaml", "accelerate.yaml", "launch.sh", "train.jsonl"}
+    assert {path.name for path in paths} == {
+        "recommended.yaml",
+        "accelerate.yaml",
+        "launch.sh",
+        "train.jsonl",
+    }
     content = yaml.safe_load((tmp_path / "recommended.yaml").read_text())
-    assert content["max_length"] == 256 and "reward_funcs" not in content and "steps_per_generation" not in content
+    assert (
+        content["max_length"] == 256
+        and "reward_funcs" not in content
+        and "steps_per_generation" not in content
+    )
     assert f"-m trl.scripts.{method} --config" in (tmp_path / "launch.sh").read_text()
     rows = (tmp_path / "placeholder" / "train.jsonl").read_text().splitlines()
     assert set(json.loads(rows[0])) == columns
-    assert f"{method.upper()} for made/up on cpu, measured by autotune" in (tmp_path / "recommended.yaml").read_text()
+    assert (
+        f"{method.upper()} for made/up on cpu, measured by autotune"
+        in (tmp_path / "recommended.yaml").read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,49 +233,115 @@ def test_its_files_run_as_they_are(method: str, columns: set[str], tmp_path: Pat
         ({"load_in_4bit": True}, None, "use_peft must be on"),
     ],
 )
-def test_what_pairs_can_not_be_written_with(held: dict[str, Any], global_batch: int | None, words: str) -> None:
-    pairs, task = trainer("trl", "online-dpo"), make_task(kind="cuda", method="online-dpo", held=held, global_batch=global_batch)
+def test_what_pairs_can_not_be_written_with(
+    held: dict[str, Any], global_batch: int | None, words: str
+) -> None:
+    pairs, task = (
+        trainer("trl", "online-dpo"),
+        make_task(kind="cuda", method="online-dpo", held=held, global_batch=global_batch),
+    )
     assert words in (pairs.why_illegal(pairs.complete({}, task), task) or "")
 
 
 def test_a_pair_is_two_completions_wherever_completions_are_counted() -> None:
-    pairs, task = trainer("trl", "online-dpo"), make_task(2, kind="cuda", method="online-dpo", global_batch=32)
+    pairs, task = (
+        trainer("trl", "online-dpo"),
+        make_task(2, kind="cuda", method="online-dpo", global_batch=32),
+    )
     candidate = pairs.complete({"per_device_train_batch_size": 4}, task)
-    assert candidate.settings["gradient_accumulation_steps"] == 2 and pairs.why_illegal(candidate, task) is None
+    assert (
+        candidate.settings["gradient_accumulation_steps"] == 2
+        and pairs.why_illegal(candidate, task) is None
+    )
     composition = pairs.compose(candidate, task)
-    assert (composition.micro_batch, composition.accumulation, composition.generation_batch) == (8, 2, 16)
+    assert (composition.micro_batch, composition.accumulation, composition.generation_batch) == (
+        8,
+        2,
+        16,
+    )
     assert [one.role for one in composition.residents] == ["policy", "reference"]
-    held = make_task(method="online-dpo", held={"max_completion_length": 100, "max_prompt_length": 20})
-    assert (pairs.complete({}, held).settings["max_new_tokens"], pairs.complete({}, held).settings["max_length"]) == (100, 120)
+    held = make_task(
+        method="online-dpo", held={"max_completion_length": 100, "max_prompt_length": 20}
+    )
+    assert (
+        pairs.complete({}, held).settings["max_new_tokens"],
+        pairs.complete({}, held).settings["max_length"],
+    ) == (100, 120)
 
 
 @pytest.mark.parametrize("method", ["grpo", "rloo", "online-dpo"])
-def test_a_reward_model_of_the_users_is_on_every_rank_and_cut_under_zero3_alone(method: str) -> None:
+def test_a_reward_model_of_the_users_is_on_every_rank_and_cut_under_zero3_alone(
+    method: str,
+) -> None:
     asking, named = trainer("trl", method), {"reward_model_name_or_path": "Qwen/Qwen2.5-0.5B"}
     for sharding, cut in (("zero3", "parameters"), ("zero2", "none"), ("fsdp2", "none")):
-        task = make_task(4, kind="cuda", method=method, tuning="lora", held={"sharding": sharding}, user_settings=named)
-        (judge,) = [one for one in asking.compose(asking.complete({}, task), task).residents if one.role == "reward"]
+        task = make_task(
+            4,
+            kind="cuda",
+            method=method,
+            tuning="lora",
+            held={"sharding": sharding},
+            user_settings=named,
+        )
+        (judge,) = [
+            one
+            for one in asking.compose(asking.complete({}, task), task).residents
+            if one.role == "reward"
+        ]
         assert (judge.model, judge.sharding, judge.trains) == ("Qwen/Qwen2.5-0.5B", cut, False)
 
 
 @pytest.mark.slow
 def test_online_dpos_files_train_as_they_are(tiny_model: Path, tmp_path: Path) -> None:
-    """There is no command: accelerate starts the script that is written beside the YAML, and that really takes a step."""
+    """There is no command: accelerate starts the script that is written beside the YAML, and
+    that really takes a step.
+    """
     model = Model(
-        name=str(tiny_model), config=json.loads((tiny_model / "config.json").read_text()), folder=tiny_model, origin="f"
+        name=str(tiny_model),
+        config=json.loads((tiny_model / "config.json").read_text()),
+        folder=tiny_model,
+        origin="f",
     )
-    held = {"max_new_tokens": 8, "max_prompt_length": 24, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
-    pairs, task = trainer("trl", "online-dpo"), make_task(method="online-dpo", model=model, tuning="lora", held=held)
+    held = {
+        "max_new_tokens": 8,
+        "max_prompt_length": 24,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+    }
+    pairs, task = (
+        trainer("trl", "online-dpo"),
+        make_task(method="online-dpo", model=model, tuning="lora", held=held),
+    )
     pairs.write_files(pairs.complete({}, task), task, tmp_path)
     content = yaml.safe_load((tmp_path / "recommended.yaml").read_text())
-    assert content["max_new_tokens"] == 8 and content["max_length"] == 32 and "config_file" not in content
-    bounds = ["--max_steps", "1", "--logging_steps", "1", "--report_to", "none", "--save_strategy", "no"]
+    assert (
+        content["max_new_tokens"] == 8
+        and content["max_length"] == 32
+        and "config_file" not in content
+    )
+    bounds = [
+        "--max_steps",
+        "1",
+        "--logging_steps",
+        "1",
+        "--report_to",
+        "none",
+        "--save_strategy",
+        "no",
+    ]
     ended = subprocess.run(
-        ["bash", str(tmp_path / "launch.sh"), *bounds], capture_output=True, text=True, timeout=600, cwd=tmp_path,
+        ["bash", str(tmp_path / "launch.sh"), *bounds],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHON": sys.executable},
-    )  # fmt: skip
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
-    assert "objective/scores" in ended.stdout and (tmp_path / "outputs" / "adapter_model.safetensors").is_file()
+    assert (
+        "objective/scores" in ended.stdout
+        and (tmp_path / "outputs" / "adapter_model.safetensors").is_file()
+    )
 
 
 def test_what_was_not_measured_is_not_called_so(tmp_path: Path) -> None:

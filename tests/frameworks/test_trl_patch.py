@@ -1,4 +1,6 @@
-"""Exact edits of one call in somebody else's file: nothing else moves, and what can't be edited is said."""
+"""Exact edits of one call in somebody else's file: nothing else moves, and what can't be edited
+is said.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_a_literal_is_replaced_and_its_comment_stays() -> None:
 
 def test_new_arguments_get_lines_of_their_own_where_the_others_have_them() -> None:
     text = patched(LONG, gradient_checkpointing=False, steps_per_generation=2)
-    assert text == LONG.replace("1e-6,\n", "1e-6,\n    gradient_checkpointing=False,\n    steps_per_generation=2,\n")
+    assert text == LONG.replace(
+        "1e-6,\n", "1e-6,\n    gradient_checkpointing=False,\n    steps_per_generation=2,\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,15 +60,27 @@ def test_new_arguments_get_lines_of_their_own_where_the_others_have_them() -> No
         ("c = GRPOConfig('runs', )\n", "c = GRPOConfig('runs', n=4, )\n"),
         ("c = GRPOConfig(a=(1))\n", "c = GRPOConfig(a=(1), n=4)\n"),
         ("c = GRPOConfig(a=f(1, 2)  # why)\n)\n", None),
-        ("c = GRPOConfig(\n\ta=1,\n\tb=2  # no , )\n)\n", "c = GRPOConfig(\n\ta=1,\n\tb=2,\n\tn=4  # no , )\n)\n"),
-        ("c = G(\n  a=1,\n  b={\n    'k': 1,\n  },\n)\n", "c = G(\n  a=1,\n  b={\n    'k': 1,\n  },\n  n=4,\n)\n"),
-        ("c = GRPOConfig(a=1,\n               b=2)\n", "c = GRPOConfig(a=1,\n               b=2,\n               n=4)\n"),
+        (
+            "c = GRPOConfig(\n\ta=1,\n\tb=2  # no , )\n)\n",
+            "c = GRPOConfig(\n\ta=1,\n\tb=2,\n\tn=4  # no , )\n)\n",
+        ),
+        (
+            "c = G(\n  a=1,\n  b={\n    'k': 1,\n  },\n)\n",
+            "c = G(\n  a=1,\n  b={\n    'k': 1,\n  },\n  n=4,\n)\n",
+        ),
+        (
+            "c = GRPOConfig(a=1,\n               b=2)\n",
+            "c = GRPOConfig(a=1,\n               b=2,\n               n=4)\n",
+        ),
         ("c = GRPOConfig(a='''\nx\n''')\n", None),
-        ("c = GRPOConfig(\r\n    a=1,\r\n)\r\n", "c = GRPOConfig(\r\n    a=1,\r\n    n=4,\r\n)\r\n"),
+        (
+            "c = GRPOConfig(\r\n    a=1,\r\n)\r\n",
+            "c = GRPOConfig(\r\n    a=1,\r\n    n=4,\r\n)\r\n",
+        ),
         ("c = GRPOConfig(a=-1, n=16)", "c = GRPOConfig(a=-1, n=4)"),
         ("größe = 1; c = GRPOConfig(ä=1, n=1)\n", "größe = 1; c = GRPOConfig(ä=1, n=4)\n"),
     ],
-)  # fmt: skip
+)
 def test_every_style_of_call_stays_itself(before: str, after: str | None) -> None:
     text = patched(before, n=4)
     assert after is None or text == after
@@ -81,7 +97,9 @@ def test_every_style_of_call_stays_itself(before: str, after: str | None) -> Non
         ("c = GRPOConfig()\nc.n = 3\n", {"changed": ("n",)}, "assigned after the call"),
     ],
 )
-def test_what_cannot_be_edited_stays_and_is_said(source: str, more: dict[str, object], why: str) -> None:
+def test_what_cannot_be_edited_stays_and_is_said(
+    source: str, more: dict[str, object], why: str
+) -> None:
     made = patch(source.encode(), call_in(source, **more), {"n": 4, "m": 1})
     assert why in made.by_hand["n"]
     assert b"n=4" not in made.text and (b"m=1" in made.text) == ("m" not in made.by_hand)
@@ -89,13 +107,22 @@ def test_what_cannot_be_edited_stays_and_is_said(source: str, more: dict[str, ob
 
 def test_a_call_that_moved_is_not_guessed_at() -> None:
     made = patch(("\n" + LONG).encode(), call_in(LONG), {"per_device_train_batch_size": 4})
-    assert made.text == ("\n" + LONG).encode() and "no such call" in made.by_hand["per_device_train_batch_size"]
+    assert (
+        made.text == ("\n" + LONG).encode()
+        and "no such call" in made.by_hand["per_device_train_batch_size"]
+    )
 
 
 @given(
     values=st.dictionaries(
         st.sampled_from(["output_dir", "per_device_train_batch_size", "learning_rate", "x", "y"]),
-        st.one_of(st.integers(), st.booleans(), st.text(max_size=5), st.floats(allow_nan=False, allow_infinity=False), st.none()),
+        st.one_of(
+            st.integers(),
+            st.booleans(),
+            st.text(max_size=5),
+            st.floats(allow_nan=False, allow_infinity=False),
+            st.none(),
+        ),
     )
 )
 def test_what_was_asked_for_is_what_the_call_says(values: dict[str, object]) -> None:
@@ -113,14 +140,20 @@ def test_a_number_that_has_no_literal_is_left_to_do_by_hand(value: float) -> Non
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="no program `patch`")
-@pytest.mark.parametrize("source", [LONG, "c = GRPOConfig(n=1)", LONG.replace("\n", "\r\n")], ids=["long", "no-newline", "crlf"])
+@pytest.mark.parametrize(
+    "source",
+    [LONG, "c = GRPOConfig(n=1)", LONG.replace("\n", "\r\n")],
+    ids=["long", "no-newline", "crlf"],
+)
 def test_the_diff_is_what_patch_takes(source: str, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_bytes(source.encode())
     diff, by_hand = patch_file(file, call_in(source), {"n": 4})
     (tmp_path / "recommended.patch").write_bytes(diff.encode())
     assert not by_hand
-    subprocess.run(["patch", "--binary", "-p1", "-i", "recommended.patch"], cwd=tmp_path, check=True)
+    subprocess.run(
+        ["patch", "--binary", "-p1", "-i", "recommended.patch"], cwd=tmp_path, check=True
+    )
     assert file.read_bytes() == patch(source.encode(), call_in(source), {"n": 4}).text
 
 

@@ -29,8 +29,17 @@ def rows_in(folder: Path, name: str, prompts: list[Any]) -> None:
     (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def ask(model: Path, dataset: dict[str, Any], limit: int | None, out: Path | None = None) -> dict[str, Any]:
-    return prompt_figures({"model": str(model), "dataset": dataset, "limit": limit, "out": None if out is None else str(out)})
+def ask(
+    model: Path, dataset: dict[str, Any], limit: int | None, out: Path | None = None
+) -> dict[str, Any]:
+    return prompt_figures(
+        {
+            "model": str(model),
+            "dataset": dataset,
+            "limit": limit,
+            "out": None if out is None else str(out),
+        }
+    )
 
 
 PROMPTS = ["word " * n for n in range(1, 41)]
@@ -43,14 +52,25 @@ def test_plain_prompts_are_measured_by_the_tokenizer(model: Path, tmp_path: Path
     tokenizer = AutoTokenizer.from_pretrained(str(model))
     lengths = sorted(len(tokenizer(prompt)["input_ids"]) for prompt in PROMPTS)
     told = ask(model, {"dataset_name": str(tmp_path / "d")}, lengths[19])
-    assert told["rows"] == 40 and told["longest_prompt"] == lengths[-1] and told["percentiles"]["50"] == lengths[19]
-    assert told["kept"] == sum(length <= lengths[19] for length in lengths) and told["dropped"] == 40 - told["kept"]
+    assert (
+        told["rows"] == 40
+        and told["longest_prompt"] == lengths[-1]
+        and told["percentiles"]["50"] == lengths[19]
+    )
+    assert (
+        told["kept"] == sum(length <= lengths[19] for length in lengths)
+        and told["dropped"] == 40 - told["kept"]
+    )
 
 
 def test_chat_prompts_count_the_template(model: Path, tmp_path: Path) -> None:
     rows_in(tmp_path / "plain", "train", PROMPTS)
-    rows_in(tmp_path / "chat", "train", [[{"role": "user", "content": prompt}] for prompt in PROMPTS])
-    plain, chat = (ask(model, {"dataset_name": str(tmp_path / name)}, None) for name in ("plain", "chat"))
+    rows_in(
+        tmp_path / "chat", "train", [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    )
+    plain, chat = (
+        ask(model, {"dataset_name": str(tmp_path / name)}, None) for name in ("plain", "chat")
+    )
     assert chat["longest_prompt"] > plain["longest_prompt"]
 
 
@@ -62,9 +82,15 @@ def test_the_filtered_dataset_loads_again_under_its_own_splits(model: Path, tmp_
     limit = ask(model, {"dataset_name": str(tmp_path / "d")}, None)["percentiles"]["50"]
     told = ask(model, {"dataset_name": str(tmp_path / "d")}, limit, tmp_path / "out")
     again = load_dataset(told["dataset_name"])
-    assert {name: len(split) for name, split in again.items()} == {name: each["kept"] for name, each in told["splits"].items()}
+    assert {name: len(split) for name, split in again.items()} == {
+        name: each["kept"] for name, each in told["splits"].items()
+    }
     assert again["train"].column_names == ["prompt", "answer"] and set(again) == {"train", "test"}
-    assert ask(model, {"dataset_name": told["dataset_name"]}, None)["longest_prompt"] == told["longest_kept"] <= limit
+    assert (
+        ask(model, {"dataset_name": told["dataset_name"]}, None)["longest_prompt"]
+        == told["longest_kept"]
+        <= limit
+    )
     assert not list((tmp_path / "out").rglob(".*"))
 
 
@@ -105,7 +131,9 @@ def test_a_dataset_without_rows_is_refused() -> None:
 
 
 @given(st.lists(st.integers(1, 500), min_size=1), st.sampled_from([50, 90, 95, 99, 100]))
-def test_a_percentile_is_the_smallest_length_that_covers_its_share(lengths: list[int], share: int) -> None:
+def test_a_percentile_is_the_smallest_length_that_covers_its_share(
+    lengths: list[int], share: int
+) -> None:
     found = percentile(sorted(lengths), share)
     covered = sum(length <= found for length in lengths)
     below = sum(length < found for length in lengths)

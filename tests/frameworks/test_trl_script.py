@@ -1,4 +1,6 @@
-"""launch.sh starts what was measured: its environment, its server on GPUs of its own, its processes."""
+"""launch.sh starts what was measured: its environment, its server on GPUs of its own, its
+processes.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,13 @@ exit 0
 
 def written(folder: Path, user_settings: Mapping[str, object] | None = None, **knobs: Any) -> Path:
     asked: Task = make_task(4, "cuda")
-    workload = replace(asked.workload, python=folder / "nowhere" / "python", user_settings=user_settings or {})
+    workload = replace(
+        asked.workload, python=folder / "nowhere" / "python", user_settings=user_settings or {}
+    )
     asked = replace(asked, workload=workload)
-    one = trainer("trl").complete({"per_device_train_batch_size": 8, "num_generations": 8, **knobs}, asked)
+    one = trainer("trl").complete(
+        {"per_device_train_batch_size": 8, "num_generations": 8, **knobs}, asked
+    )
     trainer("trl").write_files(one, asked, folder)
     return folder
 
@@ -41,11 +47,15 @@ def started(folder: Path, **environment: str) -> list[str]:
     recorder.chmod(recorder.stat().st_mode | stat.S_IXUSR)
     words = {**os.environ, "PYTHON": str(recorder), "SEEN": str(seen), **environment}
     words.pop("CUDA_VISIBLE_DEVICES", None) if "CUDA_VISIBLE_DEVICES" not in environment else None
-    subprocess.run([str(folder / "launch.sh"), "--max_steps", "3"], env=words, check=True, timeout=60)
+    subprocess.run(
+        [str(folder / "launch.sh"), "--max_steps", "3"], env=words, check=True, timeout=60
+    )
     return seen.read_text().splitlines()
 
 
-@pytest.mark.parametrize(("visible", "trains", "serves"), [(None, "0,1,2", "3"), ("4,5,6,7", "4,5,6", "7")])
+@pytest.mark.parametrize(
+    ("visible", "trains", "serves"), [(None, "0,1,2", "3"), ("4,5,6,7", "4,5,6", "7")]
+)
 def test_a_server_has_the_last_gpus_and_ends_with_the_trainer(
     visible: str | None, trains: str, serves: str, tmp_path: Path
 ) -> None:
@@ -53,7 +63,11 @@ def test_a_server_has_the_last_gpus_and_ends_with_the_trainer(
     lines = started(folder, **({"CUDA_VISIBLE_DEVICES": visible} if visible else {}))
     server = next(line for line in lines if line.startswith("trl.scripts.vllm_serve "))
     training = next(line for line in lines if line.startswith("accelerate.commands.launch "))
-    assert f"gpus={serves} " in server and "--tensor_parallel_size 1" in server and "--gpu_memory_utilization 0.9" in server
+    assert (
+        f"gpus={serves} " in server
+        and "--tensor_parallel_size 1" in server
+        and "--gpu_memory_utilization 0.9" in server
+    )
     assert f"gpus={trains} " in training and " -m trl.scripts.grpo --config " in training
     assert training.endswith("--vllm_server_port 8000 --max_steps 3")
     assert yaml.safe_load((folder / "accelerate.yaml").read_text())["num_processes"] == 3
@@ -65,16 +79,33 @@ def test_a_server_has_the_last_gpus_and_ends_with_the_trainer(
 def test_the_allocators_setting_is_exported_and_not_written_into_trls_file(tmp_path: Path) -> None:
     folder = written(tmp_path, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     (line,) = started(folder, ALONE="yes")
-    assert line.startswith("accelerate.commands.launch ") and "alloc=expandable_segments:True" in line
+    assert (
+        line.startswith("accelerate.commands.launch ") and "alloc=expandable_segments:True" in line
+    )
     assert "PYTORCH_CUDA_ALLOC_CONF" not in (folder / "recommended.yaml").read_text()
 
 
-def test_gpus_are_numbered_as_in_probes_and_no_other_allocator_setting_is_left(tmp_path: Path) -> None:
+def test_gpus_are_numbered_as_in_probes_and_no_other_allocator_setting_is_left(
+    tmp_path: Path,
+) -> None:
     folder = written(tmp_path, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
-    (folder / "python").write_text('#!/usr/bin/env bash\necho "$CUDA_DEVICE_ORDER ${PYTORCH_ALLOC_CONF:-none}"\n')
+    (folder / "python").write_text(
+        '#!/usr/bin/env bash\necho "$CUDA_DEVICE_ORDER ${PYTORCH_ALLOC_CONF:-none}"\n'
+    )
     (folder / "python").chmod(0o755)
-    words = {**os.environ, "PYTHON": str(folder / "python"), "PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}
-    said = subprocess.run([str(folder / "launch.sh")], env=words, check=True, capture_output=True, text=True, timeout=60).stdout
+    words = {
+        **os.environ,
+        "PYTHON": str(folder / "python"),
+        "PYTORCH_ALLOC_CONF": "max_split_size_mb:64",
+    }
+    said = subprocess.run(
+        [str(folder / "launch.sh")],
+        env=words,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
     assert said == "PCI_BUS_ID none\n"
 
 
@@ -85,10 +116,17 @@ def test_the_environment_of_the_users_file_is_set_before_the_ranks_start(tmp_pat
 
 
 def test_offloading_and_nested_keys_reach_their_own_files(tmp_path: Path) -> None:
-    knobs = {"sharding": "zero3", "offload_param_device": "cpu", "gradient_checkpointing_kwargs.use_reentrant": True}
+    knobs = {
+        "sharding": "zero3",
+        "offload_param_device": "cpu",
+        "gradient_checkpointing_kwargs.use_reentrant": True,
+    }
     folder = written(tmp_path, **knobs)
     launch = yaml.safe_load((folder / "accelerate.yaml").read_text())
-    assert launch["deepspeed_config"]["offload_param_device"] == "cpu" and launch["deepspeed_config"]["zero_stage"] == 3
+    assert (
+        launch["deepspeed_config"]["offload_param_device"] == "cpu"
+        and launch["deepspeed_config"]["zero_stage"] == 3
+    )
     recommended = yaml.safe_load((folder / "recommended.yaml").read_text())
     assert recommended["gradient_checkpointing_kwargs"] == {"use_reentrant": True}
     assert not {name for name in recommended if "." in name or name in knobs}

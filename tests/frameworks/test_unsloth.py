@@ -34,18 +34,30 @@ def asked(
     return trainer, trainer.complete({}, task), task
 
 
-def constants(trainer: Unsloth, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> dict[str, Any]:
+def constants(
+    trainer: Unsloth, candidate: Candidate, task: Task, plan: ProbePlan | None = None
+) -> dict[str, Any]:
     """Return the settings in the script, which is parsed on the way."""
     tree = ast.parse(trainer.launch(candidate, task, plan).files["train.py"])
-    assigned = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)]
-    named = {node.targets[0].id: node.value for node in assigned if isinstance(node.targets[0], ast.Name)}
+    assigned = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    ]
+    named = {
+        node.targets[0].id: node.value for node in assigned if isinstance(node.targets[0], ast.Name)
+    }
     return {name: ast.literal_eval(named[name]) for name in ("MODEL", "ADAPTER", "CONFIG")}
 
 
 @pytest.mark.parametrize(
     ("method", "about", "words"),
     [
-        ("grpo", {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3}, "silently make the micro-batch 8"),
+        (
+            "grpo",
+            {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3},
+            "silently make the micro-batch 8",
+        ),
         ("grpo", {"num_generations": 1}, "at least 2"),
         ("grpo", {"tuning": "full"}, "fast_inference shares frozen weights"),
         ("grpo", {"use_gradient_checkpointing": "some"}, "must be one of unsloth, true, false"),
@@ -54,13 +66,17 @@ def constants(trainer: Unsloth, candidate: Candidate, task: Task, plan: ProbePla
         ("sft", {"tuning": "full", "load_in_4bit": True}, "cannot be trained"),
     ],
 )
-def test_what_it_would_refuse_or_rewrite_is_refused(method: str, about: dict[str, Any], words: str) -> None:
+def test_what_it_would_refuse_or_rewrite_is_refused(
+    method: str, about: dict[str, Any], words: str
+) -> None:
     trainer, candidate, task = asked(method, **about)
     assert words in (trainer.why_illegal(candidate, task) or "")
 
 
 def test_the_tuning_is_what_is_loaded() -> None:
-    loaded = {tuning: constants(*asked("sft", tuning=tuning)) for tuning in ("full", "lora", "qlora")}
+    loaded = {
+        tuning: constants(*asked("sft", tuning=tuning)) for tuning in ("full", "lora", "qlora")
+    }
     assert loaded["full"]["MODEL"]["full_finetuning"] and loaded["full"]["ADAPTER"] is None
     assert not loaded["lora"]["MODEL"]["load_in_4bit"] and loaded["lora"]["ADAPTER"]["r"] == 16
     assert loaded["qlora"]["MODEL"]["load_in_4bit"]
@@ -71,7 +87,13 @@ def test_a_probe_is_bounded_saves_nothing_and_reads_back_what_it_came_to() -> No
     config = constants(trainer, candidate, task, ProbePlan())["CONFIG"]
     assert config["max_steps"] == 5 and config["save_strategy"] == "no"
     assert "max_steps" not in constants(trainer, candidate, task)["CONFIG"]
-    request = json.loads(json.dumps(probe_request(trainer.launch(candidate, task, ProbePlan()), ProbePlan(), candidate.settings)))
+    request = json.loads(
+        json.dumps(
+            probe_request(
+                trainer.launch(candidate, task, ProbePlan()), ProbePlan(), candidate.settings
+            )
+        )
+    )
     assert (
         request["effective"] == {"kind": "json", "file": f"{OUT}/settings.json"}
         and "per_device_train_batch_size" in request["settings"]
@@ -102,13 +124,21 @@ def test_tokens_out_of_trls_log(method: str, lines: list[str], tokens: int) -> N
 @pytest.mark.skipif(not ENVIRONMENTS, reason="needs `make frameworks`")
 @pytest.mark.slow
 def test_its_own_source_takes_what_is_rendered() -> None:
-    done = subprocess.run([str(PYTHON), str(ACCEPTS)], capture_output=True, text=True, timeout=600, check=True)
+    done = subprocess.run(
+        [str(PYTHON), str(ACCEPTS)], capture_output=True, text=True, timeout=600, check=True
+    )
     takes = json.loads(done.stdout)
-    everything = {"unsloth_grpo_mini_batch": 4, "unsloth_logit_chunk_multiplier": 2, "float8_kv_cache": True}
+    everything = {
+        "unsloth_grpo_mini_batch": 4,
+        "unsloth_logit_chunk_multiplier": 2,
+        "float8_kv_cache": True,
+    }
     for method in ("sft", "grpo"):
         trainer, candidate, task = asked(method, **(everything if method == "grpo" else {}))
         found = constants(trainer, candidate, task, ProbePlan())
-        assert set(found["MODEL"]) <= set(takes["from_pretrained"]) and set(found["ADAPTER"]) <= set(takes["get_peft_model"])
+        assert set(found["MODEL"]) <= set(takes["from_pretrained"]) and set(
+            found["ADAPTER"]
+        ) <= set(takes["get_peft_model"])
         trls = set(frameworks.trainer("trl", method).fields())
         assert set(found["CONFIG"]) - trls <= {*takes["added"], "output_dir", "report_to"}
     assert takes["version"].startswith("2026.10.")

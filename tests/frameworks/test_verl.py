@@ -18,7 +18,11 @@ from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
 from tests.frameworks.stand_ins import asked, refusal
 
-ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+ACTOR, ROLLOUT, MODEL = (
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.rollout",
+    "actor_rollout_ref.model",
+)
 MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 
 
@@ -36,8 +40,13 @@ def test_the_defaults_are_verls_own_where_it_has_one() -> None:
 
 
 def test_autotunes_flags_are_its_settings_under_other_names() -> None:
-    _, candidate, _ = asked("verl", max_prompt_length=300, max_completion_length=700, num_generations=4)
-    assert (candidate.settings["data.max_prompt_length"], candidate.settings["data.max_response_length"]) == (300, 700)
+    _, candidate, _ = asked(
+        "verl", max_prompt_length=300, max_completion_length=700, num_generations=4
+    )
+    assert (
+        candidate.settings["data.max_prompt_length"],
+        candidate.settings["data.max_response_length"],
+    ) == (300, 700)
     assert candidate.settings[f"{ROLLOUT}.n"] == 4
 
 
@@ -54,15 +63,23 @@ def test_one_gpu_takes_no_tensor_parallel_engine() -> None:
         ({f"{ACTOR}.ppo_mini_batch_size": 2048}, "data.train_batch_size=1024 is less than"),
         ({f"{ROLLOUT}.tensor_model_parallel_size": 3}, "8 GPUs are not divisible"),
         ({f"{ROLLOUT}.n": 1}, "must be at least 2 to compare"),
-        ({f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 1000}, "longest sequence, 1024 tokens"),
-        ({f"{ACTOR}.ulysses_sequence_parallel_size": 2, f"{MODEL}.use_remove_padding": False}, "needs"),
+        (
+            {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 1000},
+            "longest sequence, 1024 tokens",
+        ),
+        (
+            {f"{ACTOR}.ulysses_sequence_parallel_size": 2, f"{MODEL}.use_remove_padding": False},
+            "needs",
+        ),
         ({"data.train_batch_size": 1001, f"{ROLLOUT}.n": 3}, "is not divisible by 8 GPUs"),
         ({f"{ROLLOUT}.gpu_memory_utilization": "much"}, "is not a number"),
         ({f"{MODEL}.lora_rank": 16}, "add --tuning lora"),
         ({"sharding": "zero3"}, "sharding belongs to TRL"),
     ],
 )
-def test_what_verl_refuses_is_refused_with_setting_and_value(settings: dict[str, Any], words: str) -> None:
+def test_what_verl_refuses_is_refused_with_setting_and_value(
+    settings: dict[str, Any], words: str
+) -> None:
     said = refusal("verl", settings=settings)
     assert said is not None and words in said
 
@@ -74,7 +91,9 @@ def test_the_older_micro_batch_counts_over_all_gpus_and_excludes_the_newer() -> 
 
 
 def test_a_token_budget_is_filled_with_whole_rows_and_not_a_token_less() -> None:
-    made = request(settings={f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 5000})
+    made = request(
+        settings={f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 5000}
+    )
     rows, length = (
         made["settings"]["per_device_train_batch_size"],
         sum(made["lengths"][part] for part in ("prompt", "completion")),
@@ -83,9 +102,13 @@ def test_a_token_budget_is_filled_with_whole_rows_and_not_a_token_less() -> None
 
 
 def test_sequence_parallel_cuts_the_tokens_of_a_gpu() -> None:
-    whole, half = (request(settings={MICRO: 4, f"{ACTOR}.ulysses_sequence_parallel_size": ranks}) for ranks in (1, 2))
+    whole, half = (
+        request(settings={MICRO: 4, f"{ACTOR}.ulysses_sequence_parallel_size": ranks})
+        for ranks in (1, 2)
+    )
     tokens = [
-        one["settings"]["per_device_train_batch_size"] * sum(one["lengths"][p] for p in ("prompt", "completion"))
+        one["settings"]["per_device_train_batch_size"]
+        * sum(one["lengths"][p] for p in ("prompt", "completion"))
         for one in (whole, half)
     ]
     assert tokens == [4096, 2048]
@@ -96,7 +119,12 @@ def test_weights_are_kept_in_float32_and_computed_with_in_bfloat16() -> None:
     assert made["sharding"] == {
         "kind": "fsdp1",
         "ranks": 8,
-        "options": {"sharding_strategy": "FULL_SHARD", "master_bytes": 4, "frozen_master_bytes": 4, "reduce_bytes": 4},
+        "options": {
+            "sharding_strategy": "FULL_SHARD",
+            "master_bytes": 4,
+            "frozen_master_bytes": 4,
+            "reduce_bytes": 4,
+        },
     }
     assert made["model"]["dtype"] == "bfloat16"
 
@@ -117,14 +145,20 @@ def test_an_adapter_alone_is_sent_unless_it_is_merged() -> None:
 
 def test_entropies_cost_the_gradient_its_place() -> None:
     def losses(**settings: Any) -> tuple[Any, Any]:
-        made = request(settings={f"{ACTOR}.{name}": value for name, value in settings.items()})["settings"]
+        made = request(settings={f"{ACTOR}.{name}": value for name, value in settings.items()})[
+            "settings"
+        ]
         return made["loss_options"], made["score"]["loss_options"]
 
     kernel = {"kernel_package": "flash_attn", "kernel_user": "verl"}
     assert losses() == ({"in_place": True, **kernel}, {"entropy": "compiled"})
     assert losses(entropy_coeff=0.001)[0] == {"in_place": False, "entropy": "compiled", **kernel}
     eager = {"fsdp_config.use_torch_compile": False, "entropy_from_logits_with_chunking": True}
-    assert losses(**eager)[1] == {"entropy": "softmax", "entropy_widened": True, "entropy_chunk": 2048}
+    assert losses(**eager)[1] == {
+        "entropy": "softmax",
+        "entropy_widened": True,
+        "entropy_chunk": 2048,
+    }
 
 
 def test_padded_rows_are_cut_out_of_their_logits_which_copies_them() -> None:
@@ -158,13 +192,19 @@ def test_nccl_needs_a_second_buffer() -> None:
 
 @pytest.mark.parametrize(("backend", "head"), [("torch", "tokens"), ("triton", "kernel")])
 def test_fused_kernels_take_the_place_of_the_logits(backend: str, head: str) -> None:
-    fused = {f"{MODEL}.use_fused_kernels": True, f"{MODEL}.fused_kernel_options.impl_backend": backend}
+    fused = {
+        f"{MODEL}.use_fused_kernels": True,
+        f"{MODEL}.fused_kernel_options.impl_backend": backend,
+    }
     made = request(settings=fused)["settings"]
     assert (made["loss"], made["loss_options"]) == ("logprobs_fused", {"head": head})
 
 
 def test_log_probabilities_of_the_engine_spare_a_pass_unless_a_reference_needs_one() -> None:
-    bypass = {"algorithm.rollout_correction.bypass_mode": True, "actor_rollout_ref.actor.use_kl_loss": False}
+    bypass = {
+        "algorithm.rollout_correction.bypass_mode": True,
+        "actor_rollout_ref.actor.use_kl_loss": False,
+    }
 
     def scored(settings: dict[str, Any]) -> Any:
         trainer, candidate, task = asked("verl", settings=settings)
@@ -177,10 +217,14 @@ def test_log_probabilities_of_the_engine_spare_a_pass_unless_a_reference_needs_o
 
 def test_what_is_offloaded_leaves_for_the_rollout_alone() -> None:
     fsdp = f"{ACTOR}.fsdp_config"
-    trainer, candidate, task = asked("verl", settings={f"{fsdp}.param_offload": True, f"{fsdp}.optimizer_offload": True})
+    trainer, candidate, task = asked(
+        "verl", settings={f"{fsdp}.param_offload": True, f"{fsdp}.optimizer_offload": True}
+    )
     made = trainer.compose(candidate, task)
     assert made.offloaded_in_rollout == ("weights", "adapters", "optimizer")
-    assert made.processes == 2 and made.engine is not None and made.engine.apart and made.engine.sleep
+    assert (
+        made.processes == 2 and made.engine is not None and made.engine.apart and made.engine.sleep
+    )
 
 
 def test_ppo_brings_a_critic_that_stays_unless_all_is_offloaded() -> None:
@@ -188,7 +232,9 @@ def test_ppo_brings_a_critic_that_stays_unless_all_is_offloaded() -> None:
     critic = trainer.compose(candidate, task)["critic"]
     assert critic.trains and critic.awake is None and critic.dtype == "float32"
     everything = {
-        f"{part}.{what}_offload": True for part in (f"{ACTOR}.fsdp_config", "critic.fsdp") for what in ("param", "optimizer")
+        f"{part}.{what}_offload": True
+        for part in (f"{ACTOR}.fsdp_config", "critic.fsdp")
+        for what in ("param", "optimizer")
     }
     trainer, candidate, task = asked("verl", "ppo", settings=everything)
     assert trainer.compose(candidate, task)["critic"].awake == ()
@@ -219,10 +265,16 @@ def test_a_probe_has_hydra_write_into_its_own_folder_and_is_read_there() -> None
     (folder,) = [word.partition("=")[2] for word in probe.argv if word.startswith("hydra.run.dir=")]
     assert probe.effective is not None and probe.effective.file == f"{folder}/.hydra/config.yaml"
     assert folder.startswith(OUT) and final.effective is None
-    assert not any(word.startswith("hydra.") for word in final.argv), "where the user's own run writes is the user's"
+    assert not any(word.startswith("hydra.") for word in final.argv), (
+        "where the user's own run writes is the user's"
+    )
 
 
-SPLIT = {"trainer.v1.trainer_mode": "separate_async", f"{ROLLOUT}.n_gpus_per_node": 3, f"{ROLLOUT}.tensor_model_parallel_size": 1}
+SPLIT = {
+    "trainer.v1.trainer_mode": "separate_async",
+    f"{ROLLOUT}.n_gpus_per_node": 3,
+    f"{ROLLOUT}.tensor_model_parallel_size": 1,
+}
 
 
 def test_separate_async_splits_the_gpus() -> None:
@@ -231,15 +283,25 @@ def test_separate_async_splits_the_gpus() -> None:
     assert trainer.why_illegal(candidate, task) is None
     assert (found.ranks, found.generation, found.engine, found.processes) == (4, "server", None, 1)
     split = found.split
-    assert (split.gpus, split.overlap, split.at_sync, split.engine.sleep) == (3, "stream", "recompute", False)
+    assert (split.gpus, split.overlap, split.at_sync, split.engine.sleep) == (
+        3,
+        "stream",
+        "recompute",
+        False,
+    )
     line = trainer.launch(candidate, task).argv
-    assert f"{ROLLOUT}.checkpoint_engine.backend=nccl" in line and "trainer.n_gpus_per_node=4" in line
+    assert (
+        f"{ROLLOUT}.checkpoint_engine.backend=nccl" in line and "trainer.n_gpus_per_node=4" in line
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"data.train_batch_size": 512}, "must be trainer.v1.separate_async.parameter_sync_step=4 x"),
+        (
+            {"data.train_batch_size": 512},
+            "must be trainer.v1.separate_async.parameter_sync_step=4 x",
+        ),
         ({f"{ROLLOUT}.n_gpus_per_node": 8}, "need GPUs of their own"),
         ({f"{ROLLOUT}.tensor_model_parallel_size": 2}, "3 GPUs are not divisible by"),
         ({f"{ROLLOUT}.checkpoint_engine.backend": "naive"}, "backend=nccl"),
@@ -252,20 +314,40 @@ def test_a_split_that_verl_refuses_is_refused(settings: dict[str, Any], words: s
 def test_sglang_is_an_engine_besides_vllm() -> None:
     trainer, candidate, task = asked("verl", settings={f"{ROLLOUT}.name": "sglang"})
     made = trainer.compose(candidate, task)
-    assert trainer.why_illegal(candidate, task) is None and made.engine is not None and made.engine.kind == "sglang"
+    assert (
+        trainer.why_illegal(candidate, task) is None
+        and made.engine is not None
+        and made.engine.kind == "sglang"
+    )
     assert any("free at its start" in note for note in made.notes)
-    assert any("actor_rollout_ref.rollout.name=sglang" in word for word in trainer.launch(candidate, task).argv)  # type: ignore[attr-defined]
+    assert any(
+        "actor_rollout_ref.rollout.name=sglang" in word
+        for word in trainer.launch(candidate, task).argv
+    )  # type: ignore[attr-defined]
     vllm = asked("verl")
     other = vllm[0].compose(*vllm[1:])
-    assert other.engine is not None and other.engine.kind == "vllm" and not any("SGLang" in note for note in other.notes)
+    assert (
+        other.engine is not None
+        and other.engine.kind == "vllm"
+        and not any("SGLang" in note for note in other.notes)
+    )
 
 
 @pytest.mark.parametrize(("strategy", "tuning"), [("fsdp", "lora"), ("fsdp2", "full")])
 @pytest.mark.slow
 def test_the_engine_starts_beside_the_loaded_weights_alone(strategy: str, tuning: str) -> None:
-    """`init_model` ends by emptying torch's cache: what loading left there is not beside vLLM, and the interval is narrow."""
+    """`init_model` ends by emptying torch's cache: what loading left there is not beside vLLM,
+    and the interval is narrow.
+    """
     typed = (f"{ACTOR}.strategy={strategy}",)
-    flags = Flags(framework="verl", model="Qwen2.5-1.5B", gpus="4xH100", tuning=tuning, set=typed, mode="predict")
+    flags = Flags(
+        framework="verl",
+        model="Qwen2.5-1.5B",
+        gpus="4xH100",
+        tuning=tuning,
+        set=typed,
+        mode="predict",
+    )
     understood = parse_request(flags)
     with contextlib.closing(open_prediction_service(understood.job, understood.trainer)) as service:
         found = service.predict(candidate_of_job(understood))

@@ -15,9 +15,15 @@ HERE = Path(sys.executable)
 
 
 def test_another_version_is_refused_with_the_line_for_pip() -> None:
-    with pytest.raises(TrainingEnvironmentError, match=r"verl needs click<1, .* has click .* pip install 'click<1'"):
+    with pytest.raises(
+        TrainingEnvironmentError, match=r"verl needs click<1, .* has click .* pip install 'click<1'"
+    ):
         refuse_other_versions(HERE, "--framework verl", ["click<1"])
 
 
 def test_a_version_in_the_range_is_taken_and_a_repository_names_none() -> None:
-    refuse_other_versions(HERE, "--framework verl", [f"click>={version('click')}", "git+https://github.com/somebody/something"])
+    refuse_other_versions(
+        HERE,
+        "--framework verl",
+        [f"click>={version('click')}", "git+https://github.com/somebody/something"],
+    )

@@ -1,4 +1,6 @@
-"""Paths and names in written files: what a reader of the file gets is the text that was given, and no comment ends early."""
+"""Paths and names in written files: what a reader of the file gets is the text that was given,
+and no comment ends early.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,71 @@ from autotune.report.output_folder import publish
 from tests.frameworks.conftest import make_task
 from tests.frameworks.stand_ins import asked
 
-ODD = ["it's", '"two"', "a  b", "x" * 200,
-       "tab\there", "line\nbreak", "\r", "# no", ": {", "$(id)", "`id`", "\\", "\\n", "é",
-       "\x85",       "\u2028", "'''", '"""', "- ", "%", "!", "&a", "*a", "~", "null", "0x1F", "\x07",
-       "\ufeff", "-x", ";", "{{", "}}", "[,]", "{out}", "${HOME}", "\\${x}"]  # fmt: skip
+ODD = [
+    "it's",
+    '"two"',
+    "a  b",
+    "x" * 200,
+    "tab\there",
+    "line\nbreak",
+    "\r",
+    "# no",
+    ": {",
+    "$(id)",
+    "`id`",
+    "\\",
+    "\\n",
+    "é",
+    "\x85",
+    "\u2028",
+    "'''",
+    '"""',
+    "- ",
+    "%",
+    "!",
+    "&a",
+    "*a",
+    "~",
+    "null",
+    "0x1F",
+    "\x07",
+    "\ufeff",
+    "-x",
+    ";",
+    "{{",
+    "}}",
+    "[,]",
+    "{out}",
+    "${HOME}",
+    "\\${x}",
+]
 TEXT = st.lists(
-    st.one_of(st.sampled_from(ODD), st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), max_size=8)),
-    min_size=1, max_size=4,
-).map("".join)  # fmt: skip
+    st.one_of(
+        st.sampled_from(ODD),
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), max_size=8),
+    ),
+    min_size=1,
+    max_size=4,
+).map("".join)
 PATH = TEXT.map(lambda text: f"/folder/{text}/end")
-KNOBS = {"per_device_train_batch_size": 4, "num_generations": 8, "max_completion_length": 16, "max_prompt_length": 30}
-FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+KNOBS = {
+    "per_device_train_batch_size": 4,
+    "num_generations": 8,
+    "max_completion_length": 16,
+    "max_prompt_length": 30,
+}
+FEW = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def a_task(path: str, **workload: Any) -> Task:
-    return make_task(model=Model(name=path, config={"max_position_embeddings": 4096}, folder=Path(path), origin="x"), **workload)
+    return make_task(
+        model=Model(
+            name=path, config={"max_position_embeddings": 4096}, folder=Path(path), origin="x"
+        ),
+        **workload,
+    )
 
 
 @pytest.fixture
@@ -51,11 +103,23 @@ def stub(tmp_path: Path) -> Iterator[dict[str, str]]:
     program.write_text('#!/bin/bash\nprintf "%s\\0" "$@" > "$SAID"\n')
     program.chmod(0o755)
     (program.parent / "python3").symlink_to(program)
-    yield {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "SAID": str(tmp_path / "said"), "LC_ALL": "C.UTF-8"}
+    yield {
+        **os.environ,
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "SAID": str(tmp_path / "said"),
+        "LC_ALL": "C.UTF-8",
+    }
 
 
 def said_by(script: Path, stub: dict[str, str]) -> list[str]:
-    done = subprocess.run(["bash", str(script)], env=stub, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        ["bash", str(script)],
+        env=stub,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, ""), script.read_text()
     return Path(stub["SAID"]).read_bytes().decode().split("\0")[:-1]
 
@@ -77,30 +141,46 @@ def test_trl_files_name_the_place_to_which_they_are_moved(text: str) -> None:
         trainer("trl").write_files(candidate, task, Path(folder), destination)
         content = (Path(folder) / "recommended.yaml").read_bytes().decode()
         read, home = yaml.safe_load(content), destination.resolve()
-        assert read["config_file"] == str(home / "accelerate.yaml") and read["dataset_name"] == str(home / "placeholder")
+        assert read["config_file"] == str(home / "accelerate.yaml") and read["dataset_name"] == str(
+            home / "placeholder"
+        )
         assert read["model_name_or_path"] == f"/models/{text}" and folder not in content
-        assert subprocess.run(["bash", "-n", str(Path(folder) / "launch.sh")], check=False).returncode == 0
+        assert (
+            subprocess.run(["bash", "-n", str(Path(folder) / "launch.sh")], check=False).returncode
+            == 0
+        )
 
 
 def test_a_long_folder_is_named_by_its_final_path(tmp_path: Path) -> None:
     out, task = tmp_path / ("a folder with spaces " * 9) / "it's: 'out'\n# here", make_task()
     candidate = trainer("trl").complete(KNOBS, task)
-    publish(out, lambda *folders: trainer("trl").write_files(candidate, task, *folders), lambda files: {"files": files}, str)
+    publish(
+        out,
+        lambda *folders: trainer("trl").write_files(candidate, task, *folders),
+        lambda files: {"files": files},
+        str,
+    )
     read = yaml.safe_load((out / "recommended.yaml").read_text())
     assert Path(read["config_file"]).is_file() and Path(read["dataset_name"]).is_dir()
 
 
 @pytest.mark.parametrize("framework", ["verl", "openrlhf", "open-reasoner-zero"])
-def test_a_command_line_carries_the_paths_as_they_are(framework: str, stub: dict[str, str], tmp_path: Path) -> None:
+def test_a_command_line_carries_the_paths_as_they_are(
+    framework: str, stub: dict[str, str], tmp_path: Path
+) -> None:
     made, candidate, task = asked(framework)
 
     @given(PATH, PATH)
     @FEW
     def check(model: str, dataset: str) -> None:
         workload = dataclasses.replace(
-            task.workload, dataset=dataset, model=dataclasses.replace(task.workload.model, name=model, folder=Path(model))
+            task.workload,
+            dataset=dataset,
+            model=dataclasses.replace(task.workload.model, name=model, folder=Path(model)),
         )
-        (script,) = made.write_files(candidate, dataclasses.replace(task, workload=workload), tmp_path)
+        (script,) = made.write_files(
+            candidate, dataclasses.replace(task, workload=workload), tmp_path
+        )
         words = said_by(script, stub)
         model = str(Path(model))
         expected = (model, dataset) if framework == "openrlhf" else (quoted(model), quoted(dataset))
@@ -115,7 +195,9 @@ def test_scripts_are_as_open_as_the_umask_says(name: str, tmp_path: Path) -> Non
     task = a_task("/m", framework=name, method="grpo", python=Path("/venv/bin/python"))
     before = os.umask(0o027)
     try:
-        files = made.write_files(made.complete(KNOBS if name == "trl" else {}, task), task, tmp_path / "out")
+        files = made.write_files(
+            made.complete(KNOBS if name == "trl" else {}, task), task, tmp_path / "out"
+        )
     finally:
         os.umask(before)
     modes = {file.stat().st_mode & 0o777 for file in files if file.suffix == ".sh"}
@@ -141,26 +223,52 @@ def test_swift_and_its_shell(stub: dict[str, str], tmp_path: Path) -> None:
 @FEW
 def test_the_script_of_unsloth(model: str, dataset: str) -> None:
     made = trainer("unsloth", "sft")
-    task = dataclasses.replace(a_task(model, framework="unsloth", method="sft", dataset=dataset, tuning="qlora"))
+    task = dataclasses.replace(
+        a_task(model, framework="unsloth", method="sft", dataset=dataset, tuning="qlora")
+    )
     text = made.launch(made.complete({}, task), task).files["train.py"]  # type: ignore[attr-defined]
     tree = ast.parse(text)
     literals = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     assert {str(Path(model)), dataset} <= literals
-    assert not {type(node) for node in tree.body} - {ast.Expr, ast.Import, ast.ImportFrom, ast.Assign, ast.ClassDef, ast.If}
+    assert not {type(node) for node in tree.body} - {
+        ast.Expr,
+        ast.Import,
+        ast.ImportFrom,
+        ast.Assign,
+        ast.ClassDef,
+        ast.If,
+    }
 
 
 def test_hydra_reads_the_text_back() -> None:
     """Samples, read by Hydra 1.3's own parser when they were recorded."""
     samples = {
-        "/a b": "'/a b'", "/a'b": r"'/a\'b'", "a\\'b": r"'a\\\'b'", "a\\": r"'a\\'", "/a,b": "'/a,b'", "/é": "'/é'",
-        "123": "'123'", "null": "'null'",
-        "/${x}": r"'/\${x}'", r"/a\${x}'": r"'/a\\\${x}\''", "/{out}": "'/{out}'",
-        "/plain/path-1.0_x": "/plain/path-1.0_x", "org/model": "org/model", "/a\\b": r"'/a\b'",
-    }  # fmt: skip
+        "/a b": "'/a b'",
+        "/a'b": r"'/a\'b'",
+        "a\\'b": r"'a\\\'b'",
+        "a\\": r"'a\\'",
+        "/a,b": "'/a,b'",
+        "/é": "'/é'",
+        "123": "'123'",
+        "null": "'null'",
+        "/${x}": r"'/\${x}'",
+        r"/a\${x}'": r"'/a\\\${x}\''",
+        "/{out}": "'/{out}'",
+        "/plain/path-1.0_x": "/plain/path-1.0_x",
+        "org/model": "org/model",
+        "/a\\b": r"'/a\b'",
+    }
     assert {text: quoted(text) for text in samples} == samples
 
 
 def test_the_advice_to_patch_is_words_of_the_shell() -> None:
     advice = ScriptAdvice(changes={}, patched_file="/a b/$(id)/train.py")
     (line,) = how_to_apply(advice, "it's out")
-    assert shlex.split(line.partition(": ")[2]) == ["patch", "-p1", "-d", "/a b/$(id)", "<", "it's out/recommended.patch"]
+    assert shlex.split(line.partition(": ")[2]) == [
+        "patch",
+        "-p1",
+        "-d",
+        "/a b/$(id)",
+        "<",
+        "it's out/recommended.patch",
+    ]

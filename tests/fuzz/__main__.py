@@ -1,4 +1,6 @@
-"""python -m tests.fuzz [--seed N] [--share X]: all parsers, with a count at the end. Exit code 1 where one crashed."""
+"""python -m tests.fuzz [--seed N] [--share X]: all parsers, with a count at the end. Exit code 1
+where one crashed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from tests.fuzz.parsers import PARSERS
 
 arguments = argparse.ArgumentParser(description=__doc__)
 arguments.add_argument("--seed", type=int, default=0)
-arguments.add_argument("--share", type=float, default=1.0, help="of each parser's usual number of inputs")
+arguments.add_argument(
+    "--share", type=float, default=1.0, help="of each parser's usual number of inputs"
+)
 asked = arguments.parse_args()
 
 total, failed = 0, 0
@@ -21,6 +25,11 @@ for name, parser in PARSERS.items():
         found = crashes(name, Path(folder), seed=asked.seed, share=asked.share)
     count = max(1, int(parser.inputs * asked.share))
     total, failed = total + count, failed + len(found)
-    print(f"{name:16} {count:7} inputs, {len(found)} crashes", *found[:5], sep="\n  " if found else " ", flush=True)
+    print(
+        f"{name:16} {count:7} inputs, {len(found)} crashes",
+        *found[:5],
+        sep="\n  " if found else " ",
+        flush=True,
+    )
 print(f"{total} inputs, {failed} crashes")
 sys.exit(bool(failed))

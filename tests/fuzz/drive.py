@@ -23,8 +23,9 @@ class _TooLong(BaseException):
 
 
 def crashes(name: str, folder: Path, *, seed: int, share: float) -> list[str]:
-    """`number: Error: text` for every input that ended in anything but an answer or an error of autotune's, or late, or in
-    too much memory."""
+    """`number: Error: text` for every input that ended in anything but an answer or an error of
+    autotune's, or late, or in too much memory.
+    """
     parser, found = PARSERS[name], []
     for number in range(max(1, int(parser.inputs * share))):
         given = parser.make(random.Random(f"{seed}/{name}/{number}"), folder)

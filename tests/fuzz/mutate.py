@@ -1,4 +1,6 @@
-"""Broken and hostile inputs, made from good ones by a seeded generator: the same seed makes the same inputs."""
+"""Broken and hostile inputs, made from good ones by a seeded generator: the same seed makes the
+same inputs.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,84 @@ import random
 from typing import Any
 
 NASTY_TEXTS = (
-    "", "\0", "\n", "\r\n", "\t", "\x1b[31m", "\ud800", "\u202e", "é", "\U0001d7d9\U0001d7d8", "\u0663", "-", "--",
-    "1e309", "NaN", "-0", "9" * 400, "0x10", "1_000", "{", "}", "[", "]", ": ", "&a", "*a", "<<: *a",
+    "",
+    "\0",
+    "\n",
+    "\r\n",
+    "\t",
+    "\x1b[31m",
+    "\ud800",
+    "\u202e",
+    "é",
+    "\U0001d7d9\U0001d7d8",
+    "\u0663",
+    "-",
+    "--",
+    "1e309",
+    "NaN",
+    "-0",
+    "9" * 400,
+    "0x10",
+    "1_000",
+    "{",
+    "}",
+    "[",
+    "]",
+    ": ",
+    "&a",
+    "*a",
+    "<<: *a",
     "!!python/object/apply:os.system ['true']",
-    "%YAML 9.9\n---\n", "? ", "| ", "'", '"', "\\", "$(true)", "`true`", "%s%n", "{0.__class__}", "../" * 30,
-    "[" * 3000, "{a: " * 500, "- " * 300, "9" * 5000, "1" + ":1" * 3000, "2001-99-99",
-    "\na: &a [1,1,1]\nb: &b [*a,*a,*a]\nc: &c [*b,*b,*b]\n", "\nx: &x {k: 1}\ny: {<<: [*x, *x]}\n", "&a [*a]",
-    "<script>alert(1)</script>", "None", "null", "true", "a" * 5000,
-)  # fmt: skip
+    "%YAML 9.9\n---\n",
+    "? ",
+    "| ",
+    "'",
+    '"',
+    "\\",
+    "$(true)",
+    "`true`",
+    "%s%n",
+    "{0.__class__}",
+    "../" * 30,
+    "[" * 3000,
+    "{a: " * 500,
+    "- " * 300,
+    "9" * 5000,
+    "1" + ":1" * 3000,
+    "2001-99-99",
+    "\na: &a [1,1,1]\nb: &b [*a,*a,*a]\nc: &c [*b,*b,*b]\n",
+    "\nx: &x {k: 1}\ny: {<<: [*x, *x]}\n",
+    "&a [*a]",
+    "<script>alert(1)</script>",
+    "None",
+    "null",
+    "true",
+    "a" * 5000,
+)
 NASTY_VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 2**63, 2**200, 10**6, 10**12, 1e308, float("nan"), float("inf"), "", "9", "\ud800", "a" * 5000,
-    [], {}, [[]], [None], {"": None}, {"$": {"$": {}}}, [-1, "x"],
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    2**63,
+    2**200,
+    10**6,
+    10**12,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "9",
+    "\ud800",
+    "a" * 5000,
+    [],
+    {},
+    [[]],
+    [None],
+    {"": None},
+    {"$": {"$": {}}},
+    [-1, "x"],
+)
 
 
 def text(dice: random.Random, seeds: list[str]) -> str:
@@ -42,7 +110,11 @@ def _wounded(dice: random.Random, made: str, seeds: list[str]) -> str:
             other = dice.choice(seeds)
             return made[:start] + other[dice.randint(0, len(other)) :]
         case _:
-            return made[:start] + chr(dice.choice((0, 9, 10, 13, 58, 91, 123, 127, 255, 0x3000, 0xFFFD, 0x1F600))) + made[start:]
+            return (
+                made[:start]
+                + chr(dice.choice((0, 9, 10, 13, 58, 91, 123, 127, 255, 0x3000, 0xFFFD, 0x1F600)))
+                + made[start:]
+            )
 
 
 def value(dice: random.Random, seed: Any) -> Any:
@@ -51,7 +123,11 @@ def value(dice: random.Random, seed: Any) -> Any:
         return dice.choice(NASTY_VALUES)
     if isinstance(seed, dict):
         kept = {name: value(dice, inner) for name, inner in seed.items() if dice.random() > 0.03}
-        return kept if dice.random() > 0.03 else {**kept, dice.choice(NASTY_TEXTS): dice.choice(NASTY_VALUES)}
+        return (
+            kept
+            if dice.random() > 0.03
+            else {**kept, dice.choice(NASTY_TEXTS): dice.choice(NASTY_VALUES)}
+        )
     if isinstance(seed, list):
         return [value(dice, inner) for inner in seed if dice.random() > 0.03]
     return seed

@@ -156,7 +156,9 @@ def _hear(message: Message) -> None:
     assert isinstance(peaks, Peaks) and (peaks.peak_bytes is None or peaks.peak_bytes >= 0)
     assert all((result.setup_seconds or 0) >= 0 for result in results)
     if answer.failures:
-        failure_of(answer, KernelReport(out_of_memory=False, own_limit=False, full=False), "cpu", 1.0)
+        failure_of(
+            answer, KernelReport(out_of_memory=False, own_limit=False, full=False), "cpu", 1.0
+        )
 
 
 def _holds(text: str) -> None:
@@ -172,7 +174,9 @@ def chain(levels: int, style: str) -> str:
     lines = ["a0: &a0 {k: 1}"]
     for level in range(1, levels):
         again = ", ".join([f"*a{level - 1}"] * 9)
-        lines.append(f"a{level}: &a{level} " + (f"{{<<: [{again}]}}" if style == "merge" else f"[{again}]"))
+        lines.append(
+            f"a{level}: &a{level} " + (f"{{<<: [{again}]}}" if style == "merge" else f"[{again}]")
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -196,19 +200,38 @@ _SPACES = [file.read_text() for file in sorted((ROOT / "search_spaces").glob("*.
 _ANSWER = (ROOT / "examples" / "tiny-qwen2-on-a-cpu" / "recommendation.json").read_text()
 _MODELS = [json.dumps(known.config) for known in catalog.models()]
 _CONFIG = "model: x\nbeta: 0.1\nper_device_train_batch_size: 4\nreport_to: [none]\n"
-_STUDY = json.dumps({"schema": 1, "name": "a", "directions": ["maximize"], "user_attrs": {}, "system_attrs": {}, "trials": []})
+_STUDY = json.dumps(
+    {
+        "schema": 1,
+        "name": "a",
+        "directions": ["maximize"],
+        "user_attrs": {},
+        "system_attrs": {},
+        "trials": [],
+    }
+)
 
 PARSERS: dict[str, Parser] = {
-    "sizes": Parser(inputs=30_000, make=_texts("38G", "1.5 GiB", "800MB", "1024B"), read=units.parse_bytes),
-    "durations": Parser(inputs=20_000, make=_texts("1h30m", "90s", "20m", "90"), read=units.parse_seconds),
+    "sizes": Parser(
+        inputs=30_000, make=_texts("38G", "1.5 GiB", "800MB", "1024B"), read=units.parse_bytes
+    ),
+    "durations": Parser(
+        inputs=20_000, make=_texts("1h30m", "90s", "20m", "90"), read=units.parse_seconds
+    ),
     "hardware": Parser(
         inputs=8_000,
         make=_texts("2xA100-40G", "local", "cpu", "4xRTX 4090", "1xH100"),
         read=lambda text: hardware_detection.hardware(text, here=()),
     ),
-    "held knobs": Parser(inputs=15_000, make=_texts("beta=0.0", "optim=adamw_torch", "use_vllm=true", "x=null"), read=_holds),
+    "held knobs": Parser(
+        inputs=15_000,
+        make=_texts("beta=0.0", "optim=adamw_torch", "use_vllm=true", "x=null"),
+        read=_holds,
+    ),
     "searched knobs": Parser(
-        inputs=15_000, make=_texts("beta=0.0,0.1", "optim=adamw_torch,paged_adamw_8bit"), read=lambda text: parse_searches([text])
+        inputs=15_000,
+        make=_texts("beta=0.0,0.1", "optim=adamw_torch,paged_adamw_8bit"),
+        read=lambda text: parse_searches([text]),
     ),
     "events": Parser(inputs=15_000, make=_event, read=_hear),
     "logs": Parser(inputs=3_000, make=lambda dice, _: mutate.text(dice, _LOGS), read=_diagnose),

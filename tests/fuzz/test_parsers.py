@@ -1,4 +1,5 @@
-"""Whatever is put in: an answer, or one of autotune's own errors in a sentence. Never a crash, never a hang.
+"""Whatever is put in: an answer, or one of autotune's own errors in a sentence. Never a crash,
+never a hang.
 
 `python -m tests.fuzz` reads as many inputs as you like and prints how many it were.
 """

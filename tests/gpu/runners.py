@@ -1,4 +1,6 @@
-"""Executors on the GPU of this machine, for tests of the CUDA paths; models are synthetic, built from their shapes."""
+"""Executors on the GPU of this machine, for tests of the CUDA paths; models are synthetic, built
+from their shapes.
+"""
 
 from __future__ import annotations
 
@@ -18,30 +20,46 @@ from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request
 
 SHORT_PROBE = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=2)
-WHOLE = ProbePlan(optimizer_steps=4, warmup_cycles=1, timed_cycles=3, save_checkpoint=True, evaluate=True)
+WHOLE = ProbePlan(
+    optimizer_steps=4, warmup_cycles=1, timed_cycles=3, save_checkpoint=True, evaluate=True
+)
 
 ALWAYS = ("num_generations=4", "max_prompt_length=128", "max_completion_length=128")
 
 
 def gpu_request(folder: Path, *holds: str, gpus: int = 1, **flags: object) -> ParsedRequest:
-    """Return a request for Qwen2.5-0.5B on this many of this machine's GPUs; no download. Skips where there are fewer."""
+    """Return a request for Qwen2.5-0.5B on this many of this machine's GPUs; no download. Skips
+    where there are fewer.
+    """
     present = len(gpus_here())
     if present < gpus:
         pytest.skip(f"needs {gpus} NVIDIA GPUs, and this machine has {present}")
     # A knob is held once: a later value replaces the default.
     held = {hold.partition("=")[0]: hold for hold in (*ALWAYS, *holds)}
-    named = {"model": "Qwen2.5-0.5B", "gpus": f"{gpus}xlocal", "mode": "probe", "tuning": "lora", "global_batch": 16, **flags}
+    named = {
+        "model": "Qwen2.5-0.5B",
+        "gpus": f"{gpus}xlocal",
+        "mode": "probe",
+        "tuning": "lora",
+        "global_batch": 16,
+        **flags,
+    }
     return parse_request(Flags(hold=tuple(held.values()), out=str(folder / "out"), **named))  # type: ignore[arg-type]
 
 
 def candidate(request: ParsedRequest, **knobs: KnobValue) -> Candidate:
-    """Return the framework's defaults with these knobs, at a constant global batch; it must be legal."""
+    """Return the framework's defaults with these knobs, at a constant global batch; it must be
+    legal.
+    """
     job, trainer = request.job, request.trainer
     base = dict(trainer.baseline(job.space, job.task))
     micro_batch = knobs.get("per_device_train_batch_size", 4)
     assert isinstance(micro_batch, int)
     total = job.task.workload.global_batch or micro_batch
-    shape = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": total // micro_batch}
+    shape = {
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": total // micro_batch,
+    }
     made = trainer.complete({**base, **shape, **knobs}, job.task)
     assert trainer.why_illegal(made, job.task) is None
     return made
@@ -56,7 +74,9 @@ def runner(request: ParsedRequest) -> Iterator[LocalExecutor]:
         executor.close()
 
 
-def measured(request: ParsedRequest, plan: ProbePlan = SHORT_PROBE, **knobs: KnobValue) -> Measurement:
+def measured(
+    request: ParsedRequest, plan: ProbePlan = SHORT_PROBE, **knobs: KnobValue
+) -> Measurement:
     """Measure one candidate with an executor of its own."""
     one = candidate(request, **knobs)
     with runner(request) as executor:

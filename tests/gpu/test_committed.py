@@ -12,7 +12,9 @@ import pytest
 pytestmark = pytest.mark.gpu
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-FOLDERS = sorted(folder.parent for folder in RESULTS.glob("*/transformers.json") if folder.parent.name != "cpu")
+FOLDERS = sorted(
+    folder.parent for folder in RESULTS.glob("*/transformers.json") if folder.parent.name != "cpu"
+)
 
 
 @pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)
@@ -21,14 +23,20 @@ def parts(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def rows(parts: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """Return the points that ended well and have a prediction: only there both figures cover a whole step."""
+    """Return the points that ended well and have a prediction: only there both figures cover a
+    whole step.
+    """
     found = [row for name in names if name in parts for row in parts[name]["rows"]]
     return [row for row in found if row["outcome"] == "ok" and row["predicted"]]
 
 
 def off(rows: list[dict[str, Any]], measured: str, predicted: str) -> float:
     """The median of the relative distances."""
-    pairs = [(row[measured], row["predicted"][predicted]["value"]) for row in rows if row[measured] is not None]
+    pairs = [
+        (row[measured], row["predicted"][predicted]["value"])
+        for row in rows
+        if row[measured] is not None
+    ]
     assert pairs
     return statistics.median(abs(predicted - real) / real for real, predicted in pairs)
 
@@ -41,7 +49,10 @@ def test_enough_was_measured(parts: dict[str, Any]) -> None:
 
 
 def test_torch_memory_is_predicted_within_one_percent(parts: dict[str, Any]) -> None:
-    assert off(rows(parts, "transformers"), "torch_allocated_bytes", "torch_peak_allocated_bytes") <= 0.01
+    assert (
+        off(rows(parts, "transformers"), "torch_allocated_bytes", "torch_peak_allocated_bytes")
+        <= 0.01
+    )
 
 
 def test_device_memory_is_predicted_within_three_percent(parts: dict[str, Any]) -> None:
@@ -49,4 +60,8 @@ def test_device_memory_is_predicted_within_three_percent(parts: dict[str, Any]) 
 
 
 def test_no_point_that_fitted_was_refused(parts: dict[str, Any]) -> None:
-    assert [row["key"] for row in rows(parts, "transformers", "colocated") if row["predicted"]["fits"] is False] == []
+    assert [
+        row["key"]
+        for row in rows(parts, "transformers", "colocated")
+        if row["predicted"]["fits"] is False
+    ] == []

@@ -13,13 +13,26 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_recovery_from_a_real_out_of_memory_error(tmp_path: Path) -> None:
-    """Larger batches up to a failure, then smaller ones on the same load; the last measurement equals the first."""
-    request = gpu_request(tmp_path, "max_completion_length=1024", memory_limit="12G", global_batch=64)
+    """Larger batches up to a failure, then smaller ones on the same load; the last measurement
+    equals the first.
+    """
+    request = gpu_request(
+        tmp_path, "max_completion_length=1024", memory_limit="12G", global_batch=64
+    )
     outcomes, peaks = [], []
     with runner(request) as executor:
-        for micro_batch, checkpointing in ((2, False), (16, False), (64, False), (8, True), (2, False)):
+        for micro_batch, checkpointing in (
+            (2, False),
+            (16, False),
+            (64, False),
+            (8, True),
+            (2, False),
+        ):
             one = candidate(
-                request, per_device_train_batch_size=micro_batch, gradient_checkpointing=checkpointing, use_vllm=False
+                request,
+                per_device_train_batch_size=micro_batch,
+                gradient_checkpointing=checkpointing,
+                use_vllm=False,
             )
             found = executor.open(one).measure(one, SHORT_PROBE)
             outcomes.append(str(found.outcome))
@@ -37,14 +50,19 @@ def test_ballast_emulates_the_requested_size(tmp_path: Path, limit: str) -> None
     check_well(found)
     assert found.memory.limit_bytes <= int(limit[:-1]) * GIB
     assert "ballast" in found.memory.bound_by or found.memory.bound_by in ("device", "torch")
-    assert any("was held back" in caveat or "torch's allocator was held" in caveat for caveat in found.caveats), found.caveats
+    assert any(
+        "was held back" in caveat or "torch's allocator was held" in caveat
+        for caveat in found.caveats
+    ), found.caveats
 
 
 def test_vllms_share_is_of_the_small_card(tmp_path: Path) -> None:
     found = measured(
-        gpu_request(tmp_path, "use_vllm=true", memory_limit="16G"), use_vllm=True, vllm_gpu_memory_utilization=0.3,
+        gpu_request(tmp_path, "use_vllm=true", memory_limit="16G"),
+        use_vllm=True,
+        vllm_gpu_memory_utilization=0.3,
         vllm_max_model_length=512,
-    )  # fmt: skip
+    )
     check_well(found)
     assert found.effective["vllm_gpu_memory_utilization"] == pytest.approx(0.3)
     assert (found.memory.peak_bytes or 0) < 16 * GIB

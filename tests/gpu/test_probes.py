@@ -24,7 +24,9 @@ def test_bf16_with_an_adapter(tmp_path: Path) -> None:
 def test_full_tuning_needs_more_than_an_adapter(tmp_path: Path) -> None:
     whole, adapter = measured(gpu_request(tmp_path, tuning="full")), measured(gpu_request(tmp_path))
     check_well(whole)
-    assert (whole.memory.torch_allocated_bytes or 0) > 1.5 * (adapter.memory.torch_allocated_bytes or 0)
+    assert (whole.memory.torch_allocated_bytes or 0) > 1.5 * (
+        adapter.memory.torch_allocated_bytes or 0
+    )
 
 
 def test_an_adapter_with_colocated_vllm(tmp_path: Path) -> None:
@@ -36,10 +38,17 @@ def test_an_adapter_with_colocated_vllm(tmp_path: Path) -> None:
 
 
 def test_sleep_mode_sleeps_and_wakes_in_every_cycle(tmp_path: Path) -> None:
-    found = measured(gpu_request(tmp_path, "use_vllm=true"), WHOLE, **ENGINE, vllm_enable_sleep_mode=True)
+    found = measured(
+        gpu_request(tmp_path, "use_vllm=true"), WHOLE, **ENGINE, vllm_enable_sleep_mode=True
+    )
     check_well(found)
     ran = found.exercised
-    assert ran is not None and ran.sleeps and ran.wakes and min(ran.sleeps, ran.wakes) >= ran.generations
+    assert (
+        ran is not None
+        and ran.sleeps
+        and ran.wakes
+        and min(ran.sleeps, ran.wakes) >= ran.generations
+    )
     assert found.memory.torch_reserved_bytes is None
     assert found.memory.torch_reserved_why
 
@@ -48,7 +57,12 @@ def test_engine_serves_the_next_candidate_after_sleep(tmp_path: Path) -> None:
     request = gpu_request(tmp_path, "use_vllm=true")
     with runner(request) as executor:
         for micro_batch in (2, 8, 4):
-            one = candidate(request, **ENGINE, vllm_enable_sleep_mode=True, per_device_train_batch_size=micro_batch)
+            one = candidate(
+                request,
+                **ENGINE,
+                vllm_enable_sleep_mode=True,
+                per_device_train_batch_size=micro_batch,
+            )
             check_well(executor.open(one).measure(one, WHOLE))
         assert executor.loads == 1
 

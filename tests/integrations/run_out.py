@@ -1,4 +1,6 @@
-"""A real GRPO run on a CPU that runs out of memory: `FOLDER ROOM_MIB HOW [RANK]`. Only that rank is limited, if one is named."""
+"""A real GRPO run on a CPU that runs out of memory: `FOLDER ROOM_MIB HOW [RANK]`. Only that rank
+is limited, if one is named.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,28 @@ def limit(room_mib: int) -> None:
 def main() -> None:
     folder, room, how, *rank = sys.argv[1:]
     config = GRPOConfig(
-        output_dir=str(Path(folder) / "out"), per_device_train_batch_size=16, gradient_accumulation_steps=2, num_generations=8,
-        max_completion_length=64, generation_kwargs={"min_new_tokens": 64}, use_cpu=True, bf16=False, max_steps=2,
-        gradient_checkpointing=False, report_to="none", logging_steps=1, save_strategy="no",
-    )  # fmt: skip
+        output_dir=str(Path(folder) / "out"),
+        per_device_train_batch_size=16,
+        gradient_accumulation_steps=2,
+        num_generations=8,
+        max_completion_length=64,
+        generation_kwargs={"min_new_tokens": 64},
+        use_cpu=True,
+        bf16=False,
+        max_steps=2,
+        gradient_checkpointing=False,
+        report_to="none",
+        logging_steps=1,
+        save_strategy="no",
+    )
     watching = [MemoryWatch()] if how == "callback" else []
     trainer = GRPOTrainer(
-        model=str(Path(folder) / "model"), reward_funcs=reward, args=config,
-        train_dataset=Dataset.from_dict({"prompt": ["one plus one"] * 64}), callbacks=watching,
-    )  # fmt: skip
+        model=str(Path(folder) / "model"),
+        reward_funcs=reward,
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": ["one plus one"] * 64}),
+        callbacks=watching,
+    )
     if not rank or rank == [os.environ.get("RANK", "0")]:
         limit(int(room))
     with watch(trainer) if how == "watch" else contextlib.nullcontext():

@@ -11,7 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.core.units import GIB, MIB
-from autotune.integrations.memory_margin import MAX_POINTS, CpuGauge, CudaGauge, GaugeReading, Margin
+from autotune.integrations.memory_margin import (
+    MAX_POINTS,
+    CpuGauge,
+    CudaGauge,
+    GaugeReading,
+    Margin,
+)
 from autotune.machine.host_memory import machine_memory_bytes
 
 LIMIT = 40 * GIB
@@ -22,7 +28,11 @@ def reading(peak: float) -> GaugeReading:
 
 
 def run(
-    peaks: list[float], *, last_step: int | None = 1000, lengths: list[int] | None = None, longest: int | None = None
+    peaks: list[float],
+    *,
+    last_step: int | None = 1000,
+    lengths: list[int] | None = None,
+    longest: int | None = None,
 ) -> list[str]:
     margin = Margin(last_step=last_step, longest=longest)
     said: list[str] = []
@@ -92,7 +102,9 @@ print(before.by, first.by, first.margin_bytes // 2**20, second.margin_bytes // 2
 
 
 def test_a_data_limit_is_the_nearest_limit() -> None:
-    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True
+    )
     before, by, *margins = done.stdout.strip().split("|")
     first, second, third = map(int, margins)
     assert before == "the machine's memory" and "ulimit -d" in by
@@ -114,7 +126,9 @@ def test_memory_of_children_counts() -> None:
     gauge = CpuGauge()
     before = gauge.read().peak_bytes
     code = "held = bytearray(300 * 2**20); print('ready', flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
         assert gauge.read().peak_bytes >= before + 250 * MIB
         child.communicate("\n")
@@ -122,16 +136,26 @@ def test_memory_of_children_counts() -> None:
 
 def cuda(**figures: int) -> SimpleNamespace:
     """torch.cuda with one device's figures, in GiB."""
-    said = {name: lambda device, size=size: size * GIB for name, size in figures.items() if name not in ("free", "total")}
+    said = {
+        name: lambda device, size=size: size * GIB
+        for name, size in figures.items()
+        if name not in ("free", "total")
+    }
     return SimpleNamespace(
-        cuda=SimpleNamespace(mem_get_info=lambda device: (figures["free"] * GIB, figures["total"] * GIB), **said)
+        cuda=SimpleNamespace(
+            mem_get_info=lambda device: (figures["free"] * GIB, figures["total"] * GIB), **said
+        )
     )
 
 
 def test_a_gpus_peak_is_torchs_plus_memory_outside() -> None:
     torch = cuda(free=50, total=80, memory_reserved=24, max_memory_reserved=40)
     found = CudaGauge(torch, "cuda:0", sleeps=False).read()
-    assert (found.peak_bytes, found.outside_bytes, found.margin_bytes) == (46 * GIB, 6 * GIB, 34 * GIB)
+    assert (found.peak_bytes, found.outside_bytes, found.margin_bytes) == (
+        46 * GIB,
+        6 * GIB,
+        34 * GIB,
+    )
 
 
 def test_where_an_engine_sleeps_torchs_figure_misleads_and_the_device_counts() -> None:

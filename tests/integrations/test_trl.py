@@ -1,4 +1,6 @@
-"""The callback on real TRL: memory really runs out, the error goes on as it was, and what helps lies beside the checkpoints."""
+"""The callback on real TRL: memory really runs out, the error goes on as it was, and what helps
+lies beside the checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,20 @@ def a_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-def run_out(folder: Path, model: Path, *words: str, launch: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def run_out(
+    folder: Path, model: Path, *words: str, launch: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     (folder / "model").symlink_to(model)
     command = [sys.executable, *launch, str(SCRIPT), str(folder), *words]
     root = str(Path(__file__).parents[2])
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment(PYTHONPATH=root), cwd=folder)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=environment(PYTHONPATH=root),
+        cwd=folder,
+    )
 
 
 @pytest.mark.slow
@@ -41,13 +52,24 @@ def test_memory_really_runs_out(tmp_path: Path, model: Path, how: str) -> None:
     done = run_out(tmp_path, model, ROOM_MIB, how)
     assert done.returncode == 1, done.stderr[-3000:]
     last = done.stderr.strip().splitlines()[-4:]  # a progress bar may draw itself once more
-    assert any(line.startswith("RuntimeError: [enforce fail at ") and "can't allocate memory" in line for line in last)
+    assert any(
+        line.startswith("RuntimeError: [enforce fail at ") and "can't allocate memory" in line
+        for line in last
+    )
     assert "could not write down" not in done.stderr and "could not begin" not in done.stderr
 
     folder = tmp_path / "out" / "out-of-memory"
-    assert sorted(file.name for file in folder.iterdir()) == ["next.yaml", "rank0.json", "rank0.txt"]
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "next.yaml",
+        "rank0.json",
+        "rank0.txt",
+    ]
     told = json.loads((folder / "rank0.json").read_text())
-    assert told["is_memory"] and told["numbers"]["asked_bytes"] > 0 and told["error"]["type"] == "RuntimeError"
+    assert (
+        told["is_memory"]
+        and told["numbers"]["asked_bytes"] > 0
+        and told["error"]["type"] == "RuntimeError"
+    )
     assert told["memory"]["by"].startswith("this process's limit"), "the limit that was the nearest"
     assert told["next"] == {
         "change": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4},
@@ -55,15 +77,33 @@ def test_memory_really_runs_out(tmp_path: Path, model: Path, how: str) -> None:
         "file": "next.yaml",
     }
     following = yaml.safe_load((folder / "next.yaml").read_text())
-    assert following["per_device_train_batch_size"] * following["gradient_accumulation_steps"] == 16 * 2
-    assert following["steps_per_generation"] == 4, "a generation makes as many completions as before"
+    assert (
+        following["per_device_train_batch_size"] * following["gradient_accumulation_steps"]
+        == 16 * 2
+    )
+    assert following["steps_per_generation"] == 4, (
+        "a generation makes as many completions as before"
+    )
     words = (folder / "rank0.txt").read_text()
-    assert "memory ran out" in words and "Traceback (most recent call last):" in words and "In Python: " not in words
+    assert (
+        "memory ran out" in words
+        and "Traceback (most recent call last):" in words
+        and "In Python: " not in words
+    )
 
 
 @pytest.mark.slow
 def test_of_two_ranks_the_one_that_failed_writes(tmp_path: Path, model: Path) -> None:
-    launch = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "--rdzv-backend", "c10d")
+    launch = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--master_port",
+        "0",
+        "--rdzv-backend",
+        "c10d",
+    )
     done = run_out(tmp_path, model, ROOM_MIB, "callback", "1", launch=launch)
     assert done.returncode != 0
     folder = tmp_path / "out" / "out-of-memory"
@@ -72,10 +112,15 @@ def test_of_two_ranks_the_one_that_failed_writes(tmp_path: Path, model: Path) ->
     told = json.loads((folder / "rank1.json").read_text())
     assert told["is_memory"] and told["rank"] == 1 and told["world_size"] == 2
     following = yaml.safe_load((folder / "next.yaml").read_text())
-    assert following["per_device_train_batch_size"] == 8 and following["generation_batch_size"] == 16 * 2 * 2
+    assert (
+        following["per_device_train_batch_size"] == 8
+        and following["generation_batch_size"] == 16 * 2 * 2
+    )
 
 
-def test_a_run_that_ends_well_leaves_nothing_behind(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_ends_well_leaves_nothing_behind(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -89,17 +134,32 @@ def test_a_run_that_ends_well_leaves_nothing_behind(tmp_path: Path, model: Path,
         return [1.0] * len(completions)
 
     config = GRPOConfig(
-        output_dir=str(tmp_path / "out"), per_device_train_batch_size=4, num_generations=4, max_completion_length=8, max_steps=1,
-        use_cpu=True, bf16=False, report_to="none", save_strategy="no",
-    )  # fmt: skip
+        output_dir=str(tmp_path / "out"),
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=8,
+        max_steps=1,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        save_strategy="no",
+    )
     callback, before = MemoryWatch(), sys.excepthook
     trainer = GRPOTrainer(
-        model=str(model), reward_funcs=reward, args=config, train_dataset=Dataset.from_dict({"prompt": ["one"] * 8}),
+        model=str(model),
+        reward_funcs=reward,
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": ["one"] * 8}),
         callbacks=[callback],
-    )  # fmt: skip
+    )
     trainer.train()
-    assert seen["wrapped"] and seen["hook"] is not before, "it found its trainer and listened while it trained"
-    assert not {"training_step", "evaluate", "_save_checkpoint"} & set(vars(trainer)) and sys.excepthook is before
+    assert seen["wrapped"] and seen["hook"] is not before, (
+        "it found its trainer and listened while it trained"
+    )
+    assert (
+        not {"training_step", "evaluate", "_save_checkpoint"} & set(vars(trainer))
+        and sys.excepthook is before
+    )
     assert callback.written == () and not (tmp_path / "out" / "out-of-memory").exists()
     assert callback._reading is not None and callback._reading.peak_bytes > 0
 
@@ -155,8 +215,14 @@ def test_warnings_reach_the_given_function(tmp_path: Path) -> None:
 
     heard: list[str] = []
     callback, args = _begun(tmp_path, warn=heard.append)
-    callback._gauge = SimpleNamespace(read=lambda: GaugeReading(peak_bytes=97, limit_bytes=100, by="GPU 0"))
+    callback._gauge = SimpleNamespace(
+        read=lambda: GaugeReading(peak_bytes=97, limit_bytes=100, by="GPU 0")
+    )
     callback.on_step_end(args, SimpleNamespace(global_step=7), None)
-    callback.on_log(args, SimpleNamespace(global_step=7), None, logs={"completions/max_length": 12.0})
-    assert len(heard) == len(callback.warnings) == 1 and heard[0].startswith("step 7, rank 0: 3 B left of 100 B, GPU 0")
+    callback.on_log(
+        args, SimpleNamespace(global_step=7), None, logs={"completions/max_length": 12.0}
+    )
+    assert len(heard) == len(callback.warnings) == 1 and heard[0].startswith(
+        "step 7, rank 0: 3 B left of 100 B, GPU 0"
+    )
     callback.on_train_end(args, None, None)

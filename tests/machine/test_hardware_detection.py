@@ -40,7 +40,12 @@ def test_gpus_by_name(asked: str, count: int, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "choices"), [("A100", "A100-40G or A100-80G"), ("2xV100", "V100-16G or V100-32G"), ("RTX 3050", "RTX3050-4G")]
+    ("asked", "choices"),
+    [
+        ("A100", "A100-40G or A100-80G"),
+        ("2xV100", "V100-16G or V100-32G"),
+        ("RTX 3050", "RTX3050-4G"),
+    ],
 )
 def test_an_ambiguous_gpu_is_never_guessed(asked: str, choices: str) -> None:
     with pytest.raises(BadInput, match=choices):
@@ -49,14 +54,25 @@ def test_an_ambiguous_gpu_is_never_guessed(asked: str, choices: str) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "count", "name", "gib"),
-    [("2xH300=280G", 2, "H300", 280), ("GPU=141G", 1, "GPU=141G", 141), ("H200=100G", 1, "H200", 100)],
+    [
+        ("2xH300=280G", 2, "H300", 280),
+        ("GPU=141G", 1, "GPU=141G", 141),
+        ("H200=100G", 1, "H200", 100),
+    ],
 )
 def test_a_card_by_its_memory_is_predicted_for(asked: str, count: int, name: str, gib: int) -> None:
     found = hardware(asked, here=(H200,))
-    assert (found.count, found.name, found.memory_bytes, found.here) == (count, name, gib * GIB, False)
+    assert (found.count, found.name, found.memory_bytes, found.here) == (
+        count,
+        name,
+        gib * GIB,
+        False,
+    )
 
 
-@pytest.mark.parametrize("asked", ["GPU=", "=3G", "GPU=141", "GPU=x", "A100=40G", "GPU=-3G", "GPU=0G"])
+@pytest.mark.parametrize(
+    "asked", ["GPU=", "=3G", "GPU=141", "GPU=x", "A100=40G", "GPU=-3G", "GPU=0G"]
+)
 def test_a_card_by_its_memory_needs_a_size_with_its_unit(asked: str) -> None:
     with pytest.raises(BadInput):
         hardware(asked, here=())
@@ -84,7 +100,9 @@ def test_memory_is_the_drivers_figure() -> None:
 
 
 def test_more_than_are_here() -> None:
-    assert not hardware("4xA100-40G", here=(A100, A100)).here, "it can be predicted, and not measured"
+    assert not hardware("4xA100-40G", here=(A100, A100)).here, (
+        "it can be predicted, and not measured"
+    )
     with pytest.raises(BadInput, match="1 are here"):
         hardware("2xlocal", here=(A100,))
 
@@ -199,7 +217,9 @@ def test_memory_of_a_pod_is_what_its_cgroup_leaves(tmp_path: Path, usage: str, s
 
 def test_nvidia_smi_is_read_where_nvml_is_missing(tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nfor i in 0 1; do echo $i, GPU-$i, 40960, NVIDIA A100-SXM4-40GB; done\n")
+    program.write_text(
+        "#!/bin/sh\nfor i in 0 1; do echo $i, GPU-$i, 40960, NVIDIA A100-SXM4-40GB; done\n"
+    )
     program.chmod(0o755)
     code = (
         "import sys; sys.modules['pynvml'] = None\n"
@@ -211,7 +231,11 @@ def test_nvidia_smi_is_read_where_nvml_is_missing(tmp_path: Path) -> None:
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", **more}
         environment.pop("CUDA_VISIBLE_DEVICES", None) if not more else None
         return subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
         ).stdout.strip()
 
     size = 40960 * MIB

@@ -8,7 +8,15 @@ import pytest
 
 from autotune.core.errors import BadInput, HardwareNotHere
 from autotune.machine import hardware_detection
-from autotune.machine.nvml import Device, GpuLost, Nvml, NvmlNotSupported, NvmlUnavailable, devices_here, visible
+from autotune.machine.nvml import (
+    Device,
+    GpuLost,
+    Nvml,
+    NvmlNotSupported,
+    NvmlUnavailable,
+    devices_here,
+    visible,
+)
 from tests.probe.nvml_playback import Playback
 
 MIB = 2**20
@@ -17,7 +25,12 @@ MIB = 2**20
 def test_two_gpus_and_their_processes() -> None:
     nvml = Nvml.open(Playback("two_a100"))
     first, second = nvml.cards()
-    assert (first.index, first.name, first.compute_capability, first.slice_of) == (0, "NVIDIA A100-SXM4-40GB", "8.0", None)
+    assert (first.index, first.name, first.compute_capability, first.slice_of) == (
+        0,
+        "NVIDIA A100-SXM4-40GB",
+        "8.0",
+        None,
+    )
     assert (first.memory_bytes, first.reserved_bytes) == (40960 * MIB, 600 * MIB)
     assert nvml.driver_version() == "550.54.15"
     assert nvml.used_bytes(first.uuid) == 3080 * MIB
@@ -37,7 +50,10 @@ def test_the_real_library_reports_no_driver_here() -> None:
 
 @pytest.mark.parametrize(
     ("recording", "why", "absent"),
-    [("library_not_found", "Shared Library Not Found", True), ("driver_mismatch", "version mismatch", False)],
+    [
+        ("library_not_found", "Shared Library Not Found", True),
+        ("driver_mismatch", "version mismatch", False),
+    ],
 )
 def test_reasons_for_nvml_unavailable(recording: str, why: str, absent: bool) -> None:
     with pytest.raises(NvmlUnavailable, match=why) as caught:
@@ -49,7 +65,11 @@ def test_a_cut_gpu_shows_as_its_slices() -> None:
     nvml = Nvml.open(Playback("mig"))
     slices = nvml.cards()
     assert [one.uuid[:12] for one in slices] == ["MIG-11111111", "MIG-22222222"]
-    assert all(one.slice_of == "GPU-5c0f3e00-aaaa-bbbb-cccc-000000000000" and one.memory_bytes == 19968 * MIB for one in slices)
+    assert all(
+        one.slice_of == "GPU-5c0f3e00-aaaa-bbbb-cccc-000000000000"
+        and one.memory_bytes == 19968 * MIB
+        for one in slices
+    )
     assert nvml.used_bytes(slices[0].uuid) == 50 * MIB
 
 
@@ -98,16 +118,27 @@ def test_the_connection_is_closed() -> None:
     assert library.asked == ["shutdown"]
 
 
-A, B, C = (Device(name="X", memory_bytes=1, index=number, uuid=f"GPU-{letter}00") for number, letter in enumerate("abc"))
+A, B, C = (
+    Device(name="X", memory_bytes=1, index=number, uuid=f"GPU-{letter}00")
+    for number, letter in enumerate("abc")
+)
 
 
 @pytest.mark.parametrize(
     ("variable", "seen"),
     [
-        (None, (A, B, C)), ("", ()), ("-1", ()), ("2,0", (C, A)), ("GPU-b", (B,)), ("GPU-b00,0", (B, A)), ("0,7,1", (A,)),
-        ("GPU-", ()), ("0, 1", (A, B)), ("NoDevFiles", ()),
+        (None, (A, B, C)),
+        ("", ()),
+        ("-1", ()),
+        ("2,0", (C, A)),
+        ("GPU-b", (B,)),
+        ("GPU-b00,0", (B, A)),
+        ("0,7,1", (A,)),
+        ("GPU-", ()),
+        ("0, 1", (A, B)),
+        ("NoDevFiles", ()),
     ],
-)  # fmt: skip
+)
 def test_cuda_shows_what_its_variable_names_up_to_the_first_that_is_not_there(
     variable: str | None, seen: tuple[Device, ...]
 ) -> None:
@@ -117,9 +148,18 @@ def test_cuda_shows_what_its_variable_names_up_to_the_first_that_is_not_there(
 def test_devices_have_all_figures_of_the_driver() -> None:
     first, second = devices_here(Playback("two_a100"), "1,0")
     assert (first.index, second.index) == (1, 0)
-    assert (first.driver_version, first.compute_capability, first.reserved_bytes) == ("550.54.15", "8.0", 600 * MIB)
+    assert (first.driver_version, first.compute_capability, first.reserved_bytes) == (
+        "550.54.15",
+        "8.0",
+        600 * MIB,
+    )
     found = hardware_detection.hardware("local", devices_here(Playback("two_a100"), "1,0"))
-    assert (found.name, found.count, found.memory_bytes, found.here) == ("A100-40G", 2, 40960 * MIB, True)
+    assert (found.name, found.count, found.memory_bytes, found.here) == (
+        "A100-40G",
+        2,
+        40960 * MIB,
+        True,
+    )
 
 
 def test_a_refusing_driver_is_an_error_and_not_a_machine_without_gpus() -> None:
@@ -139,19 +179,35 @@ def test_without_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None
 def test_slices_are_named_and_one_must_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     slices = devices_here(Playback("mig"))
-    with pytest.raises(BadInput, match=r"one slice only.*CUDA_VISIBLE_DEVICES=MIG-11111111\S+ .*MIG-22222222"):
+    with pytest.raises(
+        BadInput, match=r"one slice only.*CUDA_VISIBLE_DEVICES=MIG-11111111\S+ .*MIG-22222222"
+    ):
         hardware_detection.hardware("local", slices)
     one = devices_here(Playback("mig"), "MIG-2222")
     found = hardware_detection.hardware("local", one)
-    assert (found.name, found.count, found.memory_bytes) == ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 1, 19968 * MIB)
-    assert hardware_detection.recognise(Device(name="NVIDIA A100-SXM4-40GB MIG 7g.40gb", memory_bytes=40192 * MIB)) is None
+    assert (found.name, found.count, found.memory_bytes) == (
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+        1,
+        19968 * MIB,
+    )
+    assert (
+        hardware_detection.recognise(
+            Device(name="NVIDIA A100-SXM4-40GB MIG 7g.40gb", memory_bytes=40192 * MIB)
+        )
+        is None
+    )
 
 
 def test_different_gpus_come_with_the_choices() -> None:
     here = devices_here(Playback("mixed"), "0,1,2")
-    with pytest.raises(BadInput, match=r"CUDA_VISIBLE_DEVICES=0 \(NVIDIA H200\) or CUDA_VISIBLE_DEVICES=1,2 \(NVIDIA A100"):
+    with pytest.raises(
+        BadInput,
+        match=r"CUDA_VISIBLE_DEVICES=0 \(NVIDIA H200\) or CUDA_VISIBLE_DEVICES=1,2 \(NVIDIA A100",
+    ):
         hardware_detection.hardware("local", here)
-    with pytest.raises(BadInput, match=r"would get other GPUs here \(NVIDIA H200.*CUDA_VISIBLE_DEVICES=1,2"):
+    with pytest.raises(
+        BadInput, match=r"would get other GPUs here \(NVIDIA H200.*CUDA_VISIBLE_DEVICES=1,2"
+    ):
         hardware_detection.hardware("2xA100-40G", here)
     assert hardware_detection.hardware("2xA100-40G", here[1:]).here
     assert hardware_detection.hardware("H200", here).here

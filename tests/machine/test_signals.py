@@ -64,7 +64,11 @@ def _unignored() -> None:
 
 def _stopped(program: str, *numbers: signal.Signals) -> tuple[int, str, str]:
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_unignored
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_unignored,
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         for number in numbers:
@@ -73,8 +77,12 @@ def _stopped(program: str, *numbers: signal.Signals) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("numbers", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGINT)], ids=["once", "two at once"])
-def test_a_process_whose_interruption_is_lost_is_ended_all_the_same(numbers: tuple[signal.Signals, ...]) -> None:
+@pytest.mark.parametrize(
+    "numbers", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGINT)], ids=["once", "two at once"]
+)
+def test_a_process_whose_interruption_is_lost_is_ended_all_the_same(
+    numbers: tuple[signal.Signals, ...],
+) -> None:
     code, out, err = _stopped(LOST, *numbers)
     assert code == 130 and "lost" in out and "Traceback" not in err
     assert "Interrupted. What did not close in time was abandoned" in err

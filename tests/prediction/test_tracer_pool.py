@@ -40,13 +40,18 @@ def test_announced_traces_are_distributed_and_computed_once(tracers: TracerPool)
     requests = [spec(allocations=count) for count in range(2, 12)]
     tracers.expect([*requests, *requests])
     traces = [tracers.trace(one) for one in requests]
-    assert [trace.peak_bytes for trace in traces] == [sum(range(1, count + 1)) for count in range(2, 12)]
+    assert [trace.peak_bytes for trace in traces] == [
+        sum(range(1, count + 1)) for count in range(2, 12)
+    ]
     assert tracers.traced == len(requests)
     assert len({trace.effective["pid"] for trace in traces}) == 2
 
 
 def test_a_single_request_starts_one_process(tracers: TracerPool) -> None:
-    assert tracers.trace(spec()).effective["pid"] == tracers.trace(spec(allocations=5)).effective["pid"]
+    assert (
+        tracers.trace(spec()).effective["pid"]
+        == tracers.trace(spec(allocations=5)).effective["pid"]
+    )
 
 
 def test_an_error_is_raised_only_by_the_request_that_failed(tracers: TracerPool) -> None:
@@ -62,7 +67,9 @@ def test_an_error_is_raised_only_by_the_request_that_failed(tracers: TracerPool)
 def test_closing_ends_running_traces_at_once(tracers: TracerPool) -> None:
     tracers.expect([spec(do="hang"), spec(do="hang", allocations=2), spec()])
     deadline = time.monotonic() + 20.0
-    while len(tree_of(os.getpid())) < 4 and time.monotonic() < deadline:  # two workers, and the fork of each
+    while (
+        len(tree_of(os.getpid())) < 4 and time.monotonic() < deadline
+    ):  # two workers, and the fork of each
         time.sleep(0.02)
     began = time.monotonic()
     tracers.close()
@@ -73,7 +80,9 @@ def test_closing_ends_running_traces_at_once(tracers: TracerPool) -> None:
 
 def test_cached_traces_start_no_framework(tmp_path: Path) -> None:
     def cached(versions: Mapping[str, str] | None) -> Tracer:
-        return Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path), versions=versions)
+        return Tracer(
+            Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path), versions=versions
+        )
 
     for computed in (3, 0):
         tracers = TracerPool(cached, most=2)

@@ -39,14 +39,28 @@ def measure(loaded, specification, stage):
         return {"schema": 1}
     sizes = list(range(1, specification.get("allocations", 3) + 1))
     return {
-        "schema": 1, "basis": "traced", "versions": {"toy": "1"}, "device": specification.get("device", "cpu"), "layers": 1,
-        "sizes": sizes, "parts": [0] * len(sizes), "part_names": ["weights"],
+        "schema": 1,
+        "basis": "traced",
+        "versions": {"toy": "1"},
+        "device": specification.get("device", "cpu"),
+        "layers": 1,
+        "sizes": sizes,
+        "parts": [0] * len(sizes),
+        "part_names": ["weights"],
         "events": [n + 1 for n in range(len(sizes))] + [-(n + 1) for n in range(len(sizes))],
-        "marks": [{"event": 0, "phase": "load", "step": 0, "layer": None}], "work": [],
-        "inventory": {"parameters": 1, "trainable_parameters": 1, "weight_bytes": 4, "trainable_bytes": 4, "layer_bytes": [4],
-                      "layer_trainable": [1], "largest_parameter": 1},
+        "marks": [{"event": 0, "phase": "load", "step": 0, "layer": None}],
+        "work": [],
+        "inventory": {
+            "parameters": 1,
+            "trainable_parameters": 1,
+            "weight_bytes": 4,
+            "trainable_bytes": 4,
+            "layer_bytes": [4],
+            "layer_trainable": [1],
+            "largest_parameter": 1,
+        },
         "effective": {"pid": os.getpid(), "environment": dict(os.environ)},
-    }  # fmt: skip
+    }
 
 
 def release(loaded):

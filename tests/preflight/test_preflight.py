@@ -1,4 +1,6 @@
-"""preflight on a real tiny model: measured once, then answered from the record until something changes that decides it."""
+"""preflight on a real tiny model: measured once, then answered from the record until something
+changes that decides it.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +56,20 @@ def proven_once(store: Path, project: Path) -> tuple[Preflight, list[Event]]:
 
 
 @pytest.fixture(name="no_probe")
-def a_probe_is_told(monkeypatch: pytest.MonkeyPatch, proven: tuple[Preflight, list[Event]]) -> list[str]:
-    """Everything is real but the probe itself, which would take its time again: that it would run is what is to be seen."""
+def a_probe_is_told(
+    monkeypatch: pytest.MonkeyPatch, proven: tuple[Preflight, list[Event]]
+) -> list[str]:
+    """Everything is real but the probe itself, which would take its time again: that it would
+    run is what is to be seen.
+    """
     said: list[str] = []
 
     def would_measure(*_: object) -> None:
         raise Measured
 
-    monkeypatch.setattr(importlib.import_module("autotune.preflight.check"), "_measured", would_measure)
+    monkeypatch.setattr(
+        importlib.import_module("autotune.preflight.check"), "_measured", would_measure
+    )
     return said
 
 
@@ -75,22 +83,38 @@ def why_measured(said: list[str]) -> str:
     return " ".join(said)
 
 
-def test_it_is_measured_at_its_worst_case(proven: tuple[Preflight, list[Event]], project: Path) -> None:
+def test_it_is_measured_at_its_worst_case(
+    proven: tuple[Preflight, list[Event]], project: Path
+) -> None:
     found, heard = proven
-    assert found.fits and not found.from_record and found.missed == "nothing like it was measured here before"
+    assert (
+        found.fits
+        and not found.from_record
+        and found.missed == "nothing like it was measured here before"
+    )
     assert found.use == Path("train.yaml") and found.tuned is None
     assert found.proof.certificate is not None and found.proof.certificate["complete"]
-    assert found.candidate.settings["max_prompt_length"] == 4 * 6 - 1, "the longest row, as its tokenizer has it"
+    assert found.candidate.settings["max_prompt_length"] == 4 * 6 - 1, (
+        "the longest row, as its tokenizer has it"
+    )
     kinds = [type(event) for event in heard]
     assert kinds[0] is JobStarted and kinds[-1] is ProbeEnded
     document = json.loads(json.dumps(found.document))
-    assert document["status"] == "fits" and document["peak_memory_bytes"] < document["limit_bytes"] == 2 * 2**30
+    assert (
+        document["status"] == "fits"
+        and document["peak_memory_bytes"] < document["limit_bytes"] == 2 * 2**30
+    )
 
 
-def test_the_second_time_the_record_answers(no_probe: list[str], proven: tuple[Preflight, list[Event]]) -> None:
+def test_the_second_time_the_record_answers(
+    no_probe: list[str], proven: tuple[Preflight, list[Event]]
+) -> None:
     again = ask()
     assert again.from_record and again.fits and again.missed is None
-    assert again.proof.trial == proven[0].proof.trial and again.proof.certificate == proven[0].proof.certificate
+    assert (
+        again.proof.trial == proven[0].proof.trial
+        and again.proof.certificate == proven[0].proof.certificate
+    )
     assert again.document["from_record"]["when"] == again.proof.when
 
 
@@ -116,14 +140,19 @@ def test_the_longest_prompt_of_the_data_changed(no_probe: list[str], project: Pa
 def test_a_version_in_the_training_environment_changed(
     no_probe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The interpreter itself reports another version: what lies first on its path is what is installed.
+    # The interpreter itself reports another version: what lies first on its path is what is
+    # installed.
     (tmp_path / "accelerate-99.0.dist-info").mkdir()
-    (tmp_path / "accelerate-99.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 99.0\n")
+    (tmp_path / "accelerate-99.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: accelerate\nVersion: 99.0\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert "versions.accelerate" in why_measured(no_probe) and "now 99.0" in " ".join(no_probe)
 
 
-def test_the_machine_is_fuller_than_it_was(no_probe: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_is_fuller_than_it_was(
+    no_probe: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import psutil
 
     full = psutil.virtual_memory()._replace(available=1)
@@ -146,7 +175,9 @@ def test_a_setting_changed(no_probe: list[str], project: Path) -> None:
 def test_another_number_of_processes_is_refused(project: Path) -> None:
     file = project / "two.yaml"
     file.write_text((project / "train.yaml").read_text() + "num_processes: 2\n")
-    with pytest.raises(autotune.core.errors.BadInput, match=r"starts 2 processes, and cpu are 1.*2xcpu"):
+    with pytest.raises(
+        autotune.core.errors.BadInput, match=r"starts 2 processes, and cpu are 1.*2xcpu"
+    ):
         autotune.preflight(file, gpus="cpu")
 
 
@@ -157,21 +188,53 @@ def test_without_data_the_longest_prompt_must_be_given(project: Path) -> None:
         autotune.preflight(file, gpus="cpu", memory_limit="2G")
 
 
-def test_a_configuration_that_does_not_fit_is_tuned_to_learn_the_same(project: Path, tmp_path: Path) -> None:
+def test_a_configuration_that_does_not_fit_is_tuned_to_learn_the_same(
+    project: Path, tmp_path: Path
+) -> None:
     file = project / "large.yaml"
-    settings = (project / "train.yaml").read_text().replace("per_device_train_batch_size: 8", "per_device_train_batch_size: 32")
-    settings = settings.replace("max_completion_length: 32", "max_completion_length: 384").replace("steps: 2", "steps: 1")
+    settings = (
+        (project / "train.yaml")
+        .read_text()
+        .replace("per_device_train_batch_size: 8", "per_device_train_batch_size: 32")
+    )
+    settings = settings.replace("max_completion_length: 32", "max_completion_length: 384").replace(
+        "steps: 2", "steps: 1"
+    )
     file.write_text(settings + "gradient_checkpointing: false\n")
-    space = {"per_device_train_batch_size": [4], "gradient_accumulation_steps": [8], "gradient_checkpointing": [True]}
+    space = {
+        "per_device_train_batch_size": [4],
+        "gradient_accumulation_steps": [8],
+        "gradient_checkpointing": [True],
+    }
     found = autotune.preflight(
-        file, tune=True, gpus="cpu", memory_limit="760M", max_prompt_length=23, out=tmp_path / "tuned", budget="10m", search=space
+        file,
+        tune=True,
+        gpus="cpu",
+        memory_limit="760M",
+        max_prompt_length=23,
+        out=tmp_path / "tuned",
+        budget="10m",
+        search=space,
     )
     assert found.fits is False and found.proof.trial.measurement.outcome.is_out_of_memory
-    assert found.tuned is not None and found.tuned.recommendation is not None and found.use is not None
+    assert (
+        found.tuned is not None and found.tuned.recommendation is not None and found.use is not None
+    )
     assert found.tuned.winner is not None
     before, after = found.candidate.settings, found.tuned.winner.settings
-    for name in ("num_generations", "max_completion_length", "max_prompt_length", "loss_type", "beta", "optim"):
+    for name in (
+        "num_generations",
+        "max_completion_length",
+        "max_prompt_length",
+        "loss_type",
+        "beta",
+        "optim",
+    ):
         assert before[name] == after[name], name
     shape = ("per_device_train_batch_size", "gradient_accumulation_steps")
     assert before[shape[0]] * before[shape[1]] == after[shape[0]] * after[shape[1]] == 32  # type: ignore[operator]
-    assert found.document["status"] == "tuned" and found.use.name == "recommended.yaml" and found.use.is_file()
+    assert (
+        found.document["status"] == "tuned"
+        and found.use.name == "recommended.yaml"
+        and found.use.is_file()
+    )

@@ -1,4 +1,6 @@
-"""Proofs of a preflight become invalid when a deciding fact changes: recorded GPUs, versions, drivers."""
+"""Proofs of a preflight become invalid when a deciding fact changes: recorded GPUs, versions,
+drivers.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +42,34 @@ def recorded_driver(monkeypatch: pytest.MonkeyPatch) -> Playback:
     return library
 
 
-def job(*, prompt: int = 512, config: dict[str, object] = CONFIG, held: dict[str, object] | None = None) -> Job:
-    settings = {"max_prompt_length": prompt, "per_device_train_batch_size": 8, "num_generations": 8, **(held or {})}
+def job(
+    *, prompt: int = 512, config: dict[str, object] = CONFIG, held: dict[str, object] | None = None
+) -> Job:
+    settings = {
+        "max_prompt_length": prompt,
+        "per_device_train_batch_size": 8,
+        "num_generations": 8,
+        **(held or {}),
+    }
     workload = Workload(
         model=Model(name="made/up", config=config, folder=None, origin="catalogue"),
-        python=Path(sys.executable), tuning="full", held=settings, user_settings={"dataset_name": "made/prompts"},
-    )  # type: ignore[arg-type]  # fmt: skip
+        python=Path(sys.executable),
+        tuning="full",
+        held=settings,
+        user_settings={"dataset_name": "made/prompts"},
+    )  # type: ignore[arg-type]
     return Job(
-        task=Task(workload=workload, hardware=A100), space=load_space("grpo"), memory_limit_bytes=A100.memory_bytes,
-        budget_seconds=60, max_probes=1, mode="probe", sampler="value", storage="memory://", study_name="one", out=Path("out"),
-    )  # fmt: skip
+        task=Task(workload=workload, hardware=A100),
+        space=load_space("grpo"),
+        memory_limit_bytes=A100.memory_bytes,
+        budget_seconds=60,
+        max_probes=1,
+        mode="probe",
+        sampler="value",
+        storage="memory://",
+        study_name="one",
+        out=Path("out"),
+    )
 
 
 def candidate(asked: Job) -> Candidate:
@@ -62,11 +82,28 @@ def proofs(asked: Job, versions: dict[str, str] = VERSIONS) -> Proofs:
 
 
 def trial(asked: Job, outcome: Outcome = Outcome.OK, peak: int | None = 20 * 1024 * MIB) -> Trial:
-    device = DeviceMemory(index=0, uuid="GPU-0", name="A100", peak_bytes=peak, measured_by="nvml-processes", others_bytes=OTHERS)
-    memory = Memory(peak_bytes=peak, limit_bytes=A100.memory_bytes, bound_by="device", devices=(device,))
+    device = DeviceMemory(
+        index=0,
+        uuid="GPU-0",
+        name="A100",
+        peak_bytes=peak,
+        measured_by="nvml-processes",
+        others_bytes=OTHERS,
+    )
+    memory = Memory(
+        peak_bytes=peak, limit_bytes=A100.memory_bytes, bound_by="device", devices=(device,)
+    )
     cost = Cost(total_seconds=30.0, load_seconds=20.0)
-    measured = Measurement(candidate_id=candidate(asked).id, outcome=outcome, memory=memory, cost=cost)
-    return Trial(number=0, purpose="confirm", candidate=candidate(asked), measurement=measured, verdict=judge(measured))
+    measured = Measurement(
+        candidate_id=candidate(asked).id, outcome=outcome, memory=memory, cost=cost
+    )
+    return Trial(
+        number=0,
+        purpose="confirm",
+        candidate=candidate(asked),
+        measurement=measured,
+        verdict=judge(measured),
+    )
 
 
 def prove(asked: Job) -> None:
@@ -81,9 +118,15 @@ def missed(asked: Job, versions: dict[str, str] = VERSIONS) -> str:
 
 @pytest.mark.parametrize(
     ("hardware", "torch", "mib"),
-    [(A100, "2.11.0+cu130", 330), (A100, "2.7.1", 0), (dataclasses.replace(A100, kind="cpu"), "2.13.0", 0)],
+    [
+        (A100, "2.11.0+cu130", 330),
+        (A100, "2.7.1", 0),
+        (dataclasses.replace(A100, kind="cpu"), "2.13.0", 0),
+    ],
 )
-def test_room_is_left_for_the_context_of_the_launching_process(hardware: Hardware, torch: str, mib: int) -> None:
+def test_room_is_left_for_the_context_of_the_launching_process(
+    hardware: Hardware, torch: str, mib: int
+) -> None:
     asked = job()
     asked = dataclasses.replace(asked, task=dataclasses.replace(asked.task, hardware=hardware))
     assert launcher_bytes(asked, {"torch": torch}) == pytest.approx(mib * MIB, rel=0.02)
@@ -123,7 +166,9 @@ def test_another_version_is_a_miss() -> None:
 
 def test_another_model_config_is_a_miss() -> None:
     prove(job())
-    assert "model.hidden_size (896, now 1024)" in missed(job(config={**CONFIG, "hidden_size": 1024}))
+    assert "model.hidden_size (896, now 1024)" in missed(
+        job(config={**CONFIG, "hidden_size": 1024})
+    )
 
 
 def test_a_longer_prompt_in_the_data_is_a_miss() -> None:
@@ -157,7 +202,9 @@ def test_a_few_mebibytes_of_others_are_no_change(driver: Playback) -> None:
         lambda asked: dataclasses.replace(asked, memory_limit_bytes=38 * 1024 * MIB),
         lambda asked: job(held={"gradient_checkpointing": False}),
         lambda asked: job(held={"max_completion_length": 64}),
-        lambda asked: dataclasses.replace(asked, task=_with_lists(asked.task, lora_target_modules=["q_proj"])),
+        lambda asked: dataclasses.replace(
+            asked, task=_with_lists(asked.task, lora_target_modules=["q_proj"])
+        ),
     ],
     ids=["limit", "a neutral setting", "a length", "a list"],
 )
@@ -169,10 +216,14 @@ def test_another_setting_is_a_miss(change: Change) -> None:
 
 def _with_lists(task: Task, **lists: object) -> Task:
     user = {**task.workload.user_settings, **lists}
-    return dataclasses.replace(task, workload=dataclasses.replace(task.workload, user_settings=user))
+    return dataclasses.replace(
+        task, workload=dataclasses.replace(task.workload, user_settings=user)
+    )
 
 
-def test_an_allocator_variable_is_a_miss_and_its_value_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocator_variable_is_a_miss_and_its_value_is_not_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     prove(job())
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:secret")
     assert "environment.PYTORCH_CUDA_ALLOC_CONF" in missed(job())
@@ -190,8 +241,14 @@ def test_only_decided_proofs_are_stored() -> None:
     asked = job()
     assert decided(trial(asked)) is True
     assert decided(trial(asked, Outcome.OOM_BACKWARD)) is False
-    assert decided(trial(asked, peak=50 * 1024 * MIB)) is False, "it ran and took more than the limit"
-    for undecided in (trial(asked, Outcome.CRASH), trial(asked, Outcome.TIMEOUT), trial(asked, peak=None)):
+    assert decided(trial(asked, peak=50 * 1024 * MIB)) is False, (
+        "it ran and took more than the limit"
+    )
+    for undecided in (
+        trial(asked, Outcome.CRASH),
+        trial(asked, Outcome.TIMEOUT),
+        trial(asked, peak=None),
+    ):
         assert decided(undecided) is None
         proofs(asked).keep(undecided, None)
         assert missed(asked) == "nothing like it was measured here before"
@@ -202,7 +259,9 @@ def test_only_decided_proofs_are_stored() -> None:
 
 def test_on_a_cpu_a_fuller_machine_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = Hardware(kind="cpu", name="cpu", count=1, memory_bytes=2**40, here=True)
-    asked = dataclasses.replace(job(), task=dataclasses.replace(job().task, hardware=cpu), memory_limit_bytes=2**40)
+    asked = dataclasses.replace(
+        job(), task=dataclasses.replace(job().task, hardware=cpu), memory_limit_bytes=2**40
+    )
     proofs(asked).keep(trial(asked, peak=1), None)
     assert isinstance(proofs(asked).find(), Proof)
     proofs(asked).keep(trial(asked, peak=2**39), None)

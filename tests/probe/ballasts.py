@@ -1,4 +1,6 @@
-"""Ballasts for machines without a GPU: the real program, with main memory in place of device memory."""
+"""Ballasts for machines without a GPU: the real program, with main memory in place of device
+memory.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,17 @@ MIB = 2**20
 
 
 def host_ballast(card_mib: int) -> Ballast:
-    return Ballast(Path(sys.executable), "0", program=(str(Path(__file__).parent / "host_card.py"), str(card_mib * MIB)))
+    return Ballast(
+        Path(sys.executable),
+        "0",
+        program=(str(Path(__file__).parent / "host_card.py"), str(card_mib * MIB)),
+    )
 
 
 class SmallCards:
-    """Factory of ballasts on stand-in cards of this size. A card larger than a test machine can fill is scaled: the
-    ballast is requested to leave that much less."""
+    """Factory of ballasts on stand-in cards of this size. A card larger than a test machine can
+    fill is scaled: the ballast is requested to leave that much less.
+    """
 
     def __init__(self, card_mib: int) -> None:
         self._card_mib = card_mib

@@ -1,4 +1,6 @@
-"""Ballast's program with main memory in place of a GPU: `python -I -S host_card.py BYTES`, a card of that size."""
+"""Ballast's program with main memory in place of a GPU: `python -I -S host_card.py BYTES`, a
+card of that size.
+"""
 
 from __future__ import annotations
 

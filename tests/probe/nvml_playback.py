@@ -1,6 +1,8 @@
-"""A library with nvidia-ml-py's own functions, structures and errors that plays recordings back, moment by moment.
+"""A library with nvidia-ml-py's own functions, structures and errors that plays recordings back,
+moment by moment.
 
-Process numbers in recordings are above any that Linux gives, so that no process of the test machine answers to them.
+Process numbers in recordings are above any that Linux gives, so that no process of the test machine
+answers to them.
 """
 
 from __future__ import annotations
@@ -98,10 +100,18 @@ class Playback:
         _raise(state["used_mib"])
         if version is not None and device.get("only_v1"):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        total, used, reserved = device["total_mib"] * MIB, state["used_mib"] * MIB, device["reserved_mib"] * MIB
+        total, used, reserved = (
+            device["total_mib"] * MIB,
+            state["used_mib"] * MIB,
+            device["reserved_mib"] * MIB,
+        )
         if version is None:
-            return pynvml.c_nvmlMemory_t(total=total, free=total - used - reserved, used=used + reserved)
-        return pynvml.c_nvmlMemory_v2_t(version=version, total=total, reserved=reserved, free=total - used - reserved, used=used)
+            return pynvml.c_nvmlMemory_t(
+                total=total, free=total - used - reserved, used=used + reserved
+            )
+        return pynvml.c_nvmlMemory_v2_t(
+            version=version, total=total, reserved=reserved, free=total - used - reserved, used=used
+        )
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
         listed = self._state(handle)["compute"]

@@ -30,7 +30,11 @@ def test_ballast_holds_releases_and_ends() -> None:
     ballast = host_ballast(96)
     try:
         held = ballast.leave(32 * MIB)
-        assert (held.held_bytes, held.free_bytes, held.total_bytes) == (64 * MIB, 32 * MIB, 96 * MIB)
+        assert (held.held_bytes, held.free_bytes, held.total_bytes) == (
+            64 * MIB,
+            32 * MIB,
+            96 * MIB,
+        )
         assert resident_mib(ballast.pid) > 64
         assert ballast.leave(80 * MIB).held_bytes == 16 * MIB
         assert resident_mib(ballast.pid) < 64
@@ -59,11 +63,13 @@ def test_killed_ballast_is_detected() -> None:
 
 def test_ballast_exits_with_its_killed_owner() -> None:
     code = (
-        "import sys, time; from tests.probe.ballasts import host_ballast; b = host_ballast(16); b.leave(0); "
-        "print(b.pid, flush=True); time.sleep(60)"
+        "import sys, time; from tests.probe.ballasts import host_ballast; b = host_ballast(16);"
+        " b.leave(0); print(b.pid, flush=True); time.sleep(60)"
     )
     root = Path(__file__).parents[2]
-    with subprocess.Popen([sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, text=True
+    ) as owner:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
         assert running(pid)
@@ -84,7 +90,9 @@ def test_missing_cuda_is_reported() -> None:
 
 
 class PaperCard:
-    """A card whose own bookkeeping takes a page for every piece, and which refuses pieces beyond some size."""
+    """A card whose own bookkeeping takes a page for every piece, and which refuses pieces beyond
+    some size.
+    """
 
     def __init__(self, total: int, used: int, largest: int) -> None:
         self.total, self.used, self.largest = total, used, largest
@@ -109,7 +117,9 @@ class PaperCard:
     largest=st.integers(GRAIN_BYTES, 2048 * MIB),
     wishes=st.lists(st.floats(0, 1), min_size=1, max_size=4),
 )
-def test_free_memory_is_as_requested_or_slightly_less(total: int, context: int, largest: int, wishes: list[float]) -> None:
+def test_free_memory_is_as_requested_or_slightly_less(
+    total: int, context: int, largest: int, wishes: list[float]
+) -> None:
     card = PaperCard(total, context, largest)
     ballast = HeldBallast(card)
     for wish in wishes:

@@ -1,4 +1,6 @@
-"""Imports that initialise CUDA: prevented where the question has an answer, and no rank is forked where it happened."""
+"""Imports that initialise CUDA: prevented where the question has an answer, and no rank is
+forked where it happened.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,15 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.skip("there is no C compiler")
     made = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
     source = Path(__file__).parent / "fork_shy_driver.c"
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", made, source], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", made, source], check=True
+    )
     return str(made)
 
 
-def probes(tmp_path: Path, driver: str, hint: dict[str, Any], times: int = 1, ranks: int = 1) -> list[Measurement]:
+def probes(
+    tmp_path: Path, driver: str, hint: dict[str, Any], times: int = 1, ranks: int = 1
+) -> list[Measurement]:
     """Measure a candidate several times; each rank uses the driver."""
     made = executor(tmp_path, hint=hint, ranks=ranks)
     one = toy({"do": "driver", "path": driver}, load=({"do": "driver", "path": driver},))
@@ -41,11 +47,15 @@ def probes(tmp_path: Path, driver: str, hint: dict[str, Any], times: int = 1, ra
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_work_after_imports_that_initialise_the_driver(tmp_path: Path, driver: str, ranks: int) -> None:
+def test_ranks_work_after_imports_that_initialise_the_driver(
+    tmp_path: Path, driver: str, ranks: int
+) -> None:
     found = probes(tmp_path, driver, {"driver": driver}, times=2, ranks=ranks)
     assert [one.outcome for one in found] == [Outcome.OK, Outcome.OK], found[0].failure
     assert all("CUDA's driver was initialised" in one.caveats[-1] for one in found)
-    assert found[0].effective["pid"] == found[1].effective["pid"], "started afresh for every load, not for every probe"
+    assert found[0].effective["pid"] == found[1].effective["pid"], (
+        "started afresh for every load, not for every probe"
+    )
 
 
 def test_ranks_are_forked_after_imports_without_the_driver(tmp_path: Path, driver: str) -> None:
@@ -64,16 +74,22 @@ def test_cpu_rank_is_forked_regardless_of_cuda(tmp_path: Path, driver: str) -> N
 
 
 class _Cuda:
-    """Stand-in for torch with CUDA as imports query it; records the process that reached the device."""
+    """Stand-in for torch with CUDA as imports query it; records the process that reached the
+    device.
+    """
 
     def __init__(self, capability: Callable[[], tuple[int, int]]) -> None:
         self.reached = 0
         self._capability = capability
         self._C = SimpleNamespace(_cuda_getDeviceCount=self._count)
         self.cuda = SimpleNamespace(
-            is_initialized=lambda: bool(self.reached), get_device_properties=self._properties, current_device=lambda: 0,
-            _utils=SimpleNamespace(_get_device_index=lambda device, optional: 0 if device is None else device),
-        )  # fmt: skip
+            is_initialized=lambda: bool(self.reached),
+            get_device_properties=self._properties,
+            current_device=lambda: 0,
+            _utils=SimpleNamespace(
+                _get_device_index=lambda device, optional: 0 if device is None else device
+            ),
+        )
 
     def _count(self) -> int:
         self.reached = os.getpid()
@@ -83,7 +99,9 @@ class _Cuda:
         self.reached = os.getpid()
         assert self._C._cuda_getDeviceCount() == 2  # the real one queries it too
         major, minor = self._capability()
-        return SimpleNamespace(major=major, minor=minor, total_memory=(index + 1) * 2**30, name=f"card {index}")
+        return SimpleNamespace(
+            major=major, minor=minor, total_memory=(index + 1) * 2**30, name=f"card {index}"
+        )
 
 
 def test_queries_of_imports_are_answered_without_the_device() -> None:
@@ -95,11 +113,16 @@ def test_queries_of_imports_are_answered_without_the_device() -> None:
         found = [original(index) for index in (0, 1, None)]
         with pytest.raises(AssertionError, match="Invalid device id"):
             original(2)
-    assert [(one.major, one.name, one.total_memory) for one in found[:2]] == [(9, "card 0", 2**30), (9, "card 1", 2**31)]
+    assert [(one.major, one.name, one.total_memory) for one in found[:2]] == [
+        (9, "card 0", 2**30),
+        (9, "card 1", 2**31),
+    ]
     assert found[2].name == "card 0"
     assert torch.reached == 0
     assert (torch._C._cuda_getDeviceCount, torch.cuda.get_device_properties) == (count, properties)
-    assert original(1).name == "card 1" and torch.reached == os.getpid(), "a reference queries the device after imports"
+    assert original(1).name == "card 1" and torch.reached == os.getpid(), (
+        "a reference queries the device after imports"
+    )
 
 
 def test_query_goes_to_cuda_if_the_child_fails() -> None:
@@ -119,7 +142,9 @@ def test_query_goes_to_cuda_if_the_child_fails() -> None:
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_with_bitsandbytes_installed_ranks_are_forked_and_have_its_cuda_kernels(tmp_path: Path) -> None:
+def test_with_bitsandbytes_installed_ranks_are_forked_and_have_its_cuda_kernels(
+    tmp_path: Path,
+) -> None:
     if importlib.util.find_spec("bitsandbytes") is None:
         pytest.skip("bitsandbytes is not installed")
     for tuning in ("lora", "qlora"):

@@ -11,11 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.machine.nvml import Nvml
-from autotune.probe.device_meter import ELSEWHERE, HIDDEN, DeviceMeter, Reading, newcomers, read, split
+from autotune.probe.device_meter import (
+    ELSEWHERE,
+    HIDDEN,
+    DeviceMeter,
+    Reading,
+    newcomers,
+    read,
+    split,
+)
 from tests.probe.nvml_playback import Playback
 
 MIB = 2**20
-FIRST, SECOND = "GPU-5c0f3e00-aaaa-bbbb-cccc-000000000000", "GPU-5c0f3e01-aaaa-bbbb-cccc-000000000001"
+FIRST, SECOND = (
+    "GPU-5c0f3e00-aaaa-bbbb-cccc-000000000000",
+    "GPU-5c0f3e01-aaaa-bbbb-cccc-000000000001",
+)
 
 
 def until(holds: Callable[[], bool]) -> bool:
@@ -34,7 +45,15 @@ def metered(
     library = Playback(recording)
     nvml = Nvml.open(library)
     before = {uuid: read(nvml, uuid) for uuid in uuids}
-    meter = DeviceMeter(nvml, uuids, before, lambda: ours, here=lambda pid: here, interval_seconds=0.001, list_seconds=0.002)
+    meter = DeviceMeter(
+        nvml,
+        uuids,
+        before,
+        lambda: ours,
+        here=lambda pid: here,
+        interval_seconds=0.001,
+        list_seconds=0.002,
+    )
     try:
         yield library, meter
     finally:
@@ -84,7 +103,9 @@ def test_thread_samples_and_mark_resets() -> None:
         ("other_namespace", False, 8196 - 4, "outside of this container"),
     ],
 )
-def test_without_a_process_list_the_device_total_is_used(recording: str, here: bool, own_mib: int, why: str) -> None:
+def test_without_a_process_list_the_device_total_is_used(
+    recording: str, here: bool, own_mib: int, why: str
+) -> None:
     with metered(recording, FIRST, here=here) as (library, meter):
         meter.look()
         library.at(1)
@@ -133,8 +154,15 @@ def nowhere(pid: int) -> bool:
 
 def test_listed_others_and_unlisted_bytes_are_foreign() -> None:
     before = Reading(used_bytes=110, processes={1: 100})
-    found = split(Reading(used_bytes=560, processes={1: 130, 9007001: 400}), before, OURS, everywhere)
-    assert (found.foreign_bytes, found.listed_bytes, found.others, found.why) == (140, 400, {1: 130}, None)
+    found = split(
+        Reading(used_bytes=560, processes={1: 130, 9007001: 400}), before, OURS, everywhere
+    )
+    assert (found.foreign_bytes, found.listed_bytes, found.others, found.why) == (
+        140,
+        400,
+        {1: 130},
+        None,
+    )
     assert newcomers(found, before) == {1: 30}
 
 
@@ -147,7 +175,10 @@ def test_without_bytes_per_process_all_growth_is_ours() -> None:
 
 def test_reason_for_a_missing_list_is_passed_on() -> None:
     before = Reading(used_bytes=4, processes=None, why="Insufficient Permissions")
-    assert split(Reading(used_bytes=9, processes={}), before, OURS, everywhere).why == "Insufficient Permissions"
+    assert (
+        split(Reading(used_bytes=9, processes={}), before, OURS, everywhere).why
+        == "Insufficient Permissions"
+    )
 
 
 def test_pids_of_another_namespace_are_not_other_processes() -> None:
@@ -155,14 +186,20 @@ def test_pids_of_another_namespace_are_not_other_processes() -> None:
     found = split(Reading(used_bytes=904, processes={9194301: 890}), before, OURS, nowhere)
     assert (found.foreign_bytes, found.why, newcomers(found, before)) == (4, ELSEWHERE, {})
     # A pid of our namespace is another process all the same.
-    assert split(Reading(used_bytes=904, processes={4242: 890}), before, OURS, everywhere).others == {4242: 890}
+    assert split(
+        Reading(used_bytes=904, processes={4242: 890}), before, OURS, everywhere
+    ).others == {4242: 890}
     # And where ours are listed, a stranger is one.
-    assert split(Reading(used_bytes=904, processes={9194301: 800, 9007001: 90}), before, OURS, nowhere).others == {9194301: 800}
+    assert split(
+        Reading(used_bytes=904, processes={9194301: 800, 9007001: 90}), before, OURS, nowhere
+    ).others == {9194301: 800}
 
 
 def test_a_number_that_held_memory_before_is_not_ours() -> None:
     before = Reading(used_bytes=110, processes={9007001: 100})
-    found = split(Reading(used_bytes=510, processes={9007001: 100, 9007002: 400}), before, OURS, everywhere)
+    found = split(
+        Reading(used_bytes=510, processes={9007001: 100, 9007002: 400}), before, OURS, everywhere
+    )
     assert (found.foreign_bytes, found.listed_bytes, found.others) == (110, 400, {9007001: 100})
 
 
@@ -188,6 +225,8 @@ def test_parts_add_up_for_any_processes(
 ) -> None:
     before = Reading(used_bytes=unbooked + sum(others.values()), processes=others)
     used = unbooked + sum(others.values()) + sum(joined.values()) + sum(own.values())
-    found = split(Reading(used_bytes=used, processes={**others, **joined, **own}), before, OURS, everywhere)
+    found = split(
+        Reading(used_bytes=used, processes={**others, **joined, **own}), before, OURS, everywhere
+    )
     assert used - found.foreign_bytes == sum(own.values()) == found.listed_bytes
     assert sum(newcomers(found, before).values()) == sum(joined.values())

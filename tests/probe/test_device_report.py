@@ -28,12 +28,18 @@ def seen(**given: Any) -> DevicePeaks:
 
 
 def test_a_peak_between_two_samples_is_taken_from_the_rank(gpus: Gpus) -> None:
-    peaks = seen(peak_bytes=900, phase_peak_bytes={"backward": 900, "rollout": 500}, listed_peak_bytes=880)
+    peaks = seen(
+        peak_bytes=900, phase_peak_bytes={"backward": 900, "rollout": 500}, listed_peak_bytes=880
+    )
     result = RankResult(peak_bytes=1000, phase_peak_bytes={"backward": 1000, "load": 100})
     (device,) = device_report.device_memories(gpus, {UUID: peaks}, {0: result})
     assert device.peak_bytes == 1000
     assert device.phase_peak_bytes == {"backward": 1000, "rollout": 500, "load": 100}
-    assert (device.measured_by, device.why, device.processes_peak_bytes) == ("nvml-processes", None, 880)
+    assert (device.measured_by, device.why, device.processes_peak_bytes) == (
+        "nvml-processes",
+        None,
+        880,
+    )
     assert (device.index, device.uuid, device.name) == (0, UUID, "NVIDIA A100-SXM4-40GB")
 
 
@@ -44,24 +50,40 @@ def test_growth_of_others_invalidates_a_ranks_own_figure(gpus: Gpus) -> None:
 
 
 def test_others_that_left_do_not_hide_what_torch_reserved(gpus: Gpus) -> None:
-    """Without a list, memory of others that becomes free looks like memory that the probe did not take."""
+    """Without a list, memory of others that becomes free looks like memory that the probe did
+    not take.
+    """
     figures = TorchMemory(allocated_bytes=1, reserved_bytes=1500, retries=0, out_of_memory=0)
-    result = RankResult(peak_bytes=900, torch_reserved_bytes=1500, torch_by_phase={"backward": figures})
-    (device,) = device_report.device_memories(gpus, {UUID: seen(peak_bytes=900, why="hidden")}, {0: result})
+    result = RankResult(
+        peak_bytes=900, torch_reserved_bytes=1500, torch_by_phase={"backward": figures}
+    )
+    (device,) = device_report.device_memories(
+        gpus, {UUID: seen(peak_bytes=900, why="hidden")}, {0: result}
+    )
     assert (device.peak_bytes, device.phase_peak_bytes) == (1500, {"backward": 1500})
 
 
 def test_unusable_list_is_reported(gpus: Gpus) -> None:
-    for peaks, why in ((seen(peak_bytes=9, why="hidden"), "hidden"), (seen(peak_bytes=9), device_report.UNLISTED)):
+    for peaks, why in (
+        (seen(peak_bytes=9, why="hidden"), "hidden"),
+        (seen(peak_bytes=9), device_report.UNLISTED),
+    ):
         (device,) = device_report.device_memories(gpus, {UUID: peaks}, {})
-        assert (device.measured_by, device.why, device.processes_peak_bytes) == ("nvml-device", why, None)
+        assert (device.measured_by, device.why, device.processes_peak_bytes) == (
+            "nvml-device",
+            why,
+            None,
+        )
 
 
 def test_without_nvml_ranks_report_except_under_sleep_mode() -> None:
-    blind = Gpus(2, MIB, Path(sys.executable), library=Playback("library_not_found"), variable="0,1")
+    blind = Gpus(
+        2, MIB, Path(sys.executable), library=Playback("library_not_found"), variable="0,1"
+    )
     results = {
-        0: RankResult(peak_bytes=5, phase_peak_bytes={"load": 4}), 1: RankResult(peak_bytes=7, torch_reserved_why="sleeps"),
-    }  # fmt: skip
+        0: RankResult(peak_bytes=5, phase_peak_bytes={"load": 4}),
+        1: RankResult(peak_bytes=7, torch_reserved_why="sleeps"),
+    }
     first, second = device_report.device_memories(blind, {}, results)
     assert (first.peak_bytes, first.measured_by, first.others_bytes) == (5, "torch", None)
     assert first.why == "NVML: NVML Shared Library Not Found"
@@ -82,31 +104,47 @@ def test_peak_of_a_load_is_included() -> None:
         )
 
     (both,) = device_report.higher_of_each([device(9, load=9)], [device(5, rollout=5, load=2)])
-    assert (both.peak_bytes, both.processes_peak_bytes, both.phase_peak_bytes) == (9, 9, {"load": 9, "rollout": 5})
+    assert (both.peak_bytes, both.processes_peak_bytes, both.phase_peak_bytes) == (
+        9,
+        9,
+        {"load": 9, "rollout": 5},
+    )
     assert device_report.higher_of_each([], [device(5)]) == (device(5),)
     (unknown,) = device_report.higher_of_each([device(9)], [device(None)])
     assert unknown.peak_bytes is None, "the load's peak is not the run's"
     assert device_report.worst_peak([device(3), device(5)]) == 5
     assert device_report.worst_peak([device(3), device(None)]) is None
-    assert device_report.worst_phases([device(1, load=3, score=0), device(1, load=5, sync=1)]) == {"load": 5, "sync": 1}
+    assert device_report.worst_phases([device(1, load=3, score=0), device(1, load=5, sync=1)]) == {
+        "load": 5,
+        "sync": 1,
+    }
 
 
 def test_torchs_figures_by_phase_are_the_worst_ranks_and_the_counts_all_ranks() -> None:
     def rank(reserved: int | None, retries: int) -> RankResult:
-        figures = TorchMemory(allocated_bytes=10 + retries, reserved_bytes=reserved, retries=retries, out_of_memory=1)
+        figures = TorchMemory(
+            allocated_bytes=10 + retries, reserved_bytes=reserved, retries=retries, out_of_memory=1
+        )
         return RankResult(torch_by_phase={"backward": figures})
 
     assert device_report.torch_by_phase([rank(20, 1), rank(30, 2)]) == {
         "backward": TorchMemory(allocated_bytes=12, reserved_bytes=30, retries=3, out_of_memory=2)
     }
-    assert device_report.torch_by_phase([rank(20, 1), rank(None, 2)])["backward"].reserved_bytes is None
+    assert (
+        device_report.torch_by_phase([rank(20, 1), rank(None, 2)])["backward"].reserved_bytes
+        is None
+    )
     assert device_report.torch_by_phase([RankResult()]) == {}
 
 
 def test_processes_with_large_growth_are_named(gpus: Gpus) -> None:
     assert device_report.taken_meanwhile(gpus, {UUID: seen(newcomers={9004711: 255 * MIB})}) is None
     words = device_report.taken_meanwhile(gpus, {UUID: seen(newcomers={9004711: 20480 * MIB})})
-    assert words is not None and "GPU 0 was taken by others" in words and "pid 9004711): 20 GiB" in words
+    assert (
+        words is not None
+        and "GPU 0 was taken by others" in words
+        and "pid 9004711): 20 GiB" in words
+    )
 
 
 def test_rank_on_another_gpu_is_detected(gpus: Gpus) -> None:
@@ -118,10 +156,18 @@ def test_rank_on_another_gpu_is_detected(gpus: Gpus) -> None:
 
 def test_known_processes_are_removed_from_torchs_error() -> None:
     text = (
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is free. "
-        "Process 4242 has 41.00 GiB memory in use. Including non-PyTorch memory, this process has 37.00 GiB memory in use. Of the"
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of"
+        " which 1.00 GiB is free. Process 4242 has 41.00 GiB memory in use. Including non-PyTorch"
+        " memory, this process has 37.00 GiB memory in use. Of the"
     )
-    message = {"event": "failed", "rank": 0, "error": {"text": text, "chain": [{"type": "OutOfMemoryError", "text": text}]}}
+    message = {
+        "event": "failed",
+        "rank": 0,
+        "error": {"text": text, "chain": [{"type": "OutOfMemoryError", "text": text}]},
+    }
     (cleaned,) = device_report.without_neighbours([message])
-    assert "4242" not in str(cleaned) and "this process has 37.00 GiB" in cleaned["error"]["chain"][0]["text"]
+    assert (
+        "4242" not in str(cleaned)
+        and "this process has 37.00 GiB" in cleaned["error"]["chain"][0]["text"]
+    )
     assert cleaned["rank"] == 0

@@ -48,10 +48,17 @@ def test_memory_of_others_is_listed_and_reduces_the_limit() -> None:
     found.settle()
     first, second = found.slots
     assert (first.others_bytes, second.others_bytes) == (3080 * MIB, 0)
-    assert len(first.others_in_words(found.nvml)) == 1 and "pid 9004711" in first.others_in_words(found.nvml)[0]
+    assert (
+        len(first.others_in_words(found.nvml)) == 1
+        and "pid 9004711" in first.others_in_words(found.nvml)[0]
+    )
     assert found.effective_limit_bytes == (40960 - 3080) * MIB
     assert found.bound_by == "device"
-    assert found.for_ranks()[0] == {"others_bytes": 3080 * MIB, "cap_bytes": None, "engine_share_scale": 1.0}
+    assert found.for_ranks()[0] == {
+        "others_bytes": 3080 * MIB,
+        "cap_bytes": None,
+        "engine_share_scale": 1.0,
+    }
     found.close()
 
 
@@ -67,7 +74,10 @@ def test_memory_taken_between_probes_is_a_fault_with_the_process() -> None:
     found = gpus(library)
     found.settle()
     library.at(3)
-    with pytest.raises(ProbeError, match=r"GPU 0 is not as empty.*20 GiB more.*pid 9008080.*Autotune ends only processes"):
+    with pytest.raises(
+        ProbeError,
+        match=r"GPU 0 is not as empty.*20 GiB more.*pid 9008080.*Autotune ends only processes",
+    ):
         found.settle()
     library.at(0)
     found.settle()
@@ -99,7 +109,9 @@ def test_a_gpu_for_one_process_cannot_have_a_ballast() -> None:
     found = gpus(Playback("exclusive"), limit=WHOLE // 2, make_ballast=SmallCards(64))
     found.settle()
     assert found.bound_by == "torch"
-    assert found.for_ranks()[0]["engine_share_scale"] == pytest.approx((20480 - 600) / (40960 - 600))
+    assert found.for_ranks()[0]["engine_share_scale"] == pytest.approx(
+        (20480 - 600) / (40960 - 600)
+    )
 
 
 def test_ballast_holds_the_rest_and_the_engine_share_is_scaled() -> None:
@@ -125,7 +137,9 @@ def test_context_of_a_ballast_is_not_memory_of_others() -> None:
     library, cards = Playback("newcomer"), SmallCards(64)
 
     def start(python: Path, device: str) -> Ballast:
-        library.put(0, 404, [])  # the driver lists no process here, and 400 MiB are used that were not before
+        library.put(
+            0, 404, []
+        )  # the driver lists no process here, and 400 MiB are used that were not before
         return cards(python, device)
 
     found = gpus(library, limit=640 * MIB, make_ballast=start)
@@ -161,7 +175,9 @@ def test_without_nvml_the_ballast_reports_the_size(recording: str) -> None:
     assert found.meter(lambda: ()) is None
     found.settle()
     assert found.bound_by == "torch", "48 MiB are less than a context takes"
-    assert found.for_ranks() == [{"others_bytes": None, "cap_bytes": 2000 * MIB, "engine_share_scale": 2000 / 2048}]
+    assert found.for_ranks() == [
+        {"others_bytes": None, "cap_bytes": 2000 * MIB, "engine_share_scale": 2000 / 2048}
+    ]
     found.settle()
     assert len(cards.made) == 1, "the size is requested once"
     found.close()
@@ -171,7 +187,10 @@ def test_without_nvml_the_ballast_reports_the_size(recording: str) -> None:
 def test_without_nvml_gpus_are_named_by_the_variable() -> None:
     found = gpus(Playback("library_not_found"), count=2, variable="3,1")
     assert [slot.visible for slot in found.slots] == ["3", "1"]
-    assert [slot.visible for slot in gpus(Playback("library_not_found"), count=2).slots] == ["0", "1"]
+    assert [slot.visible for slot in gpus(Playback("library_not_found"), count=2).slots] == [
+        "0",
+        "1",
+    ]
 
 
 def test_without_nvml_a_ballast_holds_memory() -> None:
@@ -196,7 +215,9 @@ GIB = 2**30
 def test_a_third_of_a_small_card_is_less_of_a_large_one() -> None:
     assert 0.3 * share_scale(38 * GIB, 80 * GIB) == pytest.approx(0.1425)
     assert share_scale(80 * GIB, 80 * GIB) == 1.0
-    assert share_scale(90 * GIB, 80 * GIB) == 1.0, "an engine's share of more than there is would be refused"
+    assert share_scale(90 * GIB, 80 * GIB) == 1.0, (
+        "an engine's share of more than there is would be refused"
+    )
     with pytest.raises(ValueError, match="no shares"):
         share_scale(1, 0)
 
@@ -219,7 +240,9 @@ def test_a_difference_smaller_than_a_context_needs_no_ballast() -> None:
     fraction=st.floats(0.05, 1.0),
     reserved=st.integers(0, GIB),
 )
-def test_the_engine_gets_the_same_bytes_as_on_the_small_card(share: float, total: int, fraction: float, reserved: int) -> None:
+def test_the_engine_gets_the_same_bytes_as_on_the_small_card(
+    share: float, total: int, fraction: float, reserved: int
+) -> None:
     usable = usable_bytes(int((total + reserved) * fraction), reserved)
     if usable == 0:
         return
@@ -247,7 +270,9 @@ class Hands:
 
 def waited(*used: int, base: int = 3 * GIB, patience: float = 30.0) -> tuple[int, float]:
     hands = Hands(*used)
-    return wait_until_released(hands.read, base, patience_seconds=patience, now=hands.now, sleep=hands.sleep), hands.time
+    return wait_until_released(
+        hands.read, base, patience_seconds=patience, now=hands.now, sleep=hands.sleep
+    ), hands.time
 
 
 def test_idle_device_takes_two_readings() -> None:
@@ -290,7 +315,10 @@ def test_other_processes_are_listed_with_the_remaining_memory() -> None:
 def test_smaller_card_on_a_larger_one_is_noted() -> None:
     others, held = gpu_notes(A100, 16384 * MIB, library=Playback("two_a100"))
     assert "the limit there" not in others, "there is enough beside them"
-    assert held.startswith("all but 16 GiB of each A100-40G is held back") and "speeds are those of A100-40G" in held
+    assert (
+        held.startswith("all but 16 GiB of each A100-40G is held back")
+        and "speeds are those of A100-40G" in held
+    )
     (alone,) = gpu_notes(A100, 16384 * MIB, library=Playback("exclusive"))
     assert "one process at a time" in alone
 

@@ -35,7 +35,9 @@ def holding(gib: float, uuid: str) -> Iterator[tuple[int, str]]:
     """A process that takes so much of the GPU by torch: its pid, and whether it got it."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": uuid}
     command = [sys.executable, "-c", HOLD, str(gib)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         assert process.stdout is not None
         yield process.pid, process.stdout.readline().strip()
         process.communicate("\n")

@@ -1,4 +1,6 @@
-"""Unit tests of the parts of a worker: wire, guard, limits, meter, log and its secrets, folder, environment."""
+"""Unit tests of the parts of a worker: wire, guard, limits, meter, log and its secrets, folder,
+environment.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,13 @@ def test_the_guard_refuses_and_lifts() -> None:
 
 def hog(mebibytes: int) -> subprocess.Popen[bytes]:
     hold = f"held = b'x' * ({mebibytes} << 20)"
-    code = f"import sys; sys.stdin.read(1); {hold}; sys.stdout.write('.'); sys.stdout.flush(); sys.stdin.read()"
-    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    code = (
+        f"import sys; sys.stdin.read(1); {hold}; sys.stdout.write('.'); sys.stdout.flush();"
+        " sys.stdin.read()"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
 
 
 def test_cgroup_counts_kills_and_is_removed() -> None:
@@ -73,7 +80,9 @@ def test_cgroup_counts_kills_and_is_removed() -> None:
         small.stdout.read(1)
         used = limit.usage_bytes()
         assert used is not None
-        assert 29 * MIB <= used <= 48 * MIB  # the kernel counts in batches; the interpreter may be in it
+        assert (
+            29 * MIB <= used <= 48 * MIB
+        )  # the kernel counts in batches; the interpreter may be in it
         assert not limit.at_limit()
         large.stdin.write(b".\n")
         large.stdin.flush()
@@ -91,7 +100,9 @@ def test_cgroup_counts_kills_and_is_removed() -> None:
     assert not path.exists()
 
 
-def test_without_a_cgroup_the_limit_is_an_rlimit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_cgroup_the_limit_is_an_rlimit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(host_memory, "v1_home", lambda: tmp_path / "absent")
     monkeypatch.setattr(host_memory, "v2_home", lambda: tmp_path / "absent")
     limit = best_limit(64 * MIB)
@@ -103,7 +114,9 @@ def test_cgroups_of_a_container_are_found() -> None:
     whole = "36 32 0:33 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory\n"
     part = "36 32 0:33 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
     unified = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"
-    assert place_of(whole, "/user/one", "cgroup", "memory") == Path("/sys/fs/cgroup/memory/user/one")
+    assert place_of(whole, "/user/one", "cgroup", "memory") == Path(
+        "/sys/fs/cgroup/memory/user/one"
+    )
     assert place_of(part, "/docker/abc/x", "cgroup", "memory") == Path("/sys/fs/cgroup/memory/x")
     assert place_of(part, "/docker/abc", "cgroup", "memory") == Path("/sys/fs/cgroup/memory")
     assert place_of(unified, "/user.slice", "cgroup2", None) == Path("/sys/fs/cgroup/user.slice")
@@ -128,7 +141,9 @@ def test_a_page_shared_with_a_fork_is_counted_once() -> None:
 
 def test_the_meter_keeps_peaks_by_phase_and_acts_when_the_limit_is_crossed() -> None:
     figure, acted = [10], []
-    meter = ProcessMeter(lambda: figure[0], limit_bytes=100, over=lambda: not acted.append(1), interval_seconds=0.001)
+    meter = ProcessMeter(
+        lambda: figure[0], limit_bytes=100, over=lambda: not acted.append(1), interval_seconds=0.001
+    )
     try:
         meter.enter("rollout")
         figure[0] = 50
@@ -136,7 +151,9 @@ def test_the_meter_keeps_peaks_by_phase_and_acts_when_the_limit_is_crossed() -> 
         meter.enter("backward")
         figure[0] = 20
         meter.now()
-        assert meter.phase_peak_bytes == {"rollout": 50, "backward": 20} or meter.phase_peak_bytes["backward"] in (20, 50)
+        assert meter.phase_peak_bytes == {"rollout": 50, "backward": 20} or meter.phase_peak_bytes[
+            "backward"
+        ] in (20, 50)
         assert meter.peak_bytes == 50
         assert not meter.went_over
         figure[0] = 101
@@ -155,7 +172,9 @@ def test_the_meter_keeps_peaks_by_phase_and_acts_when_the_limit_is_crossed() -> 
 def test_log_is_bounded_and_its_tail_is_available(tmp_path: Path) -> None:
     folder = WorkFolder(tmp_path)
     log = OutputLog(folder.log, folder.older_log)
-    writer = subprocess.Popen(["/bin/sh", "-c", "head -c 5000000 /dev/zero; echo; echo last words"], stdout=log.write_end)
+    writer = subprocess.Popen(
+        ["/bin/sh", "-c", "head -c 5000000 /dev/zero; echo; echo last words"], stdout=log.write_end
+    )
     mark = log.mark()
     log.start()
     writer.wait()
@@ -172,7 +191,11 @@ def test_folder_is_removed_only_without_an_owner(tmp_path: Path) -> None:
     mine = WorkFolder(tmp_path)
     code = "import os; from pathlib import Path; from autotune.probe.spawn import WorkFolder; "
     code += f"WorkFolder(Path({str(tmp_path)!r})); os._exit(0)"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
     assert len(list(tmp_path.iterdir())) == 2
     assert mine.scratch.is_dir()
     other = WorkFolder(tmp_path)
@@ -198,7 +221,9 @@ def test_environment_of_a_probe_lacks_launcher_variables(tmp_path: Path) -> None
 
 
 def test_started_processes_are_found_by_their_mark(tmp_path: Path) -> None:
-    with subprocess.Popen(["/bin/sleep", "30"], env=environment({}, tmp_path, "abc123"), start_new_session=True) as ours:
+    with subprocess.Popen(
+        ["/bin/sleep", "30"], env=environment({}, tmp_path, "abc123"), start_new_session=True
+    ) as ours:
         try:
             deadline = time.monotonic() + 2
             while marked("abc123") != [ours.pid] and time.monotonic() < deadline:
@@ -287,7 +312,10 @@ def test_a_private_key_that_comes_line_by_line(tmp_path: Path) -> None:
         b"AAtzc2gtZW\n",
         b"-----END OPENSSH PRIVATE KEY-----\n",
     ]
-    assert printed(tmp_path, b"before\n", *lines, b"after\n") == ("before\n***\nafter\n", b"before\n***\nafter\n")
+    assert printed(tmp_path, b"before\n", *lines, b"after\n") == (
+        "before\n***\nafter\n",
+        b"before\n***\nafter\n",
+    )
 
 
 def test_a_password_with_other_letters(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Toy framework for tests: it really allocates, sleeps, crashes and spawns, as its request defines."""
-
-# ruff: noqa: PTH123, PTH110, PTH202, PTH208, E501
+"""Toy framework for tests: it really allocates, sleeps, crashes and spawns, as its request
+defines.
+"""
 
 import ctypes
 import mmap
@@ -51,7 +51,11 @@ def measure(loaded, request, stage):
         },
         "typical": None,
         "optimizer_steps": 2,
-        "effective": {"pid": os.getpid(), "tmp": os.environ.get("TMPDIR"), "rank": os.environ.get("RANK")},
+        "effective": {
+            "pid": os.getpid(),
+            "tmp": os.environ.get("TMPDIR"),
+            "rank": os.environ.get("RANK"),
+        },
         "setup_seconds": 0.01,
         "loop_seconds": seconds,
         "world_size": request.get("world_size", stage.world_size),
@@ -84,8 +88,12 @@ def _hold(step, loaded, stage):
 
 
 def _map(step, loaded, stage):
-    """Map private memory without touching it: RLIMIT_DATA counts it, the kernel's cgroup does not."""
-    loaded["held"].append(mmap.mmap(-1, step["mib"] * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    """Map private memory without touching it: RLIMIT_DATA counts it, the kernel's cgroup does
+    not.
+    """
+    loaded["held"].append(
+        mmap.mmap(-1, step["mib"] * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    )
 
 
 def _share(step, loaded, stage):
@@ -112,7 +120,9 @@ def _sleep(step, loaded, stage):
 
 
 def _raise(step, loaded, stage):
-    raise {"ValueError": ValueError, "RuntimeError": RuntimeError, "SystemExit": SystemExit}[step["type"]](step["text"])
+    raise {"ValueError": ValueError, "RuntimeError": RuntimeError, "SystemExit": SystemExit}[
+        step["type"]
+    ](step["text"])
 
 
 def _exit(step, loaded, stage):
@@ -125,15 +135,17 @@ def _kill(step, loaded, stage):
 
 
 def _grandchild(step, loaded, stage):
-    """Start a daemon in a session of its own, whose parent exits at once: its pid is recorded nowhere."""
+    """Start a daemon in a session of its own, whose parent exits at once: its pid is recorded
+    nowhere.
+    """
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            with open(step["pid_file"], "w") as file:
+            with open(step["pid_file"], "w") as file:  # noqa: PTH123
                 file.write(str(os.getpid()))
             time.sleep(600)
         os._exit(0)
-    while not os.path.exists(step["pid_file"]) or not os.path.getsize(step["pid_file"]):
+    while not os.path.exists(step["pid_file"]) or not os.path.getsize(step["pid_file"]):  # noqa: PTH110, PTH202
         time.sleep(0.005)
 
 
@@ -149,10 +161,12 @@ def _say(step, loaded, stage):
 
 def _garble(step, loaded, stage):
     """Half a line, nonsense and a list on the rank's own wire."""
-    for entry in os.listdir("/proc/self/fd"):
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
             if stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
-                os.write(int(entry), b'no json\n[1, 2]\n{"event": "measured", "id": \n{"event": "ph')
+                os.write(
+                    int(entry), b'no json\n[1, 2]\n{"event": "measured", "id": \n{"event": "ph'
+                )
         except OSError:
             continue
 
@@ -193,7 +207,9 @@ def _peer(step, loaded, stage):
         with socket.create_server(address) as server:
             connection, _ = server.accept()
             if not connection.recv(1):
-                raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2345")
+                raise RuntimeError(
+                    "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2345"
+                )
     else:
         for _ in range(500):
             try:
@@ -219,7 +235,24 @@ def _driver(step, loaded, stage):
 
 
 _ACTIONS = {
-    "phase": _phase, "hold": _hold, "map": _map, "share": _share, "leak": _leak, "torch": _torch, "sleep": _sleep, "raise": _raise,
-    "exit": _exit, "kill": _kill, "grandchild": _grandchild, "print": _print, "say": _say, "garble": _garble, "spin": _spin, "spin_for": _spin_for, "peer": _peer, "meet": _meet,
-    "write": _write, "driver": _driver,
-}  # fmt: skip
+    "phase": _phase,
+    "hold": _hold,
+    "map": _map,
+    "share": _share,
+    "leak": _leak,
+    "torch": _torch,
+    "sleep": _sleep,
+    "raise": _raise,
+    "exit": _exit,
+    "kill": _kill,
+    "grandchild": _grandchild,
+    "print": _print,
+    "say": _say,
+    "garble": _garble,
+    "spin": _spin,
+    "spin_for": _spin_for,
+    "peer": _peer,
+    "meet": _meet,
+    "write": _write,
+    "driver": _driver,
+}

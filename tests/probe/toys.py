@@ -21,9 +21,14 @@ ADAPTER = Path(__file__).parent / "toy_adapter.py"
 MIB = 2**20
 
 
-def toy(*script: dict[str, Any], load: tuple[dict[str, Any], ...] = (), **request: Any) -> Candidate:
+def toy(
+    *script: dict[str, Any], load: tuple[dict[str, Any], ...] = (), **request: Any
+) -> Candidate:
     """Return a candidate with this script, in ranks that ran `load` before."""
-    settings = {"load": json.dumps(list(load)), "request": json.dumps({"script": list(script), **request})}
+    settings = {
+        "load": json.dumps(list(load)),
+        "request": json.dumps({"script": list(script), **request}),
+    }
     return Candidate(knobs=settings, settings=settings, load={"load": settings["load"]})
 
 
@@ -35,11 +40,19 @@ def executor(
     open_gpus: Callable[[], Gpus] | None = None,
     **options: Any,
 ) -> LocalExecutor:
-    return LocalExecutor(settings(tmp_path, **options), requests(hint), places=places, open_gpus=open_gpus)
+    return LocalExecutor(
+        settings(tmp_path, **options), requests(hint), places=places, open_gpus=open_gpus
+    )
 
 
 def settings(tmp_path: Path, *, limit_mib: int = 256, **options: Any) -> RunnerSettings:
-    given = {"python": Path(sys.executable), "adapter": str(ADAPTER), "ranks": 1, "scratch_root": tmp_path, **options}
+    given = {
+        "python": Path(sys.executable),
+        "adapter": str(ADAPTER),
+        "ranks": 1,
+        "scratch_root": tmp_path,
+        **options,
+    }
     return RunnerSettings(limit_bytes=limit_mib * MIB, **given)
 
 

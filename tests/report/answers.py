@@ -35,9 +35,13 @@ def answered(limit_mib: int, *, everything_crashes: bool = False) -> Answered:
     job = toy_job(folder, toy_space(num_generations=(8, 4)), limit_mib * MIB)
     trainer, events = ToyTrainer(), list[Event]()
     candidates = legal_candidates(job, trainer)
-    outcomes = {candidate.id: Outcome.CRASH for candidate in candidates} if everything_crashes else {}
+    outcomes = (
+        {candidate.id: Outcome.CRASH for candidate in candidates} if everything_crashes else {}
+    )
     machine = Machine(limit_bytes=limit_mib * MIB, outcomes=outcomes)
     study = open_study(job, candidates, baseline_candidate(job, trainer))
     executor = InlineExecutor(measure=machine.measure)
-    answer = run_search(job, study=study, executor=executor, listener=events.append, clock=Clock(600))
+    answer = run_search(
+        job, study=study, executor=executor, listener=events.append, clock=Clock(600)
+    )
     return Answered(job=job, answer=answer, machine=machine, events=tuple(events))

@@ -15,7 +15,9 @@ from tests.report.answers import answered
 
 def best_so_far() -> BestChanged:
     found = answered(1024)
-    return BestChanged(job=found.job, answer=dataclasses.replace(found.answer, interrupted=True, certificate=None))
+    return BestChanged(
+        job=found.job, answer=dataclasses.replace(found.answer, interrupted=True, certificate=None)
+    )
 
 
 def test_a_new_best_is_written_and_reported_before_the_search_continues() -> None:
@@ -23,7 +25,11 @@ def test_a_new_best_is_written_and_reported_before_the_search_continues() -> Non
     heard: list[Event] = []
     best_so_far_listener(heard.append, lambda _, answer: written.append(answer))(best_so_far())
     assert [answer.winner is not None for answer in written] == [True]
-    assert isinstance(heard[0], BestChanged) and isinstance(heard[1], Note) and "the best so far" in heard[1].text
+    assert (
+        isinstance(heard[0], BestChanged)
+        and isinstance(heard[1], Note)
+        and "the best so far" in heard[1].text
+    )
     head = head_lines(best_so_far().job, written[0])
     assert head[0].startswith("BEST SO FAR") and "still missing" in head[1]
 

@@ -11,23 +11,42 @@ import pytest
 from autotune.core.answer import Trial
 from autotune.core.measurement import DeviceMemory, LoopActivity, ModelMemory
 from autotune.core.units import MIB
-from autotune.report.certificate import certificate_lines, certificate_row, describe_models, items_of
+from autotune.report.certificate import (
+    certificate_lines,
+    certificate_row,
+    describe_models,
+    items_of,
+)
 from tests.report.answers import answered
 
 CASE = answered(900)
 
 WHOLE = LoopActivity(
-    optimizer_steps=6, generations=6, weight_syncs=5, sleeps=6, wakes=6, checkpoint_saves=1, evaluations=1,
-    shortest_prompt=64, longest_prompt=64, shortest_completion=256, longest_completion=256, seconds=9.0,
-)  # fmt: skip
+    optimizer_steps=6,
+    generations=6,
+    weight_syncs=5,
+    sleeps=6,
+    wakes=6,
+    checkpoint_saves=1,
+    evaluations=1,
+    shortest_prompt=64,
+    longest_prompt=64,
+    shortest_completion=256,
+    longest_completion=256,
+    seconds=9.0,
+)
 
 
 def proof(ran: LoopActivity | None, **memory: Any) -> Trial:
     found = CASE.answer.certificate
     assert found is not None
     settings = {**found.candidate.settings, "max_prompt_length": 64, "max_completion_length": 256}
-    measured = replace(found.measurement, exercised=ran, memory=replace(found.measurement.memory, **memory))
-    return replace(found, candidate=replace(found.candidate, settings=settings), measurement=measured)
+    measured = replace(
+        found.measurement, exercised=ran, memory=replace(found.measurement.memory, **memory)
+    )
+    return replace(
+        found, candidate=replace(found.candidate, settings=settings), measurement=measured
+    )
 
 
 def states(ran: LoopActivity | None) -> dict[str, str]:
@@ -41,7 +60,11 @@ def test_everything_that_happened_is_done() -> None:
 
 def test_what_the_run_has_not_is_not_applicable() -> None:
     found = states(replace(WHOLE, weight_syncs=None, sleeps=None, wakes=None, evaluations=None))
-    assert {name for name, state in found.items() if state == "not applicable"} == {"weight sync", "sleep and wake", "evaluation"}
+    assert {name for name, state in found.items() if state == "not applicable"} == {
+        "weight sync",
+        "sleep and wake",
+        "evaluation",
+    }
     assert "not done" not in found.values()
 
 
@@ -70,13 +93,23 @@ def test_what_did_not_happen_is_never_assumed(change: dict[str, int], item: str)
     [
         ({}, "not applicable", "does not report its settings"),
         ({"max_prompt_length": 64, "beta": 0}, "done", "none of them changed"),
-        ({"max_prompt_length": 64.0, "optim": "ADAMW_torch", "dtype": "torch.bfloat16"}, "done", "3 of "),
-        ({"max_prompt_length": 64, "max_completion_length": 128}, "not done", "max_completion_length=128 instead of 256"),
+        (
+            {"max_prompt_length": 64.0, "optim": "ADAMW_torch", "dtype": "torch.bfloat16"},
+            "done",
+            "3 of ",
+        ),
+        (
+            {"max_prompt_length": 64, "max_completion_length": 128},
+            "not done",
+            "max_completion_length=128 instead of 256",
+        ),
         ({"deepspeed": {"zero_optimization": {"stage": 3}}}, "done", "1 of "),
         ({"bf16": False}, "not done", "bf16=False instead of True"),
     ],
 )
-def test_a_setting_that_a_launched_framework_took_otherwise_is_named(taken: dict[str, Any], state: str, says: str) -> None:
+def test_a_setting_that_a_launched_framework_took_otherwise_is_named(
+    taken: dict[str, Any], state: str, says: str
+) -> None:
     made = proof(LoopActivity(watched="outside", optimizer_steps=4))
     asked = {
         **made.candidate.settings,
@@ -87,7 +120,9 @@ def test_a_setting_that_a_launched_framework_took_otherwise_is_named(taken: dict
         "dtype": "bfloat16",
     }
     made = replace(
-        made, candidate=replace(made.candidate, settings=asked), measurement=replace(made.measurement, effective=taken)
+        made,
+        candidate=replace(made.candidate, settings=asked),
+        measurement=replace(made.measurement, effective=taken),
     )
     item = next(item for item in items_of(CASE.job, made) if item["name"] == "settings as asked")
     assert item["state"] == state and says in item["says"]
@@ -102,11 +137,18 @@ def test_a_probe_without_counters_certifies_nothing() -> None:
 def test_model_tensors_are_described_for_the_fullest_rank_and_recorded_for_all() -> None:
     models = (
         ModelMemory(rank=0, bytes={"weights": 100 * MIB, "optimizer": 300 * MIB}),
-        ModelMemory(rank=1, bytes={"weights": 100 * MIB, "optimizer": 300 * MIB, "reference_weights": 200 * MIB}),
+        ModelMemory(
+            rank=1,
+            bytes={"weights": 100 * MIB, "optimizer": 300 * MIB, "reference_weights": 200 * MIB},
+        ),
     )
     made = proof(WHOLE, models=models)
     said = describe_models(made.measurement)
-    assert said is not None and "rank 1" in said and said.index("optimizer 300 MiB") < said.index("reference weights 200 MiB")
+    assert (
+        said is not None
+        and "rank 1" in said
+        and said.index("optimizer 300 MiB") < said.index("reference weights 200 MiB")
+    )
     row = certificate_row(CASE.job, made)
     assert row is not None and [one["rank"] for one in row["models"]] == [0, 1]
     assert row["models"][1]["bytes"]["reference_weights"] == 200 * MIB
@@ -115,7 +157,9 @@ def test_model_tensors_are_described_for_the_fullest_rank_and_recorded_for_all()
 
 def test_the_worst_device_is_named() -> None:
     devices = tuple(
-        DeviceMemory(index=index, uuid=None, name="H200", peak_bytes=peak * MIB, measured_by="nvml-processes")
+        DeviceMemory(
+            index=index, uuid=None, name="H200", peak_bytes=peak * MIB, measured_by="nvml-processes"
+        )
         for index, peak in ((0, 700), (1, 800))
     )
     row = certificate_row(CASE.job, proof(WHOLE, devices=devices, peak_bytes=800 * MIB))

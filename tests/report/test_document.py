@@ -16,10 +16,28 @@ from tests.report.answers import answered
 from tests.simulated import MIB
 
 CONTRACT = {
-    "schema", "status", "basis", "recommendation", "baseline", "trade_offs", "counts", "proven", "study", "out",
-    "elapsed_seconds", "gpu_seconds",
-}  # fmt: skip
-RECOMMENDED = {"knobs", "changed_learning_knobs", "tokens_per_second", "peak_memory_bytes", "limit_bytes", "certificate", "files"}
+    "schema",
+    "status",
+    "basis",
+    "recommendation",
+    "baseline",
+    "trade_offs",
+    "counts",
+    "proven",
+    "study",
+    "out",
+    "elapsed_seconds",
+    "gpu_seconds",
+}
+RECOMMENDED = {
+    "knobs",
+    "changed_learning_knobs",
+    "tokens_per_second",
+    "peak_memory_bytes",
+    "limit_bytes",
+    "certificate",
+    "files",
+}
 COUNTS = {"candidates", "screened", "implied", "probed", "out_of_memory", "failed", "loads"}
 
 
@@ -29,7 +47,12 @@ def test_the_document_keeps_the_contract() -> None:
     assert set(written) >= CONTRACT
     assert set(written["recommendation"]) >= RECOMMENDED
     assert set(written["counts"]) >= COUNTS
-    assert set(written["baseline"]) >= {"knobs", "outcome", "tokens_per_second", "peak_memory_bytes"}
+    assert set(written["baseline"]) >= {
+        "knobs",
+        "outcome",
+        "tokens_per_second",
+        "peak_memory_bytes",
+    }
     assert set(written["recommendation"]["tokens_per_second"]) == {"worst", "typical"}
     assert (written["schema"], written["status"], written["basis"]) == (1, "ok", "measured")
     assert written["recommendation"]["files"] == ["out/a.yaml"]
@@ -41,8 +64,16 @@ def test_figures_are_the_measured_ones_and_unknown_is_null() -> None:
     told = document(case.job, case.answer, [])
     best = told["recommendation"]
     assert case.answer.winner is not None
-    assert best["peak_memory_bytes"] == case.machine.need(case.answer.winner.candidate) <= best["limit_bytes"] == 900 * MIB
-    assert best["tokens_per_second"] == {"worst": float(round(case.machine.speed(case.answer.winner.candidate))), "typical": None}
+    assert (
+        best["peak_memory_bytes"]
+        == case.machine.need(case.answer.winner.candidate)
+        <= best["limit_bytes"]
+        == 900 * MIB
+    )
+    assert best["tokens_per_second"] == {
+        "worst": float(round(case.machine.speed(case.answer.winner.candidate))),
+        "typical": None,
+    }
     assert best["certificate"]["torch_reserved_bytes"] is None
     assert told["gpu_seconds"] is None, "there is no GPU here"
 
@@ -84,14 +115,20 @@ def test_failures_without_memory_errors_do_not_mean_nothing_fits() -> None:
 
 def test_a_budget_that_ended_every_probe_does_not_mean_nothing_fits() -> None:
     case = answered(900)
-    ended = [replace(trial, measurement=replace(trial.measurement, outcome=Outcome.INTERRUPTED)) for trial in case.answer.trials]
+    ended = [
+        replace(trial, measurement=replace(trial.measurement, outcome=Outcome.INTERRUPTED))
+        for trial in case.answer.trials
+    ]
     told = document(case.job, replace(case.answer, winner=None, trials=tuple(ended)), [])
     assert told["status"] == "undecided" and told["recommendation"] is None
 
 
 def test_the_checked_in_schema_is_that_of_the_types() -> None:
     """After a change of the types: `autotune.report.document_types.write_json_schema()`."""
-    assert Path(document_types.__file__).with_name(document_types.SCHEMA_FILE).read_bytes() == document_types.json_schema()
+    assert (
+        Path(document_types.__file__).with_name(document_types.SCHEMA_FILE).read_bytes()
+        == document_types.json_schema()
+    )
 
 
 @pytest.mark.parametrize("limit_mib", [1, 900], ids=["nothing fits", "one fits"])
@@ -101,7 +138,9 @@ def test_a_document_agrees_with_the_schema_and_has_no_field_beyond_it(limit_mib:
     made = document(case.job, case.answer, ["out/recommended.yaml"])
     jsonschema.validate(json.loads(json.dumps(made)), schema)
     assert made.keys() <= schema["$defs"]["AnswerDocument"]["properties"].keys()
-    assert all(row.keys() <= schema["$defs"]["CandidateRow"]["properties"].keys() for row in made["trials"])
+    assert all(
+        row.keys() <= schema["$defs"]["CandidateRow"]["properties"].keys() for row in made["trials"]
+    )
 
 
 def test_committed_examples_agree_with_the_schema() -> None:
@@ -111,18 +150,28 @@ def test_committed_examples_agree_with_the_schema() -> None:
         jsonschema.validate(json.loads(file.read_text()), json.loads(document_types.json_schema()))
 
 
-def test_a_confirmation_that_crashed_does_not_mean_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_confirmation_that_crashed_does_not_mean_nothing_fits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     case = answered(900)
     assert case.answer.winner is not None
-    crashed = replace(case.answer.winner.measurement, outcome=Outcome.CRASH, failure=Failure(evidence="no file"))
-    confirmed = replace(case.answer.winner, purpose="confirm", measurement=crashed, verdict=judge(crashed))
-    fitting = tuple(trial for trial in case.answer.trials if trial.verdict.fits and trial.purpose != "confirm")
+    crashed = replace(
+        case.answer.winner.measurement, outcome=Outcome.CRASH, failure=Failure(evidence="no file")
+    )
+    confirmed = replace(
+        case.answer.winner, purpose="confirm", measurement=crashed, verdict=judge(crashed)
+    )
+    fitting = tuple(
+        trial for trial in case.answer.trials if trial.verdict.fits and trial.purpose != "confirm"
+    )
     assert fitting
     answer = replace(case.answer, winner=None, trials=(*fitting, confirmed))
     assert document(case.job, answer, [])["status"] == "failed"
     show_answer(Console(width=200), case.job, answer, [])
     said = capsys.readouterr().out
-    assert "What fitted failed in the longer run that confirms it" in said and "fits into" not in said
+    assert (
+        "What fitted failed in the longer run that confirms it" in said and "fits into" not in said
+    )
     failed = replace(confirmed, purpose="search")
     show_answer(Console(width=200), case.job, replace(answer, trials=(*fitting, failed)), [])
     assert "What fitted was not confirmed by a longer run" in capsys.readouterr().out

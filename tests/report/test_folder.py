@@ -31,8 +31,18 @@ def test_everything_arrives_and_names_its_neighbours_by_their_final_path(tmp_pat
     assert (out / "data" / "rows.txt").read_text() == "rows"
     assert (out / "launch.sh").stat().st_mode & 0o111
     assert json.loads((out / "recommendation.json").read_text()) == described
-    assert described["files"] == [str(out / "data/rows.txt"), str(out / "main.yaml"), str(out / "launch.sh")]
-    assert sorted(path.name for path in out.iterdir()) == ["data", "launch.sh", "main.yaml", "recommendation.json", "report.html"]
+    assert described["files"] == [
+        str(out / "data/rows.txt"),
+        str(out / "main.yaml"),
+        str(out / "launch.sh"),
+    ]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "data",
+        "launch.sh",
+        "main.yaml",
+        "recommendation.json",
+        "report.html",
+    ]
     assert (out / "report.html").read_text() == str(described)
 
 
@@ -53,7 +63,9 @@ def test_a_second_answer_takes_the_place_of_the_first(tmp_path: Path) -> None:
     assert (tmp_path / "study.db").read_text() == "kept"
 
 
-@pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), RuntimeError("a bug"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "fault", [OSError(28, "No space left on device"), RuntimeError("a bug"), KeyboardInterrupt()]
+)
 def test_a_fault_while_writing_leaves_what_was_there(tmp_path: Path, fault: BaseException) -> None:
     publish(tmp_path, _writer, lambda files: {"answer": 1}, str)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -121,6 +133,10 @@ def test_files_are_as_readable_as_the_umask_says(umask: int, mode: int, tmp_path
         write_atomically(tmp_path / "one", b"")
     finally:
         assert os.umask(before) == umask
-    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir() if path.name != "launch.sh" and path.is_file()}
+    modes = {
+        path.name: path.stat().st_mode & 0o777
+        for path in tmp_path.iterdir()
+        if path.name != "launch.sh" and path.is_file()
+    }
     assert modes == dict.fromkeys(("main.yaml", "recommendation.json", "report.html", "one"), mode)
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o777 & ~umask

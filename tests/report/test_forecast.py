@@ -1,4 +1,6 @@
-"""Predictions as text, bars and JSON: sums agree, lines fit the terminal, and all are marked as predicted."""
+"""Predictions as text, bars and JSON: sums agree, lines fit the terminal, and all are marked as
+predicted.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,16 @@ PREDICTION = Prediction(
     torch_peak_allocated_bytes=gib(47),
     torch_peak_reserved_bytes=gib(49, 47, 51),
     phases=(
-        PhasePrediction(name="forward", peak_bytes=gib(30, 29, 31), seconds=Estimate(value=1.0, low=0.5, high=2.0)),
-        PhasePrediction(name="backward", peak_bytes=gib(50, 48, 53), seconds=Estimate(value=3.0, low=1.5, high=6.0)),
+        PhasePrediction(
+            name="forward",
+            peak_bytes=gib(30, 29, 31),
+            seconds=Estimate(value=1.0, low=0.5, high=2.0),
+        ),
+        PhasePrediction(
+            name="backward",
+            peak_bytes=gib(50, 48, 53),
+            seconds=Estimate(value=3.0, low=1.5, high=6.0),
+        ),
     ),
     breakdown={"weights": 15 * GIB, "activations": 30 * GIB, "context": 5 * GIB},
     tokens_per_second=Estimate(value=1000.0, low=500.0, high=2000.0),
@@ -59,7 +69,9 @@ def job(tmp_path: Path) -> Job:
     return toy_job(tmp_path, toy_space(), 40 * GIB, mode="predict")
 
 
-def shown(job: Job, prediction: Prediction, width: int = 100, ways: tuple[WayToFit, ...] = ()) -> str:
+def shown(
+    job: Job, prediction: Prediction, width: int = 100, ways: tuple[WayToFit, ...] = ()
+) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
     show_prediction(console, job, CANDIDATE, prediction, assumed=("global batch 64",))
@@ -71,15 +83,23 @@ def shown(job: Job, prediction: Prediction, width: int = 100, ways: tuple[WayToF
 def test_the_answer_its_size_and_its_reason(job: Job) -> None:
     text = shown(job, PREDICTION, ways=(WAY,))
     assert "predicted, nothing was measured" in text and "trl 1.16.0" in text
-    assert "does not fit: 50 GiB (48 GiB to 53 GiB) of 40 GiB; 10 GiB too much, at least 8 GiB" in text
+    assert (
+        "does not fit: 50 GiB (48 GiB to 53 GiB) of 40 GiB; 10 GiB too much, at least 8 GiB" in text
+    )
     assert "The peak is in phase backward" in text
-    assert "--set batch=4" in text and "0.83 times the speed" in text and "leaves 10 GiB free, at least 9 GiB" in text
+    assert (
+        "--set batch=4" in text
+        and "0.83 times the speed" in text
+        and "leaves 10 GiB free, at least 9 GiB" in text
+    )
     assert "global batch 64" in text and "prompts are as long as allowed" in text
     assert "1,000 tokens/s (500 to 2,000)" in text and "backward 75%" in text
 
 
 def test_the_speed_at_the_lengths_given_stands_beside_that_at_the_longest(job: Job) -> None:
-    rollout = PhasePrediction(name="rollout", peak_bytes=gib(20, 19, 21), seconds=Estimate.exactly(1.0))
+    rollout = PhasePrediction(
+        name="rollout", peak_bytes=gib(20, 19, 21), seconds=Estimate.exactly(1.0)
+    )
     both = replace(
         PREDICTION,
         phases=(rollout, *PREDICTION.phases),
@@ -92,7 +112,10 @@ def test_the_speed_at_the_lengths_given_stands_beside_that_at_the_longest(job: J
     assert "at the lengths given" not in shown(job, PREDICTION)
     assert "1,000 tokens/s (500 to 2,000) at the longest rows" in shown(job, PREDICTION)
     row = prediction_row(both)
-    assert row["tokens_per_second"]["value"] == 1000 and row["tokens_per_second_at_lengths"]["value"] == 300
+    assert (
+        row["tokens_per_second"]["value"] == 1000
+        and row["tokens_per_second_at_lengths"]["value"] == 300
+    )
 
 
 def test_both_peaks_are_shown_where_lengths_are_given(job: Job) -> None:
@@ -101,7 +124,9 @@ def test_both_peaks_are_shown_where_lengths_are_given(job: Job) -> None:
     assert "does not fit: 50 GiB" in text
     assert "At the lengths given: fits, 20 GiB (19 GiB to 22 GiB)." in text
     row = prediction_row(both)
-    assert row["peak_memory_bytes_at_lengths"]["value"] == 20 * GIB and row["fits_at_lengths"] is True
+    assert (
+        row["peak_memory_bytes_at_lengths"]["value"] == 20 * GIB and row["fits_at_lengths"] is True
+    )
 
 
 def test_candidates_are_ranked_by_the_speed_at_the_lengths_given() -> None:
@@ -135,8 +160,15 @@ def test_pictures_fit_the_terminal(job: Job, width: int) -> None:
 
 
 def test_what_fits_and_what_depends(job: Job) -> None:
-    assert "fits: 30 GiB (29 GiB to 31 GiB) of 40 GiB; 10 GiB left, at least 9 GiB" in shown(job, WAY.prediction)
-    undecided = replace(PREDICTION, fits=None, peak_memory_bytes=gib(40, 38, 42), depends_on=("what the driver takes",))
+    assert "fits: 30 GiB (29 GiB to 31 GiB) of 40 GiB; 10 GiB left, at least 9 GiB" in shown(
+        job, WAY.prediction
+    )
+    undecided = replace(
+        PREDICTION,
+        fits=None,
+        peak_memory_bytes=gib(40, 38, 42),
+        depends_on=("what the driver takes",),
+    )
     text = shown(job, undecided)
     assert "can't be decided" in text and "depends on what the driver takes" in text
     refused = replace(PREDICTION, failure="ValueError: No available memory for the cache blocks")
@@ -145,7 +177,9 @@ def test_what_fits_and_what_depends(job: Job) -> None:
 
 
 def test_an_engine_and_an_unknown_speed(job: Job) -> None:
-    engine = EngineFit(kv_cache_bytes=gib(3, 2, 4), kv_cache_tokens=54_321, concurrency=12.34, longest_length=8192)
+    engine = EngineFit(
+        kv_cache_bytes=gib(3, 2, 4), kv_cache_tokens=54_321, concurrency=12.34, longest_length=8192
+    )
     text = shown(job, replace(PREDICTION, engine=engine, tokens_per_second=None))
     assert "54,321 tokens, 12.3 sequences" in text
     assert "unknown for this hardware" in text
@@ -156,7 +190,10 @@ def test_the_document_keeps_the_contract(job: Job) -> None:
     assert document["schema"] == 1 and document["basis"] == "traced" and document["fits"] is False
     assert document["peak_memory_bytes"] == {"value": 50 * GIB, "low": 48 * GIB, "high": 53 * GIB}
     assert document["margin_bytes"] == {"value": -10 * GIB, "low": -13 * GIB, "high": -8 * GIB}
-    assert sum(part["bytes"] for part in document["breakdown"]) == document["peak_memory_bytes"]["value"]
+    assert (
+        sum(part["bytes"] for part in document["breakdown"])
+        == document["peak_memory_bytes"]["value"]
+    )
     assert [phase["name"] for phase in document["phases"]] == ["forward", "backward"]
     assert document["host_memory_bytes"] is None
     assert document["ways_to_fit"][0]["change"] == {"batch": 4}
@@ -167,7 +204,11 @@ def _forecast(**changes: object) -> Forecast:
     settled: dict[str, object] = {
         "winner": winner,
         "baseline": PredictedCandidate(candidate=CANDIDATE, prediction=PREDICTION),
-        "changes": (Change(name="batch", baseline=8, recommended=4, effect="neutral", why="sequences at once"),),
+        "changes": (
+            Change(
+                name="batch", baseline=8, recommended=4, effect="neutral", why="sequences at once"
+            ),
+        ),
         "candidates": 10,
         "predicted": 10,
         "screened": 4,
@@ -177,15 +218,24 @@ def _forecast(**changes: object) -> Forecast:
 
 
 def test_a_predicted_recommendation_is_marked_everywhere(job: Job) -> None:
-    document = answer_document(job, _forecast(), ["out/recommended.yaml"], confirm_with="autotune run --mode probe")
+    document = answer_document(
+        job, _forecast(), ["out/recommended.yaml"], confirm_with="autotune run --mode probe"
+    )
     assert document["status"] == "ok" and document["basis"] == "predicted"
     assert document["recommendation"]["basis"] == document["baseline"]["basis"] == "predicted"
     assert document["recommendation"]["certificate"] is None
     assert document["recommendation"]["peak_memory_bytes"] == 30 * GIB
     assert document["baseline"]["outcome"] is None
     assert document["counts"] == {
-        "candidates": 10, "predicted": 10, "screened": 4, "implied": 0, "probed": 0, "out_of_memory": 0, "failed": 0, "loads": 0,
-    }  # fmt: skip
+        "candidates": 10,
+        "predicted": 10,
+        "screened": 4,
+        "implied": 0,
+        "probed": 0,
+        "out_of_memory": 0,
+        "failed": 0,
+        "loads": 0,
+    }
     stream = io.StringIO()
     console = Console(file=stream, width=120, highlight=False, markup=False)
     show_forecast(console, job, _forecast(), document, confirm_with="autotune run --mode probe")
@@ -203,13 +253,19 @@ def test_an_end_by_the_budget_is_reported(job: Job) -> None:
     stream = io.StringIO()
     show_forecast(Console(file=stream, width=200), job, ended, document, confirm_with="x")
     assert "--budget ended it: 10 of 15,360 candidates" in stream.getvalue()
-    without = _forecast(winner=None, candidates=20, predicted=10, screened=10, nearest_miss=ended.winner)
-    assert answer_document(job, without, [], confirm_with="x")["status"] == "undecided", "nobody looked at the others"
+    without = _forecast(
+        winner=None, candidates=20, predicted=10, screened=10, nearest_miss=ended.winner
+    )
+    assert answer_document(job, without, [], confirm_with="x")["status"] == "undecided", (
+        "nobody looked at the others"
+    )
 
 
 def test_nothing_fits_and_undecided_are_distinguished(job: Job) -> None:
     miss = PredictedCandidate(candidate=CANDIDATE, prediction=PREDICTION)
-    nothing = answer_document(job, _forecast(winner=None, screened=10, nearest_miss=miss), [], confirm_with="x")
+    nothing = answer_document(
+        job, _forecast(winner=None, screened=10, nearest_miss=miss), [], confirm_with="x"
+    )
     assert nothing["status"] == "nothing_fits" and nothing["recommendation"] is None
     assert nothing["nearest_miss"]["knobs"] == {"batch": 8, "checkpointing": True}
     undecided = answer_document(job, _forecast(winner=None, undecided=miss), [], confirm_with="x")

@@ -16,7 +16,10 @@ from autotune.report.job_text import Progress, print_line
 from tests.cli.pseudo_terminal import watched
 from tests.report.answers import answered
 
-WORDS = "num_generations=8, max_prompt_length=64, beta=0.0, loss_type=dapo, optim=adamw_torch_fused, vllm_max_model_length=320"
+WORDS = (
+    "num_generations=8, max_prompt_length=64, beta=0.0, loss_type=dapo, optim=adamw_torch_fused,"
+    " vllm_max_model_length=320"
+)
 
 
 def told(text: str, width: int, *, soft: bool = False) -> list[str]:
@@ -26,7 +29,9 @@ def told(text: str, width: int, *, soft: bool = False) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-@pytest.mark.parametrize(("before", "under"), [("held     ", 9), ("settings ", 9), ("  ", 6), ("", 4)])
+@pytest.mark.parametrize(
+    ("before", "under"), [("held     ", 9), ("settings ", 9), ("  ", 6), ("", 4)]
+)
 def test_continuation_lines_are_below_the_text(before: str, under: int, width: int) -> None:
     first, *others = told(before + WORDS, width)
     assert first.startswith(f"{before}num_generations=8") and others
@@ -52,7 +57,9 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
             progress(event)
     lines = page.getvalue().splitlines()
     assert "\x1b" not in page.getvalue()
-    assert lines[0].startswith(f"{case.answer.counts.candidates} candidates; at most 100 probes in 10 min 00 s")
+    assert lines[0].startswith(
+        f"{case.answer.counts.candidates} candidates; at most 100 probes in 10 min 00 s"
+    )
     assert lines[1].startswith("probe 1 (baseline, loading first): batch=8 checkpointing=true")
     assert lines[1].endswith("left]")
     assert any("  fits: " in line and "tokens/s" in line for line in lines)
@@ -87,9 +94,17 @@ with Progress(question.space) as progress:
 def _on_a_terminal(**variables: str) -> str:
     """Return the program's stderr on a real pseudo-terminal."""
     root = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "PYTHONPATH": root, **variables}
+    environment = {
+        **os.environ,
+        "TERM": "xterm-256color",
+        "COLUMNS": "100",
+        "PYTHONPATH": root,
+        **variables,
+    }
     environment.pop("NO_COLOR", None) if "NO_COLOR" not in variables else None
-    seen, code = watched([sys.executable, "-c", SHOW], ("stderr",), stdout=subprocess.DEVNULL, env=environment)
+    seen, code = watched(
+        [sys.executable, "-c", SHOW], ("stderr",), stdout=subprocess.DEVNULL, env=environment
+    )
     assert code == 0
     return seen
 
@@ -109,5 +124,7 @@ def test_no_color_means_no_color() -> None:
     import re
 
     seen = _on_a_terminal(NO_COLOR="1")
-    colours = [code for code in re.findall(r"\x1b\[([0-9;]*)m", seen) if code not in ("", "0", "1", "2")]
+    colours = [
+        code for code in re.findall(r"\x1b\[([0-9;]*)m", seen) if code not in ("", "0", "1", "2")
+    ]
     assert colours == []

@@ -30,12 +30,20 @@ def test_the_job_is_described_before_the_search(tmp_path: Path) -> None:
     job = toy_job(tmp_path, toy_space(num_generations=(8,)), 900 * MIB)
     console, page = _console()
     candidates = legal_candidates(job, ToyTrainer())
-    show_job(console, job, candidates, assumed=["LoRA of rank 16", "global batch 64"], notes=["vLLM is not installed there"])
+    show_job(
+        console,
+        job,
+        candidates,
+        assumed=["LoRA of rank 16", "global batch 64"],
+        notes=["vLLM is not installed there"],
+    )
     said = page.getvalue()
     assert "grpo of toy (made up) with trl, on cpu" in said
     assert "assumed  LoRA of rank 16, global batch 64" in said
     assert "held     num_generations=8" in said
-    learning, neutral = said.split("changes what is learned\n")[1].split("changes only speed and memory\n")
+    learning, neutral = said.split("changes what is learned\n")[1].split(
+        "changes only speed and memory\n"
+    )
     assert "max_completion_length: 64, 32" in learning and "batch" not in learning
     assert "batch: 1, 2, 4, 8" in neutral and "checkpointing: true, false" in neutral
     assert "note     vLLM is not installed there" in said
@@ -43,7 +51,16 @@ def test_the_job_is_described_before_the_search(tmp_path: Path) -> None:
 
 def test_the_answer_has_values_reasons_and_evidence() -> None:
     said = _shown(answered(900))
-    for words in ("baseline", "recommended", "peak memory", "changed", "learning?", "engine", "Runner-ups", "Confirmed by"):
+    for words in (
+        "baseline",
+        "recommended",
+        "peak memory",
+        "changed",
+        "learning?",
+        "engine",
+        "Runner-ups",
+        "Confirmed by",
+    ):
         assert words in said, words
     assert "enforced by formula" in said
     assert "completions of the longest length only" in said
@@ -84,7 +101,10 @@ def test_predicted_changes_of_the_baseline_follow_where_nothing_fits() -> None:
     case = answered(100)
     assert "changes that make the baseline fit" not in _shown(case)
     said = _shown(replace(case, answer=replace(case.answer, ways_to_fit=(WAY,))))
-    assert "Predicted changes that make the baseline fit, the cheapest first:\n  --hold batch=4\n" in said
+    assert (
+        "Predicted changes that make the baseline fit, the cheapest first:\n  --hold batch=4\n"
+        in said
+    )
 
 
 def test_a_larger_budget_is_suggested_only_if_candidates_are_undecided() -> None:
@@ -93,7 +113,12 @@ def test_a_larger_budget_is_suggested_only_if_candidates_are_undecided() -> None
     said = {
         candidates: _shown(
             replace(
-                case, answer=replace(case.answer, proven="not proven infeasible", counts=replace(counts, candidates=candidates))
+                case,
+                answer=replace(
+                    case.answer,
+                    proven="not proven infeasible",
+                    counts=replace(counts, candidates=candidates),
+                ),
             )
         )
         for candidates in (10, 11)
@@ -120,8 +145,18 @@ def test_nothing_is_wider_than_the_terminal(limit: int, width: int, tmp_path: Pa
     case, page = answered(limit), io.StringIO()
     console = Console(file=page, width=width, markup=False, highlight=False)
     job = toy_job(tmp_path, toy_space(), limit * MIB)
-    assumed = ["full fine-tuning", "global batch 16", "random weights", "synthetic prompts of the longest length"]
+    assumed = [
+        "full fine-tuning",
+        "global batch 16",
+        "random weights",
+        "synthetic prompts of the longest length",
+    ]
     show_job(console, job, legal_candidates(job, ToyTrainer()), assumed=assumed, notes=["n " * 90])
-    show_answer(console, case.job, case.answer, ["out/recommended.yaml", "out/accelerate.yaml", "out/launch.sh"])
+    show_answer(
+        console,
+        case.job,
+        case.answer,
+        ["out/recommended.yaml", "out/accelerate.yaml", "out/launch.sh"],
+    )
     lines = page.getvalue().splitlines()
     assert len(lines) > 10 and [line for line in lines if len(line.rstrip()) > width] == []

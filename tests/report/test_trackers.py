@@ -1,4 +1,6 @@
-"""`--log-to`: the record of a real answer, and each tracker in its own local mode where it is installed."""
+"""`--log-to`: the record of a real answer, and each tracker in its own local mode where it is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,13 @@ def test_the_record_of_an_answer(answer: dict[str, Any]) -> None:
     assert len(run.steps) == len(answer["trials"]) > 0
     first, trial = run.steps[0], answer["trials"][0]
     assert first["tokens_per_second"] == trial["tokens_per_second"]["worst"]
-    assert first["peak_memory_bytes"] == trial["peak_memory_bytes"] and first["fits"] == float(trial["fits"])
-    assert run.summary["status"] == answer["status"] and run.summary["limit_bytes"] == answer["recommendation"]["limit_bytes"]
+    assert first["peak_memory_bytes"] == trial["peak_memory_bytes"] and first["fits"] == float(
+        trial["fits"]
+    )
+    assert (
+        run.summary["status"] == answer["status"]
+        and run.summary["limit_bytes"] == answer["recommendation"]["limit_bytes"]
+    )
     assert run.configuration["model"] == answer["question"]["model"]
     best = answer["recommendation"]["settings"]["per_device_train_batch_size"]
     assert run.configuration["setting.per_device_train_batch_size"] == best
@@ -54,19 +61,27 @@ def test_a_tracker_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPa
         check_tracker("mlflow")
 
 
-def test_a_tracker_that_fails_is_a_sentence(answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_fails_is_a_sentence(
+    answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def init(**given: object) -> None:
         raise ConnectionError("no network")
 
     broken = types.ModuleType("wandb")
     broken.init = init  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", broken)
-    assert log_answer("wandb", "study", answer) == "--log-to wandb: nothing was logged. ConnectionError: no network"
+    assert (
+        log_answer("wandb", "study", answer)
+        == "--log-to wandb: nothing was logged. ConnectionError: no network"
+    )
 
 
 @pytest.mark.slow
 def test_mlflow_in_a_file(
-    answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    answer: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
@@ -77,14 +92,22 @@ def test_mlflow_in_a_file(
     assert run.info.run_name == "study" and run.data.params["model"] == answer["question"]["model"]
     client = mlflow.MlflowClient()
     history = client.get_metric_history(run.info.run_id, "peak_memory_bytes")
-    expected = [trial["peak_memory_bytes"] for trial in answer["trials"] if trial["peak_memory_bytes"]]
+    expected = [
+        trial["peak_memory_bytes"] for trial in answer["trials"] if trial["peak_memory_bytes"]
+    ]
     assert [one.value for one in sorted(history, key=lambda one: one.step)] == expected
-    assert {one.path for one in client.list_artifacts(run.info.run_id)} == {"recommended.yaml", "recommendation.json"}
+    assert {one.path for one in client.list_artifacts(run.info.run_id)} == {
+        "recommended.yaml",
+        "recommendation.json",
+    }
 
 
 @pytest.mark.slow
 def test_wandb_offline(
-    answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    answer: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -100,7 +123,10 @@ def test_wandb_offline(
 
 @pytest.mark.slow
 def test_trackio_on_this_machine(
-    answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    answer: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("trackio")
     import trackio

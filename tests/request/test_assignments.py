@@ -5,7 +5,13 @@ import pytest
 from autotune.catalog.space_files import load_space
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.space import KnobValue
-from autotune.request.assignments import check_names, check_values, parse_holds, parse_searches, parse_value
+from autotune.request.assignments import (
+    check_names,
+    check_values,
+    parse_holds,
+    parse_searches,
+    parse_value,
+)
 
 SPACE = load_space("grpo")
 
@@ -76,7 +82,13 @@ def test_a_value_of_another_kind_is_refused(name: str, value: KnobValue, says: s
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("num_generations", 6), ("vllm_gpu_memory_utilization", 1), ("dtype", "bfloat16"), ("use_peft", True)]
+    ("name", "value"),
+    [
+        ("num_generations", 6),
+        ("vllm_gpu_memory_utilization", 1),
+        ("dtype", "bfloat16"),
+        ("use_peft", True),
+    ],
 )
 def test_a_value_outside_the_choices_is_welcome(name: str, value: KnobValue) -> None:
     check_values(SPACE, {name: (value,)})

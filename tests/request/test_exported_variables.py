@@ -25,7 +25,9 @@ SPACE = load_space("grpo")
         ({NAME: ""}, ()),
     ],
 )
-def test_an_exported_setting_is_held_under_the_name_that_vllm_reads(exported: dict[str, str], held: tuple[str, ...]) -> None:
+def test_an_exported_setting_is_held_under_the_name_that_vllm_reads(
+    exported: dict[str, str], held: tuple[str, ...]
+) -> None:
     flags, notes = with_exported(Flags(), SPACE, [NAME], GPU, exported)
     assert flags.hold == held
     assert len(notes) == len(held)

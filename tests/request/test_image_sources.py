@@ -24,14 +24,18 @@ def written(folder: Path, *rows: list[tuple[int, int]], column: str = "images") 
     values = pictures if column == "images" else [row[0] for row in pictures]
     feature = datasets.Image() if column == "image" else datasets.Sequence(datasets.Image())
     features = datasets.Features({"prompt": datasets.Value("string"), column: feature})
-    made = datasets.Dataset.from_dict({"prompt": ["What is it?"] * len(rows), column: values}, features=features)
+    made = datasets.Dataset.from_dict(
+        {"prompt": ["What is it?"] * len(rows), column: values}, features=features
+    )
     file = folder / "rows.parquet"
     made.to_parquet(str(file))
     return str(file)
 
 
 def parsed(dataset: str, **more: Any) -> ParsedRequest:
-    return parse_request(Flags(**{"model": QWEN, "gpus": "A100-80G", "dataset": dataset, "mode": "predict", **more}))
+    return parse_request(
+        Flags(**{"model": QWEN, "gpus": "A100-80G", "dataset": dataset, "mode": "predict", **more})
+    )
 
 
 def test_the_row_with_the_most_image_tokens_counts(tmp_path: Path) -> None:
@@ -42,7 +46,9 @@ def test_the_row_with_the_most_image_tokens_counts(tmp_path: Path) -> None:
 
 
 def test_a_single_image_has_a_column_of_its_own(tmp_path: Path) -> None:
-    images = parsed(written(tmp_path, [(640, 480)], [(32, 32)], column="image"), model=GEMMA).job.task.workload.images
+    images = parsed(
+        written(tmp_path, [(640, 480)], [(32, 32)], column="image"), model=GEMMA
+    ).job.task.workload.images
     assert images is not None and (images.count, images.width, images.height) == (1, 640, 480)
 
 
@@ -59,4 +65,7 @@ def test_rows_without_images_have_none(tmp_path: Path) -> None:
 def test_an_unreadable_dataset_is_noted_with_what_to_state_instead(tmp_path: Path) -> None:
     request = parsed(str(tmp_path / "absent"))
     assert request.job.task.workload.images is None
-    assert any("images of the dataset are not counted" in note and "--image-size" in note for note in request.notes)
+    assert any(
+        "images of the dataset are not counted" in note and "--image-size" in note
+        for note in request.notes
+    )

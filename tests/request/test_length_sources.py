@@ -13,10 +13,17 @@ from autotune.request import length_sources
 from autotune.request.flags import Flags
 from autotune.request.request_parser import parse_request
 
-TRL = "{'loss': 0.01, 'completions/mean_length': %d.5, 'completions/max_length': 900.0, 'completions/clipped_ratio': 0.0}"
-VERL = "step:%d - actor/entropy:0.3 - response_length/mean:412.5 - response_length/max:900.0 - response_length/clip_ratio:0.25"
+TRL = (
+    "{'loss': 0.01, 'completions/mean_length': %d.5, 'completions/max_length': 900.0,"
+    " 'completions/clipped_ratio': 0.0}"
+)
+VERL = (
+    "step:%d - actor/entropy:0.3 - response_length/mean:412.5 - response_length/max:900.0 -"
+    " response_length/clip_ratio:0.25"
+)
 WANDB = (
-    '"Step","run - train/completions/mean_length","run - train/completions/mean_length__MIN","run - train/completions/max_length"'
+    '"Step","run - train/completions/mean_length","run - train/completions/mean_length__MIN","run -'
+    ' train/completions/max_length"'
 )
 
 
@@ -55,17 +62,25 @@ def test_tables_of_trl_are_read(tmp_path: Path) -> None:
 
     texts = ["x" * 400, "y" * 800]
     (tmp_path / "completions").mkdir()
-    parquet.write_table(pyarrow.table({"step": [1, 1], "completion": texts}), tmp_path / "completions/completions_00001.parquet")
+    parquet.write_table(
+        pyarrow.table({"step": [1, 1], "completion": texts}),
+        tmp_path / "completions/completions_00001.parquet",
+    )
     assert length_sources.read(str(tmp_path)).sample == (100, 200)
 
 
 def test_a_distribution() -> None:
     found = length_sources.read("lognormal:600,1500")
     assert fmean(found.sample) == pytest.approx(600, rel=0.02)
-    assert "mean 60" in length_sources.description(found) or "mean 59" in length_sources.description(found)
+    assert "mean 60" in length_sources.description(
+        found
+    ) or "mean 59" in length_sources.description(found)
 
 
-@pytest.mark.parametrize("source", ["lognormal:600", "lognormal:a,b", "lognormal:-1,5", "lognormal:600,100", "lognormal:nan,nan"])
+@pytest.mark.parametrize(
+    "source",
+    ["lognormal:600", "lognormal:a,b", "lognormal:-1,5", "lognormal:600,100", "lognormal:nan,nan"],
+)
 def test_a_wrong_distribution_is_refused_with_an_example(source: str) -> None:
     with pytest.raises(BadInput, match=r"lognormal:600,1500|--lengths"):
         length_sources.read(source)
@@ -86,7 +101,8 @@ def test_an_empty_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
 def state(folder: Path, *means: float) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
-        {"step": step, "completions/mean_length": mean, "completions/max_length": 4 * mean} for step, mean in enumerate(means)
+        {"step": step, "completions/mean_length": mean, "completions/max_length": 4 * mean}
+        for step, mean in enumerate(means)
     ]
     (folder / "trainer_state.json").write_text(json.dumps({"log_history": rows}, indent=2))
     return folder
@@ -102,7 +118,10 @@ def test_an_earlier_study_passes_on_the_lengths_that_it_was_given(tmp_path: Path
     question = {"completion_lengths": {"source": "x", "mean": 300.0, "p95": 700.0}}
     (tmp_path / "recommendation.json").write_text(json.dumps({"question": question}))
     found = length_sources.read(str(tmp_path))
-    assert (found.mean, found.quantile(0.95)) == (pytest.approx(300, rel=0.02), pytest.approx(700, rel=0.02))
+    assert (found.mean, found.quantile(0.95)) == (
+        pytest.approx(300, rel=0.02),
+        pytest.approx(700, rel=0.02),
+    )
     (tmp_path / "recommendation.json").write_text(json.dumps({"question": {}}))
     with pytest.raises(BadInput, match="that study knew no completion lengths"):
         length_sources.read(str(tmp_path))
@@ -111,7 +130,9 @@ def test_an_earlier_study_passes_on_the_lengths_that_it_was_given(tmp_path: Path
 def test_lengths_change_over_training_as_in_the_log(tmp_path: Path) -> None:
     found = length_sources.read(f"growing:{state(tmp_path, *range(100, 500, 10))}")
     means = [part.mean for part in found.stages]
-    assert len(means) == length_sources.STAGES and means == sorted(means) and means[-1] > 2 * means[0]
+    assert (
+        len(means) == length_sources.STAGES and means == sorted(means) and means[-1] > 2 * means[0]
+    )
     assert "over training" in length_sources.description(found)
 
 
@@ -120,7 +141,10 @@ def test_lengths_change_from_one_distribution_to_another() -> None:
     assert [part.mean for part in found.stages] == pytest.approx([141, 283, 566, 1131], rel=0.05)
 
 
-@pytest.mark.parametrize("source", ["growing:lognormal:100,200", "growing:lognormal:100,200,0,10", "growing:lognormal:a,b,c,d"])
+@pytest.mark.parametrize(
+    "source",
+    ["growing:lognormal:100,200", "growing:lognormal:100,200,0,10", "growing:lognormal:a,b,c,d"],
+)
 def test_a_wrong_change_is_refused_with_an_example(source: str) -> None:
     with pytest.raises(BadInput) as refused:
         length_sources.read(source)

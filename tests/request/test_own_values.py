@@ -36,8 +36,12 @@ def test_the_baseline_is_a_candidate(tmp_path: Path) -> None:
     assert baseline in legal_candidates(request.job, request.trainer)
 
 
-@pytest.mark.parametrize(("name", "own"), [("vllm_gpu_memory_utilization", 0.62), ("per_device_train_batch_size", 12)])
-def test_its_numbers_take_their_place_in_the_order_of_memory(tmp_path: Path, name: str, own: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "own"), [("vllm_gpu_memory_utilization", 0.62), ("per_device_train_batch_size", 12)]
+)
+def test_its_numbers_take_their_place_in_the_order_of_memory(
+    tmp_path: Path, name: str, own: float
+) -> None:
     choices = asked(tmp_path).job.space[name].choices
     assert own in choices and list(choices) == sorted(choices) and len(choices) > 2
 

@@ -31,19 +31,28 @@ def in_the_project(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
 
 
 def write_prompts(folder: Path, *, longest: int) -> None:
-    rows = [json.dumps({"prompt": " ".join(["one"] * (longest * (1 + row) // ROWS))}) + "\n" for row in range(ROWS)]
+    rows = [
+        json.dumps({"prompt": " ".join(["one"] * (longest * (1 + row) // ROWS))}) + "\n"
+        for row in range(ROWS)
+    ]
     (folder / "prompts" / "train.jsonl").write_text("".join(rows))
 
 
 def limited(config: Path, **flags: Any) -> ParsedRequest:
-    return parse_request(Flags(config=str(config), gpus="A100-40G", mode="predict", **flags), limit_prompts=True)
+    return parse_request(
+        Flags(config=str(config), gpus="A100-40G", mode="predict", **flags), limit_prompts=True
+    )
 
 
 def test_every_candidate_has_the_longest_prompt(config: Path) -> None:
     write_prompts(config.parent, longest=700)
     request = limited(config)
     (longest,) = request.job.space["max_prompt_length"].choices
-    assert isinstance(longest, int) and longest > 512 and request.job.task.workload.held["max_prompt_length"] == longest
+    assert (
+        isinstance(longest, int)
+        and longest > 512
+        and request.job.task.workload.held["max_prompt_length"] == longest
+    )
     assert any(f"prompts of up to {longest} tokens" in words for words in request.assumed)
     shorter = request.whole_space["max_prompt_length"].choices
     assert shorter[0] == longest and list(shorter) == sorted(set(shorter), reverse=True)
@@ -57,7 +66,9 @@ def test_other_data_have_another_limit(config: Path) -> None:
     assert limits[0] < limits[1] < 512
 
 
-@pytest.mark.parametrize("flags", [{"max_prompt_length": 64}, {"search": ("max_prompt_length=64,32",)}])
+@pytest.mark.parametrize(
+    "flags", [{"max_prompt_length": 64}, {"search": ("max_prompt_length=64,32",)}]
+)
 def test_a_given_limit_is_kept(config: Path, flags: dict[str, Any]) -> None:
     assert limited(config, **flags).job.space["max_prompt_length"].choices[0] == 64
 
@@ -65,7 +76,10 @@ def test_a_given_limit_is_kept(config: Path, flags: dict[str, Any]) -> None:
 def test_unreadable_data_are_noted_with_the_limit(config: Path) -> None:
     request = limited(config, dataset="absent/data")
     assert request.job.space["max_prompt_length"].choices == (512, 256)
-    assert any("'absent/data' could not be measured" in note and "--max-prompt-length" in note for note in request.notes)
+    assert any(
+        "'absent/data' could not be measured" in note and "--max-prompt-length" in note
+        for note in request.notes
+    )
 
 
 def test_without_data_nothing_changes() -> None:

@@ -30,7 +30,9 @@ def test_the_url_is_read_from_the_file_and_never_typed(tmp_path: Path) -> None:
         (b"x" * 10_000_000, "one URL"),
     ],
 )
-def test_any_other_content_is_refused_without_being_shown(content: bytes, reason: str, tmp_path: Path) -> None:
+def test_any_other_content_is_refused_without_being_shown(
+    content: bytes, reason: str, tmp_path: Path
+) -> None:
     file = tmp_path / "storage"
     file.write_bytes(content)
     with pytest.raises(BadInput, match=reason) as refused:

@@ -1,4 +1,6 @@
-"""A driver as a process of its own, on a made-up machine: writes down what it begins to measure, prints what it concluded."""
+"""A driver as a process of its own, on a made-up machine: writes down what it begins to measure,
+prints what it concluded.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,18 @@ def main(url: str, study: str, log: str, seconds: str, how: str) -> None:
     machine, file, trainer = Machine(limit_bytes=900 * MIB), Path(log), ToyTrainer()
     notes: list[str] = []
     turns: dict[str, int] = {}
-    job = replace(toy_job(file.parent, toy_space(), machine.limit_bytes), storage=url, study_name=study, resume=how == "resume")
+    job = replace(
+        toy_job(file.parent, toy_space(), machine.limit_bytes),
+        storage=url,
+        study_name=study,
+        resume=how == "resume",
+    )
 
     def measure(candidate: Candidate, plan: ProbePlan) -> Measurement:
         kind = "long" if plan.timed_cycles > 3 else "short"
-        turns[candidate.id] = sum(trial.purpose == "confirm" and trial.candidate == candidate for trial in opened.trials)
+        turns[candidate.id] = sum(
+            trial.purpose == "confirm" and trial.candidate == candidate for trial in opened.trials
+        )
         with file.open("a") as out:
             out.write(f"{kind} {candidate.id} {turns[candidate.id]}\n")
         time.sleep(float(seconds))
@@ -38,9 +47,20 @@ def main(url: str, study: str, log: str, seconds: str, how: str) -> None:
 
     opened = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     file.touch()
-    answer = run_search(job, study=opened, executor=InlineExecutor(measure), listener=listen, clock=Clock(600))
+    answer = run_search(
+        job, study=opened, executor=InlineExecutor(measure), listener=listen, clock=Clock(600)
+    )
     winner = None if answer.winner is None else answer.winner.candidate.id
-    print(json.dumps({"winner": winner, "notes": notes, "trials": len(answer.trials), "proven": answer.proven}))
+    print(
+        json.dumps(
+            {
+                "winner": winner,
+                "notes": notes,
+                "trials": len(answer.trials),
+                "proven": answer.proven,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

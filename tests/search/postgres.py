@@ -14,7 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PLACES = (*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True), Path("/usr/local/bin"), Path("/usr/bin"))
+PLACES = (
+    *sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True),
+    Path("/usr/local/bin"),
+    Path("/usr/bin"),
+)
 PASSWORD = "correct-horse"
 
 
@@ -59,21 +63,44 @@ class Server:
             "-E",
             "UTF8",
         ]
-        subprocess.run([program("initdb"), *arguments], check=True, capture_output=True, user=self._user, cwd=folder)
+        subprocess.run(
+            [program("initdb"), *arguments],
+            check=True,
+            capture_output=True,
+            user=self._user,
+            cwd=folder,
+        )
 
     @property
     def url(self) -> str:
         return f"postgresql://tuner:{PASSWORD}@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
-        options = ["-D", str(self._data), "-p", str(self.port), "-k", str(self._folder), "-c", "fsync=off", "-h", "127.0.0.1"]
+        options = [
+            "-D",
+            str(self._data),
+            "-p",
+            str(self.port),
+            "-k",
+            str(self._folder),
+            "-c",
+            "fsync=off",
+            "-h",
+            "127.0.0.1",
+        ]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [program("postgres"), *options], stdout=log, stderr=log, user=self._user, cwd=self._folder
+                [program("postgres"), *options],
+                stdout=log,
+                stderr=log,
+                user=self._user,
+                cwd=self._folder,
             )
         until = time.monotonic() + 30
         while not self._answers():
-            assert self._process.poll() is None and time.monotonic() < until, (self._folder / "log").read_text()
+            assert self._process.poll() is None and time.monotonic() < until, (
+                self._folder / "log"
+            ).read_text()
             time.sleep(0.1)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
@@ -90,7 +117,8 @@ class Server:
 
 @contextmanager
 def server() -> Iterator[Server]:
-    # Not in pytest's folders: whichever run of it starts next closes them to the user that the server runs as.
+    # Not in pytest's folders: whichever run of it starts next closes them to the user that the
+    # server runs as.
     with tempfile.TemporaryDirectory(prefix="postgres-") as folder:
         made = Server(Path(folder))
         made.start()

@@ -15,11 +15,17 @@ from autotune.search.surrogate.gaussian_process import Posterior
 BEST = 100.0
 
 
-def believed(speeds: Sequence[float], deviation: float, fits: Sequence[float], *, in_common: float = 0.0) -> Estimates:
-    """Return estimates of these and of a leader after them, whose only uncertainty is the one `in_common`."""
+def believed(
+    speeds: Sequence[float], deviation: float, fits: Sequence[float], *, in_common: float = 0.0
+) -> Estimates:
+    """Return estimates of these and of a leader after them, whose only uncertainty is the one
+    `in_common`.
+    """
     count = len(speeds) + 1
     doubts = np.array([*[math.hypot(deviation, in_common)] * len(speeds), in_common])
-    speed = Posterior(np.log(np.array([*speeds, BEST])), doubts, 0.01, lambda index: np.full(count, in_common**2))
+    speed = Posterior(
+        np.log(np.array([*speeds, BEST])), doubts, 0.01, lambda index: np.full(count, in_common**2)
+    )
     need, none = Posterior(np.zeros(count), np.ones(count), 0.01), np.zeros(count, dtype=bool)
     return Estimates(need=need, speed=speed, fits=np.array([*fits, 1.0]), refused=none)
 
@@ -29,7 +35,9 @@ def is_promising(estimates: Estimates) -> list[bool]:
     return list(promising(estimates, np.arange(leader), leader))
 
 
-def test_what_may_be_a_little_faster_is_worth_a_probe_where_it_surely_fits_and_not_where_it_hardly_does() -> None:
+def test_what_may_be_a_little_faster_is_worth_a_probe_where_it_surely_fits_and_not_where_it_hardly_does() -> (
+    None
+):
     estimates = believed([BEST] * 3, 0.03, [1.0, 0.5, 0.3])
     assert is_promising(estimates) == [True, True, False]
 

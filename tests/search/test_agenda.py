@@ -29,18 +29,24 @@ def search(
     machine: Machine,
     *,
     predictions: Mapping[str, Prediction] | None = None,
-    options: SearchOptions = SearchOptions(),  # noqa: B008 - frozen
+    options: SearchOptions = SearchOptions(),  # noqa: B008
     earlier: tuple[Trial, ...] = (),
 ) -> tuple[Recommendation, list[ProbeEnded]]:
     candidates, baseline = legal_candidates(job, TRAINER), baseline_candidate(job, TRAINER)
-    study = open_study(job, candidates, baseline, predictions or {}, options=options, earlier=earlier)
+    study = open_study(
+        job, candidates, baseline, predictions or {}, options=options, earlier=earlier
+    )
     events: list[Event] = []
     executor = InlineExecutor(machine.measure)
-    answer = run_search(job, study=study, executor=executor, listener=events.append, clock=Clock(600.0))
+    answer = run_search(
+        job, study=study, executor=executor, listener=events.append, clock=Clock(600.0)
+    )
     return answer, [event for event in events if isinstance(event, ProbeEnded)]
 
 
-def asked_about(folder: Path, limit_mib: int, space: SearchSpace | None = None) -> tuple[Job, Machine]:
+def asked_about(
+    folder: Path, limit_mib: int, space: SearchSpace | None = None
+) -> tuple[Job, Machine]:
     job = toy_job(folder, space or toy_space(), limit_mib * MIB, storage="memory://")
     return job, Machine(limit_bytes=limit_mib * MIB)
 
@@ -50,14 +56,22 @@ def foreseen(job: Job, machine: Machine, **oracle: float) -> Mapping[str, Predic
 
 
 def best_speed(job: Job, machine: Machine) -> float:
-    fitting = [one for one in legal_candidates(job, TRAINER) if machine.need(one) <= machine.limit_bytes]
-    preferred = [one for one in fitting if one.knobs["num_generations"] == 8 and one.knobs["max_completion_length"] == 64]
+    fitting = [
+        one for one in legal_candidates(job, TRAINER) if machine.need(one) <= machine.limit_bytes
+    ]
+    preferred = [
+        one
+        for one in fitting
+        if one.knobs["num_generations"] == 8 and one.knobs["max_completion_length"] == 64
+    ]
     return max(machine.speed(one) for one in preferred)
 
 
 @pytest.mark.parametrize("limit", [450, 600, 900, 2500])
 @pytest.mark.parametrize("bias", [0.87, 1.0, 1.13])
-def test_with_predictions_the_best_is_found_in_a_handful_of_probes(tmp_path: Path, limit: int, bias: float) -> None:
+def test_with_predictions_the_best_is_found_in_a_handful_of_probes(
+    tmp_path: Path, limit: int, bias: float
+) -> None:
     job, machine = asked_about(tmp_path, limit)
     answer, _ = search(job, machine, predictions=foreseen(job, machine, bias=bias, off=0.15))
     assert answer.winner is not None
@@ -78,7 +92,11 @@ def test_where_nothing_else_is_as_safe_the_baseline_is_the_first(tmp_path: Path)
     baseline = baseline_candidate(job, TRAINER)
     assert baseline is not None
     doubtful = {
-        name: one if name == baseline.id else replace(one, peak_memory_bytes=one.peak_memory_bytes.scaled(5.0), fits=None)
+        name: (
+            one
+            if name == baseline.id
+            else replace(one, peak_memory_bytes=one.peak_memory_bytes.scaled(5.0), fits=None)
+        )
         for name, one in completed.items()
     }
     _, probes = search(job, machine, predictions=doubtful)
@@ -89,12 +107,20 @@ def test_a_baseline_that_cannot_fit_is_not_run_and_has_the_reason(tmp_path: Path
     job, machine = asked_about(tmp_path, 500)
     answer, probes = search(job, machine, predictions=foreseen(job, machine, off=0.02))
     assert all(probe.trial.purpose != "baseline" for probe in probes)
-    assert answer.baseline is not None and answer.baseline.measurement.outcome in ("screened", "implied")
-    assert answer.baseline.measurement.worst is None and answer.baseline.measurement.memory.peak_bytes is None
+    assert answer.baseline is not None and answer.baseline.measurement.outcome in (
+        "screened",
+        "implied",
+    )
+    assert (
+        answer.baseline.measurement.worst is None
+        and answer.baseline.measurement.memory.peak_bytes is None
+    )
     assert answer.winner is not None and answer.changes, "what differs from it is said all the same"
 
 
-def test_a_prediction_that_refuses_everything_never_decides_that_nothing_fits(tmp_path: Path) -> None:
+def test_a_prediction_that_refuses_everything_never_decides_that_nothing_fits(
+    tmp_path: Path,
+) -> None:
     job, machine = asked_about(tmp_path, 900)
     answer, _ = search(job, machine, predictions=foreseen(job, machine, bias=12.0, off=0.02))
     assert answer.winner is not None, "what was measured outweighs what was predicted"
@@ -116,7 +142,9 @@ def test_a_wrong_refusal_is_detected(tmp_path: Path) -> None:
     assert answer.counts.false_refusals <= answer.counts.refused_probed <= 4
 
 
-def test_measurements_of_earlier_searches_spare_probes_and_are_not_counted_here(tmp_path: Path) -> None:
+def test_measurements_of_earlier_searches_spare_probes_and_are_not_counted_here(
+    tmp_path: Path,
+) -> None:
     job, machine = asked_about(tmp_path, 600)
     first, _ = search(job, machine)
     second, _ = search(job, machine, earlier=first.trials)
@@ -134,10 +162,18 @@ def test_a_resumed_studys_own_trials_count_once(tmp_path: Path) -> None:
     resumed = open_study(replace(job, resume=True), candidates, baseline, earlier=first.trials)
     assert len(resumed.trials) == len(probes) and resumed.problem.earlier == ()
     of_others = tuple(
-        replace(one, measurement=replace(one.measurement, cost=Cost(total_seconds=0.123, load_seconds=0.0)))
+        replace(
+            one,
+            measurement=replace(one.measurement, cost=Cost(total_seconds=0.123, load_seconds=0.0)),
+        )
         for one in first.trials
     )
-    assert open_study(replace(job, resume=True), candidates, baseline, earlier=of_others).problem.earlier == of_others
+    assert (
+        open_study(
+            replace(job, resume=True), candidates, baseline, earlier=of_others
+        ).problem.earlier
+        == of_others
+    )
 
 
 def test_a_complete_search_and_an_interrupted_one_are_marked(tmp_path: Path) -> None:
@@ -159,7 +195,9 @@ def test_a_rig_that_is_loaded_is_preferred_where_the_gain_is_the_same(tmp_path: 
     def loading(candidate: Candidate, plan: ProbePlan) -> Measurement:
         measured = machine.measure(candidate, plan)
         loads = len(machine.asked) < 2 or machine.asked[-2][0].load_key != candidate.load_key
-        cost = replace(measured.cost, total_seconds=61.0 if loads else 1.0, load_seconds=60.0 if loads else 0.0)
+        cost = replace(
+            measured.cost, total_seconds=61.0 if loads else 1.0, load_seconds=60.0 if loads else 0.0
+        )
         return replace(measured, cost=cost)
 
     counts = {}
@@ -168,7 +206,13 @@ def test_a_rig_that_is_loaded_is_preferred_where_the_gain_is_the_same(tmp_path: 
         candidates = legal_candidates(job, TRAINER)
         options = SearchOptions(value_per_second=weighed)
         study = open_study(job, candidates, baseline_candidate(job, TRAINER), options=options)
-        answer = run_search(job, study=study, executor=InlineExecutor(loading), listener=lambda event: None, clock=Clock(1e6))
+        answer = run_search(
+            job,
+            study=study,
+            executor=InlineExecutor(loading),
+            listener=lambda event: None,
+            clock=Clock(1e6),
+        )
         counts[weighed] = answer.counts.loads
     assert counts[True] <= counts[False]
 
@@ -180,15 +224,25 @@ def test_many_tiers_are_not_tried_one_by_one(tmp_path: Path) -> None:
     job, machine = asked_about(tmp_path, 1000, space)
     answer, _ = search(job, machine)
     assert answer.winner is not None
-    fitting = [one for one in legal_candidates(job, TRAINER) if machine.need(one) <= machine.limit_bytes]
-    assert answer.learning["max_completion_length"] == max(int(one.knobs["max_completion_length"] or 0) for one in fitting)
+    fitting = [
+        one for one in legal_candidates(job, TRAINER) if machine.need(one) <= machine.limit_bytes
+    ]
+    assert answer.learning["max_completion_length"] == max(
+        int(one.knobs["max_completion_length"] or 0) for one in fitting
+    )
     assert answer.counts.out_of_memory <= 13
 
 
 def _wide(values: int) -> SearchSpace:
     """Five thousand candidates."""
     more = tuple(
-        Knob(name=f"knob_{number}", choices=tuple(range(1, values + 1)), effect="neutral", memory="grows", says="one of many")
+        Knob(
+            name=f"knob_{number}",
+            choices=tuple(range(1, values + 1)),
+            effect="neutral",
+            memory="grows",
+            says="one of many",
+        )
         for number in range(3)
     )
     space = toy_space(num_generations=(8,), max_completion_length=(64,))

@@ -9,7 +9,12 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event
@@ -27,15 +32,25 @@ DISTRIBUTIONS: dict[str, BaseDistribution] = {
     "engine": CategoricalDistribution(["vllm", None, True]),
 }
 PARAMS: dict[str, Any] = {"batch": 8, "share": 0.3, "engine": None}
-ENTRY = TrialStart(params=PARAMS, distributions=DISTRIBUTIONS, attributes={"candidate": {"knobs": {"é": [1, 2.5, None]}}})
+ENTRY = TrialStart(
+    params=PARAMS,
+    distributions=DISTRIBUTIONS,
+    attributes={"candidate": {"knobs": {"é": [1, 2.5, None]}}},
+)
 FITS = TrialEnd(
-    state=TrialState.COMPLETE, attributes={"measurement": {"peak": 7}, "why": "it fits"}, violations={"memory": -0.1}, value=3.5
+    state=TrialState.COMPLETE,
+    attributes={"measurement": {"peak": 7}, "why": "it fits"},
+    violations={"memory": -0.1},
+    value=3.5,
 )
 
 
 def trials_in(url: str) -> TrialWriter:
     storage = open_storage(url)
-    return TrialWriter(study=optuna.create_study(storage=storage, study_name="s", direction="maximize"), storage=storage)
+    return TrialWriter(
+        study=optuna.create_study(storage=storage, study_name="s", direction="maximize"),
+        storage=storage,
+    )
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -58,7 +73,10 @@ def written(trials: TrialWriter, end: TrialEnd = FITS) -> FrozenTrial:
 @pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL])
 def test_the_rows_equal_those_that_optuna_writes(trials: TrialWriter, state: TrialState) -> None:
     value = 3.5 if state is TrialState.COMPLETE else None
-    ours = written(trials, TrialEnd(state=state, attributes=FITS.attributes, violations=FITS.violations, value=value))
+    ours = written(
+        trials,
+        TrialEnd(state=state, attributes=FITS.attributes, violations=FITS.violations, value=value),
+    )
     study = trials.study
     asked = study.ask()
     asked.set_user_attr("driver", "me")
@@ -70,17 +88,31 @@ def test_the_rows_equal_those_that_optuna_writes(trials: TrialWriter, state: Tri
     asked.set_constraint("memory", -0.1)
     study.tell(asked.number, value, state=state)
     theirs = study.get_trials()[asked.number]
-    for part in ("state", "params", "distributions", "user_attrs", "system_attrs", "constraints", "values"):
+    for part in (
+        "state",
+        "params",
+        "distributions",
+        "user_attrs",
+        "system_attrs",
+        "constraints",
+        "values",
+    ):
         assert getattr(ours, part) == getattr(theirs, part), part
     assert list(ours.params) == list(theirs.params)
-    assert ours.datetime_start and ours.datetime_complete and ours.datetime_start <= ours.datetime_complete
+    assert (
+        ours.datetime_start
+        and ours.datetime_complete
+        and ours.datetime_start <= ours.datetime_complete
+    )
 
 
 def test_a_trial_names_its_driver_from_its_first_row(trials: TrialWriter) -> None:
     begun = [trials.begin("me") for _ in range(3)]
     there = trials.study.get_trials()
     assert [one.number for one in there] == [one.number for one in begun] == [0, 1, 2]
-    assert all(one.state is TrialState.RUNNING and one.user_attrs == {"driver": "me"} for one in there)
+    assert all(
+        one.state is TrialState.RUNNING and one.user_attrs == {"driver": "me"} for one in there
+    )
 
 
 def test_an_end_that_breaks_off_leaves_nothing_of_itself(filed: TrialWriter) -> None:
@@ -99,7 +131,10 @@ def test_an_end_that_breaks_off_leaves_nothing_of_itself(filed: TrialWriter) -> 
 def test_an_entry_that_breaks_off_leaves_nothing_of_itself(filed: TrialWriter) -> None:
     trial = filed.begin("me")
     assert isinstance(filed.storage, AtomicRDBStorage)
-    with _breaking(filed.storage, "INSERT INTO trial_user_attributes"), pytest.raises(StorageInternalError):
+    with (
+        _breaking(filed.storage, "INSERT INTO trial_user_attributes"),
+        pytest.raises(StorageInternalError),
+    ):
         AtomicRDBStorage.enter(filed.storage, filed.study._study_id, trial._trial_id, ENTRY)
     left = filed.study.get_trials()[0]
     assert not left.params and left.user_attrs == {"driver": "me"}
@@ -139,7 +174,10 @@ def test_a_different_end_by_another_driver_is_no_lost_reply(filed: TrialWriter) 
     filed.study.tell(trial.number, state=TrialState.FAIL)
     with pytest.raises(UpdateFinishedTrialError):
         filed.end(trial, FITS)
-    assert filed.study.get_trials()[0].state is TrialState.FAIL and not filed.study.get_trials()[0].user_attrs
+    assert (
+        filed.study.get_trials()[0].state is TrialState.FAIL
+        and not filed.study.get_trials()[0].user_attrs
+    )
     filed.end(trial, TrialEnd(state=TrialState.FAIL))  # who has nothing to say is content
 
 
@@ -149,7 +187,9 @@ def test_new_rows_of_other_drivers_are_read_while_most_trials_run(tmp_path: Path
     running = [mine.begin("me") for _ in range(3)]
     for trial in running[1:]:
         mine.enter(trial, ENTRY)
-    other = TrialWriter(study=optuna.load_study(study_name="s", storage=url), storage=open_storage(url))
+    other = TrialWriter(
+        study=optuna.load_study(study_name="s", storage=url), storage=open_storage(url)
+    )
 
     def both() -> tuple[list[FrozenTrial], list[FrozenTrial]]:
         return mine.study.get_trials(), optuna.load_study(study_name="s", storage=url).get_trials()
@@ -161,11 +201,19 @@ def test_new_rows_of_other_drivers_are_read_while_most_trials_run(tmp_path: Path
     written(other)
     begun = other.begin("another")
     ours, there = both()
-    assert ours == there and [one.state.name for one in there] == ["RUNNING", "RUNNING", "COMPLETE", "COMPLETE", "RUNNING"]
+    assert ours == there and [one.state.name for one in there] == [
+        "RUNNING",
+        "RUNNING",
+        "COMPLETE",
+        "COMPLETE",
+        "RUNNING",
+    ]
     assert ours[0].params == PARAMS, "begun when it was read first, and entered since"
     other.enter(begun, ENTRY)
     mine.study.get_trials()
-    optuna.load_study(study_name="s", storage=url)._storage.set_trial_system_attr(begun._trial_id, "note", "seen")
+    optuna.load_study(study_name="s", storage=url)._storage.set_trial_system_attr(
+        begun._trial_id, "note", "seen"
+    )
     assert isinstance(mine.storage, AtomicRDBStorage)
     noted = mine.storage.get_all_trials(mine.study._study_id)[begun.number]
     assert noted.system_attrs["note"] == "seen", "who reads without a cache reads what is there"
@@ -177,7 +225,11 @@ def test_new_rows_of_other_drivers_are_read_while_most_trials_run(tmp_path: Path
 
 def test_a_parameter_that_contradicts_the_study_is_refused(filed: TrialWriter) -> None:
     written(filed)
-    other = TrialStart(params={"engine": "hf"}, distributions={"engine": CategoricalDistribution(["hf"])}, attributes={})
+    other = TrialStart(
+        params={"engine": "hf"},
+        distributions={"engine": CategoricalDistribution(["hf"])},
+        attributes={},
+    )
     with pytest.raises(ValueError, match="does not support dynamic value space"):
         filed.enter(filed.begin(None), other)
     written(filed)
@@ -191,11 +243,15 @@ def test_a_probe_costs_its_driver_few_transactions(tmp_path: Path) -> None:
     assert isinstance(storage, AtomicRDBStorage)
     asked_of_it = Counter[str]()
     event.listen(storage.engine, "commit", lambda connection: asked_of_it.update(["commit"]))
-    event.listen(storage.engine, "before_cursor_execute", lambda *given: asked_of_it.update(["statement"]))
+    event.listen(
+        storage.engine, "before_cursor_execute", lambda *given: asked_of_it.update(["statement"])
+    )
     for _ in range(2):  # the first may have to look up what the second knows
         asked_of_it.clear()
         asked = study.ask(RemainingBudget(seconds=1e9, probes=100))
         assert isinstance(asked, TrialRequest)
         study.tell(asked, machine.measure(asked.candidate, SHORT_PROBE))
-    assert asked_of_it["commit"] <= 5, "a trial, what it is about, a claim, its end, and the claim given back"
+    assert asked_of_it["commit"] <= 5, (
+        "a trial, what it is about, a claim, its end, and the claim given back"
+    )
     assert asked_of_it["statement"] <= 20

@@ -1,4 +1,6 @@
-"""Choice of the recommendation: no gain within the noise, none from one probe, and the simplest of equals."""
+"""Choice of the recommendation: no gain within the noise, none from one probe, and the simplest
+of equals.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Noisy(Machine):
         if found.worst is None:
             return found
         run = math.exp(self.dice.gauss(0, self.noise))
-        cycles = tuple(run * math.exp(self.dice.gauss(0, self.noise / 2)) for _ in found.worst.cycle_seconds)
+        cycles = tuple(
+            run * math.exp(self.dice.gauss(0, self.noise / 2)) for _ in found.worst.cycle_seconds
+        )
         return replace(found, worst=replace(found.worst, cycle_seconds=cycles))
 
 
@@ -58,29 +62,55 @@ class Sharded(ToyTrainer):
 
 def _space(*sharding: str) -> SearchSpace:
     space = toy_space(
-        batch=(1,), checkpointing=(True,), use_vllm=(False,), num_generations=(8,), max_completion_length=(64,)
-    )  # fmt: skip
-    knob = Knob(name="sharding", choices=sharding, effect="neutral", memory="unclear", says="spread over the GPUs")
+        batch=(1,),
+        checkpointing=(True,),
+        use_vllm=(False,),
+        num_generations=(8,),
+        max_completion_length=(64,),
+    )
+    knob = Knob(
+        name="sharding",
+        choices=sharding,
+        effect="neutral",
+        memory="unclear",
+        says="spread over the GPUs",
+    )
     return replace(space, knobs=(knob, *space.knobs))
 
 
-def _search(job: Job, machine: Machine, *, predictions: Mapping[str, Prediction] | None = None) -> Recommendation:
+def _search(
+    job: Job, machine: Machine, *, predictions: Mapping[str, Prediction] | None = None
+) -> Recommendation:
     trainer = Sharded()
-    study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer), predictions or {})
+    study = open_study(
+        job, legal_candidates(job, trainer), baseline_candidate(job, trainer), predictions or {}
+    )
     executor = InlineExecutor(machine.measure)
-    return run_search(job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600.0))
+    return run_search(
+        job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600.0)
+    )
 
 
 def test_a_gain_within_the_noise_keeps_the_baseline(tmp_path: Path) -> None:
     """The fastest of three equal rivals is mistaken for a gain no more often than once in ten."""
     job = toy_job(tmp_path, _space("zero2", "ddp", "zero3", "none"), 900 * MIB, storage="memory://")
-    machines = [Noisy(limit_bytes=900 * MIB, noise=0.05, dice=random.Random(seed)) for seed in range(20)]
+    machines = [
+        Noisy(limit_bytes=900 * MIB, noise=0.05, dice=random.Random(seed)) for seed in range(20)
+    ]
     answers = [_search(job, machine) for machine in machines]
-    kept = [one for one in answers if one.winner and one.baseline and one.winner.candidate == one.baseline.candidate]
+    kept = [
+        one
+        for one in answers
+        if one.winner and one.baseline and one.winner.candidate == one.baseline.candidate
+    ]
     assert len(kept) >= 18
     for answer in kept:
-        assert (not answer.changes and answer.advantage is None) or answer.advantage.why == "within the noise"
-        assert answer.certificate is not None, "the baseline is confirmed like any other recommendation"
+        assert (
+            not answer.changes and answer.advantage is None
+        ) or answer.advantage.why == "within the noise"
+        assert answer.certificate is not None, (
+            "the baseline is confirmed like any other recommendation"
+        )
 
 
 def test_a_gain_beyond_the_noise_is_recommended_with_its_interval(tmp_path: Path) -> None:
@@ -99,10 +129,15 @@ def test_without_a_confirmation_the_baseline_is_kept(tmp_path: Path) -> None:
         request = study.ask(RemainingBudget(seconds=600.0, probes=100))
         assert isinstance(request, TrialRequest) and request.purpose != "confirm"
         study.tell(request, machine.measure(request.candidate, ProbePlan()))
-    ended, interrupted = (conclude(study.view, job, proven=why, loads=1, elapsed_seconds=1.0) for why in ("budget spent", None))  # type: ignore[arg-type]
+    ended, interrupted = (
+        conclude(study.view, job, proven=why, loads=1, elapsed_seconds=1.0)
+        for why in ("budget spent", None)
+    )  # type: ignore[arg-type]
     assert ended.winner is not None and ended.winner.candidate.knobs["sharding"] == "zero2"
     assert ended.advantage is not None and ended.advantage.why == "not confirmed"
-    assert interrupted.winner is not None and interrupted.winner.candidate.knobs["sharding"] == "ddp", "the best so far"
+    assert (
+        interrupted.winner is not None and interrupted.winner.candidate.knobs["sharding"] == "ddp"
+    ), "the best so far"
     assert interrupted.proven == "interrupted"
 
 
@@ -110,19 +145,28 @@ def test_of_equally_fast_confirmed_candidates_the_simplest_is_taken(tmp_path: Pa
     job = toy_job(tmp_path, _space("fsdp2", "zero3", "ddp"), 900 * MIB, storage="memory://")
     gains = {"fsdp2": 0.5, "zero3": 1.005, "ddp": 1.0}
     for seed in (0, 1, 4):  # in which chance does not tell them apart
-        answer = _search(job, Noisy(limit_bytes=900 * MIB, noise=0.01, gains=gains, dice=random.Random(seed)))
+        answer = _search(
+            job, Noisy(limit_bytes=900 * MIB, noise=0.01, gains=gains, dice=random.Random(seed))
+        )
         assert answer.winner is not None and answer.winner.candidate.knobs["sharding"] == "ddp"
 
 
 def test_of_candidates_predicted_equally_fast_the_simplest_is_taken(tmp_path: Path) -> None:
     job = toy_job(tmp_path, _space("fsdp2", "zero3", "ddp"), 900 * MIB)
     machine = Noisy(limit_bytes=900 * MIB, gains={"fsdp2": 0.5, "zero3": 1.02})
-    answer = forecast(job, Oracle(machine=machine), legal_candidates(job, Sharded()), baseline_candidate(job, Sharded()))
+    answer = forecast(
+        job,
+        Oracle(machine=machine),
+        legal_candidates(job, Sharded()),
+        baseline_candidate(job, Sharded()),
+    )
     assert answer.winner is not None and answer.winner.candidate.knobs["sharding"] == "ddp"
 
 
 @pytest.mark.parametrize(("gain", "taken"), [(1.03, "zero3"), (1.2, "ddp")])
-def test_on_emulated_cards_a_gain_must_exceed_what_predictions_resolve(gain: float, taken: str, tmp_path: Path) -> None:
+def test_on_emulated_cards_a_gain_must_exceed_what_predictions_resolve(
+    gain: float, taken: str, tmp_path: Path
+) -> None:
     class Emulated(Noisy):
         def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
             return replace(super().measure(candidate, plan), emulated=True)
@@ -134,7 +178,9 @@ def test_on_emulated_cards_a_gain_must_exceed_what_predictions_resolve(gain: flo
     assert answer.winner is not None and answer.winner.candidate.knobs["sharding"] == taken
 
 
-def test_the_order_of_simplicity_is_strategy_offload_checkpointing_and_the_number_of_changes() -> None:
+def test_the_order_of_simplicity_is_strategy_offload_checkpointing_and_the_number_of_changes() -> (
+    None
+):
     assert [one.criterion for one in criteria()] == ["strategy", "offload", "checkpointing"]
 
     def candidate(**settings: object) -> Candidate:
@@ -169,14 +215,22 @@ class Crashing(Machine):
         self.number += 1
         if self.without_engine_only and candidate.knobs["use_vllm"]:
             return found
-        failure = replace(self.failure, evidence=self.failure.evidence.replace("PID", str(self.number)))
+        failure = replace(
+            self.failure, evidence=self.failure.evidence.replace("PID", str(self.number))
+        )
         return replace(found, outcome=Outcome.CRASH, worst=None, failure=failure)
 
 
 def _crashes(folder: Path, machine: Machine, **choices: tuple[object, ...]) -> Recommendation:
     job = toy_job(folder, toy_space(**choices), machine.limit_bytes, storage="memory://")
     study = open_study(job, legal_candidates(job, TRAINER), baseline_candidate(job, TRAINER))
-    return run_search(job, study=study, executor=InlineExecutor(machine.measure), listener=lambda event: None, clock=Clock(600.0))
+    return run_search(
+        job,
+        study=study,
+        executor=InlineExecutor(machine.measure),
+        listener=lambda event: None,
+        clock=Clock(600.0),
+    )
 
 
 def test_an_import_error_that_no_candidate_avoids_ends_the_search_at_once(tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def test_a_leaving_driver_releases_its_claims_and_stays_on_record(engine: Engine
     one.leave()
     other = Claims(engine, "s")
     assert other.take("candidate")
-    assert other.shared and not other.active_drivers, "it may have told something that is not known here"
+    assert other.shared and not other.active_drivers, (
+        "it may have told something that is not known here"
+    )
 
 
 def _elsewhere(engine: Engine, driver: Claims, **values: object) -> None:
@@ -61,11 +63,15 @@ def test_a_terminated_process_of_this_machine_loses_its_claims_at_once(engine: E
     one, other = Claims(engine, "s"), Claims(engine, "s")
     one.take("candidate")
     assert not other.release_stale()
-    _elsewhere(engine, one, process=f"{os.getpid()}:1")  # the number was used again by another process
+    _elsewhere(
+        engine, one, process=f"{os.getpid()}:1"
+    )  # the number was used again by another process
     assert other.release_stale() and other.take("candidate")
 
 
-def test_a_silent_driver_of_another_machine_loses_its_claims_by_the_local_clock(engine: Engine) -> None:
+def test_a_silent_driver_of_another_machine_loses_its_claims_by_the_local_clock(
+    engine: Engine,
+) -> None:
     now = [0.0]
     one, other = Claims(engine, "s"), Claims(engine, "s", now=lambda: now[0])
     one.take("candidate")
@@ -85,7 +91,11 @@ def test_threads_that_want_the_same_never_both_get_it(engine: Engine) -> None:
     drivers = [Claims(engine, "s", retry=RetryPolicy(url="sqlite://")) for _ in range(4)]
     got: list[str] = []
     threads = [
-        threading.Thread(target=lambda one=one: got.extend(what for what in map(str, range(50)) if one.take(what)))
+        threading.Thread(
+            target=lambda one=one: got.extend(
+                what for what in map(str, range(50)) if one.take(what)
+            )
+        )
         for one in drivers
     ]
     for thread in threads:
@@ -116,12 +126,16 @@ overlay /var/lib fuse.fuse-overlayfs rw 0 0
         ("/var/lib/study.db", "fuse.fuse-overlayfs", False),
     ],
 )
-def test_sqlite_on_a_network_file_system_is_refused_with_what_to_use(tmp_path: Path, path: str, kind: str, network: bool) -> None:
+def test_sqlite_on_a_network_file_system_is_refused_with_what_to_use(
+    tmp_path: Path, path: str, kind: str, network: bool
+) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(MOUNTS)
     assert file_system_of(Path(path), mounts) == kind and is_network(kind) == network
     if network:
-        with pytest.raises(BadInput, match=rf"network file system \({kind}\).*sqlite:////tmp.*postgresql"):
+        with pytest.raises(
+            BadInput, match=rf"network file system \({kind}\).*sqlite:////tmp.*postgresql"
+        ):
             refuse_network_storage(f"sqlite:///{path}", mounts)
     else:
         refuse_network_storage(f"sqlite:///{path}", mounts)
@@ -152,7 +166,11 @@ def test_a_read_only_database_is_reported_at_once(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="s", storage=storage)
     from sqlalchemy import event
 
-    event.listen(storage.engine, "connect", lambda connection, record: connection.execute("PRAGMA query_only=ON"))  # type: ignore[attr-defined]
+    event.listen(
+        storage.engine,
+        "connect",
+        lambda connection, record: connection.execute("PRAGMA query_only=ON"),
+    )  # type: ignore[attr-defined]
     storage.engine.dispose()  # type: ignore[attr-defined]
     began = time.monotonic()
     with pytest.raises(StorageLost, match=r"readonly database.*--resume"):
@@ -169,7 +187,9 @@ def test_a_full_disk_is_not_waited_for(tmp_path: Path) -> None:
         study.set_user_attr("name", "x" * 1_000_000)
 
 
-def test_a_deleted_database_is_said_to_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_database_is_said_to_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("autotune.search.storage.MAX_MISSING_SECONDS", 0.2)
     file = tmp_path / "study.db"
     storage = open_storage(f"sqlite:///{file}", RetryPolicy(url=f"sqlite:///{file}", seconds=3600))
@@ -184,7 +204,11 @@ def fill(storage: Any) -> None:
     """Make SQLite report a full disk: a bound on the number of pages gives the same error."""
     from sqlalchemy import event
 
-    event.listen(storage.engine, "connect", lambda connection, record: connection.execute("PRAGMA max_page_count=1"))
+    event.listen(
+        storage.engine,
+        "connect",
+        lambda connection, record: connection.execute("PRAGMA max_page_count=1"),
+    )
     storage.engine.dispose()
 
 
@@ -192,8 +216,14 @@ def fill(storage: Any) -> None:
     ("url", "shown"),
     [
         ("postgresql://me:secret@host/db", "postgresql://me:***@host/db"),
-        ("postgresql+psycopg://me:se/c@re:t@host:5432/db", "postgresql+psycopg://me:***@host:5432/db"),
-        ("postgresql://host/db?user=me&password=secret&x=1", "postgresql://host/db?user=me&password=***&x=1"),
+        (
+            "postgresql+psycopg://me:se/c@re:t@host:5432/db",
+            "postgresql+psycopg://me:***@host:5432/db",
+        ),
+        (
+            "postgresql://host/db?user=me&password=secret&x=1",
+            "postgresql://host/db?user=me&password=***&x=1",
+        ),
         ("sqlite:////tmp/study.db", "sqlite:////tmp/study.db"),
     ],
 )

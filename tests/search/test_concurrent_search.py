@@ -1,4 +1,6 @@
-"""Several probes at a time: the same answers, nothing twice, finalists alone, faults and interruptions without a loss."""
+"""Several probes at a time: the same answers, nothing twice, finalists alone, faults and
+interruptions without a loss.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Crowd:
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
         me = threading.get_ident()
         with self._lock:
-            self._met = {other: max(met, len(self._met)) for other, met in self._met.items()} | {me: len(self._met)}
+            self._met = {other: max(met, len(self._met)) for other, met in self._met.items()} | {
+                me: len(self._met)
+            }
             self.most = max(self.most, len(self._met))
         time.sleep(SECONDS)
         with self._lock:
@@ -58,7 +62,10 @@ class Crowd:
 def _slower(found: Measurement, share: float) -> Measurement:
     if found.worst is None:
         return found
-    speed: Speed = replace(found.worst, cycle_seconds=tuple(seconds / (1 - share) for seconds in found.worst.cycle_seconds))
+    speed: Speed = replace(
+        found.worst,
+        cycle_seconds=tuple(seconds / (1 - share) for seconds in found.worst.cycle_seconds),
+    )
     return replace(found, worst=speed)
 
 
@@ -66,7 +73,9 @@ def run(job: Job, executor: Executor, events: list[Event] | None = None) -> Reco
     trainer = ToyTrainer()
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     listener = (lambda event: None) if events is None else events.append
-    return run_search(job, study=study, executor=executor, listener=listener, clock=Clock(job.budget_seconds))
+    return run_search(
+        job, study=study, executor=executor, listener=listener, clock=Clock(job.budget_seconds)
+    )
 
 
 @pytest.mark.parametrize("slots", [1, 2, 4, 8])
@@ -79,26 +88,38 @@ def test_the_answer_does_not_depend_on_the_number_of_slots(tmp_path: Path, slots
     fitting = [
         candidate
         for candidate in legal_candidates(job, ToyTrainer())
-        if crowd.machine.need(candidate) <= crowd.machine.limit_bytes and preferred.items() <= candidate.knobs.items()
+        if crowd.machine.need(candidate) <= crowd.machine.limit_bytes
+        and preferred.items() <= candidate.knobs.items()
     ]
     assert crowd.machine.speed(answer.winner.candidate) == max(map(crowd.machine.speed, fitting))
     assert crowd.most == min(slots, crowd.most) and (slots == 1) == (crowd.most == 1)
     assert max(crowd.short.values()) == 1
     assert crowd.beside_a_finalist == 0
-    states = Counter(trial.state.name for trial in optuna.load_study(study_name="toy", storage=job.storage).get_trials())
+    states = Counter(
+        trial.state.name
+        for trial in optuna.load_study(study_name="toy", storage=job.storage).get_trials()
+    )
     assert set(states) <= {"COMPLETE", "PRUNED"}
 
 
-def test_every_measurement_records_concurrent_probes_and_their_interference_is_measured(tmp_path: Path) -> None:
+def test_every_measurement_records_concurrent_probes_and_their_interference_is_measured(
+    tmp_path: Path,
+) -> None:
     crowd = Crowd(Machine(limit_bytes=900 * MIB), slowdown=0.2)
     events: list[Event] = []
-    answer = run(toy_job(tmp_path, toy_space(), crowd.machine.limit_bytes), InlineExecutor(crowd.measure, slots=4), events)
+    answer = run(
+        toy_job(tmp_path, toy_space(), crowd.machine.limit_bytes),
+        InlineExecutor(crowd.measure, slots=4),
+        events,
+    )
     found = answer.disturbance
     assert found is not None
     assert found.slower_share == pytest.approx(0.2, abs=0.02)
     assert 1 <= found.beside <= 3
     assert found.by_phase["forward"] == pytest.approx(0.0, abs=0.01)
-    assert all(trial.measurement.beside == 0 for trial in answer.trials if trial.purpose == "confirm")
+    assert all(
+        trial.measurement.beside == 0 for trial in answer.trials if trial.purpose == "confirm"
+    )
     assert any(trial.measurement.beside for trial in answer.trials)
     assert any(isinstance(event, Note) and "alone" in event.text for event in events)
     assert answer.counts.probed == sum(trial.purpose != "confirm" for trial in answer.trials)
@@ -106,7 +127,10 @@ def test_every_measurement_records_concurrent_probes_and_their_interference_is_m
 
 def test_one_slot_has_no_interference(tmp_path: Path) -> None:
     crowd = Crowd(Machine(limit_bytes=900 * MIB))
-    assert run(toy_job(tmp_path, toy_space(), 900 * MIB), InlineExecutor(crowd.measure)).disturbance is None
+    assert (
+        run(toy_job(tmp_path, toy_space(), 900 * MIB), InlineExecutor(crowd.measure)).disturbance
+        is None
+    )
 
 
 def test_a_slot_that_is_lost_hands_its_candidate_to_the_others(tmp_path: Path) -> None:
@@ -120,10 +144,16 @@ def test_a_slot_that_is_lost_hands_its_candidate_to_the_others(tmp_path: Path) -
         return crowd.measure(candidate, plan)
 
     events: list[Event] = []
-    answer = run(toy_job(tmp_path, toy_space(), 900 * MIB), InlineExecutor(measure, slots=3), events)
+    answer = run(
+        toy_job(tmp_path, toy_space(), 900 * MIB), InlineExecutor(measure, slots=3), events
+    )
     assert answer.winner is not None
     assert len(lost) == 1 and crowd.short[lost[0]] == 1
-    assert [event.text for event in events if isinstance(event, Note) and "Going on without" in event.text]
+    assert [
+        event.text
+        for event in events
+        if isinstance(event, Note) and "Going on without" in event.text
+    ]
 
 
 def test_faults_in_a_row_end_the_search_only_when_no_slot_is_left(tmp_path: Path) -> None:
@@ -151,7 +181,11 @@ def test_an_interruption_keeps_what_was_measured_and_reopens_the_rest(tmp_path: 
     assert first.interrupted
     trials = optuna.load_study(study_name="toy", storage=job.storage).get_trials()
     assert not [trial for trial in trials if trial.state.name in ("RUNNING", "WAITING")]
-    assert sum("measurement" in trial.user_attrs for trial in trials) == len(first.trials) == sum(crowd.short.values())
+    assert (
+        sum("measurement" in trial.user_attrs for trial in trials)
+        == len(first.trials)
+        == sum(crowd.short.values())
+    )
     again = run(replace(job, resume=True), InlineExecutor(crowd.measure, slots=3))
     assert not again.interrupted and max(crowd.short.values()) == 1
 
@@ -165,8 +199,15 @@ def test_probes_are_identified_by_their_numbers(tmp_path: Path) -> None:
 
 
 def test_a_probe_ended_by_the_budget_is_not_repeated(tmp_path: Path) -> None:
-    """A machine so slow that the confirmation can't be made in time: the search ends with what it has."""
-    machine, trainer, passed, begun = Machine(limit_bytes=900 * MIB), ToyTrainer(), [0.0], list[str]()
+    """A machine so slow that the confirmation can't be made in time: the search ends with what
+    it has.
+    """
+    machine, trainer, passed, begun = (
+        Machine(limit_bytes=900 * MIB),
+        ToyTrainer(),
+        [0.0],
+        list[str](),
+    )
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
 
     def measure(candidate: Candidate, plan: ProbePlan) -> Measurement:
@@ -180,5 +221,7 @@ def test_a_probe_ended_by_the_budget_is_not_repeated(tmp_path: Path) -> None:
 
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     clock = Clock(100.0, now=lambda: passed[0])
-    answer = run_search(job, study=study, executor=InlineExecutor(measure), listener=lambda event: None, clock=clock)
+    answer = run_search(
+        job, study=study, executor=InlineExecutor(measure), listener=lambda event: None, clock=clock
+    )
     assert answer.proven == "budget spent" and answer.winner is not None and len(begun) == 1

@@ -35,8 +35,13 @@ class Telling(Machine):
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
         measured = super().measure(candidate, plan)
-        course = (MemorySample(seconds=1.0, peak_bytes=5, phase="load"), MemorySample(seconds=2.5, peak_bytes=7, phase=None))
-        return replace(measured, printed="step 1\nstep 2\n", memory=replace(measured.memory, timeline=course))
+        course = (
+            MemorySample(seconds=1.0, peak_bytes=5, phase="load"),
+            MemorySample(seconds=2.5, peak_bytes=7, phase=None),
+        )
+        return replace(
+            measured, printed="step 1\nstep 2\n", memory=replace(measured.memory, timeline=course)
+        )
 
 
 @pytest.fixture
@@ -49,7 +54,13 @@ def _search(tmp_path: Path, machine: Machine) -> Any:
     job = toy_job(tmp_path, toy_space(num_generations=(8, 4)), 900 * MIB)
     trainer = ToyTrainer()
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
-    answer = run_search(job, study=study, executor=InlineExecutor(machine.measure), listener=lambda event: None, clock=Clock(600))
+    answer = run_search(
+        job,
+        study=study,
+        executor=InlineExecutor(machine.measure),
+        listener=lambda event: None,
+        clock=Clock(600),
+    )
     assert answer.counts.out_of_memory > 0
     return job, answer
 
@@ -91,7 +102,9 @@ def test_notes_and_artifacts_are_made_from_the_records(searched: Any) -> None:
         shown = next(trial for trial in study["trials"] if trial["number"] == failed.number)
         contents = {}
         for artifact in shown["artifacts"]:
-            with urllib.request.urlopen(f"{url}/artifacts/1/{shown['trial_id']}/{artifact['artifact_id']}") as answered:
+            with urllib.request.urlopen(
+                f"{url}/artifacts/1/{shown['trial_id']}/{artifact['artifact_id']}"
+            ) as answered:
                 contents[artifact["filename"].split("-", 2)[2]] = answered.read().decode()
     assert study["note"]["body"] == "**the recommendation**"
     assert str(failed.measurement.outcome) in shown["note"]["body"]
@@ -99,7 +112,11 @@ def test_notes_and_artifacts_are_made_from_the_records(searched: Any) -> None:
     assert json.loads(contents["memory.json"])["limit_bytes"] == job.memory_limit_bytes
     assert "checkpointing: " in contents["settings.yaml"]
     assert contents["output.log"] == "step 1\nstep 2\n"
-    assert contents["memory.csv"].splitlines() == ["seconds,peak_bytes,phase", "1.0,5,load", "2.5,7,"]
+    assert contents["memory.csv"].splitlines() == [
+        "seconds,peak_bytes,phase",
+        "1.0,5,load",
+        "2.5,7,",
+    ]
 
 
 def test_an_artifact_without_content_is_not_offered(tmp_path: Path) -> None:
@@ -107,8 +124,15 @@ def test_an_artifact_without_content_is_not_offered(tmp_path: Path) -> None:
     job, answer = _search(tmp_path, Machine(limit_bytes=900 * MIB))
     fitting = next(trial for trial in answer.trials if trial.verdict.fits)
     with _served(job) as url:
-        shown = next(trial for trial in _get(f"{url}/api/studies/1")["trials"] if trial["number"] == fitting.number)
-    assert {each["filename"].split("-", 2)[2] for each in shown["artifacts"]} == {"settings.yaml", "memory.json"}
+        shown = next(
+            trial
+            for trial in _get(f"{url}/api/studies/1")["trials"]
+            if trial["number"] == fitting.number
+        )
+    assert {each["filename"].split("-", 2)[2] for each in shown["artifacts"]} == {
+        "settings.yaml",
+        "memory.json",
+    }
 
 
 def test_looking_changes_nothing(searched: Any) -> None:
@@ -124,12 +148,17 @@ def test_looking_changes_nothing(searched: Any) -> None:
 
 def _dump(job: Any) -> list[Any]:
     study = optuna.load_study(study_name=job.study_name, storage=job.storage)
-    return [study.user_attrs, *[(t.user_attrs, t.system_attrs, t.state, t.values) for t in study.trials]]
+    return [
+        study.user_attrs,
+        *[(t.user_attrs, t.system_attrs, t.state, t.values) for t in study.trials],
+    ]
 
 
 def _status(url: str, method: str = "GET", body: Any = None, **headers: str) -> int:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json", **headers})
+    request = urllib.request.Request(
+        url, data=data, method=method, headers={"Content-Type": "application/json", **headers}
+    )
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
             return int(answer.status)
@@ -149,7 +178,13 @@ def test_every_write_of_the_real_server_is_refused(searched: Any) -> None:
     with _served(job, Extras(note="made")) as url:
         for method, rule in sorted(writes):
             path = re.sub(r"<(\w+)(?::\w+)?>", "1", rule)
-            body = {"body": "by hand", "version": 5, "study_name": "another", "directions": ["maximize"], "state": "Fail"}
+            body = {
+                "body": "by hand",
+                "version": 5,
+                "study_name": "another",
+                "directions": ["maximize"],
+                "state": "Fail",
+            }
             assert _status(f"{url}{path}", method, body) == 405, (method, rule)
         assert _get(f"{url}/api/studies/1")["note"]["body"] == "made"
     assert _dump(job) == before
@@ -159,7 +194,13 @@ def test_only_names_of_this_machine_are_answered(searched: Any) -> None:
     job, _ = searched
     with _served(job) as url:
         port = url.rpartition(":")[2]
-        for host in (f"localhost:{port}", "127.0.0.1", f"127.0.0.1:{port}", "LOCALHOST.", "[::1]:80"):
+        for host in (
+            f"localhost:{port}",
+            "127.0.0.1",
+            f"127.0.0.1:{port}",
+            "LOCALHOST.",
+            "[::1]:80",
+        ):
             assert _status(f"{url}/api/studies", Host=host) == 200, host
         for host in (
             "attacker.example",
@@ -174,32 +215,60 @@ def test_only_names_of_this_machine_are_answered(searched: Any) -> None:
 @pytest.mark.parametrize(
     ("host", "bound", "answered"),
     [
-        ("gpu7:8080", "gpu7", True), ("gpu8:8080", "gpu7", False), ("10.1.2.3:80", "0.0.0.0", True), ("[fe80::1]", "::", True),
-        ("evil.example", "0.0.0.0", False), (socket.gethostname(), "0.0.0.0", True), ("", "127.0.0.1", False), ("", "", False),
-        ("10.1.2.3", "127.0.0.1", False), ("[::1]", "127.0.0.1", True),
+        ("gpu7:8080", "gpu7", True),
+        ("gpu8:8080", "gpu7", False),
+        ("10.1.2.3:80", "0.0.0.0", True),
+        ("[fe80::1]", "::", True),
+        ("evil.example", "0.0.0.0", False),
+        (socket.gethostname(), "0.0.0.0", True),
+        ("", "127.0.0.1", False),
+        ("", "", False),
+        ("10.1.2.3", "127.0.0.1", False),
+        ("[::1]", "127.0.0.1", True),
     ],
-)  # fmt: skip
+)
 def test_names_by_the_bound_address(host: str, bound: str, answered: bool) -> None:
     assert may_be_addressed(host, bound) is answered
 
 
 def test_a_long_failure_is_an_excerpt_in_the_note_and_whole_in_its_artifact(tmp_path: Path) -> None:
-    deep = "\n".join([*(f'  File "/a/very/long/path/{"x" * 200}.py", line {n}, in step' for n in range(40)), "MemoryError: why"])
+    deep = "\n".join(
+        [
+            *(f'  File "/a/very/long/path/{"x" * 200}.py", line {n}, in step' for n in range(40)),
+            "MemoryError: why",
+        ]
+    )
 
     class Deep(Machine):
         def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
             measured = super().measure(candidate, plan)
-            return measured if measured.failure is None else replace(measured, failure=replace(measured.failure, excerpt=deep))
+            return (
+                measured
+                if measured.failure is None
+                else replace(measured, failure=replace(measured.failure, excerpt=deep))
+            )
 
     job, _ = _search(tmp_path, Deep(limit_bytes=900 * MIB))
     with _served(job) as url:
-        shown = next(trial for trial in _get(f"{url}/api/studies/1")["trials"] if "MemoryError: why" in trial["note"]["body"])
-        artifact = next(each for each in shown["artifacts"] if each["filename"].endswith("failure.log"))
-        with urllib.request.urlopen(f"{url}/artifacts/1/{shown['trial_id']}/{artifact['artifact_id']}") as answered:
+        shown = next(
+            trial
+            for trial in _get(f"{url}/api/studies/1")["trials"]
+            if "MemoryError: why" in trial["note"]["body"]
+        )
+        artifact = next(
+            each for each in shown["artifacts"] if each["filename"].endswith("failure.log")
+        )
+        with urllib.request.urlopen(
+            f"{url}/artifacts/1/{shown['trial_id']}/{artifact['artifact_id']}"
+        ) as answered:
             assert answered.read().decode() == deep
     excerpt = shown["note"]["body"].split("```")[1].strip().splitlines()
-    assert all(len(str(attribute["value"])) <= 100 for attribute in shown["user_attrs"]), "a long line would widen the whole page"
-    assert 5 < len(excerpt) < 20 and max(map(len, excerpt)) <= 80 and excerpt[-1] == "MemoryError: why"
+    assert all(len(str(attribute["value"])) <= 100 for attribute in shown["user_attrs"]), (
+        "a long line would widen the whole page"
+    )
+    assert (
+        5 < len(excerpt) < 20 and max(map(len, excerpt)) <= 80 and excerpt[-1] == "MemoryError: why"
+    )
 
 
 def test_a_missing_study_is_reported(searched: Any, tmp_path: Path) -> None:
@@ -221,9 +290,13 @@ def test_a_port_in_use_is_reported(searched: Any) -> None:
 @needs_browser
 def test_the_pages_open_in_a_browser(searched: Any) -> None:
     job, answer = searched
-    with _served(job, Extras(note="**the recommendation**", best_trial=answer.certificate.number)) as url:
+    with _served(
+        job, Extras(note="**the recommendation**", best_trial=answer.certificate.number)
+    ) as url:
         with tab(f"{url}/dashboard/studies/1") as opened:
-            opened.page.get_by_text(f"Best Trial (number={answer.certificate.number})").wait_for(timeout=20000)
+            opened.page.get_by_text(f"Best Trial (number={answer.certificate.number})").wait_for(
+                timeout=20000
+            )
             assert opened.complaints == []
         with tab(f"{url}/dashboard/studies/1/note") as opened:
             opened.page.get_by_text("the recommendation").wait_for(timeout=20000)
@@ -245,10 +318,14 @@ def test_no_legend_covers_a_title_and_no_figure_is_cut_off(searched: Any) -> Non
     job, _ = searched
     figures = figures_of(of_a_real_run())
     with _served(job, Extras(figures=figures)) as url, tab(f"{url}/dashboard/studies/1") as opened:
-        opened.page.wait_for_function(f"document.querySelectorAll('.gtitle').length >= {len(figures)}", timeout=60000)
+        opened.page.wait_for_function(
+            f"document.querySelectorAll('.gtitle').length >= {len(figures)}", timeout=60000
+        )
         opened.page.wait_for_timeout(1000)
         shown = opened.page.evaluate(FIGURES)
     assert {"Seconds of one generation cycle", "Memory by phase"} <= {one["name"] for one in shown}
     assert len([one for one in shown if one["legend"] is not None]) >= 3
-    assert [one for one in shown if one["legend"] is not None and one["legend"] < one["title"]] == []
+    assert [
+        one for one in shown if one["legend"] is not None and one["legend"] < one["title"]
+    ] == []
     assert [one for one in shown if one["beyond"] > 1] == []

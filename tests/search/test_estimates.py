@@ -26,7 +26,10 @@ TABLE = CandidateTable(SPACE, CANDIDATES)
 MACHINE = Machine(limit_bytes=700 * MIB)
 
 
-def surrogate(predictions: Mapping[str, Prediction], options: SearchOptions = SearchOptions()) -> SurrogateModel:  # noqa: B008 - frozen
+def surrogate(
+    predictions: Mapping[str, Prediction],
+    options: SearchOptions = SearchOptions(),  # noqa: B008
+) -> SurrogateModel:
     return SurrogateModel(TABLE, predictions, limit_bytes=MACHINE.limit_bytes, options=options)
 
 
@@ -36,7 +39,10 @@ def foreseen(bias: float, off: float = 0.2) -> Mapping[str, Prediction]:
 
 def measured(candidates: Sequence[Candidate]) -> list[Trial]:
     found = [(one, MACHINE.measure(one, SHORT_PROBE)) for one in candidates]
-    return [Trial(number=0, purpose="search", candidate=one, measurement=it, verdict=judge(it)) for one, it in found]
+    return [
+        Trial(number=0, purpose="search", candidate=one, measurement=it, verdict=judge(it))
+        for one, it in found
+    ]
 
 
 FITTING = [one for one in CANDIDATES if MACHINE.need(one) <= MACHINE.limit_bytes]
@@ -51,7 +57,10 @@ def test_without_a_measurement_the_estimate_is_the_prediction() -> None:
 
 @pytest.mark.parametrize("bias", [0.85, 1.15])
 def test_a_common_bias_is_seen_after_a_few_probes_and_doubt_shrinks(bias: float) -> None:
-    before, after = surrogate(foreseen(bias)).estimate([]), surrogate(foreseen(bias)).estimate(measured(FITTING[::9][:6]))
+    before, after = (
+        surrogate(foreseen(bias)).estimate([]),
+        surrogate(foreseen(bias)).estimate(measured(FITTING[::9][:6])),
+    )
     truth = np.log([MACHINE.need(one) / MACHINE.limit_bytes for one in CANDIDATES])
     assert np.abs(after.need.mean - truth).mean() < 0.3 * np.abs(before.need.mean - truth).mean()
     assert after.need.deviation.mean() < 0.7 * before.need.deviation.mean()
@@ -60,21 +69,30 @@ def test_a_common_bias_is_seen_after_a_few_probes_and_doubt_shrinks(bias: float)
 def test_the_screen_refuses_only_what_lies_beyond_the_interval_and_takes_it_back() -> None:
     predictions = foreseen(1.2, off=0.1)  # everything is predicted to need a fifth too much
     before = surrogate(predictions).estimate([])
-    wrongly = [p for p, one in enumerate(CANDIDATES) if before.refused[p] and MACHINE.need(one) <= MACHINE.limit_bytes]
+    wrongly = [
+        p
+        for p, one in enumerate(CANDIDATES)
+        if before.refused[p] and MACHINE.need(one) <= MACHINE.limit_bytes
+    ]
     assert wrongly, "the case must hold false refusals"
     after = surrogate(predictions).estimate(
         measured([CANDIDATES[p] for p in range(0, len(CANDIDATES), 7) if not before.refused[p]][:8])
     )
     assert sum(after.refused[index] for index in wrongly) < len(wrongly) / 2
     for index, one in enumerate(CANDIDATES):
-        assert not (before.refused[index] and predictions[one.id].peak_memory_bytes.low <= MACHINE.limit_bytes)
+        assert not (
+            before.refused[index]
+            and predictions[one.id].peak_memory_bytes.low <= MACHINE.limit_bytes
+        )
 
 
 def test_parts_can_be_left_out() -> None:
     predictions, trials = foreseen(1.2, off=0.1), measured(FITTING[:5])
     assert not surrogate(predictions, SearchOptions(screen=False)).estimate(trials).refused.any()
     fixed = surrogate(predictions, SearchOptions(calibrate=False))
-    assert np.allclose(fixed.estimate(trials).need.mean, surrogate(predictions).estimate([]).need.mean)
+    assert np.allclose(
+        fixed.estimate(trials).need.mean, surrogate(predictions).estimate([]).need.mean
+    )
 
 
 def test_without_predictions_an_unmeasured_neighbour_is_estimated_like_the_measured() -> None:
@@ -83,14 +101,18 @@ def test_without_predictions_an_unmeasured_neighbour_is_estimated_like_the_measu
     for trial in trials:
         index = TABLE.index[trial.candidate.id]
         assert trial.measurement.worst is not None
-        assert believed.speed.mean[index] == pytest.approx(math.log(trial.measurement.worst.tokens_per_second), abs=0.1)
+        assert believed.speed.mean[index] == pytest.approx(
+            math.log(trial.measurement.worst.tokens_per_second), abs=0.1
+        )
     assert not believed.refused.any(), "nothing is refused without a prediction"
 
 
 def test_the_number_in_an_error_is_a_measurement() -> None:
     out = next(one for one in CANDIDATES if MACHINE.need(one) > MACHINE.limit_bytes)
     trial = measured([out])[0]
-    failure = Failure(evidence="tried to allocate", cause="activations", numbers={"asked_bytes": 300 * MIB})
+    failure = Failure(
+        evidence="tried to allocate", cause="activations", numbers={"asked_bytes": 300 * MIB}
+    )
     completed = replace(trial, measurement=replace(trial.measurement, failure=failure))
     assert minimum_need(completed.measurement) == 1000 * MIB
     index = TABLE.index[out.id]
@@ -105,20 +127,37 @@ def test_the_number_in_an_error_is_a_measurement() -> None:
 def test_an_engine_without_room_implies_nothing_about_the_trainer() -> None:
     trial = measured([CANDIDATES[0]])[0]
     failure = Failure(evidence="no room", phase="load", cause="kv_cache", row="vllm_kv_too_small")
-    starved = replace(trial, measurement=replace(trial.measurement, outcome=Outcome.OOM_LOAD, failure=failure, worst=None))
-    assert np.allclose(surrogate({}).estimate([starved]).need.mean, surrogate({}).estimate([]).need.mean)
+    starved = replace(
+        trial,
+        measurement=replace(
+            trial.measurement, outcome=Outcome.OOM_LOAD, failure=failure, worst=None
+        ),
+    )
+    assert np.allclose(
+        surrogate({}).estimate([starved]).need.mean, surrogate({}).estimate([]).need.mean
+    )
 
 
 def test_a_servers_card_changes_no_estimate_of_the_trainers() -> None:
-    """A server fills its card whatever the trainer needs; the prediction is of the first device alone."""
+    """A server fills its card whatever the trainer needs; the prediction is of the first device
+    alone.
+    """
     table, limit = CandidateTable(SPACE, CANDIDATES), MACHINE.limit_bytes
     half = Estimate(value=0.5 * limit, low=0.45 * limit, high=0.55 * limit)
     phases = (PhasePrediction(name="backward", peak_bytes=half, seconds=None),)
-    found = [replace(foreseen(1.0)[one.id], peak_memory_bytes=half, phases=phases, training_devices=1) for one in CANDIDATES]
+    found = [
+        replace(foreseen(1.0)[one.id], peak_memory_bytes=half, phases=phases, training_devices=1)
+        for one in CANDIDATES
+    ]
     trial = measured([CANDIDATES[0]])[0]
     trainer, server = (
         DeviceMemory(
-            index=index, uuid=None, name=None, measured_by="nvml-processes", peak_bytes=peak, phase_peak_bytes={"backward": peak}
+            index=index,
+            uuid=None,
+            name=None,
+            measured_by="nvml-processes",
+            peak_bytes=peak,
+            phase_peak_bytes={"backward": peak},
         )
         for index, peak in enumerate((limit // 2, round(0.97 * limit)))
     )
@@ -135,27 +174,41 @@ def test_a_servers_card_changes_no_estimate_of_the_trainers() -> None:
 
 
 def test_an_engines_memory_error_is_the_same_for_every_batch() -> None:
-    """Predictions of the rollout are moved by the engine's share alone, those of training by the batch alone."""
+    """Predictions of the rollout are moved by the engine's share alone, those of training by the
+    batch alone.
+    """
     engines = [one for one in CANDIDATES if one.knobs["use_vllm"]]
     table = CandidateTable(SPACE, engines)
 
     def peak(part: float) -> Estimate:
         return Estimate(
-            value=part * MACHINE.limit_bytes, low=0.85 * part * MACHINE.limit_bytes, high=1.15 * part * MACHINE.limit_bytes
+            value=part * MACHINE.limit_bytes,
+            low=0.85 * part * MACHINE.limit_bytes,
+            high=1.15 * part * MACHINE.limit_bytes,
         )
 
     def completed(one: Candidate) -> Prediction:
-        rollout, training = peak(float(one.knobs["share"]) * 4), peak(0.1 + 0.08 * float(one.knobs["batch"]))  # type: ignore[arg-type]
+        rollout, training = (
+            peak(float(one.knobs["share"]) * 4),
+            peak(0.1 + 0.08 * float(one.knobs["batch"])),
+        )  # type: ignore[arg-type]
         phases = (
             PhasePrediction(name="rollout", peak_bytes=rollout, seconds=None),
             PhasePrediction(name="backward", peak_bytes=training, seconds=None),
         )
-        return replace(foreseen(1.0)[one.id], peak_memory_bytes=max(rollout, training, key=lambda one: one.value), phases=phases)
+        return replace(
+            foreseen(1.0)[one.id],
+            peak_memory_bytes=max(rollout, training, key=lambda one: one.value),
+            phases=phases,
+        )
 
     appetite = MemoryModel(table, [completed(one) for one in engines], MACHINE.limit_bytes)
     first = next(one for one in engines if one.knobs["share"] == 0.2 and one.knobs["batch"] == 1)
     trial = measured([first])[0]
-    peaks: Mapping[Phase, int] = {"rollout": round(0.95 * MACHINE.limit_bytes), "backward": round(0.18 * MACHINE.limit_bytes)}
+    peaks: Mapping[Phase, int] = {
+        "rollout": round(0.95 * MACHINE.limit_bytes),
+        "backward": round(0.18 * MACHINE.limit_bytes),
+    }
     memory = replace(trial.measurement.memory, peak_bytes=peaks["rollout"], phase_peak_bytes=peaks)
     seen = replace(trial, measurement=replace(trial.measurement, memory=memory))
     need, fits, _ = appetite.posterior([seen], np.zeros(0, dtype=np.int64))

@@ -33,7 +33,9 @@ def ask(tmp_path: Path, limit: int, **oracle: float) -> tuple[Job, Machine, Fore
 
 
 @pytest.mark.parametrize("limit", [450, 600, 900, 2500])
-def test_names_the_fastest_of_the_preferred_tier_that_surely_fits(tmp_path: Path, limit: int) -> None:
+def test_names_the_fastest_of_the_preferred_tier_that_surely_fits(
+    tmp_path: Path, limit: int
+) -> None:
     job, machine, answer = ask(tmp_path, limit)
     assert answer.winner is not None and answer.relaxed == {}
     preferred = {"num_generations": 8, "max_completion_length": 64}
@@ -75,7 +77,9 @@ def test_the_named_candidate_was_traced(tmp_path: Path) -> None:
     candidates = legal_candidates(job, ToyTrainer())
 
     class Kinder(Oracle):
-        def screen(self, candidates: object, *, seconds: float | None = None) -> dict[str, Prediction]:
+        def screen(
+            self, candidates: object, *, seconds: float | None = None
+        ) -> dict[str, Prediction]:
             return {
                 name: replace(one, fits=True, depends_on=())
                 for name, one in super().screen(candidates).items()  # type: ignore[arg-type]
@@ -95,27 +99,43 @@ def test_a_budget_that_ends_leaves_the_best_of_what_was_predicted(tmp_path: Path
     candidates = legal_candidates(job, ToyTrainer())
 
     class Brief(Oracle):
-        def screen(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> dict[str, Prediction]:
+        def screen(
+            self, candidates: Sequence[Candidate], *, seconds: float | None = None
+        ) -> dict[str, Prediction]:
             assert seconds == job.budget_seconds
             return super().screen(candidates[:5])
 
-    whole, brief = (forecast(job, foresight, candidates, None) for foresight in (Oracle(machine=machine), Brief(machine=machine)))
+    whole, brief = (
+        forecast(job, foresight, candidates, None)
+        for foresight in (Oracle(machine=machine), Brief(machine=machine))
+    )
     assert not whole.ended_by_budget and whole.predicted == whole.candidates == len(candidates)
     assert brief.ended_by_budget and (brief.predicted, brief.candidates) == (5, len(candidates))
     assert brief.winner is not None and brief.relaxed == {}, "the preferred ones come first"
 
 
 def _request(job: Job, trainer: ToyTrainer) -> ParsedRequest:
-    return ParsedRequest(job=job, trainer=trainer, assumed=(), notes=(), named={}, whole_space=job.space)  # type: ignore[arg-type]
+    return ParsedRequest(
+        job=job, trainer=trainer, assumed=(), notes=(), named={}, whole_space=job.space
+    )  # type: ignore[arg-type]
 
 
-def _advice(tmp_path: Path, limit: int, **knobs: object) -> tuple[Candidate, Machine, list[dict[str, object]]]:
+def _advice(
+    tmp_path: Path, limit: int, **knobs: object
+) -> tuple[Candidate, Machine, list[dict[str, object]]]:
     machine = Machine(limit_bytes=limit * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
     asked = trainer.complete({**trainer.baseline(job.space, job.task), **knobs}, job.task)  # type: ignore[dict-item]
     ways = ways_to_fit(_request(job, trainer), asked, oracle)
-    return asked, machine, [{"change": dict(way.change), "learning": way.learning, "ratio": way.speed_ratio} for way in ways]
+    return (
+        asked,
+        machine,
+        [
+            {"change": dict(way.change), "learning": way.learning, "ratio": way.speed_ratio}
+            for way in ways
+        ],
+    )
 
 
 def test_advice_moves_one_thing_and_neutral_ones_first(tmp_path: Path) -> None:
@@ -127,7 +147,9 @@ def test_advice_moves_one_thing_and_neutral_ones_first(tmp_path: Path) -> None:
     assert {"max_completion_length": 32} in [way["change"] for way in ways]
     learning = [way["learning"] for way in ways]
     assert learning == sorted(learning)  # type: ignore[type-var]
-    assert all(way["ratio"] is None for way in ways if way["learning"]), "speeds of unlike learning are not compared"
+    assert all(way["ratio"] is None for way in ways if way["learning"]), (
+        "speeds of unlike learning are not compared"
+    )
 
 
 def test_a_change_that_was_measured_not_to_fit_is_no_advice(tmp_path: Path) -> None:
@@ -136,24 +158,38 @@ def test_a_change_that_was_measured_not_to_fit_is_no_advice(tmp_path: Path) -> N
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
     asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     refuted = trainer.complete({**asked.knobs, "batch": 4}, job.task)
-    changes = [way.change for way in ways_to_fit(_request(job, trainer), asked, oracle, refuted=[refuted.id])]
+    changes = [
+        way.change
+        for way in ways_to_fit(_request(job, trainer), asked, oracle, refuted=[refuted.id])
+    ]
     assert {"batch": 2} in changes and {"batch": 4} not in changes
 
 
-@pytest.mark.parametrize(("peak", "first"), [("sync", {"max_completion_length": 32}), ("backward", {"batch": 4})])
+@pytest.mark.parametrize(
+    ("peak", "first"), [("sync", {"max_completion_length": 32}), ("backward", {"batch": 4})]
+)
 def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
     peak: Phase, first: dict[str, int], tmp_path: Path
 ) -> None:
-    """Trainer whose shorter completions sync the adapter alone: not the fastest change, but the cure of the cause."""
+    """Trainer whose shorter completions sync the adapter alone: not the fastest change, but the
+    cure of the cause.
+    """
 
     class Syncing(ToyTrainer):
         def compose(self, candidate: Candidate, task: Task) -> Composition:
-            return SimpleNamespace(syncs_adapter_only=candidate.knobs["max_completion_length"] == 32)  # type: ignore[return-value]
+            return SimpleNamespace(
+                syncs_adapter_only=candidate.knobs["max_completion_length"] == 32
+            )  # type: ignore[return-value]
 
     class Peaking(Oracle):
         def predict(self, candidate: Candidate) -> Prediction:
             found = super().predict(candidate)
-            return replace(found, phases=(PhasePrediction(name=peak, peak_bytes=found.peak_memory_bytes, seconds=None),))
+            return replace(
+                found,
+                phases=(
+                    PhasePrediction(name=peak, peak_bytes=found.peak_memory_bytes, seconds=None),
+                ),
+            )
 
     machine, trainer = Machine(limit_bytes=600 * MIB), Syncing()
     job, oracle = toy_job(tmp_path, toy_space(), machine.limit_bytes), Peaking(machine=machine)
@@ -192,7 +228,11 @@ def test_a_kind_whose_strongest_does_not_fit_is_left_at_once(tmp_path: Path) -> 
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
     asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     ways_to_fit(_request(job, trainer), asked, oracle)
-    batches = [one.knobs["batch"] for one in oracle.predicted[1:] if one.knobs == {**asked.knobs, "batch": one.knobs["batch"]}]
+    batches = [
+        one.knobs["batch"]
+        for one in oracle.predicted[1:]
+        if one.knobs == {**asked.knobs, "batch": one.knobs["batch"]}
+    ]
     assert set(batches) == {1}, "2 and 4 need no look where 1 does not fit"
 
 
@@ -207,12 +247,15 @@ def test_looking_ends_when_time_is_up(tmp_path: Path) -> None:
 
 
 def test_a_change_reads_as_it_is_typed() -> None:
-    assert as_flags({"gradient_checkpointing": True, "batch": 4, "dtype": None}) == (
-        "--set gradient_checkpointing=true --set batch=4 --set dtype=null"
+    assert (
+        as_flags({"gradient_checkpointing": True, "batch": 4, "dtype": None})
+        == "--set gradient_checkpointing=true --set batch=4 --set dtype=null"
     )
 
 
 def test_an_estimate_holds_its_own_value() -> None:
     with pytest.raises(ValueError, match="within its own interval"):
         Estimate(value=3.0, low=4.0, high=5.0)
-    assert (Estimate.exactly(2.0) + Estimate(value=1.0, low=0.5, high=2.0)) == Estimate(value=3.0, low=2.5, high=4.0)
+    assert (Estimate.exactly(2.0) + Estimate(value=1.0, low=0.5, high=2.0)) == Estimate(
+        value=3.0, low=2.5, high=4.0
+    )

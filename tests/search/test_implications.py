@@ -22,54 +22,91 @@ SPACE = toy_space()
 CANDIDATES = legal_candidates(toy_job(Path("/nowhere"), SPACE, 1), ToyTrainer())
 TABLE = CandidateTable(SPACE, CANDIDATES)
 ENGINES = tuple(
-    Candidate(knobs={"share": share, "length": length}, settings={"share": share, "length": length}, load=load)
+    Candidate(
+        knobs={"share": share, "length": length},
+        settings={"share": share, "length": length},
+        load=load,
+    )
     for share in (0.3, 0.5, 0.7)
     for length in (512, 1024)
-    for load in [{"vllm_gpu_memory_utilization": share, "vllm_max_model_length": length, "dtype": "bfloat16"}]
+    for load in [
+        {"vllm_gpu_memory_utilization": share, "vllm_max_model_length": length, "dtype": "bfloat16"}
+    ]
 )
 
 
 def _trial(candidate: Candidate, measurement: Measurement) -> Trial:
-    return Trial(number=0, purpose="search", candidate=candidate, measurement=measurement, verdict=judge(measurement))
+    return Trial(
+        number=0,
+        purpose="search",
+        candidate=candidate,
+        measurement=measurement,
+        verdict=judge(measurement),
+    )
 
 
 def _failed(candidate: Candidate, failure: Failure, outcome: Outcome = Outcome.OOM_LOAD) -> Trial:
     measured = Machine(limit_bytes=2**40).measure(CANDIDATES[0], SHORT_PROBE)
-    return _trial(candidate, replace(measured, candidate_id=candidate.id, outcome=outcome, failure=failure, worst=None))
+    return _trial(
+        candidate,
+        replace(measured, candidate_id=candidate.id, outcome=outcome, failure=failure, worst=None),
+    )
 
 
 def _settled(trial: Trial, table: CandidateTable) -> set[Candidate]:
-    return {table.candidates[index] for index in np.flatnonzero(implications_of(table, [trial]).impossible)}
+    return {
+        table.candidates[index]
+        for index in np.flatnonzero(implications_of(table, [trial]).impossible)
+    }
 
 
 @given(st.integers(100, 3000), st.lists(st.sampled_from(CANDIDATES), min_size=1, max_size=6))
 def test_facts_are_never_wrong(limit: int, measured: list[Candidate]) -> None:
     machine = Machine(limit_bytes=limit * MIB)
-    implications = implications_of(TABLE, [_trial(one, machine.measure(one, SHORT_PROBE)) for one in measured])
+    implications = implications_of(
+        TABLE, [_trial(one, machine.measure(one, SHORT_PROBE)) for one in measured]
+    )
     for index, candidate in enumerate(CANDIDATES):
         fits = machine.need(candidate) <= machine.limit_bytes
         assert not (implications.impossible[index] and fits)
         assert not (implications.possible[index] and not fits)
-    assert all(implications.impossible[TABLE.index[one.id]] or implications.possible[TABLE.index[one.id]] for one in measured)
+    assert all(
+        implications.impossible[TABLE.index[one.id]] or implications.possible[TABLE.index[one.id]]
+        for one in measured
+    )
 
 
 @given(
-    limit=st.integers(200, 1500), measured=st.lists(st.sampled_from(CANDIDATES), max_size=8), steps=st.lists(st.integers(0, 8)),
-)  # fmt: skip
-def test_incremental_implications_equal_those_computed_at_once(limit: int, measured: list[Candidate], steps: list[int]) -> None:
-    """However many are added between two questions; and where some are taken back, it is thought over again."""
+    limit=st.integers(200, 1500),
+    measured=st.lists(st.sampled_from(CANDIDATES), max_size=8),
+    steps=st.lists(st.integers(0, 8)),
+)
+def test_incremental_implications_equal_those_computed_at_once(
+    limit: int, measured: list[Candidate], steps: list[int]
+) -> None:
+    """However many are added between two questions; and where some are taken back, it is thought
+    over again.
+    """
     machine, implied = Machine(limit_bytes=limit * MIB), Implied(TABLE)
     trials = [_trial(one, machine.measure(one, SHORT_PROBE)) for one in measured]
     for known in steps:
         found, anew = implied.after(trials[:known]), implications_of(TABLE, trials[:known])
-        assert (found.impossible == anew.impossible).all() and (found.possible == anew.possible).all()
+        assert (found.impossible == anew.impossible).all() and (
+            found.possible == anew.possible
+        ).all()
 
 
 @given(st.sampled_from(CANDIDATES))
 def test_needing_at_least_as_much_agrees_with_the_machine(one: Candidate) -> None:
     machine, index = Machine(limit_bytes=MIB), TABLE.index[one.id]
-    assert all(machine.need(CANDIDATES[other]) >= machine.need(one) for other in np.flatnonzero(TABLE.demanding_at_least(index)))
-    assert all(machine.need(CANDIDATES[other]) <= machine.need(one) for other in np.flatnonzero(TABLE.demanding_at_most(index)))
+    assert all(
+        machine.need(CANDIDATES[other]) >= machine.need(one)
+        for other in np.flatnonzero(TABLE.demanding_at_least(index))
+    )
+    assert all(
+        machine.need(CANDIDATES[other]) <= machine.need(one)
+        for other in np.flatnonzero(TABLE.demanding_at_most(index))
+    )
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -86,33 +123,48 @@ def test_no_candidate_needs_less_than_the_least_demanding(backwards: bool) -> No
 def test_a_load_that_failed_is_not_repeated() -> None:
     starved = next(one for one in CANDIDATES if one.knobs.get("share") == 0.1)
     failed = _failed(starved, Failure(evidence="no room", phase="load", cause="kv_cache"))
-    assert _settled(failed, TABLE) == {one for one in CANDIDATES if one.load_key == starved.load_key}
+    assert _settled(failed, TABLE) == {
+        one for one in CANDIDATES if one.load_key == starved.load_key
+    }
 
 
 def test_too_small_a_cache_rules_out_smaller_shares_and_longer_sequences_only() -> None:
     table = CandidateTable(SPACE, ENGINES)
     failed = next(one for one in ENGINES if one.knobs == {"share": 0.5, "length": 512})
     implied = _settled(
-        _failed(failed, Failure(evidence="no blocks", phase="load", cause="kv_cache", row="vllm_kv_too_small")), table
+        _failed(
+            failed,
+            Failure(evidence="no blocks", phase="load", cause="kv_cache", row="vllm_kv_too_small"),
+        ),
+        table,
     )
     assert implied == {one for one in ENGINES if one.knobs["share"] <= 0.5}  # type: ignore[operator]
 
 
 def test_an_engine_that_was_never_started_has_no_more_room_for_being_one_that_sleeps() -> None:
     pairs = [(share, sleeps) for share in (0.3, 0.5) for sleeps in (True, False)]
-    loads = [{"vllm_gpu_memory_utilization": share, "vllm_enable_sleep_mode": sleeps} for share, sleeps in pairs]
+    loads = [
+        {"vllm_gpu_memory_utilization": share, "vllm_enable_sleep_mode": sleeps}
+        for share, sleeps in pairs
+    ]
     awake_or_not = [Candidate(knobs=load, settings=load, load=load) for load in loads]
     table, failed = CandidateTable(SPACE, awake_or_not), awake_or_not[0]
-    starting = Failure(evidence="no blocks", phase="load", cause="kv_cache", row="vllm_kv_too_small")
+    starting = Failure(
+        evidence="no blocks", phase="load", cause="kv_cache", row="vllm_kv_too_small"
+    )
     assert _settled(_failed(failed, starting), table) == set(awake_or_not[:2])
     later = replace(starting, phase="rollout")
-    assert _settled(_failed(failed, later, Outcome.OOM_ROLLOUT), table) == {failed}, "by then it may have slept"
+    assert _settled(_failed(failed, later, Outcome.OOM_ROLLOUT), table) == {failed}, (
+        "by then it may have slept"
+    )
 
 
 def test_too_large_a_reservation_rules_out_larger_ones_and_those_above_the_free_share() -> None:
     table = CandidateTable(SPACE, ENGINES)
     failed = next(one for one in ENGINES if one.knobs == {"share": 0.7, "length": 512})
-    full = Failure(evidence="less than desired", phase="load", cause="engine_startup", row="vllm_reservation")
+    full = Failure(
+        evidence="less than desired", phase="load", cause="engine_startup", row="vllm_reservation"
+    )
     assert {one.knobs["share"] for one in _settled(_failed(failed, full), table)} == {0.7}
     completed = replace(full, numbers={"free_share": 0.4})
     assert {one.knobs["share"] for one in _settled(_failed(failed, completed), table)} == {0.5, 0.7}
@@ -123,10 +175,18 @@ def test_other_failures_imply_nothing() -> None:
         assert not _settled(_failed(CANDIDATES[0], Failure(evidence="a bug"), outcome), TABLE)
 
 
-SLEEP = Knob(name="vllm_enable_sleep_mode", choices=(True, False), effect="neutral", memory="shrinks", says="sleeps")
+SLEEP = Knob(
+    name="vllm_enable_sleep_mode",
+    choices=(True, False),
+    effect="neutral",
+    memory="shrinks",
+    says="sleeps",
+)
 SLEEPING = replace(SPACE, knobs=(*SPACE.knobs, SLEEP))
 ASLEEP_OR_NOT = tuple(
-    Candidate(knobs=knobs, settings=knobs, load={name: knobs[name] for name in ("share", SLEEP.name)})
+    Candidate(
+        knobs=knobs, settings=knobs, load={name: knobs[name] for name in ("share", SLEEP.name)}
+    )
     for batch in (1, 2, 4, 8)
     for share in (0.1, 0.2)
     for sleeps in (True, False)
@@ -135,18 +195,28 @@ ASLEEP_OR_NOT = tuple(
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OOM_SYNC, Outcome.OOM_ROLLOUT])
-def test_beside_an_engine_that_sleeps_through_training_no_smaller_batch_helps(outcome: Outcome) -> None:
+def test_beside_an_engine_that_sleeps_through_training_no_smaller_batch_helps(
+    outcome: Outcome,
+) -> None:
     table = CandidateTable(SLEEPING, ASLEEP_OR_NOT)
 
     def implied(share: float, sleeps: bool, ended: Outcome) -> set[tuple[object, ...]]:
         knobs = {"batch": 4, "share": share, "use_vllm": True, SLEEP.name: sleeps}
         failed = next(one for one in ASLEEP_OR_NOT if one.knobs == knobs)
         phase: Phase = "sync" if ended is Outcome.OOM_SYNC else "rollout"
-        found = _settled(_failed(failed, Failure(evidence="out of memory", phase=phase), ended), table)
+        found = _settled(
+            _failed(failed, Failure(evidence="out of memory", phase=phase), ended), table
+        )
         return {(one.knobs["batch"], one.knobs["share"], one.knobs[SLEEP.name]) for one in found}
 
     every, large = (1, 2, 4, 8), (4, 8)
-    assert implied(0.2, True, outcome) == {(batch, 0.2, sleeps) for batch in every for sleeps in (True, False)}
-    assert implied(0.2, True, Outcome.OOM_BACKWARD) == {(batch, 0.2, sleeps) for batch in large for sleeps in (True, False)}
-    assert implied(0.2, False, outcome) == {(batch, 0.2, False) for batch in large}, "what training keeps is still there"
+    assert implied(0.2, True, outcome) == {
+        (batch, 0.2, sleeps) for batch in every for sleeps in (True, False)
+    }
+    assert implied(0.2, True, Outcome.OOM_BACKWARD) == {
+        (batch, 0.2, sleeps) for batch in large for sleeps in (True, False)
+    }
+    assert implied(0.2, False, outcome) == {(batch, 0.2, False) for batch in large}, (
+        "what training keeps is still there"
+    )
     assert len(implied(0.1, True, outcome)) == len(ASLEEP_OR_NOT), "nor does a larger share"

@@ -24,7 +24,8 @@ def beside(knob: str, others: Mapping[str, KnobValue] = ENGINE.knobs) -> int:
     return next(
         index
         for index, one in enumerate(TABLE.candidates)
-        if set(one.knobs) == set(others) and {name for name in others if one.knobs[name] != others[name]} == {knob}
+        if set(one.knobs) == set(others)
+        and {name for name in others if one.knobs[name] != others[name]} == {knob}
     )
 
 
@@ -32,7 +33,9 @@ def doubts(figures: FloatArray | None) -> Callable[[str], float]:
     """Return the deviation between a measured candidate and one that differs in a knob."""
     here = TABLE.index[ENGINE.id]
     observed = Observations(np.array([here]), np.array([0.2]), np.zeros(1))
-    found = Fit(Kernels(TABLE, figures=figures), np.full(len(TABLE), 0.3), observed, (0.01,)).posterior
+    found = Fit(
+        Kernels(TABLE, figures=figures), np.full(len(TABLE), 0.3), observed, (0.01,)
+    ).posterior
     return lambda knob: float(found.lead_over(here)[1][beside(knob)])
 
 
@@ -46,7 +49,9 @@ def _steps(one: Candidate, knob: str) -> int:
 
 
 @pytest.mark.parametrize("moves, does_not", [("batch", "share"), ("share", "batch")])
-def test_knobs_without_an_effect_on_the_prediction_share_its_error(moves: str, does_not: str) -> None:
+def test_knobs_without_an_effect_on_the_prediction_share_its_error(
+    moves: str, does_not: str
+) -> None:
     doubt, nobody_said = doubts(by(moves)), doubts(None)
     assert doubt(does_not) < 0.5 * doubt(moves)
     assert doubt(does_not) < 0.6 * nobody_said(does_not)
@@ -58,17 +63,25 @@ def test_where_no_knob_moves_the_prediction_it_is_no_guide_to_which_of_them_does
         assert doubt(knob) == pytest.approx(nobody_said(knob), rel=0.05)
 
 
-def test_what_differs_makes_a_difference_of_its_own_however_little_it_moves_the_prediction() -> None:
+def test_what_differs_makes_a_difference_of_its_own_however_little_it_moves_the_prediction() -> (
+    None
+):
     assert doubts(by("batch"))("share") > 0.005
 
 
 def test_a_load_between_two_that_are_alike_is_taken_to_be_like_them() -> None:
     """A numeric knob has an effect between its values too."""
     space = toy_space(num_generations=(8,), max_completion_length=(64,), share=(0.1, 0.2, 0.4, 0.6))
-    table = CandidateTable(space, legal_candidates(toy_job(Path("/nowhere"), space, 1), ToyTrainer()))
-    figures = np.array([0.2 * space["batch"].choices.index(one.knobs["batch"]) for one in table.candidates])
+    table = CandidateTable(
+        space, legal_candidates(toy_job(Path("/nowhere"), space, 1), ToyTrainer())
+    )
+    figures = np.array(
+        [0.2 * space["batch"].choices.index(one.knobs["batch"]) for one in table.candidates]
+    )
     kernels = Kernels(table, figures=figures)
-    ends = {one.knobs["share"]: index for index, one in enumerate(table.candidates) if _is_beside(one)}
+    ends = {
+        one.knobs["share"]: index for index, one in enumerate(table.candidates) if _is_beside(one)
+    }
 
     def doubt(value: float, *measured: float) -> float:
         indices = np.array([ends[share] for share in measured])
@@ -81,4 +94,8 @@ def test_a_load_between_two_that_are_alike_is_taken_to_be_like_them() -> None:
 
 
 def _is_beside(one: Candidate) -> bool:
-    return one.knobs.get("share") is not None and one.knobs["batch"] == 1 and bool(one.knobs["checkpointing"])
+    return (
+        one.knobs.get("share") is not None
+        and one.knobs["batch"] == 1
+        and bool(one.knobs["checkpointing"])
+    )

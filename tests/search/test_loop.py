@@ -37,19 +37,24 @@ def run(job: Job, machine: Machine, events: list[Event] | None = None) -> Recomm
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     listener = (lambda event: None) if events is None else events.append
     executor = InlineExecutor(measure=machine.measure)
-    return run_search(job, study=study, executor=executor, listener=listener, clock=Clock(job.budget_seconds))
+    return run_search(
+        job, study=study, executor=executor, listener=listener, clock=Clock(job.budget_seconds)
+    )
 
 
 def best_by_enumeration(job: Job, machine: Machine, learning: dict[str, object]) -> Candidate:
     fitting = [
         candidate
         for candidate in legal_candidates(job, ToyTrainer())
-        if machine.need(candidate) <= machine.limit_bytes and learning.items() <= candidate.knobs.items()
+        if machine.need(candidate) <= machine.limit_bytes
+        and learning.items() <= candidate.knobs.items()
     ]
     return max(fitting, key=machine.speed)
 
 
-@pytest.mark.parametrize("sampler", ["value", "tpe", "random", pytest.param("gp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "sampler", ["value", "tpe", "random", pytest.param("gp", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("limit", [450, 600, 900, 2500])
 def test_finds_the_fastest_of_the_preferred_tier(tmp_path: Path, limit: int, sampler: str) -> None:
     machine = Machine(limit_bytes=limit * MIB)
@@ -59,7 +64,9 @@ def test_finds_the_fastest_of_the_preferred_tier(tmp_path: Path, limit: int, sam
     best = best_by_enumeration(job, machine, {"num_generations": 8, "max_completion_length": 64})
     assert machine.speed(answer.winner.candidate) == machine.speed(best)
     assert answer.relaxed == {}
-    assert answer.certificate is not None and answer.certificate.candidate == answer.winner.candidate
+    assert (
+        answer.certificate is not None and answer.certificate.candidate == answer.winner.candidate
+    )
 
 
 def test_no_candidate_is_measured_twice_and_implied_ones_not_at_all(tmp_path: Path) -> None:
@@ -96,7 +103,9 @@ def test_a_space_for_throughput_ignores_preference(tmp_path: Path) -> None:
     job = toy_job(tmp_path, space, machine.limit_bytes)
     answer = run(job, machine)
     assert answer.winner is not None
-    assert machine.speed(answer.winner.candidate) == machine.speed(best_by_enumeration(job, machine, {}))
+    assert machine.speed(answer.winner.candidate) == machine.speed(
+        best_by_enumeration(job, machine, {})
+    )
 
 
 def test_a_winner_that_fails_its_confirmation_is_replaced_by_the_runner_up(tmp_path: Path) -> None:
@@ -112,34 +121,52 @@ def test_a_winner_that_fails_its_confirmation_is_replaced_by_the_runner_up(tmp_p
     trainer = ToyTrainer()
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     executor = InlineExecutor(measure=fails_when_long)
-    answer = run_search(job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600))
+    answer = run_search(
+        job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600)
+    )
     assert answer.winner is not None and answer.winner.candidate != best
     assert [trial.candidate for trial in answer.refuted] == [best]
     assert answer.certificate is not None and answer.certificate.verdict.fits
 
 
-def test_a_winner_that_was_only_lucky_in_its_probe_is_beaten_by_the_runner_up(tmp_path: Path) -> None:
+def test_a_winner_that_was_only_lucky_in_its_probe_is_beaten_by_the_runner_up(
+    tmp_path: Path,
+) -> None:
     machine = Machine(limit_bytes=2500 * MIB)
     job = toy_job(tmp_path, toy_space(use_vllm=(False,), batch=(4, 20)), machine.limit_bytes)
     best = best_by_enumeration(job, machine, {"num_generations": 8, "max_completion_length": 64})
 
     def slow_when_long(candidate: Candidate, plan: ProbePlan) -> Measurement:
         measured = machine.measure(candidate, plan)
-        if measured.worst is None or candidate.id != best.id or plan.timed_cycles == SHORT_PROBE.timed_cycles:
+        if (
+            measured.worst is None
+            or candidate.id != best.id
+            or plan.timed_cycles == SHORT_PROBE.timed_cycles
+        ):
             return measured
-        return replace(measured, worst=replace(measured.worst, cycle_seconds=(1.5,) * plan.timed_cycles))
+        return replace(
+            measured, worst=replace(measured.worst, cycle_seconds=(1.5,) * plan.timed_cycles)
+        )
 
-    study = open_study(job, legal_candidates(job, ToyTrainer()), baseline_candidate(job, ToyTrainer()))
+    study = open_study(
+        job, legal_candidates(job, ToyTrainer()), baseline_candidate(job, ToyTrainer())
+    )
     executor = InlineExecutor(measure=slow_when_long)
-    answer = run_search(job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600))
+    answer = run_search(
+        job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600)
+    )
     assert answer.winner is not None and answer.winner.candidate != best
-    assert answer.certificate is not None and answer.certificate.candidate == answer.winner.candidate
+    assert (
+        answer.certificate is not None and answer.certificate.candidate == answer.winner.candidate
+    )
     assert machine.speed(answer.winner.candidate) > machine.speed(best) / 1.5
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_machine_that_drifts_does_not_choose_for_us(tmp_path: Path, seed: int) -> None:
-    """Speeds wander by up to 15% over a few probes, and the best three are 5% apart, each from the next."""
+    """Speeds wander by up to 15% over a few probes, and the best three are 5% apart, each from
+    the next.
+    """
     machine = Machine(limit_bytes=900 * MIB)
     space = toy_space(use_vllm=(False,), checkpointing=(True,), batch=(5, 6, 7, 8))
     job = toy_job(tmp_path, space, machine.limit_bytes)
@@ -150,12 +177,16 @@ def test_a_machine_that_drifts_does_not_choose_for_us(tmp_path: Path, seed: int)
         if measured.worst is None:
             return measured
         pace = 1 + 0.15 * math.sin(seed + len(machine.asked) / 2.5)
-        return replace(measured, worst=replace(measured.worst, cycle_seconds=(pace,) * plan.timed_cycles))
+        return replace(
+            measured, worst=replace(measured.worst, cycle_seconds=(pace,) * plan.timed_cycles)
+        )
 
     trainer = ToyTrainer()
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     executor = InlineExecutor(measure=drifting)
-    answer = run_search(job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600))
+    answer = run_search(
+        job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600)
+    )
     assert answer.winner is not None
     assert machine.speed(answer.winner.candidate) >= 0.95 * machine.speed(best)
     assert answer.certificate is not None
@@ -172,12 +203,22 @@ def test_a_finalist_is_judged_by_all_its_rounds(tmp_path: Path) -> None:
         seconds = 10.0 if plan.timed_cycles == SHORT_PROBE.timed_cycles else 1.0
         return replace(measured, cost=replace(measured.cost, total_seconds=seconds))
 
-    study = open_study(job, legal_candidates(job, ToyTrainer()), baseline_candidate(job, ToyTrainer()))
+    study = open_study(
+        job, legal_candidates(job, ToyTrainer()), baseline_candidate(job, ToyTrainer())
+    )
     answer = run_search(
-        job, study=study, executor=InlineExecutor(measure=loading), listener=lambda event: None, clock=Clock(600.0)
+        job,
+        study=study,
+        executor=InlineExecutor(measure=loading),
+        listener=lambda event: None,
+        clock=Clock(600.0),
     )
     assert answer.certificate is not None and answer.certificate.measurement.worst is not None
-    turns = [trial for trial in answer.trials if trial.purpose == "confirm" and trial.candidate == answer.certificate.candidate]
+    turns = [
+        trial
+        for trial in answer.trials
+        if trial.purpose == "confirm" and trial.candidate == answer.certificate.candidate
+    ]
     assert len(turns) == 2
     assert len(answer.certificate.measurement.worst.cycle_seconds) == 2 * LONG_PROBE.timed_cycles
 
@@ -185,7 +226,9 @@ def test_a_finalist_is_judged_by_all_its_rounds(tmp_path: Path) -> None:
 def test_slow_candidates_get_a_stop_threshold_but_not_the_first(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=2500 * MIB)
     run(toy_job(tmp_path, toy_space(), machine.limit_bytes), machine)
-    searching = [plan.stop_below_tokens_per_second for _, plan in machine.asked if plan.timed_cycles == 3]
+    searching = [
+        plan.stop_below_tokens_per_second for _, plan in machine.asked if plan.timed_cycles == 3
+    ]
     assert searching[0] is None
     assert any(stop is not None and stop > 0 for stop in searching[2:])
 
@@ -208,7 +251,10 @@ def test_outcomes_are_recorded_in_the_states_of_optunas_samplers(tmp_path: Path)
         (violation,) = trial.constraints.values()
         fits = trial.user_attrs["outcome"] == "ok"
         assert (violation <= 0) == fits == (trial.state.name == "COMPLETE")
-        assert all(trial.params[name] == value for name, value in trial.user_attrs["candidate"]["knobs"].items())
+        assert all(
+            trial.params[name] == value
+            for name, value in trial.user_attrs["candidate"]["knobs"].items()
+        )
 
 
 def test_resume_goes_on_without_repeating(tmp_path: Path) -> None:
@@ -264,14 +310,18 @@ def test_machine_faults_are_retried_once_and_do_not_count_for_the_candidate(tmp_
     trainer = ToyTrainer()
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     executor = InlineExecutor(measure=stumbles)
-    answer = run_search(job, study=study, executor=executor, listener=events.append, clock=Clock(600))
+    answer = run_search(
+        job, study=study, executor=executor, listener=events.append, clock=Clock(600)
+    )
     assert answer.baseline is not None and answer.baseline.verdict.fits
     assert sum(isinstance(event, ProbeEnded) for event in events) == len(answer.trials)
 
 
 def test_a_full_disk_ends_the_search_with_what_was_measured(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=2500 * MIB)
-    job = toy_job(tmp_path, toy_space(), machine.limit_bytes, storage=f"sqlite:///{tmp_path}/study.db")
+    job = toy_job(
+        tmp_path, toy_space(), machine.limit_bytes, storage=f"sqlite:///{tmp_path}/study.db"
+    )
     trainer = ToyTrainer()
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
 
@@ -280,7 +330,9 @@ def test_a_full_disk_ends_the_search_with_what_was_measured(tmp_path: Path) -> N
             fill(study._writer.storage)
 
     executor = InlineExecutor(measure=machine.measure)
-    answer = run_search(job, study=study, executor=executor, listener=fills_the_disk, clock=Clock(600))
+    answer = run_search(
+        job, study=study, executor=executor, listener=fills_the_disk, clock=Clock(600)
+    )
     assert answer.fault is not None and "disk is full" in answer.fault and answer.interrupted
     assert answer.proven == "stopped by a fault"
     # Pages that the database already has are still filled.
@@ -288,7 +340,9 @@ def test_a_full_disk_ends_the_search_with_what_was_measured(tmp_path: Path) -> N
 
     resumed = replace(job, resume=True)
     again = open_study(resumed, legal_candidates(job, trainer), baseline_candidate(job, trainer))
-    assert [trial.candidate for trial in again.trials] == [trial.candidate for trial in answer.trials]
+    assert [trial.candidate for trial in again.trials] == [
+        trial.candidate for trial in answer.trials
+    ]
 
 
 def test_a_probe_ended_from_outside_is_measured_again_at_most_twice(tmp_path: Path) -> None:
@@ -302,19 +356,34 @@ def test_a_probe_ended_from_outside_is_measured_again_at_most_twice(tmp_path: Pa
         attempts[candidate.id] += 1
         measured = machine.measure(candidate, plan)
         if candidate == hopeless or (candidate == unlucky and attempts[candidate.id] <= 2):
-            killed = Failure(evidence="the process was ended by SIGKILL, sent from outside the probe", from_outside=True)
-            return replace(measured, outcome=Outcome.INTERRUPTED, failure=killed, worst=None, typical=None)
+            killed = Failure(
+                evidence="the process was ended by SIGKILL, sent from outside the probe",
+                from_outside=True,
+            )
+            return replace(
+                measured, outcome=Outcome.INTERRUPTED, failure=killed, worst=None, typical=None
+            )
         return measured
 
     trainer = ToyTrainer()
     study = open_study(job, legal_candidates(job, trainer), hopeless)
     executor = InlineExecutor(measure=killed_now_and_then)
-    answer = run_search(job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600))
-    assert answer.proven == "not all measured" and [one.candidate for one in without_result(answer.trials)] == [hopeless]
-    assert any("ended from outside, so there is no result: " in caveat for caveat in caveats_of(answer))
+    answer = run_search(
+        job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600)
+    )
+    assert answer.proven == "not all measured" and [
+        one.candidate for one in without_result(answer.trials)
+    ] == [hopeless]
+    assert any(
+        "ended from outside, so there is no result: " in caveat for caveat in caveats_of(answer)
+    )
     assert attempts[hopeless.id] == 3, "it was not given up, or too early"
-    assert answer.winner is not None and answer.winner.candidate == unlucky, "it was not measured again"
-    assert answer.baseline is not None and answer.baseline.measurement.outcome is Outcome.INTERRUPTED
+    assert answer.winner is not None and answer.winner.candidate == unlucky, (
+        "it was not measured again"
+    )
+    assert (
+        answer.baseline is not None and answer.baseline.measurement.outcome is Outcome.INTERRUPTED
+    )
 
 
 def test_a_study_whose_driver_was_killed_has_no_running_trial_after_resume(tmp_path: Path) -> None:
@@ -323,14 +392,19 @@ def test_a_study_whose_driver_was_killed_has_no_running_trial_after_resume(tmp_p
     run(job, machine)
     optuna.load_study(study_name="toy", storage=job.storage).ask()
     run(replace(job, resume=True, max_probes=6), machine)
-    states = {trial.state.name for trial in optuna.load_study(study_name="toy", storage=job.storage).get_trials()}
+    states = {
+        trial.state.name
+        for trial in optuna.load_study(study_name="toy", storage=job.storage).get_trials()
+    }
     assert "RUNNING" not in states
 
 
 def test_a_failure_that_every_candidate_shares_ends_the_search_early(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=2500 * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
-    machine.outcomes = {candidate.id: Outcome.CRASH for candidate in legal_candidates(job, ToyTrainer())}
+    machine.outcomes = {
+        candidate.id: Outcome.CRASH for candidate in legal_candidates(job, ToyTrainer())
+    }
     answer = run(job, machine)
     assert answer.winner is None and answer.proven == "not proven infeasible"
     assert answer.counts.probed == 3
@@ -344,24 +418,42 @@ def test_screened_candidates_are_on_record_and_never_measured(tmp_path: Path) ->
     ruled_out = {name: one for name, one in oracle.screen(candidates).items() if one.fits is False}
     assert ruled_out
     for _ in range(2):  # a second opening of the same study records nothing twice
-        study = open_study(replace(job, resume=True), candidates, baseline_candidate(job, trainer), ruled_out)
+        study = open_study(
+            replace(job, resume=True), candidates, baseline_candidate(job, trainer), ruled_out
+        )
     executor = InlineExecutor(measure=machine.measure)
-    answer = run_search(job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600.0))
+    answer = run_search(
+        job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600.0)
+    )
     assert answer.winner is not None
     assert answer.counts.screened == len(ruled_out)
     assert not {candidate.id for candidate, _ in machine.asked} & set(ruled_out)
     kept = optuna.load_study(study_name="toy", storage=job.storage)
     on_record = [trial for trial in kept.trials if trial.user_attrs.get("outcome") == "screened"]
-    assert 0 < len(on_record) < len(ruled_out)  # the nearest to the limit: the rest is counted, not written down
-    assert all(trial.state is optuna.trial.TrialState.PRUNED and "predicted" in trial.user_attrs["why"] for trial in on_record)
+    assert (
+        0 < len(on_record) < len(ruled_out)
+    )  # the nearest to the limit: the rest is counted, not written down
+    assert all(
+        trial.state is optuna.trial.TrialState.PRUNED and "predicted" in trial.user_attrs["why"]
+        for trial in on_record
+    )
     (tmp_path / "plain").mkdir()
-    plain = run(toy_job(tmp_path / "plain", toy_space(), machine.limit_bytes), Machine(limit_bytes=450 * MIB))
-    assert plain.winner is not None and machine.speed(plain.winner.candidate) == machine.speed(answer.winner.candidate)
+    plain = run(
+        toy_job(tmp_path / "plain", toy_space(), machine.limit_bytes),
+        Machine(limit_bytes=450 * MIB),
+    )
+    assert plain.winner is not None and machine.speed(plain.winner.candidate) == machine.speed(
+        answer.winner.candidate
+    )
     assert answer.counts.out_of_memory < plain.counts.out_of_memory
 
 
-@pytest.mark.parametrize(("emulated", "seconds"), [(True, EMULATED_DEADLINE_S), (False, SHORT_PROBE.deadline_seconds)])
-def test_a_probe_on_emulated_cards_has_the_time_that_a_few_cores_need(emulated: bool, seconds: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("emulated", "seconds"), [(True, EMULATED_DEADLINE_S), (False, SHORT_PROBE.deadline_seconds)]
+)
+def test_a_probe_on_emulated_cards_has_the_time_that_a_few_cores_need(
+    emulated: bool, seconds: float, tmp_path: Path
+) -> None:
     machine = Machine(limit_bytes=900 * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes, budget_seconds=36_000.0, max_probes=2)
     hardware = replace(job.task.hardware, kind="cuda", emulated=emulated)

@@ -15,7 +15,15 @@ import pytest
 from autotune.core.answer import Recommendation
 from autotune.core.job import Hardware, Job
 from autotune.machine import nvml
-from autotune.search.record import ANSWERS, MAX_LINE_BYTES, Record, Store, StoredAnswer, circumstances, default_folder
+from autotune.search.record import (
+    ANSWERS,
+    MAX_LINE_BYTES,
+    Record,
+    Store,
+    StoredAnswer,
+    circumstances,
+    default_folder,
+)
 from tests.report.answers import answered
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "trl": "1.16.0", "vllm": "0.31.0"}
@@ -33,30 +41,48 @@ def keep(answer: Recommendation = CASE.answer, job: Job = QUESTION) -> None:
     Store().append(kept.here, answer.trials, when="now")
 
 
-def test_the_store_is_in_the_users_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_store_is_in_the_users_data_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "autotune"
     monkeypatch.delenv("XDG_DATA_HOME")
     assert default_folder() == Path("~/.local/share/autotune").expanduser()
 
 
-def test_the_store_is_open_to_its_owner_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_store_is_open_to_its_owner_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     (tmp_path / "autotune" / "answers").mkdir(parents=True, mode=0o755)
     keep()
-    folders = [tmp_path / "autotune", *(path for path in (tmp_path / "autotune").iterdir() if path.is_dir())]
+    folders = [
+        tmp_path / "autotune",
+        *(path for path in (tmp_path / "autotune").iterdir() if path.is_dir()),
+    ]
     assert {folder.name: folder.stat().st_mode & 0o777 for folder in folders} == {
-        "autotune": 0o700, "answers": 0o700, "measurements": 0o700
-    }  # fmt: skip
+        "autotune": 0o700,
+        "answers": 0o700,
+        "measurements": 0o700,
+    }
 
 
 def test_the_same_job_gets_the_same_answer_with_its_source() -> None:
     assert record().answer() is None
     keep()
     known = record().answer()
-    assert known is not None and known.from_record is not None and known.winner is not None and CASE.answer.winner is not None
+    assert (
+        known is not None
+        and known.from_record is not None
+        and known.winner is not None
+        and CASE.answer.winner is not None
+    )
     assert known.winner.candidate == CASE.answer.winner.candidate
-    assert known.from_record.versions == VERSIONS and known.from_record.where and "UTC" in known.from_record.when
+    assert (
+        known.from_record.versions == VERSIONS
+        and known.from_record.where
+        and "UTC" in known.from_record.when
+    )
     assert known.counts == CASE.answer.counts and known.trials == CASE.answer.trials
 
 
@@ -109,7 +135,9 @@ def test_another_driver_is_another_circumstance(monkeypatch: pytest.MonkeyPatch)
     job = replace(QUESTION, task=replace(QUESTION.task, hardware=gpu))
     for driver in ("550.54", "570.12"):
         device = nvml.Device(name="NVIDIA A100", memory_bytes=40 * 2**30, driver_version=driver)
-        monkeypatch.setattr("autotune.machine.hardware_detection.gpus_here", lambda device=device: (device,))
+        monkeypatch.setattr(
+            "autotune.machine.hardware_detection.gpus_here", lambda device=device: (device,)
+        )
         assert record(job).answer() is None
         assert record(job).earlier().trials == ()
         keep(job=job)
@@ -117,14 +145,20 @@ def test_another_driver_is_another_circumstance(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", ["max_completion_length", "num_generations", "batch"])
-def test_other_lengths_or_choices_have_no_answer_but_what_was_measured_still_counts(name: str) -> None:
+def test_other_lengths_or_choices_have_no_answer_but_what_was_measured_still_counts(
+    name: str,
+) -> None:
     keep()
     other = record(replace(QUESTION, space=QUESTION.space.with_choices({name: (3,)})))
     assert other.answer() is None
-    assert other.earlier().trials == CASE.answer.trials  # by their settings: none is taken for one of the new lengths
+    assert (
+        other.earlier().trials == CASE.answer.trials
+    )  # by their settings: none is taken for one of the new lengths
 
 
-def test_an_edited_file_that_the_question_names_is_another_circumstance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_edited_file_that_the_question_names_is_another_circumstance(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rewards.py").write_text("def reward(): return 1")
     job = _job(QUESTION, user_settings={"reward_funcs": ["rewards.reward"]})
@@ -183,7 +217,12 @@ def test_a_broken_answer_is_none() -> None:
     keep()
     (path,) = (default_folder() / "answers").iterdir()
     whole = path.read_bytes()
-    for broken in (whole[:-5], b"", whole.replace(b'"schema":1', b'"schema":7', 1), json.dumps({"schema": 1}).encode()):
+    for broken in (
+        whole[:-5],
+        b"",
+        whole.replace(b'"schema":1', b'"schema":7', 1),
+        json.dumps({"schema": 1}).encode(),
+    ):
         path.write_bytes(broken)
         assert record().answer() is None
     path.write_bytes(whole)
@@ -219,7 +258,10 @@ def test_a_file_instead_of_the_folder_stops_no_search(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = Store(tmp_path / "file")
     store.append(record().here, CASE.answer.trials, when="now")
-    assert store.measured(record().here).trials == () and store.kept(ANSWERS, record().here.job_key, StoredAnswer) is None
+    assert (
+        store.measured(record().here).trials == ()
+        and store.kept(ANSWERS, record().here.job_key, StoredAnswer) is None
+    )
 
 
 def test_every_field_of_a_circumstance_tells_apart() -> None:

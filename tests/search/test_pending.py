@@ -26,11 +26,21 @@ def regression() -> Regression:
 def test_pending_deviation_equals_that_after_the_same_measurements() -> None:
     """Compare with the plain formula, under the default model before any observation."""
     kernels = Kernels(TABLE)
-    covariance = sum(share * part for share, part in zip(STRUCTURE, kernels.rows(np.arange(len(TABLE))), strict=True)) * 0.25
+    covariance = (
+        sum(
+            share * part
+            for share, part in zip(STRUCTURE, kernels.rows(np.arange(len(TABLE))), strict=True)
+        )
+        * 0.25
+    )
     among = covariance[np.ix_(AWAITED, AWAITED)] + 0.03**2 * np.eye(len(AWAITED))
-    left = np.diag(covariance) - np.einsum("ij,ji->i", covariance[:, AWAITED], np.linalg.solve(among, covariance[AWAITED]))
+    left = np.diag(covariance) - np.einsum(
+        "ij,ji->i", covariance[:, AWAITED], np.linalg.solve(among, covariance[AWAITED])
+    )
     share = np.sqrt(left / np.diag(covariance))
-    assert np.allclose(regression().posterior(NOTHING, AWAITED).deviation, AMPLITUDE * share, atol=1e-6)
+    assert np.allclose(
+        regression().posterior(NOTHING, AWAITED).deviation, AMPLITUDE * share, atol=1e-6
+    )
 
 
 def test_pending_probes_leave_means_and_shrink_deviations() -> None:
@@ -40,7 +50,9 @@ def test_pending_probes_leave_means_and_shrink_deviations() -> None:
     then = asked.posterior(SOME, AWAITED)
     assert np.array_equal(then.mean, alone.mean)
     assert (then.deviation <= alone.deviation + 1e-12).all()
-    assert (then.deviation[AWAITED] < 0.5 * alone.deviation[AWAITED]).all(), "those that are awaited will be known"
+    assert (then.deviation[AWAITED] < 0.5 * alone.deviation[AWAITED]).all(), (
+        "those that are awaited will be known"
+    )
 
 
 def test_one_after_another_leaves_the_same_as_all_at_once_and_so_does_another_beginning() -> None:
@@ -50,20 +62,31 @@ def test_one_after_another_leaves_the_same_as_all_at_once_and_so_does_another_be
     at_once = regression().posterior(SOME, AWAITED).deviation
     assert np.allclose(grown.posterior(SOME, AWAITED).deviation, at_once, rtol=1e-9)
     fewer = regression().posterior(SOME, AWAITED[:2]).deviation
-    assert np.allclose(grown.posterior(SOME, AWAITED[:2]).deviation, fewer, rtol=1e-9), "one that was handed back tells nothing"
+    assert np.allclose(grown.posterior(SOME, AWAITED[:2]).deviation, fewer, rtol=1e-9), (
+        "one that was handed back tells nothing"
+    )
     other = Observations(SEEN, SOME.residual + 0.1, SOME.variance)
-    assert np.allclose(grown.posterior(other, AWAITED).deviation, regression().posterior(other, AWAITED).deviation, rtol=1e-9)
+    assert np.allclose(
+        grown.posterior(other, AWAITED).deviation,
+        regression().posterior(other, AWAITED).deviation,
+        rtol=1e-9,
+    )
 
 
 @pytest.mark.parametrize("predictions", [{}, foreseen(1.1)], ids=["guessed", "predicted"])
-def test_estimates_with_many_pending_do_not_depend_on_earlier_calls(predictions: dict[str, object]) -> None:
+def test_estimates_with_many_pending_do_not_depend_on_earlier_calls(
+    predictions: dict[str, object],
+) -> None:
     """A resumed study has the same estimates as an uninterrupted one, despite delayed outcomes."""
     trials = measured(FITTING[:20])
     pending = frozenset(one.id for one in FITTING[20 : 20 + 3 * PENDING_PER_DELAYED])
     going_on = surrogate(predictions)  # type: ignore[arg-type]
     for count in range(1, len(trials)):
         going_on.estimate(trials[:count], pending)
-    long_running, resumed = going_on.estimate(trials, pending), surrogate(predictions).estimate(trials, pending)  # type: ignore[arg-type]
+    long_running, resumed = (
+        going_on.estimate(trials, pending),
+        surrogate(predictions).estimate(trials, pending),
+    )  # type: ignore[arg-type]
     assert np.allclose(long_running.speed.deviation, resumed.speed.deviation, rtol=1e-9)
     assert np.array_equal(long_running.speed.mean, resumed.speed.mean)
     assert np.allclose(long_running.fits, resumed.fits, rtol=1e-9)
@@ -74,7 +97,9 @@ def test_with_few_pending_every_outcome_is_used_and_with_none_no_outcome_is_expe
     few = frozenset(one.id for one in FITTING[20 : 20 + PENDING_PER_DELAYED - 1])
     alone = surrogate({}).estimate(trials)
     beside = surrogate({}).estimate(trials, few)
-    assert np.array_equal(beside.speed.mean, alone.speed.mean) and np.array_equal(beside.need.mean, alone.need.mean)
+    assert np.array_equal(beside.speed.mean, alone.speed.mean) and np.array_equal(
+        beside.need.mean, alone.need.mean
+    )
     assert (beside.speed.deviation <= alone.speed.deviation + 1e-12).all()
 
 
@@ -82,12 +107,16 @@ def test_implications_apply_at_once_with_any_number_pending() -> None:
     beyond = [one for one in CANDIDATES if one not in FITTING]
     trials = measured([*FITTING[:3], beyond[0]])
     pending = frozenset(one.id for one in FITTING[20 : 20 + 8 * PENDING_PER_DELAYED])
-    assert len(trials) % (1 + len(pending) // PENDING_PER_DELAYED), "the case must hold outcomes that are not heard yet"
+    assert len(trials) % (1 + len(pending) // PENDING_PER_DELAYED), (
+        "the case must hold outcomes that are not heard yet"
+    )
     assert surrogate({}).estimate(trials, pending).fits[TABLE.index[beyond[0].id]] == 0.0
 
 
 def test_estimates_are_not_computed_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without predictions a stock sampler needs no beliefs, and with thousands of candidates they are what takes long."""
+    """Without predictions a stock sampler needs no beliefs, and with thousands of candidates
+    they are what takes long.
+    """
 
     def think(*_: object) -> None:
         raise AssertionError("nobody asked")

@@ -25,7 +25,10 @@ from tests.search.postgres import PASSWORD, Server, installed, server
 pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(installed("initdb") is None, reason="PostgreSQL's server is not installed: apt-get install postgresql"),
+    pytest.mark.skipif(
+        installed("initdb") is None,
+        reason="PostgreSQL's server is not installed: apt-get install postgresql",
+    ),
 ]
 
 ROOT = str(Path(__file__).parents[2])
@@ -38,10 +41,22 @@ def postgres() -> Iterator[Server]:
         yield running
 
 
-def driver(url: str, study: str, folder: Path, name: str, *, seconds: float = 0.15, resume: bool = True) -> subprocess.Popen[str]:
+def driver(
+    url: str, study: str, folder: Path, name: str, *, seconds: float = 0.15, resume: bool = True
+) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": ROOT, "XDG_DATA_HOME": str(folder / "data")}
-    words = [sys.executable, str(DRIVER), url, study, str(folder / f"{name}.log"), str(seconds), "resume" if resume else "new"]
-    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = [
+        sys.executable,
+        str(DRIVER),
+        url,
+        study,
+        str(folder / f"{name}.log"),
+        str(seconds),
+        "resume" if resume else "new",
+    ]
+    return subprocess.Popen(
+        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def ended(process: subprocess.Popen[str]) -> dict[str, object]:
@@ -68,7 +83,9 @@ def wait_for_lines(file: Path, count: int) -> None:
         time.sleep(0.02)
 
 
-def test_three_drivers_share_a_study_and_measure_nothing_twice(postgres: Server, tmp_path: Path) -> None:
+def test_three_drivers_share_a_study_and_measure_nothing_twice(
+    postgres: Server, tmp_path: Path
+) -> None:
     names = ("one", "two", "three")
     running = [driver(postgres.url, "shared", tmp_path, name) for name in names]
     answers = [ended(process) for process in running]
@@ -76,12 +93,23 @@ def test_three_drivers_share_a_study_and_measure_nothing_twice(postgres: Server,
     counts = measured(tmp_path, *names)
     assert counts and max(counts.values()) == 1
     assert sum(bool(measured(tmp_path, name)) for name in names) >= 2, "all was done by one"
-    alone = [line for name in names for line in (tmp_path / f"{name}.log").read_text().splitlines() if line.startswith("long")]
-    assert len(alone) == len({line.split(maxsplit=1)[1] for line in alone}), "a turn of a finalist was measured twice"
-    assert not [trial for trial in trials_of(postgres.url, "shared") if not trial.state.is_finished()]
+    alone = [
+        line
+        for name in names
+        for line in (tmp_path / f"{name}.log").read_text().splitlines()
+        if line.startswith("long")
+    ]
+    assert len(alone) == len({line.split(maxsplit=1)[1] for line in alone}), (
+        "a turn of a finalist was measured twice"
+    )
+    assert not [
+        trial for trial in trials_of(postgres.url, "shared") if not trial.state.is_finished()
+    ]
 
 
-def test_a_killed_drivers_candidates_go_to_the_other_and_the_study_resumes(postgres: Server, tmp_path: Path) -> None:
+def test_a_killed_drivers_candidates_go_to_the_other_and_the_study_resumes(
+    postgres: Server, tmp_path: Path
+) -> None:
     # So slow that it still measures when the second has started, on a busy machine too.
     first = driver(postgres.url, "killed", tmp_path, "first", seconds=3.0)
     wait_for_lines(tmp_path / "first.log", 2)
@@ -92,10 +120,14 @@ def test_a_killed_drivers_candidates_go_to_the_other_and_the_study_resumes(postg
     answer = ended(second)
     assert answer["winner"] is not None
     counts = measured(tmp_path, "first", "second")
-    assert sum(count > 1 for count in counts.values()) <= 1, "only what was in the killed one's hands is measured again"
+    assert sum(count > 1 for count in counts.values()) <= 1, (
+        "only what was in the killed one's hands is measured again"
+    )
     again = ended(driver(postgres.url, "killed", tmp_path, "third"))
     assert again["winner"] == answer["winner"] and not measured(tmp_path, "third")
-    assert not [trial for trial in trials_of(postgres.url, "killed") if not trial.state.is_finished()]
+    assert not [
+        trial for trial in trials_of(postgres.url, "killed") if not trial.state.is_finished()
+    ]
 
 
 def test_a_server_that_is_away_for_a_while_is_waited_for(postgres: Server, tmp_path: Path) -> None:
@@ -107,7 +139,9 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(postgres: Server, tmp_p
     answer = ended(running)
     assert answer["winner"] is not None
     assert max(measured(tmp_path, "only").values()) == 1
-    assert any("does not answer" in str(note) and "waiting" in str(note) for note in answer["notes"])  # type: ignore[attr-defined]
+    assert any(
+        "does not answer" in str(note) and "waiting" in str(note) for note in answer["notes"]
+    )  # type: ignore[attr-defined]
     told = [trial for trial in trials_of(postgres.url, "away") if "measurement" in trial.user_attrs]
     assert len(told) == answer["trials"]
 
@@ -117,7 +151,9 @@ def test_a_server_that_does_not_come_back_is_reported_in_one_sentence() -> None:
         storage = open_storage(gone.url, RetryPolicy(url=gone.url, seconds=1.0))
         study = optuna.create_study(study_name="gone", storage=storage)
         gone.stop()
-        with pytest.raises(StorageLost, match=r"tuner:\*\*\*@.*can't be used any more .*--resume") as told:
+        with pytest.raises(
+            StorageLost, match=r"tuner:\*\*\*@.*can't be used any more .*--resume"
+        ) as told:
             study.set_user_attr("name", 1)
         assert PASSWORD not in str(told.value)
         gone.start()

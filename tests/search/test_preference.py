@@ -19,4 +19,6 @@ def test_the_first_to_relax_varies_fastest() -> None:
 
 def test_every_candidate_is_in_one_tier() -> None:
     tiers = tiers_of(SPACE, CANDIDATES)
-    assert sorted(candidate.id for tier in tiers for candidate in tier.candidates) == sorted(c.id for c in CANDIDATES)
+    assert sorted(candidate.id for tier in tiers for candidate in tier.candidates) == sorted(
+        c.id for c in CANDIDATES
+    )

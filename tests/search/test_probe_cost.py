@@ -18,18 +18,30 @@ ENGINE = EngineFit(kv_cache_bytes=NOTHING, kv_cache_tokens=1, concurrency=1, lon
 
 
 def predicted(cycle: float, *, fits: bool | None = True, engine: bool = False) -> Prediction:
-    rollout = PhasePrediction(name="rollout", peak_bytes=NOTHING, seconds=Estimate(value=cycle, low=cycle / 2, high=2 * cycle))
+    rollout = PhasePrediction(
+        name="rollout",
+        peak_bytes=NOTHING,
+        seconds=Estimate(value=cycle, low=cycle / 2, high=2 * cycle),
+    )
     return Prediction(
-        candidate_id=str(cycle), basis="traced", fits=fits, limit_bytes=1, peak_memory_bytes=NOTHING,
-        torch_peak_allocated_bytes=NOTHING, torch_peak_reserved_bytes=NOTHING, phases=(rollout,),
+        candidate_id=str(cycle),
+        basis="traced",
+        fits=fits,
+        limit_bytes=1,
+        peak_memory_bytes=NOTHING,
+        torch_peak_allocated_bytes=NOTHING,
+        torch_peak_reserved_bytes=NOTHING,
+        phases=(rollout,),
         engine=ENGINE if engine else None,
-    )  # fmt: skip
+    )
 
 
 def test_a_probe_costs_its_starts_and_its_cycles() -> None:
     without, with_engine = (probe_cost([predicted(10, engine=engine)]) for engine in (False, True))
     assert without is not None and with_engine is not None
-    assert without.short.value == pytest.approx(25 + 4 * 10) and without.long.value == pytest.approx(25 + 6 * 10)
+    assert without.short.value == pytest.approx(
+        25 + 4 * 10
+    ) and without.long.value == pytest.approx(25 + 6 * 10)
     assert with_engine.short.value == pytest.approx(without.short.value + 35)
     assert without.short.low < without.short.value < without.short.high
 
@@ -43,14 +55,19 @@ def test_a_probe_ends_at_its_deadline_and_an_unknown_speed_has_no_cost() -> None
     slow = probe_cost([predicted(1000)])
     assert slow is not None and slow.short.value == SHORT_PROBE.deadline_seconds
     unknown = predicted(1)
-    unknown = replace(unknown, phases=tuple(replace(phase, seconds=None) for phase in unknown.phases))
+    unknown = replace(
+        unknown, phases=tuple(replace(phase, seconds=None) for phase in unknown.phases)
+    )
     assert probe_cost([unknown]) is None
 
 
 @pytest.mark.parametrize("adapts", [True, False])
 def test_expensive_probes_extend_a_budget_that_nobody_stated(adapts: bool, tmp_path: Path) -> None:
     events: list[Event] = []
-    job, clock = replace(toy_job(tmp_path, toy_space(), 1), budget_seconds=60.0, budget_adapts=adapts), Clock(60.0)
+    job, clock = (
+        replace(toy_job(tmp_path, toy_space(), 1), budget_seconds=60.0, budget_adapts=adapts),
+        Clock(60.0),
+    )
     pipeline._show_cost(job, [predicted(100)], events.append, clock)
     assert clock.budget_seconds == (SHORT_PROBES * 425 + LONG_PROBES * 600 if adapts else 60.0)
     assert isinstance(events[0], Note) and "A probe is predicted to take" in events[0].text

@@ -23,16 +23,24 @@ from autotune.worker.phase_recorder import out_of_reach
         ([0.0], 100.0, 0.05, False),
     ],
 )
-def test_the_upper_bound_decides(rates: list[float], goal: float, spread: float, hopeless: bool) -> None:
+def test_the_upper_bound_decides(
+    rates: list[float], goal: float, spread: float, hopeless: bool
+) -> None:
     assert out_of_reach(rates, goal=goal, spread=spread) is hopeless
 
 
-def test_what_is_as_fast_as_the_goal_is_rarely_stopped_and_what_is_far_slower_nearly_always() -> None:
+def test_what_is_as_fast_as_the_goal_is_rarely_stopped_and_what_is_far_slower_nearly_always() -> (
+    None
+):
     chance = random.Random(0)
 
     def share(true_rate: float) -> float:
         stopped = [
-            out_of_reach([true_rate * chance.lognormvariate(0, 0.05) for _ in range(2)], goal=100.0, spread=0.05)
+            out_of_reach(
+                [true_rate * chance.lognormvariate(0, 0.05) for _ in range(2)],
+                goal=100.0,
+                spread=0.05,
+            )
             for _ in range(2000)
         ]
         return sum(stopped) / len(stopped)

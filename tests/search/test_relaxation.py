@@ -26,7 +26,9 @@ class WithDataset(ToyTrainer):
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
         kept = 1000 if limit is None else {480: 990, 400: 950, 300: 900}[limit]
-        return PromptLengths(rows=1000, kept=kept, percentiles={50: 100, 90: 300, 95: 400, 99: 480, 100: 600})
+        return PromptLengths(
+            rows=1000, kept=kept, percentiles={50: 100, 90: 300, 95: 400, 99: 480, 100: 600}
+        )
 
 
 class Prepared(InlineExecutor):
@@ -47,24 +49,33 @@ def _question(space: SearchSpace, folder: Path = Path("/nowhere")) -> Job:
 
 
 def test_prompts_are_relaxed_at_the_datasets_percentiles() -> None:
-    found = relaxed_job(_question(_space(max_prompt_length=512)), load_space("grpo"), frozenset(), WithDataset())
+    found = relaxed_job(
+        _question(_space(max_prompt_length=512)), load_space("grpo"), frozenset(), WithDataset()
+    )
     assert found is not None
     assert found.job.space["max_prompt_length"].choices == (512, 480, 400, 300)
 
 
 def test_without_a_dataset_values_are_relaxed_by_the_spaces_list_or_by_halves() -> None:
     for held, choices in [(512, (512, 256)), (200, (200, 100, 50))]:
-        found = relaxed_job(_question(_space(max_prompt_length=held)), load_space("grpo"), frozenset(), ToyTrainer())
+        found = relaxed_job(
+            _question(_space(max_prompt_length=held)), load_space("grpo"), frozenset(), ToyTrainer()
+        )
         assert found is not None and found.job.space["max_prompt_length"].choices == choices
 
 
 def test_a_pinned_knob_is_never_relaxed() -> None:
     space = _space(max_prompt_length=512, num_generations=8, max_completion_length=1024)
-    found = relaxed_job(_question(space), load_space("grpo"), frozenset({"num_generations"}), ToyTrainer())
+    found = relaxed_job(
+        _question(space), load_space("grpo"), frozenset({"num_generations"}), ToyTrainer()
+    )
     assert found is not None
     assert found.job.space["num_generations"].choices == (8,)
     assert found.job.space["max_completion_length"].choices == (1024, 512, 256)
-    assert relaxed_job(_question(space), load_space("grpo"), frozenset(space.relax), ToyTrainer()) is None
+    assert (
+        relaxed_job(_question(space), load_space("grpo"), frozenset(space.relax), ToyTrainer())
+        is None
+    )
 
 
 def test_quantisation_comes_last_and_only_then_is_a_knob() -> None:
@@ -74,19 +85,31 @@ def test_quantisation_comes_last_and_only_then_is_a_knob() -> None:
     assert found is not None and found.job.space["load_in_4bit"].choices == (False, True)
 
 
-def _asked(folder: Path, limit_mib: int, *, pinned: frozenset[str] = frozenset()) -> tuple[ParsedRequest, Machine]:
-    """Requested: 64 tokens and 8 generations, at least 244 MiB. 4 generations need 204 MiB, 32 tokens 212 MiB."""
+def _asked(
+    folder: Path, limit_mib: int, *, pinned: frozenset[str] = frozenset()
+) -> tuple[ParsedRequest, Machine]:
+    """Requested: 64 tokens and 8 generations, at least 244 MiB. 4 generations need 204 MiB, 32
+    tokens 212 MiB.
+    """
     whole = toy_space()
-    job = toy_job(folder, toy_space(num_generations=(8,), max_completion_length=(64,)), limit_mib * MIB)
+    job = toy_job(
+        folder, toy_space(num_generations=(8,), max_completion_length=(64,)), limit_mib * MIB
+    )
     return _request(job, ToyTrainer(), whole, pinned), Machine(limit_bytes=limit_mib * MIB)
 
 
-def _request(job: Job, trainer: Trainer, whole: SearchSpace, pinned: frozenset[str] = frozenset()) -> ParsedRequest:
-    return ParsedRequest(job=job, trainer=trainer, assumed=(), notes=(), named={}, whole_space=whole, pinned=pinned)
+def _request(
+    job: Job, trainer: Trainer, whole: SearchSpace, pinned: frozenset[str] = frozenset()
+) -> ParsedRequest:
+    return ParsedRequest(
+        job=job, trainer=trainer, assumed=(), notes=(), named={}, whole_space=whole, pinned=pinned
+    )
 
 
 def _answer(asked: ParsedRequest, machine: Machine, events: list[Event]) -> SearchAnswer:
-    return answer(asked, legal_candidates(asked.job, asked.trainer), Prepared(machine.measure), events.append)  # type: ignore[arg-type]
+    return answer(
+        asked, legal_candidates(asked.job, asked.trainer), Prepared(machine.measure), events.append
+    )  # type: ignore[arg-type]
 
 
 def test_the_first_that_fits_is_reported_with_its_changes(tmp_path: Path) -> None:
@@ -112,10 +135,17 @@ def test_knobs_are_relaxed_only_when_nothing_fits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [50, 220])
 def test_where_it_may_not_or_cannot_help_nothing_fits(tmp_path: Path, limit: int) -> None:
-    pinned = frozenset({"num_generations", "max_completion_length"}) if limit == 220 else frozenset[str]()
+    pinned = (
+        frozenset({"num_generations", "max_completion_length"})
+        if limit == 220
+        else frozenset[str]()
+    )
     asked, machine = _asked(tmp_path, limit, pinned=pinned)
     found = _answer(asked, machine, [])
-    assert found.recommendation.winner is None and found.recommendation.proven == "no better candidate possible"
+    assert (
+        found.recommendation.winner is None
+        and found.recommendation.proven == "no better candidate possible"
+    )
 
 
 def test_a_second_time_the_wider_answer_comes_from_the_record_at_once(tmp_path: Path) -> None:
@@ -125,14 +155,24 @@ def test_a_second_time_the_wider_answer_comes_from_the_record_at_once(tmp_path: 
     second = _answer(asked, machine, events)
     assert len(machine.asked) == measured
     assert second.job == first.job and second.recommendation.relaxed == first.recommendation.relaxed
-    assert any("--fresh measures again" in event.text for event in events if isinstance(event, Note))
+    assert any(
+        "--fresh measures again" in event.text for event in events if isinstance(event, Note)
+    )
     again = _answer(replace(asked, job=replace(asked.job, fresh=True)), machine, [])
     assert len(machine.asked) > measured and again.recommendation.from_record is None
 
 
 def test_rows_that_go_are_counted(tmp_path: Path) -> None:
-    prompt = Knob(name="max_prompt_length", choices=(512,), effect="learning", memory="grows", says="longest prompt")
-    space = replace(toy_space(num_generations=(8,), max_completion_length=(64,)), relax=("max_prompt_length",))
+    prompt = Knob(
+        name="max_prompt_length",
+        choices=(512,),
+        effect="learning",
+        memory="grows",
+        says="longest prompt",
+    )
+    space = replace(
+        toy_space(num_generations=(8,), max_completion_length=(64,)), relax=("max_prompt_length",)
+    )
     space = replace(space, knobs=(prompt, *space.knobs))
 
     class Longer(Machine):
@@ -140,7 +180,9 @@ def test_rows_that_go_are_counted(tmp_path: Path) -> None:
             return super().need(candidate) + candidate.knobs["max_prompt_length"] * MIB
 
     job, trainer = toy_job(tmp_path, space, 700 * MIB), WithDataset()
-    trainer.baseline = lambda space, task: ToyTrainer.baseline(trainer, space, task) | {"max_prompt_length": 512}  # type: ignore[method-assign]
+    trainer.baseline = lambda space, task: (
+        ToyTrainer.baseline(trainer, space, task) | {"max_prompt_length": 512}
+    )  # type: ignore[method-assign]
     found = _answer(_request(job, trainer, space), Longer(limit_bytes=700 * MIB), []).recommendation
     assert found.relaxed == {"max_prompt_length": 400} and found.rows_left_out == 50
     assert "50 rows" in describe_relaxation(found, space)
@@ -151,7 +193,9 @@ def test_crashes_do_not_relax_learning_knobs(tmp_path: Path) -> None:
     events: list[Event] = []
     candidates = legal_candidates(asked.job, asked.trainer)
     first = candidates[0]
-    machine.outcomes = {one.id: Outcome.CRASH for one in candidates if one.knobs["batch"] == first.knobs["batch"]}
+    machine.outcomes = {
+        one.id: Outcome.CRASH for one in candidates if one.knobs["batch"] == first.knobs["batch"]
+    }
     found = _answer(asked, machine, events)
     assert found.recommendation.winner is None and found.job == asked.job
     assert any("not relaxed" in event.text for event in events if isinstance(event, Note))

@@ -17,7 +17,12 @@ import msgspec
 import pytest
 
 from autotune.core.measurement import Speed
-from autotune.core.run_statistics import RUN_PER_CYCLE, UNKNOWN_DEVIATION, RunSpread, learn_run_spread
+from autotune.core.run_statistics import (
+    RUN_PER_CYCLE,
+    UNKNOWN_DEVIATION,
+    RunSpread,
+    learn_run_spread,
+)
 from autotune.search.loop import LONG_PROBE, SHORT_PROBE
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -26,7 +31,9 @@ TABLES = ("narrow-transformers", "narrow-vllm", "wide-transformers")
 
 def _table(name: str) -> list[list[Speed]]:
     """Return the runs of each candidate that was measured repeatedly."""
-    rows: list[dict[str, Any]] = json.loads((BENCHMARKS / f"results/search/table_{name}.json").read_text())["rows"]
+    rows: list[dict[str, Any]] = json.loads(
+        (BENCHMARKS / f"results/search/table_{name}.json").read_text()
+    )["rows"]
     found: dict[str, list[Speed]] = {}
     for row in rows:
         if row["outcome"] == "ok":
@@ -42,9 +49,13 @@ def _between(groups: Iterable[Sequence[float]]) -> float:
 
 def _speed(rate: float, *, cycles: int = 3, runs: int = 1) -> Speed:
     return Speed(
-        completion_tokens=8, cycle_seconds=(1.0,) * cycles, cycle_loss_tokens=(round(rate),) * cycles, prompt_tokens=0,
-        phase_seconds={}, runs=runs,
-    )  # fmt: skip
+        completion_tokens=8,
+        cycle_seconds=(1.0,) * cycles,
+        cycle_loss_tokens=(round(rate),) * cycles,
+        prompt_tokens=0,
+        phase_seconds={},
+        runs=runs,
+    )
 
 
 def _interval(spread: RunSpread, speed: Speed) -> tuple[float, float]:
@@ -62,8 +73,14 @@ def test_the_prior_is_that_of_the_committed_measurements() -> None:
     sweep = json.loads((BENCHMARKS / "results/demo_sweep.json").read_text())
     swept = _between([row["tokens_per_second"] for row in sweep["candidates"]])
     assert pytest.approx(swept, abs=0.002) == UNKNOWN_DEVIATION
-    between = {name: _between([[run.tokens_per_second for run in runs] for runs in _table(name)]) for name in TABLES}
-    scatter = {name: statistics.median(run.scatter or 0 for runs in _table(name) for run in runs) for name in TABLES}
+    between = {
+        name: _between([[run.tokens_per_second for run in runs] for runs in _table(name)])
+        for name in TABLES
+    }
+    scatter = {
+        name: statistics.median(run.scatter or 0 for runs in _table(name) for run in runs)
+        for name in TABLES
+    }
     # The sweep kept no single cycles; its model and space are those of the first table.
     ratios = [swept / scatter[TABLES[0]], *(between[name] / scatter[name] for name in TABLES)]
     assert [round(one, 1) for one in ratios] == [1.3, 1.7, 3.2, 2.5]
@@ -75,7 +92,9 @@ def test_the_prior_is_that_of_the_committed_measurements() -> None:
 def test_the_intervals_of_two_real_runs_of_one_candidate_overlap(name: str, known: int) -> None:
     """Intervals with the prior alone, and after three candidates were measured repeatedly."""
     groups = _table(name)
-    spread = learn_run_spread([runs if place < known else runs[:1] for place, runs in enumerate(groups)])
+    spread = learn_run_spread(
+        [runs if place < known else runs[:1] for place, runs in enumerate(groups)]
+    )
     pairs = [pair for runs in groups for pair in itertools.combinations(runs, 2)]
     assert sum(_overlaps(spread, *pair) for pair in pairs) >= 0.95 * len(pairs)
 
@@ -89,7 +108,9 @@ def test_the_intervals_of_a_probe_and_its_confirmation_overlap_in_200_repetition
     chosen = random.Random(0).sample(fitting, 40)
     overlapping = covering = 0
     for candidate in [*chosen, *chosen, *chosen, *chosen, *chosen]:
-        probe, confirmation = (machine.measure(candidate, plan).worst for plan in (SHORT_PROBE, LONG_PROBE))
+        probe, confirmation = (
+            machine.measure(candidate, plan).worst for plan in (SHORT_PROBE, LONG_PROBE)
+        )
         assert probe is not None and confirmation is not None
         spread = learn_run_spread([[probe, confirmation]])
         overlapping += _overlaps(spread, probe, confirmation)
@@ -107,7 +128,9 @@ def test_repeated_runs_replace_the_prior() -> None:
 
 def test_more_runs_narrow_the_interval_but_more_cycles_of_one_run_do_not() -> None:
     spread = learn_run_spread([[_speed(1000), _speed(1100)]])
-    one, long, four = (spread.half_width(_speed(1000, **how)) for how in ({}, {"cycles": 50}, {"runs": 4}))
+    one, long, four = (
+        spread.half_width(_speed(1000, **how)) for how in ({}, {"cycles": 50}, {"runs": 4})
+    )
     assert one == long > 1.8 * four
 
 

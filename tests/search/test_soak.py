@@ -29,7 +29,10 @@ class Soaker:
         measured = self._case.machine.measure(candidate, replace(plan, soak_seconds=None))
         start = (measured.memory.peak_bytes or 0) - 200 * MIB
         leak = self._per_cycle if candidate.id in self._leaking else 0
-        cycles = tuple(CycleMemory(steps=n + 1, seconds=n, peak_bytes=start + n * leak, held_bytes=start) for n in range(30))
+        cycles = tuple(
+            CycleMemory(steps=n + 1, seconds=n, peak_bytes=start + n * leak, held_bytes=start)
+            for n in range(30)
+        )
         peak = max(cycle.peak_bytes for cycle in cycles)
         over = peak > measured.memory.limit_bytes
         return replace(

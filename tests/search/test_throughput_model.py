@@ -33,24 +33,43 @@ def within(value: float) -> Estimate:
 
 def predicted(one: Candidate) -> Prediction:
     size, rate = within(100 * MIB), within(TOKENS / sum(SECONDS.values()))
-    phases = tuple(PhasePrediction(name=name, peak_bytes=size, seconds=within(value)) for name, value in SECONDS.items())
+    phases = tuple(
+        PhasePrediction(name=name, peak_bytes=size, seconds=within(value))
+        for name, value in SECONDS.items()
+    )
     return Prediction(
-        candidate_id=one.id, basis="traced", fits=True, limit_bytes=1000 * MIB, peak_memory_bytes=size,
-        torch_peak_allocated_bytes=size, torch_peak_reserved_bytes=size, tokens_per_second=rate, phases=phases,
-    )  # fmt: skip
+        candidate_id=one.id,
+        basis="traced",
+        fits=True,
+        limit_bytes=1000 * MIB,
+        peak_memory_bytes=size,
+        torch_peak_allocated_bytes=size,
+        torch_peak_reserved_bytes=size,
+        tokens_per_second=rate,
+        phases=phases,
+    )
 
 
 def measured(one: Candidate, **off: float) -> Trial:
     """Return the prediction with some phases scaled."""
-    seconds: dict[str, float] = {name: value * off.get(name, 1.0) for name, value in SECONDS.items()}
+    seconds: dict[str, float] = {
+        name: value * off.get(name, 1.0) for name, value in SECONDS.items()
+    }
     cycle = sum(seconds.values())
     speed = Speed(
-        completion_tokens=TOKENS, cycle_seconds=(cycle,), cycle_loss_tokens=(TOKENS,), prompt_tokens=0, phase_seconds=seconds
+        completion_tokens=TOKENS,
+        cycle_seconds=(cycle,),
+        cycle_loss_tokens=(TOKENS,),
+        prompt_tokens=0,
+        phase_seconds=seconds,
     )
     found = Measurement(
-        candidate_id=one.id, outcome=Outcome.OK, worst=speed, cost=Cost(total_seconds=cycle, load_seconds=0.0),
+        candidate_id=one.id,
+        outcome=Outcome.OK,
+        worst=speed,
+        cost=Cost(total_seconds=cycle, load_seconds=0.0),
         memory=Memory(peak_bytes=MIB, limit_bytes=1000 * MIB, bound_by="formula"),
-    )  # fmt: skip
+    )
     return Trial(number=0, purpose="search", candidate=one, measurement=found, verdict=judge(found))
 
 
@@ -59,7 +78,9 @@ def share(value: float) -> Candidate:
 
 
 def rates(*trials: Trial) -> Mapping[str, float]:
-    believed = ThroughputModel(TABLE, [predicted(one) for one in CANDIDATES]).posterior(trials, NOBODY)
+    believed = ThroughputModel(TABLE, [predicted(one) for one in CANDIDATES]).posterior(
+        trials, NOBODY
+    )
     return {one.id: math.exp(believed.mean[index]) for index, one in enumerate(CANDIDATES)}
 
 
@@ -70,17 +91,24 @@ def test_before_anything_is_measured_it_is_the_prediction() -> None:
 def test_a_phases_error_transfers_to_the_same_phase_of_other_candidates() -> None:
     found = rates(measured(CANDIDATES[0], rollout=1.5), measured(CANDIDATES[5], rollout=1.5))
     assert found[CANDIDATES[0].id] == pytest.approx(TOKENS / 13, rel=0.02)
-    assert found[CANDIDATES[-1].id] == pytest.approx(TOKENS / 13, rel=0.1), "three seconds more of rollout, and of nothing else"
+    assert found[CANDIDATES[-1].id] == pytest.approx(TOKENS / 13, rel=0.1), (
+        "three seconds more of rollout, and of nothing else"
+    )
 
 
 def test_an_error_of_all_phases_is_that_of_the_machine() -> None:
-    """An engine's rollout was never measured; that of transformers, and training, are twice as fast as predicted."""
+    """An engine's rollout was never measured; that of transformers, and training, are twice as
+    fast as predicted.
+    """
     plain = next(one for one in CANDIDATES if not one.knobs["use_vllm"])
 
     def found(**off: float) -> float:
         return rates(measured(plain, **off))[share(0.2).id]
 
-    both, opposed = found(rollout=0.5, forward=0.5, backward=0.5), found(rollout=0.5, forward=1.5, backward=1.5)
+    both, opposed = (
+        found(rollout=0.5, forward=0.5, backward=0.5),
+        found(rollout=0.5, forward=1.5, backward=1.5),
+    )
     assert both > 1.5 * TOKENS / 10
     assert opposed < 1.3 * TOKENS / 10
 
@@ -96,13 +124,19 @@ def test_a_cliff_is_that_of_the_load_and_of_no_other() -> None:
 
 
 def test_one_slow_cycle_says_little_about_the_others_of_its_load() -> None:
-    """A probe that was stopped after its first cycle: a neighbour on the machine may have held it up."""
+    """A probe that was stopped after its first cycle: a neighbour on the machine may have held
+    it up.
+    """
     stopped = measured(share(0.1), rollout=20.0)
     speed = stopped.measurement.worst
     assert speed is not None
-    stopped = replace(stopped, measurement=replace(stopped.measurement, worst=replace(speed, cut_short=True)))
+    stopped = replace(
+        stopped, measurement=replace(stopped.measurement, worst=replace(speed, cut_short=True))
+    )
     sure, doubtful = rates(measured(share(0.1), rollout=20.0)), rates(stopped)
-    others = [one for one in CANDIDATES if one.load_key == share(0.1).load_key and one != share(0.1)]
+    others = [
+        one for one in CANDIDATES if one.load_key == share(0.1).load_key and one != share(0.1)
+    ]
     assert others
     for one in others:
         assert sure[one.id] < TOKENS / 100 < TOKENS / 40 < doubtful[one.id]
@@ -110,7 +144,9 @@ def test_one_slow_cycle_says_little_about_the_others_of_its_load() -> None:
 
 def test_a_measured_candidate_without_a_cliff_keeps_its_speed() -> None:
     thrashing = share(0.1)
-    safe = next(one for one in CANDIDATES if one.load_key == thrashing.load_key and one != thrashing)
+    safe = next(
+        one for one in CANDIDATES if one.load_key == thrashing.load_key and one != thrashing
+    )
     found = rates(measured(thrashing, rollout=20.0), measured(safe))
     assert found[safe.id] == pytest.approx(TOKENS / 10, rel=0.02)
 
@@ -119,7 +155,9 @@ def test_one_without_a_prediction_leaves_the_others_theirs() -> None:
     """Baseline without a prediction."""
     known = [None if one == CANDIDATES[0] else predicted(one) for one in CANDIDATES]
     assert ThroughputModel.has_phase_times(known)
-    believed = ThroughputModel(TABLE, known).posterior([measured(CANDIDATES[1], rollout=1.5)], NOBODY)
+    believed = ThroughputModel(TABLE, known).posterior(
+        [measured(CANDIDATES[1], rollout=1.5)], NOBODY
+    )
     assert math.exp(believed.mean[1]) == pytest.approx(TOKENS / 13, rel=0.05)
     assert believed.deviation[0] > believed.deviation[2]
     assert not ThroughputModel.has_phase_times([None, None])
@@ -130,7 +168,10 @@ def test_with_steady_cycles_an_unpredicted_difference_is_no_noise() -> None:
     off = [(0.93, 1.07)[index * index % 7 % 2] for index in range(len(CANDIDATES))]
 
     def noise(scatter: float) -> float:
-        trials = [measured(one, rollout=by, forward=by, backward=by) for one, by in zip(CANDIDATES, off, strict=True)]
+        trials = [
+            measured(one, rollout=by, forward=by, backward=by)
+            for one, by in zip(CANDIDATES, off, strict=True)
+        ]
         pace = ThroughputModel(TABLE, [predicted(one) for one in CANDIDATES])
         return pace.posterior([scattering(trial, scatter) for trial in trials], NOBODY).noise
 

@@ -24,7 +24,9 @@ class Drivers:
     def __init__(self, folder: Path) -> None:
         self.machine = Machine(limit_bytes=900 * MIB)
         self.url = f"sqlite:///{folder}/study.db"
-        self._question = replace(toy_job(folder, toy_space(), self.machine.limit_bytes), storage=self.url)
+        self._question = replace(
+            toy_job(folder, toy_space(), self.machine.limit_bytes), storage=self.url
+        )
 
     def another(self) -> Study:
         job, trainer = replace(self._question, resume=self._there()), ToyTrainer()
@@ -37,10 +39,16 @@ class Drivers:
         return asked
 
     def trials(self) -> list[optuna.trial.FrozenTrial]:
-        return optuna.load_study(study_name=self._question.study_name, storage=self.url).get_trials()
+        return optuna.load_study(
+            study_name=self._question.study_name, storage=self.url
+        ).get_trials()
 
     def _there(self) -> bool:
-        return bool(optuna.get_all_study_names(self.url)) if Path(self.url.removeprefix("sqlite:///")).exists() else False
+        return (
+            bool(optuna.get_all_study_names(self.url))
+            if Path(self.url.removeprefix("sqlite:///")).exists()
+            else False
+        )
 
 
 @pytest.fixture
@@ -68,7 +76,9 @@ def test_a_measurement_counts_after_its_driver_was_swept(drivers: Drivers) -> No
     one = drivers.another()
     asked = one.ask(MEANS)
     assert isinstance(asked, TrialRequest)
-    optuna.load_study(study_name=one._study.study_name, storage=drivers.url).tell(asked.number, state=TrialState.FAIL)
+    optuna.load_study(study_name=one._study.study_name, storage=drivers.url).tell(
+        asked.number, state=TrialState.FAIL
+    )
     told = one.tell(asked, drivers.machine.measure(asked.candidate, SHORT_PROBE))
     assert told.number != asked.number and told.candidate == asked.candidate
     again = drivers.another()
@@ -81,6 +91,8 @@ def test_a_fault_of_a_swept_driver_ends_no_other(drivers: Drivers) -> None:
     one = drivers.another()
     asked = one.ask(MEANS)
     assert isinstance(asked, TrialRequest)
-    optuna.load_study(study_name=one._study.study_name, storage=drivers.url).tell(asked.number, state=TrialState.FAIL)
+    optuna.load_study(study_name=one._study.study_name, storage=drivers.url).tell(
+        asked.number, state=TrialState.FAIL
+    )
     one.tell_fault(asked, "the machine failed")
     assert not one.trials and drivers.measure(one).candidate == asked.candidate

@@ -10,10 +10,18 @@ from hypothesis import strategies as st
 
 from autotune.core.errors import BadInput
 from autotune.core.prediction import Estimate, Prediction
-from autotune.solver.largest_value import LargestValue, LargestValueSearch, Number, Tried, values_from
+from autotune.solver.largest_value import (
+    LargestValue,
+    LargestValueSearch,
+    Number,
+    Tried,
+    values_from,
+)
 
 
-def solved(start: Number, limit: int, need: Callable[[Number], int], legal: Callable[[Number], bool]) -> LargestValue:
+def solved(
+    start: Number, limit: int, need: Callable[[Number], int], legal: Callable[[Number], bool]
+) -> LargestValue:
     """Every prediction is need..1.2 need; `tried` counts them."""
 
     def predict(value: Number) -> Tried:
@@ -23,12 +31,19 @@ def solved(start: Number, limit: int, need: Callable[[Number], int], legal: Call
         fits = True if high <= limit else False if low > limit else None
         peak = Estimate(value=low, low=low, high=high)
         found = Prediction(
-            candidate_id=str(value), basis="traced", fits=fits, limit_bytes=limit, peak_memory_bytes=peak,
-            torch_peak_allocated_bytes=peak, torch_peak_reserved_bytes=peak,
-        )  # fmt: skip
+            candidate_id=str(value),
+            basis="traced",
+            fits=fits,
+            limit_bytes=limit,
+            peak_memory_bytes=peak,
+            torch_peak_allocated_bytes=peak,
+            torch_peak_reserved_bytes=peak,
+        )
         return Tried(value=value, prediction=found)
 
-    return LargestValueSearch(setting="x", values=values_from(start), is_legal=legal, predict=predict).run(start)
+    return LargestValueSearch(
+        setting="x", values=values_from(start), is_legal=legal, predict=predict
+    ).run(start)
 
 
 @given(
@@ -51,7 +66,9 @@ def test_the_largest_value_of_all(start: int, limit: int, fixed: int, divides: i
     possibly = [value for value in everyone if fixed + 100 * value <= limit]
     assert (found.surely and found.surely.value) == max(surely, default=None)
     expected = max(possibly, default=None)
-    assert (found.possibly and found.possibly.value) == (None if expected == max(surely, default=None) else expected)
+    assert (found.possibly and found.possibly.value) == (
+        None if expected == max(surely, default=None) else expected
+    )
     assert len(found.tried) <= 40
 
 

@@ -16,7 +16,11 @@ def test_offers_are_in_order_of_their_price(tmp_path: Path) -> None:
     file = tmp_path / "prices.yaml"
     file.write_text("currency: EUR\n8xH100: 24\nA100-40G: 1.1\n2xH300=280G: 9.5\n")
     offers, currency = read_prices(file)
-    assert [(one.gpus, one.per_hour) for one in offers] == [("A100-40G", 1.1), ("2xH300=280G", 9.5), ("8xH100", 24.0)]
+    assert [(one.gpus, one.per_hour) for one in offers] == [
+        ("A100-40G", 1.1),
+        ("2xH300=280G", 9.5),
+        ("8xH100", 24.0),
+    ]
     assert currency == "EUR" and offers[2].hardware.count == 8
 
 

@@ -28,9 +28,13 @@ PACKAGE = "autotune_worker"
 
 
 def inside(name: str = "") -> ModuleType:
-    """Import a module of autotune/worker under its name in a training environment without autotune."""
+    """Import a module of autotune/worker under its name in a training environment without
+    autotune.
+    """
     if PACKAGE not in sys.modules:
-        spec = importlib.util.spec_from_file_location(PACKAGE, INSIDE / "__init__.py", submodule_search_locations=[str(INSIDE)])
+        spec = importlib.util.spec_from_file_location(
+            PACKAGE, INSIDE / "__init__.py", submodule_search_locations=[str(INSIDE)]
+        )
         assert spec is not None
         assert spec.loader is not None
         package = importlib.util.module_from_spec(spec)
@@ -43,17 +47,45 @@ def adapter() -> ModuleType:
     return inside("trl.grpo_probe")
 
 
-def load_request(scratch: Path | str, *, config: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    model = {"folder": None, "config": config or inside("synthetic").tiny_config(), "weights": "random", "dtype": "float32"}
-    request = {"model": model, "adapter": None, "engine": None, "device": "cpu", "seed": 42, "scratch": str(scratch)}
+def load_request(
+    scratch: Path | str, *, config: dict[str, Any] | None = None, **changes: Any
+) -> dict[str, Any]:
+    model = {
+        "folder": None,
+        "config": config or inside("synthetic").tiny_config(),
+        "weights": "random",
+        "dtype": "float32",
+    }
+    request = {
+        "model": model,
+        "adapter": None,
+        "engine": None,
+        "device": "cpu",
+        "seed": 42,
+        "scratch": str(scratch),
+    }
     return {**request, **changes}
 
 
 def measure_request(
-    settings: dict[str, Any] | None = None, *, prompt: int = 16, completion: int = 8, typical: int | None = None, **changes: Any
+    settings: dict[str, Any] | None = None,
+    *,
+    prompt: int = 16,
+    completion: int = 8,
+    typical: int | None = None,
+    **changes: Any,
 ) -> dict[str, Any]:
-    small = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": completion}
-    plan = {"optimizer_steps": 2, "warmup_cycles": 1, "timed_cycles": 2, "stop_below_tokens_per_second": None}
+    small = {
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "max_completion_length": completion,
+    }
+    plan = {
+        "optimizer_steps": 2,
+        "warmup_cycles": 1,
+        "timed_cycles": 2,
+        "stop_below_tokens_per_second": None,
+    }
     plan |= changes.pop("plan", {})
     drawn = {name: changes.pop(name) for name in ("drawn", "drawn_prompts") if name in changes}
     request = {
@@ -80,7 +112,11 @@ def events_stage(**options: Any) -> tuple[Any, list[dict[str, Any]]]:
 
 def _allow(growth_bytes: int | None) -> None:
     """Limit the growth of this process: allocations beyond fail, as on a full machine."""
-    data = next(int(line.split()[1]) * 1024 for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line)
+    data = next(
+        int(line.split()[1]) * 1024
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if "VmData" in line
+    )
     limit = resource.RLIM_INFINITY if growth_bytes is None else data + growth_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
 
@@ -90,7 +126,11 @@ def run(document: dict[str, Any], *, rank: int = 0, world_size: int = 1) -> dict
     trl, clock = adapter(), time.perf_counter
     limits = {"limit_bytes": document.get("limit_bytes")}
     began = clock()
-    answer: dict[str, Any] = {"versions": trl.warm(document["load"]), "warm_seconds": clock() - began, "measures": []}
+    answer: dict[str, Any] = {
+        "versions": trl.warm(document["load"]),
+        "warm_seconds": clock() - began,
+        "measures": [],
+    }
     if document["load"].get("method") == "async-grpo":  # its kernel for packed rows is one for GPUs
         importlib.import_module("tests.counted_memory.varlen").install()
     began = clock()
@@ -118,14 +158,23 @@ def run(document: dict[str, Any], *, rank: int = 0, world_size: int = 1) -> dict
         gc.collect()
         trl.release(loaded)
         held = stage._meter.now()
-        answer["measures"].append({**outcome, "seconds": clock() - began, "held_after": held, "events": len(events)})
+        answer["measures"].append(
+            {**outcome, "seconds": clock() - began, "held_after": held, "events": len(events)}
+        )
     return answer
 
 
 def run_apart(
-    document: dict[str, Any], folder: Path, *, ranks: int = 1, timeout: float = 240, **environment: str
+    document: dict[str, Any],
+    folder: Path,
+    *,
+    ranks: int = 1,
+    timeout: float = 240,
+    **environment: str,
 ) -> list[dict[str, Any]]:
-    """Run the same in separate processes, one per rank, for tests of memory, ranks or other releases."""
+    """Run the same in separate processes, one per rank, for tests of memory, ranks or other
+    releases.
+    """
     path = folder / "requests.json"
     path.write_text(json.dumps(document))
     with socket.socket() as listener:
@@ -143,7 +192,11 @@ def run_apart(
         }
         command = [sys.executable, __file__, str(path)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(command, env={**base, **(ours if ranks > 1 else {})}, cwd=folder, **pipes))
+        started.append(
+            subprocess.Popen(
+                command, env={**base, **(ours if ranks > 1 else {})}, cwd=folder, **pipes
+            )
+        )
     answers = []
     try:
         for process in started:
@@ -159,7 +212,11 @@ def run_apart(
 
 def main() -> None:
     document = json.loads(Path(sys.argv[1]).read_text())
-    answer = run(document, rank=int(os.environ.get("RANK", 0)), world_size=int(os.environ.get("WORLD_SIZE", 1)))
+    answer = run(
+        document,
+        rank=int(os.environ.get("RANK", 0)),
+        world_size=int(os.environ.get("WORLD_SIZE", 1)),
+    )
     print("\n" + json.dumps(answer), flush=True)
 
 

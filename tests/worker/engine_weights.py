@@ -40,7 +40,10 @@ def main() -> None:
         "equal_before": before,
         "equal_after": alike(weights_of(loaded), ours),
         "files": sorted(file.name for file in loaded.folder.iterdir()),
-        "lengths": [result["exercised"]["shortest_completion"], result["exercised"]["longest_completion"]],
+        "lengths": [
+            result["exercised"]["shortest_completion"],
+            result["exercised"]["longest_completion"],
+        ],
         "vocabulary": [loaded.tokenizer.vocab_size, loaded.model.config.vocab_size],
     }
     print("\n" + json.dumps(answer), flush=True)

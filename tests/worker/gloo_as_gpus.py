@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from autotune_worker.trl import grpo_probe  # type: ignore[import-not-found]
-from autotune_worker.trl.grpo_probe import measure, release, supported, warm  # type: ignore[import-not-found] # noqa: F401
+from autotune_worker.trl.grpo_probe import measure, release, supported, warm  # type: ignore[import-not-found]  # noqa: F401
 
 
 def load(request: Any, stage: Any) -> Any:

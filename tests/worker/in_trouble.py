@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune_worker.trl import grpo_probe  # type: ignore[import-not-found]
-from autotune_worker.trl.grpo_probe import load, release, supported, warm  # type: ignore[import-not-found] # noqa: F401
+from autotune_worker.trl.grpo_probe import load, release, supported, warm  # type: ignore[import-not-found]  # noqa: F401
 
 AGES = 3600
 LEFT_BYTES = 24 * 2**20
@@ -30,7 +30,9 @@ def short_of_memory() -> None:
     """Limit the growth of this rank; torch's allocator gets an error beyond it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     data = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
-    resource.setrlimit(resource.RLIMIT_DATA, (data + LEFT_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (data + LEFT_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1])
+    )
 
 
 def asleep_in_python() -> None:

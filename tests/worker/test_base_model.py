@@ -44,11 +44,17 @@ def test_scales_of_weights_in_4_bits_are_checked_for_nan() -> None:
 
 
 def test_random_weights_are_made_as_a_checkpoint_is_loaded(tmp_path: Path) -> None:
-    """Each shared tensor once, buffers with their values: a head that is drawn and dropped would leave its memory behind."""
+    """Each shared tensor once, buffers with their values: a head that is drawn and dropped would
+    leave its memory behind.
+    """
     transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.from_pretrained(synthetic.write_model_folder(tmp_path, synthetic.tiny_config()))
+    config = transformers.AutoConfig.from_pretrained(
+        synthetic.write_model_folder(tmp_path, synthetic.tiny_config())
+    )
     plain = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    made = base_model.build_as_loaded(lambda: transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), "cpu")
+    made = base_model.build_as_loaded(
+        lambda: transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), "cpu"
+    )
     assert made.lm_head.weight is made.model.embed_tokens.weight
     assert [(name, one.shape, one.dtype) for name, one in made.named_parameters()] == [
         (name, one.shape, one.dtype) for name, one in plain.named_parameters()

@@ -8,10 +8,15 @@ from autotune.worker.trl.vllm_engines import Engines
 
 @pytest.mark.parametrize("sleeps", [False, True])
 @pytest.mark.parametrize(
-    ("device", "share"), [({}, 0.3), ({"engine_share_scale": 1.0}, 0.3), ({"engine_share_scale": 0.5}, 0.15)]
+    ("device", "share"),
+    [({}, 0.3), ({"engine_share_scale": 1.0}, 0.3), ({"engine_share_scale": 0.5}, 0.15)],
 )
-def test_the_engine_takes_its_share_of_the_smaller_card(device: dict[str, float], share: float, sleeps: bool) -> None:
-    engines = Engines(PhaseRecorder(emit=lambda event: None, device=device), cpu=False, random_weights=True)
+def test_the_engine_takes_its_share_of_the_smaller_card(
+    device: dict[str, float], share: float, sleeps: bool
+) -> None:
+    engines = Engines(
+        PhaseRecorder(emit=lambda event: None, device=device), cpu=False, random_weights=True
+    )
     built: list[dict[str, object]] = []
     engines._real = lambda **arguments: built.append(arguments)
     asked = {"model": "m", "gpu_memory_utilization": 0.3, "enable_sleep_mode": sleeps}

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.worker.drive import adapter, engine_request, events_stage, inside, load_request, measure_request, run_apart
+from tests.worker.drive import (
+    adapter,
+    engine_request,
+    events_stage,
+    inside,
+    load_request,
+    measure_request,
+    run_apart,
+)
 
 pytest.importorskip("trl")
 pytestmark = pytest.mark.slow
@@ -41,11 +49,18 @@ def measure(loaded: Any, settings: dict[str, Any] | None = None, **changes: Any)
 def check_speed(speed: dict[str, Any], *, cycles: int, tokens: int) -> None:
     assert len(speed["cycle_seconds"]) == cycles
     assert speed["cycle_loss_tokens"] == [tokens] * cycles
-    assert sum(speed["phase_seconds"].values()) == pytest.approx(sum(speed["cycle_seconds"]), rel=0.03)
+    assert sum(speed["phase_seconds"].values()) == pytest.approx(
+        sum(speed["cycle_seconds"]), rel=0.03
+    )
 
 
 def test_a_candidate_is_measured_at_its_worst(loaded: Any) -> None:
-    result = measure(loaded, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}, prompt=24, completion=10)
+    result = measure(
+        loaded,
+        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+        prompt=24,
+        completion=10,
+    )
     json.dumps(result)
     check_speed(result["worst"], cycles=2, tokens=8 * 10)
     assert result["worst"]["prompt_tokens"] == 2 * 8 * 24
@@ -56,7 +71,9 @@ def test_a_candidate_is_measured_at_its_worst(loaded: Any) -> None:
     assert (effective["longest_prompt_seen"], effective["longest_completion_seen"]) == (24, 10)
     assert (effective["generation_batch_size"], effective["steps_per_generation"]) == (8, 2)
     assert effective["trainable_parameters"] == effective["parameters"]
-    assert {phase for phase, seconds in result["worst"]["phase_seconds"].items() if seconds > 0} >= PHASES_OF_EVERY_RUN
+    assert {
+        phase for phase, seconds in result["worst"]["phase_seconds"].items() if seconds > 0
+    } >= PHASES_OF_EVERY_RUN
     memory = result["memory"]
     assert memory["peak_bytes"] >= max(memory["phase_peak_bytes"].values())
     assert memory["torch_allocated_bytes"] is None
@@ -86,7 +103,9 @@ def test_completions_end_at_drawn_lengths(loaded: Any, settings: dict[str, Any])
     check_speed(result["worst"], cycles=2, tokens=completions * 12)
     assert not result["worst"]["drawn"]
     check_drawn(result["typical"], completions)
-    assert measure(loaded, settings)["worst"]["cycle_loss_tokens"] == [completions * 8] * 2  # nothing is left of the draw
+    assert (
+        measure(loaded, settings)["worst"]["cycle_loss_tokens"] == [completions * 8] * 2
+    )  # nothing is left of the draw
 
 
 def test_prompts_get_drawn_lengths_too(loaded: Any) -> None:
@@ -103,7 +122,9 @@ def test_candidates_leave_the_shared_weights_unchanged(loaded: Any) -> None:
     again = measure(loaded)
     assert again["gradient_norm"] == first > 0
     assert again["effective"]["use_peft"] is False
-    assert all((was == now).all() for was, now in zip(before, loaded.model.parameters(), strict=True))
+    assert all(
+        (was == now).all() for was, now in zip(before, loaded.model.parameters(), strict=True)
+    )
     assert all(parameter.grad is None for parameter in loaded.model.parameters())
 
 
@@ -119,7 +140,15 @@ def test_spoilt_weights_are_rebuilt(loaded: Any) -> None:
 
 
 def test_an_adapter_of_the_load_is_trained(loaded: Any, tmp_path: Path) -> None:
-    trl, wanted = adapter(), {"lora_r": 4, "lora_alpha": 16, "lora_dropout": 0.0, "lora_target_modules": ["q_proj", "v_proj"]}
+    trl, wanted = (
+        adapter(),
+        {
+            "lora_r": 4,
+            "lora_alpha": 16,
+            "lora_dropout": 0.0,
+            "lora_target_modules": ["q_proj", "v_proj"],
+        },
+    )
     own = trl.load(load_request(tmp_path, adapter=wanted), events_stage()[0])
     effective = measure(own)["effective"]
     assert (effective["use_peft"], effective["lora_r"], effective["lora_alpha"]) == (True, 4, 16)
@@ -134,8 +163,12 @@ def test_a_reference_model_is_resident_and_scored(loaded: Any) -> None:
     whole = 4 * result["effective"]["parameters"]  # float32
     held, without = result["model_bytes"], measure(loaded)["model_bytes"]
     assert held["gradients"] == whole and held["optimizer"] == 2 * whole
-    assert held["weights"] == held["reference_weights"] == pytest.approx(whole, rel=0.01)  # and its positions' frequencies
-    assert without == {name: size for name, size in held.items() if not name.startswith("reference")}
+    assert (
+        held["weights"] == held["reference_weights"] == pytest.approx(whole, rel=0.01)
+    )  # and its positions' frequencies
+    assert without == {
+        name: size for name, size in held.items() if not name.startswith("reference")
+    }
 
 
 def test_slow_candidates_stop_once_they_are_known_to_fit(loaded: Any) -> None:
@@ -157,34 +190,50 @@ def test_nothing_is_written_to_the_users_output_folder(loaded: Any, tmp_path: Pa
         "push_to_hub": True,
     }
     measure(
-        loaded, {**wanted, "log_completions": True, "logging_steps": 1, "num_train_epochs": 9}, plan={"save_checkpoint": True}
+        loaded,
+        {**wanted, "log_completions": True, "logging_steps": 1, "num_train_epochs": 9},
+        plan={"save_checkpoint": True},
     )
     assert not mine.exists()
     assert list(loaded.scratch.rglob("checkpoint-*")) == []
 
 
-def test_the_users_prompts_and_rewards_are_used(loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_prompts_and_rewards_are_used(
+    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = inside("synthetic").write_prompts(tmp_path / "sums", rows=6, shortest=3, longest=3)
     (tmp_path / "my_rewards.py").write_text(
-        "import time\nSEEN = []\n\ndef patient(completions, answer, **_):\n    SEEN.extend(answer)\n    time.sleep(0.05)\n"
-        "    return [float(i) for i in range(len(completions))]\n"
+        "import time\nSEEN = []\n\ndef patient(completions, answer, **_):\n   "
+        " SEEN.extend(answer)\n    time.sleep(0.05)\n    return [float(i) for i in"
+        " range(len(completions))]\n"
     )
     monkeypatch.chdir(tmp_path)
-    given = {"dataset": {"dataset_name": str(data)}, "reward_funcs": ["my_rewards.patient", "think_format_reward"]}
+    given = {
+        "dataset": {"dataset_name": str(data)},
+        "reward_funcs": ["my_rewards.patient", "think_format_reward"],
+    }
     result = measure(loaded, {"reward_weights": [1.0, 0.5]}, prompt=100, typical=4, **given)
     # Two batches of 0.05 s; a busy machine wakes a sleeper late.
-    assert 0.1 <= result["worst"]["user_reward_seconds"] < result["worst"]["phase_seconds"]["reward"]
+    assert (
+        0.1 <= result["worst"]["user_reward_seconds"] < result["worst"]["phase_seconds"]["reward"]
+    )
     assert result["worst"]["prompt_tokens"] == 2 * 4 * 100
     assert result["typical"]["prompt_tokens"] < 2 * 4 * 100  # the user's own, as long as they are
     import my_rewards  # type: ignore[import-not-found]
 
-    answers = {json.loads(line)["answer"] for line in (data / "train.jsonl").read_text().splitlines()}
+    answers = {
+        json.loads(line)["answer"] for line in (data / "train.jsonl").read_text().splitlines()
+    }
     assert set(my_rewards.SEEN) <= answers
 
 
-def test_a_split_too_short_for_one_generation_batch_is_an_error(loaded: Any, tmp_path: Path) -> None:
+def test_a_split_too_short_for_one_generation_batch_is_an_error(
+    loaded: Any, tmp_path: Path
+) -> None:
     data = inside("synthetic").write_prompts(tmp_path / "few", rows=3)
-    with pytest.raises(ValueError, match="has 3 rows, and one generation batch takes 4 different prompts"):
+    with pytest.raises(
+        ValueError, match="has 3 rows, and one generation batch takes 4 different prompts"
+    ):
         measure(loaded, {"per_device_train_batch_size": 16}, dataset={"dataset_name": str(data)})
 
 
@@ -198,12 +247,18 @@ def test_settings_that_the_framework_rejects_are_errors(loaded: Any) -> None:
 
 
 def test_predicted_exhaustion_ends_early_and_memory_is_freed(tmp_path: Path) -> None:
-    """Checkpointing is off, so each layer keeps its activations: visible after four of eight layers."""
+    """Checkpointing is off, so each layer keeps its activations: visible after four of eight
+    layers.
+    """
     config = inside("synthetic").tiny_config(layers=8, hidden=256)
     roomy = measure_request({"per_device_train_batch_size": 4}, prompt=64, completion=8)
     tight = {"per_device_train_batch_size": 64, "gradient_checkpointing": False}
     too_large = measure_request(tight, prompt=256, completion=8)
-    document = {"load": load_request(tmp_path, config=config), "measures": [roomy, too_large, roomy], "limit_bytes": 900 * 2**20}
+    document = {
+        "load": load_request(tmp_path, config=config),
+        "measures": [roomy, too_large, roomy],
+        "limit_bytes": 900 * 2**20,
+    }
     first, failed, again = run_apart(document, tmp_path)[0]["measures"]
     assert failed["error"] == "LimitForeseen"
     assert failed["phase"] == "forward"
@@ -215,10 +270,16 @@ def test_predicted_exhaustion_ends_early_and_memory_is_freed(tmp_path: Path) -> 
     assert again["result"]["gradient_norm"] == first["result"]["gradient_norm"]
 
 
-def test_an_allocation_that_fails_names_its_phase_and_the_next_candidate_runs(tmp_path: Path) -> None:
+def test_an_allocation_that_fails_names_its_phase_and_the_next_candidate_runs(
+    tmp_path: Path,
+) -> None:
     roomy = measure_request(prompt=32)
     too_large = measure_request({"per_device_train_batch_size": 64}, prompt=512, completion=4)
-    document = {"load": load_request(tmp_path), "measures": [roomy, too_large, roomy], "growth_bytes": 150 * 2**20}
+    document = {
+        "load": load_request(tmp_path),
+        "measures": [roomy, too_large, roomy],
+        "growth_bytes": 150 * 2**20,
+    }
     first, failed, again = run_apart(document, tmp_path)[0]["measures"]
     assert failed["error"] == "RuntimeError"
     assert "can't allocate memory" in failed["text"]
@@ -228,7 +289,11 @@ def test_an_allocation_that_fails_names_its_phase_and_the_next_candidate_runs(tm
 
 def test_two_ranks_share_the_work_and_stop_together(tmp_path: Path) -> None:
     hopeless = {"timed_cycles": 6, "stop_below_tokens_per_second": 1e9}
-    measures = [measure_request(), measure_request({"use_peft": True}), measure_request(plan=hopeless)]
+    measures = [
+        measure_request(),
+        measure_request({"use_peft": True}),
+        measure_request(plan=hopeless),
+    ]
     answers = run_apart({"load": load_request(tmp_path), "measures": measures}, tmp_path, ranks=2)
     results = [[measure["result"] for measure in answer["measures"]] for answer in answers]
     for result in (result for of_rank in results for result in of_rank):
@@ -242,7 +307,11 @@ def test_two_ranks_share_the_work_and_stop_together(tmp_path: Path) -> None:
 
 
 def vllm_document(folder: Path, *measures: dict[str, Any]) -> dict[str, Any]:
-    return {"load": load_request(folder, engine=engine_request()), "measures": list(measures), "limit_bytes": 3 * 2**30}
+    return {
+        "load": load_request(folder, engine=engine_request()),
+        "measures": list(measures),
+        "limit_bytes": 3 * 2**30,
+    }
 
 
 VLLM = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 64}
@@ -253,8 +322,12 @@ def check_vllm(answer: dict[str, Any]) -> None:
     results = [measure["result"] for measure in answer["measures"]]
     for result in results:
         check_speed(result["worst"], cycles=2, tokens=4 * 8)
-        assert {"sync", "score", *PHASES_OF_EVERY_RUN} <= {p for p, s in result["worst"]["phase_seconds"].items() if s > 0}
-        assert "load" not in result["memory"]["phase_peak_bytes"]  # no engine was built after the load
+        assert {"sync", "score", *PHASES_OF_EVERY_RUN} <= {
+            p for p, s in result["worst"]["phase_seconds"].items() if s > 0
+        }
+        assert (
+            "load" not in result["memory"]["phase_peak_bytes"]
+        )  # no engine was built after the load
         assert result["gradient_norm"] == pytest.approx(results[0]["gradient_norm"], rel=1e-5)
         effective = result["effective"]
         assert (effective["max_num_seqs"], effective["vllm_max_model_length"]) == (4, 64)
@@ -266,15 +339,22 @@ def check_vllm(answer: dict[str, Any]) -> None:
 @needs_vllm
 def test_one_vllm_engine_serves_candidates_one_after_another(tmp_path: Path) -> None:
     cut = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    measures = [measure_request({**VLLM, **more}) for more in ({}, cut, {"gradient_checkpointing": False})]
+    measures = [
+        measure_request({**VLLM, **more}) for more in ({}, cut, {"gradient_checkpointing": False})
+    ]
     check_vllm(run_apart(vllm_document(tmp_path, *measures), tmp_path)[0])
 
 
 @needs_vllm
 def test_vllm_ends_completions_at_drawn_lengths(tmp_path: Path) -> None:
     drawn = measure_request(VLLM, completion=12, typical=6, drawn=DRAWN)
-    later = measure_request({**VLLM, "gradient_accumulation_steps": 2}, completion=12, typical=6, drawn=DRAWN)
-    first, second = (one["result"] for one in run_apart(vllm_document(tmp_path, drawn, later), tmp_path)[0]["measures"])
+    later = measure_request(
+        {**VLLM, "gradient_accumulation_steps": 2}, completion=12, typical=6, drawn=DRAWN
+    )
+    first, second = (
+        one["result"]
+        for one in run_apart(vllm_document(tmp_path, drawn, later), tmp_path)[0]["measures"]
+    )
     check_speed(first["worst"], cycles=2, tokens=4 * 12)
     check_drawn(first["typical"], 4)
     check_drawn(second["typical"], 8)
@@ -292,10 +372,16 @@ def test_a_vllm_window_too_small_fails_in_load_and_the_next_engine_comes_up(tmp_
 
 
 def versions() -> list[str]:
-    return sorted(path.name.removeprefix("trl-") for path in Path(OVERLAYS).glob("trl-*")) if OVERLAYS else []
+    return (
+        sorted(path.name.removeprefix("trl-") for path in Path(OVERLAYS).glob("trl-*"))
+        if OVERLAYS
+        else []
+    )
 
 
-@pytest.mark.skipif(not versions(), reason="AUTOTUNE_TRL_OVERLAYS names no folder with other releases of TRL")
+@pytest.mark.skipif(
+    not versions(), reason="AUTOTUNE_TRL_OVERLAYS names no folder with other releases of TRL"
+)
 @pytest.mark.parametrize("version", versions())
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_other_releases_of_trl(version: str, engine: str, tmp_path: Path) -> None:
@@ -303,11 +389,15 @@ def test_other_releases_of_trl(version: str, engine: str, tmp_path: Path) -> Non
     if engine == "vllm":
         if find_spec("vllm") is None:
             pytest.skip("no vLLM here")
-        answer = run_apart(vllm_document(tmp_path, *[measure_request(VLLM)] * 2), tmp_path, **here)[0]
+        answer = run_apart(vllm_document(tmp_path, *[measure_request(VLLM)] * 2), tmp_path, **here)[
+            0
+        ]
         check_vllm(answer)
     else:
         measures = [measure_request({"beta": 0.1}), measure_request({"use_peft": True}, typical=4)]
-        answer = run_apart({"load": load_request(tmp_path), "measures": measures}, tmp_path, **here)[0]
+        answer = run_apart(
+            {"load": load_request(tmp_path), "measures": measures}, tmp_path, **here
+        )[0]
         for measure in answer["measures"]:
             check_speed(measure["result"]["worst"], cycles=2, tokens=4 * 8)
             assert set(measure["result"]["memory"]["phase_peak_bytes"]) >= PHASES_OF_EVERY_RUN

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.slow
 CONFIG = dict(MODELS["qwen2.5-vl"])
 
 
-def measured(method: str, scratch: Path, dataset: Path | None = None, saves: bool = False, **lengths: Any) -> dict[str, Any]:
+def measured(
+    method: str, scratch: Path, dataset: Path | None = None, saves: bool = False, **lengths: Any
+) -> dict[str, Any]:
     trl, request = adapter(), load_request(scratch, config=CONFIG, method=method)
     trl.warm(request)
     loaded = trl.load(request, events_stage()[0])
@@ -54,7 +56,9 @@ def test_a_row_too_short_for_its_images_is_named(tmp_path: Path) -> None:
 
 
 def drawn(folder: Path, column: str) -> Path:
-    """A dataset whose first rows are short; one row has larger images, another a longer text, a third both."""
+    """A dataset whose first rows are short; one row has larger images, another a longer text, a
+    third both.
+    """
     from datasets import Dataset, Features, Image, List, Value
     from PIL import Image as Picture
 
@@ -68,17 +72,29 @@ def drawn(folder: Path, column: str) -> Path:
     ]
     if column == "messages":
         rows = [{"messages": row.pop("prompt"), **row} for row in rows]  # type: ignore[misc]
-    kinds = Features({column: [{"role": Value("string"), "content": Value("string")}], "images": List(Image())})
+    kinds = Features(
+        {column: [{"role": Value("string"), "content": Value("string")}], "images": List(Image())}
+    )
     Dataset.from_list(rows, features=kinds).save_to_disk(str(folder))
     return folder
 
 
 @pytest.mark.parametrize(("method", "column"), [("sft", "messages"), ("grpo", "prompt")])
-def test_the_longest_row_of_a_dataset_is_trained_on(method: str, column: str, tmp_path: Path) -> None:
-    """Both a large image and a long text count; rows longer than the limit don't, since the final run leaves them out."""
+def test_the_longest_row_of_a_dataset_is_trained_on(
+    method: str, column: str, tmp_path: Path
+) -> None:
+    """Both a large image and a long text count; rows longer than the limit don't, since the
+    final run leaves them out.
+    """
     dataset = drawn(tmp_path / "rows", column)
-    spare = measured(method, tmp_path / "spare", dataset, prompt=400, completion=4)["effective"]["longest_prompt_seen"]
-    tight = measured(method, tmp_path / "tight", dataset, prompt=spare - 5, completion=4)["effective"]["longest_prompt_seen"]
-    first = measured(method, tmp_path / "first", dataset, prompt=1, completion=4)["effective"]["longest_prompt_seen"]
+    spare = measured(method, tmp_path / "spare", dataset, prompt=400, completion=4)["effective"][
+        "longest_prompt_seen"
+    ]
+    tight = measured(method, tmp_path / "tight", dataset, prompt=spare - 5, completion=4)[
+        "effective"
+    ]["longest_prompt_seen"]
+    first = measured(method, tmp_path / "first", dataset, prompt=1, completion=4)["effective"][
+        "longest_prompt_seen"
+    ]
     assert first < tight < spare
     assert spare - tight == 18

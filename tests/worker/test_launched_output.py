@@ -23,23 +23,41 @@ def figures(spec: dict[str, Any], *lines: str, every: float = 2.0) -> list[tuple
     ("pattern", "lines", "expected"),
     [
         # Both are told.
-        (r"(?P<tokens>\d+) tokens in (?P<seconds>[\d.]+) s", ["120 tokens in 0.5 s", "noise"], [(120, 0.5)]),
-        # Only a rate, or only tokens: the seconds are those since the line before, and the first has none.
+        (
+            r"(?P<tokens>\d+) tokens in (?P<seconds>[\d.]+) s",
+            ["120 tokens in 0.5 s", "noise"],
+            [(120, 0.5)],
+        ),
+        # Only a rate, or only tokens: the seconds are those since the line before, and the first
+        # has none.
         (r"(?P<tokens_per_second>[\d.,]+) tok/s", ["1,000 tok/s", "1,500.5 tok/s"], [(3001, 2.0)]),
         (r"tokens=(?P<tokens>\d+)", ["tokens=10", "tokens=30"], [(30, 2.0)]),
         # A count that goes on over the run.
-        (r"seen (?P<tokens_so_far>\d+)", ["seen 100", "seen 160", "seen 240"], [(60, 2.0), (80, 2.0)]),
+        (
+            r"seen (?P<tokens_so_far>\d+)",
+            ["seen 100", "seen 160", "seen 240"],
+            [(60, 2.0), (80, 2.0)],
+        ),
         # What is no number above nothing is no figure.
         (r"(?P<tokens_per_second>\S+) tok/s", ["nan tok/s", "inf tok/s", "0 tok/s", "x tok/s"], []),
     ],
 )
-def test_figures_by_pattern(pattern: str, lines: list[str], expected: list[tuple[int, float]]) -> None:
+def test_figures_by_pattern(
+    pattern: str, lines: list[str], expected: list[tuple[int, float]]
+) -> None:
     assert figures({"kind": "pattern", "line": pattern}, *lines) == expected
 
 
 def test_figures_in_json_lines() -> None:
-    assert figures({"kind": "json"}, '{"tokens": 64, "seconds": 0.5}', "not json", "[1]", '{"loss": 1}') == [(64, 0.5)]
-    spec = {"kind": "json", "under": "data", "times": 8, "keys": {"tokens_per_second": ["perf/throughput"], "seconds": ["s"]}}
+    assert figures(
+        {"kind": "json"}, '{"tokens": 64, "seconds": 0.5}', "not json", "[1]", '{"loss": 1}'
+    ) == [(64, 0.5)]
+    spec = {
+        "kind": "json",
+        "under": "data",
+        "times": 8,
+        "keys": {"tokens_per_second": ["perf/throughput"], "seconds": ["s"]},
+    }
     assert figures(spec, '{"step": 1, "data": {"perf/throughput": 10.0, "s": 3}}') == [(240, 3.0)]
 
 
@@ -50,8 +68,15 @@ def test_several_keys_add_up_and_a_missing_one_is_unknown() -> None:
 
 
 def test_figures_in_a_printed_dictionary() -> None:
-    spec = {"kind": "python", "line": r"Global step \d+: (?P<record>\{.*\})", "keys": {"seconds": ["t"]}, "tokens_each": 128}
-    assert figures(spec, "INFO Global step 3: {'t': 4.0, 'loss': None}", "Global step 4: {broken") == [(128, 4.0)]
+    spec = {
+        "kind": "python",
+        "line": r"Global step \d+: (?P<record>\{.*\})",
+        "keys": {"seconds": ["t"]},
+        "tokens_each": 128,
+    }
+    assert figures(
+        spec, "INFO Global step 3: {'t': 4.0, 'loss': None}", "Global step 4: {broken"
+    ) == [(128, 4.0)]
 
 
 def test_only_lines_appended_to_a_file_count(tmp_path: Path) -> None:
@@ -84,7 +109,10 @@ def test_nan_in_a_printed_dictionary_leaves_other_figures_readable(word: str) ->
     assert figures(spec, line) == [(640, 2.0)]
 
 
-HEAD = "2025-02-20 10:00:01.000 | INFO     | __main__:<module>:9 - --------- config key ---------  ------ value ------"
+HEAD = (
+    "2025-02-20 10:00:01.000 | INFO     | __main__:<module>:9 - --------- config key --------- "
+    " ------ value ------"
+)
 TABLE = [
     HEAD,
     "seed                        42",
@@ -98,7 +126,15 @@ TABLE = [
     "2025-02-20 10:00:02.000 | INFO     | orz.ppo.trainer:fit:50 - seed 7",
     "seed                        43",
 ]
-EVERY = ("seed", "pretrain", "critic_pretrain", "actor_learning_rate", "colocate_all", "grad_accum_dtype", "prompt_data")
+EVERY = (
+    "seed",
+    "pretrain",
+    "critic_pretrain",
+    "actor_learning_rate",
+    "colocate_all",
+    "grad_accum_dtype",
+    "prompt_data",
+)
 
 
 def found(kind: str, *lines: str, names: tuple[str, ...]) -> dict[str, Any]:
@@ -110,18 +146,40 @@ def found(kind: str, *lines: str, names: tuple[str, ...]) -> dict[str, Any]:
 
 def test_a_printed_table_ends_at_the_first_other_line() -> None:
     assert found("table", "seed   1", *TABLE, names=EVERY) == {
-        "seed": 42, "pretrain": "Qwen/Qwen2.5-7B", "critic_pretrain": "", "actor_learning_rate": 5e-07, "colocate_all": True,
+        "seed": 42,
+        "pretrain": "Qwen/Qwen2.5-7B",
+        "critic_pretrain": "",
+        "actor_learning_rate": 5e-07,
+        "colocate_all": True,
         "grad_accum_dtype": None,
-    }  # fmt: skip
+    }
 
 
 def test_a_printed_namespace_gives_dotted_names() -> None:
     train = SimpleNamespace(batch_size=128, lr=5e-06, stop=["a", "b)"], bound=float("inf"))
-    line = str(SimpleNamespace(train=train, use_ms=False, ds=SimpleNamespace(lora=SimpleNamespace(rank=8))))
-    names = ("train.batch_size", "train.lr", "train.stop", "train.bound", "use_ms", "ds.lora.rank", "ds.other")
-    expected = {"train.batch_size": 128, "train.lr": 5e-06, "train.stop": ["a", "b)"], "use_ms": False, "ds.lora.rank": 8}
+    line = str(
+        SimpleNamespace(train=train, use_ms=False, ds=SimpleNamespace(lora=SimpleNamespace(rank=8)))
+    )
+    names = (
+        "train.batch_size",
+        "train.lr",
+        "train.stop",
+        "train.bound",
+        "use_ms",
+        "ds.lora.rank",
+        "ds.other",
+    )
+    expected = {
+        "train.batch_size": 128,
+        "train.lr": 5e-06,
+        "train.stop": ["a", "b)"],
+        "use_ms": False,
+        "ds.lora.rank": 8,
+    }
     assert found("namespace", "[Warning] something", line, names=names) == expected
-    assert found("namespace", f"(main pid=7) {Namespace(use_ms=True)}", names=("use_ms",)) == {"use_ms": True}
+    assert found("namespace", f"(main pid=7) {Namespace(use_ms=True)}", names=("use_ms",)) == {
+        "use_ms": True
+    }
 
 
 @pytest.mark.parametrize(
@@ -140,7 +198,10 @@ def test_expressions_are_left_out_and_never_executed(line: str) -> None:
 
 
 def test_a_json_file_is_read_after_the_run(tmp_path: Path) -> None:
-    settings = LaunchedSettings({"kind": "json", "file": "{out}/args.json"}, lambda text: text.replace("{out}", str(tmp_path)))
+    settings = LaunchedSettings(
+        {"kind": "json", "file": "{out}/args.json"},
+        lambda text: text.replace("{out}", str(tmp_path)),
+    )
     assert settings.found(("lr",)) == {}
     (tmp_path / "args.json").write_text(json.dumps({"lr": 0.5, "key": "secret"}))
     assert settings.found(("lr", "absent")) == {"lr": 0.5}
@@ -154,8 +215,12 @@ def test_without_a_specification_no_settings_are_found() -> None:
     assert settings.found(("seed",)) == {}
 
 
-def test_a_printed_yaml_document_is_collected_until_another_form_of_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's prefix is no part of it. The text goes to OmegaConf, which only the run's own Python needs to have."""
+def test_a_printed_yaml_document_is_collected_until_another_form_of_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray's prefix is no part of it. The text goes to OmegaConf, which only the run's own Python
+    needs to have.
+    """
     given: list[str] = []
 
     def keep(text: str, names: object) -> dict[str, Any]:
@@ -164,9 +229,23 @@ def test_a_printed_yaml_document_is_collected_until_another_form_of_line(monkeyp
 
     monkeypatch.setattr("autotune.worker.launched_output.from_hydra", keep)
     ray = "\x1b[36m(skyrl_entrypoint pid=71)\x1b[0m "
-    head = f"{ray}2026-07-20 10:00:01.000 | INFO     | skyrl.train.entrypoints.main_base:run:258 - data:"
-    rows = [f"{ray}  train_data:", f"{ray}  - /a b/c", "(skyrl_entrypoint pid=71) trainer:", f"{ray}  ref: null"]
+    head = (
+        f"{ray}2026-07-20 10:00:01.000 | INFO     | skyrl.train.entrypoints.main_base:run:258 -"
+        " data:"
+    )
+    rows = [
+        f"{ray}  train_data:",
+        f"{ray}  - /a b/c",
+        "(skyrl_entrypoint pid=71) trainer:",
+        f"{ray}  ref: null",
+    ]
     found(
-        "yaml", "before: it", head, *rows, f"{ray}2026-07-20 10:00:02 | INFO | x - Started: 'generate'", "  late: 1", names=("a",)
+        "yaml",
+        "before: it",
+        head,
+        *rows,
+        f"{ray}2026-07-20 10:00:02 | INFO | x - Started: 'generate'",
+        "  late: 1",
+        names=("a",),
     )
     assert given == ["data:\n  train_data:\n  - /a b/c\ntrainer:\n  ref: null"]

@@ -22,15 +22,25 @@ SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 LORA = {"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_modules": None}
 
 
-def request_of(method: str, settings: dict[str, Any], *, prompt: int = 24, completion: int = 8, **more: Any) -> dict[str, Any]:
+def request_of(
+    method: str, settings: dict[str, Any], *, prompt: int = 24, completion: int = 8, **more: Any
+) -> dict[str, Any]:
     worded = measure_request(prompt=prompt, completion=completion, **more)
     return {**worded, "settings": {**SMALL, **settings}}
 
 
-def runs(method: str, folder: Path, *requests: dict[str, Any], load: dict[str, Any] | None = None, **variables: str) -> list[Any]:
+def runs(
+    method: str,
+    folder: Path,
+    *requests: dict[str, Any],
+    load: dict[str, Any] | None = None,
+    **variables: str,
+) -> list[Any]:
     document = {
-        "load": load_request(folder / "scratch", method=method, **(load or {})), "measures": list(requests), "traceback": True,
-    }  # fmt: skip
+        "load": load_request(folder / "scratch", method=method, **(load or {})),
+        "measures": list(requests),
+        "traceback": True,
+    }
     (answer,) = run_apart(document, folder, **variables)
     return [one.get("result") or one for one in answer["measures"]]
 
@@ -38,7 +48,9 @@ def runs(method: str, folder: Path, *requests: dict[str, Any], load: dict[str, A
 def check_rows(result: dict[str, Any], *, tokens: int, row: int) -> None:
     assert "worst" in result, result
     assert result["worst"]["cycle_loss_tokens"] == [tokens] * 2
-    assert {phase for phase, seconds in result["worst"]["phase_seconds"].items() if seconds > 0} >= MADE_BY_A_RUN
+    assert {
+        phase for phase, seconds in result["worst"]["phase_seconds"].items() if seconds > 0
+    } >= MADE_BY_A_RUN
     ran = result["exercised"]
     assert (ran["watched"], ran["optimizer_steps"], ran["generations"]) == ("offline", 3, 0)
     assert (ran["shortest_prompt"], ran["longest_prompt"]) == (row, row)
@@ -46,14 +58,17 @@ def check_rows(result: dict[str, Any], *, tokens: int, row: int) -> None:
 
 def test_sft_padded_packed_and_without_padding(tmp_path: Path) -> None:
     padded, packed, free, saved = runs(
-        "sft", tmp_path,
+        "sft",
+        tmp_path,
         request_of("sft", {"max_length": 32}),
         request_of("sft", {"max_length": 32, "packing": True}),
         request_of("sft", {"max_length": None, "padding_free": True}),
         request_of("sft", {"max_length": 32}, plan={"save_checkpoint": True}),
-    )  # fmt: skip
+    )
     for result in (padded, packed, free):
-        check_rows(result, tokens=2 * 2 * 31, row=32)  # the first token of a row is predicted by nobody
+        check_rows(
+            result, tokens=2 * 2 * 31, row=32
+        )  # the first token of a row is predicted by nobody
     assert saved["exercised"]["checkpoint_saves"] == 1
     assert not list((tmp_path / "scratch").rglob("checkpoint-*"))
 
@@ -63,12 +78,18 @@ def test_dpo_scores_its_reference_with_an_adapter_and_without(tmp_path: Path) ->
     (whole,) = runs("dpo", tmp_path, request)
     (adapted,) = runs("dpo", tmp_path, request, load={"adapter": LORA})
     for result in (whole, adapted):
-        check_rows(result, tokens=2 * 2 * 2 * 8, row=32)  # two answers of 8 tokens for each of the four prompts
+        check_rows(
+            result, tokens=2 * 2 * 2 * 8, row=32
+        )  # two answers of 8 tokens for each of the four prompts
         assert result["worst"]["phase_seconds"]["score"] > 0
     assert adapted["effective"]["use_peft"] and not whole["effective"]["use_peft"]
     trained = 4 * adapted["effective"]["trainable_parameters"]  # float32
     held = adapted["model_bytes"]
-    assert (held["adapters"], held["gradients"], held["optimizer"]) == (trained, trained, 2 * trained)
+    assert (held["adapters"], held["gradients"], held["optimizer"]) == (
+        trained,
+        trained,
+        2 * trained,
+    )
     assert "reference_weights" not in held, "the policy without its adapter is its own reference"
     assert whole["model_bytes"]["reference_weights"] == whole["model_bytes"]["weights"]
     assert adapted["effective"]["trainable_parameters"] < whole["effective"]["trainable_parameters"]
@@ -76,7 +97,12 @@ def test_dpo_scores_its_reference_with_an_adapter_and_without(tmp_path: Path) ->
 
 def test_kto_scores_answers_and_their_neighbours(tmp_path: Path) -> None:
     request = request_of("kto", {"max_length": 32})
-    (whole, one_pass) = runs("kto", tmp_path, request, request_of("kto", {"max_length": 32, "loss_type": "apo_zero_unpaired"}))
+    (whole, one_pass) = runs(
+        "kto",
+        tmp_path,
+        request,
+        request_of("kto", {"max_length": 32, "loss_type": "apo_zero_unpaired"}),
+    )
     for result in (whole, one_pass):
         check_rows(result, tokens=2 * 2 * 8, row=32)
         assert result["worst"]["phase_seconds"]["score"] > 0
@@ -94,12 +120,22 @@ def test_asynchronous_grpo_trains_on_rollouts_at_hand(tmp_path: Path) -> None:
     settings = {"num_generations": 2, "max_completion_length": 8, "token_budget": None}
     filled = request_of("async-grpo", {**settings, "token_budget": 73})
     counted = request_of("async-grpo", {**settings, "token_budget": 0})
-    (longest, full, by_count) = runs("async-grpo", tmp_path, request_of("async-grpo", settings), filled, counted)
-    for result, rollouts in ((longest, 1), (full, 3), (by_count, 2)):  # 73: two of one prompt and one of another
+    (longest, full, by_count) = runs(
+        "async-grpo", tmp_path, request_of("async-grpo", settings), filled, counted
+    )
+    for result, rollouts in (
+        (longest, 1),
+        (full, 3),
+        (by_count, 2),
+    ):  # 73: two of one prompt and one of another
         assert "worst" in result, result
         assert result["worst"]["cycle_loss_tokens"] == [2 * rollouts * 8] * 2
-        assert {phase for phase, seconds in result["worst"]["phase_seconds"].items() if seconds > 0} >= {*MADE_BY_A_RUN, "sync"}
-        assert result["effective"]["attn_implementation"] == "tree_fa3" and result["gradient_norm"] > 0
+        assert {
+            phase for phase, seconds in result["worst"]["phase_seconds"].items() if seconds > 0
+        } >= {*MADE_BY_A_RUN, "sync"}
+        assert (
+            result["effective"]["attn_implementation"] == "tree_fa3" and result["gradient_norm"] > 0
+        )
     (adapted,) = runs("async-grpo", tmp_path, filled, load={"adapter": LORA})
     assert adapted["effective"]["use_peft"] and adapted["gradient_norm"] is not None
 
@@ -108,7 +144,10 @@ def test_rloo_generates(tmp_path: Path) -> None:
     settings = {"num_generations": 2, "max_completion_length": 8, "beta": 0.05}
     (result,) = runs("rloo", tmp_path, request_of("rloo", settings))
     assert result["worst"]["cycle_loss_tokens"] == [2 * 2 * 8] * 2
-    assert result["worst"]["phase_seconds"]["rollout"] > 0 and result["worst"]["phase_seconds"]["score"] > 0
+    assert (
+        result["worst"]["phase_seconds"]["rollout"] > 0
+        and result["worst"]["phase_seconds"]["score"] > 0
+    )
     assert result["exercised"]["generations"] == 3
 
 
@@ -117,18 +156,33 @@ def test_online_dpo_generates_and_scores_pairs(tmp_path: Path) -> None:
     reward = write_reward_model(tmp_path / "reward")
     settings = {"max_length": 32, "gradient_checkpointing": False}
     plain = request_of("online-dpo", settings)
-    whole, judged = runs("online-dpo", tmp_path, plain, {**plain, "dataset": {"reward_model_name_or_path": str(reward)}})
-    (adapted,) = runs("online-dpo", tmp_path, request_of("online-dpo", settings), load={"adapter": LORA})
+    whole, judged = runs(
+        "online-dpo",
+        tmp_path,
+        plain,
+        {**plain, "dataset": {"reward_model_name_or_path": str(reward)}},
+    )
+    (adapted,) = runs(
+        "online-dpo", tmp_path, request_of("online-dpo", settings), load={"adapter": LORA}
+    )
     for result in (whole, judged, adapted):
-        assert result["worst"]["cycle_loss_tokens"] == [2 * 2 * 2 * 8] * 2, result  # two completions to each of four prompts
+        assert result["worst"]["cycle_loss_tokens"] == [2 * 2 * 2 * 8] * 2, (
+            result
+        )  # two completions to each of four prompts
         seconds = result["worst"]["phase_seconds"]
         assert all(seconds[phase] > 0 for phase in ("rollout", "reward", "score", *MADE_BY_A_RUN))
         ran = result["exercised"]
-        assert (ran["optimizer_steps"], ran["generations"]) == (3, 6)  # each of two micro-steps has one of its own
+        assert (ran["optimizer_steps"], ran["generations"]) == (
+            3,
+            6,
+        )  # each of two micro-steps has one of its own
         assert (ran["shortest_prompt"], ran["longest_prompt"]) == (24, 24)
         assert (ran["shortest_completion"], ran["longest_completion"]) == (8, 8)
     assert whole["model_bytes"]["reference_weights"] == whole["model_bytes"]["weights"]
-    assert "reference_weights" not in adapted["model_bytes"] and "reward_weights" not in whole["model_bytes"]
+    assert (
+        "reference_weights" not in adapted["model_bytes"]
+        and "reward_weights" not in whole["model_bytes"]
+    )
     assert_is_held(judged["model_bytes"]["reward_weights"], reward)
 
 
@@ -140,7 +194,9 @@ def test_a_reward_model_of_grpo_has_parts_of_its_own(tmp_path: Path) -> None:
     (result,) = runs("grpo", tmp_path, request_of("grpo", settings, dataset=data))
     held = result["model_bytes"]
     assert_is_held(held["reward_weights"], reward)
-    assert held["reference_weights"] == held["weights"] and held["optimizer"] == 2 * held["gradients"]
+    assert (
+        held["reference_weights"] == held["weights"] and held["optimizer"] == 2 * held["gradients"]
+    )
     assert result["worst"]["phase_seconds"]["reward"] > 0
 
 
@@ -169,7 +225,9 @@ def test_the_users_rows_get_the_forced_length(tmp_path: Path) -> None:
     from datasets import Dataset
 
     folder = tmp_path / "rows"
-    Dataset.from_list([{"text": f"{'short ' * (1 + index % 5)}row {index}"} for index in range(16)]).save_to_disk(str(folder))
+    Dataset.from_list(
+        [{"text": f"{'short ' * (1 + index % 5)}row {index}"} for index in range(16)]
+    ).save_to_disk(str(folder))
     data = {"dataset_name": str(folder)}
     (result,) = runs("sft", tmp_path, request_of("sft", {"max_length": 32}, dataset=data))
     check_rows(result, tokens=2 * 2 * 31, row=32)
@@ -193,7 +251,11 @@ def test_ppo_measures_four_models(tmp_path: Path) -> None:
     settings = {"num_ppo_epochs": 2, "num_mini_batches": 2, "reward_model_path": str(reward)}
     (result,) = runs("ppo", tmp_path, request_of("ppo", settings), PYTHONPATH=older)
     assert "worst" in result, result
-    seconds, held, ran = result["worst"]["phase_seconds"], result["model_bytes"], result["exercised"]
+    seconds, held, ran = (
+        result["worst"]["phase_seconds"],
+        result["model_bytes"],
+        result["exercised"],
+    )
     assert all(seconds[phase] > 0 for phase in ("rollout", "reward", "score", *MADE_BY_A_RUN))
     assert (ran["optimizer_steps"], ran["generations"]) == (3, 3)  # an update is one of each here
     assert (ran["shortest_prompt"], ran["longest_prompt"], ran["longest_completion"]) == (24, 24, 8)
@@ -201,12 +263,23 @@ def test_ppo_measures_four_models(tmp_path: Path) -> None:
     for part in ("critic_weights", "reward_weights"):
         assert_is_held(held[part], reward)
     assert held["reference_weights"] == held["weights"]
-    assert held["optimizer"] == 2 * held["gradients"] and held["critic_optimizer"] == 2 * held["critic_gradients"] > 0
-    assert not held.keys() & {"reward_optimizer", "reward_gradients", "reference_optimizer", "reference_gradients"}
+    assert (
+        held["optimizer"] == 2 * held["gradients"]
+        and held["critic_optimizer"] == 2 * held["critic_gradients"] > 0
+    )
+    assert not held.keys() & {
+        "reward_optimizer",
+        "reward_gradients",
+        "reference_optimizer",
+        "reference_gradients",
+    }
 
 
 def test_each_method_has_a_trainer_or_a_last_release() -> None:
-    methods, generation = inside("trl.methods"), importlib.import_module("trl.generation.vllm_generation")
+    methods, generation = (
+        inside("trl.methods"),
+        importlib.import_module("trl.generation.vllm_generation"),
+    )
     for name, method in methods.METHODS.items():
         if Version(version("trl")) > Version(method.newest):
             with pytest.raises(ImportError, match=f"pip install 'trl=={method.newest}'"):

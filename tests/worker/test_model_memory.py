@@ -36,15 +36,23 @@ def weighed(model: Any, optimizer: Any, device: str = "cpu", **others: Any) -> d
 
 def test_the_policy_and_every_model_beside_it_have_parts_of_their_own() -> None:
     policy = torch.nn.Sequential(layer(), layer())
-    found = weighed(policy, stepped(policy), ref_model=layer(), reward_funcs=[len, layer(), layer()])
+    found = weighed(
+        policy, stepped(policy), ref_model=layer(), reward_funcs=[len, layer(), layer()]
+    )
     assert found == {
-        "weights": 2 * WIDE, "gradients": 2 * WIDE, "optimizer": 4 * WIDE, "reference_weights": WIDE, "reward_weights": 2 * WIDE,
-    }  # fmt: skip
+        "weights": 2 * WIDE,
+        "gradients": 2 * WIDE,
+        "optimizer": 4 * WIDE,
+        "reference_weights": WIDE,
+        "reward_weights": 2 * WIDE,
+    }
 
 
 def test_a_critic_that_is_trained_by_the_same_optimizer_has_its_own_states() -> None:
     critic = layer()
-    both = torch.nn.Sequential(layer(), critic)  # as TRL's PPO wraps policy and value model together
+    both = torch.nn.Sequential(
+        layer(), critic
+    )  # as TRL's PPO wraps policy and value model together
     found = weighed(both, stepped(both), value_model=critic)
     for part, size in (("weights", WIDE), ("gradients", WIDE), ("optimizer", 2 * WIDE)):
         assert found[part] == found[f"critic_{part}"] == size
@@ -55,8 +63,11 @@ def test_an_adapter_is_what_is_trained_of_an_adapted_model() -> None:
     model[0].requires_grad_(False)
     model.peft_config = {}
     assert weighed(model, stepped(model)) == {
-        "weights": WIDE, "adapters": WIDE, "gradients": WIDE, "optimizer": 2 * WIDE,
-    }  # fmt: skip
+        "weights": WIDE,
+        "adapters": WIDE,
+        "gradients": WIDE,
+        "optimizer": 2 * WIDE,
+    }
 
 
 def test_shared_storage_counts_once() -> None:
@@ -71,8 +82,10 @@ def test_shared_storage_counts_once() -> None:
 def test_host_memory_has_parts_of_its_own_beside_a_gpu() -> None:
     policy = layer()
     assert weighed(policy, stepped(policy), device="cuda") == {
-        "weights_on_host": WIDE, "gradients_on_host": WIDE, "optimizer_on_host": 2 * WIDE,
-    }  # fmt: skip
+        "weights_on_host": WIDE,
+        "gradients_on_host": WIDE,
+        "optimizer_on_host": 2 * WIDE,
+    }
 
 
 def test_deepspeeds_masters_and_shards_are_found_behind_its_wrappers() -> None:
@@ -82,8 +95,12 @@ def test_deepspeeds_masters_and_shards_are_found_behind_its_wrappers() -> None:
     policy.weight.data = torch.empty(0)
     master = torch.zeros(64 * 32)
     zero = SimpleNamespace(
-        optimizer=states, fp32_partitioned_groups_flat=[master], grad_partitions_flat_buffer=torch.zeros(64 * 32)
+        optimizer=states,
+        fp32_partitioned_groups_flat=[master],
+        grad_partitions_flat_buffer=torch.zeros(64 * 32),
     )
     found = weighed(policy, SimpleNamespace(optimizer=zero))
     assert (found["weights"], found["gradients"]) == (WIDE // 2, WIDE // 2)
-    assert found["optimizer"] == WIDE // 2 + 3 * WIDE  # the stand-in's two moments, and the weight that it is about
+    assert (
+        found["optimizer"] == WIDE // 2 + 3 * WIDE
+    )  # the stand-in's two moments, and the weight that it is about

@@ -89,14 +89,22 @@ def theirs(found: dict[str, int]) -> dict[str, int]:
 
 def test_each_model_has_the_role_that_its_holder_keeps_it_for(fleet: Any, tmp_path: Path) -> None:
     beside = fleet.Guest(model=fleet.layer())
-    trainer = fleet.Trainer(model=fleet.layer(), beside=beside, rewards=[len, fleet.layer(), fleet.layer()])
+    trainer = fleet.Trainer(
+        model=fleet.layer(), beside=beside, rewards=[len, fleet.layer(), fleet.layer()]
+    )
     trainer.turn()
     assert theirs(seen(tmp_path)) == {
-        "weights": WIDE, "gradients": WIDE, "optimizer": 2 * WIDE, "reference_weights": WIDE, "reward_weights": 2 * WIDE,
-    }  # fmt: skip
+        "weights": WIDE,
+        "gradients": WIDE,
+        "optimizer": 2 * WIDE,
+        "reference_weights": WIDE,
+        "reward_weights": 2 * WIDE,
+    }
 
 
-def test_models_of_a_process_without_training_are_measured_at_their_use(fleet: Any, tmp_path: Path) -> None:
+def test_models_of_a_process_without_training_are_measured_at_their_use(
+    fleet: Any, tmp_path: Path
+) -> None:
     judge = fleet.Judge(model=fleet.layer())
     assert seen(tmp_path) is None
     assert judge.use() == "used"
@@ -127,7 +135,12 @@ def test_models_that_alternate_count_at_their_own_maximum(fleet: Any, tmp_path: 
     judge = fleet.Judge(model=fleet.layer())
     judge.use()
     found = theirs(seen(tmp_path))
-    assert found == {"weights": WIDE, "gradients": WIDE, "optimizer": 2 * WIDE, "critic_weights": WIDE}
+    assert found == {
+        "weights": WIDE,
+        "gradients": WIDE,
+        "optimizer": 2 * WIDE,
+        "critic_weights": WIDE,
+    }
 
 
 def test_objects_frozen_by_an_engine_are_found(fleet: Any, tmp_path: Path) -> None:
@@ -171,9 +184,16 @@ def test_a_failed_measurement_is_reported_and_the_run_continues(
 
 def test_processes_of_one_rank_are_added_up(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
-    told = [(0, {"weights": 5}), (0, {"reference_weights_on_host": 7, "weights": 1}), (1, {"weights": 3}), (2, {})]
+    told = [
+        (0, {"weights": 5}),
+        (0, {"reference_weights_on_host": 7, "weights": 1}),
+        (1, {"weights": 3}),
+        (2, {}),
+    ]
     for number, (rank, parts) in enumerate(told):
-        (tmp_path / "models" / f"{number}.json").write_text(json.dumps({"rank": rank, "bytes": parts}))
+        (tmp_path / "models" / f"{number}.json").write_text(
+            json.dumps({"rank": rank, "bytes": parts})
+        )
     assert inside("model_memory").found(tmp_path) == [
         {"rank": 0, "bytes": {"weights": 6, "reference_weights_on_host": 7}},
         {"rank": 1, "bytes": {"weights": 3}},
@@ -185,9 +205,20 @@ def test_each_process_is_hooked_and_the_environments_sitecustomize_runs(tmp_path
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import os\nos.environ['OWN'] = 'yes'\n")
     before = {**os.environ, "PYTHONPATH": str(tmp_path / "own")}
-    says = "import os, sys; print(os.environ.get('OWN'), 'autotune_worker.model_memory' in sys.modules, 'torch' in sys.modules)"
-    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {says!r}], check=True)"
+    says = (
+        "import os, sys; print(os.environ.get('OWN'), 'autotune_worker.model_memory' in"
+        " sys.modules, 'torch' in sys.modules)"
+    )
+    program = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {says!r}], check=True)"
+    )
     added = inside("model_memory").environment(WATCH, tmp_path, before)
-    done = subprocess.run([sys.executable, "-c", program], env={**before, **added}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**before, **added},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.split() == ["yes", "True", "False"] and not done.stderr
     assert inside("model_memory").environment(None, tmp_path, before) == {}

@@ -15,7 +15,10 @@ import pytest
 from tests.worker.drive import engine_request, inside, load_request, measure_request
 
 pytest.importorskip("trl")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("vllm") is None, reason="no vLLM here")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="no vLLM here"),
+]
 
 SCRIPT = Path(__file__).parent / "engine_weights.py"
 
@@ -23,7 +26,10 @@ SCRIPT = Path(__file__).parent / "engine_weights.py"
 def measure_apart(place: Path, **model: Any) -> dict[str, Any]:
     load = load_request(place / "scratch", engine=engine_request())
     load["model"] |= model
-    settings = {"use_vllm": True, **{name: value for name, value in load["engine"].items() if name.startswith("vllm_")}}
+    settings = {
+        "use_vllm": True,
+        **{name: value for name, value in load["engine"].items() if name.startswith("vllm_")},
+    }
     request = place / "request.json"
     request.write_text(json.dumps({"load": load, "measure": measure_request(settings)}))
     here = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -52,7 +58,9 @@ def test_a_config_is_enough(tmp_path: Path) -> None:
 
 
 def test_real_weights_are_the_users(tmp_path: Path) -> None:
-    folder = inside("synthetic").write_model_folder(tmp_path / "mine", inside("synthetic").tiny_config(), weights=True)
+    folder = inside("synthetic").write_model_folder(
+        tmp_path / "mine", inside("synthetic").tiny_config(), weights=True
+    )
     report = measure_apart(tmp_path, folder=str(folder), weights="real")
     assert report["load_format"] is None
     assert report["equal_before"] is True

@@ -66,7 +66,12 @@ def test_seconds_are_exclusive_and_sum_to_the_wall(staged: Any) -> None:
     stage.leave()
     clock.now = 11.0
     seconds = stage.seconds()
-    assert {name: value for name, value in seconds.items() if value} == {"rollout": 3, "sync": 4, "optimizer": 2, "other": 2}
+    assert {name: value for name, value in seconds.items() if value} == {
+        "rollout": 3,
+        "sync": 4,
+        "optimizer": 2,
+        "other": 2,
+    }
     assert sum(seconds.values()) == 11
     assert [event["phase"] for event in events] == ["rollout", "sync", "rollout", "optimizer"]
 
@@ -114,7 +119,8 @@ def meters() -> list[Any]:
 def test_a_past_peak_is_reported_once(which: int) -> None:
     meter = meters()[which]()
     try:
-        gc.collect()  # what earlier tests left would be freed in between, and hide a part of the block
+        # what earlier tests left would be freed in between, and hide a part of the block
+        gc.collect()
         before = meter.now()
         meter.take_peak()
         block = bytearray(64 * MIB)
@@ -131,7 +137,9 @@ def test_a_past_peak_is_reported_once(which: int) -> None:
         meter.close()
 
 
-def test_without_a_resettable_mark_the_meter_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_resettable_mark_the_meter_samples(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     memory = inside("process_memory")
     monkeypatch.setattr(memory, "CLEAR_REFS", tmp_path / "absent" / "clear_refs")
     meter = memory.cpu_meter()
@@ -163,7 +171,10 @@ def test_growth_that_must_cross_the_limit_is_foreseen_at_a_quarter_of_the_way() 
     assert message is not None
     done = int(message.split(":")[0])
     assert 64 <= done <= 72
-    assert f"at token {done} of 256 memory is {100 + 10 * done} bytes and grows by 10 bytes a token" in message
+    assert (
+        f"at token {done} of 256 memory is {100 + 10 * done} bytes and grows by 10 bytes a token"
+        in message
+    )
     assert "it reaches 2660 bytes, over the limit of 2000 bytes" in message
 
 

@@ -27,7 +27,10 @@ class Cuda:
 
     def set(self, allocated: int, reserved: int) -> None:
         self.allocated, self.reserved = allocated, reserved
-        self.most_allocated, self.most_reserved = max(self.most_allocated, allocated), max(self.most_reserved, reserved)
+        self.most_allocated, self.most_reserved = (
+            max(self.most_allocated, allocated),
+            max(self.most_reserved, reserved),
+        )
 
     def mem_get_info(self) -> tuple[int, int]:
         return TOTAL - self.others - self.outside - self.reserved, TOTAL
@@ -107,7 +110,9 @@ def test_under_sleep_mode_the_reserved_figure_is_unknown() -> None:
 
 def test_torchs_figures_by_phase() -> None:
     cuda = Cuda()
-    stage = PhaseRecorder(emit=lambda event: None, device={"others_bytes": 0}, meter=meter_on(cuda, 0))
+    stage = PhaseRecorder(
+        emit=lambda event: None, device={"others_bytes": 0}, meter=meter_on(cuda, 0)
+    )
     with stage.inside("forward"):
         cuda.set(100, 120)
     with stage.inside("backward"):
@@ -117,15 +122,27 @@ def test_torchs_figures_by_phase() -> None:
         cuda.set(150, 320)
     memory = stage.memory()
     assert memory["torch_by_phase"] == {
-        "forward": {"allocated_bytes": 300, "reserved_bytes": 320, "retries": 0, "out_of_memory": 0},
-        "backward": {"allocated_bytes": 300, "reserved_bytes": 320, "retries": 2, "out_of_memory": 1},
+        "forward": {
+            "allocated_bytes": 300,
+            "reserved_bytes": 320,
+            "retries": 0,
+            "out_of_memory": 0,
+        },
+        "backward": {
+            "allocated_bytes": 300,
+            "reserved_bytes": 320,
+            "retries": 2,
+            "out_of_memory": 1,
+        },
     }
     assert memory["phase_peak_bytes"] == {"forward": 370, "backward": 370}
     assert (memory["allocation_retries"], memory["allocation_failures"]) == (2, 1)
 
 
 @pytest.mark.parametrize(("cap", "fraction"), [(None, None), (1000, None), (650, 0.6), (40, 0.0)])
-def test_the_allocator_cap_excludes_the_context_and_other_processes(cap: int | None, fraction: float | None) -> None:
+def test_the_allocator_cap_excludes_the_context_and_other_processes(
+    cap: int | None, fraction: float | None
+) -> None:
     cuda = Cuda(others=300, context=50)
     _cap_allocator(cuda, cap, 300)
     assert cuda.fraction == fraction
@@ -163,11 +180,20 @@ def check(now: Driver, *, first: bool = False) -> Any:
 
 def test_small_growth_is_accepted() -> None:
     assert check(LOADED) == inside("process_memory").idle_memory(LOADED)
-    check(replace(LOADED, allocated=15 * GIB + 64 * MIB, reserved=15 * GIB + 128 * MIB, used=16 * GIB + 128 * MIB))
+    check(
+        replace(
+            LOADED,
+            allocated=15 * GIB + 64 * MIB,
+            reserved=15 * GIB + 128 * MIB,
+            used=16 * GIB + 128 * MIB,
+        )
+    )
 
 
 def test_remaining_tensors_are_an_error() -> None:
-    with pytest.raises(inside("process_memory").MemoryKept, match="torch still holds 2147483648 bytes more"):
+    with pytest.raises(
+        inside("process_memory").MemoryKept, match="torch still holds 2147483648 bytes more"
+    ):
         check(Driver(allocated=17 * GIB, reserved=17 * GIB, used=18 * GIB))
 
 

@@ -12,9 +12,9 @@ from autotune.worker import protocol
 def test_a_phase_that_does_not_exist_makes_a_message_void() -> None:
     """An outcome is named after the phase: `oom_9` is none."""
     lost = {"event": protocol.LOST, "rank": 0, "signal": 9}
-    assert message_validation.valid_messages([{**lost, "phase": "rollout"}, {**lost, "phase": "9"}], Secrets({})) == [
-        {**lost, "phase": "rollout"}
-    ]
+    assert message_validation.valid_messages(
+        [{**lost, "phase": "rollout"}, {**lost, "phase": "9"}], Secrets({})
+    ) == [{**lost, "phase": "rollout"}]
     error = {"type": "OutOfMemoryError", "text": "no room"}
     failed = {"event": protocol.FAILED, "id": 1, "rank": 0, "error": error, "phase": "9"}
     (answer,) = message_validation.valid_messages([failed], Secrets({}))
@@ -35,4 +35,9 @@ def test_a_norm_that_overflowed_is_unknown() -> None:
     pytest.importorskip("torch")
     from autotune.worker.trl.trainer_run import finite
 
-    assert [finite(number) for number in (None, float("nan"), float("inf"), 2)] == [None, None, None, 2.0]
+    assert [finite(number) for number in (None, float("nan"), float("inf"), 2)] == [
+        None,
+        None,
+        None,
+        2.0,
+    ]

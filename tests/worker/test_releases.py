@@ -16,7 +16,12 @@ def test_versions_compare_by_their_numbers() -> None:
 
 
 def test_an_unknown_version_is_the_latest() -> None:
-    assert release_numbers("") == release_numbers("unknown") == releases.release("no-such-package") > (10**6,)
+    assert (
+        release_numbers("")
+        == release_numbers("unknown")
+        == releases.release("no-such-package")
+        > (10**6,)
+    )
     assert releases.version("no-such-package") is None
 
 

@@ -1,4 +1,5 @@
-"""Rollouts: reused only between equal generations, with the measured seconds; lengths drawn for completions, on lists.
+"""Rollouts: reused only between equal generations, with the measured seconds; lengths drawn for
+completions, on lists.
 
 `test_grpo_probe.py` generates completions of drawn lengths.
 """
@@ -16,7 +17,15 @@ from autotune.worker.trl import hooks
 from autotune.worker.trl import rollouts as worker_rollouts
 from autotune.worker.trl.rollouts import LengthDraws
 from autotune.worker.trl.trainer_settings import ForcedLengths
-from tests.worker.drive import adapter, engine_request, events_stage, inside, load_request, measure_request, run_apart
+from tests.worker.drive import (
+    adapter,
+    engine_request,
+    events_stage,
+    inside,
+    load_request,
+    measure_request,
+    run_apart,
+)
 
 
 class Clock:
@@ -48,7 +57,10 @@ def test_a_rollout_is_cached_with_its_median_seconds() -> None:
     one, stage, clock = rollouts()
     assert [turn(one, stage, clock, seconds) for seconds in (9.0, 2.0, 4.0, 3.0)] == ["tokens"] * 4
     kept = one.cacheable({"rollout": 7, "sync": 5, "forward": 9})
-    assert dict(kept.seconds) == {"rollout": 3.0, "sync": 1.5}  # the first, which warms up, is left out
+    assert dict(kept.seconds) == {
+        "rollout": 3.0,
+        "sync": 1.5,
+    }  # the first, which warms up, is left out
     assert dict(kept.peak_bytes) == {"rollout": 7, "sync": 5}
     assert (one.run, one.borrowed) == (4, 0)
 
@@ -61,7 +73,9 @@ def test_one_turn_is_too_few_to_know_its_seconds() -> None:
 
 @pytest.mark.parametrize("real_first", [0, 1])
 def test_a_reused_rollout_is_counted_and_not_run(real_first: int) -> None:
-    source = inside("trl.rollouts").CachedRollout("earlier", {"rollout": 3.0, "sync": 1.5}, {"rollout": 7})
+    source = inside("trl.rollouts").CachedRollout(
+        "earlier", {"rollout": 3.0, "sync": 1.5}, {"rollout": 7}
+    )
     one, stage, clock = rollouts(source=source, real_first=real_first)
     answers = [turn(one, stage, clock, 5.0) for _ in range(3)]
     assert answers == ["tokens"] * real_first + ["earlier"] * (3 - real_first)
@@ -72,8 +86,18 @@ def test_a_reused_rollout_is_counted_and_not_run(real_first: int) -> None:
 
 def test_the_key_ignores_settings_without_effect_on_generation() -> None:
     key_of = inside("trl.rollouts").key_of
-    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "gradient_checkpointing": True, "beta": 0.0}
-    same = {**settings, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "gradient_checkpointing": False}
+    settings = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 4,
+        "gradient_checkpointing": True,
+        "beta": 0.0,
+    }
+    same = {
+        **settings,
+        "per_device_train_batch_size": 16,
+        "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": False,
+    }
     shape = {"rows": 16, "prompt": 8, "completion": 8, "typical": False, "seed": 42}
     key = key_of(settings, **shape)
     assert key_of(same, **shape) == key
@@ -97,19 +121,31 @@ RUNGS = [(4, 4, True), (8, 2, True), (16, 1, True), (16, 1, False)]
 def _rungs(**settings: Any) -> list[dict[str, Any]]:
     plan = {"timed_cycles": 3, "reuse_rollouts": True}
     shapes = [
-        {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "gradient_checkpointing": checkpointing}
+        {
+            "per_device_train_batch_size": size,
+            "gradient_accumulation_steps": steps,
+            "gradient_checkpointing": checkpointing,
+        }
         for size, steps, checkpointing in RUNGS
     ]
-    return [measure_request({**shape, **settings}, prompt=16, completion=16, plan=plan) for shape in shapes]
+    return [
+        measure_request({**shape, **settings}, prompt=16, completion=16, plan=plan)
+        for shape in shapes
+    ]
 
 
 def _check(measures: list[dict[str, Any]]) -> None:
     first, *further = [measure["result"] for measure in measures]
     assert (first["exercised"]["generations"], first["exercised"]["borrowed_generations"]) == (4, 0)
     for result in further:
-        assert (result["exercised"]["generations"], result["exercised"]["borrowed_generations"]) == (0, 4)
+        assert (
+            result["exercised"]["generations"],
+            result["exercised"]["borrowed_generations"],
+        ) == (0, 4)
         assert result["worst"]["borrowed_seconds"] > 0
-        assert sum(result["worst"]["phase_seconds"].values()) == pytest.approx(sum(result["worst"]["cycle_seconds"]), rel=0.03)
+        assert sum(result["worst"]["phase_seconds"].values()) == pytest.approx(
+            sum(result["worst"]["cycle_seconds"]), rel=0.03
+        )
         assert result["worst"]["cycle_loss_tokens"] == [16 * 16] * 3
         assert result["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-4)
         peaks = result["memory"]["phase_peak_bytes"]
@@ -119,15 +155,24 @@ def _check(measures: list[dict[str, Any]]) -> None:
 
 @pytest.mark.slow
 def test_later_candidates_reuse_rollouts_of_the_first(tmp_path: Path) -> None:
-    _check(run_apart({"load": load_request(tmp_path), "measures": _rungs()}, tmp_path)[0]["measures"])
+    _check(
+        run_apart({"load": load_request(tmp_path), "measures": _rungs()}, tmp_path)[0]["measures"]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("vllm") is None, reason="no vLLM here")
 def test_later_candidates_reuse_rollouts_of_the_engine(tmp_path: Path) -> None:
     engine = engine_request(max_num_seqs=16)
-    settings = {"use_vllm": True, **{name: value for name, value in engine.items() if name.startswith("vllm_")}}
-    document = {"load": load_request(tmp_path, engine=engine), "measures": _rungs(**settings), "limit_bytes": 4 * 2**30}
+    settings = {
+        "use_vllm": True,
+        **{name: value for name, value in engine.items() if name.startswith("vllm_")},
+    }
+    document = {
+        "load": load_request(tmp_path, engine=engine),
+        "measures": _rungs(**settings),
+        "limit_bytes": 4 * 2**30,
+    }
     measures = run_apart(document, tmp_path)[0]["measures"]
     _check(measures)
     assert measures[0]["result"]["exercised"]["weight_syncs"] >= 4
@@ -139,11 +184,17 @@ def test_candidates_continue_after_out_of_memory(tmp_path: Path) -> None:
     """Candidates from safe to out of memory, then others, in one process."""
     rungs = [
         measure_request(
-            {"per_device_train_batch_size": size, "gradient_accumulation_steps": 64 // size, "gradient_checkpointing": kept},
-            prompt=256, completion=4, plan={"reuse_rollouts": True},
+            {
+                "per_device_train_batch_size": size,
+                "gradient_accumulation_steps": 64 // size,
+                "gradient_checkpointing": kept,
+            },
+            prompt=256,
+            completion=4,
+            plan={"reuse_rollouts": True},
         )
         for size, kept in ((4, False), (16, False), (64, False), (4, True), (4, False))
-    ]  # fmt: skip
+    ]
     document = {"load": load_request(tmp_path), "measures": rungs, "growth_bytes": 450 * 2**20}
     measures = run_apart(document, tmp_path)[0]["measures"]
     failed = [at for at, measure in enumerate(measures) if "error" in measure]
@@ -160,9 +211,18 @@ def test_a_whole_certificate_is_counted_while_it_happens(tmp_path: Path) -> None
     loaded = trl.load(request, events_stage()[0])
     plan = {"optimizer_steps": 4, "save_checkpoint": True, "evaluate": True}
     evaluation = {"settings": {"per_device_eval_batch_size": 4, "num_generations_eval": 2}}
-    result = trl.measure(loaded, measure_request(prompt=24, completion=10, plan=plan, evaluation=evaluation), events_stage()[0])
+    result = trl.measure(
+        loaded,
+        measure_request(prompt=24, completion=10, plan=plan, evaluation=evaluation),
+        events_stage()[0],
+    )
     ran = result["exercised"]
-    assert (ran["checkpoint_saves"], ran["evaluations"], ran["weight_syncs"], ran["sleeps"]) == (1, 1, None, None)
+    assert (ran["checkpoint_saves"], ran["evaluations"], ran["weight_syncs"], ran["sleeps"]) == (
+        1,
+        1,
+        None,
+        None,
+    )
     assert (ran["shortest_prompt"], ran["longest_prompt"]) == (24, 24)
     assert (ran["shortest_completion"], ran["longest_completion"]) == (10, 10)
     assert ran["optimizer_steps"] >= 4
@@ -199,7 +259,11 @@ def test_equal_prompts_get_equal_lengths_and_others_not() -> None:
     first, second = ours.take(prompts), ours.take(prompts)
     assert first == theirs.take(prompts)
     assert first != second == theirs.take(prompts)
-    assert LengthDraws(SAMPLE, seed=1).take(prompts[::-1]) != first != LengthDraws(SAMPLE, seed=2).take(prompts)
+    assert (
+        LengthDraws(SAMPLE, seed=1).take(prompts[::-1])
+        != first
+        != LengthDraws(SAMPLE, seed=2).take(prompts)
+    )
 
 
 @pytest.mark.parametrize(

@@ -46,20 +46,36 @@ def test_the_installed_release_has_all_names() -> None:
 @pytest.mark.skipif(not OVERLAYS, reason="needs `make trl-overlays`")
 @pytest.mark.parametrize("release", ["1.0.0", "1.8.0"])
 def test_an_older_release_has_all_names(release: str) -> None:
-    code = "import json, trl; from tests.worker.test_seams import missing; print(json.dumps([trl.__version__, missing()]))"
-    path = os.pathsep.join([f"{OVERLAYS}/trl-{release}", str(ROOT), os.environ.get("PYTHONPATH", "")])
+    code = (
+        "import json, trl; from tests.worker.test_seams import missing;"
+        " print(json.dumps([trl.__version__, missing()]))"
+    )
+    path = os.pathsep.join(
+        [f"{OVERLAYS}/trl-{release}", str(ROOT), os.environ.get("PYTHONPATH", "")]
+    )
     environment = {**os.environ, "PYTHONPATH": path, "TRL_EXPERIMENTAL_SILENCE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == [release, []]
 
 
-@pytest.mark.parametrize("method", ["grpo", "rloo", "sft", "dpo", "online-dpo", "async-grpo", "ppo"])
+@pytest.mark.parametrize(
+    "method", ["grpo", "rloo", "sft", "dpo", "online-dpo", "async-grpo", "ppo"]
+)
 def test_each_hook_of_a_run_is_in_the_table(method: str) -> None:
     seams, found = inside("trl.seams"), inside("trl.methods").METHODS[method]
     run = object.__new__(found)
     run.recorder = run.lengths = run.seen = run.rollouts = None
-    required = {seam.name for seam in seams.SEAMS if seam.module == found.module and seam.use == "probe"}
+    required = {
+        seam.name for seam in seams.SEAMS if seam.module == found.module and seam.use == "probe"
+    }
     hooked = {f"{found.names[1]}.{name}" for name in run._hooks()}
     assert hooked <= required
     assert required - hooked <= {"PPOTrainer.null_ref_context"}  # read by the loop itself
@@ -69,5 +85,7 @@ def test_a_missing_name_is_an_error_before_any_measurement() -> None:
     seams = inside("trl.seams")
     trainer = type("SFTTrainer", (), {"compute_loss": None})
     engine = SimpleNamespace(VLLMGeneration=SimpleNamespace(sync_weights=None))
-    with pytest.raises(seams.UnsupportedFramework, match=r"TRL 9 has no SFTTrainer\._prepare_dataset, which"):
+    with pytest.raises(
+        seams.UnsupportedFramework, match=r"TRL 9 has no SFTTrainer\._prepare_dataset, which"
+    ):
         seams.check(trainer, engine, "9")

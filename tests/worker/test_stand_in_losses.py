@@ -9,7 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autotune.worker.stand_in.losses import ENTROPIES, HEADS, LOSSES, fuse_head, policy_loss  # noqa: E402
+from autotune.worker.stand_in.losses import (  # noqa: E402
+    ENTROPIES,
+    HEADS,
+    LOSSES,
+    fuse_head,
+    policy_loss,
+)
 
 ROWS, LENGTH, WORDS = 2, 5, 11
 
@@ -24,8 +30,17 @@ def answered(dtype: Any = torch.float32) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("entropy", [None, *ENTROPIES])
 def test_each_loss_has_a_gradient_of_the_logits(loss: str, entropy: str | None) -> None:
     weights, out, labels = answered(torch.bfloat16)
-    policy_loss(out, labels, loss, {"entropy": entropy, "entropy_chunk": 4, "widened": loss == "logprobs_kernel"}).backward()
-    assert weights.grad is not None and weights.grad.dtype is torch.bfloat16 and weights.grad.shape == weights.shape
+    policy_loss(
+        out,
+        labels,
+        loss,
+        {"entropy": entropy, "entropy_chunk": 4, "widened": loss == "logprobs_kernel"},
+    ).backward()
+    assert (
+        weights.grad is not None
+        and weights.grad.dtype is torch.bfloat16
+        and weights.grad.shape == weights.shape
+    )
     assert out.logits is None
 
 
@@ -44,9 +59,13 @@ def test_saved_logits_by_loss() -> None:
         _, out, labels = answered(torch.bfloat16)
         logits = out.logits
         held: list[Any] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda one: (held.append(one), one)[1], lambda one: one
+        ):
             policy_loss(out, labels, loss, options)
-        storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}
+        storages = {
+            one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held
+        }
         storages.pop(logits.untyped_storage().data_ptr(), None)
         return sum(size for size in storages.values() if size > ROWS * LENGTH * 8)
 
@@ -58,22 +77,33 @@ def test_saved_logits_by_loss() -> None:
 def test_log_probabilities_token_by_token_keep_them_in_float32() -> None:
     _, out, labels = answered(torch.bfloat16)
     held: list[Any] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda one: (held.append(one), one)[1], lambda one: one
+    ):
         policy_loss(out, labels, "logprobs_tokens", {})
-    wide = {one.untyped_storage().data_ptr(): one for one in held if one.dtype is torch.float32 and one.numel() == WORDS}
+    wide = {
+        one.untyped_storage().data_ptr(): one
+        for one in held
+        if one.dtype is torch.float32 and one.numel() == WORDS
+    }
     assert len(wide) == ROWS * LENGTH
 
 
 @pytest.mark.parametrize(
-    ("package", "user", "falls_back"), [("no_kernel", "torch", True), ("torch", "torch", False), ("no_kernel", "no_user", False)]
+    ("package", "user", "falls_back"),
+    [("no_kernel", "torch", True), ("torch", "torch", False), ("no_kernel", "no_user", False)],
 )
 def test_an_environment_with_the_framework_and_without_the_kernel_computes_token_by_token(
     package: str, user: str, falls_back: bool
 ) -> None:
     _, out, labels = answered(torch.bfloat16)
     held: list[Any] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
-        policy_loss(out, labels, "logprobs_kernel", {"kernel_package": package, "kernel_user": user})
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda one: (held.append(one), one)[1], lambda one: one
+    ):
+        policy_loss(
+            out, labels, "logprobs_kernel", {"kernel_package": package, "kernel_user": user}
+        )
     assert any(one.dtype is torch.float32 and one.shape == (WORDS,) for one in held) is falls_back
 
 
@@ -81,10 +111,14 @@ def test_rows_cut_out_of_padded_ones_are_copied_with_their_logits() -> None:
     weights, out, labels = answered()
     logits = out.logits
     held: list[Any] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda one: (held.append(one), one)[1], lambda one: one
+    ):
         policy_loss(out, labels, "logprobs_kernel", {"copied": True}).backward()
     copies = [one for one in held if one.numel() == logits.numel()]
-    assert copies and all(one.untyped_storage().data_ptr() != logits.untyped_storage().data_ptr() for one in copies)
+    assert copies and all(
+        one.untyped_storage().data_ptr() != logits.untyped_storage().data_ptr() for one in copies
+    )
     assert weights.grad is not None
 
 
@@ -101,9 +135,13 @@ def test_an_entropy_in_chunks_keeps_nothing_unless_it_is_a_loss() -> None:
     def kept(**options: Any) -> int:
         _, out, labels = answered(torch.bfloat16)
         held: list[Any] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda one: (held.append(one), one)[1], lambda one: one
+        ):
             policy_loss(out, labels, "logprobs_kernel", {**options})
-        return sum(one.nbytes for one in held if one.dtype is torch.float32 and one.numel() >= WORDS)
+        return sum(
+            one.nbytes for one in held if one.dtype is torch.float32 and one.numel() >= WORDS
+        )
 
     assert kept(entropy="log_softmax", entropy_chunk=4, entropy_frozen=True) == 0
     assert kept(entropy="log_softmax", entropy_chunk=4) >= 2 * ROWS * LENGTH * WORDS * 4
@@ -122,9 +160,15 @@ def test_an_entropy_under_autocast_keeps_its_shares_in_float32() -> None:
     def kept(**options: Any) -> int:
         _, out, labels = answered(torch.bfloat16)
         held: list[Any] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda one: (held.append(one), one)[1], lambda one: one
+        ):
             policy_loss(out, labels, "logprobs_kernel", {"entropy": "softmax", **options})
-        return sum(one.nbytes for one in held if one.dtype is torch.float32 and one.numel() == ROWS * LENGTH * WORDS)
+        return sum(
+            one.nbytes
+            for one in held
+            if one.dtype is torch.float32 and one.numel() == ROWS * LENGTH * WORDS
+        )
 
     assert kept() == 0 and kept(entropy_widened=True) >= ROWS * LENGTH * WORDS * 4
 
@@ -135,8 +179,12 @@ def test_a_fused_head_keeps_no_logits(kind: str) -> None:
     fuse_head(SimpleNamespace(get_output_embeddings=lambda: head), {"head": kind, "chunk": 3})
     hidden = torch.randn(ROWS, LENGTH, 4, requires_grad=True)
     held: list[Any] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
-        policy_loss(SimpleNamespace(logits=head(hidden)), torch.zeros(ROWS, LENGTH), "logprobs_fused", {}).backward()
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda one: (held.append(one), one)[1], lambda one: one
+    ):
+        policy_loss(
+            SimpleNamespace(logits=head(hidden)), torch.zeros(ROWS, LENGTH), "logprobs_fused", {}
+        ).backward()
     assert max(one.numel() for one in held) <= max(hidden.numel(), head.weight.numel())
     assert hidden.grad is not None and hidden.grad.shape == hidden.shape
     assert head.weight.grad is not None and head.weight.grad.shape == head.weight.shape

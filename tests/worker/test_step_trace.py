@@ -21,9 +21,15 @@ from autotune.worker.trl import step_trace
 from autotune.worker.trl.traced_trainer import TracedLengths, trace_plan
 
 SEVEN_B = {
-    "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
-    "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
 
 
 def test_repeated_micro_steps_are_left_out() -> None:
@@ -49,7 +55,9 @@ def test_a_padded_batch_has_the_requested_length_and_only_shorter_rows() -> None
     prompts, completions = lengths.prompts(4), lengths.completions(4)
     assert max(map(len, prompts)) == 5
     assert max(map(len, completions)) == 3
-    assert all(len(prompt) + len(answer) < 8 for prompt, answer in zip(prompts, completions, strict=True))
+    assert all(
+        len(prompt) + len(answer) < 8 for prompt, answer in zip(prompts, completions, strict=True)
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,11 +78,17 @@ def test_a_trace_has_phases_and_live_parts() -> None:
     assert {mark.layer for mark in trace.marks if mark.phase == "backward"} == {None, 0, 1, 2}
     assert {mark.step for mark in trace.marks} == {0, 1}
     last = trace.live_parts_at(len(trace.events) - 1)
-    assert last["weights"] + last["adapters"] == trace.inventory.weight_bytes + 4  # and the reward's weight
+    assert (
+        last["weights"] + last["adapters"] == trace.inventory.weight_bytes + 4
+    )  # and the reward's weight
     assert last["adapters"] == trace.inventory.trainable_bytes
     adam = 2 * trace.inventory.trainable_bytes
-    assert adam <= last["optimizer"] <= adam + 8 * 1024  # both moments, and a step's number for each parameter
-    in_backward = next(mark.event for mark in trace.marks if (mark.phase, mark.step) == ("optimizer", 1))
+    assert (
+        adam <= last["optimizer"] <= adam + 8 * 1024
+    )  # both moments, and a step's number for each parameter
+    in_backward = next(
+        mark.event for mark in trace.marks if (mark.phase, mark.step) == ("optimizer", 1)
+    )
     assert trace.live_parts_at(in_backward - 1)["gradients"] == trace.inventory.trainable_bytes
 
 
@@ -89,23 +103,34 @@ def test_fewer_layers_may_be_traced() -> None:
 @pytest.mark.slow
 def test_the_peak_does_not_depend_on_the_number_of_traced_micro_steps() -> None:
     few = cases.spec(gradient_accumulation_steps=5)
-    peaks = [msgspec.convert(step_trace.trace({**few, "micro_steps": most}), Trace).peak_bytes for most in (None, 5)]
+    peaks = [
+        msgspec.convert(step_trace.trace({**few, "micro_steps": most}), Trace).peak_bytes
+        for most in (None, 5)
+    ]
     assert peaks[0] == pytest.approx(peaks[1], rel=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch", "steps"), [(1, 2), (1, 1), (2, 3)])
 def test_a_rank_of_many_holds_a_part_of_its_group(batch: int, steps: int) -> None:
-    whole = cases.spec(per_device_train_batch_size=batch, steps_per_generation=steps, num_generations=8)
-    trace = msgspec.convert(step_trace.trace({**whole, "sharding": {"kind": "ddp", "ranks": 8}}), Trace)
+    whole = cases.spec(
+        per_device_train_batch_size=batch, steps_per_generation=steps, num_generations=8
+    )
+    trace = msgspec.convert(
+        step_trace.trace({**whole, "sharding": {"kind": "ddp", "ranks": 8}}), Trace
+    )
     assert trace.effective["generation_batch_size"] == 8 * batch * steps
 
 
 @pytest.mark.slow
 def test_a_reference_pass_with_adapters_off_is_not_the_first_under_fsdp2() -> None:
-    """FSDP2 reads the dtypes of gradients in its first forward pass: that of the rollout, which a trace leaves out."""
+    """FSDP2 reads the dtypes of gradients in its first forward pass: that of the rollout, which
+    a trace leaves out.
+    """
     whole = cases.spec(adapter=cases.LORA, dtype="bfloat16", beta=0.04, bf16=True)
-    trace = msgspec.convert(step_trace.trace({**whole, "sharding": {"kind": "fsdp2", "ranks": 2}}), Trace)
+    trace = msgspec.convert(
+        step_trace.trace({**whole, "sharding": {"kind": "fsdp2", "ranks": 2}}), Trace
+    )
     start = next(mark.event for mark in trace.marks if (mark.phase, mark.step) == ("optimizer", 1))
     held = trace.live_parts_at(start - 1)
     assert held["gradients"] == held["adapters"]  # float32, as their masters
@@ -141,11 +166,17 @@ def test_seven_billion_parameters_take_less_than_a_gibibyte() -> None:
         "step_trace.warm({'model': {'config': {'model_type': 'qwen2'}}})\n"
         "step_trace.trace(json.load(sys.stdin))\n"
         # Not getrusage's figure: that begins with what the process had that started this one.
-        "peak = next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "peak = next(line.split()[1] for line in open('/proc/self/status') if"
+        " line.startswith('VmHWM'))\n"
         "sys.stderr.write(f'\\n{peak}')\n"
     )
     spec = cases.spec(
-        config=SEVEN_B, dtype="bfloat16", adapter=cases.EVERYWHERE, prompt=512, completion=512, **cases.NON_REENTRANT
+        config=SEVEN_B,
+        dtype="bfloat16",
+        adapter=cases.EVERYWHERE,
+        prompt=512,
+        completion=512,
+        **cases.NON_REENTRANT,
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -165,8 +196,12 @@ def test_several_rewards_with_weights_are_traced() -> None:
     assert traced(reward_weights=[1.0, 0.5, 0.25]).events
 
 
-@pytest.mark.parametrize(("settings", "forgets"), [({}, True), ({"ds3_gather_for_generation": False}, False)])
-def test_a_rollout_without_a_gather_keeps_the_order_of_the_modules(settings: dict[str, Any], forgets: bool) -> None:
+@pytest.mark.parametrize(
+    ("settings", "forgets"), [({}, True), ({"ds3_gather_for_generation": False}, False)]
+)
+def test_a_rollout_without_a_gather_keeps_the_order_of_the_modules(
+    settings: dict[str, Any], forgets: bool
+) -> None:
     """Only around a gather does TRL take DeepSpeed's hooks off and put them back."""
     utils = pytest.importorskip("trl.models.utils")
     if "_invalidate_trace" not in inspect.getsource(utils.add_hooks):

@@ -19,7 +19,12 @@ from autotune.worker.trl import step_timer, training_data
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     transformers = pytest.importorskip("transformers")
-    config = {**synthetic.tiny_config(vocab=5000), "eos_token_id": 4321, "bos_token_id": 17, "pad_token_id": None}
+    config = {
+        **synthetic.tiny_config(vocab=5000),
+        "eos_token_id": 4321,
+        "bos_token_id": 17,
+        "pad_token_id": None,
+    }
     folder = synthetic.write_model_folder(tmp_path_factory.mktemp("made") / "model", config)
     return transformers.AutoTokenizer.from_pretrained(str(folder))
 
@@ -41,15 +46,23 @@ def test_text_survives_tokenisation(qwen: Any) -> None:
 
 
 def test_the_chat_template_starts_the_assistants_turn(qwen: Any) -> None:
-    text = qwen.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
+    text = qwen.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
+    )
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize(
     ("special", "end"),
-    [({}, 1), ({"eos_token_id": [106, 1], "pad_token_id": 0, "bos_token_id": 2}, 106), ({"eos_token_id": 262_207}, 262_207)],
+    [
+        ({}, 1),
+        ({"eos_token_id": [106, 1], "pad_token_id": 0, "bos_token_id": 2}, 106),
+        ({"eos_token_id": 262_207}, 262_207),
+    ],
 )
-def test_the_largest_vocabulary_takes_less_than_a_second(special: dict[str, Any], end: int, tmp_path: Path) -> None:
+def test_the_largest_vocabulary_takes_less_than_a_second(
+    special: dict[str, Any], end: int, tmp_path: Path
+) -> None:
     """The limit is processor time, which does not depend on the load of the machine."""
     pytest.importorskip("tokenizers")
     begin = time.process_time()
@@ -71,8 +84,23 @@ def test_a_vocabulary_too_small_and_heads_too_small_are_refused() -> None:
 @pytest.mark.slow
 def test_the_program_writes_a_loadable_model_and_dataset(tmp_path: Path) -> None:
     transformers, datasets = pytest.importorskip("transformers"), pytest.importorskip("datasets")
-    shape = ["--hidden", "128", "--layers", "3", "--vocab", "600", "--prompts", str(tmp_path / "sums"), "--rows", "10"]
-    subprocess.run([sys.executable, synthetic.__file__, str(tmp_path / "model"), *shape], check=True, timeout=120)
+    shape = [
+        "--hidden",
+        "128",
+        "--layers",
+        "3",
+        "--vocab",
+        "600",
+        "--prompts",
+        str(tmp_path / "sums"),
+        "--rows",
+        "10",
+    ]
+    subprocess.run(
+        [sys.executable, synthetic.__file__, str(tmp_path / "model"), *shape],
+        check=True,
+        timeout=120,
+    )
     model = transformers.AutoModelForCausalLM.from_pretrained(str(tmp_path / "model"))
     assert model.config.num_hidden_layers == 3
     assert model.get_input_embeddings().weight.shape == (600, 128)
@@ -94,19 +122,38 @@ def test_synthetic_prompts_differ_from_the_start_and_are_long_enough(qwen: Any) 
 
 @pytest.mark.parametrize(
     ("shape", "optimizer_steps", "generations"),
-    [((1, 1, 1), 1, 1), ((4, 1, 4), 1, 1), ((4, 2, 4), 2, 1), ((8, 1, 2), 4, 1), ((2, 1, 8), 1, 4), ((3, 1, 2), 3, 2)],
+    [
+        ((1, 1, 1), 1, 1),
+        ((4, 1, 4), 1, 1),
+        ((4, 2, 4), 2, 1),
+        ((8, 1, 2), 4, 1),
+        ((2, 1, 8), 1, 4),
+        ((3, 1, 2), 3, 2),
+    ],
 )
-def test_a_unit_has_whole_cycles_and_whole_optimizer_steps(shape: Any, optimizer_steps: int, generations: int) -> None:
+def test_a_unit_has_whole_cycles_and_whole_optimizer_steps(
+    shape: Any, optimizer_steps: int, generations: int
+) -> None:
     steps, iterations, accumulation = shape
-    config = SimpleNamespace(steps_per_generation=steps, num_iterations=iterations, gradient_accumulation_steps=accumulation)
-    plan = step_timer.measurement_plan({"warmup_cycles": 1, "timed_cycles": 2, "optimizer_steps": 1}, config)
+    config = SimpleNamespace(
+        steps_per_generation=steps,
+        num_iterations=iterations,
+        gradient_accumulation_steps=accumulation,
+    )
+    plan = step_timer.measurement_plan(
+        {"warmup_cycles": 1, "timed_cycles": 2, "optimizer_steps": 1}, config
+    )
     assert (plan.unit_steps, plan.unit_generations) == (optimizer_steps, generations)
     assert plan.unit_steps * accumulation == plan.unit_generations * steps * iterations
 
 
 def test_a_plan_has_a_warm_up_and_enough_optimizer_steps() -> None:
-    course = step_timer.measurement_plan({"warmup_cycles": 0, "timed_cycles": 2, "optimizer_steps": 6}, None)
+    course = step_timer.measurement_plan(
+        {"warmup_cycles": 0, "timed_cycles": 2, "optimizer_steps": 6}, None
+    )
     assert (course.warmup, course.timed, course.optimizer_steps) == (1, 5, 6)
     rich = SimpleNamespace(steps_per_generation=4, num_iterations=1, gradient_accumulation_steps=1)
-    course = step_timer.measurement_plan({"warmup_cycles": 1, "timed_cycles": 3, "optimizer_steps": 2}, rich)
+    course = step_timer.measurement_plan(
+        {"warmup_cycles": 1, "timed_cycles": 3, "optimizer_steps": 2}, rich
+    )
     assert (course.warmup, course.timed, course.optimizer_steps) == (1, 3, 16)

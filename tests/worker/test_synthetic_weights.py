@@ -23,4 +23,6 @@ def test_a_checkpoint_of_zeros_is_the_whole_model_and_takes_no_space(tmp_path: P
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     assert not any(parameter.any() for parameter in loaded.parameters())
     stated = json.loads(file.read_bytes()[8:].split(b"}}")[0] + b"}}")
-    assert set(stated) == set(loaded.state_dict()) - {"lm_head.weight"}, "tied weights are there once"
+    assert set(stated) == set(loaded.state_dict()) - {"lm_head.weight"}, (
+        "tied weights are there once"
+    )

@@ -24,14 +24,24 @@ ADAPTER = Path(__file__).with_name("in_trouble.py")
 RANKS = 2
 GENEROUS = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=1, deadline_seconds=240)
 IMPATIENT = replace(GENEROUS, deadline_seconds=12)
-SMALL = {"per_device_train_batch_size": 4, "num_generations": 4, "max_prompt_length": 64, "max_completion_length": 8}
+SMALL = {
+    "per_device_train_batch_size": 4,
+    "num_generations": 4,
+    "max_prompt_length": 64,
+    "max_completion_length": 8,
+}
 
 pytestmark = pytest.mark.slow
 
 
 def task() -> Task:
     made = make_task(RANKS)
-    model = Model(name="tiny", config=tiny_config(vocab=4096, layers=4, hidden=256), folder=None, origin="made up")
+    model = Model(
+        name="tiny",
+        config=tiny_config(vocab=4096, layers=4, hidden=256),
+        folder=None,
+        origin="made up",
+    )
     return replace(made, workload=replace(made.workload, model=model))
 
 
@@ -41,15 +51,22 @@ def candidate(accumulation: int) -> Candidate:
 
 
 @pytest.fixture
-def executor(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalExecutor]:
+def executor(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LocalExecutor]:
     monkeypatch.setenv("TROUBLE", request.param)
     trl, asked = trainer("trl"), task()
     made = LocalExecutor(
         RunnerSettings(
-            python=asked.workload.python, adapter=str(ADAPTER), ranks=RANKS, limit_bytes=6 * 2**30, scratch_root=tmp_path
+            python=asked.workload.python,
+            adapter=str(ADAPTER),
+            ranks=RANKS,
+            limit_bytes=6 * 2**30,
+            scratch_root=tmp_path,
         ),
         RequestBuilders(
-            load=lambda one: trl.load_request(one, asked), probe=lambda one, plan: trl.probe_request(one, asked, plan)
+            load=lambda one: trl.load_request(one, asked),
+            probe=lambda one, plan: trl.probe_request(one, asked, plan),
         ),
     )
     yield made
@@ -70,14 +87,17 @@ def test_out_of_memory_on_one_rank_ends_the_probe_on_all(executor: LocalExecutor
     assert found.outcome.is_out_of_memory, found.failure
     assert found.failure is not None and found.failure.rank == 1
     assert found.failure.phase is not None and str(found.outcome) == f"oom_{found.failure.phase}"
-    # The other rank waits for its peer in a collective, for half an hour if it is let; nobody waits for the deadline either.
+    # The other rank waits for its peer in a collective, for half an hour if it is let; nobody waits
+    # for the deadline either.
     assert time.monotonic() - began < GENEROUS.deadline_seconds / 2
     assert alive_under(executor) == []
     assert executor.open(candidate(1)).measure(candidate(1), GENEROUS).outcome is Outcome.OK
 
 
 @pytest.mark.parametrize("executor", ["python", "c"], indirect=True)
-def test_a_rank_that_hangs_in_a_collective_is_ended_at_the_deadline(executor: LocalExecutor) -> None:
+def test_a_rank_that_hangs_in_a_collective_is_ended_at_the_deadline(
+    executor: LocalExecutor,
+) -> None:
     assert executor.open(candidate(1)).measure(candidate(1), GENEROUS).outcome is Outcome.OK
     ranks = alive_under(executor)
     assert len(ranks) >= RANKS

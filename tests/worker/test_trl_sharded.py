@@ -24,18 +24,28 @@ ADAPTER = Path(__file__).with_name("gloo_as_gpus.py")
 RANKS = 2
 PLAN = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=1, deadline_seconds=240)
 SMALL = {
-    "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "num_generations": 4, "max_prompt_length": 16,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 4,
+    "max_prompt_length": 16,
     "max_completion_length": 8,
-}  # fmt: skip
+}
 
 pytestmark = pytest.mark.slow
-needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
+)
 KINDS = ["fsdp2", *(pytest.param(kind, marks=needs_deepspeed) for kind in ("zero2", "zero3"))]
 
 
 def task(tuning: str) -> Task:
     made = make_task(RANKS, tuning=tuning)
-    model = Model(name="tiny", config=tiny_config(vocab=512, layers=2, hidden=512), folder=None, origin="made up")
+    model = Model(
+        name="tiny",
+        config=tiny_config(vocab=512, layers=2, hidden=512),
+        folder=None,
+        origin="made up",
+    )
     return replace(made, workload=replace(made.workload, model=model))
 
 
@@ -51,10 +61,15 @@ def measured(tmp_path: Path) -> Iterator[Any]:
         trl = trainer("trl")
         executor = LocalExecutor(
             RunnerSettings(
-                python=asked.workload.python, adapter=str(ADAPTER), ranks=RANKS, limit_bytes=limit, scratch_root=tmp_path
+                python=asked.workload.python,
+                adapter=str(ADAPTER),
+                ranks=RANKS,
+                limit_bytes=limit,
+                scratch_root=tmp_path,
             ),
             RequestBuilders(
-                load=lambda each: trl.load_request(each, asked), probe=lambda each, plan: trl.probe_request(each, asked, plan)
+                load=lambda each: trl.load_request(each, asked),
+                probe=lambda each, plan: trl.probe_request(each, asked, plan),
             ),
         )
         started.append(executor)
@@ -82,13 +97,17 @@ def test_a_sharded_model_is_measured(sharding: str, tuning: str, measured: Any) 
 
 
 def check_what_the_ranks_hold(found: Measurement, sharding: str, tuning: str) -> None:
-    """Check the bytes of weights, adapters and optimizer states (Adam's two, and masters) per rank."""
+    """Check the bytes of weights, adapters and optimizer states (Adam's two, and masters) per
+    rank.
+    """
     effective: Mapping[str, Any] = found.effective
     assert [one.rank for one in found.memory.models] == [0, 1]
     trained = 4 * effective["trainable_parameters"]
     for one in found.memory.models:
         kept = one.bytes["weights"] + one.bytes.get("adapters", 0)
-        assert kept == pytest.approx(4 * effective["parameters"] / (1 if sharding == "zero2" else RANKS), rel=0.25)
+        assert kept == pytest.approx(
+            4 * effective["parameters"] / (1 if sharding == "zero2" else RANKS), rel=0.25
+        )
         assert 0.9 * trained <= one.bytes["optimizer"] <= 2 * trained  # shards need not be even
         assert ("adapters" in one.bytes) is (tuning == "lora")
 
@@ -101,6 +120,9 @@ def test_a_rank_has_the_environment_of_accelerate(tmp_path: Path) -> None:
     one = candidate(asked, sharding="zero3", offload_optimizer_device="cpu")
     request = trainer("trl").load_request(one, asked)
     made = inside("trl.grpo_probe").environment_of(request["launch"]["accelerate"], tmp_path)  # type: ignore[index]
-    assert made["ACCELERATE_USE_DEEPSPEED"] == "true" and made["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
+    assert (
+        made["ACCELERATE_USE_DEEPSPEED"] == "true"
+        and made["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
+    )
     assert made["ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"] == "cpu"
     assert not {"RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS"} & set(made)

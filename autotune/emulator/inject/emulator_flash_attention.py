@@ -29,26 +29,48 @@ def varlen_fwd(q: Any, k: Any, v: Any, out: Any, *rest: Any) -> list[Any]:
     return _forward(q, out, (q.shape[1], q.shape[0]))
 
 
-def _backward(given: tuple[Any, ...], softmax_rows: tuple[int, ...], rows: tuple[int, ...]) -> list[Any]:
-    """Return the gradients; a float32 accumulator of dq, and dk and dv by query head, are freed at the end."""
+def _backward(
+    given: tuple[Any, ...], softmax_rows: tuple[int, ...], rows: tuple[int, ...]
+) -> list[Any]:
+    """Return the gradients; a float32 accumulator of dq, and dk and dv by query head, are freed
+    at the end.
+    """
     q, k, v, dq, dk, dv = given
-    gradients = [torch.empty_like(of) if one is None else one for one, of in ((dq, q), (dk, k), (dv, v))]
+    gradients = [
+        torch.empty_like(of) if one is None else one for one, of in ((dq, q), (dk, k), (dv, v))
+    ]
     softmax = q.new_empty(softmax_rows, dtype=torch.float32)
     size = -(-q.shape[-1] // 32) * 32
     accumulator = q.new_empty((*rows, q.shape[-2], size), dtype=torch.float32)
-    by_head = [k.new_empty((*k.shape[:-2], q.shape[-2], k.shape[-1])) for _ in range(2) if k.shape[-2] != q.shape[-2]]
+    by_head = [
+        k.new_empty((*k.shape[:-2], q.shape[-2], k.shape[-1]))
+        for _ in range(2)
+        if k.shape[-2] != q.shape[-2]
+    ]
     del accumulator, by_head
     return [*gradients, softmax]
 
 
-def bwd(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, *rest: Any) -> list[Any]:
+def bwd(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, *rest: Any
+) -> list[Any]:
     """Backward pass of `fwd`."""
     rows = -(-q.shape[1] // ROWS) * ROWS
     return _backward((q, k, v, dq, dk, dv), (q.shape[0], q.shape[2], rows), (q.shape[0], rows))
 
 
 def varlen_bwd(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, starts: Any, *rest: Any
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    dq: Any,
+    dk: Any,
+    dv: Any,
+    starts: Any,
+    *rest: Any,
 ) -> list[Any]:
     """Backward pass of `varlen_fwd`."""
     rows = q.shape[0] + ROWS * (starts.numel() - 1)

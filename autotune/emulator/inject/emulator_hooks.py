@@ -1,18 +1,21 @@
-"""Hooks on frameworks in a process on emulated cards: no uploads, phases of a step, shorter rollouts.
+"""Hooks on frameworks in a process on emulated cards: no uploads, phases of a step, shorter
+rollouts.
 
-Uploads to the Hugging Face hub are replaced by a line on stderr: `--push_to_hub` on the user's own command line can't be
-overridden by an environment variable.
+Uploads to the Hugging Face hub are replaced by a line on stderr: `--push_to_hub` on the user's own
+command line can't be overridden by an environment variable.
 
-Phases are detected in functions that every framework calls, and reported to the emulated driver, which keeps the peak of
-each: generation, the backward pass, the optimizer's step, the transfer of weights to an engine, the start of vLLM's worker
-and its passes. Everything before is loading; everything between is the forward pass and its surroundings. With each phase
-the process's title is recorded, which names the role of Ray's and vLLM's processes.
+Phases are detected in functions that every framework calls, and reported to the emulated driver,
+which keeps the peak of each: generation, the backward pass, the optimizer's step, the transfer of
+weights to an engine, the start of vLLM's worker and its passes. Everything before is loading;
+everything between is the forward pass and its surroundings. With each phase the process's title is
+recorded, which names the role of Ray's and vLLM's processes.
 
-In shorter rollouts a completion has its full length, and few of its tokens are decoded. Decoding is what takes longest on
-emulated cards, a token at a time, and each token has the same memory but for the cache of keys and values. With transformers,
-one decoded token stands for STRIDE: the cache grows by as many positions. vLLM reserves its cache when it starts, so that it
-decodes STRIDE tokens, and the last one is repeated. A generation of another form (a cache that is not plain, scores in the
-answer, an older transformers) is left as it is.
+In shorter rollouts a completion has its full length, and few of its tokens are decoded. Decoding is
+what takes longest on emulated cards, a token at a time, and each token has the same memory but for
+the cache of keys and values. With transformers, one decoded token stands for STRIDE: the cache
+grows by as many positions. vLLM reserves its cache when it starts, so that it decodes STRIDE
+tokens, and the last one is repeated. A generation of another form (a cache that is not plain,
+scores in the answer, an older transformers) is left as it is.
 """
 
 from __future__ import annotations
@@ -31,9 +34,19 @@ from typing import Any
 STRIDE = int(os.environ.get("AUTOTUNE_EMULATOR_STRIDE") or 1)
 
 UPLOADS = (
-    "create_repo", "create_branch", "create_tag", "create_commit", "upload_file", "upload_folder", "upload_large_folder",
-    "preupload_lfs_files", "delete_repo", "update_repo_settings", "add_collection_item", "create_collection",
-)  # fmt: skip
+    "create_repo",
+    "create_branch",
+    "create_tag",
+    "create_commit",
+    "upload_file",
+    "upload_folder",
+    "upload_large_folder",
+    "preupload_lfs_files",
+    "delete_repo",
+    "update_repo_settings",
+    "add_collection_item",
+    "create_collection",
+)
 """Methods of `HfApi` that change something on the hub."""
 
 
@@ -48,7 +61,9 @@ def without_uploads(module: ModuleType) -> None:
 
 def _stub(module: ModuleType, name: str) -> Any:
     def stub(api: Any, *words: Any, **named: Any) -> Any:
-        repository = named.get("repo_id") or (words[0] if words and isinstance(words[0], str) else "rehearsal/model")
+        repository = named.get("repo_id") or (
+            words[0] if words and isinstance(words[0], str) else "rehearsal/model"
+        )
         sys.stderr.write(f"autotune: {name} to the hub is off in a rehearsal\n")
         address = f"https://huggingface.co/{repository}"
         result: Any = None
@@ -56,7 +71,10 @@ def _stub(module: ModuleType, name: str) -> Any:
             result = module.RepoUrl(address)
         elif name in ("create_commit", "upload_file", "upload_folder"):
             result = module.CommitInfo(
-                commit_url=f"{address}/commit/{'0' * 40}", commit_message="rehearsal", commit_description="", oid="0" * 40
+                commit_url=f"{address}/commit/{'0' * 40}",
+                commit_message="rehearsal",
+                commit_description="",
+                oid="0" * 40,
             )
         if not named.get("run_as_future"):
             return result
@@ -83,7 +101,10 @@ def _tell(name: str) -> None:
     # 1. Torch's own peaks so far: a program may reset them at any time.
     if _torch is not None and _torch.cuda.is_initialized():
         device = _torch.cuda.current_device()
-        allocated, reserved = _torch.cuda.max_memory_allocated(device), _torch.cuda.max_memory_reserved(device)
+        allocated, reserved = (
+            _torch.cuda.max_memory_allocated(device),
+            _torch.cuda.max_memory_reserved(device),
+        )
         library.emu_note_torch(device, ctypes.c_int64(allocated), ctypes.c_int64(reserved))
     # 2. The title that Ray or vLLM gave this process, like `ray::WorkerDict.update_actor`.
     with open("/proc/self/cmdline", "rb") as file:  # noqa: PTH123
@@ -97,8 +118,12 @@ def _tell(name: str) -> None:
     library.emu_phase(name.encode())
 
 
-def _within(phase: str, method: Callable[..., Any], after: str | None = "forward") -> Callable[..., Any]:
-    """Return the method as a phase; an outermost one is followed by `after`, None: by the phase before it."""
+def _within(
+    phase: str, method: Callable[..., Any], after: str | None = "forward"
+) -> Callable[..., Any]:
+    """Return the method as a phase; an outermost one is followed by `after`, None: by the phase
+    before it.
+    """
 
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -144,8 +169,15 @@ def _watch_engine(engine: Any) -> None:
 
 def _watch_worker(worker: Any) -> None:
     """vLLM's worker, which has a process of its own unless the trainer runs it."""
-    starts = ("load_model", "determine_available_memory", "initialize_from_config", "compile_or_warm_up_model",
-              "determine_num_available_blocks", "initialize_cache", "_init_cache_engine")  # fmt: skip
+    starts = (
+        "load_model",
+        "determine_available_memory",
+        "initialize_from_config",
+        "compile_or_warm_up_model",
+        "determine_num_available_blocks",
+        "initialize_cache",
+        "_init_cache_engine",
+    )
     _wrap(worker, "engine start", *starts, after=None)
     _wrap(worker, "rollout", "execute_model", after=None)
 
@@ -173,7 +205,10 @@ def shorten_transformers(generation: ModuleType) -> None:
     import torch
 
     mixin = generation.GenerationMixin
-    if "next_sequence_length" not in inspect.signature(mixin.prepare_inputs_for_generation).parameters:
+    if (
+        "next_sequence_length"
+        not in inspect.signature(mixin.prepare_inputs_for_generation).parameters
+    ):
         return  # its inputs are chosen by their position, which needs every id
     generate, update = mixin.generate, mixin._update_model_kwargs_for_generation
 
@@ -181,7 +216,12 @@ def shorten_transformers(generation: ModuleType) -> None:
     def shortened(model: Any, *args: Any, **kwargs: Any) -> Any:
         config: Any = kwargs.get("generation_config")
         tokens = getattr(config, "max_new_tokens", None)
-        if not tokens or tokens <= STRIDE or config.return_dict_in_generate or config.use_cache is False:
+        if (
+            not tokens
+            or tokens <= STRIDE
+            or config.return_dict_in_generate
+            or config.use_cache is False
+        ):
             return generate(model, *args, **kwargs)
         short = copy.deepcopy(config)
         short.max_new_tokens = -(-tokens // STRIDE)
@@ -214,7 +254,10 @@ def _lengthen(cache: Any, positions: int) -> bool:
 
     for layer in layers:
         layer.keys, layer.values = (
-            torch.cat([held, held[..., -1:, :].expand(*held.shape[:-2], positions, held.shape[-1])], dim=-2)
+            torch.cat(
+                [held, held[..., -1:, :].expand(*held.shape[:-2], positions, held.shape[-1])],
+                dim=-2,
+            )
             for held in (layer.keys, layer.values)
         )
     return True
@@ -226,7 +269,9 @@ def shorten_vllm(entrypoints: ModuleType) -> None:
     generate = engine.generate
 
     @functools.wraps(generate)
-    def shortened(llm: Any, prompts: Any = None, sampling_params: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def shortened(
+        llm: Any, prompts: Any = None, sampling_params: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         tokens = getattr(sampling_params, "max_tokens", None)
         if not tokens or tokens <= STRIDE:
             return generate(llm, prompts, sampling_params, *args, **kwargs)
@@ -237,9 +282,13 @@ def shorten_vllm(entrypoints: ModuleType) -> None:
             if len(output.token_ids) != STRIDE:
                 continue
             output.token_ids = _repeated(output.token_ids, tokens)
-            output.logprobs = None if output.logprobs is None else _repeated(output.logprobs, tokens)
+            output.logprobs = (
+                None if output.logprobs is None else _repeated(output.logprobs, tokens)
+            )
             if output.text:  # what a framework counts that encodes the text again
-                output.text = llm.get_tokenizer().decode(output.token_ids, skip_special_tokens=short.skip_special_tokens)
+                output.text = llm.get_tokenizer().decode(
+                    output.token_ids, skip_special_tokens=short.skip_special_tokens
+                )
         return answers
 
     engine.generate = shortened
@@ -251,7 +300,10 @@ def _repeated(values: Any, length: int) -> Any:
 
 
 HUB = {"huggingface_hub.hf_api": without_uploads}
-ROLLOUTS = {"transformers.generation.utils": shorten_transformers, "vllm.entrypoints.llm": shorten_vllm}
+ROLLOUTS = {
+    "transformers.generation.utils": shorten_transformers,
+    "vllm.entrypoints.llm": shorten_vllm,
+}
 PHASES: dict[str, Callable[[ModuleType], None]] = {
     "torch": watch_torch,
     "transformers.generation.utils": lambda m: _wrap(m.GenerationMixin, "rollout", "generate"),
@@ -259,12 +311,22 @@ PHASES: dict[str, Callable[[ModuleType], None]] = {
     "vllm.entrypoints.llm": lambda m: _watch_engine(m.LLM),
     "vllm.v1.worker.gpu_worker": lambda m: _watch_worker(m.Worker),
     "vllm.worker.worker": lambda m: _watch_worker(m.Worker),
-    "trl.generation.vllm_generation": lambda m: _wrap(m.VLLMGeneration, "weight sync", "sync_weights"),
+    "trl.generation.vllm_generation": lambda m: _wrap(
+        m.VLLMGeneration, "weight sync", "sync_weights"
+    ),
     "deepspeed.runtime.engine": lambda m: _watch_deepspeed(m.DeepSpeedEngine),
     # Ray copies an actor's methods while `orz.ppo.actors` is imported; these are called by them.
-    "orz.exp_engine.parallels.orz_distributed_c10d": lambda m: _wrap(m.CUDAIPCHandle, "weight sync", "from_tensor", after=None),
+    "orz.exp_engine.parallels.orz_distributed_c10d": lambda m: _wrap(
+        m.CUDAIPCHandle, "weight sync", "from_tensor", after=None
+    ),
     "orz.exp_engine.accelerators.inference.vllm_worker_wrap": lambda m: _wrap(
-        m.WorkerWrap, "weight sync", "update_weight", "update_weight_internal_with_cuda_ipc", after=None
+        m.WorkerWrap,
+        "weight sync",
+        "update_weight",
+        "update_weight_internal_with_cuda_ipc",
+        after=None,
     ),
 }
-"""Hooks by module, run after its import. A rollout's phase is outside the shorter rollout: `emulator_start` adds PHASES last."""
+"""Hooks by module, run after its import. A rollout's phase is outside the shorter rollout:
+`emulator_start` adds PHASES last.
+"""

@@ -1,4 +1,6 @@
-"""Code that runs right after certain modules were imported: the values of tensors, the phases of a step."""
+"""Code that runs right after certain modules were imported: the values of tensors, the phases of
+a step.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,18 @@ from typing import Any
 
 After = Callable[[ModuleType], None]
 
-_kept: list[Any] = []  # the main thread's mode: torch takes modes off and puts them on again without holding on to them itself
+_kept: list[
+    Any
+    # the main thread's mode: torch takes modes off and puts them on again without holding on to them
+    # itself
+] = []
 
 
 class _TorchImportHook(importlib.abc.MetaPathFinder):
     """Import hook that finds a module like the other finders, and runs code after its import.
 
-    A mere `find_spec`, the usual test for a package, changes nothing: the import after it passes through here again.
+    A mere `find_spec`, the usual test for a package, changes nothing: the import after it passes
+    through here again.
     """
 
     def __init__(self, after: dict[str, list[After]]) -> None:
@@ -33,9 +40,17 @@ class _TorchImportHook(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name not in self._after:
             return None
-        # Only those behind this one: another hook of this kind would ask this one again, without end.
-        behind = (finder for finder in sys.meta_path[sys.meta_path.index(self) + 1 :] if hasattr(finder, "find_spec"))
-        spec = next((one for finder in behind if (one := finder.find_spec(name, path, target)) is not None), None)
+        # Only those behind this one: another hook of this kind would ask this one again, without
+        # end.
+        behind = (
+            finder
+            for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]
+            if hasattr(finder, "find_spec")
+        )
+        spec = next(
+            (one for finder in behind if (one := finder.find_spec(name, path, target)) is not None),
+            None,
+        )
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
@@ -58,14 +73,17 @@ class _AbsentKernels(importlib.abc.MetaPathFinder):
         if name != "flash_attn_2_cuda":
             return None
         here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
-        return importlib.util.spec_from_file_location(name, os.path.join(here, "emulator_flash_attention.py"))  # noqa: PTH118
+        return importlib.util.spec_from_file_location(
+            name,
+            os.path.join(here, "emulator_flash_attention.py"),  # noqa: PTH118
+        )
 
 
 class _NoKernels:
     """DeepSpeed's fused Adam without its kernel, which is compiled by nvcc on the first use.
 
-    The kernel updates weights and moments where they are. It allocates nothing, and on emulated cards no
-    kernel computes: memory is the same.
+    The kernel updates weights and moments where they are. It allocates nothing, and on emulated
+    cards no kernel computes: memory is the same.
     """
 
     @staticmethod
@@ -74,7 +92,9 @@ class _NoKernels:
 
 
 def begin() -> None:
-    """Install the hooks in a process on emulated cards: for torch, and for modules with phases if these are requested."""
+    """Install the hooks in a process on emulated cards: for torch, and for modules with phases
+    if these are requested.
+    """
     if not os.environ.get("AUTOTUNE_EMULATED_MACHINE"):
         return
     # 1. The rank that a launcher gave this process, beside the report of its memory
@@ -83,7 +103,10 @@ def begin() -> None:
         with open(os.path.join(folder, f"{os.getpid()}.rank"), "w") as file:  # noqa: PTH118, PTH123
             file.write(rank)
     # 2. The hooks by module. Shortened rollouts are inside the phases, whose hooks therefore come later.
-    after: dict[str, list[After]] = {"torch": [_keep_values], "deepspeed.ops.op_builder.fused_adam": [_without_compiling]}
+    after: dict[str, list[After]] = {
+        "torch": [_keep_values],
+        "deepspeed.ops.op_builder.fused_adam": [_without_compiling],
+    }
     hooks = importlib.import_module("emulator_hooks")
     added = [
         {} if os.environ.get("AUTOTUNE_TRACKERS") == "1" else hooks.HUB,
@@ -102,7 +125,9 @@ def _without_compiling(module: ModuleType) -> None:
 
 
 def _keep_values(torch: ModuleType) -> None:
-    """Enter the dispatch mode in this thread and in all that start later: it belongs to one thread."""
+    """Enter the dispatch mode in this thread and in all that start later: it belongs to one
+    thread.
+    """
     if getattr(torch.version, "cuda", None) is None:
         return
 
@@ -112,9 +137,12 @@ def _keep_values(torch: ModuleType) -> None:
         for number in re.findall(r"\bsm_(\d+)\b", torch._C._cuda_getArchFlags() or ""):
             library.emu_compiled_for(int(number))
 
-    # Not before CUDA is initialised: torch 2.11 refuses CUDA in forks of a process that asked for the architectures.
+    # Not before CUDA is initialised: torch 2.11 refuses CUDA in forks of a process that asked for
+    # the architectures.
     torch.cuda._lazy_call(tell_images)
-    torch._C._set_sdp_use_cudnn(False)  # attention's first choice from Hopper on; its engines are absent here
+    torch._C._set_sdp_use_cudnn(
+        False
+    )  # attention's first choice from Hopper on; its engines are absent here
     emulator_values = importlib.import_module("emulator_values")
     emulator_values.print_what_is_there()
     _kept.append(emulator_values.TrueValues())

@@ -8,9 +8,9 @@ blocks with the bytes of former tensors, and an old id read as a number may be i
 Integers and booleans (ids, masks, lengths) decide the code path, so they are computed up to a far
 larger size; larger ones are recorded, and the run reports them at its end.
 
-Pinned memory of the host stays untouched until something is written to it: offloaded optimizers and vLLM's swap space are
-gigabytes per process, in tensors that are zero or were never written. torch would write each of their pages; here such pages
-take no memory. Small tensors are left to torch.
+Pinned memory of the host stays untouched until something is written to it: offloaded optimizers and
+vLLM's swap space are gigabytes per process, in tensors that are zero or were never written. torch
+would write each of their pages; here such pages take no memory. Small tensors are left to torch.
 """
 
 from __future__ import annotations
@@ -28,37 +28,60 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 MOST_FLOATS = int(os.environ.get("AUTOTUNE_EMULATOR_FLOATS", 1 << 14))
-"""Elements, inputs and results together, up to which an operator with floating-point inputs is computed."""
+"""Elements, inputs and results together, up to which an operator with floating-point inputs is
+computed.
+"""
 
-MOST_INTEGERS = int(os.environ.get("AUTOTUNE_EMULATOR_INTEGERS", 1 << 22))  # the same where all inputs are integers or booleans
+MOST_INTEGERS = int(
+    os.environ.get("AUTOTUNE_EMULATOR_INTEGERS", 1 << 22)
+)  # the same where all inputs are integers or booleans
 MOST_FOR_SHAPES = 1 << 26  # the same where the shape of a result depends on values
 MOST_ZEROED_ON_THE_HOST = 1 << 24
-LEAST_GIVEN_BACK = 1 << 20  # bytes from which a new result on the host is zeroed without writing to it
+LEAST_GIVEN_BACK = (
+    1 << 20
+)  # bytes from which a new result on the host is zeroed without writing to it
 MOST_ALIASES = 20_000
 MOST_PINNED_AND_WRITTEN = 1 << 20  # bytes up to which a pinned tensor is written as usual
 
 aten = torch.ops.aten
-COLLECTIVES = {"c10d", "_c10d_functional"}  # namespaces whose payloads the emulated NCCL carries by itself
+COLLECTIVES = {
+    "c10d",
+    "_c10d_functional",
+}  # namespaces whose payloads the emulated NCCL carries by itself
 ON_THE_CPU_TOO = {"aten", "prims"}
 _BY_VALUE = {
-    aten.nonzero.default, aten.masked_select.default, aten._unique2.default, aten._unique.default, aten.unique_dim.default,
-    aten.unique_consecutive.default, aten.repeat_interleave.Tensor, aten.bincount.default, aten.masked_scatter_backward.default,
-}  # fmt: skip
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten._unique.default,
+    aten.unique_dim.default,
+    aten.unique_consecutive.default,
+    aten.repeat_interleave.Tensor,
+    aten.bincount.default,
+    aten.masked_scatter_backward.default,
+}
 """The shape of their result depends on values, or they select inside one kernel."""
 
-_PINS = {getattr(aten, name).default for name in ("_pin_memory", "pin_memory") if hasattr(aten, name)}
-_ZEROS = {aten.zeros.default: aten.empty.memory_format, aten.zeros_like.default: aten.empty_like.default}
+_PINS = {
+    getattr(aten, name).default for name in ("_pin_memory", "pin_memory") if hasattr(aten, name)
+}
+_ZEROS = {
+    aten.zeros.default: aten.empty.memory_format,
+    aten.zeros_like.default: aten.empty_like.default,
+}
 """Operators whose result may be pinned and whole at once, with those that allocate alone."""
 
 _NO_VALUES = ("empty", "new_empty", "record_stream", "resize", "set")
 """Prefixes of operators that compute nothing: they concern a tensor's place."""
 
 _ACCUMULATED = {
-    aten.add.Tensor: aten.add_.Tensor, aten.scatter_add.default: aten.scatter_add_.default,
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.scatter_add.default: aten.scatter_add_.default,
     aten.index_put.default: aten.index_put_.default,
-}  # fmt: skip
-"""Operators that autograd's engine calls in place of the second while any dispatch mode is on: it then needs memory that a plain
-run does not."""
+}
+"""Operators that autograd's engine calls in place of the second while any dispatch mode is on:
+it then needs memory that a plain run does not.
+"""
 
 _FRAMES = (__file__, "_compile.py", "eval_frame.py", "_python_dispatch.py", "_stats.py")
 """Files on the stack between an operator and this mode."""
@@ -81,7 +104,9 @@ class _Facts:
         self.writes = schema.is_mutable
         self.leaves_memory = self.name.startswith(_NO_VALUES)
         self.zeroes = self.name.startswith(("zero", "new_zeros"))
-        self.can_be_taken_apart = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
+        self.can_be_taken_apart = torch._C._dispatch_has_kernel_for_dispatch_key(
+            function.name(), "CompositeImplicitAutograd"
+        )
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -114,7 +139,11 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [one for one in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(one, torch.Tensor)]
+    return [
+        one
+        for one in (value if isinstance(value, (tuple, list)) else [value])
+        if isinstance(one, torch.Tensor)
+    ]
 
 
 def _is_exact(tensor: torch.Tensor) -> bool:
@@ -122,7 +151,9 @@ def _is_exact(tensor: torch.Tensor) -> bool:
 
 
 def _of_another_kind(kind: type) -> bool:
-    """Return True for a tensor type with its own dispatch; a DTensor's local parts are dispatched again."""
+    """Return True for a tensor type with its own dispatch; a DTensor's local parts are
+    dispatched again.
+    """
     if kind in (torch.Tensor, torch.nn.Parameter):
         return False
     return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
@@ -131,15 +162,28 @@ def _of_another_kind(kind: type) -> bool:
 def _overwrites(function: Any, args: Any) -> bool:
     """Return True where autograd's engine would write into the first operand if no mode was on.
 
-    For a sum that takes the last reference to it: a storage has one from the tensor and one from here.
+    For a sum that takes the last reference to it: a storage has one from the tensor and one from
+    here.
     """
-    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or not _is_on_card(args[0]):
+    if (
+        torch._C._current_graph_task_id() == -1
+        or torch.is_grad_enabled()
+        or not _is_on_card(args[0])
+    ):
         return False
     first = args[0]
     if function is aten.add.Tensor:
         second = args[1]
-        alike = isinstance(second, torch.Tensor) and second.shape == first.shape and second.dtype == first.dtype
-        if not alike or not first.is_contiguous() or torch._C._storage_Use_Count(first.untyped_storage()._cdata) > 2:
+        alike = (
+            isinstance(second, torch.Tensor)
+            and second.shape == first.shape
+            and second.dtype == first.dtype
+        )
+        if (
+            not alike
+            or not first.is_contiguous()
+            or torch._C._storage_Use_Count(first.untyped_storage()._cdata) > 2
+        ):
             return False
     return _called_by_engine()
 
@@ -158,7 +202,9 @@ def _called_by_engine() -> bool:
 class TrueValues(TorchDispatchMode):  # type: ignore[misc]
     """Computes what is small once more on the CPU."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         # No argument has memory: torch propagates shapes, for instance while it compiles.
         fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
@@ -170,7 +216,8 @@ class TrueValues(TorchDispatchMode):  # type: ignore[misc]
             function = _ACCUMULATED[function]
         facts = _facts.get(function) or _facts.setdefault(function, _Facts(function))
         if facts.is_view and facts.can_be_taken_apart and any(_is_on_card(value) for value in args):
-            # Under inference mode, `to`, `contiguous` and `reshape` arrive whole, and may copy: their parts are to come by.
+            # Under inference mode, `to`, `contiguous` and `reshape` arrive whole, and may copy:
+            # their parts are to come by.
             with self:
                 return function.decompose(*args, **kwargs)
         if facts.is_view or function.namespace in COLLECTIVES:
@@ -187,7 +234,9 @@ class _Call:
     def __init__(self, function: Any, facts: _Facts, args: Any, kwargs: Any) -> None:
         self.function, self.facts, self.args, self.kwargs = function, facts, args, kwargs
         self._flatten()
-        devices = [value for value in self.flat if isinstance(value, torch.device) and value.type == "cuda"]
+        devices = [
+            value for value in self.flat if isinstance(value, torch.device) and value.type == "cuda"
+        ]
         self.is_on_card = bool(self.on_card or devices)
         self.device = self.on_card[0].device if self.on_card else devices[0] if devices else None
 
@@ -214,7 +263,9 @@ class _Call:
         args, kwargs = tree_unflatten([_on_cpu(value) for value in self.flat], self.structure)
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        if self.function is aten.log_sigmoid_backward.default:  # the CPU reads exp(-|x|), which CUDA does not save
+        if (
+            self.function is aten.log_sigmoid_backward.default
+        ):  # the CPU reads exp(-|x|), which CUDA does not save
             args = (*args[:2], torch.exp(-args[1].abs()))
         return self.function(*args, **kwargs)
 
@@ -230,7 +281,8 @@ class _Call:
         return made
 
     def _sampled(self) -> Any:
-        """Draw ids with a fixed generator, the same in every run, since probabilities were never computed.
+        """Draw ids with a fixed generator, the same in every run, since probabilities were never
+        computed.
 
         None of them is special: special ids are at the end of a vocabulary.
         """
@@ -238,17 +290,29 @@ class _Call:
         shape = (*probabilities.shape[:-1], count)
         torch.empty_like(probabilities)  # the kernel's own: the distribution in exponential noise
         least = min(5, probabilities.shape[-1] - 1)
-        return self._put(torch.randint(least, max(least + 1, probabilities.shape[-1] // 2), shape, generator=_sampled))
+        return self._put(
+            torch.randint(
+                least, max(least + 1, probabilities.shape[-1] // 2), shape, generator=_sampled
+            )
+        )
 
     def _by_positions(self) -> None:
-        """Take masks among the indices for the positions that are true in them, which is what the kernel does first."""
-        masks = [value for value in self.args[1] or [] if _is_on_card(value) and value.dtype in (torch.bool, torch.uint8)]
+        """Take masks among the indices for the positions that are true in them, which is what
+        the kernel does first.
+        """
+        masks = [
+            value
+            for value in self.args[1] or []
+            if _is_on_card(value) and value.dtype in (torch.bool, torch.uint8)
+        ]
         if not masks:
             return
         indices: list[Any] = []
         for value in self.args[1]:
             if any(value is mask for mask in masks):
-                indices += [self._put(positions) for positions in torch.nonzero(alias(value), as_tuple=True)]
+                indices += [
+                    self._put(positions) for positions in torch.nonzero(alias(value), as_tuple=True)
+                ]
             else:
                 indices.append(value)
         self.args = (self.args[0], indices, *self.args[2:])
@@ -260,8 +324,10 @@ class _Call:
         if self._is_small(results):
             try:
                 values = _tensors(self._computed())
-                for made, value in zip(results, values):  # noqa: B905 -- Python 3.9 has no strict
-                    if not self.facts.writes and made.shape == value.shape:  # else it wrote into the very memory
+                for made, value in zip(results, values):  # noqa: B905
+                    if (
+                        not self.facts.writes and made.shape == value.shape
+                    ):  # else it wrote into the very memory
                         (alias(made) if _is_on_card(made) else made).copy_(value)
                 return result
             except Exception as error:
@@ -277,24 +343,40 @@ class _Call:
         if self.function.namespace not in ON_THE_CPU_TOO or self.facts.leaves_memory:
             return False
         produced = 0 if self.facts.writes else sum(one.numel() for one in results)
-        most = MOST_INTEGERS if all(_is_exact(one) for one in [*self.on_card, *results]) else MOST_FLOATS
+        most = (
+            MOST_INTEGERS
+            if all(_is_exact(one) for one in [*self.on_card, *results])
+            else MOST_FLOATS
+        )
         return bool(self.elements + produced <= most)
 
     def _was_exact(self, results: list[torch.Tensor]) -> bool:
-        """Return True if skipping the operator loses true values: floating-point inputs had none."""
+        """Return True if skipping the operator loses true values: floating-point inputs had
+        none.
+        """
         tensors = [*self.on_card, *results]
-        return bool(tensors) and not (self.facts.leaves_memory or self.facts.zeroes) and all(_is_exact(one) for one in tensors)
+        return (
+            bool(tensors)
+            and not (self.facts.leaves_memory or self.facts.zeroes)
+            and all(_is_exact(one) for one in tensors)
+        )
 
     def _zero(self, results: list[torch.Tensor]) -> None:
         for result in results:
             if _is_on_card(result):
-                if result.is_contiguous():  # whole pages are given back to the host instead of being written
-                    _library().cudaMemset(result.data_ptr(), 0, result.numel() * result.element_size())
+                if (
+                    result.is_contiguous()
+                ):  # whole pages are given back to the host instead of being written
+                    _library().cudaMemset(
+                        result.data_ptr(), 0, result.numel() * result.element_size()
+                    )
                 elif result.numel() <= MOST_FLOATS:
                     alias(result).zero_()
             elif result.device.type != "cpu":  # "meta" has no memory
                 continue
-            elif not self.facts.writes and result.nbytes >= LEAST_GIVEN_BACK:  # its memory is new, from torch's allocator
+            elif (
+                not self.facts.writes and result.nbytes >= LEAST_GIVEN_BACK
+            ):  # its memory is new, from torch's allocator
                 storage = result.untyped_storage()
                 _library().emu_give_back(storage.data_ptr(), storage.nbytes())
             elif result.numel() <= MOST_ZEROED_ON_THE_HOST:
@@ -312,12 +394,16 @@ def _library() -> Any:
 
 
 def _pinned(function: Any, args: Any, kwargs: Any) -> Any:
-    """Return the pinned result of one of `_PINS` or `_ZEROS`, with the pages that hold something."""
+    """Return the pinned result of one of `_PINS` or `_ZEROS`, with the pages that hold
+    something.
+    """
     if function not in _PINS:
         made = _ZEROS[function](*args, **kwargs)
         return _emptied(made) if made.nbytes > MOST_PINNED_AND_WRITTEN else made.zero_()
     source = args[0]
-    is_plain = source.device.type == "cpu" and source.layout == torch.strided and source.is_contiguous()
+    is_plain = (
+        source.device.type == "cpu" and source.layout == torch.strided and source.is_contiguous()
+    )
     if not is_plain or source.nbytes <= MOST_PINNED_AND_WRITTEN:
         return function(*args, **kwargs)
     made = _emptied(torch.empty(source.shape, dtype=source.dtype, pin_memory=True))
@@ -326,7 +412,9 @@ def _pinned(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _emptied(tensor: Any) -> Any:
-    """Give the tensor's pages back to the host: they read as zeros. A cached block has bytes of its former tensor."""
+    """Give the tensor's pages back to the host: they read as zeros. A cached block has bytes of
+    its former tensor.
+    """
     _library().cudaMemset(tensor.data_ptr(), 0, tensor.nbytes)
     return tensor
 
@@ -343,7 +431,9 @@ def _write_down(kind: str, what: str) -> None:
 
 
 def print_what_is_there() -> None:
-    """Printing leaves dispatch modes and reads every element through kernels; DeepSpeed prints tensors in passing."""
+    """Printing leaves dispatch modes and reads every element through kernels; DeepSpeed prints
+    tensors in passing.
+    """
     import torch._tensor_str as printing
 
     original = printing._str
@@ -352,7 +442,10 @@ def print_what_is_there() -> None:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cuda":
             return str(original(tensor, **options))
         if tensor.numel() > MOST_FLOATS:
-            return f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+            return (
+                f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)},"
+                f" dtype={tensor.dtype})"
+            )
         text = str(original(alias(tensor.detach()), **options))
         return f"{text[:-1]}, device='{tensor.device}')" if text.endswith(")") else text
 

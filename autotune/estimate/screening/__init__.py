@@ -27,7 +27,14 @@ from autotune.core.space import fingerprint
 from autotune.core.trace import Trace
 from autotune.estimate.model_shape import shape, text_config
 from autotune.estimate.replay import StepStage
-from autotune.estimate.screening.blocks import Integers, LayerRepetition, NotUniform, Point, Sample, rows_of
+from autotune.estimate.screening.blocks import (
+    Integers,
+    LayerRepetition,
+    NotUniform,
+    Point,
+    Sample,
+    rows_of,
+)
 from autotune.estimate.screening.formulas import SizeModel
 from autotune.estimate.screening.stretching import StretchedTrace, stretched
 from autotune.estimate.screening.work_model import WorkModel, fit_work
@@ -36,13 +43,21 @@ from autotune.estimate.trace_context import PredictionInput, TraceContext
 TracePoint = Callable[[Point, int | None], Trace]  # traces a point in a number of layers; None: all
 
 MAX_ERROR = 0.002  # relative error at the check up to which no more points are traced
-MAX_USABLE_ERROR = 0.05  # error beyond which the family has no model, and each point is traced alone
+MAX_USABLE_ERROR = (
+    0.05  # error beyond which the family has no model, and each point is traced alone
+)
 MAX_PERIOD = 8  # longest pattern of layers: Gemma 3 repeats after six
 
 SHARES = (
-    (0.0, 0.0, 0.0), (1.0, 0.17, 1.0), (0.5, 1.0, 0.1), (1.0, 0.6, 0.45), (0.0, 1.0, 0.8), (0.6, 0.3, 1.0),
-    (0.0, 0.3, 0.5), (0.3, 0.8, 0.6),
-)  # fmt: skip
+    (0.0, 0.0, 0.0),
+    (1.0, 0.17, 1.0),
+    (0.5, 1.0, 0.1),
+    (1.0, 0.6, 0.45),
+    (0.0, 1.0, 0.8),
+    (0.6, 0.3, 1.0),
+    (0.0, 0.3, 0.5),
+    (0.3, 0.8, 0.6),
+)
 """Positions between smallest and largest batch, prompt and completion: irregular, so that terms
 differ. The last two are reserves."""
 
@@ -50,7 +65,9 @@ FEWEST_MICRO_STEPS = (3, 3, 4, 5, 4, 3, 3, 5)
 """Micro-steps at each of SHARES. Beyond three they repeat; a generation's bytes grow linearly."""
 
 GRID = 8  # multiple of lengths in between, as attention masks are aligned
-MAX_BATCHES = 3  # number of micro-batches above which only the check traces the largest: it takes longest
+MAX_BATCHES = (
+    3  # number of micro-batches above which only the check traces the largest: it takes longest
+)
 REFERENCE_SHARES = (0, 2)  # indices of SHARES that suffice with the formulas of a reference family
 
 
@@ -76,19 +93,32 @@ def repetition_of(config: Mapping[str, object]) -> LayerRepetition | None:
     """Return the shortest model that determines this one; None without a pattern of layers."""
     text = text_config(config)
     count, named = text.get("num_hidden_layers"), text.get("layer_types")
-    types: Sequence[object] = named if isinstance(named, Sequence) and not isinstance(named, str) else ()
+    types: Sequence[object] = (
+        named if isinstance(named, Sequence) and not isinstance(named, str) else ()
+    )
     kinds: list[object]  # an entry per layer; equal entries are equal layers
     try:
-        kinds = list(zip(shape(config).layers, types, strict=True)) if types else list(shape(config).layers)
+        kinds = (
+            list(zip(shape(config).layers, types, strict=True))
+            if types
+            else list(shape(config).layers)
+        )
     except BadInput:  # unknown architecture: the traces will show whether its layers are alike
         kinds = list(types) or [None] * (count if isinstance(count, int) else 0)
     for period in range(1, MAX_PERIOD + 1):
         for head in (1, 2, 3, 4):
-            if all(kinds[place] == kinds[place + period] for place in range(head, len(kinds) - period)):
+            if all(
+                kinds[place] == kinds[place + period] for place in range(head, len(kinds) - period)
+            ):
                 least = head + period + 1
                 layers = least + (len(kinds) - least) % period
                 if layers + period <= len(kinds):
-                    return LayerRepetition(layers=layers, first=head, period=period, copies=(len(kinds) - layers) // period)
+                    return LayerRepetition(
+                        layers=layers,
+                        first=head,
+                        period=period,
+                        copies=(len(kinds) - layers) // period,
+                    )
     return None
 
 
@@ -128,12 +158,17 @@ def survey(
         raise NotUniform(f"the check is off by {error:.0%}")
     loops, known = sizes.formulas.basis.terms, reference.work if reference else None
     work = fit_work(samples, longer_trace, check if reference else None, plan, known, loops)
-    return StepModel(long=stretched(short, longer_trace, plan), sizes=sizes, work=work, residual=error)
+    return StepModel(
+        long=stretched(short, longer_trace, plan), sizes=sizes, work=work, residual=error
+    )
 
 
 def error_at(long: StretchedTrace, sizes: SizeModel, sample: Sample) -> float:
     """Return the largest error of a phase's peak, relative to the highest peak."""
-    predicted, traced = phase_peaks(long.trace, long.sizes_of(sizes.at([sample.point])[0])), phase_peaks(sample.trace)
+    predicted, traced = (
+        phase_peaks(long.trace, long.sizes_of(sizes.at([sample.point])[0])),
+        phase_peaks(sample.trace),
+    )
     if set(predicted) != set(traced):
         return float("inf")
     return max(abs(predicted[phase] - traced[phase]) for phase in traced) / max(traced.values())
@@ -147,14 +182,17 @@ def phase_peaks(trace: Trace, sizes: Integers | None = None) -> dict[Phase, int]
     peaks: dict[Phase, int] = {}
     for mark, span in trace.stretches():
         if len(span):
-            peaks[mark.phase] = max(int(live[span.start : span.stop + 1].max()), peaks.get(mark.phase, 0))
+            peaks[mark.phase] = max(
+                int(live[span.start : span.stop + 1].max()), peaks.get(mark.phase, 0)
+            )
     return peaks
 
 
 def initial_traces(
     points: Sequence[Point], repetition: LayerRepetition | None, batches: Sequence[int] | None
 ) -> list[tuple[Point, int | None]]:
-    """Return point and depth of the first traces: points of the short model, one of the longer model, the far corner.
+    """Return point and depth of the first traces: points of the short model, one of the longer
+    model, the far corner.
 
     The corner is traced in the longer model too, except with a reference (`batches` is not None):
     the reference has shown that all layers grow alike.
@@ -164,25 +202,38 @@ def initial_traces(
         # Two points that differ in everything, at small micro-batches.
         known = sorted({point.micro_batch for point in points} | set(batches))
         small = known[:-1] if len(known) > MAX_BATCHES else known
-        between = (_between(points, at)._replace(micro_batch=_share(small, SHARES[at][0], 1)) for at in REFERENCE_SHARES)
+        between = (
+            _between(points, at)._replace(micro_batch=_share(small, SHARES[at][0], 1))
+            for at in REFERENCE_SHARES
+        )
         chosen = list(dict.fromkeys(between))
     short = repetition.layers if repetition else None
     above = repetition.layers + repetition.period if repetition else None
     longer = [(chosen[0], above)] if repetition else []
-    return [*((point, short) for point in chosen), *longer, (corner(points), above if batches is None else short)]
+    return [
+        *((point, short) for point in chosen),
+        *longer,
+        (corner(points), above if batches is None else short),
+    ]
 
 
 def picked_points(points: Sequence[Point]) -> list[Point]:
     """Return the points to trace without a reference; at most two are taken as they are."""
     distinct = list(dict.fromkeys(points))
-    return distinct if len(distinct) <= 2 else list(dict.fromkeys(_between(points, at) for at in range(len(SHARES) - 2)))
+    return (
+        distinct
+        if len(distinct) <= 2
+        else list(dict.fromkeys(_between(points, at) for at in range(len(SHARES) - 2)))
+    )
 
 
 def corner(points: Sequence[Point]) -> Point:
     """Return the largest of everything, where an error is largest."""
     micro_steps = sorted({point.micro_steps for point in points})
     largest = Point(*map(max, zip(*points, strict=True)))
-    return largest._replace(micro_steps=micro_steps[0] if len(micro_steps) == 1 else max(6, micro_steps[0]))
+    return largest._replace(
+        micro_steps=micro_steps[0] if len(micro_steps) == 1 else max(6, micro_steps[0])
+    )
 
 
 def _between(points: Sequence[Point], at: int) -> Point:
@@ -209,9 +260,12 @@ def _share(values: Sequence[int], share: float, grid: int) -> int:
 class Family:
     """The step model of a family, sharded over its ranks."""
 
-    def __init__(self, points: Sequence[Point], model: StepModel, rank: PredictionInput, stage: StepStage) -> None:
-        """`rank`: the one that reserves most at the first point, whose step in a context is `stage`; a sharding library adds
-        the same at every point."""
+    def __init__(
+        self, points: Sequence[Point], model: StepModel, rank: PredictionInput, stage: StepStage
+    ) -> None:
+        """`rank`: the one that reserves most at the first point, whose step in a context is
+        `stage`; a sharding library adds the same at every point.
+        """
         self.points, self.model, self.rank = list(points), model, rank
         self._added = np.array(rank.trace.sizes[len(model.trace.sizes) :], dtype=np.int64)
         events = np.array(model.trace.events, dtype=np.int64)
@@ -221,7 +275,10 @@ class Family:
     def covers(self, points: Sequence[Point]) -> bool:
         """Return True if the points are within the range of the model."""
         known, asked = zip(*self.points, strict=True), zip(*points, strict=True)
-        return all(min(ours) <= min(theirs) and max(theirs) <= max(ours) for ours, theirs in zip(known, asked, strict=True))
+        return all(
+            min(ours) <= min(theirs) and max(theirs) <= max(ours)
+            for ours, theirs in zip(known, asked, strict=True)
+        )
 
     def traces(self, points: Sequence[Point]) -> Iterator[tuple[Point, Trace, Integers]]:
         """Yield each point's trace and sizes; those in the trace are the first point's."""
@@ -229,8 +286,14 @@ class Family:
         residual = self.model.residual
         for point, own_work, more in zip(points, work, extra, strict=True):
             (sizes,) = self.model.at([point])
-            margin = round(residual * int(np.cumsum(self._signs * sizes[self._numbers]).max())) if residual else 0
-            trace = replace(self.rank.trace, work=own_work, high_extra_bytes=more, derived_error_bytes=margin)
+            margin = (
+                round(residual * int(np.cumsum(self._signs * sizes[self._numbers]).max()))
+                if residual
+                else 0
+            )
+            trace = replace(
+                self.rank.trace, work=own_work, high_extra_bytes=more, derived_error_bytes=margin
+            )
             yield point, trace, np.concatenate([sizes, self._added])
 
     def stage(self, sizes: Integers, context: TraceContext) -> StepStage:
@@ -248,24 +311,39 @@ class Family:
 
 Request = Mapping[str, Any]
 
-POINT_SETTINGS = frozenset({
-    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "max_completion_length", "max_length",
-    "num_generations",
-})  # fmt: skip
+POINT_SETTINGS = frozenset(
+    {
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "steps_per_generation",
+        "max_completion_length",
+        "max_length",
+        "num_generations",
+    }
+)
 """Settings that vary inside a family (the group size changes a few numbers per prompt)."""
 
-WHOLE_WEIGHTS = ("zero1", "zero2")  # stages of ZeRO that leave the modules unchanged; under the third they save other tensors
+WHOLE_WEIGHTS = (
+    "zero1",
+    "zero2",
+)  # stages of ZeRO that leave the modules unchanged; under the third they save other tensors
 
 
 def family_key(request: Request) -> str:
-    """Return a fingerprint of everything but the point, with the class of its micro-steps: 1, 2 or 3 (more). Points of one
-    class have the same events."""
+    """Return a fingerprint of everything but the point, with the class of its micro-steps: 1, 2
+    or 3 (more). Points of one class have the same events.
+    """
     settings = request["settings"]
-    accumulation, steps = settings.get("gradient_accumulation_steps"), settings.get("steps_per_generation")
+    accumulation, steps = (
+        settings.get("gradient_accumulation_steps"),
+        settings.get("steps_per_generation"),
+    )
     stale = None if steps in (None, accumulation) else (accumulation, steps)
     fixed = {name: value for name, value in settings.items() if name not in POINT_SETTINGS}
     rest = {name: value for name, value in request.items() if name not in ("settings", "lengths")}
-    return fingerprint({**rest, "settings": fixed, "course": min(point_of(request).micro_steps, 3), "stale": stale})
+    return fingerprint(
+        {**rest, "settings": fixed, "course": min(point_of(request).micro_steps, 3), "stale": stale}
+    )
 
 
 def traced_request(request: Request) -> Request:
@@ -283,7 +361,9 @@ def point_of(request: Request) -> Point:
         micro_batch=settings["per_device_train_batch_size"],
         prompt=lengths["prompt"],
         completion=lengths["completion"],
-        micro_steps=settings.get("steps_per_generation") or settings.get("gradient_accumulation_steps") or 1,
+        micro_steps=settings.get("steps_per_generation")
+        or settings.get("gradient_accumulation_steps")
+        or 1,
     )
 
 
@@ -302,8 +382,16 @@ def request_at(request: Request, point: Point, layers: int | None) -> Request:
         settings["max_length"] = point.prompt + point.completion
     if "num_generations" in settings:
         # The requested group size if it divides the generation batch, else the smallest divisor.
-        batch, wanted = point.micro_batch * point.micro_steps * request["sharding"]["ranks"], settings["num_generations"]
+        batch, wanted = (
+            point.micro_batch * point.micro_steps * request["sharding"]["ranks"],
+            settings["num_generations"],
+        )
         sizes = (wanted, *range(2, batch + 1))
         settings["num_generations"] = next((size for size in sizes if batch % size == 0), wanted)
     lengths = {**request["lengths"], "prompt": point.prompt, "completion": point.completion}
-    return {**request, "settings": settings, "lengths": lengths, "model": {**request["model"], "layers": layers}}
+    return {
+        **request,
+        "settings": settings,
+        "lengths": lengths,
+        "model": {**request["model"], "layers": layers},
+    }

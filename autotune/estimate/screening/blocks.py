@@ -1,4 +1,5 @@
-"""Points, samples, and traces cut into blocks: the events of one layer in one pass, or those between layers.
+"""Points, samples, and traces cut into blocks: the events of one layer in one pass, or those
+between layers.
 
 The middle layers of a model repeat each other, so the blocks of a long model are those of a short
 one with the group of its middle layers repeated. This is checked, block by block, on two lengths.
@@ -58,7 +59,9 @@ class BlockKey(NamedTuple):
     run: int  # number of the stay in this phase within the step
     layer: int | None  # the running layer; None between layers
     after: int | None  # the last layer that ran in this stay; None before the first
-    occurrence: int  # number among blocks with equal values above: passes in one stay repeat the layers
+    occurrence: (
+        int  # number among blocks with equal values above: passes in one stay repeat the layers
+    )
 
     @property
     def stay(self) -> tuple[Phase, int, int]:
@@ -90,7 +93,9 @@ class TraceBlock:
 
 
 def spans_of(trace: Trace) -> tuple[list[int], list[BlockSpan]]:
-    """Return the events in a deterministic order, and all blocks with events. Neighbours between the same layers are one."""
+    """Return the events in a deterministic order, and all blocks with events. Neighbours between
+    the same layers are one.
+    """
     # 1. The blocks.
     runs: Counter[tuple[Phase, int]] = Counter()
     seen: Counter[tuple[object, ...]] = Counter()
@@ -131,7 +136,10 @@ def blocks_of(trace: Trace) -> tuple[TraceBlock, ...]:
     deltas = np.sign(events) * sizes[numbers]
     parts = names[np.array(trace.parts, dtype=np.int64)][numbers]
     places = [(span.key, slice(span.start, span.stop)) for span in spans]
-    return tuple(TraceBlock(key=key, numbers=numbers[at], deltas=deltas[at], parts=parts[at]) for key, at in places)
+    return tuple(
+        TraceBlock(key=key, numbers=numbers[at], deltas=deltas[at], parts=parts[at])
+        for key, at in places
+    )
 
 
 class BlockedTrace:
@@ -141,7 +149,9 @@ class BlockedTrace:
         self.trace = trace
         self.events, self.spans = spans_of(trace)
         self.keys = [span.key for span in self.spans]
-        self.origin = [(0, 0)] * len(trace.sizes)  # block and offset of the event that makes each allocation
+        self.origin = [(0, 0)] * len(
+            trace.sizes
+        )  # block and offset of the event that makes each allocation
         for number, span in enumerate(self.spans):
             for offset, entry in enumerate(self.events_of(span)):
                 if entry > 0:
@@ -182,7 +192,9 @@ class LayerRepetition:
     copies: int
 
     def order(self, keys: Sequence[BlockKey]) -> Iterator[tuple[int, int]]:
-        """Yield places in `keys` in the long model's order, each with the number of its repetition, from 0."""
+        """Yield places in `keys` in the long model's order, each with the number of its
+        repetition, from 0.
+        """
 
         def repeated(group: Sequence[int]) -> Iterator[tuple[int, int]]:
             return ((one, number) for number in range(1, self.copies + 1) for one in group)
@@ -227,10 +239,23 @@ def grown_parameters(
     ours: ModuleUse, theirs: ModuleUse, inner: Collection[int], more: int
 ) -> tuple[list[Parameter], tuple[tuple[int, ...], ...]]:
     """Return parameters and modules with `more` additional groups; `inner`: layers of one group."""
-    each, modules = len(theirs.parameters) - len(ours.parameters), len(theirs.modules) - len(ours.modules)
-    ends = 1 + max((at for at, one in enumerate(theirs.parameters) if one.layer in inner), default=-1)
-    held = [at for at, several in enumerate(theirs.modules) if any(ends - each <= one < ends for one in several)]
-    if ends < each or not held or {one.layer for one in theirs.parameters[ends - each : ends]} != set(inner):
+    each, modules = (
+        len(theirs.parameters) - len(ours.parameters),
+        len(theirs.modules) - len(ours.modules),
+    )
+    ends = 1 + max(
+        (at for at, one in enumerate(theirs.parameters) if one.layer in inner), default=-1
+    )
+    held = [
+        at
+        for at, several in enumerate(theirs.modules)
+        if any(ends - each <= one < ends for one in several)
+    ]
+    if (
+        ends < each
+        or not held
+        or {one.layer for one in theirs.parameters[ends - each : ends]} != set(inner)
+    ):
         raise NotUniform("parameters are in another order")
 
     def later(one: Parameter, groups: int) -> Parameter:
@@ -246,8 +271,15 @@ def grown_parameters(
     repeated = theirs.modules[last - modules : last]
     return parameters, (
         *theirs.modules[:last],
-        *(tuple(one + copy * each for one in several) for copy in range(1, more + 1) for several in repeated),
-        *(tuple(one if one < ends else one + more * each for one in several) for several in theirs.modules[last:]),
+        *(
+            tuple(one + copy * each for one in several)
+            for copy in range(1, more + 1)
+            for several in repeated
+        ),
+        *(
+            tuple(one if one < ends else one + more * each for one in several)
+            for several in theirs.modules[last:]
+        ),
     )
 
 
@@ -259,8 +291,17 @@ def grown_inventory(short: Trace, longer: Trace, repetition: LayerRepetition) ->
     def repeated(layers: tuple[int, ...]) -> tuple[int, ...]:
         return (*layers[: group.stop], *(layers[group] * copies), *layers[group.stop :])
 
-    linear = ("parameters", "trainable_parameters", "weight_bytes", "trainable_bytes", "statistics_bytes")
-    grown = {name: getattr(one, name) + copies * (getattr(two, name) - getattr(one, name)) for name in linear}
+    linear = (
+        "parameters",
+        "trainable_parameters",
+        "weight_bytes",
+        "trainable_bytes",
+        "statistics_bytes",
+    )
+    grown = {
+        name: getattr(one, name) + copies * (getattr(two, name) - getattr(one, name))
+        for name in linear
+    }
     return replace(
         one,
         **{name: int(value) for name, value in grown.items()},

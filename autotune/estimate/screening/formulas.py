@@ -4,9 +4,9 @@ A tensor's size is a product of its dimensions. Over micro-batch B, prompt P, co
 micro-steps per generation N it is a sum of few of the terms below. The shortest sum that reproduces
 every example exactly is taken.
 
-The events of a step are the same at two points of a space; only sizes differ. If a block has other events at another point (a
-loop over rows), its allocations are scaled together: by the bytes that the block keeps, and by those that it allocates and
-frees.
+The events of a step are the same at two points of a space; only sizes differ. If a block has other
+events at another point (a loop over rows), its allocations are scaled together: by the bytes that
+the block keeps, and by those that it allocates and frees.
 """
 
 from __future__ import annotations
@@ -18,21 +18,53 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.estimate.screening.blocks import PARTS, Floats, Integers, NotUniform, Point, Sample, TraceBlock, blocks_of, rows_of
+from autotune.estimate.screening.blocks import (
+    PARTS,
+    Floats,
+    Integers,
+    NotUniform,
+    Point,
+    Sample,
+    TraceBlock,
+    blocks_of,
+    rows_of,
+)
 
 Flags = NDArray[np.bool_]
 
 AXES = "BPCNSR"  # batch, prompt, completion, micro-steps, S = P + C, and R = S rounded up to a tile
-TILE = 128  # rounding of FlashAttention's query-gradient accumulator (`flash_api.cpp`, `round_multiple`)
+# rounding of FlashAttention's query-gradient accumulator (`flash_api.cpp`, `round_multiple`)
+TILE = 128
 
 COMMONEST_FIRST = (
-    "", "B", "BS", "BC", "BP", "BR", "BN", "BNS", "BNC", "BNP", "S", "C", "P", "N", "BSS", "BCC", "BPP", "BPC", "SS", "CC",
-)  # fmt: skip
+    "",
+    "B",
+    "BS",
+    "BC",
+    "BP",
+    "BR",
+    "BN",
+    "BNS",
+    "BNC",
+    "BNP",
+    "S",
+    "C",
+    "P",
+    "N",
+    "BSS",
+    "BCC",
+    "BPP",
+    "BPC",
+    "SS",
+    "CC",
+)
 
 MAX_TERMS = 3  # B x (P + C - 1) has two terms; (S - 1) squared has three
 MAX_APPROXIMATE_TERMS = 2  # limit without an exact sum: long sums go astray between examples
 EXACT = 1e-9  # relative: examples are integers below 2**53
-MIN_EXAMPLES_TO_FIT = 4  # number of examples from which the closest short sum beats the closest known one
+MIN_EXAMPLES_TO_FIT = (
+    4  # number of examples from which the closest short sum beats the closest known one
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +96,9 @@ class Basis:
         """Return the products of those axes that vary."""
         axes = _axes(points)
         moving = {axis for place, axis in enumerate(AXES) if np.ptp(axes[:, place]) > 0}
-        return cls(tuple(Term(((product, 1.0),)) for product in COMMONEST_FIRST if set(product) <= moving))
+        return cls(
+            tuple(Term(((product, 1.0),)) for product in COMMONEST_FIRST if set(product) <= moving)
+        )
 
     def values(self, points: Floats) -> Floats:
         """Return each term at each point, shape (points, terms)."""
@@ -82,18 +116,24 @@ class Basis:
         """Add capped sums: rows that reach their maximum several times, a plain sum elsewhere."""
         rows = [(row, row >= row.max() * (1 - EXACT)) for row in np.abs(examples)]
         found = [self._capped(points, row, full) for row, full in rows if full.sum() >= 2]
-        return replace(self, terms=(*self.terms, *dict.fromkeys(term for term in found if term is not None)))
+        return replace(
+            self, terms=(*self.terms, *dict.fromkeys(term for term in found if term is not None))
+        )
 
     def _capped(self, points: Floats, row: Floats, full: Flags) -> Term | None:
         """Fit a sum to the values below the cap; it must exceed the cap at the others."""
         at, top = self.values(points), row.max()
-        for terms in short_sums(range(len(self.terms)), min(MAX_APPROXIMATE_TERMS, int((~full).sum()) - 1)):
+        for terms in short_sums(
+            range(len(self.terms)), min(MAX_APPROXIMATE_TERMS, int((~full).sum()) - 1)
+        ):
             here = at[:, terms]
             solved, error = solve(here[~full], row[~full, np.newaxis])
             if error[0] <= EXACT * top and (here[full] @ solved[0] >= top * (1 - EXACT)).all():
                 unit = float(solved[0].max())
                 axes = [self.terms[term].products[0][0] for term in terms]
-                products = zip(axes, (round(float(times) / unit, 9) for times in solved[0]), strict=True)
+                products = zip(
+                    axes, (round(float(times) / unit, 9) for times in solved[0]), strict=True
+                )
                 return Term(tuple(products), cap=round(float(top) / unit, 6))
         return None
 
@@ -135,17 +175,27 @@ class KnownFormulas:
     """
 
     basis: Basis = Basis(())
-    coefficients: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # a row of the basis' terms for each formula
+    coefficients: Floats = field(
+        default_factory=lambda: np.zeros((0, 0))
+    )  # a row of the basis' terms for each formula
 
     def fit(self, points: Floats, rows: Floats) -> tuple[KnownFormulas, Floats, Flags]:
-        """Express each row (a column per point) as a known formula or the shortest sum. Return the known formulas with those
-        of these rows, the rows' coefficients, and True for each row that is exact."""
+        """Express each row (a column per point) as a known formula or the shortest sum. Return
+        the known formulas with those of these rows, the rows' coefficients, and True for each
+        row that is exact.
+        """
         # 1. Rows that equal a known formula.
-        at = self.coefficients @ self.basis.values(points).T if len(self.coefficients) else np.zeros((0, len(points)))
+        at = (
+            self.coefficients @ self.basis.values(points).T
+            if len(self.coefficients)
+            else np.zeros((0, len(points)))
+        )
         known_places: dict[tuple[int, ...], int] = {}
         for place, values in enumerate(_rounded(at)):
             known_places.setdefault(tuple(values), place)
-        places = np.array([known_places.get(tuple(row), -1) for row in _rounded(rows)], dtype=np.int64)
+        places = np.array(
+            [known_places.get(tuple(row), -1) for row in _rounded(rows)], dtype=np.int64
+        )
         left = np.flatnonzero(places < 0)
         # 2. The others: shortest exact sums, if necessary with caps.
         own = Basis.of(points)
@@ -185,7 +235,10 @@ def solve(at: Floats, targets: Floats) -> tuple[Floats, Floats]:
 
 
 def _product(values: Floats, axes: str) -> Floats:
-    return np.asarray(np.prod([values[:, AXES.index(axis)] for axis in axes], axis=0, initial=1.0), dtype=np.float64)
+    return np.asarray(
+        np.prod([values[:, AXES.index(axis)] for axis in axes], axis=0, initial=1.0),
+        dtype=np.float64,
+    )
 
 
 def _axes(points: Floats) -> Floats:
@@ -207,24 +260,35 @@ class SizeModel:
 
     def __init__(self, samples: Sequence[Sample], known: KnownFormulas | None) -> None:
         blocks = [blocks_of(sample.trace) for sample in samples]
-        if any([block.key for block in other] != [block.key for block in blocks[0]] for other in blocks):
+        if any(
+            [block.key for block in other] != [block.key for block in blocks[0]] for other in blocks
+        ):
             raise NotUniform("the order of phases and layers differs between points")
         self._first = np.array(samples[0].trace.sizes, dtype=np.int64)
         rows = _ExampleRows(len(samples))
-        self._extra = rows.add(np.array([[sample.trace.high_extra_bytes for sample in samples]], dtype=np.float64))
+        self._extra = rows.add(
+            np.array([[sample.trace.high_extra_bytes for sample in samples]], dtype=np.float64)
+        )
         # 1. Blocks with equal events at all points: a row per allocation. Others: rows per part.
         uniform: list[tuple[Integers, Integers]] = []
         self._scaled: list[_ScaledBlock] = []
         for several in zip(*blocks, strict=True):
-            base = several[0].deltas > 0  # equal events: the same allocations and frees, of any sizes
+            base = (
+                several[0].deltas > 0
+            )  # equal events: the same allocations and frees, of any sizes
             if all(np.array_equal(block.deltas > 0, base) for block in several):
                 made = np.flatnonzero(base)
-                sizes = np.stack([block.deltas[made] for block in several], axis=1).astype(np.float64)
+                sizes = np.stack([block.deltas[made] for block in several], axis=1).astype(
+                    np.float64
+                )
                 uniform.append((several[0].numbers[made], rows.add(sizes)))
             else:
                 self._scaled.append(_ScaledBlock(several, rows))
         # Allocations of uniform blocks, and the example row of each.
-        self._uniform = [np.concatenate([np.zeros(0, dtype=np.int64), *(one[at] for one in uniform)]) for at in (0, 1)]
+        self._uniform = [
+            np.concatenate([np.zeros(0, dtype=np.int64), *(one[at] for one in uniform)])
+            for at in (0, 1)
+        ]
         # 2. Fit each distinct row once.
         vectors, self._row_of = rows.unique()
         self.formulas, self._coefficients, exactly = (known or KnownFormulas()).fit(
@@ -287,7 +351,9 @@ class _ScaledBlock:
         self._rows = [rows.add(np.stack(one, axis=1).astype(np.float64)) for one in examples]
 
     def scale(self, sizes: Integers, values: Integers) -> None:
-        for chosen, before, rows in zip((self._kept, ~self._kept), self._before, self._rows, strict=True):
+        for chosen, before, rows in zip(
+            (self._kept, ~self._kept), self._before, self._rows, strict=True
+        ):
             # A part without bytes at the peak has no known growth: it keeps its size.
             growth = np.where(before > 0, values[rows] / np.maximum(1, before), 1.0)
             numbers, parts = self._numbers[chosen], self._parts[chosen]
@@ -297,10 +363,14 @@ class _ScaledBlock:
 def _kept_and_transient_bytes(block: TraceBlock) -> tuple[Integers, Integers]:
     """Return bytes by part, at the block's peak: kept, and freed again."""
     made = block.deltas > 0
-    transient = np.isin(block.numbers, block.numbers[made]) & np.isin(block.numbers, block.numbers[~made])
+    transient = np.isin(block.numbers, block.numbers[made]) & np.isin(
+        block.numbers, block.numbers[~made]
+    )
     live = np.cumsum(np.where(transient, block.deltas, 0))
     top = int(live.argmax()) + 1 if len(live) else 0
-    return _bytes_by_part(block, made & ~transient), _bytes_by_part(block, transient & (np.arange(len(live)) < top))
+    return _bytes_by_part(block, made & ~transient), _bytes_by_part(
+        block, transient & (np.arange(len(live)) < top)
+    )
 
 
 def _bytes_by_part(block: TraceBlock, chosen: NDArray[np.bool_]) -> Integers:

@@ -1,4 +1,5 @@
-"""The trace of a long model, from those of a short model and of one that is a group of layers longer.
+"""The trace of a long model, from those of a short model and of one that is a group of layers
+longer.
 
 Each block of the long trace is one of the longer model's, in which the group of middle layers
 occurs twice. An event in the n-th repetition of the group frees an allocation of that repetition,
@@ -30,7 +31,9 @@ from autotune.estimate.screening.blocks import (
     parameter_kinds,
 )
 
-BlockCopy = tuple[int, int]  # a block's place in the short trace, and the number of its repetition, by layers from below
+BlockCopy = tuple[
+    int, int
+]  # a block's place in the short trace, and the number of its repetition, by layers from below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,9 @@ class StretchedTrace:
     """The long model's trace at the point of the short ones, and the origin of its allocations."""
 
     trace: Trace
-    origin: Integers  # the short trace's allocation of the same size; -1 for sizes equal at every point
+    origin: (
+        Integers  # the short trace's allocation of the same size; -1 for sizes equal at every point
+    )
     more: Integers  # bytes above that size
 
     def sizes_of(self, short: Integers) -> Integers:
@@ -57,15 +62,26 @@ class Made(NamedTuple):
 def stretched(short: Trace, longer: Trace | None, repetition: LayerRepetition) -> StretchedTrace:
     """Return the long trace. NotUniform if the longer model does not repeat the middle layers."""
     if longer is None or not repetition.copies:
-        return StretchedTrace(trace=short, origin=np.arange(len(short.sizes)), more=np.zeros(len(short.sizes), dtype=np.int64))
+        return StretchedTrace(
+            trace=short,
+            origin=np.arange(len(short.sizes)),
+            more=np.zeros(len(short.sizes), dtype=np.int64),
+        )
     return _Stretching(BlockedTrace(short), BlockedTrace(longer), repetition).result()
 
 
 class _Stretching:
     """Writer of one long trace."""
 
-    def __init__(self, short: BlockedTrace, longer: BlockedTrace, repetition: LayerRepetition) -> None:
-        self.short, self.longer, self.repetition, self.copies = short, longer, repetition, repetition.copies
+    def __init__(
+        self, short: BlockedTrace, longer: BlockedTrace, repetition: LayerRepetition
+    ) -> None:
+        self.short, self.longer, self.repetition, self.copies = (
+            short,
+            longer,
+            repetition,
+            repetition.copies,
+        )
         self.period = longer.trace.layers - short.trace.layers
         once = list(replace(repetition, copies=1).order(short.keys))
         if len(once) != len(longer.spans):
@@ -75,7 +91,9 @@ class _Stretching:
         self.blocks = {self._copy_of(*one, 1): number for number, one in enumerate(once)}
         self.home = {number: copy for copy, number in self.blocks.items()}
         self.order = [self._copy_of(*one, self.copies) for one in repetition.order(short.keys)]
-        self.extra: set[int] = set()  # the longer model's allocations that the short one lacks, outside of repeated blocks
+        self.extra: set[int] = (
+            set()
+        )  # the longer model's allocations that the short one lacks, outside of repeated blocks
         self.twins: dict[int, tuple[int, int]] = {}
         """Other allocations of the longer model: the short model's, and the additional bytes."""
         for number, (place, _) in self.home.items():
@@ -101,17 +119,33 @@ class _Stretching:
         one, other = short.keys[place], longer.keys[number]
         if one.stay != other.stay:
             raise NotUniform(f"{other.phase} where {one.phase} was expected")
-        our_sizes, their_sizes = list(map(short.size_and_part, ours)), list(map(longer.size_and_part, theirs))
-        if our_sizes == their_sizes and all((a > 0) == (b > 0) for a, b in zip(ours, theirs, strict=True)):
-            self.twins.update({b - 1: (a - 1, 0) for a, b in zip(ours, theirs, strict=True) if a > 0})
+        our_sizes, their_sizes = (
+            list(map(short.size_and_part, ours)),
+            list(map(longer.size_and_part, theirs)),
+        )
+        if our_sizes == their_sizes and all(
+            (a > 0) == (b > 0) for a, b in zip(ours, theirs, strict=True)
+        ):
+            self.twins.update(
+                {b - 1: (a - 1, 0) for a, b in zip(ours, theirs, strict=True) if a > 0}
+            )
             return
         if place in self.group or other.layer is not None:
-            raise NotUniform(f"layer {other.layer} in phase {other.phase} differs from its neighbours")
+            raise NotUniform(
+                f"layer {other.layer} in phase {other.phase} differs from its neighbours"
+            )
         # Match allocations with the short model's; the others are extra.
         made = [(entry - 1, size) for entry, size in zip(ours, our_sizes, strict=True) if entry > 0]
-        theirs_made = [(entry - 1, size) for entry, size in zip(theirs, their_sizes, strict=True) if entry > 0]
-        matches = [theirs_made[at] for at in aligned([size for _, size in made], [size for _, size in theirs_made])]
-        self.twins.update({b: (a, more[0] - size[0]) for (a, size), (b, more) in zip(made, matches, strict=True)})
+        theirs_made = [
+            (entry - 1, size) for entry, size in zip(theirs, their_sizes, strict=True) if entry > 0
+        ]
+        matches = [
+            theirs_made[at]
+            for at in aligned([size for _, size in made], [size for _, size in theirs_made])
+        ]
+        self.twins.update(
+            {b: (a, more[0] - size[0]) for (a, size), (b, more) in zip(made, matches, strict=True)}
+        )
         self.extra.update({b for b, _ in theirs_made} - {b for b, _ in matches})
 
     # 2. The long trace, block by block.
@@ -128,7 +162,11 @@ class _Stretching:
             parts=tuple(longer.parts[b] for b, _, _ in self.sources),
             events=tuple(self.events),
             marks=tuple(self.marks),
-            streams={new: longer.streams[b] for new, (b, _, _) in enumerate(self.sources) if b in longer.streams},
+            streams={
+                new: longer.streams[b]
+                for new, (b, _, _) in enumerate(self.sources)
+                if b in longer.streams
+            },
             returns=self._returns(),
             products=self._first_copies(self.longer.trace.products),
             emptied=self._first_copies(self.longer.trace.emptied),
@@ -137,13 +175,19 @@ class _Stretching:
         )
         _require_consistent(trace)
         origin = np.array([a for _, a, _ in self.sources], dtype=np.int64)
-        base = np.array([self.short.trace.sizes[a] if a >= 0 else 0 for a in origin], dtype=np.int64)
-        return StretchedTrace(trace=trace, origin=origin, more=np.array(sizes, dtype=np.int64) - base)
+        base = np.array(
+            [self.short.trace.sizes[a] if a >= 0 else 0 for a in origin], dtype=np.int64
+        )
+        return StretchedTrace(
+            trace=trace, origin=origin, more=np.array(sizes, dtype=np.int64) - base
+        )
 
     def _pattern(self, copy: BlockCopy) -> int:
         """Return the longer model's block that this copy repeats."""
         place, instance = copy
-        return self.blocks[place, min(instance, 1)] if place in self.group else self.blocks[place, 0]
+        return (
+            self.blocks[place, min(instance, 1)] if place in self.group else self.blocks[place, 0]
+        )
 
     def _write(self, copy: BlockCopy) -> None:
         block = self._pattern(copy)
@@ -157,7 +201,9 @@ class _Stretching:
                     self._event(copy, offset, entry, number)
         starts[-1] = len(self.events) - begins
         for at, mark in self.longer.marks[block]:
-            self.marks.append(replace(mark, event=begins + starts[at], layer=self._layer(mark.layer, copy)))
+            self.marks.append(
+                replace(mark, event=begins + starts[at], layer=self._layer(mark.layer, copy))
+            )
         for order, use in enumerate(self.longer.uses[block]):
             self.uses.append(self._use(copy, order, use, begins + starts[use[0]]))
 
@@ -170,7 +216,9 @@ class _Stretching:
         if made.place not in self.group or made.instance != 1:
             return False
         # This block may free an allocation of each repetition.
-        below = self.longer.events[self.longer.spans[self.blocks[made.place, 0]].start + made.offset]
+        below = self.longer.events[
+            self.longer.spans[self.blocks[made.place, 0]].start + made.offset
+        ]
         return below > 0 and -below in self._freed(self._pattern(copy))
 
     def _freed_entries(self, block: int) -> set[int]:
@@ -197,35 +245,60 @@ class _Stretching:
         place, instance = copy
         if place in self.group:
             assert offset is not None
-            return self._between(instance, self._freed_at(place, 0, offset), self._freed_at(place, 1, offset))
+            return self._between(
+                instance, self._freed_at(place, 0, offset), self._freed_at(place, 1, offset)
+            )
         made = self._made(number)
         if number in self.extra:
             return self._long((made.place, 0), made.offset, extra or self.copies)
         if made.place in self.group:
-            return self._long((made.place, extra or (self.copies if made.instance else 0)), made.offset)
+            return self._long(
+                (made.place, extra or (self.copies if made.instance else 0)), made.offset
+            )
         return self._long((made.place, 0), made.offset)
 
     def _freed_at(self, place: int, instance: int, offset: int) -> int:
-        return abs(self.longer.events[self.longer.spans[self.blocks[place, instance]].start + offset]) - 1
+        return (
+            abs(self.longer.events[self.longer.spans[self.blocks[place, instance]].start + offset])
+            - 1
+        )
 
     def _between(self, instance: int, lower: int, upper: int) -> int:
-        """Return the target in any repetition, from the targets in the first two: a copy for each repetition, an allocation of
-        the same repetition, of the one before, or of the one after."""
+        """Return the target in any repetition, from the targets in the first two: a copy for
+        each repetition, an allocation of the same repetition, of the one before, or of the one
+        after.
+        """
         below, above = self._made(lower), self._made(upper)
         if upper in self.extra:
             return (
-                self._long((above.place, 0), above.offset, instance) if instance else self._long((below.place, 0), below.offset)
+                self._long((above.place, 0), above.offset, instance)
+                if instance
+                else self._long((below.place, 0), below.offset)
             )
-        if below.place in self.group and below.place == above.place and below.instance + 1 == above.instance:
+        if (
+            below.place in self.group
+            and below.place == above.place
+            and below.instance + 1 == above.instance
+        ):
             return self._long((below.place, instance), below.offset)
         if above.place in self.group and above.instance == 0:
-            return self._long((above.place, instance - 1), above.offset) if instance else self._plain(below)
+            return (
+                self._long((above.place, instance - 1), above.offset)
+                if instance
+                else self._plain(below)
+            )
         if below.place in self.group and below.instance == 1:
-            return self._long((below.place, instance + 1), below.offset) if instance < self.copies else self._plain(above)
+            return (
+                self._long((below.place, instance + 1), below.offset)
+                if instance < self.copies
+                else self._plain(above)
+            )
         raise NotUniform("a layer frees an allocation that its neighbours do not")
 
     def _plain(self, made: Made) -> int:
-        instance = made.instance if made.place not in self.group else self.copies if made.instance else 0
+        instance = (
+            made.instance if made.place not in self.group else self.copies if made.instance else 0
+        )
         return self._long((made.place, instance), made.offset)
 
     def _long(self, copy: BlockCopy, offset: int, extra: int = 0) -> int:
@@ -245,21 +318,31 @@ class _Stretching:
         own = self.short.keys[place].layer
         return layer if own is None or own == layer else layer + (self.copies - 1) * self.period
 
-    def _use(self, copy: BlockCopy, order: int, use: tuple[int, ...], event: int) -> tuple[int, ...]:
+    def _use(
+        self, copy: BlockCopy, order: int, use: tuple[int, ...], event: int
+    ) -> tuple[int, ...]:
         """Return a use with the module and allocation of this copy, extrapolated from two."""
         place, instance = copy
         repeated = place in self.group
         if repeated:
-            lower, upper = (self._use_of(self.longer, self.blocks[place, at], order, use) for at in (0, 1))
+            lower, upper = (
+                self._use_of(self.longer, self.blocks[place, at], order, use) for at in (0, 1)
+            )
         else:
             lower, upper = self._use_of(self.short, place, order, use), use
         module = lower[2] + (instance if repeated else self.copies) * (upper[2] - lower[2])
         if len(use) == 3 or use[3] < 0:
             return event, use[1], module, *use[3:]
-        target = self._between(instance, lower[3], upper[3]) if repeated else self._target(copy, use[3], 0, None)
+        target = (
+            self._between(instance, lower[3], upper[3])
+            if repeated
+            else self._target(copy, use[3], 0, None)
+        )
         return event, use[1], module, target
 
-    def _use_of(self, blocked: BlockedTrace, block: int, order: int, like: tuple[int, ...]) -> tuple[int, ...]:
+    def _use_of(
+        self, blocked: BlockedTrace, block: int, order: int, like: tuple[int, ...]
+    ) -> tuple[int, ...]:
         uses = blocked.uses[block]
         if len(uses) <= order or uses[order][1] != like[1]:
             raise NotUniform("modules are used in another order")
@@ -336,10 +419,11 @@ NO_MATCH_COST = 10**9
 
 
 def aligned(ours: Sequence[SizeAndPart], theirs: Sequence[SizeAndPart]) -> list[int]:
-    """Return the place of each of `ours` in `theirs`, both in allocation order. NotUniform if one has no match.
+    """Return the place of each of `ours` in `theirs`, both in allocation order. NotUniform if one
+    has no match.
 
-    A match has an equal or larger size (a list over all parameters grows). The additional allocations form as few runs as
-    possible.
+    A match has an equal or larger size (a list over all parameters grows). The additional
+    allocations form as few runs as possible.
     """
     more = len(theirs) - len(ours)
     if more < 0:
@@ -351,11 +435,15 @@ def aligned(ours: Sequence[SizeAndPart], theirs: Sequence[SizeAndPart]) -> list[
     by_size = np.where(larger == 0, 0, np.where(larger > 0, LARGER_COST, NO_MATCH_COST))
     costs = np.where(other[places, 1] == one[:, 1:], by_size, NO_MATCH_COST)
     # matched[i, d], added[i, d]: least cost of i of ours with d additions, by the kind of the last.
-    matched, added = (np.full((len(ours) + 1, more + 1), NO_MATCH_COST, dtype=np.int64) for _ in range(2))
+    matched, added = (
+        np.full((len(ours) + 1, more + 1), NO_MATCH_COST, dtype=np.int64) for _ in range(2)
+    )
     matched[0, 0] = 0
     for i in range(len(ours) + 1):
         if i:
-            matched[i] = np.minimum(np.minimum(matched[i - 1], added[i - 1]) + costs[i - 1], NO_MATCH_COST)
+            matched[i] = np.minimum(
+                np.minimum(matched[i - 1], added[i - 1]) + costs[i - 1], NO_MATCH_COST
+            )
         # Only the begin of a run costs: take the cheapest place where it may have begun.
         added[i, 1:] = np.minimum.accumulate(matched[i, :-1] + 1) if more else added[i, 1:]
     if min(matched[-1, more], added[-1, more]) >= NO_MATCH_COST:
@@ -369,7 +457,9 @@ def _places(matched: Integers, added: Integers) -> list[int]:
     places: list[int] = []
     while i or d:
         if added[i, d] < matched[i, d]:  # a run of additions ends here: go back to its begin
-            d = next(start for start in range(d - 1, -1, -1) if matched[i, start] + 1 == added[i, d])
+            d = next(
+                start for start in range(d - 1, -1, -1) if matched[i, start] + 1 == added[i, d]
+            )
             if not i:
                 break
         places.append(i - 1 + d)

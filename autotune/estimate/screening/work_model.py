@@ -1,4 +1,5 @@
-"""Counted work (operations, moved bytes, kernel launches) of a step at any point, in any number of layers.
+"""Counted work (operations, moved bytes, kernel launches) of a step at any point, in any number of
+layers.
 
 Work is a sum of products as sizes are, with more terms to choose from and fewer examples. Phases
 that generate are counted for the whole batch, micro-step after micro-step, so all their terms
@@ -43,7 +44,11 @@ class WorkModel:
         found = {name: np.maximum(0.0, values @ row) for name, row in self.counts.items()}
 
         def work(phase: Phase, row: int) -> Work:
-            flops = {what: float(counts[row]) for (of, what), counts in found.items() if of == phase and what not in OTHER}
+            flops = {
+                what: float(counts[row])
+                for (of, what), counts in found.items()
+                if of == phase and what not in OTHER
+            }
             moved, kernels = (float(found[phase, what][row]) for what in OTHER)
             return Work(phase=phase, flops=flops, moved_bytes=moved, kernels=round(kernels))
 
@@ -59,7 +64,8 @@ def fit_work(
     reference: WorkModel | None,
     size_terms: Iterable[Term],
 ) -> WorkModel:
-    """Fit the work of traces of a short model at several points, and of a longer one at the first of them.
+    """Fit the work of traces of a short model at several points, and of a longer one at the first
+    of them.
 
     Work outside the layers is constant in the depth, inside the layers it grows with them; an
     optimizer's grows by the difference between `longer` and the short model. Capped `size_terms`
@@ -68,10 +74,19 @@ def fit_work(
     known = reference or WorkModel(basis=Basis(()), short={}, counts={})
     every = (*samples, *(() if check is None else (check,)))
     traces = [sample.trace for sample in samples]
-    names = list(dict.fromkeys((work.phase, what) for one in traces for work in one.work for what in (*work.flops, *OTHER)))
+    names = list(
+        dict.fromkeys(
+            (work.phase, what)
+            for one in traces
+            for work in one.work
+            for what in (*work.flops, *OTHER)
+        )
+    )
     # 1. Counts at the points, inside and outside of the layers.
     points = rows_of([sample.point for sample in every])
-    rows: dict[Key, Floats] = {(True, name): np.array([_inside(one.trace, *name) for one in every]) for name in names}
+    rows: dict[Key, Floats] = {
+        (True, name): np.array([_inside(one.trace, *name) for one in every]) for name in names
+    }
     for name in names:
         rows[False, name] = np.array([_total(one.trace, *name) for one in every]) - rows[True, name]
     # 2. Formulas: those of the reference family again, or new ones.
@@ -85,13 +100,19 @@ def fit_work(
     if longer is not None:  # a group's work that is not counted inside layers
         for name in names:
             expected = _inside(traces[0], *name) * repetition.period / repetition.layers
-            counts[name][0] += repetition.copies * (_total(longer, *name) - _total(traces[0], *name) - expected)
+            counts[name][0] += repetition.copies * (
+                _total(longer, *name) - _total(traces[0], *name) - expected
+            )
     return WorkModel(basis=basis, short=short, counts=counts)
 
 
 def _basis_of(points: Floats, size_terms: Iterable[Term], known: Basis) -> Basis:
     """Return the constant, the known terms, and those that vary over these points."""
-    axes = (*PASS_AXES, *SPLIT_AXES, *(axes + "N" for axes in PASS_AXES if axes + "N" not in SPLIT_AXES))
+    axes = (
+        *PASS_AXES,
+        *SPLIT_AXES,
+        *(axes + "N" for axes in PASS_AXES if axes + "N" not in SPLIT_AXES),
+    )
     products = dict.fromkeys("".join(sorted(one, key="BNSC".index)) for one in axes)
     plain = [Term(((one, 1.0),)) for one in products]
     loops = [
@@ -106,7 +127,9 @@ def _basis_of(points: Floats, size_terms: Iterable[Term], known: Basis) -> Basis
     return Basis(tuple(dict.fromkeys((Term((("", 1.0),)), *known.terms, *moving))))
 
 
-def _formula(key: Key, basis: Basis, at: Floats, row: Floats, known: Mapping[Key, Floats]) -> Floats:
+def _formula(
+    key: Key, basis: Basis, at: Floats, row: Floats, known: Mapping[Key, Floats]
+) -> Floats:
     """Return a known formula that matches, a short sum, or the reference's rescaled."""
     like = known.get(key)
     candidates: list[Floats] = [*(() if like is None else (like,)), *known.values()]
@@ -140,7 +163,9 @@ def _shortest(at: Floats, row: Floats, main: list[int], small: list[int]) -> tup
     for several in short_sums([*main, *small], max(1, min(MAX_TERMS, len(row) - 1))):
         solved, error = solve(weighted[:, several], target)
         exact = error <= EXACT
-        if exact or (error < least * (1 - EXACT) and solved.min() >= 0 and rare.isdisjoint(several)):
+        if exact or (
+            error < least * (1 - EXACT) and solved.min() >= 0 and rare.isdisjoint(several)
+        ):
             best, least = np.zeros(at.shape[1]), float(error)
             best[list(several)] = solved
         if exact:
@@ -162,7 +187,9 @@ def _rescaled(at: Floats, row: Floats, like: Floats) -> Floats:
 
 def _total(trace: Trace, phase: Phase, what: str) -> float:
     own = [work for work in trace.work if work.phase == phase]
-    return sum(float(getattr(work, what)) if what in OTHER else work.flops.get(what, 0.0) for work in own)
+    return sum(
+        float(getattr(work, what)) if what in OTHER else work.flops.get(what, 0.0) for work in own
+    )
 
 
 def _inside(trace: Trace, phase: Phase, what: str) -> float:

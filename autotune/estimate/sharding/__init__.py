@@ -31,19 +31,23 @@ class ShardedTrace:
 def apply(trace: Trace, sharding: Sharding) -> ShardedTrace:
     """Return the trace of one rank, from a plain trace (FSDP2: a trace of a sharded step)."""
     alone = sharding.ranks == 1 and not (sharding.kind == "fsdp1" and sharding.master_bytes)
-    if sharding.kind in ("none", "fsdp2") or alone:  # FSDP1 with masters keeps separate weights on one rank, too
+    if (
+        sharding.kind in ("none", "fsdp2") or alone
+    ):  # FSDP1 with masters keeps separate weights on one rank, too
         return ShardedTrace(trace=trace)
     if trace.usage is None:
         raise ValueError(
-            f"{sharding.kind}: the trace has no parameter uses by module. Trace it with sharding kind {sharding.kind}."
+            f"{sharding.kind}: the trace has no parameter uses by module. Trace it with sharding"
+            f" kind {sharding.kind}."
         )
     rewriter = REWRITERS[sharding.kind](trace, trace.usage, sharding)
     return ShardedTrace(trace=rewriter.rewritten(), host_bytes=rewriter.host_bytes)
 
 
 def compared_ranks(trace: Trace, sharding: Sharding) -> list[ShardedTrace]:
-    """Return the ranks one of which reserves most: first, last and, under ZeRO-1 and ZeRO-2, the one with most reduced
-    gradients; with `begins_on_meta`, the last."""
+    """Return the ranks one of which reserves most: first, last and, under ZeRO-1 and ZeRO-2, the
+    one with most reduced gradients; with `begins_on_meta`, the last.
+    """
     if sharding.begins_on_meta and sharding.ranks > 1:
         return [apply(trace, replace(sharding, rank=sharding.ranks - 1))]
     ranks = {0, sharding.ranks - 1}
@@ -53,11 +57,13 @@ def compared_ranks(trace: Trace, sharding: Sharding) -> list[ShardedTrace]:
 
 
 class Ddp(Rewriter):
-    """torch's DDP: all weights on every rank, gradients averaged in buckets, into which they are copied, or views of them.
+    """torch's DDP: all weights on every rank, gradients averaged in buckets, into which they are
+    copied, or views of them.
 
-    In the first step one bucket holds all gradients. The next forward pass with gradients replaces it by smaller
-    ones in the order in which the gradients came (`_rebuild_buckets`). Where parameters may be unused, small
-    buckets in the reversed order of the parameters are there from the beginning.
+    In the first step one bucket holds all gradients. The next forward pass with gradients replaces
+    it by smaller ones in the order in which the gradients came (`_rebuild_buckets`). Where
+    parameters may be unused, small buckets in the reversed order of the parameters are there from
+    the beginning.
     """
 
     replaces_optimizer = False
@@ -71,14 +77,18 @@ class Ddp(Rewriter):
     def loaded(self) -> None:
         in_flight: list[int | None] = []
         parameters = self.usage.parameters
-        for size in broadcast_copies((one.size // max(1, one.count), one.size) for one in parameters):
+        for size in broadcast_copies(
+            (one.size // max(1, one.count), one.size) for one in parameters
+        ):
             if len(in_flight) == BROADCASTS_IN_FLIGHT:
                 self.book.free(in_flight.pop(0))
             in_flight.append(self.book.allocate(size, "communication") if size else None)
         for number in in_flight:
             self.book.free(number)
         trained = [parameter.size for parameter in parameters if parameter.trains]
-        first = ([sum(trained)] if trained else []) if self.rebuilds else self._divided(trained)[::-1]
+        first = (
+            ([sum(trained)] if trained else []) if self.rebuilds else self._divided(trained)[::-1]
+        )
         self.buckets = [self.book.allocate(size, "communication") for size in first]
 
     def _divided(self, sizes: Sequence[int]) -> list[int]:

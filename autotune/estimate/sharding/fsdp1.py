@@ -1,6 +1,7 @@
 """torch's FSDP1: flat parameters by decoder layer, gathered and reduced on own streams.
 
-The order of allocations and their streams is that of torch/distributed/fsdp/_runtime_utils.py and _flat_param.py.
+The order of allocations and their streams is that of torch/distributed/fsdp/_runtime_utils.py and
+_flat_param.py.
 """
 
 from __future__ import annotations
@@ -10,14 +11,31 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
-from autotune.estimate.sharding.rewriter import BACKWARD, FORWARD, PASS, Rewriter, Sharding, Writer, optimizer_of
+from autotune.estimate.sharding.rewriter import (
+    BACKWARD,
+    FORWARD,
+    PASS,
+    Rewriter,
+    Sharding,
+    Writer,
+    optimizer_of,
+)
 from autotune.worker.releases import release_numbers
 
-COMPUTING, GATHERING, CASTING, REDUCING = range(4)  # torch's default, unshard, pre-unshard and post-backward streams
-BROADCAST_BYTES = 250 << 20  # of one initial broadcast (torch/csrc/distributed/c10d/comm.cpp, `PARAM_BROADCAST_BUCKET_SIZE`)
-IN_FLIGHT = 2  # gathered units in flight before the process waits for the device (_limiter_utils.py)
+COMPUTING, GATHERING, CASTING, REDUCING = range(
+    4
+)  # torch's default, unshard, pre-unshard and post-backward streams
+BROADCAST_BYTES = (
+    250 << 20
+)  # of one initial broadcast (torch/csrc/distributed/c10d/comm.cpp, `PARAM_BROADCAST_BUCKET_SIZE`)
+IN_FLIGHT = (
+    2  # gathered units in flight before the process waits for the device (_limiter_utils.py)
+)
 
-STASHES_FROM = (2, 8)  # first torch whose collectives hold tensors until they are waited for, and mark none (`record_stream`)
+STASHES_FROM = (
+    2,
+    8,
+)  # first torch whose collectives hold tensors until they are waited for, and mark none (`record_stream`)
 
 UnitKey = tuple[int, int | None]  # layer (-1: the root), and the module if it is a unit of its own
 ROOT: UnitKey = (-1, None)
@@ -39,12 +57,16 @@ class FlatUnit:
 def flat_units(usage: ModuleUse, sharding: Sharding) -> dict[UnitKey, FlatUnit]:
     """Return the units of accelerate: decoder layers, and a root with the rest.
 
-    Each parameter is in its layer's unit, or beside frozen parameters in its own module's: PEFT's wrapping policy makes a
-    unit of each module that has nothing but a trainable weight, so of each matrix of an adapter. Most of these are in the
-    allocator's pool of small blocks.
+    Each parameter is in its layer's unit, or beside frozen parameters in its own module's: PEFT's
+    wrapping policy makes a unit of each module that has nothing but a trainable weight, so of each
+    matrix of an adapter. Most of these are in the allocator's pool of small blocks.
     """
     layers = [-1 if parameter.layer is None else parameter.layer for parameter in usage.parameters]
-    frozen = {layer for layer, parameter in zip(layers, usage.parameters, strict=True) if not parameter.trains}
+    frozen = {
+        layer
+        for layer, parameter in zip(layers, usage.parameters, strict=True)
+        if not parameter.trains
+    }
     owner = {index: module for module, held in enumerate(usage.modules) for index in held}
     divided: dict[UnitKey, list[int]] = {}
     for index, layer in enumerate(layers):
@@ -52,13 +74,21 @@ def flat_units(usage: ModuleUse, sharding: Sharding) -> dict[UnitKey, FlatUnit]:
         divided.setdefault((layer, owner.get(index) if apart else None), []).append(index)
     units = {}
     for key, indices in divided.items():
-        first, shard = usage.parameters[indices[0]], -(-sum(usage.parameters[one].count for one in indices) // sharding.ranks)
+        first, shard = (
+            usage.parameters[indices[0]],
+            -(-sum(usage.parameters[one].count for one in indices) // sharding.ranks),
+        )
         width = max(1, first.size // max(1, first.count))
         units[key] = FlatUnit(
-            parameters=tuple(indices), trains=first.trains, ignored=first.trains and sharding.ignores_trainable,
-            count=shard * sharding.ranks, shard=shard, width=width,
-            master_width=(sharding.master_bytes if first.trains else sharding.frozen_master_bytes) or width,
-        )  # fmt: skip
+            parameters=tuple(indices),
+            trains=first.trains,
+            ignored=first.trains and sharding.ignores_trainable,
+            count=shard * sharding.ranks,
+            shard=shard,
+            width=width,
+            master_width=(sharding.master_bytes if first.trains else sharding.frozen_master_bytes)
+            or width,
+        )
     return units
 
 
@@ -70,22 +100,37 @@ class Fsdp1(Rewriter):
         self.optimizer = optimizer_of(trace, usage)
         self.units = flat_units(usage, sharding)
         self.unit_of = {index: key for key, unit in self.units.items() for index in unit.parameters}
-        self.own = {key[1]: key for key in self.units if key[1] is not None}  # module -> its own unit
-        self.open: dict[UnitKey, int | None] = {}  # gathered blocks; None: nothing of this layer is in FSDP
+        self.own = {
+            key[1]: key for key in self.units if key[1] is not None
+        }  # module -> its own unit
+        self.open: dict[
+            UnitKey, int | None
+        ] = {}  # gathered blocks; None: nothing of this layer is in FSDP
         self.shards: dict[UnitKey, int] = {}
-        self.narrow: dict[int, list[int]] = {}  # by layer, shards before widening: parameters are views of them until a reshard
+        self.narrow: dict[
+            int, list[int]
+        ] = {}  # by layer, shards before widening: parameters are views of them until a reshard
         self.seen: dict[int, int] = {}
         self.states: list[int] = []
         self.announcers = self._announcers()
         self.current: int | None = None
-        self.recomputing: int | None = None  # layer whose whole forward pass runs again before its backward pass
+        self.recomputing: int | None = (
+            None  # layer whose whole forward pass runs again before its backward pass
+        )
         self.turned: int | None = None  # layer whose backward pass has begun
-        self.recomputes = self._recomputes_whole()  # layers recompute their whole forward pass in a backward pass
+        self.recomputes = (
+            self._recomputes_whole()
+        )  # layers recompute their whole forward pass in a backward pass
         self.on_streams = trace.device == "cuda" and sharding.ranks > 1
-        self.records_streams = sharding.records_streams or release_numbers(trace.versions.get("torch", "")) < STASHES_FROM
+        self.records_streams = (
+            sharding.records_streams
+            or release_numbers(trace.versions.get("torch", "")) < STASHES_FROM
+        )
         self.limiter = RateLimiter(self.book, on_streams=self.on_streams)
         if trace.device == "cuda":
-            inside = [one for one in usage.parameters if not (one.trains and sharding.ignores_trainable)]
+            inside = [
+                one for one in usage.parameters if not (one.trains and sharding.ignores_trainable)
+            ]
             self.gone |= {one.number for one in inside if one.number is not None}
 
     def _layer_of(self, module: int) -> int | None:
@@ -108,7 +153,9 @@ class Fsdp1(Rewriter):
         return {} if self.sharding.ignores_trainable else found
 
     def _recomputes_whole(self) -> bool:
-        """Return True for reentrant checkpointing: a layer's forward pass is repeated before its backward pass begins."""
+        """Return True for reentrant checkpointing: a layer's forward pass is repeated before its
+        backward pass begins.
+        """
         turned: set[int] = set()
         backward = False
         for _, kind, which, *_ in self.usage.uses:
@@ -130,8 +177,8 @@ class Fsdp1(Rewriter):
         keys = [key for key, unit in self.units.items() if not unit.ignored]
         shards = []
         for at, key in enumerate(sorted(keys, key=lambda key: (key[0] < 0, key[0]))):
-            # Copies from the host wait for the device. Ranks that begin on meta copy nothing and run ahead of the
-            # broadcasts: assumed half of the time.
+            # Copies from the host wait for the device. Ranks that begin on meta copy nothing and
+            # run ahead of the broadcasts: assumed half of the time.
             if self.sharding.rank == 0 or not self.sharding.begins_on_meta:
                 self.limiter.synchronise()
             elif at % 2 == 0:
@@ -152,16 +199,30 @@ class Fsdp1(Rewriter):
                 self.book.passing(size, "communication")
 
     def _wrapped(self, unit: FlatUnit) -> int:
-        """Move a unit to the device (copied or empty), broadcast, flatten and shard it; return the shard."""
+        """Move a unit to the device (copied or empty), broadcast, flatten and shard it; return
+        the shard.
+        """
         parameters = [self.usage.parameters[index] for index in unit.parameters]
         whole = self.on_streams and self.sharding.sync_module_states
-        moved = [self.book.allocate(parameter.size, "weights") for parameter in parameters] if whole else []
-        for size in filter(None, broadcast_copies((0, parameter.size) for parameter in parameters)) if whole else ():
-            (self.limiter if self.records_streams else self.book).free(self.book.allocate(size, "communication"))
+        moved = (
+            [self.book.allocate(parameter.size, "weights") for parameter in parameters]
+            if whole
+            else []
+        )
+        for size in (
+            filter(None, broadcast_copies((0, parameter.size) for parameter in parameters))
+            if whole
+            else ()
+        ):
+            (self.limiter if self.records_streams else self.book).free(
+                self.book.allocate(size, "communication")
+            )
         flat = self.book.allocate(unit.count * unit.width, "weights") if whole else None
         shard = self.book.allocate(unit.shard * unit.width, "weights")
         self.book.free(flat)
-        for number in moved:  # `_init_param_handle_from_module` lists them until the flat parameter is sharded
+        for number in (
+            moved
+        ):  # `_init_param_handle_from_module` lists them until the flat parameter is sharded
             self.book.free(number)
         for parameter in parameters:
             self.give_up(parameter.number)
@@ -200,8 +261,9 @@ class Fsdp1(Rewriter):
 
     def pass_begins(self, module: int) -> None:
         self._finish_backward()
-        # Nothing waits for the device between two steps: a frozen root's buffer of the step before, which the final
-        # callback freed on torch's default stream, is still in use. Public A100 rows with adapters have both.
+        # Nothing waits for the device between two steps: a frozen root's buffer of the step before,
+        # which the final callback freed on torch's default stream, is still in use. Public A100
+        # rows with adapters have both.
         self._unshard(ROOT)
         self.limiter.synchronise()
 
@@ -225,17 +287,24 @@ class Fsdp1(Rewriter):
         if layer is None:
             return
         if layer == self.recomputing:
-            # FSDP reshards after the recomputed forward pass and gathers anew. No prefetch: a unit needs an output with
-            # a gradient (`_needs_pre_backward_unshard`), and the layer below has none until its own forward runs again.
+            # FSDP reshards after the recomputed forward pass and gathers anew. No prefetch: a unit
+            # needs an output with a gradient (`_needs_pre_backward_unshard`), and the layer below
+            # has none until its own forward runs again.
             if self.sharding.reshards_after_forward:
                 self._reshard((layer, None))
                 self._unshard((layer, None))
-        elif self.announcers.get(layer, module if self.turned != layer else None) == module and self._prefetches() and layer > 0:
+        elif (
+            self.announcers.get(layer, module if self.turned != layer else None) == module
+            and self._prefetches()
+            and layer > 0
+        ):
             self._unshard((layer - 1, None))
         self.recomputing, self.turned = None, layer
 
     def _prefetches(self) -> bool:
-        return self.phase == "backward" and self.sharding.prefetches_backward and not self.recomputes
+        return (
+            self.phase == "backward" and self.sharding.prefetches_backward and not self.recomputes
+        )
 
     def _reach(self, module: int) -> int | None:
         """Gather the layer of this module, if it is the layer's first."""
@@ -254,10 +323,17 @@ class Fsdp1(Rewriter):
             self._reshard((self.current, None))
 
     def _enter(self, mark: Mark) -> None:
-        if self.phase == "backward" != mark.phase:  # not after the last gradient: frozen layers may come after it
+        if (
+            self.phase == "backward" != mark.phase
+        ):  # not after the last gradient: frozen layers may come after it
             self.limiter.synchronise()  # all but what the final callback frees
             self._finish_backward()
-        if self.phase != "backward" and mark.layer is None and self.current is not None and self.current >= 0:
+        if (
+            self.phase != "backward"
+            and mark.layer is None
+            and self.current is not None
+            and self.current >= 0
+        ):
             self._leave()
             self.current = None
         super()._enter(mark)
@@ -273,16 +349,23 @@ class Fsdp1(Rewriter):
     def _reduce(self, key: UnitKey) -> None:
         """Flatten the gradients, reshard the layer, reduce into this rank's part.
 
-        autograd runs a node on the stream of its forward. A unit is split into parameters on the gathering stream, so its
-        gradients are flattened and the unit is resharded there: gradients are read by another stream, gathered weights are not.
+        autograd runs a node on the stream of its forward. A unit is split into parameters on the
+        gathering stream, so its gradients are flattened and the unit is resharded there: gradients
+        are read by another stream, gathered weights are not.
         """
         unit = self.units[key]
         wide = self.sharding.reduce_bytes or unit.width
         flat = self._allocate(unit.count * unit.width, "gradients", GATHERING)
         for index in unit.parameters:
             self.give_up(self.seen.pop(index), self.limiter.free)
-        self._reshard(key, read_elsewhere=False)  # an adapter's frozen layer when the gradients of its inputs are ready
-        cast = self._allocate(unit.count * wide, "communication", REDUCING) if wide != unit.width else None
+        self._reshard(
+            key, read_elsewhere=False
+        )  # an adapter's frozen layer when the gradients of its inputs are ready
+        cast = (
+            self._allocate(unit.count * wide, "communication", REDUCING)
+            if wide != unit.width
+            else None
+        )
         part = self._allocate(unit.shard * wide, "gradients", REDUCING)
         if key in self.shards:
             self.limiter.free(part)
@@ -303,7 +386,9 @@ class Fsdp1(Rewriter):
     def optimizer_begins(self) -> None:
         self._finish_backward()
         units = [unit for unit in self.units.values() if unit.trains]
-        trained = sorted((*piece, unit.master_width) for unit in units for piece in self._pieces(unit))
+        trained = sorted(
+            (*piece, unit.master_width) for unit in units for piece in self._pieces(unit)
+        )
         sizes = [(count, width) for _, count, width in trained]
         if not self.states:
             kept = [one for size in sizes for one in self.optimizer.state_tensors(*size)]
@@ -312,13 +397,16 @@ class Fsdp1(Rewriter):
             largest = max(count * width for count, width in sizes)
             self.book.passing(largest * self.optimizer.temporary_copies, "optimizer")
             return
-        copies = [count * width for _ in range(self.optimizer.temporary_copies) for count, width in sizes]
+        copies = [
+            count * width for _ in range(self.optimizer.temporary_copies) for count, width in sizes
+        ]
         for number in [self.book.allocate(size, "optimizer") for size in copies]:
             self.book.free(number)
 
     def _pieces(self, unit: FlatUnit) -> Iterator[tuple[int, int]]:
-        """Yield the optimizer's tensors: index and elements of this rank's piece of each original parameter, or of the flat
-        one."""
+        """Yield the optimizer's tensors: index and elements of this rank's piece of each
+        original parameter, or of the flat one.
+        """
         counts = [(index, self.usage.parameters[index].count) for index in unit.parameters]
         if self.sharding.ignores_trainable:
             yield from counts
@@ -382,9 +470,10 @@ class RateLimiter:
 
 
 def broadcast_copies(tensors: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the copies that torch broadcasts of tensors (bytes per element, bytes), in order; 0 for one that fills a broadcast
-    alone, which is sent itself. Tensors of one dtype are joined until they reach the size. Those of another one may come in
-    between."""
+    """Return the copies that torch broadcasts of tensors (bytes per element, bytes), in order; 0
+    for one that fills a broadcast alone, which is sent itself. Tensors of one dtype are joined
+    until they reach the size. Those of another one may come in between.
+    """
     closed: list[tuple[int, list[int]]] = []
     filling: dict[int, tuple[int, list[int]]] = {}
     for at, (width, size) in enumerate(tensors):
@@ -393,4 +482,6 @@ def broadcast_copies(tensors: Iterable[tuple[int, int]]) -> list[int]:
         if sum(sizes) >= BROADCAST_BYTES:
             closed.append((first, sizes))
             del filling[width]
-    return [sum(sizes) if len(sizes) > 1 else 0 for _, sizes in sorted([*closed, *filling.values()])]
+    return [
+        sum(sizes) if len(sizes) > 1 else 0 for _, sizes in sorted([*closed, *filling.values()])
+    ]

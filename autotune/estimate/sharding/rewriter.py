@@ -1,5 +1,6 @@
-"""Sharding of a model over ranks, with the options of DeepSpeed, torch and accelerate, and the rewriting of a trace: a
-sharding library adds, removes and moves allocations."""
+"""Sharding of a model over ranks, with the options of DeepSpeed, torch and accelerate, and the
+rewriting of a trace: a sharding library adds, removes and moves allocations.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +11,20 @@ from typing import Any, Literal, cast, get_args
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
 from autotune.core.units import MIB
 
-PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)  # kinds of a module's use
+PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(
+    7
+)  # kinds of a module's use
 _ENDINGS = (FORWARD_DONE, BACKWARD_DONE, GRADIENT)
 
 RECENT_EVENTS = 12  # events to look back for the end of a gradient when its parameter's hook runs
 WIDEST_RATIO = 8
-"""Bytes of an optimizer's state over those of a temporary copy of the same parameter, at most: float64 over int8."""
+"""Bytes of an optimizer's state over those of a temporary copy of the same parameter, at most:
+float64 over int8.
+"""
 
-BUCKET_CAP_BYTES = 25 * MIB  # DDP's own. With another one its first bucket is not smaller than the others
+BUCKET_CAP_BYTES = (
+    25 * MIB
+)  # DDP's own. With another one its first bucket is not smaller than the others
 
 Kind = Literal["none", "ddp", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"]
 
@@ -50,12 +57,20 @@ class Sharding:
     reshards_after_forward: bool = True  # FULL_SHARD: True, SHARD_GRAD_OP: False
     prefetches_backward: bool = True
     master_bytes: int | None = None  # shards of trainable parameters; None: the compute dtype's
-    frozen_master_bytes: int | None = None  # of frozen ones: accelerate widens trainable ones alone, others all
-    ignores_trainable: bool = False  # trainable parameters are in `ignored_modules`: whole on every rank
+    frozen_master_bytes: int | None = (
+        None  # of frozen ones: accelerate widens trainable ones alone, others all
+    )
+    ignores_trainable: bool = (
+        False  # trainable parameters are in `ignored_modules`: whole on every rank
+    )
     use_orig_params: bool = True  # the optimizer receives pieces of the parameters, not flat ones
     sync_module_states: bool = True  # the first rank broadcasts its weights when units are wrapped
-    begins_on_meta: bool = False  # other ranks' parameters have no memory before, as with quantised models
-    records_streams: bool = False  # collectives mark their tensors with NCCL's stream, as torch up to 2.7 does
+    begins_on_meta: bool = (
+        False  # other ranks' parameters have no memory before, as with quantised models
+    )
+    records_streams: bool = (
+        False  # collectives mark their tensors with NCCL's stream, as torch up to 2.7 does
+    )
     reduce_bytes: int | None = None  # gradients during reduction; None: their own
 
     @classmethod
@@ -68,12 +83,20 @@ class Sharding:
             return cls()
         kind = str(given.get("kind", "none"))
         if kind not in get_args(Kind):
-            raise ValueError(f"sharding kind {kind!r}: unknown. Use one of {', '.join(get_args(Kind))}.")
+            raise ValueError(
+                f"sharding kind {kind!r}: unknown. Use one of {', '.join(get_args(Kind))}."
+            )
         options = dict(cast(Mapping[str, object], given.get("options") or {}))
-        options.update(cast(Mapping[str, object], options.pop("zero_optimization", None) or {}))  # DeepSpeed's section
-        options = {name.removeprefix("fsdp_"): value for name, value in options.items()}  # accelerate's prefix
+        options.update(
+            cast(Mapping[str, object], options.pop("zero_optimization", None) or {})
+        )  # DeepSpeed's section
+        options = {
+            name.removeprefix("fsdp_"): value for name, value in options.items()
+        }  # accelerate's prefix
         read: dict[str, Any] = {
-            name.removeprefix("stage3_"): _number(options[name], name, hidden_size) for name in NUMBERS if name in options
+            name.removeprefix("stage3_"): _number(options[name], name, hidden_size)
+            for name in NUMBERS
+            if name in options
         }
         read |= {name: _truth(options[name]) for name in SWITCHES if _is_given(options, name)}
         if kind == "zero3":
@@ -90,14 +113,29 @@ class Sharding:
 
 # Options with a number or a switch; the field has the option's name without the prefix `stage3_`.
 NUMBERS = (
-    "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
-    "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size",
-    "master_bytes", "frozen_master_bytes", "reduce_bytes",
-)  # fmt: skip
+    "reduce_bucket_size",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_model_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "sub_group_size",
+    "master_bytes",
+    "frozen_master_bytes",
+    "reduce_bytes",
+)
 SWITCHES = (
-    "ignores_trainable", "overlap_comm", "contiguous_gradients", "gradient_as_bucket_view", "find_unused_parameters",
-    "static_graph", "use_orig_params", "sync_module_states", "begins_on_meta", "records_streams",
-)  # fmt: skip
+    "ignores_trainable",
+    "overlap_comm",
+    "contiguous_gradients",
+    "gradient_as_bucket_view",
+    "find_unused_parameters",
+    "static_graph",
+    "use_orig_params",
+    "sync_module_states",
+    "begins_on_meta",
+    "records_streams",
+)
 
 
 def _is_given(options: Mapping[str, object], name: str) -> bool:
@@ -105,10 +143,14 @@ def _is_given(options: Mapping[str, object], name: str) -> bool:
 
 
 def _torch_options(options: Mapping[str, object]) -> dict[str, Any]:
-    strategy = str(options.get("sharding_strategy", options.get("reshard_after_forward", "FULL_SHARD"))).upper()
+    strategy = str(
+        options.get("sharding_strategy", options.get("reshard_after_forward", "FULL_SHARD"))
+    ).upper()
     read: dict[str, object] = {
         "reshards_after_forward": strategy not in ("SHARD_GRAD_OP", "2", "FALSE"),
-        "prefetches_backward": str(options.get("backward_prefetch", "BACKWARD_PRE")).upper() in ("BACKWARD_PRE", "1"),
+        "prefetches_backward": (
+            str(options.get("backward_prefetch", "BACKWARD_PRE")).upper() in ("BACKWARD_PRE", "1")
+        ),
     }
     if _is_given(options, "bucket_cap_mb"):
         read["bucket_cap_bytes"] = int(float(str(options["bucket_cap_mb"])) * MIB)
@@ -122,7 +164,9 @@ def _number(value: object, name: str, hidden_size: int | None) -> int:
     if value != "auto":
         return int(float(str(value)))
     if hidden_size is None:
-        raise ValueError(f"{name} is auto: the model's hidden size is missing. Give it, or a number.")
+        raise ValueError(
+            f"{name} is auto: the model's hidden size is missing. Give it, or a number."
+        )
     resolved = {
         "reduce_bucket_size": hidden_size * hidden_size,
         "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
@@ -145,14 +189,23 @@ def _is_offloaded(section: object) -> bool:
 class Optimizer:
     """Memory of the traced optimizer, per parameter, to scale to other tensors."""
 
-    state_copies: float | None  # tensors of a parameter's size and dtype; None: the state has its own dtype
+    state_copies: (
+        float | None
+    )  # tensors of a parameter's size and dtype; None: the state has its own dtype
     state_bytes_per_count: float  # bytes per element, if the state has its own dtype
     temporary_copies: int  # temporary tensors of the updated size; 0 for fused kernels
     listed: bool  # all parameters are updated at once (foreach)
 
     def state_bytes(self, count: int, width: int) -> int:
         """Return the state of `count` elements with masters of `width` bytes."""
-        return round(count * (self.state_bytes_per_count if self.state_copies is None else self.state_copies * width))
+        return round(
+            count
+            * (
+                self.state_bytes_per_count
+                if self.state_copies is None
+                else self.state_copies * width
+            )
+        )
 
     def state_tensors(self, count: int, width: int) -> list[int]:
         """Return the same by tensor, if the tensors are like the parameter."""
@@ -212,7 +265,9 @@ class Writer:
     def finished(self) -> Trace:
         returns: dict[int, int] = {}  # each block -> the next allocation after its return
         for event, numbers in self._returned:
-            following = next((entry - 1 for entry in self.events[event:] if entry > 0), len(self.sizes))
+            following = next(
+                (entry - 1 for entry in self.events[event:] if entry > 0), len(self.sizes)
+            )
             returns.update(dict.fromkeys(numbers, following))
         names = ("sizes", "parts", "part_names", "events", "marks", "emptied")
         lists: dict[str, Any] = {name: tuple(getattr(self, name)) for name in names}
@@ -303,9 +358,13 @@ class Rewriter:
             self.gradient(which, rest[0], last=use in self._last_gradients)
             return
         hooks = {
-            PASS: self.pass_begins, FORWARD: self.forward_begins, FORWARD_DONE: self.forward_ends,
-            BACKWARD: self.backward_begins, BACKWARD_DONE: self.backward_ends, READ: self.read,
-        }  # fmt: skip
+            PASS: self.pass_begins,
+            FORWARD: self.forward_begins,
+            FORWARD_DONE: self.forward_ends,
+            BACKWARD: self.backward_begins,
+            BACKWARD_DONE: self.backward_ends,
+            READ: self.read,
+        }
         hooks[kind](which)
 
     def held(self, number: int) -> int | None:
@@ -319,7 +378,11 @@ class Rewriter:
         events = self.book.events
         for back in range(1, min(RECENT_EVENTS, len(events)) + 1):
             recent = abs(events[-back]) - 1
-            if recent >= len(self.trace.sizes) or self.trace.sizes[recent] != self.trace.sizes[number] or recent in self.gone:
+            if (
+                recent >= len(self.trace.sizes)
+                or self.trace.sizes[recent] != self.trace.sizes[number]
+                or recent in self.gone
+            ):
                 continue
             if events[-back] < 0:
                 self.book.delete_event(len(events) - back)
@@ -328,7 +391,9 @@ class Rewriter:
         return None
 
     def give_up(self, number: int | None, free: Callable[[int], None] | None = None) -> None:
-        """Free an allocation of the plain trace here, if it is still allocated, and drop its own free event."""
+        """Free an allocation of the plain trace here, if it is still allocated, and drop its own
+        free event.
+        """
         if number is not None and number >= 0 and number not in self.gone:
             self.gone.add(number)
             (free or self.book.free)(number)
@@ -353,12 +418,18 @@ def optimizer_of(trace: Trace, usage: ModuleUse) -> Optimizer:
     smallest = min(parameter.size for parameter in trained)
     kept, passing = _optimizer_phase(trace, smallest)
     if not kept:
-        raise ValueError("the trace has no optimizer state to shard. Trace at least one optimizer step.")
-    count, size = sum(parameter.count for parameter in trained), sum(parameter.size for parameter in trained)
+        raise ValueError(
+            "the trace has no optimizer state to shard. Trace at least one optimizer step."
+        )
+    count, size = (
+        sum(parameter.count for parameter in trained),
+        sum(parameter.size for parameter in trained),
+    )
     largest = max(parameter.size for parameter in trained)
     mirrors = max(kept) == largest
     listed = len(set(passing)) > 1 or sum(passing) > 4 * largest
-    # The first temporary copy is of the first parameter that got a state, in a precision of its own.
+    # The first temporary copy is of the first parameter that got a state, in a precision of its
+    # own.
     first_state = next((one for one in kept if one >= smallest), 0)
     copied = bool(passing) and max(passing) >= first_state / WIDEST_RATIO
     copies = sum(passing) / (size if listed else passing[0]) if copied else 0
@@ -373,12 +444,17 @@ def optimizer_of(trace: Trace, usage: ModuleUse) -> Optimizer:
 def _optimizer_phase(trace: Trace, smallest: int) -> tuple[list[int], list[int]]:
     """Return the first optimizer step's sizes: kept tensors, and temporary ones.
 
-    Temporary tensors below the smallest parameter are step counts, norms and learning rates. With parameters updated
-    one by one these are one parameter's own; later the last parameter's may still be allocated.
+    Temporary tensors below the smallest parameter are step counts, norms and learning rates. With
+    parameters updated one by one these are one parameter's own; later the last parameter's may
+    still be allocated.
     """
     first = min((mark.step for mark in trace.marks if mark.phase == "optimizer"), default=0)
-    spans = [span for mark, span in trace.stretches() if (mark.phase, mark.step) == ("optimizer", first)]
-    last = max((at for at, entry in enumerate(trace.events) if entry > 0), default=0)  # what follows is the end of the trace
+    spans = [
+        span for mark, span in trace.stretches() if (mark.phase, mark.step) == ("optimizer", first)
+    ]
+    last = max(
+        (at for at, entry in enumerate(trace.events) if entry > 0), default=0
+    )  # what follows is the end of the trace
     inside = [trace.events[event] for span in spans for event in span if event <= last]
     freed = {-entry - 1 for entry in inside if entry < 0}
     kept = [trace.sizes[entry - 1] for entry in inside if entry > 0 and entry - 1 not in freed]

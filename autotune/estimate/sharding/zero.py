@@ -1,7 +1,8 @@
 """DeepSpeed's ZeRO: float32 masters of a partition, bucketed gradients.
 
-Stages 1 and 2 keep the weights in flat tensors; stage 3 partitions everything, and parameters are gathered around their use.
-The order of allocations is that of deepspeed/runtime/zero/stage_1_and_2.py and stage3.py.
+Stages 1 and 2 keep the weights in flat tensors; stage 3 partitions everything, and parameters are
+gathered around their use. The order of allocations is that of
+deepspeed/runtime/zero/stage_1_and_2.py and stage3.py.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from autotune.estimate.sharding.rewriter import GRADIENT, PASS, Rewriter, Shardi
 from autotune.estimate.sharding.zero3_gathering import Gathering
 
 NORM_BYTES = 8  # norms of gradients are computed in double precision, tensor by tensor
-NORM_CHUNK = 250_000_000  # elements per norm computation of offloaded gradients (`_constant_buffered_norm2`)
+NORM_CHUNK = (
+    250_000_000  # elements per norm computation of offloaded gradients (`_constant_buffered_norm2`)
+)
 MASTER_BYTES = 4
-REDUCING = 2  # stream of stage 3's gradient reduction; those of its parameter coordinators have odd numbers
+# stream of stage 3's gradient reduction; those of its parameter coordinators have odd numbers
+REDUCING = 2
 
 
 class Zero(Rewriter):
@@ -27,7 +31,9 @@ class Zero(Rewriter):
     def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
         super().__init__(trace, usage, sharding)
         self.optimizer = optimizer_of(trace, usage)
-        self.trained = [index for index, parameter in enumerate(usage.parameters) if parameter.trains]
+        self.trained = [
+            index for index, parameter in enumerate(usage.parameters) if parameter.trains
+        ]
         first = usage.parameters[self.trained[0]]
         self.width = first.size // first.count if first.count else 1
         self.bucket: list[int] = []
@@ -57,8 +63,9 @@ class Zero(Rewriter):
         self.filled = 0
 
     def _update(self, count: int, *, is_flat: bool = False, kept: int | None = None) -> None:
-        """Update `count` masters of this rank. Their gradients are flattened, unless they are one tensor, and widened to
-        float32. `kept`: reduced gradients, which are released then."""
+        """Update `count` masters of this rank. Their gradients are flattened, unless they are
+        one tensor, and widened to float32. `kept`: reduced gradients, which are released then.
+        """
         gradients = None if is_flat else self.book.allocate(count * self.width, "gradients")
         if self.width != MASTER_BYTES:
             flat, gradients = gradients, self.book.allocate(count * MASTER_BYTES, "gradients")
@@ -82,7 +89,9 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
-    """Parameters that the optimizer holds together: flattened, divided and updated as one tensor."""
+    """Parameters that the optimizer holds together: flattened, divided and updated as one
+    tensor.
+    """
 
     partition: int  # elements of each rank, padded
     slices: tuple[Slice, ...]
@@ -93,11 +102,16 @@ class ParameterGroup:
 
 
 class Zero12(Zero):
-    """Stages 1 and 2. Stage 1 keeps gradients until the last micro-step; stage 2 reduces them at once."""
+    """Stages 1 and 2. Stage 1 keeps gradients until the last micro-step; stage 2 reduces them at
+    once.
+    """
 
     def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
         super().__init__(trace, usage, sharding)
-        self.groups = [_divided(usage, indices, sharding.ranks, sharding.rank) for indices in _indices_by_group(usage)]
+        self.groups = [
+            _divided(usage, indices, sharding.ranks, sharding.rank)
+            for indices in _indices_by_group(usage)
+        ]
         self.partition = sum(group.partition for group in self.groups)
         self.layout = {piece.parameter: piece for group in self.groups for piece in group.slices}
         self.owned = {piece.parameter: piece for group in self.groups for piece in group.owned}
@@ -116,12 +130,19 @@ class Zero12(Zero):
             self.book.allocate(group.partition * self.sharding.ranks * self.width, part)
             for piece in group.slices:
                 self.give_up(self.usage.parameters[piece.parameter].number)
-            cloned = self.book.allocate(group.partition * self.width, "optimizer") if self.width != MASTER_BYTES else None
+            cloned = (
+                self.book.allocate(group.partition * self.width, "optimizer")
+                if self.width != MASTER_BYTES
+                else None
+            )
             if not self.sharding.offload_optimizer:
                 self.book.allocate(group.partition * MASTER_BYTES, "optimizer")
             self.book.free(cloned)
         if not self.sharding.offload_optimizer:
-            for number in [self.book.allocate(group.partition * MASTER_BYTES, "gradients") for group in self.groups]:
+            for number in [
+                self.book.allocate(group.partition * MASTER_BYTES, "gradients")
+                for group in self.groups
+            ]:
                 self.book.free(number)
             return
         # 2. On the host, pinned: masters, 16-bit weights to copy back, gradients, one in transit. On the device: another one.
@@ -136,9 +157,14 @@ class Zero12(Zero):
 
     def gradient(self, parameter: int, number: int, *, last: bool) -> None:
         if not self.buffers and self.sharding.contiguous_gradients:
-            size, count = self.sharding.reduce_bucket_size * self.width, 2 if self.sharding.overlap_comm else 1
+            size, count = (
+                self.sharding.reduce_bucket_size * self.width,
+                2 if self.sharding.overlap_comm else 1,
+            )
             self.buffers = [self.book.allocate(size, "communication") for _ in range(count)]
-        if self.sharding.kind == "zero2" or (self.sharding.overlap_comm and self._passes in self._boundary):
+        if self.sharding.kind == "zero2" or (
+            self.sharding.overlap_comm and self._passes in self._boundary
+        ):
             self._into_bucket(parameter, number)
         else:
             self.whole.setdefault(parameter, number)
@@ -148,13 +174,19 @@ class Zero12(Zero):
     def _reduce(self) -> None:
         """Reduce a copy of the bucket (or the bucket, if one piece); copy this rank's part."""
         # Pieces: stretches of the bucket that go to one rank each.
-        owners = [owner for index in self.bucket for owner in range(self.layout[index].first, self.layout[index].last + 1)]
+        owners = [
+            owner
+            for index in self.bucket
+            for owner in range(self.layout[index].first, self.layout[index].last + 1)
+        ]
         if sum(owner != before for owner, before in zip(owners, [-1, *owners], strict=False)) > 1:
             self.book.passing(self.filled * self.width, "communication")
         for index in self.bucket:
             if index not in self.owned:
                 continue
-            if self.sharding.offload_optimizer:  # norms of offloaded gradients are computed on the device
+            if (
+                self.sharding.offload_optimizer
+            ):  # norms of offloaded gradients are computed on the device
                 self.book.passing(self.owned[index].count * NORM_BYTES, "workspaces")
             elif self.fresh is None:
                 total = sum(self.usage.parameters[one].count for one in self.owned)
@@ -185,7 +217,8 @@ class Zero12(Zero):
             return
         for piece in self.owned.values():
             self.book.passing(piece.count * NORM_BYTES, "workspaces")
-        # The reduced gradients of all groups are in one block (`grads_in_partition`), released with the last of them.
+        # The reduced gradients of all groups are in one block (`grads_in_partition`), released with
+        # the last of them.
         last = max((number for number, group in enumerate(self.groups) if group.owned), default=0)
         for number, group in enumerate(self.groups):
             whole = len(group.owned) == 1 and group.owned[0].count == group.partition
@@ -194,7 +227,9 @@ class Zero12(Zero):
 
 
 def fullest_rank(usage: ModuleUse, ranks: int) -> int:
-    """Return the rank with most reduced gradients: of its partition, and of the whole parameters at its ends."""
+    """Return the rank with most reduced gradients: of its partition, and of the whole parameters
+    at its ends.
+    """
     held = [0] * ranks
     for indices in _indices_by_group(usage):
         for piece in _divided(usage, indices, ranks, 0).slices:
@@ -219,7 +254,14 @@ def _divided(usage: ModuleUse, indices: list[int], ranks: int, rank: int) -> Par
     for index, start, count in zip(indices, [0, *accumulate(counts)], counts, strict=False):
         end = start + count
         inside = max(0, min(end, (rank + 1) * share) - max(start, rank * share))
-        pieces.append(Slice(parameter=index, count=inside, first=start // share, last=max(start, end - 1) // share))
+        pieces.append(
+            Slice(
+                parameter=index,
+                count=inside,
+                first=start // share,
+                last=max(start, end - 1) // share,
+            )
+        )
     return ParameterGroup(partition=share, slices=tuple(pieces))
 
 
@@ -241,7 +283,10 @@ class Zero3(Zero):
 
     def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
         super().__init__(trace, usage, sharding)
-        self.widths = [parameter.size // parameter.count if parameter.count else 1 for parameter in usage.parameters]
+        self.widths = [
+            parameter.size // parameter.count if parameter.count else 1
+            for parameter in usage.parameters
+        ]
         self.groups = self._groups()
         self._reduces = False
         self._rolled_out = 0  # step of the latest rollout
@@ -250,26 +295,47 @@ class Zero3(Zero):
         # The policy, and a reference model that has an engine and a coordinator of its own.
         self._roots = sorted({0, *(which for _, kind, which, *_ in usage.uses if kind == PASS)})
         ends = pairwise((*self._roots, len(usage.modules)))
-        owned = [sorted({index for held in usage.modules[begin:end] for index in held}) for begin, end in ends]
+        owned = [
+            sorted({index for held in usage.modules[begin:end] for index in held})
+            for begin, end in ends
+        ]
         self._owner = {index: number for number, indices in enumerate(owned) for index in indices}
         self._persistent = [self._small(indices) for indices in owned]
         gloo = trace.device == "cpu"
         self._gatherings = [
-            Gathering(usage, self.book, sharding, self.widths, small, through_gloo=gloo, stream=(1 + 2 * number) * streams)
+            Gathering(
+                usage,
+                self.book,
+                sharding,
+                self.widths,
+                small,
+                through_gloo=gloo,
+                stream=(1 + 2 * number) * streams,
+            )
             for number, small in enumerate(self._persistent)
         ]
         self.gathering = self._gatherings[0]
         if trace.device == "cuda":
             # Partitioned one by one while the model is built: never all on the device.
-            self.gone |= {parameter.number for parameter in usage.parameters if parameter.number is not None}
+            self.gone |= {
+                parameter.number for parameter in usage.parameters if parameter.number is not None
+            }
 
     def _share(self, *indices: int) -> int:
         """Return this rank's elements of the parameters, each of which is divided alone."""
-        return sum(-(-self.usage.parameters[index].count // self.sharding.ranks) for index in indices)
+        return sum(
+            -(-self.usage.parameters[index].count // self.sharding.ranks) for index in indices
+        )
 
     def rewritten(self) -> Trace:
-        """Return the rank's trace; a rollout gathers the policy's parameters, which remain listed in it."""
-        policy = tuple(self.usage.parameters[index] for index, model in sorted(self._owner.items()) if model == 0)
+        """Return the rank's trace; a rollout gathers the policy's parameters, which remain
+        listed in it.
+        """
+        policy = tuple(
+            self.usage.parameters[index]
+            for index, model in sorted(self._owner.items())
+            if model == 0
+        )
         return replace(super().rewritten(), usage=ModuleUse(parameters=policy, modules=(), uses=()))
 
     def _gathering_of(self, module: int) -> Gathering:
@@ -304,7 +370,10 @@ class Zero3(Zero):
         trained: list[int] = []
         for index, parameter in enumerate(self.usage.parameters):
             size = self._share(index) * self.widths[index]
-            if self.sharding.offload_parameters and index not in self._persistent[self._owner[index]]:
+            if (
+                self.sharding.offload_parameters
+                and index not in self._persistent[self._owner[index]]
+            ):
                 self.host_bytes += size
             elif parameter.trains:
                 trained.append(size)
@@ -313,7 +382,11 @@ class Zero3(Zero):
             self.give_up(parameter.number)
         # 2. Trained parts are in one buffer, which was filled through the host with the cache emptied.
         if trained:
-            apart = [self.book.allocate(size, "weights") for size in trained] if self.trace.device == "cpu" else []
+            apart = (
+                [self.book.allocate(size, "weights") for size in trained]
+                if self.trace.device == "cpu"
+                else []
+            )
             self.book.allocate(sum(trained), "weights")
             for part in apart:
                 self.book.free(part)
@@ -326,7 +399,9 @@ class Zero3(Zero):
                 converted = self.book.allocate(self._share(*group) * MASTER_BYTES, "optimizer")
                 self.book.allocate(self._share(*group) * MASTER_BYTES, "optimizer")
                 self.book.free(converted)
-            self.book.passing(max(self._share(*group) for group in self.groups) * MASTER_BYTES, "gradients")
+            self.book.passing(
+                max(self._share(*group) for group in self.groups) * MASTER_BYTES, "gradients"
+            )
         self.book.allocate(self.sharding.reduce_bucket_size * self.width, "communication")
         if not self.sharding.offload_optimizer:
             self.book.allocate(count * self.width, "gradients")
@@ -339,7 +414,11 @@ class Zero3(Zero):
 
     def pass_begins(self, module: int) -> None:
         gathering = self._gathering_of(module)
-        if gathering is self.gathering and self.usage.forgets_order and self.step_number != self._rolled_out:
+        if (
+            gathering is self.gathering
+            and self.usage.forgets_order
+            and self.step_number != self._rolled_out
+        ):
             self._rolled_out = self.step_number
             gathering.forget_order()
         gathering.begin_pass()
@@ -351,7 +430,9 @@ class Zero3(Zero):
         self._gathering_of(module).release(module, forward=True)
 
     def read(self, parameter: int) -> None:
-        if self.phase != "backward":  # DeepSpeed intercepts such reads in its engine's forward alone
+        if (
+            self.phase != "backward"
+        ):  # DeepSpeed intercepts such reads in its engine's forward alone
             self._gatherings[self._owner[parameter]].read(parameter)
 
     def backward_begins(self, module: int) -> None:
@@ -366,13 +447,20 @@ class Zero3(Zero):
 
     def _reduce(self) -> None:
         """Reduce a copy arranged by rank, or one gradient that divides evenly."""
-        single = len(self.bucket) == 1 and self.usage.parameters[self.bucket[0]].count % self.sharding.ranks == 0
+        single = (
+            len(self.bucket) == 1
+            and self.usage.parameters[self.bucket[0]].count % self.sharding.ranks == 0
+        )
         size = self._share(*self.bucket) * self.sharding.ranks * self.width
         copies = (not single) + (self.trace.device == "cpu")  # gloo reduces in a copy of its own
         if self.bucket and copies:
-            self.book.free(self.book.allocate(size * copies, "communication", self._reduction_stream))
+            self.book.free(
+                self.book.allocate(size * copies, "communication", self._reduction_stream)
+            )
         if self.sharding.offload_optimizer:
-            for index in self.bucket:  # a part is copied back to the device for its norm, then to the host
+            for (
+                index
+            ) in self.bucket:  # a part is copied back to the device for its norm, then to the host
                 norm = min(self._share(index), NORM_CHUNK) * NORM_BYTES
                 self.book.passing(self._share(index) * self.width + norm, "workspaces")
         self._clear_bucket()

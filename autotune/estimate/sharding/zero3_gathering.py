@@ -29,9 +29,16 @@ class Gathering:
     """The coordinator's actions, written to a trace."""
 
     def __init__(
-        self, usage: ModuleUse, book: Writer, sharding: Sharding, widths: list[int], persistent: frozenset[int], *,
-        through_gloo: bool, stream: int,
-    ) -> None:  # fmt: skip
+        self,
+        usage: ModuleUse,
+        book: Writer,
+        sharding: Sharding,
+        widths: list[int],
+        persistent: frozenset[int],
+        *,
+        through_gloo: bool,
+        stream: int,
+    ) -> None:
         """`stream`: the coordinator's own, on which it allocates whatever it gathers."""
         self._usage, self._book, self._sharding, self._widths = usage, book, sharding, widths
         self._persistent, self._through_gloo, self._stream = persistent, through_gloo, stream
@@ -39,10 +46,16 @@ class Gathering:
         self._flying: dict[int, Gather] = {}
         self._users: dict[int, set[int]] = defaultdict(set)
         self._recomputed: dict[int, set[int]] = defaultdict(set)
-        self._awaited: dict[int, set[int]] = defaultdict(set)  # parameter -> modules recomputed with it, backward not over
-        self._saved: list[tuple[int, set[int]]] = []  # released weights that checkpointing keeps for these modules' backward
+        self._awaited: dict[int, set[int]] = defaultdict(
+            set
+        )  # parameter -> modules recomputed with it, backward not over
+        self._saved: list[
+            tuple[int, set[int]]
+        ] = []  # released weights that checkpointing keeps for these modules' backward
         self._running: list[int] = []  # modules in their forward, the innermost last
-        self._others: dict[int, set[int]] = defaultdict(set)  # module -> others' parameters that it reads: its own afterwards
+        self._others: dict[int, set[int]] = defaultdict(
+            set
+        )  # module -> others' parameters that it reads: its own afterwards
         self._in_backward: dict[int, None] = {}
         self._mode = "unknown"
         self._order: list[int] = []
@@ -50,14 +63,18 @@ class Gathering:
         self._queue: deque[tuple[int, int]] = deque()
         self._fetched_for: dict[int, int] = {}
         self._at = self._live = 0
-        self._release_plans: dict[tuple[int, int], frozenset[int]] = {}  # as in DeepSpeed they outlast their order
+        self._release_plans: dict[
+            tuple[int, int], frozenset[int]
+        ] = {}  # as in DeepSpeed they outlast their order
 
     # A pass and its modules.
 
     def begin_pass(self) -> None:
         self._land_all()
         if self._mode == "recording":
-            self._parameter_order = [(held, at) for at, module in enumerate(self._order) for held in self._of(module)]
+            self._parameter_order = [
+                (held, at) for at, module in enumerate(self._order) for held in self._of(module)
+            ]
             self._mode = "known"
         elif self._mode == "unknown":
             self._mode = "recording"
@@ -66,7 +83,9 @@ class Gathering:
         self._at = self._live = 0
 
     def forget_order(self) -> None:
-        """Record the order of the modules anew, as after a rollout without the coordinator's hooks."""
+        """Record the order of the modules anew, as after a rollout without the coordinator's
+        hooks.
+        """
         if self._mode != "unknown":
             self._mode = "unknown"
             self._order, self._parameter_order = [], []
@@ -75,7 +94,9 @@ class Gathering:
             self._land_all()
 
     def fetch(self, module: int, *, forward: bool, recomputing: bool = False) -> None:
-        if self._mode == "known" and (self._at >= len(self._order) or self._order[self._at] != module):
+        if self._mode == "known" and (
+            self._at >= len(self._order) or self._order[self._at] != module
+        ):
             self.forget_order()
         elif self._mode == "recording":
             self._order.append(module)
@@ -89,11 +110,18 @@ class Gathering:
             self._users[held].add(module)
             trains = self._usage.parameters[held].trains
             if recomputing and self._in_backward and not trains:
-                owner = next(reversed(self._in_backward))  # frozen ones stay until its backward is over
+                owner = next(
+                    reversed(self._in_backward)
+                )  # frozen ones stay until its backward is over
                 self._recomputed[owner].add(held)
                 self._users[held].add(owner)
             # Checkpointing keeps the memory of detached trainable weights alone.
-            if recomputing and trains and self._usage.keeps_recomputed and held in self._usage.modules[module]:
+            if (
+                recomputing
+                and trains
+                and self._usage.keeps_recomputed
+                and held in self._usage.modules[module]
+            ):
                 self._awaited[held].add(module)
             if held in self._flying:
                 self._land(held)
@@ -157,7 +185,9 @@ class Gathering:
             held, last_used = self._queue.popleft()
             self._fetched_for[held] = last_used
             struck.add(held)
-        room = min(self._sharding.max_live_parameters - self._live, self._sharding.prefetch_bucket_size)
+        room = min(
+            self._sharding.max_live_parameters - self._live, self._sharding.prefetch_bucket_size
+        )
         ahead: list[int] = []
         count = 0
         while self._queue and count < room:
@@ -174,7 +204,11 @@ class Gathering:
         known = self._release_plans.get((module, at))
         if known is not None:
             return known
-        plan = {held for held in self._of(module) if held not in self._persistent and self._fetched_for.get(held, NEVER) <= at}
+        plan = {
+            held
+            for held in self._of(module)
+            if held not in self._persistent and self._fetched_for.get(held, NEVER) <= at
+        }
         distance = 0
         for later in self._order[at:]:
             if distance >= self._sharding.max_reuse_distance:
@@ -205,7 +239,9 @@ class Gathering:
         if self._sharding.offload_parameters:  # the shards come up from the host first
             self._book.passing(size // self._sharding.ranks, "communication")
         number = self._allocate(size, self._stream)
-        self._flying.update(dict.fromkeys(wanted, Gather(parameters=wanted, buffer=number, waiting=set(wanted))))
+        self._flying.update(
+            dict.fromkeys(wanted, Gather(parameters=wanted, buffer=number, waiting=set(wanted)))
+        )
 
     def _gather_alone(self, held: int) -> None:
         """Gather outside the coordinator, uncounted."""
@@ -227,13 +263,21 @@ class Gathering:
             gather.complete = True
             for each in gather.parameters:
                 size = self._usage.parameters[each].count * self._widths[each]
-                self._held[each] = self._book.allocate(size, "communication", 0 if cleaning else self._stream)
+                self._held[each] = self._book.allocate(
+                    size, "communication", 0 if cleaning else self._stream
+                )
         if not gather.waiting and not cleaning:
             self._book.free(gather.buffer)
 
     def _land_all(self) -> None:
-        """Wait for everything in flight and release it, as DeepSpeed's registry on the compute stream: buffers go last."""
-        buffers = {id(gather): gather.buffer for gather in self._flying.values() if len(gather.parameters) > 1}
+        """Wait for everything in flight and release it, as DeepSpeed's registry on the compute
+        stream: buffers go last.
+        """
+        buffers = {
+            id(gather): gather.buffer
+            for gather in self._flying.values()
+            if len(gather.parameters) > 1
+        }
         for held in list(self._flying):
             self._land(held, cleaning=True)
             self._let_go(held)

@@ -1,7 +1,7 @@
 """Speed: seconds of each phase of a generation cycle, and tokens per second.
 
-Work on a GPU is bound by arithmetic and memory, or by the host that launches it. A search corrects the figures with measured
-values (`autotune.search`).
+Work on a GPU is bound by arithmetic and memory, or by the host that launches it. A search corrects
+the figures with measured values (`autotune.search`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,16 @@ from autotune.estimate.throughput.generation import (
     memory_seconds,
     with_gathering,
 )
-from autotune.estimate.throughput.rollout_simulation import overlapped, rollout_seconds, split_engines
+from autotune.estimate.throughput.rollout_simulation import (
+    overlapped,
+    rollout_seconds,
+    split_engines,
+)
 from autotune.estimate.trace_context import PredictionInput
 
-BATCH_PHASES: frozenset[Phase] = frozenset({"rollout", "reward", "score", "sync"})  # once per batch of completions
+BATCH_PHASES: frozenset[Phase] = frozenset(
+    {"rollout", "reward", "score", "sync"}
+)  # once per batch of completions
 SCALED_PHASES = frozenset({"score", "forward", "backward"})  # by the lengths of completions
 SHARDS_OPTIMIZER = frozenset({"zero1", "zero2", "zero3", "fsdp1"})
 """Traces of these are made on one rank. FSDP2 is traced with its shards."""
@@ -47,8 +53,10 @@ ADAPTER_TENSORS = 14  # tensors of an adapter in one layer: two for each of its 
 
 
 def with_speed(given: PredictionInput, memory: Prediction) -> Prediction:
-    """Add seconds by phase and tokens per second, at the longest completions and at those that occur. Unchanged on a CPU, on a
-    GPU of unknown speed, and with activations offloaded to the host: their copies have no model."""
+    """Add seconds by phase and tokens per second, at the longest completions and at those that
+    occur. Unchanged on a CPU, on a GPU of unknown speed, and with activations offloaded to the
+    host: their copies have no model.
+    """
     gpu, composition, lengths = given.gpu, given.composition, given.lengths
     if gpu is None or not has_speed(gpu) or given.settings.get("activation_offloading"):
         return memory
@@ -57,20 +65,32 @@ def with_speed(given: PredictionInput, memory: Prediction) -> Prediction:
         for count in (given.settings.get("num_iterations"), given.completions_per_prompt)
     )
     of = partial(
-        cycle, given.trace, gpu=gpu, config=given.config, engine=memory.engine, iterations=iterations, num_generations=group
+        cycle,
+        given.trace,
+        gpu=gpu,
+        config=given.config,
+        engine=memory.engine,
+        iterations=iterations,
+        num_generations=group,
     )
     longest = of(composition)
     seconds = longest.seconds
-    phases = tuple(dataclasses.replace(phase, seconds=seconds.get(phase.name)) for phase in memory.phases)
+    phases = tuple(
+        dataclasses.replace(phase, seconds=seconds.get(phase.name)) for phase in memory.phases
+    )
     found = dataclasses.replace(
-        memory, phases=phases, tokens_per_second=tokens_per_second(seconds, composition), pipeline=longest.pipeline
+        memory,
+        phases=phases,
+        tokens_per_second=tokens_per_second(seconds, composition),
+        pipeline=longest.pipeline,
     )
     if lengths is None or composition.generation == "none":
         return found
     drawn, nothing = lengths.up_to(composition.completion_length), Estimate.exactly(0)
     cycles = [of(refilled(composition, part), lengths=part) for part in drawn.parts]
     usual = {
-        phase: sum((one.seconds[phase] for one in cycles), start=nothing).scaled(1 / len(cycles)) for phase in cycles[0].seconds
+        phase: sum((one.seconds[phase] for one in cycles), start=nothing).scaled(1 / len(cycles))
+        for phase in cycles[0].seconds
     }
     mean = fmean(part.mean for part in drawn.parts)
     return dataclasses.replace(
@@ -109,7 +129,9 @@ def cycle(
     if lengths is not None:
         trace, counts = shortened(trace, composition, counts, lengths)
     seconds: dict[Phase, Estimate] = {}
-    repeats = dict.fromkeys(BATCH_PHASES, counts.scored) | {"optimizer": float(counts.optimizer_steps)}
+    repeats = dict.fromkeys(BATCH_PHASES, counts.scored) | {
+        "optimizer": float(counts.optimizer_steps)
+    }
     for work in trace.work:
         if work.phase not in ("load", "reward"):
             often = repeats.get(work.phase, counts.micro_steps / counts.traced_micro_steps)
@@ -128,12 +150,16 @@ def cycle(
         split = split_engines(composition)
         load = load_of(composition, split, config, engine, num_generations)
         if split is not None:
-            seconds, pipeline = overlapped(seconds, split, load, engine, lengths, gpu, optimizer_steps=counts.optimizer_steps)
+            seconds, pipeline = overlapped(
+                seconds, split, load, engine, lengths, gpu, optimizer_steps=counts.optimizer_steps
+            )
         else:
             rollout = rollout_seconds(load, composition.engine, engine, lengths, gpu)
             gathered = with_gathering(rollout, trace.inventory, composition, load, gpu)
             seconds |= {} if gathered is None else {"rollout": gathered}
-    return Cycle(seconds={phase: seconds[phase] for phase in PHASES if phase in seconds}, pipeline=pipeline)
+    return Cycle(
+        seconds={phase: seconds[phase] for phase in PHASES if phase in seconds}, pipeline=pipeline
+    )
 
 
 def tokens_per_second(
@@ -173,12 +199,25 @@ def counted(trace: Trace, composition: Composition, *, iterations: int = 1) -> C
     """Return the repetitions. Without completions, a cycle is one optimizer step."""
     micro_steps = composition.accumulation
     if composition.generation != "none":
-        micro_steps = iterations * max(1, composition.generation_batch // (composition.ranks * composition.micro_batch))
+        micro_steps = iterations * max(
+            1, composition.generation_batch // (composition.ranks * composition.micro_batch)
+        )
     phases, whole_batches = trace.last_step, 0
-    traced = max(1, sum(1 for before, now in zip(["load", *phases], phases, strict=False) if now == "backward" != before))
-    if trace.basis == "traced" and composition.generation != "none":  # runs of `BATCH_PHASES` in the last traced step
+    traced = max(
+        1,
+        sum(
+            1
+            for before, now in zip(["load", *phases], phases, strict=False)
+            if now == "backward" != before
+        ),
+    )
+    if (
+        trace.basis == "traced" and composition.generation != "none"
+    ):  # runs of `BATCH_PHASES` in the last traced step
         making = [phase in BATCH_PHASES for phase in phases]
-        whole_batches = sum(1 for before, now in zip([False, *making], making, strict=False) if now and not before)
+        whole_batches = sum(
+            1 for before, now in zip([False, *making], making, strict=False) if now and not before
+        )
     return CycleTime(
         micro_steps=micro_steps,
         optimizer_steps=max(1, micro_steps // composition.accumulation),
@@ -198,35 +237,53 @@ def phase_seconds(work: Work, gpu: Gpu) -> Estimate:
 
 
 def refilled(composition: Composition, lengths: TokenLengths) -> Composition:
-    """Return the step with as many completions of these lengths as its full micro-batches hold, if they decide it.
+    """Return the step with as many completions of these lengths as its full micro-batches hold, if
+    they decide it.
 
-    Their prompts are shared: n completions of length c make room for n c / mean."""
+    Their prompts are shared: n completions of length c make room for n c / mean.
+    """
     if not composition.steps_by_rows:
         return composition
     more = composition.completion_length / lengths.mean
     each = max(1, round(composition.micro_batch * more))
     return dataclasses.replace(
-        composition, micro_batch=each, generation_batch=each * composition.ranks * composition.accumulation
+        composition,
+        micro_batch=each,
+        generation_batch=each * composition.ranks * composition.accumulation,
     )
 
 
-def shortened(trace: Trace, composition: Composition, counts: CycleTime, lengths: TokenLengths) -> tuple[Trace, CycleTime]:
-    """Return the trace with the training work of a micro-batch at these lengths, and the repetitions.
+def shortened(
+    trace: Trace, composition: Composition, counts: CycleTime, lengths: TokenLengths
+) -> tuple[Trace, CycleTime]:
+    """Return the trace with the training work of a micro-batch at these lengths, and the
+    repetitions.
 
-    r = (prompt + completion) / (prompt + longest completion); products and memory: r, attention: r² when
-    rows are padded. Kernels launch as often. A token budget is filled with more rows instead: as much
-    work per micro-batch, r times the micro-batches, at least one per optimizer step. A step of full
-    micro-batches (`refilled`) keeps their number and their tokens, each of which sees fewer before it.
+    r = (prompt + completion) / (prompt + longest completion); products and memory: r, attention: r²
+    when rows are padded. Kernels launch as often. A token budget is filled with more rows instead:
+    as much work per micro-batch, r times the micro-batches, at least one per optimizer step. A step
+    of full micro-batches (`refilled`) keeps their number and their tokens, each of which sees fewer
+    before it.
     """
     if composition.steps_by_rows:
         seen = fmean(length * length for length in lengths.sample) / (2 * lengths.mean)
-        fewer_keys = (composition.prompt_length + seen) / (composition.prompt_length + composition.completion_length / 2)
-        return dataclasses.replace(trace, work=tuple(_scaled(work, 1.0, fewer_keys) for work in trace.work)), counts
+        fewer_keys = (composition.prompt_length + seen) / (
+            composition.prompt_length + composition.completion_length / 2
+        )
+        return (
+            dataclasses.replace(
+                trace, work=tuple(_scaled(work, 1.0, fewer_keys) for work in trace.work)
+            ),
+            counts,
+        )
     rows = max(1, composition.generation_batch // composition.ranks)
     padded = lengths.mean if composition.packs_rows else lengths.expected_longest(rows)
     prompt = composition.prompt_length
     ratio = (prompt + padded) / max(1, prompt + composition.completion_length)
-    squared = fmean(((prompt + length) / (prompt + composition.completion_length)) ** 2 for length in lengths.sample)
+    squared = fmean(
+        ((prompt + length) / (prompt + composition.completion_length)) ** 2
+        for length in lengths.sample
+    )
     attention = squared if composition.packs_rows else ratio * ratio
     fewer = 1.0
     if composition.token_budget:
@@ -240,7 +297,10 @@ def shortened(trace: Trace, composition: Composition, counts: CycleTime, lengths
 def _scaled(work: Work, ratio: float, attention: float) -> Work:
     if work.phase not in SCALED_PHASES:
         return work
-    flops = {key: count * (attention if key.startswith(ATTENTION) else ratio) for key, count in work.flops.items()}
+    flops = {
+        key: count * (attention if key.startswith(ATTENTION) else ratio)
+        for key, count in work.flops.items()
+    }
     return dataclasses.replace(work, flops=flops, moved_bytes=work.moved_bytes * ratio)
 
 
@@ -248,16 +308,20 @@ def _scaled(work: Work, ratio: float, attention: float) -> Work:
 
 
 def _with_exchanges(
-    seconds: Mapping[Phase, Estimate], trace: Trace, composition: Composition, counts: CycleTime, gpu: Gpu
+    seconds: Mapping[Phase, Estimate],
+    trace: Trace,
+    composition: Composition,
+    counts: CycleTime,
+    gpu: Gpu,
 ) -> dict[Phase, Estimate]:
     """Add the cost of exchanges to the backward pass, and divide the optimizer's work by the ranks.
 
     cost = max(exposed share · transfer, transfer - backward pass) + units · wait
 
-    Transfers overlap with arithmetic and slow it down meanwhile. A sharded unit (a decoder layer) also
-    waits for each of its exchanges: streams are synchronised, and the slowest rank is last. Under FSDP1
-    each matrix of an adapter is a unit of its own (PEFT's wrap policy): the device has next to nothing
-    to do in it while the host gathers the next one.
+    Transfers overlap with arithmetic and slow it down meanwhile. A sharded unit (a decoder layer)
+    also waits for each of its exchanges: streams are synchronised, and the slowest rank is last.
+    Under FSDP1 each matrix of an adapter is a unit of its own (PEFT's wrap policy): the device has
+    next to nothing to do in it while the host gathers the next one.
     """
     found, inventory = dict(seconds), trace.inventory
     if composition.sharded_by in SHARDS_OPTIMIZER and "optimizer" in found:
@@ -280,17 +344,23 @@ def _with_exchanges(
     # 3. The same of units of adapters.
     used, adapted = trace.usage, composition["policy"].adapter_rank is not None
     if composition.sharded_by == "fsdp1" and adapted and used is not None:
-        sharded = {index for index, one in enumerate(used.parameters) if one.trains and one.layer is not None}
+        sharded = {
+            index
+            for index, one in enumerate(used.parameters)
+            if one.trains and one.layer is not None
+        }
         units = sum(not sharded.isdisjoint(own) for own in used.modules)
-        adapter_waits = efficiency("adapter_unit_milliseconds").scaled(counts.micro_steps * units * 3 * MILLI)
+        adapter_waits = efficiency("adapter_unit_milliseconds").scaled(
+            counts.micro_steps * units * 3 * MILLI
+        )
     return {**found, "backward": independent(cover, exposed, waits, adapter_waits)}
 
 
 def exchanged_bytes(trace: Trace, composition: Composition, counts: CycleTime) -> float:
     """Bytes that one rank sends in a cycle.
 
-    w, g: gathered weight and gradient bytes · (ranks - 1) / ranks; m: micro-steps; s: optimizer steps.
-    FSDP, ZeRO-3: m · (2w + g), two gathers; ZeRO-2: m · g + s · g; else 2 · s · g.
+    w, g: gathered weight and gradient bytes · (ranks - 1) / ranks; m: micro-steps; s: optimizer
+    steps. FSDP, ZeRO-3: m · (2w + g), two gathers; ZeRO-2: m · g + s · g; else 2 · s · g.
     """
     ranks, kind = composition.ranks, composition.sharded_by
     ring = (ranks - 1) / ranks
@@ -305,20 +375,30 @@ def exchanged_bytes(trace: Trace, composition: Composition, counts: CycleTime) -
 
 
 def _gathered_bytes(trace: Trace) -> float:
-    """Return the bytes of all weights in the precision of their products: float32 weights under mixed
-    precision are cast before they are gathered, quantised ones are not."""
+    """Return the bytes of all weights in the precision of their products: float32 weights under
+    mixed precision are cast before they are gathered, quantised ones are not.
+    """
     products: Counter[str] = Counter()
     for work in trace.work:
-        products.update({dtype: flops for dtype, flops in work.flops.items() if not dtype.startswith(ATTENTION)})
+        products.update(
+            {dtype: flops for dtype, flops in work.flops.items() if not dtype.startswith(ATTENTION)}
+        )
     inventory, dtype = trace.inventory, max(products, key=lambda name: products[name], default=None)
     held = inventory.weight_bytes / max(1, inventory.parameters)
     return inventory.weight_bytes * (1.0 if dtype is None else min(1.0, dtype_bytes(dtype) / held))
 
 
-def _sync(inventory: Inventory, composition: Composition, config: Mapping[str, object], gpu: Gpu) -> Estimate:
-    """Read and write every weight (with adapters three times) + host time per parameter, or the adapter alone."""
+def _sync(
+    inventory: Inventory, composition: Composition, config: Mapping[str, object], gpu: Gpu
+) -> Estimate:
+    """Read and write every weight (with adapters three times) + host time per parameter, or the
+    adapter alone.
+    """
     alone = composition.syncs_adapter_only
-    merged, sent = composition["policy"].adapter_rank is not None, inventory.trainable_bytes if alone else inventory.weight_bytes
+    merged, sent = (
+        composition["policy"].adapter_rank is not None,
+        inventory.trainable_bytes if alone else inventory.weight_bytes,
+    )
     copies = memory_seconds((6.0 if merged and not alone else 2.0) * sent, gpu)
     shape = model_shape.shape(config)
     # Matrices and norms of a layer; the model itself counts biases and experts: a low middle.

@@ -56,11 +56,20 @@ def load_of(
     engine: EngineFit | None,
     num_generations: int,
 ) -> GenerationLoad:
-    """Return what one engine, or one rank's own model, generates; `split`: engines on GPUs of their own."""
+    """Return what one engine, or one rank's own model, generates; `split`: engines on GPUs of
+    their own.
+    """
     settings = composition.engine
     tensor_parallel = settings.tensor_parallel if settings is not None else 1
     sequences = max(1, composition.generation_batch * tensor_parallel // composition.ranks)
-    batch = min(sequences, composition.generation_micro_batch or sequences if settings is None else settings.max_num_seqs)
+    batch = min(
+        sequences,
+        (
+            composition.generation_micro_batch or sequences
+            if settings is None
+            else settings.max_num_seqs
+        ),
+    )
     if engine is not None:
         batch = max(1, min(batch, int(engine.concurrency)))
     load = GenerationLoad(
@@ -78,7 +87,10 @@ def load_of(
     )
     if split is None:
         return load
-    sequences, most = max(1, -(-composition.generation_batch // split.engines)), split.engine.max_num_seqs
+    sequences, most = (
+        max(1, -(-composition.generation_batch // split.engines)),
+        split.engine.max_num_seqs,
+    )
     return replace(
         load,
         dtype=split.dtype,
@@ -93,21 +105,33 @@ def load_of(
 
 def seconds(load: GenerationLoad, gpu: Gpu) -> Estimate:
     """Return the time of a whole cycle's completions."""
-    return prefill(load, gpu) + step(load, gpu).scaled(load.sequences * load.completion_length / load.together)
+    return prefill(load, gpu) + step(load, gpu).scaled(
+        load.sequences * load.completion_length / load.together
+    )
 
 
 def step(load: GenerationLoad, gpu: Gpu) -> Estimate:
     """Return the time of one token of each running sequence, halfway through its completion."""
-    return one_pass(load, gpu, together=load.together, length=load.prompt_length + load.completion_length / 2)
+    return one_pass(
+        load, gpu, together=load.together, length=load.prompt_length + load.completion_length / 2
+    )
 
 
 def prefill(load: GenerationLoad, gpu: Gpu) -> Estimate:
-    """Return the time of reading the prompts: 2 · tokens · parameters + attention; the head for the last tokens alone."""
+    """Return the time of reading the prompts: 2 · tokens · parameters + attention; the head for
+    the last tokens alone.
+    """
     shape = model_shape.shape(load.config)
     prompts = load.prompts if load.by_engine else load.sequences
     tokens = prompts * load.prompt_length
-    products = 2.0 * tokens * (shape.active_parameters - shape.head) + 2.0 * prompts * shape.hidden * shape.vocabulary
-    attention = sum(count * _attention(shape, layer, load.prompt_length) for layer, count in shape.kinds) * prompts
+    products = (
+        2.0 * tokens * (shape.active_parameters - shape.head)
+        + 2.0 * prompts * shape.hidden * shape.vocabulary
+    )
+    attention = (
+        sum(count * _attention(shape, layer, load.prompt_length) for layer, count in shape.kinds)
+        * prompts
+    )
     work = compute_seconds({load.dtype: (products + attention) / load.tensor_parallel}, gpu)
     passes = max(1.0, tokens / TRL_BATCHED_TOKENS) if load.by_engine else 1.0
     return highest((work, memory_seconds(passes * _weight_bytes(load, shape), gpu)))
@@ -121,13 +145,22 @@ def _attention(shape: Shape, layer: Layer, length: int) -> float:
     return 4.0 * length * seen * shape.heads * shape.head_dim
 
 
-def one_pass(load: GenerationLoad, gpu: Gpu, *, together: int, length: float, prefilled: int = 0) -> Estimate:
-    """Return the time of one pass. together: decoding sequences; length: their mean length; prefilled: prompt tokens."""
+def one_pass(
+    load: GenerationLoad, gpu: Gpu, *, together: int, length: float, prefilled: int = 0
+) -> Estimate:
+    """Return the time of one pass. together: decoding sequences; length: their mean length;
+    prefilled: prompt tokens.
+    """
     # 1. The device: max(reading weights and caches, products).
     shape = model_shape.shape(load.config)
     size, tokens = dtype_bytes(load.dtype), together + prefilled
-    read = sum(count * _cache_read(shape, layer, length, by_engine=load.by_engine) for layer, count in shape.kinds)
-    cache = memory_seconds(together * read * size / load.tensor_parallel, gpu, share="decode_memory_share")
+    read = sum(
+        count * _cache_read(shape, layer, length, by_engine=load.by_engine)
+        for layer, count in shape.kinds
+    )
+    cache = memory_seconds(
+        together * read * size / load.tensor_parallel, gpu, share="decode_memory_share"
+    )
     if not load.by_engine:
         cache = Estimate(value=cache.value, low=cache.low, high=CACHE_SLOWDOWN * cache.high)
     weights = memory_seconds(_weight_bytes(load, shape, tokens), gpu, share="decode_memory_share")
@@ -164,8 +197,14 @@ def _weight_bytes(load: GenerationLoad, shape: Shape, together: int | None = Non
     """Weights that one pass reads on one rank, unused experts excluded."""
     size = dtype_bytes(load.dtype)
     outside = (shape.head or shape.embedding) * size
-    per_weight = quantised_bytes(load.quantised_bits, quantisation(load.config)) if load.quantised_bits else size
-    inside = sum(count * _read_parameters(layer, together) for layer, count in shape.kinds) * per_weight
+    per_weight = (
+        quantised_bytes(load.quantised_bits, quantisation(load.config))
+        if load.quantised_bits
+        else size
+    )
+    inside = (
+        sum(count * _read_parameters(layer, together) for layer, count in shape.kinds) * per_weight
+    )
     return (outside + inside) / load.tensor_parallel
 
 
@@ -178,7 +217,11 @@ def _read_parameters(layer: Layer, together: int | None) -> float:
 
 
 def with_gathering(
-    rollout: Estimate, inventory: Inventory, composition: Composition, load: GenerationLoad, gpu: Gpu
+    rollout: Estimate,
+    inventory: Inventory,
+    composition: Composition,
+    load: GenerationLoad,
+    gpu: Gpu,
 ) -> Estimate | None:
     """Add the gathering of sharded weights, if the trainer's own model generates.
 
@@ -186,10 +229,16 @@ def with_gathering(
     (`ds3_gather_for_generation=false`). None: every token crosses a link of unknown speed.
     """
     ranks = composition.ranks
-    if composition.generation != "trainer" or ranks < 2 or composition.sharded_by not in SHARDS_WEIGHTS:
+    if (
+        composition.generation != "trainer"
+        or ranks < 2
+        or composition.sharded_by not in SHARDS_WEIGHTS
+    ):
         return rollout
     passes = 1
-    if composition.gathers_per_token:  # per batch, one for the prompts and one for every token after the first
+    if (
+        composition.gathers_per_token
+    ):  # per batch, one for the prompts and one for every token after the first
         passes = math.ceil(load.sequences / max(1, load.batch)) * max(1, load.completion_length)
     sent = link_seconds(passes * inventory.weight_bytes * (ranks - 1) / ranks, gpu)
     if sent is None:
@@ -197,7 +246,11 @@ def with_gathering(
     layers = len(model_shape.shape(load.config).layers)
     whole = sent + efficiency("exchange_microseconds").scaled(passes * layers * MICRO)
     # At best the next layer is gathered while this one computes.
-    return Estimate(value=rollout.value + whole.value, low=highest((rollout, whole)).low, high=rollout.high + whole.high)
+    return Estimate(
+        value=rollout.value + whole.value,
+        low=highest((rollout, whole)).low,
+        high=rollout.high + whole.high,
+    )
 
 
 # Roofline of a GPU: peak rates, and the share of them that real work reaches.
@@ -206,7 +259,9 @@ GB = 10**9
 TERA = 10**12
 MICRO, MILLI = 1e-6, 1e-3
 ATTENTION = "attention:"  # prefix of the dtype of attention kernels' FLOPs
-EMULATION_FACTOR = 2  # largest slowdown of a half precision that is computed in float32, with conversions
+EMULATION_FACTOR = (
+    2  # largest slowdown of a half precision that is computed in float32, with conversions
+)
 HALVES = ("bfloat16", "float16")
 
 
@@ -231,11 +286,15 @@ def _share(gpu: Gpu, dtype: str, *, attention: bool) -> Estimate:
     """Return the share of the peak that arithmetic in this dtype reaches."""
     if attention:
         return efficiency("attention_share")
-    if gpu.tflops.get(dtype, gpu.tflops["float32"]) == gpu.tflops["float32"]:  # without tensor cores for this dtype
+    if (
+        gpu.tflops.get(dtype, gpu.tflops["float32"]) == gpu.tflops["float32"]
+    ):  # without tensor cores for this dtype
         return efficiency("matmul_share_float32")
     of_best, known = efficiency("matmul_share"), gpu.matmul_share
     best = efficiency("best_matmul_share") if known is None else Estimate.exactly(known)
-    return Estimate(value=best.value * of_best.value, low=best.low * of_best.low, high=best.high * of_best.high)
+    return Estimate(
+        value=best.value * of_best.value, low=best.low * of_best.low, high=best.high * of_best.high
+    )
 
 
 def memory_seconds(count: float, gpu: Gpu, *, share: str = "memory_share") -> Estimate:

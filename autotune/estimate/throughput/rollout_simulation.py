@@ -1,4 +1,6 @@
-"""Rollout of a batch of completions: on the GPUs that train or on others, at the longest completions or at those that occur."""
+"""Rollout of a batch of completions: on the GPUs that train or on others, at the longest
+completions or at those that occur.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,15 @@ _simulated: dict[tuple[object, ...], float] = {}
 
 
 def rollout_seconds(
-    load: GenerationLoad, settings: EngineSettings | None, engine: EngineFit | None, lengths: TokenLengths | None, gpu: Gpu
+    load: GenerationLoad,
+    settings: EngineSettings | None,
+    engine: EngineFit | None,
+    lengths: TokenLengths | None,
+    gpu: Gpu,
 ) -> Estimate:
-    """Return the time in which an engine, or the trainer's own model, generates a batch of these lengths; None: the longest."""
+    """Return the time in which an engine, or the trainer's own model, generates a batch of these
+    lengths; None: the longest.
+    """
     if lengths is None:
         return generation.seconds(load, gpu)
     if not load.by_engine:
@@ -46,26 +54,40 @@ def rollout_seconds(
         seconds = _simulated[key] = _simulated_seconds(load, gpu, limits, lengths)
     # The bounds are those of the same passes at the mean length.
     level = generation.seconds(replace(load, completion_length=max(1, round(lengths.mean))), gpu)
-    return Estimate(value=seconds, low=seconds * level.low / level.value, high=seconds * level.high / level.value)
+    return Estimate(
+        value=seconds,
+        low=seconds * level.low / level.value,
+        high=seconds * level.high / level.value,
+    )
 
 
-def _simulated_seconds(load: GenerationLoad, gpu: Gpu, limits: EngineLimits, lengths: TokenLengths) -> float:
+def _simulated_seconds(
+    load: GenerationLoad, gpu: Gpu, limits: EngineLimits, lengths: TokenLengths
+) -> float:
     def cost(one: Pass) -> float:
         length = one.context / max(1, one.decoding)
-        return generation.one_pass(load, gpu, together=one.decoding, length=length, prefilled=one.prefilled).value
+        return generation.one_pass(
+            load, gpu, together=one.decoding, length=length, prefilled=one.prefilled
+        ).value
 
     each = max(1, load.sequences // load.prompts)
     drawn = lengths.draw(load.sequences)
     # The slowest engine has the longest completion of them all.
-    drawn[drawn.index(max(drawn))] = round(lengths.expected_longest(max(load.sequences, load.of_batch)))
-    requests = [Request(prompt=load.prompt_length, completion=length, group=place // each) for place, length in enumerate(drawn)]
+    drawn[drawn.index(max(drawn))] = round(
+        lengths.expected_longest(max(load.sequences, load.of_batch))
+    )
+    requests = [
+        Request(prompt=load.prompt_length, completion=length, group=place // each)
+        for place, length in enumerate(drawn)
+    ]
     return simulate(requests, limits, cost).seconds
 
 
 # Generation and training on separate GPUs: who waits for whom.
 #
-# g: seconds in which the engines generate one batch alone, its last completion included; r: seconds per
-# batch if they never run empty; t: seconds of training on it in m optimizer steps. Training waits
+# g: seconds in which the engines generate one batch alone, its last completion included; r: seconds
+# per batch if they never run empty; t: seconds of training on it in m optimizer steps. Training
+# waits
 #
 # - by turns:                      g
 # - one batch ahead:               max(0, g - t)
@@ -74,7 +96,10 @@ def _simulated_seconds(load: GenerationLoad, gpu: Gpu, limits: EngineLimits, len
 #
 # Weights are sent while both wait. Interrupted completions may be computed again, which adds to r.
 
-FEWER, MORE = 1, 3  # multiples of a load whose difference is free of the first and the last completions
+FEWER, MORE = (
+    1,
+    3,
+)  # multiples of a load whose difference is free of the first and the last completions
 
 
 def split_engines(composition: Composition) -> SplitEngines | None:
@@ -99,7 +124,9 @@ def overlapped(
     *,
     optimizer_steps: int,
 ) -> tuple[dict[Phase, Estimate], PipelineTimes]:
-    """Return the phases as training sees them, the rollout being its wait, and both sides' times."""
+    """Return the phases as training sees them, the rollout being its wait, and both sides'
+    times.
+    """
     # 1. g, or r with what interruptions cost.
     if split.overlap != "stream" or not split.batches_ahead or split.at_sync == "drain":
         generated = rollout_seconds(load, split.engine, engine, lengths, gpu)
@@ -107,25 +134,39 @@ def overlapped(
         # Loads of which even the smaller fills the engine.
         whole = max(load.sequences, split.engine.max_num_seqs)
         loads = (
-            replace(load, sequences=part * whole, prompts=max(1, part * whole * load.prompts // load.sequences))
+            replace(
+                load,
+                sequences=part * whole,
+                prompts=max(1, part * whole * load.prompts // load.sequences),
+            )
             for part in (FEWER, MORE)
         )
         fewer, more = (rollout_seconds(one, split.engine, engine, lengths, gpu) for one in loads)
         share = load.sequences / whole / (MORE - FEWER)
-        difference = Estimate(value=more.value - fewer.value, low=more.low - fewer.low, high=more.high - fewer.high)
+        difference = Estimate(
+            value=more.value - fewer.value, low=more.low - fewer.low, high=more.high - fewer.high
+        )
         generated = difference.scaled(share)
         if split.at_sync != "pause":
             middle = load.prompt_length + load.completion_length // 2
-            halfway = replace(load, sequences=load.together, prompts=load.together, prompt_length=middle)
+            halfway = replace(
+                load, sequences=load.together, prompts=load.together, prompt_length=middle
+            )
             generated = generated + generation.prefill(halfway, gpu)
     # 2. The wait.
-    training = sum((spent for phase, spent in seconds.items() if phase != "sync"), start=Estimate.exactly(0))
+    training = sum(
+        (spent for phase, spent in seconds.items() if phase != "sync"), start=Estimate.exactly(0)
+    )
     wait = _wait(split, generated, training, optimizer_steps)
     sync = seconds.get("sync", Estimate.exactly(0))
-    return {**seconds, "rollout": wait}, PipelineTimes(generation=generated, training=training + sync)
+    return {**seconds, "rollout": wait}, PipelineTimes(
+        generation=generated, training=training + sync
+    )
 
 
-def _wait(split: SplitEngines, generated: Estimate, training: Estimate, optimizer_steps: int) -> Estimate:
+def _wait(
+    split: SplitEngines, generated: Estimate, training: Estimate, optimizer_steps: int
+) -> Estimate:
     if split.overlap == "none":
         return generated
     rest = Estimate(
@@ -142,10 +183,10 @@ def _wait(split: SplitEngines, generated: Estimate, training: Estimate, optimize
 
 # Simulation of a continuous-batching engine.
 #
-# It has the rules of vLLM's scheduler: running sequences first, then waiting ones while sequences, tokens of a
-# pass and cache blocks allow. Without a free block the sequence that was admitted last is preempted; it is
-# computed again later. Full blocks of a prompt are shared within its group. Passes between two events are
-# computed at once.
+# It has the rules of vLLM's scheduler: running sequences first, then waiting ones while sequences,
+# tokens of a pass and cache blocks allow. Without a free block the sequence that was admitted last
+# is preempted; it is computed again later. Full blocks of a prompt are shared within its group.
+# Passes between two events are computed at once.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +229,9 @@ class Pass:
     repeats: int = 1  # equal passes that this one stands for, at their mean context
 
 
-def simulate(requests: Sequence[Request], limits: EngineLimits, cost: Callable[[Pass], float]) -> Rollout:
+def simulate(
+    requests: Sequence[Request], limits: EngineLimits, cost: Callable[[Pass], float]
+) -> Rollout:
     """Return the rollout until the last completion ends. `cost`: seconds of one pass."""
     rollout = Rollout(requests, limits, cost)
     while rollout.waiting or rollout.running:
@@ -199,7 +242,9 @@ def simulate(requests: Sequence[Request], limits: EngineLimits, cost: Callable[[
 class Rollout:
     """State of the scheduler, and the sums so far."""
 
-    def __init__(self, requests: Sequence[Request], limits: EngineLimits, cost: Callable[[Pass], float]) -> None:
+    def __init__(
+        self, requests: Sequence[Request], limits: EngineLimits, cost: Callable[[Pass], float]
+    ) -> None:
         self.limits, self.cost = limits, cost
         self.waiting = deque(replace(request) for request in requests)
         self.running: list[Request] = []
@@ -227,7 +272,12 @@ class Rollout:
             budget -= new
             position += 1
         # 2. Waiting sequences.
-        while self.preemptions == before and self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
+        while (
+            self.preemptions == before
+            and self.waiting
+            and budget > 0
+            and len(self.running) < self.limits.max_num_seqs
+        ):
             sequence = self.waiting[0]
             admitted = self._admit(sequence, budget)
             if admitted is None:
@@ -254,13 +304,17 @@ class Rollout:
             if sequence.cached == sequence.known:
                 sequence.generated += 1
                 if times > 1:
-                    self.used += self._blocks(sequence.cached + times - 1) - self._blocks(sequence.cached)
+                    self.used += self._blocks(sequence.cached + times - 1) - self._blocks(
+                        sequence.cached
+                    )
                     sequence.cached += times - 1
                     sequence.generated += times - 1
         for sequence in self.running:
             if sequence.generated >= sequence.completion:
                 self._release(sequence)
-        self.running = [sequence for sequence in self.running if sequence.generated < sequence.completion]
+        self.running = [
+            sequence for sequence in self.running if sequence.generated < sequence.completion
+        ]
 
     def _equal_passes(self, decoding: Sequence[Request]) -> int:
         """Return the passes until a sequence ends or a block may be missing."""
@@ -279,7 +333,9 @@ class Rollout:
         return -(-tokens // self.limits.block_tokens)
 
     def _allocate(self, sequence: Request, new: int) -> bool:
-        """Take blocks for new tokens; without enough, preempt the last sequence and return False."""
+        """Take blocks for new tokens; without enough, preempt the last sequence and return
+        False.
+        """
         needed = self._blocks(sequence.cached + new) - self._blocks(sequence.cached)
         if needed <= self._free():
             self.used += needed
@@ -294,7 +350,9 @@ class Rollout:
         return False
 
     def _admit(self, sequence: Request, budget: int) -> int | None:
-        """Take blocks for a waiting sequence, those of its group's prompt apart; None: too few are free."""
+        """Take blocks for a waiting sequence, those of its group's prompt apart; None: too few
+        are free.
+        """
         full = (sequence.prompt - 1) // self.limits.block_tokens
         shared = full if self.groups.get(sequence.group, 0) else 0
         cached = shared * self.limits.block_tokens
@@ -309,5 +367,9 @@ class Rollout:
 
     def _release(self, sequence: Request) -> None:
         self.groups[sequence.group] -= 1
-        kept = min(sequence.shared, self._blocks(sequence.cached)) if self.groups[sequence.group] else 0
+        kept = (
+            min(sequence.shared, self._blocks(sequence.cached))
+            if self.groups[sequence.group]
+            else 0
+        )
         self.used -= self._blocks(sequence.cached) - kept

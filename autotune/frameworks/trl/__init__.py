@@ -1,4 +1,6 @@
-"""TRL: its trainers, their settings, legality, requests and files, and the users' own files and scripts."""
+"""TRL: its trainers, their settings, legality, requests and files, and the users' own files and
+scripts.
+"""
 
 from autotune.frameworks.trl.async_grpo import TrlAsyncGrpo
 from autotune.frameworks.trl.ppo import TrlPpo

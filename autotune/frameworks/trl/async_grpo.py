@@ -1,7 +1,8 @@
 """TRL's asynchronous GRPO: settings, rules, trace and composition.
 
-Written for `trl.experimental.async_grpo` of TRL 1.16: a trainer, and vLLM's own server (`vllm serve`) on
-GPUs that do not train. What is traced is one row of rollouts, the fullest that can occur.
+Written for `trl.experimental.async_grpo` of TRL 1.16: a trainer, and vLLM's own server (`vllm
+serve`) on GPUs that do not train. What is traced is one row of rollouts, the fullest that can
+occur.
 """
 
 from __future__ import annotations
@@ -21,31 +22,58 @@ from autotune.frameworks.trl import combinations, requests
 from autotune.frameworks.trl import settings as trl_settings
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.requests import NEW_BUFFERS
-from autotune.frameworks.trl.settings import SERVER, ranks_of, server_gpus, server_parallel, sharding_of
+from autotune.frameworks.trl.settings import (
+    SERVER,
+    ranks_of,
+    server_gpus,
+    server_parallel,
+    sharding_of,
+)
 from autotune.frameworks.trl.trainers import ACCUMULATION, MAX_DEFAULT_ACCUMULATION, TrlScripted
 from autotune.machine import hardware_detection
 
 METHOD = "async-grpo"
 CORE = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "max_completion_length", "token_budget",
-    "max_inflight_tasks", "max_staleness", "weight_sync_steps", "gradient_checkpointing", "optim", "fp16",
-)  # fmt: skip
-SERVED: Mapping[str, KnobValue] = {"use_vllm": True, "vllm_mode": "server", "vllm_gpu_memory_utilization": SHARE}
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_generations",
+    "max_completion_length",
+    "token_budget",
+    "max_inflight_tasks",
+    "max_staleness",
+    "weight_sync_steps",
+    "gradient_checkpointing",
+    "optim",
+    "fp16",
+)
+SERVED: Mapping[str, KnobValue] = {
+    "use_vllm": True,
+    "vllm_mode": "server",
+    "vllm_gpu_memory_utilization": SHARE,
+}
 """Settings of TRL's other trainers that this one always has: a server with vLLM's default share."""
 
 COUNTS = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "max_completion_length",
-    "max_prompt_length", "weight_sync_steps",
-)  # fmt: skip
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_generations",
+    "max_completion_length",
+    "max_prompt_length",
+    "weight_sync_steps",
+)
 SHARDINGS = ("none", "ddp", "fsdp2")
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 RECURRENT = ("linear_num_value_heads", "mamba_d_state", "linear_attn_config")
 """Sizes in a model's configuration that only recurrent layers have."""
 
 KERNEL_FROM, KERNEL_BELOW, LARGEST_HEAD = 8.0, 10.0, 256
-"""Compute capabilities with a build of `kernels-community/flash-attn3` (its build.toml: 8.0 and 9.0a)."""
+"""Compute capabilities with a build of `kernels-community/flash-attn3` (its build.toml: 8.0 and
+9.0a).
+"""
 
-NOT_IN_STEP = frozenset({"token_budget", "max_inflight_tasks", "max_staleness", "weight_sync_steps", "queue_maxsize"})
+NOT_IN_STEP = frozenset(
+    {"token_budget", "max_inflight_tasks", "max_staleness", "weight_sync_steps", "queue_maxsize"}
+)
 """Settings without effect on the training of one row."""
 
 
@@ -61,19 +89,28 @@ class TrlAsyncGrpo(TrlScripted):
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
         """Return the candidate of these knobs; a knob of None is derived from the others."""
-        given = {**task.workload.held, **{name: value for name, value in knobs.items() if value is not None}}
+        given = {
+            **task.workload.held,
+            **{name: value for name, value in knobs.items() if value is not None},
+        }
         defaults = {name: trl_settings.default(name, METHOD) for name in CORE if name not in given}
         settings: dict[str, KnobValue] = {"server_gpus": 1, **given, **defaults, **SERVED}
         settings.setdefault("max_prompt_length", trl_settings.DEFAULT_PROMPT_LENGTH)
         settings["vllm_max_model_length"] = window(settings)
         if ACCUMULATION not in given:
             ranks = max(1, ranks_of(settings, task.hardware.count))
-            settings[ACCUMULATION] = trl_settings.accumulation(completions_each_step(settings, ranks) * ranks, task, METHOD)
+            settings[ACCUMULATION] = trl_settings.accumulation(
+                completions_each_step(settings, ranks) * ranks, task, METHOD
+            )
         settings |= trl_settings.precision(given, task) | trl_settings.adapter_settings(given, task)
         dtype = given.get("dtype", trl_settings.default("dtype", METHOD))
         settings["dtype"] = trl_settings.loaded_dtype(dtype, task.workload.model.config)
-        settings = {name: value for name, value in settings.items() if trl_settings.is_read(name, settings)}
-        load = trl_settings.loaded(settings, task, ("dtype", "use_peft", *trl_settings.ADAPTER, *SERVER))
+        settings = {
+            name: value for name, value in settings.items() if trl_settings.is_read(name, settings)
+        }
+        load = trl_settings.loaded(
+            settings, task, ("dtype", "use_peft", *trl_settings.ADAPTER, *SERVER)
+        )
         return Candidate(knobs=knobs, settings=settings, load=load)
 
     def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
@@ -81,32 +118,56 @@ class TrlAsyncGrpo(TrlScripted):
         return next((text for rule in rules for text in rule(candidate.settings, task)), None)
 
     def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
-        """Yield the accumulation alone, fewest first: it makes the global batch, whatever fills a row."""
+        """Yield the accumulation alone, fewest first: it makes the global batch, whatever fills
+        a row.
+        """
         held = task.workload.held.get(ACCUMULATION)
         for steps in [held] if held is not None else range(1, MAX_DEFAULT_ACCUMULATION + 1):
             yield {ACCUMULATION: steps}
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        """Leave the server out, and its GPUs idle: a probe is the trainer alone, with rollouts at hand."""
-        return {**super().load_request(candidate, task), "server": None, "idle": {"gpus": server_gpus(candidate.settings)}}
+        """Leave the server out, and its GPUs idle: a probe is the trainer alone, with rollouts
+        at hand.
+        """
+        return {
+            **super().load_request(candidate, task),
+            "server": None,
+            "idle": {"gpus": server_gpus(candidate.settings)},
+        }
 
-    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
-        return {**super().probe_request(candidate, task, plan), "dataset": None, "reward_funcs": None}
+    def probe_request(
+        self, candidate: Candidate, task: Task, plan: ProbePlan
+    ) -> Mapping[str, object]:
+        return {
+            **super().probe_request(candidate, task, plan),
+            "dataset": None,
+            "reward_funcs": None,
+        }
 
     def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        """Return the specification of a trace: each micro-batch is the fullest row, by its number of rollouts."""
+        """Return the specification of a trace: each micro-batch is the fullest row, by its
+        number of rollouts.
+        """
         settings = candidate.settings
         row = fullest_row(settings, ranks_of(settings, task.hardware.count))
-        request = requests.trace_request(candidate, task, count_of(settings, "max_prompt_length"), row.completion)
+        request = requests.trace_request(
+            candidate, task, count_of(settings, "max_prompt_length"), row.completion
+        )
         whole = cast("Mapping[str, object]", request["settings"])
         step = {name: value for name, value in whole.items() if name not in NOT_IN_STEP}
         counted = {**step, "per_device_train_batch_size": row.rollouts, "token_budget": 0}
-        return {**request, "settings": counted, **({"groups": row.groups} if row.groups > 1 else {})}
+        return {
+            **request,
+            "settings": counted,
+            **({"groups": row.groups} if row.groups > 1 else {}),
+        }
 
     def compose(self, candidate: Candidate, task: Task) -> Composition:
-        """Return the policy alone, beside a server that is never waited for while rollouts are ahead.
+        """Return the policy alone, beside a server that is never waited for while rollouts are
+        ahead.
 
-        The completions of a step have the length of the traced ones, with which a row is full."""
+        The completions of a step have the length of the traced ones, with which a row is full.
+        """
         settings, ranks = candidate.settings, ranks_of(candidate.settings, task.hardware.count)
         each, by_tokens = completions_each_step(settings, ranks), bool(token_budget(settings))
         batch = each * ranks * (count_of(settings, ACCUMULATION) or 1)
@@ -126,7 +187,11 @@ class TrlAsyncGrpo(TrlScripted):
 
 def completions_each_step(settings: Settings, ranks: int) -> int:
     """Return the completions of a rank and micro-step whose rollouts fill their row."""
-    return fullest_row(settings, ranks).rollouts if token_budget(settings) else count_of(settings, "per_device_train_batch_size")
+    return (
+        fullest_row(settings, ranks).rollouts
+        if token_budget(settings)
+        else count_of(settings, "per_device_train_batch_size")
+    )
 
 
 # Rules.
@@ -135,31 +200,54 @@ def completions_each_step(settings: Settings, ranks: int) -> int:
 def _attention(settings: Settings, task: Task) -> Iterator[str]:
     """Yield what the trainer's only attention kernel lacks."""
     if task.hardware.kind == "cpu":
-        yield "AsyncGRPOTrainer needs GPUs: its attention is a kernel for them (flash-attn3), and weights are sent over NCCL."
+        yield (
+            "AsyncGRPOTrainer needs GPUs: its attention is a kernel for them (flash-attn3), and"
+            " weights are sent over NCCL."
+        )
     elif task.hardware.count < 2:
-        yield "AsyncGRPOTrainer needs a vLLM server on GPUs of its own, so at least 2 GPUs. Use --method grpo on one."
+        yield (
+            "AsyncGRPOTrainer needs a vLLM server on GPUs of its own, so at least 2 GPUs. Use"
+            " --method grpo on one."
+        )
     # 1. Builds of the kernel.
     gpu = hardware_detection.gpu_of(task.hardware)
     capability = gpu.compute_capability if gpu is not None else None
     if capability and not KERNEL_FROM <= float(capability) < KERNEL_BELOW:
         yield (
-            f"AsyncGRPOTrainer's attention is kernels-community/flash-attn3, which is built for compute capability 8 and 9; "
-            f"{task.hardware.name} has {capability}. Use --method grpo with vllm_mode=server."
+            "AsyncGRPOTrainer's attention is kernels-community/flash-attn3, which is built for"
+            f" compute capability 8 and 9; {task.hardware.name} has {capability}. Use --method grpo"
+            " with vllm_mode=server."
         )
-    if not (settings.get("dtype") in ("bfloat16", "float16") or settings.get("bf16") or settings.get("fp16")):
-        yield "AsyncGRPOTrainer's attention kernel computes in bfloat16 or float16 only: bf16 must be on."
+    if not (
+        settings.get("dtype") in ("bfloat16", "float16")
+        or settings.get("bf16")
+        or settings.get("fp16")
+    ):
+        yield (
+            "AsyncGRPOTrainer's attention kernel computes in bfloat16 or float16 only: bf16 must"
+            " be on."
+        )
     # 2. The model's layers.
     text = _text(task)
     hidden, heads = count_of(text, "hidden_size"), count_of(text, "num_attention_heads")
     size = count_of(text, "head_dim") or (hidden // heads if heads else 0)
     if size > LARGEST_HEAD or size % 8:
-        yield f"AsyncGRPOTrainer's attention kernel takes heads of at most {LARGEST_HEAD}, a multiple of 8, and not of {size}."
+        yield (
+            f"AsyncGRPOTrainer's attention kernel takes heads of at most {LARGEST_HEAD}, a multiple"
+            f" of 8, and not of {size}."
+        )
     if count_of(text, "kv_lora_rank"):
-        yield "AsyncGRPOTrainer's attention kernel has no backward pass for keys and values of different sizes (MLA)."
+        yield (
+            "AsyncGRPOTrainer's attention kernel has no backward pass for keys and values of"
+            " different sizes (MLA)."
+        )
     named = text.get("layer_types")
     types = set(named) if isinstance(named, list | tuple) else set()
     if types - ATTENTION_LAYERS or any(text.get(name) for name in RECURRENT):
-        yield "AsyncGRPOTrainer refuses recurrent layers: a row holds several rollouts, and they would see each other."
+        yield (
+            "AsyncGRPOTrainer refuses recurrent layers: a row holds several rollouts, and they"
+            " would see each other."
+        )
     if text.get("model_type") == "gpt_oss":
         yield "AsyncGRPOTrainer refuses attention sinks, which its kernel lacks."
 
@@ -167,20 +255,41 @@ def _attention(settings: Settings, task: Task) -> Iterator[str]:
 def _training(settings: Settings, task: Task) -> Iterator[str]:
     kind = sharding_of(settings, ranks_of(settings, task.hardware.count))
     if kind not in SHARDINGS:
-        yield f"AsyncGRPOTrainer sends weights of ddp and fsdp2 only, and sharding is {kind}. Use sharding=fsdp2."
+        yield (
+            f"AsyncGRPOTrainer sends weights of ddp and fsdp2 only, and sharding is {kind}. Use"
+            " sharding=fsdp2."
+        )
     if kind == "fsdp2" and ranks_of(settings, task.hardware.count) == 1:
-        yield "sharding=fsdp2 divides the model over the GPUs that train, and there is one. Use sharding=ddp."
+        yield (
+            "sharding=fsdp2 divides the model over the GPUs that train, and there is one. Use"
+            " sharding=ddp."
+        )
     if settings.get("use_liger_kernel"):
         yield "AsyncGRPOTrainer refuses use_liger_kernel: its own head keeps no logits either."
-    if settings.get("load_in_4bit") or settings.get("load_in_8bit") or combinations.quantisation(task):
-        yield "quantised weights are not modelled with AsyncGRPOTrainer, which sends whole weights. Use --tuning lora."
-    targets = settings.get("lora_target_modules") or task.workload.user_settings.get("lora_target_modules")
+    if (
+        settings.get("load_in_4bit")
+        or settings.get("load_in_8bit")
+        or combinations.quantisation(task)
+    ):
+        yield (
+            "quantised weights are not modelled with AsyncGRPOTrainer, which sends whole weights."
+            " Use --tuning lora."
+        )
+    targets = settings.get("lora_target_modules") or task.workload.user_settings.get(
+        "lora_target_modules"
+    )
     if "lm_head" in str(targets):
-        yield "AsyncGRPOTrainer refuses an adapter on lm_head, whose base weight it reads. Leave it out of lora_target_modules."
+        yield (
+            "AsyncGRPOTrainer refuses an adapter on lm_head, whose base weight it reads. Leave it"
+            " out of lora_target_modules."
+        )
     if settings.get("fp16") and settings.get("bf16"):
         yield "fp16 and bf16 cannot both be on."
     if settings.get("optim") not in fields(METHOD)["optim"].choices:
-        yield f"optim must be one of {', '.join(fields(METHOD)['optim'].choices)}, and is {settings.get('optim')!r}."
+        yield (
+            f"optim must be one of {', '.join(fields(METHOD)['optim'].choices)}, and is"
+            f" {settings.get('optim')!r}."
+        )
 
 
 def _batch(settings: Settings, task: Task) -> Iterator[str]:
@@ -190,17 +299,26 @@ def _batch(settings: Settings, task: Task) -> Iterator[str]:
         if count_of(settings, name) < 1:
             yield f"{name} must be a whole number of at least 1, and is {settings.get(name)!r}."
     if not count_of(settings, "max_inflight_tasks"):
-        yield "max_inflight_tasks (0) leaves the trainer without rollouts. Use -1 for TRL's default, or a number."
+        yield (
+            "max_inflight_tasks (0) leaves the trainer without rollouts. Use -1 for TRL's default,"
+            " or a number."
+        )
     if budget and budget < longest:
         yield (
-            f"token_budget ({budget}) must be at least longest prompt + longest completion ({longest}): "
-            "TRL drops rollouts that do not fit into a row."
+            f"token_budget ({budget}) must be at least longest prompt + longest completion"
+            f" ({longest}): TRL drops rollouts that do not fit into a row."
         )
     positions = count_of(_text(task), "max_position_embeddings")
     if positions and longest > positions and not _text(task).get("rope_scaling"):
-        yield f"longest prompt plus longest completion ({longest} tokens) exceed the model's {positions} positions."
+        yield (
+            f"longest prompt plus longest completion ({longest} tokens) exceed the model's"
+            f" {positions} positions."
+        )
     # 2. The global batch.
-    ranks, steps = ranks_of(settings, task.hardware.count), count_of(settings, "gradient_accumulation_steps")
+    ranks, steps = (
+        ranks_of(settings, task.hardware.count),
+        count_of(settings, "gradient_accumulation_steps"),
+    )
     if ranks < 1:
         return  # said by the rules of the server
     each = completions_each_step(settings, ranks)
@@ -225,9 +343,15 @@ def _split(settings: Settings, task: Task, batch: int) -> SplitEngines:
     ranks, staleness = ranks_of(settings, task.hardware.count), count_of(settings, "max_staleness")
     generating = count_of(settings, "max_inflight_tasks")
     if generating < 0:  # TRL's default
-        micro, steps = (count_of(settings, name) for name in ("per_device_train_batch_size", "gradient_accumulation_steps"))
+        micro, steps = (
+            count_of(settings, name)
+            for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+        )
         generating = max(1, staleness) * micro * steps * ranks
-    queue = count_of({"queue_maxsize": trl_settings.default("queue_maxsize", METHOD), **settings}, "queue_maxsize")
+    queue = count_of(
+        {"queue_maxsize": trl_settings.default("queue_maxsize", METHOD), **settings},
+        "queue_maxsize",
+    )
     return served(
         task.hardware,
         gpus=server_gpus(settings),
@@ -237,18 +361,30 @@ def _split(settings: Settings, task: Task, batch: int) -> SplitEngines:
         utilization=SHARE,
         overlap="stream",
         at_sync="pause",
-        batches_ahead=min(float(staleness * max(1, count_of(settings, "weight_sync_steps"))), (generating + queue) / batch),
+        batches_ahead=min(
+            float(staleness * max(1, count_of(settings, "weight_sync_steps"))),
+            (generating + queue) / batch,
+        ),
         in_flight=max(1, generating),
     )
 
 
 def _notes(settings: Settings) -> Iterator[str]:
     yield NEW_BUFFERS
-    yield "trains on rollouts of older weights, within max_staleness; a step of this trainer has never been measured by autotune"
+    yield (
+        "trains on rollouts of older weights, within max_staleness; a step of this trainer has"
+        " never been measured by autotune"
+    )
     if settings.get("use_peft"):
-        yield "the adapter is merged to be sent; a server with --enable-lora takes it as files, which is not modelled"
+        yield (
+            "the adapter is merged to be sent; a server with --enable-lora takes it as files, which"
+            " is not modelled"
+        )
     if token_budget(settings):
-        yield "rows are full: shorter completions make more of them in an optimizer step, not fewer micro-steps"
+        yield (
+            "rows are full: shorter completions make more of them in an optimizer step, not fewer"
+            " micro-steps"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +397,9 @@ class PackedRow:
 
 
 def token_budget(settings: Mapping[str, object]) -> int:
-    """Return the most tokens of a row; 0: rollouts are counted. TRL's default is the server's window."""
+    """Return the most tokens of a row; 0: rollouts are counted. TRL's default is the server's
+    window.
+    """
     given = settings.get("token_budget")
     return max(0, given) if isinstance(given, int) else window(settings)
 
@@ -271,11 +409,18 @@ def window(settings: Mapping[str, object]) -> int:
 
 
 def fullest_row(settings: Mapping[str, object], ranks: int) -> PackedRow:
-    """Return the row with the most tokens: of rollouts that fill a budget, else of the longest ones."""
+    """Return the row with the most tokens: of rollouts that fill a budget, else of the longest
+    ones.
+    """
     budget, group = token_budget(settings), max(1, count_of(settings, "num_generations"))
-    prompt, longest = count_of(settings, "max_prompt_length"), max(1, count_of(settings, "max_completion_length"))
+    prompt, longest = (
+        count_of(settings, "max_prompt_length"),
+        max(1, count_of(settings, "max_completion_length")),
+    )
     if not budget:
-        rollouts, groups = _fullest_by_count(count_of(settings, "per_device_train_batch_size"), max(1, ranks), group)
+        rollouts, groups = _fullest_by_count(
+            count_of(settings, "per_device_train_batch_size"), max(1, ranks), group
+        )
         return PackedRow(rollouts=rollouts, groups=groups, completion=longest)
     rollouts = 1
     while _tokens(rollouts, group, prompt, longest) < budget:
@@ -283,7 +428,11 @@ def fullest_row(settings: Mapping[str, object], ranks: int) -> PackedRow:
     completion = (budget - _tokens(rollouts, group, prompt, 0)) // rollouts
     if completion < 1 < rollouts:  # another prompt does not fit
         rollouts, completion = rollouts - 1, longest
-    return PackedRow(rollouts=rollouts, groups=math.ceil(rollouts / group), completion=max(1, min(longest, completion)))
+    return PackedRow(
+        rollouts=rollouts,
+        groups=math.ceil(rollouts / group),
+        completion=max(1, min(longest, completion)),
+    )
 
 
 def _tokens(rollouts: int, group: int, prompt: int, completion: int) -> int:
@@ -292,10 +441,12 @@ def _tokens(rollouts: int, group: int, prompt: int, completion: int) -> int:
 
 
 def _fullest_by_count(each: int, ranks: int, group: int) -> tuple[int, int]:
-    """Return rollouts and prompts of the fullest row: micro-batches of `each` x ranks, whole groups to a rank.
+    """Return rollouts and prompts of the fullest row: micro-batches of `each` x ranks, whole groups
+    to a rank.
 
-    Groups arrive one after the other, so that a micro-batch begins anywhere in one. The largest is halved
-    while there are fewer than ranks; the largest goes first, to the emptiest rank."""
+    Groups arrive one after the other, so that a micro-batch begins anywhere in one. The largest
+    is halved while there are fewer than ranks; the largest goes first, to the emptiest rank.
+    """
     count, fullest = max(1, each * ranks), (1, 1)
     for start in sorted({at * count % group for at in range(group)}):
         first = min(count, group - start)

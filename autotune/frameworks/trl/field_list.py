@@ -1,8 +1,10 @@
-"""Keys of TRL's configuration files over the supported TRL releases, and the defaults of the installed one.
+"""Keys of TRL's configuration files over the supported TRL releases, and the defaults of the
+installed one.
 
-`make field-lists` writes `fields_<method>.json` with `.ci/list_trl_fields.py`; a test compares them with the installed
-TRL. Defaults differ between releases: the installed source is parsed, not imported. A default that is no literal, and a
-release without the class, leave the listed default of the newest release.
+`make field-lists` writes `fields_<method>.json` with `.ci/list_trl_fields.py`; a test compares them
+with the installed TRL. Defaults differ between releases: the installed source is parsed, not
+imported. A default that is no literal, and a release without the class, leave the listed default of
+the newest release.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class _FieldList(msgspec.Struct, frozen=True):
 
 @cache
 def _field_list(method: str) -> _FieldList:
-    return msgspec.json.decode(Path(__file__).with_name(f"fields_{method}.json").read_bytes(), type=_FieldList)
+    return msgspec.json.decode(
+        Path(__file__).with_name(f"fields_{method}.json").read_bytes(), type=_FieldList
+    )
 
 
 def fields(method: str = "grpo") -> Mapping[str, Field]:
@@ -46,11 +50,15 @@ def listed_versions() -> tuple[str, ...]:
 
 
 _CLASSES: Mapping[str, tuple[str, tuple[str]]] = {
-    method: (f"trainer/{method}_config.py", (f"{method.upper()}Config",)) for method in ("grpo", "rloo", "sft", "dpo", "kto")
+    method: (f"trainer/{method}_config.py", (f"{method.upper()}Config",))
+    for method in ("grpo", "rloo", "sft", "dpo", "kto")
 } | {"reward": ("trainer/reward_config.py", ("RewardConfig",))}
 """Method -> file in the package, class. The experimental methods have their listed defaults."""
 
-_COMMON = (("trainer/base_config.py", ("_BaseConfig", "BaseConfig")), ("trainer/model_config.py", ("ModelConfig",)))
+_COMMON = (
+    ("trainer/base_config.py", ("_BaseConfig", "BaseConfig")),
+    ("trainer/model_config.py", ("ModelConfig",)),
+)
 
 
 @cache
@@ -59,7 +67,8 @@ def installed_defaults(python: Path, method: str) -> Mapping[str, KnobValue]:
     listed = {
         name: field.default
         for name, field in fields(method).items()
-        if field.owner in ("config", "model") and (field.default is None or isinstance(field.default, bool | int | float | str))
+        if field.owner in ("config", "model")
+        and (field.default is None or isinstance(field.default, bool | int | float | str))
     }
     folder = environment.package_folder(python, "trl")
     if folder is None:
@@ -79,9 +88,17 @@ def _defaults_in(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, Kn
         if not isinstance(node, ast.ClassDef) or node.name not in classes:
             continue
         for line in node.body:
-            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.value is not None:
+            if (
+                isinstance(line, ast.AnnAssign)
+                and isinstance(line.target, ast.Name)
+                and line.value is not None
+            ):
                 value = line.value
                 if isinstance(value, ast.Call):
-                    value = next((word.value for word in value.keywords if word.arg == "default"), value)
-                if isinstance(value, ast.Constant) and (value.value is None or isinstance(value.value, bool | int | float | str)):
+                    value = next(
+                        (word.value for word in value.keywords if word.arg == "default"), value
+                    )
+                if isinstance(value, ast.Constant) and (
+                    value.value is None or isinstance(value.value, bool | int | float | str)
+                ):
                     yield line.target.id, value.value

@@ -1,8 +1,10 @@
-"""Files that launch a run: the user's of accelerate and DeepSpeed read as settings; accelerate.yaml and launch.sh written.
+"""Files that launch a run: the user's of accelerate and DeepSpeed read as settings; accelerate.yaml
+and launch.sh written.
 
-Other values of a user's file (bucket sizes, prefetching) are those of the written accelerate.yaml's defaults; each that
-differs is a note. launch.sh calls accelerate and TRL's scripts itself: the process of `trl grpo` initialises CUDA while it
-reads the configuration (torch from 2.8 on), and keeps a context on the first GPU until training ends.
+Other values of a user's file (bucket sizes, prefetching) are those of the written accelerate.yaml's
+defaults; each that differs is a note. launch.sh calls accelerate and TRL's scripts itself: the
+process of `trl grpo` initialises CUDA while it reads the configuration (torch from 2.8 on), and
+keeps a context on the first GPU until training ends.
 """
 
 from __future__ import annotations
@@ -22,10 +24,17 @@ from autotune.frameworks.trl import settings as trl_settings
 from autotune.machine.nvml import DEVICE_ORDER
 
 NOT_MODELLED = (
-    "allgather_bucket_size", "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
-    "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size", "zero_hpz_partition_size",
-    "zero_quantized_weights", "zero_quantized_gradients",
-)  # fmt: skip
+    "allgather_bucket_size",
+    "reduce_bucket_size",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "sub_group_size",
+    "zero_hpz_partition_size",
+    "zero_quantized_weights",
+    "zero_quantized_gradients",
+)
 """ZeRO options with an effect on memory that are predicted at DeepSpeed's defaults."""
 
 COMPARED = {
@@ -33,10 +42,14 @@ COMPARED = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "max_grad_norm",
 }
-"""DeepSpeed's setting -> the trainer's. transformers refuses to train if they differ, unless the first is "auto"."""
+"""DeepSpeed's setting -> the trainer's. transformers refuses to train if they differ, unless the
+first is "auto".
+"""
 
 SHARED_ROWS = {"cp": "context", "sp": "sequence", "tp": "tensor"}
-"""Kinds of parallelism in which several ranks compute the same rows: part of accelerate's option -> name."""
+"""Kinds of parallelism in which several ranks compute the same rows: part of accelerate's option
+-> name.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +60,9 @@ class LaunchFile:
     processes: int | None = None
     notes: tuple[str, ...] = ()
     fixed: Mapping[str, object] = field(default_factory=dict)
-    """Values of DeepSpeed's own that transformers compares with the trainer's, under the trainer's names."""
+    """Values of DeepSpeed's own that transformers compares with the trainer's, under the
+    trainer's names.
+    """
 
 
 def read_accelerate(path: Path) -> LaunchFile:
@@ -67,15 +82,21 @@ def read_accelerate(path: Path) -> LaunchFile:
             found = named if named.is_absolute() or named.is_file() else path.parent / named
             return replace(read_deepspeed(found), processes=count)
         settings = _zero(
-            options.get("zero_stage", 2), options.get("offload_optimizer_device"), options.get("offload_param_device")
+            options.get("zero_stage", 2),
+            options.get("offload_optimizer_device"),
+            options.get("offload_param_device"),
         )
         return LaunchFile(settings=settings, processes=count)
     if kind == "FSDP":
         part = content.get("fsdp_config")
-        return LaunchFile(settings=_fsdp(dict(part) if isinstance(part, Mapping) else {}, path), processes=count)
+        return LaunchFile(
+            settings=_fsdp(dict(part) if isinstance(part, Mapping) else {}, path), processes=count
+        )
     if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
         raise document.error(
-            ("distributed_type",), f"distributed_type {kind}: not measured.", way_out="Use DEEPSPEED, FSDP, MULTI_GPU or NO."
+            ("distributed_type",),
+            f"distributed_type {kind}: not measured.",
+            way_out="Use DEEPSPEED, FSDP, MULTI_GPU or NO.",
         )
     return LaunchFile(settings={}, processes=count)
 
@@ -87,8 +108,17 @@ def shared_rows(options: object) -> tuple[str, str] | None:
         for name in (f"parallelism_config_{short}_size", f"{short}_size"):
             size = named.get(name)
             if isinstance(size, int) and size > 1:
-                problem = f"{name} {size}: {kind} parallelism is neither predicted nor probed; every rank would count whole rows."
-                return problem, "Set it to 1. Long rows also fit with zero3, activation_offloading or a smaller micro-batch."
+                problem = (
+                    f"{name} {size}: {kind} parallelism is neither predicted nor probed; every rank"
+                    " would count whole rows."
+                )
+                return (
+                    problem,
+                    (
+                        "Set it to 1. Long rows also fit with zero3, activation_offloading or a"
+                        " smaller micro-batch."
+                    ),
+                )
     return None
 
 
@@ -100,13 +130,25 @@ def read_deepspeed(given: Path | Mapping[str, object]) -> LaunchFile:
     part = given.get("zero_optimization")
     zero: Mapping[str, object] = part if isinstance(part, Mapping) else {}
     offloads = [zero.get(f"offload_{what}") for what in ("optimizer", "param")]
-    devices = [offload.get("device", "none") if isinstance(offload, Mapping) else "none" for offload in offloads]
+    devices = [
+        offload.get("device", "none") if isinstance(offload, Mapping) else "none"
+        for offload in offloads
+    ]
     if zero.get("cpu_offload") is True:  # DeepSpeed's name before 0.3.16
         devices[0] = "cpu"
-    fixed = {own: given[name] for name, own in COMPARED.items() if given.get(name) not in (None, "auto")}
+    fixed = {
+        own: given[name] for name, own in COMPARED.items() if given.get(name) not in (None, "auto")
+    }
     settings = _zero(zero.get("stage", 0), *devices)
-    written = ", ".join(f"{name}={zero[name]}" for name in NOT_MODELLED if zero.get(name) not in (None, "auto", False))
-    note = f"predicted with DeepSpeed's default buckets, and not with {written}: measure to include them"
+    written = ", ".join(
+        f"{name}={zero[name]}"
+        for name in NOT_MODELLED
+        if zero.get(name) not in (None, "auto", False)
+    )
+    note = (
+        f"predicted with DeepSpeed's default buckets, and not with {written}: measure to include"
+        " them"
+    )
     return LaunchFile(settings=settings, notes=(note,) if written else (), fixed=fixed)
 
 
@@ -115,8 +157,16 @@ def read_fsdp(named: str, options: Mapping[str, object]) -> LaunchFile:
     words = named.replace(",", " ").split()
     version = 2 if options.get("version") == 2 or options.get("fsdp_version") == 2 else 1
     if "full_shard" not in words:
-        raise BadInput(f"fsdp {named!r}: only full_shard is measured.", way_out="Use fsdp: full_shard auto_wrap.")
-    return LaunchFile(settings={"sharding": f"fsdp{version}", **({"fsdp_offload_params": True} if "offload" in words else {})})
+        raise BadInput(
+            f"fsdp {named!r}: only full_shard is measured.",
+            way_out="Use fsdp: full_shard auto_wrap.",
+        )
+    return LaunchFile(
+        settings={
+            "sharding": f"fsdp{version}",
+            **({"fsdp_offload_params": True} if "offload" in words else {}),
+        }
+    )
 
 
 def _zero(stage: object, optimizer: object, parameters: object) -> dict[str, KnobValue]:
@@ -126,27 +176,40 @@ def _zero(stage: object, optimizer: object, parameters: object) -> dict[str, Kno
     if not number:
         return {}
     settings: dict[str, KnobValue] = {"sharding": f"zero{number}"}
-    for name, device in (("offload_optimizer_device", optimizer), ("offload_param_device", parameters if number == 3 else None)):
+    for name, device in (
+        ("offload_optimizer_device", optimizer),
+        ("offload_param_device", parameters if number == 3 else None),
+    ):
         if device in (None, "none"):
             continue
         if device not in trl_settings.OFFLOAD_DEVICES:
-            raise BadInput(f"{name} {device!r}: only the host is measured.", way_out="Use cpu or none.")
+            raise BadInput(
+                f"{name} {device!r}: only the host is measured.", way_out="Use cpu or none."
+            )
         settings[name] = str(device)
     return settings
 
 
 def _fsdp(options: Mapping[str, object], path: Path) -> dict[str, KnobValue]:
     version = 2 if str(options.get("fsdp_version", 1)) == "2" else 1
-    strategy = options.get("fsdp_sharding_strategy", options.get("fsdp_reshard_after_forward", "FULL_SHARD"))
+    strategy = options.get(
+        "fsdp_sharding_strategy", options.get("fsdp_reshard_after_forward", "FULL_SHARD")
+    )
     if version == 1 and str(strategy).upper() not in ("FULL_SHARD", "1", "TRUE"):
-        raise BadInput(f"{path}: FSDP strategy {strategy} is not measured.", way_out="Use FULL_SHARD, or fsdp_version: 2.")
+        raise BadInput(
+            f"{path}: FSDP strategy {strategy} is not measured.",
+            way_out="Use FULL_SHARD, or fsdp_version: 2.",
+        )
     offload = str(options.get("fsdp_offload_params", False)).lower() == "true"
     return {"sharding": f"fsdp{version}", **({"fsdp_offload_params": True} if offload else {})}
 
 
 def launch_configuration(candidate: Candidate, task: Task) -> dict[str, object]:
     """Return the file for `accelerate launch --config_file`, in the style of TRL's own ones."""
-    settings, ranks = candidate.settings, trl_settings.ranks_of(candidate.settings, task.hardware.count)
+    settings, ranks = (
+        candidate.settings,
+        trl_settings.ranks_of(candidate.settings, task.hardware.count),
+    )
     kind = trl_settings.sharding_of(settings, ranks)
     # accelerate's MULTI_GPU means one process per rank, with gloo on a CPU.
     distributed, sharding = ("MULTI_GPU" if ranks > 1 else "NO"), dict[str, object]()
@@ -154,14 +217,20 @@ def launch_configuration(candidate: Candidate, task: Task) -> dict[str, object]:
         stage = trl_settings.DEEPSPEED[kind]
         options = {
             "deepspeed_multinode_launcher": "standard",
-            **{name: settings.get(name, "none") for name in ("offload_optimizer_device", "offload_param_device")},
+            **{
+                name: settings.get(name, "none")
+                for name in ("offload_optimizer_device", "offload_param_device")
+            },
             "zero3_init_flag": stage == 3,
             **({"zero3_save_16bit_model": True} if stage == 3 else {}),
             "zero_stage": stage,
         }
         distributed, sharding = "DEEPSPEED", {"deepspeed_config": options}
     elif kind in trl_settings.FSDP:
-        distributed, sharding = "FSDP", {"fsdp_config": _fsdp_settings(trl_settings.FSDP[kind], settings)}
+        distributed, sharding = (
+            "FSDP",
+            {"fsdp_config": _fsdp_settings(trl_settings.FSDP[kind], settings)},
+        )
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": distributed,
@@ -201,14 +270,24 @@ SERVER_PORT = 8000  # TRL's default port; VLLM_SERVER_PORT overrides it
 
 
 def launch_script(
-    candidate: Candidate, task: Task, *, name: str, files: tuple[str, str], model: str, dataset: str | None, shim: str | None,
+    candidate: Candidate,
+    task: Task,
+    *,
+    name: str,
+    files: tuple[str, str],
+    model: str,
+    dataset: str | None,
+    shim: str | None,
     program: str | None = None,
-) -> str:  # fmt: skip
-    """Return the script. `files` are TRL's and accelerate's; `dataset`, `shim` and `program` are relative to it."""
+) -> str:
+    """Return the script. `files` are TRL's and accelerate's; `dataset`, `shim` and `program` are
+    relative to it.
+    """
     config, accelerate = files
     started = f'"$here/{program}"' if program else f"-m trl.scripts.{task.workload.method}"
     train = (
-        f'"$python" -m accelerate.commands.launch --config_file "$here/{accelerate}" \\\n  {started} --config "$here/{config}"'
+        f'"$python" -m accelerate.commands.launch --config_file "$here/{accelerate}" \\\n '
+        f' {started} --config "$here/{config}"'
     )
     if dataset:  # repeated relative to the script, so that the folder can be moved
         train += f' \\\n  --dataset_name "$here/{dataset}"'
@@ -226,7 +305,11 @@ def exports(candidate: Candidate, task: Task, shim: str | None) -> str:
     """Return the lines that set the environment of a run as it was in its probe."""
     stated = task.workload.user_settings.get("env")  # set before Python starts, as `trl` does
     variables = {
-        **({str(name): str(value) for name, value in stated.items()} if isinstance(stated, Mapping) else {}),
+        **(
+            {str(name): str(value) for name, value in stated.items()}
+            if isinstance(stated, Mapping)
+            else {}
+        ),
         **(DEVICE_ORDER if task.hardware.kind == "cuda" else {}),
         **trl_settings.environment_of(candidate.settings),
     }
@@ -239,7 +322,9 @@ def exports(candidate: Candidate, task: Task, shim: str | None) -> str:
 
 
 def finder_of(program: str) -> str:
-    """Return the lines that find a program of the training environment: an upper-case variable, or PATH."""
+    """Return the lines that find a program of the training environment: an upper-case variable,
+    or PATH.
+    """
     variable = program.upper()
     return f"""{program}="${{{variable}:-{program}}}"
 [ -n "$(command -v "${program}")" ] || {{
@@ -275,14 +360,27 @@ def _server(candidate: Candidate, task: Task, model: str) -> tuple[str, str]:
         "max_model_len": settings["vllm_max_model_length"],
         "dtype": trl_settings.engine_dtype(task.workload.model.config),
     }
-    if task.workload.method == "async-grpo":  # vLLM's own server, to which the trainer sends weights over NCCL
-        options |= {"logprobs_mode": "processed_logprobs", "weight_transfer_config": '{"backend":"nccl"}'}
-        words = " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items())
+    if (
+        task.workload.method == "async-grpo"
+    ):  # vLLM's own server, to which the trainer sends weights over NCCL
+        options |= {
+            "logprobs_mode": "processed_logprobs",
+            "weight_transfer_config": '{"backend":"nccl"}',
+        }
+        words = " ".join(
+            f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+            for name, value in options.items()
+        )
         serve = f'VLLM_SERVER_DEV_MODE=1 "${{VLLM:-vllm}}" serve {shlex.quote(model)} {words}'
-        return serve + (" --trust-remote-code" if trusted else ""), '--vllm_server_base_url "http://localhost:$port"'
+        return (
+            serve + (" --trust-remote-code" if trusted else ""),
+            '--vllm_server_base_url "http://localhost:$port"',
+        )
     if settings.get("vllm_model_impl"):
         options["vllm_model_impl"] = settings["vllm_model_impl"]
     if trusted:
         options["trust_remote_code"] = True
-    words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in {"model": model, **options}.items())
+    words = " ".join(
+        f"--{name} {shlex.quote(str(value))}" for name, value in {"model": model, **options}.items()
+    )
     return f'"$python" -m trl.scripts.vllm_serve {words}', '--vllm_server_port "$port"'

@@ -19,11 +19,27 @@ from autotune.frameworks.trl.settings import SCORING_TASK, ranks_of
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 COUNTS = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_iterations",
-    "max_new_tokens", "response_length", "max_completion_length", "max_prompt_length", "vllm_tensor_parallel_size", "lora_r",
-    "num_ppo_epochs", "local_rollout_forward_batch_size",
-)  # fmt: skip
-ENUMERATIONS = ("optim", "eval_strategy", "save_strategy", "logging_strategy", "lr_scheduler_type", "hub_strategy")
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "num_iterations",
+    "max_new_tokens",
+    "response_length",
+    "max_completion_length",
+    "max_prompt_length",
+    "vllm_tensor_parallel_size",
+    "lora_r",
+    "num_ppo_epochs",
+    "local_rollout_forward_batch_size",
+)
+ENUMERATIONS = (
+    "optim",
+    "eval_strategy",
+    "save_strategy",
+    "logging_strategy",
+    "lr_scheduler_type",
+    "hub_strategy",
+)
 
 
 def number(settings: Settings, name: str) -> int:
@@ -34,11 +50,18 @@ def number(settings: Settings, name: str) -> int:
 def why_illegal(settings: Settings, task: Task, method: str = "grpo") -> str | None:
     """Return the first broken rule with its values."""
     if method in _RULES:
-        rules: Iterable[Callable[[Settings, Task], Iterator[str]]] = (*_RULES[method], combinations.refusals)
-        own = itertools.chain(_value_refusals(settings, method), *(rule(settings, task) for rule in rules))
+        rules: Iterable[Callable[[Settings, Task], Iterator[str]]] = (
+            *_RULES[method],
+            combinations.refusals,
+        )
+        own = itertools.chain(
+            _value_refusals(settings, method), *(rule(settings, task) for rule in rules)
+        )
     else:
         ranks = max(1, ranks_of(settings, task.hardware.count))
-        own = itertools.chain(config_refusals(settings, ranks, task.hardware.kind), other_refusals(settings, task))
+        own = itertools.chain(
+            config_refusals(settings, ranks, task.hardware.kind), other_refusals(settings, task)
+        )
     return next(itertools.chain(_common_refusals(settings, task), own), None)
 
 
@@ -46,13 +69,18 @@ def _common_refusals(settings: Settings, task: Task) -> Iterator[str]:
     # 1. Counts below one. GRPOConfig accepts some of them.
     for name in COUNTS:
         value = settings.get(name)
-        if name in settings and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if name in settings and (
+            isinstance(value, bool) or not isinstance(value, int) or value < 1
+        ):
             yield f"{name} must be a whole number of at least 1, and is {value!r}."
     # 2. Rewards.
     user = task.workload.user_settings
     weights, rewards = user.get("reward_weights"), user.get("reward_funcs")
     if isinstance(weights, list) and isinstance(rewards, list) and len(weights) != len(rewards):
-        yield f"reward_weights has {len(weights)} values for {len(rewards)} reward_funcs: each needs one."
+        yield (
+            f"reward_weights has {len(weights)} values for {len(rewards)} reward_funcs: each needs"
+            " one."
+        )
     # 3. Rows with images: an image's tokens can't be cut, and its rows are not packed.
     images = task.workload.images
     if images is None:
@@ -65,8 +93,9 @@ def _common_refusals(settings: Settings, task: Task) -> Iterator[str]:
     longest = settings.get(name)
     if isinstance(longest, int) and longest <= images.row_tokens:
         yield (
-            f"{name} is {longest}, and the images of a row alone have {images.row_tokens} tokens, which can't be cut: "
-            f"raise it{', or set max_length=null' if offline else ''}, or take smaller images."
+            f"{name} is {longest}, and the images of a row alone have {images.row_tokens} tokens,"
+            f" which can't be cut: raise it{', or set max_length=null' if offline else ''}, or take"
+            " smaller images."
         )
 
 
@@ -76,63 +105,98 @@ def config_refusals(settings: Settings, ranks: int, device: str) -> Iterator[str
     # 1. Evaluation.
     batch = number(settings, "per_device_eval_batch_size")
     generations = number(settings, "num_generations_eval") or number(settings, "num_generations")
-    if get(settings, "eval_strategy") != "no" and (generations == 0 or (batch * ranks) % generations):
+    if get(settings, "eval_strategy") != "no" and (
+        generations == 0 or (batch * ranks) % generations
+    ):
         yield (
-            f"the evaluation batch (per_device_eval_batch_size {batch} x {ranks} ranks) must be divisible by the "
-            f"generations of an evaluation ({generations})."
+            f"the evaluation batch (per_device_eval_batch_size {batch} x {ranks} ranks) must be"
+            f" divisible by the generations of an evaluation ({generations})."
         )
     # 2. Precision.
     fp16, bf16 = bool(get(settings, "fp16")), get(settings, "bf16")
     bf16 = not fp16 if bf16 is None else bool(bf16)
     if fp16 and bf16:
         yield "fp16 and bf16 cannot both be on."
-    if device == "cpu" and not get(settings, "use_cpu") and (bf16 or get(settings, "bf16_full_eval")):
+    if (
+        device == "cpu"
+        and not get(settings, "use_cpu")
+        and (bf16 or get(settings, "bf16_full_eval"))
+    ):
         yield "bf16 without a GPU needs use_cpu: true."
     if get(settings, "fp16_full_eval") and get(settings, "bf16_full_eval"):
         yield "fp16_full_eval and bf16_full_eval cannot both be on."
     if device == "cpu" and get(settings, "tf32"):
         yield "tf32 needs an NVIDIA GPU of the Ampere generation or newer."
     # 3. Importance sampling.
-    low, high = get(settings, "vllm_importance_sampling_clip_min"), get(settings, "vllm_importance_sampling_clip_max")
+    low, high = (
+        get(settings, "vllm_importance_sampling_clip_min"),
+        get(settings, "vllm_importance_sampling_clip_max"),
+    )
     cap = settings.get("vllm_importance_sampling_cap")
     high = high if cap is None else cap
     if isinstance(low, int | float) and isinstance(high, int | float) and low >= high:
-        yield f"vllm_importance_sampling_clip_min ({low}) must be less than vllm_importance_sampling_clip_max ({high})."
+        yield (
+            f"vllm_importance_sampling_clip_min ({low}) must be less than"
+            f" vllm_importance_sampling_clip_max ({high})."
+        )
     mode = get(settings, "vllm_importance_sampling_mode")
-    truncates = mode in ("token_truncate", "sequence_truncate") and get(settings, "vllm_importance_sampling_correction")
+    truncates = mode in ("token_truncate", "sequence_truncate") and get(
+        settings, "vllm_importance_sampling_correction"
+    )
     if truncates and low is None and high is None:
-        yield f"vllm_importance_sampling_mode {mode!r} needs vllm_importance_sampling_clip_min or _clip_max."
+        yield (
+            f"vllm_importance_sampling_mode {mode!r} needs vllm_importance_sampling_clip_min or"
+            " _clip_max."
+        )
     yield from _values(settings)
 
 
 def _generation_batch(settings: Settings, ranks: int) -> Iterator[str]:
     batch, steps = settings.get("generation_batch_size"), settings.get("steps_per_generation")
-    micro, generations = number(settings, "per_device_train_batch_size"), get(settings, "num_generations")
+    micro, generations = (
+        number(settings, "per_device_train_batch_size"),
+        get(settings, "num_generations"),
+    )
     if batch is not None and steps is not None:
-        yield f"generation_batch_size ({batch}) and steps_per_generation ({steps}) cannot both be set."
+        yield (
+            f"generation_batch_size ({batch}) and steps_per_generation ({steps}) cannot both be"
+            " set."
+        )
         return
     if isinstance(batch, int) and (micro * ranks == 0 or batch % (micro * ranks)):
         yield (
-            f"generation_batch_size ({batch}) must be divisible by per_device_train_batch_size x ranks "
-            f"({micro} x {ranks} = {micro * ranks})."
+            f"generation_batch_size ({batch}) must be divisible by per_device_train_batch_size x"
+            f" ranks ({micro} x {ranks} = {micro * ranks})."
         )
         return
     if not isinstance(generations, int) or generations < 2:
-        yield f"num_generations must be at least 2, to compare completions of a prompt, and is {generations!r}."
+        yield (
+            "num_generations must be at least 2, to compare completions of a prompt, and is"
+            f" {generations!r}."
+        )
         return
     steps = number(settings, "gradient_accumulation_steps") if steps is None else steps
-    total = batch if isinstance(batch, int) else micro * ranks * (steps if isinstance(steps, int) else 0)
+    total = (
+        batch
+        if isinstance(batch, int)
+        else micro * ranks * (steps if isinstance(steps, int) else 0)
+    )
     if total % generations:
         yield (
-            f"the generation batch ({total} = per_device_train_batch_size {micro} x {ranks} ranks x steps_per_generation "
-            f"{total // (micro * ranks or 1)}) must be divisible by num_generations ({generations}): groups must be whole."
+            f"the generation batch ({total} = per_device_train_batch_size {micro} x {ranks} ranks x"
+            f" steps_per_generation {total // (micro * ranks or 1)}) must be divisible by"
+            f" num_generations ({generations}): groups must be whole."
         )
 
 
 def _values(settings: Settings) -> Iterator[str]:
     if get(settings, "auto_find_batch_size"):
-        yield "auto_find_batch_size is not supported by GRPO: a shrunk batch would break the groups."
-    if get(settings, "log_completions_hub_repo") is not None and not get(settings, "log_completions"):
+        yield (
+            "auto_find_batch_size is not supported by GRPO: a shrunk batch would break the groups."
+        )
+    if get(settings, "log_completions_hub_repo") is not None and not get(
+        settings, "log_completions"
+    ):
         yield "log_completions_hub_repo needs log_completions: true."
     every = get(settings, "torch_empty_cache_steps")
     if every is not None and not (isinstance(every, int) and every > 0):
@@ -141,7 +205,10 @@ def _values(settings: Settings) -> Iterator[str]:
         value = get(settings, name)
         if value not in fields()[name].choices:
             yield f"{name} must be one of {', '.join(fields()[name].choices)}, and is {value!r}."
-    if number(settings, "dataloader_num_workers") == 0 and get(settings, "dataloader_prefetch_factor") is not None:
+    if (
+        number(settings, "dataloader_num_workers") == 0
+        and get(settings, "dataloader_prefetch_factor") is not None
+    ):
         yield "dataloader_prefetch_factor needs dataloader_num_workers above 0."
 
 
@@ -153,15 +220,22 @@ def other_refusals(settings: Settings, task: Task) -> Iterator[str]:
 
 def _episodes(settings: Settings, task: Task) -> Iterator[str]:
     """Yield violations of the division of episodes in `PPOTrainer.__init__`."""
-    micro, steps = number(settings, "per_device_train_batch_size"), number(settings, "gradient_accumulation_steps")
+    micro, steps = (
+        number(settings, "per_device_train_batch_size"),
+        number(settings, "gradient_accumulation_steps"),
+    )
     parts = settings.get("num_mini_batches")
     if not isinstance(parts, int) or parts < 1 or (micro * steps) % parts:
         yield (
-            f"num_mini_batches ({parts!r}) must divide a rank's episodes (per_device_train_batch_size {micro} x "
-            f"gradient_accumulation_steps {steps} = {micro * steps})."
+            f"num_mini_batches ({parts!r}) must divide a rank's episodes"
+            f" (per_device_train_batch_size {micro} x gradient_accumulation_steps {steps} ="
+            f" {micro * steps})."
         )
     elif settings.get("whiten_rewards") and micro * steps // parts < 8:
-        yield f"whiten_rewards needs mini-batches of at least 8 episodes on each rank, and these are {micro * steps // parts}."
+        yield (
+            "whiten_rewards needs mini-batches of at least 8 episodes on each rank, and these are"
+            f" {micro * steps // parts}."
+        )
 
 
 def _value_refusals(settings: Settings, method: str) -> Iterator[str]:
@@ -171,21 +245,31 @@ def _value_refusals(settings: Settings, method: str) -> Iterator[str]:
     known = fields(method)
     for name in (name for name in ENUMERATIONS if name in known and name in settings):
         if settings[name] not in known[name].choices:
-            yield f"{name} must be one of {', '.join(known[name].choices)}, and is {settings[name]!r}."
+            yield (
+                f"{name} must be one of {', '.join(known[name].choices)}, and is"
+                f" {settings[name]!r}."
+            )
 
 
 def _pairs(settings: Settings, task: Task) -> Iterator[str]:
     """Yield broken rules of online DPO: two completions per prompt, both within `max_length`."""
     held, ranks = task.workload.global_batch, ranks_of(settings, task.hardware.count)
-    micro, steps = number(settings, "per_device_train_batch_size"), number(settings, "gradient_accumulation_steps")
+    micro, steps = (
+        number(settings, "per_device_train_batch_size"),
+        number(settings, "gradient_accumulation_steps"),
+    )
     if held is not None and 2 * micro * ranks * steps != held:
         yield (
-            f"the global batch is held at {held} completions, and 2 to each of per_device_train_batch_size {micro} x {ranks} "
-            f"ranks x gradient_accumulation_steps {steps} prompts make {2 * micro * ranks * steps}."
+            f"the global batch is held at {held} completions, and 2 to each of"
+            f" per_device_train_batch_size {micro} x {ranks} ranks x gradient_accumulation_steps"
+            f" {steps} prompts make {2 * micro * ranks * steps}."
         )
     longest, completion = settings.get("max_length"), number(settings, "max_new_tokens")
     if isinstance(longest, int) and longest <= completion:
-        yield f"max_length ({longest}) must be above max_new_tokens ({completion}): a row would contain no prompt."
+        yield (
+            f"max_length ({longest}) must be above max_new_tokens ({completion}): a row would"
+            " contain no prompt."
+        )
     if settings.get("use_vllm"):
         yield "online DPO supports only transformers' generation: use_vllm must be off."
 
@@ -196,9 +280,14 @@ def _offloading(settings: Settings, task: Task) -> Iterator[str]:
 
 
 def _global_batch(settings: Settings, task: Task) -> Iterator[str]:
-    micro, steps = number(settings, "per_device_train_batch_size"), number(settings, "gradient_accumulation_steps")
+    micro, steps = (
+        number(settings, "per_device_train_batch_size"),
+        number(settings, "gradient_accumulation_steps"),
+    )
     ranks = ranks_of(settings, task.hardware.count)
-    product = f"per_device_train_batch_size {micro} x {ranks} ranks x gradient_accumulation_steps {steps}"
+    product = (
+        f"per_device_train_batch_size {micro} x {ranks} ranks x gradient_accumulation_steps {steps}"
+    )
     yield from other_global_batch(task, product, micro * ranks * steps)
 
 
@@ -212,13 +301,18 @@ def _device(settings: Settings, task: Task) -> Iterator[str]:
         yield "4-bit and 8-bit weights need a GPU."
     window = count_of(settings, "max_prompt_length") + number(settings, "max_completion_length")
     if (longest := _positions(task)) is not None and window > longest:
-        yield f"longest prompt plus longest completion ({window} tokens) exceed the model's {longest} positions."
+        yield (
+            f"longest prompt plus longest completion ({window} tokens) exceed the model's {longest}"
+            " positions."
+        )
 
 
 def _positions(task: Task) -> int | None:
     """Return the model's number of positions; None: unknown, or extended by RoPE scaling."""
     config = task.workload.model.config
-    return None if config.get("rope_scaling") else count_of(config, "max_position_embeddings") or None
+    return (
+        None if config.get("rope_scaling") else count_of(config, "max_position_embeddings") or None
+    )
 
 
 def _loss(settings: Settings, task: Task) -> Iterator[str]:
@@ -228,7 +322,10 @@ def _loss(settings: Settings, task: Task) -> Iterator[str]:
     mode = get(settings, "vllm_importance_sampling_mode")
     corrected = get(settings, "use_vllm") and get(settings, "vllm_importance_sampling_correction")
     if loss == "vespo" and corrected and mode not in ("token_truncate", "token_mask"):
-        yield f"loss_type vespo needs vllm_importance_sampling_mode token_truncate or token_mask, not {mode!r}."
+        yield (
+            "loss_type vespo needs vllm_importance_sampling_mode token_truncate or token_mask, not"
+            f" {mode!r}."
+        )
     if get(settings, "sync_ref_model") and get(settings, "beta") == 0.0:
         yield "sync_ref_model needs a reference model, so beta above 0."
     if get(settings, "sync_ref_model") and get(settings, "use_peft"):
@@ -252,18 +349,24 @@ def _engine(settings: Settings, task: Task) -> Iterator[str]:
         yield f"vllm_mode must be colocate or server, and is {get(settings, 'vllm_mode')!r}."
     if get(settings, "vllm_enable_sleep_mode") and task.hardware.kind == "cpu":
         yield "vllm_enable_sleep_mode needs a GPU."
-    parallel, ranks = number(settings, "vllm_tensor_parallel_size"), ranks_of(settings, task.hardware.count)
+    parallel, ranks = (
+        number(settings, "vllm_tensor_parallel_size"),
+        ranks_of(settings, task.hardware.count),
+    )
     if parallel == 0 or ranks % parallel:
         yield f"vllm_tensor_parallel_size ({parallel}) must divide the {ranks} ranks evenly."
     share = get(settings, "vllm_gpu_memory_utilization")
     if not isinstance(share, int | float) or not 0 < share <= 1:
         yield f"vllm_gpu_memory_utilization must be above 0 and at most 1, and is {share!r}."
     window = settings.get("vllm_max_model_length")
-    prompt, completion = settings.get("max_prompt_length"), number(settings, "max_completion_length")
+    prompt, completion = (
+        settings.get("max_prompt_length"),
+        number(settings, "max_completion_length"),
+    )
     if isinstance(window, int) and isinstance(prompt, int) and window < prompt + completion:
         yield (
-            f"vllm_max_model_length ({window}) must be at least max_prompt_length + max_completion_length "
-            f"({prompt} + {completion} = {prompt + completion})."
+            f"vllm_max_model_length ({window}) must be at least max_prompt_length +"
+            f" max_completion_length ({prompt} + {completion} = {prompt + completion})."
         )
     if isinstance(window, int) and (longest := _positions(task)) is not None and window > longest:
         yield f"vllm_max_model_length ({window}) exceeds the model's {longest} positions."
@@ -273,16 +376,22 @@ _OFFLINE = (_global_batch, _device, _offloading, _adapter)
 
 
 def _pairs_of_neighbours(settings: Settings, task: Task) -> Iterator[str]:
-    if number(settings, "per_device_train_batch_size") < 2 and settings.get("loss_type") != "apo_zero_unpaired":
+    if (
+        number(settings, "per_device_train_batch_size") < 2
+        and settings.get("loss_type") != "apo_zero_unpaired"
+    ):
         yield (
-            "per_device_train_batch_size must be at least 2: KTO's loss pairs each prompt with its neighbour's answer. "
-            "Only loss_type apo_zero_unpaired works with 1."
+            "per_device_train_batch_size must be at least 2: KTO's loss pairs each prompt with its"
+            " neighbour's answer. Only loss_type apo_zero_unpaired works with 1."
         )
 
 
 def _scored(settings: Settings, task: Task) -> Iterator[str]:
     if get(settings, "use_peft") and settings.get("lora_task_type") != SCORING_TASK:
-        yield f"an adapter of a reward model needs lora_task_type {SCORING_TASK}; PEFT's default wraps a model that generates."
+        yield (
+            f"an adapter of a reward model needs lora_task_type {SCORING_TASK}; PEFT's default"
+            " wraps a model that generates."
+        )
 
 
 _RULES: Mapping[str, tuple[Callable[[Settings, Task], Iterator[str]], ...]] = {

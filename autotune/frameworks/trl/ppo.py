@@ -15,7 +15,10 @@ from autotune.frameworks.trl.settings import DEEPSPEED, ranks_of
 from autotune.frameworks.trl.trainers import TrlScripted
 
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-STATES = {"sgd": 0, "adafactor": 0}  # optimizer -> states of a weight's own size; the default is Adam's two moments
+STATES = {
+    "sgd": 0,
+    "adafactor": 0,
+}  # optimizer -> states of a weight's own size; the default is Adam's two moments
 
 
 class TrlPpo(TrlScripted):
@@ -25,8 +28,10 @@ class TrlPpo(TrlScripted):
     trace_adapter = STAND_IN
     requires: Mapping[str, str] = {"trl": "trl>=1.0,<1.13"}
     canonical: Mapping[str, str] = {
-        "max_prompt_length": "max_prompt_length", "max_completion_length": "response_length", "lora_r": "lora_r",
-    }  # fmt: skip
+        "max_prompt_length": "max_prompt_length",
+        "max_completion_length": "response_length",
+        "lora_r": "lora_r",
+    }
 
     def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return stand_in_step.trace_request(_step(candidate, task), task)
@@ -38,7 +43,8 @@ class TrlPpo(TrlScripted):
 def _step(candidate: Candidate, task: Task) -> StandInSpec:
     """Return the stand-in step of TRL's PPO, which newer releases cannot trace.
 
-    Written for `trl.experimental.ppo` of TRL 1.8 (`PPOTrainer`, `PolicyAndValueWrapper`). Assumptions:
+    Written for `trl.experimental.ppo` of TRL 1.8 (`PPOTrainer`, `PolicyAndValueWrapper`).
+    Assumptions:
 
     - Policy and critic are one module: both run forward, and one backward pass covers both. The critic
       is trained in full, also with an adapter, and needs no more memory than a policy of its size.
@@ -48,10 +54,20 @@ def _step(candidate: Candidate, task: Task) -> StandInSpec:
     - Reference and reward model are replicated on every GPU, and sharded with ZeRO-3.
     """
     settings, ranks = candidate.settings, ranks_of(candidate.settings, task.hardware.count)
-    prompt, completion = count_of(settings, "max_prompt_length"), count_of(settings, "response_length")
-    rows, steps = count_of(settings, "per_device_train_batch_size"), count_of(settings, "gradient_accumulation_steps")
+    prompt, completion = (
+        count_of(settings, "max_prompt_length"),
+        count_of(settings, "response_length"),
+    )
+    rows, steps = (
+        count_of(settings, "per_device_train_batch_size"),
+        count_of(settings, "gradient_accumulation_steps"),
+    )
     at_a_time = min(count_of(settings, "local_rollout_forward_batch_size"), rows * steps)
-    sharding, dtype, attention = sharding_request(candidate, task), str(settings["dtype"]), settings.get("attn_implementation")
+    sharding, dtype, attention = (
+        sharding_request(candidate, task),
+        str(settings["dtype"]),
+        settings.get("attn_implementation"),
+    )
     options = sharding.get("options")
     return StandInSpec(
         prompt_length=prompt,
@@ -95,22 +111,35 @@ def _others(settings: Settings, task: Task, dtype: str, sharding: str) -> Iterat
     elif sharding in DEEPSPEED:
         state = MASTER_AND_MOMENTS
     yield OtherModel(
-        role="critic", model=judge, dtype=dtype, trains=True, trains_concurrently=True, quantised=False,
+        role="critic",
+        model=judge,
+        dtype=dtype,
+        trains=True,
+        trains_concurrently=True,
+        quantised=False,
         state_bytes_per_weight=state,
-    )  # fmt: skip
+    )
     yield OtherModel(role="reward", model=judge, dtype=dtype, whole=whole, quantised=False)
 
 
 def _reward_model(task: Task) -> str:
     """Return the reward model, which initialises the critic; the default is the policy's shape."""
-    named = task.workload.user_settings.get("reward_model_path") or task.workload.held.get("reward_model_path")
+    named = task.workload.user_settings.get("reward_model_path") or task.workload.held.get(
+        "reward_model_path"
+    )
     return str(named or task.workload.model.name)
 
 
 def _notes(settings: Settings, task: Task) -> Iterator[str]:
     yield "modelled on TRL 1.8; releases from 1.13 lack PPO, so that they cannot measure it"
-    yield "policy and critic train in one pass; the float32 logits of all completions stay until the next rollout"
+    yield (
+        "policy and critic train in one pass; the float32 logits of all completions stay until the"
+        " next rollout"
+    )
     if settings.get("gradient_checkpointing"):
         yield "gradient_checkpointing has no effect: TRL's PPO never enables it"
     if _reward_model(task) == task.workload.model.name:
-        yield "assumed: reward model and critic have the policy's shape, since no reward_model_path is given"
+        yield (
+            "assumed: reward model and critic have the policy's shape, since no reward_model_path"
+            " is given"
+        )

@@ -30,8 +30,14 @@ from autotune.frameworks.trl.script_files import write_files
 
 TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset
 TRAINER_CLASSES = (
-    "GRPOTrainer", "RLOOTrainer", "SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer", "AsyncGRPOTrainer",
-)  # fmt: skip
+    "GRPOTrainer",
+    "RLOOTrainer",
+    "SFTTrainer",
+    "DPOTrainer",
+    "KTOTrainer",
+    "RewardTrainer",
+    "AsyncGRPOTrainer",
+)
 OTHER_TRAINERS: Mapping[str, str] = {
     "PPOTrainer": "Use --method ppo, with TRL up to 1.12.",
     "OnlineDPOTrainer": "Use --method online-dpo without a script.",
@@ -43,11 +49,20 @@ MANY = 2  # lower bound of the calls inside a loop
 
 
 def look_at(
-    path: str, arguments: tuple[str, ...], *, python: Path, hardware: Hardware, rewards: Rewards, method: str | None = None
-) -> UserScript:  # fmt: skip
+    path: str,
+    arguments: tuple[str, ...],
+    *,
+    python: Path,
+    hardware: Hardware,
+    rewards: Rewards,
+    method: str | None = None,
+) -> UserScript:
     """Run the script up to its trainer in the training environment. Raises BadInput without one."""
     if not Path(path).is_file():
-        raise BadInput(f"--script {path} is no file.", way_out="Give the path of the Python script that you train with.")
+        raise BadInput(
+            f"--script {path} is no file.",
+            way_out="Give the path of the Python script that you train with.",
+        )
     answer, log = _run(path, arguments, python, hardware, method)
     if "error" in answer:
         raise _refusal(path, python, answer["error"], log)
@@ -57,24 +72,43 @@ def look_at(
         digest.update(file.encode() + b"\0")
         if Path(file).is_file():
             digest.update(Path(file).read_bytes())
-    script = UserScript(path=path, arguments=arguments, rewards=rewards, look=look, fingerprint=digest.hexdigest()[:16])
+    script = UserScript(
+        path=path,
+        arguments=arguments,
+        rewards=rewards,
+        look=look,
+        fingerprint=digest.hexdigest()[:16],
+    )
     _refuse_unsupported(script)
     return script
 
 
-def _run(path: str, arguments: tuple[str, ...], python: Path, hardware: Hardware, method: str | None) -> tuple[Any, str]:
+def _run(
+    path: str, arguments: tuple[str, ...], python: Path, hardware: Hardware, method: str | None
+) -> tuple[Any, str]:
     worker = Path(autotune.worker.__file__).parent
-    request = {"script": path, "arguments": list(arguments), "method": method, "device": hardware.kind}
+    request = {
+        "script": path,
+        "arguments": list(arguments),
+        "method": method,
+        "device": hardware.kind,
+    }
     try:
         done = subprocess.run(
-            [str(python), str(worker), "look"], input=json.dumps(request), capture_output=True, text=True, timeout=TIMEOUT_S,
-            check=False, env=without_side_effects(os.environ),
-        )  # fmt: skip
+            [str(python), str(worker), "look"],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            env=without_side_effects(os.environ),
+        )
     except OSError as error:
         raise TrainingEnvironmentError(f"{python} cannot be started: {error}.") from error
     except subprocess.TimeoutExpired as error:
         raise BadInput(
-            f"{path} did not reach its trainer within {TIMEOUT_S:.0f} s.", way_out="Let it prepare its data once, and run again."
+            f"{path} did not reach its trainer within {TIMEOUT_S:.0f} s.",
+            way_out="Let it prepare its data once, and run again.",
         ) from error
     try:
         return json.loads(done.stdout), done.stderr
@@ -91,7 +125,10 @@ def _refusal(path: str, python: Path, error: Mapping[str, Any], log: str) -> Exc
     kind, text = str(error["kind"]), str(error["text"])
     line = f" in line {error['line']}" if error.get("line") else ""
     if kind == "crashed" and text.startswith("ModuleNotFoundError"):
-        return TrainingEnvironmentError(f"{path} stops{line}: {text}. {python} lacks it: name another interpreter with --python.")
+        return TrainingEnvironmentError(
+            f"{path} stops{line}: {text}. {python} lacks it: name another interpreter with"
+            " --python."
+        )
     separator = f"Pass its own arguments after two dashes: --script {path} -- ARGUMENTS."
     classes = " or ".join(TRAINER_CLASSES)
     problems = {
@@ -99,20 +136,38 @@ def _refusal(path: str, python: Path, error: Mapping[str, Any], log: str) -> Exc
             f"{path} stops{line}, before its trainer is built: {text}.",
             f"Check that `python {path}` trains. {separator}",
         ),
-        "ended": (f"{path} exits with status {text} before it builds a trainer{_last_line(log)}", separator),
+        "ended": (
+            f"{path} exits with status {text} before it builds a trainer{_last_line(log)}",
+            separator,
+        ),
         "no_trainer": (
-            f"{path} ends and builds no {classes}" + (f" of the requested method, only {text}." if text else "."),
-            "Leave --method out." if text else "Give the script that builds it, with the arguments that make it train.",
+            f"{path} ends and builds no {classes}"
+            + (f" of the requested method, only {text}." if text else "."),
+            (
+                "Leave --method out."
+                if text
+                else "Give the script that builds it, with the arguments that make it train."
+            ),
         ),
         "two_trainers": (
-            f"{path} builds two trainers before it trains, {text}, and a recommendation is for one.", ONE_TRAINER,
+            (
+                f"{path} builds two trainers before it trains, {text}, and a recommendation is for"
+                " one."
+            ),
+            ONE_TRAINER,
         ),
         "other_trainer": (
-            f"{path} builds {text}, whose training is not modelled, so that it can be neither predicted nor probed.",
+            (
+                f"{path} builds {text}, whose training is not modelled, so that it can be neither"
+                " predicted nor probed."
+            ),
             OTHER_TRAINERS.get(text, f"Known are {', '.join(TRAINER_CLASSES)}."),
         ),
-        "odd_trainer": (f"{path}: {text}, so that its arguments are unknown.", "Call it from your class's __init__."),
-    }  # fmt: skip
+        "odd_trainer": (
+            f"{path}: {text}, so that its arguments are unknown.",
+            "Call it from your class's __init__.",
+        ),
+    }
     problem, way_out = problems[kind]
     return BadInput(problem, way_out=way_out)
 
@@ -127,13 +182,15 @@ def _refuse_unsupported(script: UserScript) -> None:
     look = script.look
     if look.optimizers:
         raise BadInput(
-            f"{script.path} passes a ready-made optimizer to its trainer, which belongs to one model and cannot be rebuilt.",
+            f"{script.path} passes a ready-made optimizer to its trainer, which belongs to one"
+            " model and cannot be rebuilt.",
             way_out="Name it with optim= in the configuration, and leave optimizers= out.",
         )
     for name in ("deepspeed", "fsdp"):
         if look.raw.get(name) or name in look.left:
             raise BadInput(
-                f"{script.path} sets {name} in its configuration, and autotune shards models through accelerate.",
+                f"{script.path} sets {name} in its configuration, and autotune shards models"
+                " through accelerate.",
                 way_out=f"Remove {name} and use --hold sharding=zero3 (or zero1, zero2, fsdp2).",
             )
     for name in ("activation_checkpointing", "activation_checkpointing_kwargs"):
@@ -143,16 +200,19 @@ def _refuse_unsupported(script: UserScript) -> None:
                 f"{script.path} sets {name}, which outweighs the {former} of a recommendation.",
                 way_out=f"Write {former}: transformers 5 accepts it too.",
             )
-    if look.train_place is not None and (times := most_calls(look.train_place.file, look.train_place.line, "train")) > 1:
+    if (
+        look.train_place is not None
+        and (times := most_calls(look.train_place.file, look.train_place.line, "train")) > 1
+    ):
         raise BadInput(
-            f"{script.path} trains more than once ({look.train_place} is one of {times} calls, or in a loop), and a "
-            "recommendation is for one training.",
+            f"{script.path} trains more than once ({look.train_place} is one of {times} calls, or"
+            " in a loop), and a recommendation is for one training.",
             way_out="Let an argument choose which of them runs, and tune each.",
         )
     if (built := most_calls(look.trainer_place.file, None, *TRAINER_CLASSES)) > 1:
         raise BadInput(
-            f"{script.path} builds {built} trainers one after the other ({look.trainer_place} is the first), "
-            "and a recommendation is for one.",
+            f"{script.path} builds {built} trainers one after the other ({look.trainer_place} is"
+            " the first), and a recommendation is for one.",
             way_out=ONE_TRAINER,
         )
 
@@ -167,9 +227,19 @@ def most_calls(file: str, line: int | None, *names: str) -> int:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return 1
-    found = [call for call in _calls(tree) if getattr(call.func, "attr", getattr(call.func, "id", None)) in names]
-    wanted = {ast.unparse(call.func) for call in found if line is None or call.lineno <= line <= (call.end_lineno or call.lineno)}
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = [
+        call
+        for call in _calls(tree)
+        if getattr(call.func, "attr", getattr(call.func, "id", None)) in names
+    ]
+    wanted = {
+        ast.unparse(call.func)
+        for call in found
+        if line is None or call.lineno <= line <= (call.end_lineno or call.lineno)
+    }
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     return max(1, *(_most(scope.body, wanted) for scope in (tree, *functions)))
 
 
@@ -178,12 +248,20 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def _most(body: Sequence[ast.stmt], wanted: set[str]) -> int:
-    """Return the calls on the longest path. Statements after a branch that leaves are its alternative."""
+    """Return the calls on the longest path. Statements after a branch that leaves are its
+    alternative.
+    """
     total = 0
     for index, statement in enumerate(body):
-        if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
+        if isinstance(statement, ast.If) and isinstance(
+            statement.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break
+        ):
             rest = [*statement.orelse, *body[index + 1 :]]
-            return total + _in_expressions([statement.test], wanted) + max(_most(statement.body, wanted), _most(rest, wanted))
+            return (
+                total
+                + _in_expressions([statement.test], wanted)
+                + max(_most(statement.body, wanted), _most(rest, wanted))
+            )
         total += _of(statement, wanted)
     return total
 
@@ -201,7 +279,9 @@ def _of(statement: ast.stmt, wanted: set[str]) -> int:
         saved = max((_most(handler.body, wanted) for handler in statement.handlers), default=0)
         return max(tried, saved) + _most(statement.finalbody, wanted)
     if isinstance(statement, ast.With | ast.AsyncWith):
-        return _in_expressions([item.context_expr for item in statement.items], wanted) + _most(statement.body, wanted)
+        return _in_expressions([item.context_expr for item in statement.items], wanted) + _most(
+            statement.body, wanted
+        )
     if isinstance(statement, ast.Match):
         return max((_most(case.body, wanted) for case in statement.cases), default=0)
     return _in_expressions([statement], wanted)
@@ -217,7 +297,9 @@ def script_trainer(inner: Trainer, script: UserScript) -> Trainer:
 
 
 class _ScriptTrainer:
-    """TRL trainer inside a script of the user. Members that are not defined here are those of `inner`."""
+    """TRL trainer inside a script of the user. Members that are not defined here are those of
+    `inner`.
+    """
 
     adapter = "trl.script_probe"
 
@@ -230,13 +312,20 @@ class _ScriptTrainer:
         return getattr(self._inner, name)
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
-        """Return the inspected lengths. The number of rows within `limit` is exact to a percentile."""
+        """Return the inspected lengths. The number of rows within `limit` is exact to a
+        percentile.
+        """
         look = self._script.look
         if look.prompts is None or look.rows is None:
             return None
         percentiles = {int(share): length for share, length in look.prompts.items()}
-        within = max((share for share, length in percentiles.items() if limit is None or length <= limit), default=0)
-        return PromptLengths(rows=look.rows, kept=look.rows * within // 100, percentiles=percentiles)
+        within = max(
+            (share for share, length in percentiles.items() if limit is None or length <= limit),
+            default=0,
+        )
+        return PromptLengths(
+            rows=look.rows, kept=look.rows * within // 100, percentiles=percentiles
+        )
 
     def image_rows(self, task: Task) -> None:
         """Return None: the script prepares its own rows."""
@@ -256,9 +345,17 @@ class _ScriptTrainer:
             },
         }
 
-    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
-        return {**self._inner.probe_request(candidate, task, plan), "dataset": None, "reward_funcs": None}
+    def probe_request(
+        self, candidate: Candidate, task: Task, plan: ProbePlan
+    ) -> Mapping[str, object]:
+        return {
+            **self._inner.probe_request(candidate, task, plan),
+            "dataset": None,
+            "reward_funcs": None,
+        }
 
-    def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
+    def write_files(
+        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+    ) -> list[Path]:
         """Write a patch of the script, or its flags, and a launch script."""
         return write_files(candidate, task, folder, self._script)

@@ -1,8 +1,10 @@
-"""Knobs to settings: TRL's settings with every default and derived value filled in, and the run's distribution over GPUs.
+"""Knobs to settings: TRL's settings with every default and derived value filled in, and the run's
+distribution over GPUs.
 
-Settings that are not TRL's: `max_prompt_length`, which autotune enforces by filtering the dataset, and those of the
-launcher and of the environment. The names of these are accelerate's (`offload_optimizer_device`, `offload_param_device`,
-`fsdp_offload_params`), torch's (`PYTORCH_CUDA_ALLOC_CONF`), or autotune's own (`sharding`, `server_gpus`,
+Settings that are not TRL's: `max_prompt_length`, which autotune enforces by filtering the dataset,
+and those of the launcher and of the environment. The names of these are accelerate's
+(`offload_optimizer_device`, `offload_param_device`, `fsdp_offload_params`), torch's
+(`PYTORCH_CUDA_ALLOC_CONF`), or autotune's own (`sharding`, `server_gpus`,
 `server_tensor_parallel_size`).
 """
 
@@ -20,7 +22,11 @@ from autotune.frameworks.base import Settings, count_of
 from autotune.frameworks.stand_in_step import SHARE
 from autotune.frameworks.trl.field_list import fields
 
-DEEPSPEED: Mapping[str, int] = {"zero1": 1, "zero2": 2, "zero3": 3}  # value of `sharding` -> ZeRO stage
+DEEPSPEED: Mapping[str, int] = {
+    "zero1": 1,
+    "zero2": 2,
+    "zero3": 3,
+}  # value of `sharding` -> ZeRO stage
 FSDP: Mapping[str, int] = {"fsdp1": 1, "fsdp2": 2}
 SHARDINGS = ("none", "ddp", *DEEPSPEED, *FSDP)
 
@@ -31,25 +37,53 @@ OTHER_ALLOCATOR = "PYTORCH_ALLOC_CONF"
 """Newer name of the same variable: torch from 2.10 on prefers it, vLLM reads the older one only."""
 
 ENVIRONMENT = (ALLOCATOR,)  # knobs that are environment variables, set before CUDA initialises
-NESTED = ("gradient_checkpointing_kwargs.use_reentrant",)  # keys inside a mapping of TRL's, in dotted form
+NESTED = (
+    "gradient_checkpointing_kwargs.use_reentrant",
+)  # keys inside a mapping of TRL's, in dotted form
 SERVER = ("server_gpus", "server_tensor_parallel_size")
-LAUNCH = ("sharding", *SERVER, *OFFLOADS, "fsdp_offload_params", *ENVIRONMENT)  # settings that are left out of TRL's own file
-PLAIN: Mapping[str, KnobValue] = {"sharding": "ddp", **dict.fromkeys(OFFLOADS, "none"), "fsdp_offload_params": False}
+LAUNCH = (
+    "sharding",
+    *SERVER,
+    *OFFLOADS,
+    "fsdp_offload_params",
+    *ENVIRONMENT,
+)  # settings that are left out of TRL's own file
+PLAIN: Mapping[str, KnobValue] = {
+    "sharding": "ddp",
+    **dict.fromkeys(OFFLOADS, "none"),
+    "fsdp_offload_params": False,
+}
 """Defaults of a launch."""
 
 OWN_SETTINGS = frozenset({"max_prompt_length", *LAUNCH, *NESTED})
 DEFAULT_PROMPT_LENGTH = 512
 DEFAULT_ROW_LENGTH = 1024
 CORE = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "max_completion_length",
-    "num_iterations", "gradient_checkpointing", "optim", "beta", "loss_type", "use_vllm", "fp16",
-)  # fmt: skip
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_generations",
+    "max_completion_length",
+    "num_iterations",
+    "gradient_checkpointing",
+    "optim",
+    "beta",
+    "loss_type",
+    "use_vllm",
+    "fp16",
+)
 """GRPOConfig settings that every candidate states."""
 
 OFFLINE = frozenset({"sft", "dpo", "kto", "reward"})  # methods that train on given rows
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 _TRAINING = (*_BATCH, "gradient_checkpointing", "optim", "fp16")
-_PPO = ("num_mini_batches", "num_ppo_epochs", "response_length", "local_rollout_forward_batch_size", "optim", "fp16")
+_PPO = (
+    "num_mini_batches",
+    "num_ppo_epochs",
+    "response_length",
+    "local_rollout_forward_batch_size",
+    "optim",
+    "fp16",
+)
 CORE_BY_METHOD: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("grpo", "rloo"), CORE),
     **dict.fromkeys(OFFLINE, (*_TRAINING, "max_length", "beta")),
@@ -60,11 +94,17 @@ COMPLETIONS_PER_ROW = {"online-dpo": 2}  # completions per row of a micro-batch;
 COMPLETION_SETTINGS = {"online-dpo": "max_new_tokens", "ppo": "response_length"}
 """Setting of the longest completion; `max_completion_length` for other methods."""
 
-ENGINE = ("vllm_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
+ENGINE = (
+    "vllm_mode",
+    "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel_size",
+    "vllm_enable_sleep_mode",
+)
 ADAPTER = ("lora_r", "lora_alpha", "lora_dropout")
 GENERATION_SHAPE = ("steps_per_generation", "generation_batch_size")
 
-SCORING_TASK = "SEQ_CLS"  # PEFT's task of a reward model: its default wraps a model that generates, and trains no score
+# PEFT's task of a reward model: its default wraps a model that generates, and trains no score
+SCORING_TASK = "SEQ_CLS"
 
 
 @cache
@@ -81,32 +121,47 @@ def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, Kno
     The order of the settings is part of a candidate's identity: stored studies depend on it."""
     # 1. Given settings and defaults.
     completion = COMPLETION_SETTINGS.get(method)
-    held = {completion if completion and name == "max_completion_length" else name: v for name, v in task.workload.held.items()}
+    held = {
+        completion if completion and name == "max_completion_length" else name: v
+        for name, v in task.workload.held.items()
+    }
     given = {**held, **{name: value for name, value in knobs.items() if value is not None}}
     known = fields(method)
     defaults = {name: default(name, method) for name in CORE_BY_METHOD[method] if name in known}
     if completion:
         settings = {**defaults, "max_prompt_length": DEFAULT_PROMPT_LENGTH, **given}
     else:
-        settings = {**given, **{name: value for name, value in defaults.items() if name not in given}}
+        settings = {
+            **given,
+            **{name: value for name, value in defaults.items() if name not in given},
+        }
     # 2. Batch shape.
     ranks = ranks_of({} if method in OFFLINE else given, task.hardware.count)
     if "gradient_accumulation_steps" not in given:
-        rows = COMPLETIONS_PER_ROW.get(method, 1) * count_of(settings, "per_device_train_batch_size")
+        rows = COMPLETIONS_PER_ROW.get(method, 1) * count_of(
+            settings, "per_device_train_batch_size"
+        )
         settings["gradient_accumulation_steps"] = accumulation(rows * ranks, task)
     # 3. Lengths and generation.
     if completion:
         settings["max_completion_length"] = settings[completion]
         if method == "online-dpo":
             longest = count_of(settings, "max_prompt_length") + count_of(settings, completion)
-            settings = {**settings, "max_length": given.get("max_length", longest), "use_vllm": given.get("use_vllm", False)}
+            settings = {
+                **settings,
+                "max_length": given.get("max_length", longest),
+                "use_vllm": given.get("use_vllm", False),
+            }
             settings["num_generations"] = COMPLETIONS_PER_ROW[method]
         else:
             settings["use_vllm"] = False
     elif method not in OFFLINE:
         settings = {name: value for name, value in settings.items() if name not in GENERATION_SHAPE}
         images = task.workload.images
-        settings.setdefault("max_prompt_length", DEFAULT_PROMPT_LENGTH + (0 if images is None else images.row_tokens))
+        settings.setdefault(
+            "max_prompt_length",
+            DEFAULT_PROMPT_LENGTH + (0 if images is None else images.row_tokens),
+        )
         settings |= _generation_shape(given, settings, ranks)
     # 4. Precision, adapter, and what depends on them.
     settings |= precision(given, task) | adapter_settings(given, task)
@@ -120,7 +175,9 @@ def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, Kno
 
 
 def loaded(settings: Settings, task: Task, names: Iterable[str]) -> dict[str, KnobValue]:
-    """Return the model, its device and ranks, and the named settings: a change of one requires a new load."""
+    """Return the model, its device and ranks, and the named settings: a change of one requires a
+    new load.
+    """
     launch = {name: settings[name] for name in LAUNCH if settings.get(name) is not None}
     return {
         "model": task.workload.model.name,
@@ -128,7 +185,11 @@ def loaded(settings: Settings, task: Task, names: Iterable[str]) -> dict[str, Kn
         "weights": task.workload.weights,
         "device": task.hardware.kind,
         "ranks": ranks_of(settings, task.hardware.count),
-        **{name: value for name, value in launch.items() if value != PLAIN.get(name) and value != "none"},
+        **{
+            name: value
+            for name, value in launch.items()
+            if value != PLAIN.get(name) and value != "none"
+        },
         **{name: settings[name] for name in names if name in settings},
     }
 
@@ -138,10 +199,25 @@ def load_of(settings: Settings, task: Task) -> dict[str, KnobValue]:
 
     The engine's size depends on the generation batch: at a constant one, micro-batch and
     accumulation change on the same engine."""
-    names = ("dtype", "attn_implementation", "load_in_4bit", "load_in_8bit", "use_peft", *ADAPTER, "use_rslora", "use_dora")
+    names = (
+        "dtype",
+        "attn_implementation",
+        "load_in_4bit",
+        "load_in_8bit",
+        "use_peft",
+        *ADAPTER,
+        "use_rslora",
+        "use_dora",
+    )
     load = loaded(settings, task, names)
     if settings["use_vllm"]:
-        load.update({name: settings[name] for name in (*ENGINE, "vllm_max_model_length", "vllm_model_impl") if name in settings})
+        load.update(
+            {
+                name: settings[name]
+                for name in (*ENGINE, "vllm_max_model_length", "vllm_model_impl")
+                if name in settings
+            }
+        )
         load["max_num_seqs"] = max_num_seqs(settings)
     return load
 
@@ -149,13 +225,19 @@ def load_of(settings: Settings, task: Task) -> dict[str, KnobValue]:
 def max_num_seqs(settings: Settings) -> int:
     """Return the number of sequences of TRL's engine: micro-batch x tensor parallel x steps."""
     parallel = {"vllm_tensor_parallel_size": 1, **settings}
-    micro, steps = count_of(settings, "per_device_train_batch_size"), count_of(settings, "steps_per_generation")
+    micro, steps = (
+        count_of(settings, "per_device_train_batch_size"),
+        count_of(settings, "steps_per_generation"),
+    )
     return micro * count_of(parallel, "vllm_tensor_parallel_size") * steps
 
 
 def _row(settings: Settings) -> dict[str, KnobValue]:
     """Return the prompt and completion part of the longest row, after the trainer's truncation."""
-    prompt, completion = count_of(settings, "max_prompt_length"), count_of(settings, "max_completion_length")
+    prompt, completion = (
+        count_of(settings, "max_prompt_length"),
+        count_of(settings, "max_completion_length"),
+    )
     given = prompt + completion if prompt and completion else 0
     longest = count_of(settings, "max_length") or given or DEFAULT_ROW_LENGTH
     row = min(longest, given) if given else longest
@@ -174,10 +256,16 @@ def accumulation(per_step: int, task: Task, method: str = "grpo") -> int:
 
 
 def _generation_shape(given: Knobs, settings: Settings, ranks: int) -> dict[str, KnobValue]:
-    """Return `steps_per_generation`. Conflicting or indivisible values are left for the legality check."""
+    """Return `steps_per_generation`. Conflicting or indivisible values are left for the legality
+    check.
+    """
     steps, batch = given.get("steps_per_generation"), given.get("generation_batch_size")
     if batch is None:
-        return {"steps_per_generation": settings["gradient_accumulation_steps"] if steps is None else steps}
+        return {
+            "steps_per_generation": (
+                settings["gradient_accumulation_steps"] if steps is None else steps
+            )
+        }
     per_step = count_of(settings, "per_device_train_batch_size") * ranks
     if steps is not None:
         return {"generation_batch_size": batch, "steps_per_generation": steps}
@@ -194,19 +282,27 @@ def precision(given: Knobs, task: Task) -> dict[str, KnobValue]:
     return {
         "use_cpu": given.get("use_cpu", on_cpu),
         "bf16": bf16 if bf16 is not None else not on_cpu and not given.get("fp16", False),
-        "dtype": loaded_dtype(given["dtype"], task.workload.model.config) if "dtype" in given else unset,
+        "dtype": (
+            loaded_dtype(given["dtype"], task.workload.model.config) if "dtype" in given else unset
+        ),
     }
 
 
 def adapter_settings(given: Knobs, task: Task) -> dict[str, KnobValue]:
     tuning = task.workload.tuning
     use_peft = given.get("use_peft", tuning != "full")
-    quantised: dict[str, KnobValue] = {"load_in_4bit": given.get("load_in_4bit", True)} if tuning == "qlora" else {}
+    quantised: dict[str, KnobValue] = (
+        {"load_in_4bit": given.get("load_in_4bit", True)} if tuning == "qlora" else {}
+    )
     if not use_peft:
         return {"use_peft": use_peft, **quantised}
     assumed = assumed_adapter(task.workload)
     adapter = {**{name: default(name) for name in ADAPTER}, **assumed}
-    return {"use_peft": use_peft, **{name: given.get(name, value) for name, value in adapter.items()}, **quantised}
+    return {
+        "use_peft": use_peft,
+        **{name: given.get(name, value) for name, value in adapter.items()},
+        **quantised,
+    }
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -214,20 +310,30 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def assumed_adapter(workload: Workload) -> dict[str, KnobValue]:
-    """Return the adapter settings that must be written out; none if script, user's file or PEFT names the layers."""
+    """Return the adapter settings that must be written out; none if script, user's file or PEFT
+    names the layers.
+    """
     stated = {**workload.held, **workload.user_settings}
     config = workload.model.config
     if workload.script is not None:
         return {}
-    assumed: dict[str, KnobValue] = {"lora_task_type": SCORING_TASK} if workload.method == "reward" else {}
+    assumed: dict[str, KnobValue] = (
+        {"lora_task_type": SCORING_TASK} if workload.method == "reward" else {}
+    )
     if stated.get("lora_target_modules") or stated.get("lora_target_parameters"):
         return assumed
     if config.get("model_type") in _types_known_to_peft():
         return assumed
-    # PEFT's name of all linear layers except the output projection. Experts are stacked parameters, which it adapts
-    # without dropout only.
-    experts = any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
-    return {**assumed, "lora_target_modules": "all-linear", **({"lora_dropout": 0.0} if experts else {})}
+    # PEFT's name of all linear layers except the output projection. Experts are stacked parameters,
+    # which it adapts without dropout only.
+    experts = any(
+        config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")
+    )
+    return {
+        **assumed,
+        "lora_target_modules": "all-linear",
+        **({"lora_dropout": 0.0} if experts else {}),
+    }
 
 
 @cache
@@ -240,7 +346,9 @@ def _engine(given: Knobs, settings: Settings) -> dict[str, KnobValue]:
         return {}
     window = given.get("vllm_max_model_length")
     if window is None:
-        window = count_of(settings, "max_prompt_length") + count_of(settings, "max_completion_length")
+        window = count_of(settings, "max_prompt_length") + count_of(
+            settings, "max_completion_length"
+        )
     served: dict[str, KnobValue] = {}
     if with_server({**given, "use_vllm": True}):
         served = {"server_gpus": 1, **{name: given[name] for name in SERVER if name in given}}
@@ -250,7 +358,10 @@ def _engine(given: Knobs, settings: Settings) -> dict[str, KnobValue]:
 
 
 TORCH_DTYPES = ("bfloat16", "float16", "float32")
-BY_CHECKPOINT = (None, "auto")  # values of `dtype` under which transformers loads the precision of the checkpoint
+BY_CHECKPOINT = (
+    None,
+    "auto",
+)  # values of `dtype` under which transformers loads the precision of the checkpoint
 
 
 def checkpoint_dtype(config: Mapping[str, object]) -> str:
@@ -308,14 +419,18 @@ _CONDITIONS: Mapping[str, Callable[[Mapping[str, object]], bool]] = {
     "fsdp_offload_params": lambda settings: settings.get("sharding") in FSDP,
     "ds3_gather_for_generation": lambda settings: settings.get("sharding") == "zero3",
     "vllm_tensor_parallel_size": lambda settings: not with_server(settings),
-    "gradient_checkpointing_kwargs.use_reentrant": lambda settings: bool(settings.get("gradient_checkpointing")),
+    "gradient_checkpointing_kwargs.use_reentrant": lambda settings: bool(
+        settings.get("gradient_checkpointing")
+    ),
 }
 """Setting -> condition under which it has an effect."""
 
 
 def is_read(name: str, settings: Settings) -> bool:
     """Return False for a setting without effect: it would separate equal candidates."""
-    if (name.startswith("vllm_") and not settings["use_vllm"]) or (name in _CONDITIONS and not _CONDITIONS[name](settings)):
+    if (name.startswith("vllm_") and not settings["use_vllm"]) or (
+        name in _CONDITIONS and not _CONDITIONS[name](settings)
+    ):
         return False
     return not (name.startswith("lora_") and not settings["use_peft"])
 

@@ -1,4 +1,6 @@
-"""TRL's trainers: GRPO, RLOO, SFT, DPO, KTO, reward models and online DPO, which `worker/trl` runs."""
+"""TRL's trainers: GRPO, RLOO, SFT, DPO, KTO, reward models and online DPO, which `worker/trl`
+runs.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +61,19 @@ class TrlGrpo(Trainer):
     def ranks(self, settings: Settings, gpus: int) -> int:
         return ranks_of(settings, gpus)
 
-    def trained_defaults(self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path) -> Knobs:
+    def trained_defaults(
+        self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path
+    ) -> Knobs:
         """Return TRL's defaults of all learning settings that the file does not state."""
         installed = installed_defaults(python, self.method)
         names = {knob.name for knob in space.knobs if knob.effect == "learning"} | {*TRAINED}
-        unstated = {name: installed[name] for name in sorted(names & installed.keys() - stated.keys())}
+        unstated = {
+            name: installed[name] for name in sorted(names & installed.keys() - stated.keys())
+        }
         inside = rest.get("model_init_kwargs")
-        named = inside.get("dtype", inside.get("torch_dtype")) if isinstance(inside, Mapping) else None
+        named = (
+            inside.get("dtype", inside.get("torch_dtype")) if isinstance(inside, Mapping) else None
+        )
         if isinstance(named, str):
             unstated["dtype"] = named  # TRL's scripts prefer it to the setting of this name
         return {name: value for name, value in unstated.items() if value is not None}
@@ -79,21 +87,32 @@ class TrlGrpo(Trainer):
 
     def notes(self, space: SearchSpace, task: Task) -> tuple[str, ...]:
         """Return the note on the buffers of a server's weight sync, if the job has one."""
-        modes = space["vllm_mode"].choices if "vllm_mode" in space else (task.workload.held.get("vllm_mode"),)
+        modes = (
+            space["vllm_mode"].choices
+            if "vllm_mode" in space
+            else (task.workload.held.get("vllm_mode"),)
+        )
         return (NEW_BUFFERS,) if "server" in modes else ()
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the first legal batch shape at the user's or TRL's own knobs."""
-        fixed = {knob.name: self.baseline_value(knob.name, knob.choices, knob.effect, task) for knob in space.knobs}
+        fixed = {
+            knob.name: self.baseline_value(knob.name, knob.choices, knob.effect, task)
+            for knob in space.knobs
+        }
         first: Knobs | None = None
         for shape in self.batch_shapes(task):
-            knobs = space.applicable({**fixed, **{name: value for name, value in shape.items() if name in space}})
+            knobs = space.applicable(
+                {**fixed, **{name: value for name, value in shape.items() if name in space}}
+            )
             first = first or knobs
             if self.why_illegal(self.complete(knobs, task), task) is None:
                 return knobs
         return first or space.applicable(fixed)
 
-    def baseline_value(self, name: str, choices: tuple[KnobValue, ...], effect: str, task: Task) -> KnobValue:
+    def baseline_value(
+        self, name: str, choices: tuple[KnobValue, ...], effect: str, task: Task
+    ) -> KnobValue:
         """Return the held value, else TRL's default, else the most preferred choice.
 
         TRL's default applies to the user's own file and to neutral knobs."""
@@ -104,21 +123,35 @@ class TrlGrpo(Trainer):
             return default(name, self.method)
         if name in PLAIN and PLAIN[name] in choices:
             return PLAIN[name]
-        return choices[0] if effect == "learning" or len(choices) == 1 or not known else default(name, self.method)
+        return (
+            choices[0]
+            if effect == "learning" or len(choices) == 1 or not known
+            else default(name, self.method)
+        )
 
     def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
-        """Yield micro-batch and accumulation, which make the global batch; the largest micro-batch up to TRL's default first.
+        """Yield micro-batch and accumulation, which make the global batch; the largest micro-batch
+        up to TRL's default first.
 
-        Without a requested global batch, accumulation increases until groups are complete."""
+        Without a requested global batch, accumulation increases until groups are complete.
+        """
         held, total = task.workload.held, task.workload.global_batch
         ranks = ranks_of({} if self.method in OFFLINE else held, task.hardware.count)
-        for micro in [held[MICRO_BATCH]] if MICRO_BATCH in held else range(DEFAULT_MICRO_BATCH, 0, -1):
-            per_step = COMPLETIONS_PER_ROW.get(self.method, 1) * (micro if isinstance(micro, int) else 0) * ranks
+        for micro in (
+            [held[MICRO_BATCH]] if MICRO_BATCH in held else range(DEFAULT_MICRO_BATCH, 0, -1)
+        ):
+            per_step = (
+                COMPLETIONS_PER_ROW.get(self.method, 1)
+                * (micro if isinstance(micro, int) else 0)
+                * ranks
+            )
             if ACCUMULATION in held:
                 yield {MICRO_BATCH: micro, ACCUMULATION: held[ACCUMULATION]}
             elif total is None:
                 most = MAX_DEFAULT_ACCUMULATION if "num_generations" in self.canonical else 1
-                yield from ({MICRO_BATCH: micro, ACCUMULATION: steps} for steps in range(1, most + 1))
+                yield from (
+                    {MICRO_BATCH: micro, ACCUMULATION: steps} for steps in range(1, most + 1)
+                )
             elif per_step and total % per_step == 0:
                 yield {MICRO_BATCH: micro, ACCUMULATION: total // per_step}
 
@@ -135,10 +168,13 @@ class TrlGrpo(Trainer):
             "trust_remote_code": task.workload.trust_remote_code,
         }
 
-    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
+    def probe_request(
+        self, candidate: Candidate, task: Task, plan: ProbePlan
+    ) -> Mapping[str, object]:
         if (quantised := quantisation(task)) and task.workload.weights != "real":
             raise IllegalConfiguration(
-                f"{task.workload.model.name}: random weights cannot be quantised, and the checkpoint is ({quantised}).",
+                f"{task.workload.model.name}: random weights cannot be quantised, and the"
+                f" checkpoint is ({quantised}).",
                 way_out="Add --weights real, or use `autotune predict`.",
             )
         settings, user = candidate.settings, task.workload.user_settings
@@ -154,7 +190,9 @@ class TrlGrpo(Trainer):
         }
 
     def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        return requests.trace_request(candidate, task, *(count_of(candidate.settings, name) for name in LENGTHS))
+        return requests.trace_request(
+            candidate, task, *(count_of(candidate.settings, name) for name in LENGTHS)
+        )
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
         dataset = dataset_of(task)
@@ -168,8 +206,12 @@ class TrlGrpo(Trainer):
         dataset = dataset_of(task) if self.method == "sft" else None
         return None if dataset is None else measure_rows(task, dataset, RowLengths)
 
-    def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
-        return output_files.write_files(candidate, task, folder, dataset_of(task), script=self.script, destination=destination)
+    def write_files(
+        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+    ) -> list[Path]:
+        return output_files.write_files(
+            candidate, task, folder, dataset_of(task), script=self.script, destination=destination
+        )
 
     def compose(self, candidate: Candidate, task: Task) -> Composition:
         return requests.compose(candidate, task)
@@ -190,7 +232,9 @@ class TrlOffline(TrlGrpo):
         self.method = self.space = method
         self.reads_images, self.requires = method == "sft", requires or {}
 
-    def baseline_value(self, name: str, choices: tuple[KnobValue, ...], effect: str, task: Task) -> KnobValue:
+    def baseline_value(
+        self, name: str, choices: tuple[KnobValue, ...], effect: str, task: Task
+    ) -> KnobValue:
         if name in task.workload.held:
             return task.workload.held[name]
         if effect == "learning" or len(choices) == 1 or name not in self.fields():
@@ -200,7 +244,9 @@ class TrlOffline(TrlGrpo):
     def prompt_lengths(self, task: Task, limit: int | None = None) -> None:
         """Return None: prompts have no limit of their own."""
 
-    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
+    def probe_request(
+        self, candidate: Candidate, task: Task, plan: ProbePlan
+    ) -> Mapping[str, object]:
         prompt, completion = (candidate.settings[name] for name in LENGTHS)
         request = {**super().probe_request(candidate, task, plan)}
         del request["reward_funcs"]
@@ -215,10 +261,14 @@ class TrlScripted(TrlGrpo):
 
 
 class TrlOnlineDpo(TrlScripted):
-    """Online DPO with TRL: each micro-step generates two completions per prompt and compares them."""
+    """Online DPO with TRL: each micro-step generates two completions per prompt and compares
+    them.
+    """
 
     method = space = "online-dpo"
     canonical: Mapping[str, str] = {
-        "max_prompt_length": "max_prompt_length", "max_completion_length": "max_new_tokens", "lora_r": "lora_r",
-    }  # fmt: skip
+        "max_prompt_length": "max_prompt_length",
+        "max_completion_length": "max_new_tokens",
+        "lora_r": "lora_r",
+    }
     completions_each = COMPLETIONS_PER_ROW["online-dpo"]

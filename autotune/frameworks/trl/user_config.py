@@ -17,7 +17,13 @@ from autotune.core.yaml_document import Document, packaged_table, read_document
 from autotune.frameworks.base import Field
 from autotune.frameworks.trl.field_list import accelerate_options
 from autotune.frameworks.trl.field_list import fields as trl_fields
-from autotune.frameworks.trl.launch_files import LaunchFile, read_accelerate, read_deepspeed, read_fsdp, shared_rows
+from autotune.frameworks.trl.launch_files import (
+    LaunchFile,
+    read_accelerate,
+    read_deepspeed,
+    read_fsdp,
+    shared_rows,
+)
 from autotune.frameworks.trl.settings import DEEPSPEED, FSDP, OWN_SETTINGS
 
 
@@ -42,19 +48,32 @@ def former_keys() -> FormerKeys:
 
 
 UNTOUCHED = frozenset({"env", "datasets"})  # blocks that are passed to TRL unchecked
-READY_MADE: Mapping[str, str] = {"single_gpu": "none", "multi_gpu": "ddp", **{name: name for name in (*DEEPSPEED, *FSDP)}}
+READY_MADE: Mapping[str, str] = {
+    "single_gpu": "none",
+    "multi_gpu": "ddp",
+    **{name: name for name in (*DEEPSPEED, *FSDP)},
+}
 """Accelerate configurations of TRL -> value of `sharding`."""
 
 LAUNCH_FILES = ("accelerate_config", "config_file", "deepspeed", "fsdp", "fsdp_config")
 """Settings that name a launch configuration, or hold one."""
 
-REPLACED = frozenset({*LAUNCH_FILES, "num_processes", "num_machines", "machine_rank", "multi_gpu", "mixed_precision"})
+REPLACED = frozenset(
+    {*LAUNCH_FILES, "num_processes", "num_machines", "machine_rank", "multi_gpu", "mixed_precision"}
+)
 """Launch options that the written accelerate.yaml determines."""
 
 TRAINED = (
-    "dtype", "num_generations", "max_completion_length", "max_length", "max_new_tokens", "response_length", "beta", "loss_type",
+    "dtype",
+    "num_generations",
+    "max_completion_length",
+    "max_length",
+    "max_new_tokens",
+    "response_length",
+    "beta",
+    "loss_type",
     "num_iterations",
-)  # fmt: skip
+)
 """Settings that decide what is learned, besides the learning knobs of a space."""
 
 OWN = frozenset({"max_prompt_length"})  # settings of TRL before 1.0 that autotune enforces itself
@@ -64,7 +83,15 @@ _FIXES = {
 }
 """Fix for autotune's own settings in TRL's file."""
 
-_TYPES: dict[str, object] = {"bool": bool, "int": int, "float": float, "str": str, "list": list, "dict": dict, "null": None}
+_TYPES: dict[str, object] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+    "list": list,
+    "dict": dict,
+    "null": None,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +99,18 @@ class UserConfig:
     """File of `trl grpo --config`, split by consumer."""
 
     path: Path
-    settings: Mapping[str, KnobValue]  # plain values of GRPOConfig and ModelConfig, for `Workload.held`
+    settings: Mapping[
+        str, KnobValue
+    ]  # plain values of GRPOConfig and ModelConfig, for `Workload.held`
     notes: tuple[str, ...] = ()  # former keys, and what became of them
-    moved: Mapping[str, object] = field(default_factory=dict)  # of DeepSpeed and FSDP, replaced by the written accelerate.yaml
+    moved: Mapping[str, object] = field(
+        default_factory=dict
+    )  # of DeepSpeed and FSDP, replaced by the written accelerate.yaml
     processes: int | None = None  # ranks of the user's accelerate file
     rest: Mapping[str, object]
-    """Other keys, unchanged: script arguments, datasets, env, lists, launch options. For `Workload.user_settings`."""
+    """Other keys, unchanged: script arguments, datasets, env, lists, launch options. For
+    `Workload.user_settings`.
+    """
 
     @property
     def model(self) -> str | None:
@@ -105,7 +138,9 @@ def comparable(value: object) -> object:
 
 
 def read_user_config(path: Path, method: str = "grpo") -> UserConfig:
-    """Read the user's file. Raises BadInput with the line, the key and the nearest existing keys of everything that is wrong."""
+    """Read the user's file. Raises BadInput with the line, the key and the nearest existing keys
+    of everything that is wrong.
+    """
     return split_document(read_document(path), method)
 
 
@@ -116,8 +151,15 @@ def split_document(document: Document, method: str = "grpo") -> UserConfig:
         ("distributed_type", "accelerate", "accelerate_config"),
     ):
         if key in document.content:
-            fix = f"Name it in TRL's file: `{setting}: {document.path.name}`. Or hold its sharding: --hold sharding=zero3."
-            raise document.error((key,), f"a configuration of {of}, which says how the training is launched.", way_out=fix)
+            fix = (
+                f"Name it in TRL's file: `{setting}: {document.path.name}`. Or hold its sharding:"
+                " --hold sharding=zero3."
+            )
+            raise document.error(
+                (key,),
+                f"a configuration of {of}, which says how the training is launched.",
+                way_out=fix,
+            )
     path, known, former = document.path, trl_fields(method), former_keys()
     settings: dict[str, KnobValue] = {}
     rest: dict[str, object] = {}
@@ -134,11 +176,17 @@ def split_document(document: Document, method: str = "grpo") -> UserConfig:
             left_out.setdefault(former.left_out[name], []).append(name)
             continue
         if name != key or value != given:
-            renamed.append(f"{key} as {name}" if value == given else f"{key}={given} as {name}={value}")
+            renamed.append(
+                f"{key} as {name}" if value == given else f"{key}={given} as {name}={value}"
+            )
         try:
             if name != key and name in document.content:
-                raise document.error((str(key),), f"{key} and {name} are the same setting.", way_out=f"Keep {name}.")
-            if name in LAUNCH_FILES and not (value is None or (isinstance(value, str) and value in READY_MADE)):
+                raise document.error(
+                    (str(key),), f"{key} and {name} are the same setting.", way_out=f"Keep {name}."
+                )
+            if name in LAUNCH_FILES and not (
+                value is None or (isinstance(value, str) and value in READY_MADE)
+            ):
                 launch = _launch_file(document, name, value)
                 _compare(document, name, launch.fixed, known)
                 settings |= launch.settings
@@ -151,7 +199,11 @@ def split_document(document: Document, method: str = "grpo") -> UserConfig:
             wrong.append(error)
             continue
         found = known.get(name)
-        tunable = (found is not None and found.owner in ("config", "model") and name != "model_name_or_path") or name in OWN
+        tunable = (
+            found is not None
+            and found.owner in ("config", "model")
+            and name != "model_name_or_path"
+        ) or name in OWN
         if tunable and (checked is None or isinstance(checked, bool | int | float | str)):
             settings[name] = checked
         else:
@@ -160,13 +212,25 @@ def split_document(document: Document, method: str = "grpo") -> UserConfig:
         raise wrong[0]
     if wrong:
         listed = "\n".join(f"  {error.what} {error.way_out}" for error in wrong)
-        raise BadInput(f"{path}: {len(wrong)} settings are wrong.\n{listed}\n", way_out="Correct each of them.")
+        raise BadInput(
+            f"{path}: {len(wrong)} settings are wrong.\n{listed}\n", way_out="Correct each of them."
+        )
     notes += [f"read under present names: {', '.join(renamed)}"] if renamed else []
-    notes += [f"left out of the written file: {', '.join(names)} ({why})" for why, names in left_out.items()]
+    notes += [
+        f"left out of the written file: {', '.join(names)} ({why})"
+        for why, names in left_out.items()
+    ]
     sharding = READY_MADE.get(str(rest.get("accelerate_config")), "none")
     if sharding not in ("none", "ddp"):
         settings["sharding"] = sharding
-    return UserConfig(path=path, settings=settings, rest=rest, moved=moved, notes=tuple(notes), processes=processes)
+    return UserConfig(
+        path=path,
+        settings=settings,
+        rest=rest,
+        moved=moved,
+        notes=tuple(notes),
+        processes=processes,
+    )
 
 
 def _launch_file(document: Document, name: str, value: object) -> LaunchFile:
@@ -189,18 +253,31 @@ def _launch_file(document: Document, name: str, value: object) -> LaunchFile:
         raise document.error((name,), error.what, way_out=error.way_out) from error
 
 
-def _compare(document: Document, name: str, fixed: Mapping[str, object], known: Mapping[str, Field]) -> None:
-    """Refuse a DeepSpeed configuration that differs from the trainer's settings, as transformers does."""
+def _compare(
+    document: Document, name: str, fixed: Mapping[str, object], known: Mapping[str, Field]
+) -> None:
+    """Refuse a DeepSpeed configuration that differs from the trainer's settings, as transformers
+    does.
+    """
     for own, value in fixed.items():
         given = document.content.get(own, known[own].default)
         if comparable(given) != comparable(value):
-            problem = f"DeepSpeed's configuration has {value} for {own}, which is {given}: transformers refuses to train."
-            raise document.error((name,), problem, way_out='Write "auto" in the DeepSpeed configuration.')
+            problem = (
+                f"DeepSpeed's configuration has {value} for {own}, which is {given}: transformers"
+                " refuses to train."
+            )
+            raise document.error(
+                (name,), problem, way_out='Write "auto" in the DeepSpeed configuration.'
+            )
 
 
-def _checked(document: Document, key: str, name: str, value: object, fields: Mapping[str, Field]) -> object:
+def _checked(
+    document: Document, key: str, name: str, value: object, fields: Mapping[str, Field]
+) -> object:
     """Return the checked value; `key` is the name in the file, for the place of an error."""
-    if name.startswith("parallelism_config") and (shared := shared_rows(value if isinstance(value, Mapping) else {name: value})):
+    if name.startswith("parallelism_config") and (
+        shared := shared_rows(value if isinstance(value, Mapping) else {name: value})
+    ):
         raise document.error((name,), shared[0], way_out=shared[1])
     if name in fields and name not in UNTOUCHED:
         if name == "loss_type" and "str" not in fields[name].kinds and isinstance(value, str):
@@ -230,7 +307,9 @@ def _converted(document: Document, key: str, name: str, value: object, field: Fi
         checked = msgspec.convert(value, wanted, strict=strict)
     except msgspec.ValidationError as error:
         expected = " or ".join(field.kinds)
-        raise document.error((key,), f"{name} takes {expected}, and is {value!r}.", way_out="Correct the value.") from error
+        raise document.error(
+            (key,), f"{name} takes {expected}, and is {value!r}.", way_out="Correct the value."
+        ) from error
     if field.choices and isinstance(checked, str) and checked not in field.choices:
         unknown = UnknownName(name, checked, field.choices)
         raise document.error((key,), unknown.what, way_out=unknown.way_out)

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 
 
 def open_executor(job: Job, trainer: Trainer) -> Executor:
-    """Return an executor, not started yet; its `close` ends every process. BadInput where its slots do not fit."""
-    from autotune.probe.executors.local import LocalExecutor, local_places  # here, because importing this package must stay fast
+    """Return an executor, not started yet; its `close` ends every process. BadInput where its
+    slots do not fit.
+    """
+    from autotune.probe.executors.local import (
+        LocalExecutor,
+        local_places,
+    )  # here, because importing this package must stay fast
     from autotune.probe.runner import RequestBuilders
 
     task, settings = job.task, runner_settings(job, trainer)
@@ -31,12 +36,18 @@ def open_executor(job: Job, trainer: Trainer) -> Executor:
     if job.executor == "ray":
         from autotune.probe.executors.ray import RayExecutor  # needs the extra `ray`
 
-        return RayExecutor(settings, requests, hardware=task.hardware, address=job.address, slots=job.slots)
+        return RayExecutor(
+            settings, requests, hardware=task.hardware, address=job.address, slots=job.slots
+        )
     if job.mode == "emulate":
         from autotune.probe.executors.emulated import EmulatedExecutor
 
-        return EmulatedExecutor(settings, requests, hardware=task.hardware, saves=task.workload.tuning != "full")
-    return LocalExecutor(settings, requests, places=local_places(task.hardware, job.memory_limit_bytes, job.slots))
+        return EmulatedExecutor(
+            settings, requests, hardware=task.hardware, saves=task.workload.tuning != "full"
+        )
+    return LocalExecutor(
+        settings, requests, places=local_places(task.hardware, job.memory_limit_bytes, job.slots)
+    )
 
 
 def runner_settings(job: Job, trainer: Trainer) -> RunnerSettings:
@@ -45,6 +56,11 @@ def runner_settings(job: Job, trainer: Trainer) -> RunnerSettings:
 
     task = job.task
     return RunnerSettings(
-        python=task.workload.python, adapter=trainer.adapter, ranks=task.hardware.count, limit_bytes=job.memory_limit_bytes,
-        device_kind=task.hardware.kind, devices=task.hardware.count, supported=SUPPORTED.get(trainer.name, {}),
-    )  # fmt: skip
+        python=task.workload.python,
+        adapter=trainer.adapter,
+        ranks=task.hardware.count,
+        limit_bytes=job.memory_limit_bytes,
+        device_kind=task.hardware.kind,
+        devices=task.hardware.count,
+        supported=SUPPORTED.get(trainer.name, {}),
+    )

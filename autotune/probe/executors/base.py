@@ -1,10 +1,12 @@
-"""Interfaces: `executor.open(candidate, slot)` -> runner, `runner.measure(candidate, plan)`; and several probes at a time.
+"""Interfaces: `executor.open(candidate, slot)` -> runner, `runner.measure(candidate, plan)`; and
+several probes at a time.
 
-A runner loads at its first `measure`, so a failed load is the measurement of that candidate. A runner whose process was lost
-loads again at the next one. Each slot holds one runner. Slots share nothing that a probe needs: each may have its own thread.
+A runner loads at its first `measure`, so a failed load is the measurement of that candidate. A
+runner whose process was lost loads again at the next one. Each slot holds one runner. Slots share
+nothing that a probe needs: each may have its own thread.
 
-`ConcurrentProbes` has one thread for each slot. Its caller starts probes and waits for the next one that ends. A candidate gets
-a free slot with its model loaded, if there is one.
+`ConcurrentProbes` has one thread for each slot. Its caller starts probes and waits for the next one
+that ends. A candidate gets a free slot with its model loaded, if there is one.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ class ProbeRunner(Protocol):
     load_key: str
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
-        """Measure one candidate. A failure of the candidate is a measurement too. Raises ProbeError for a fault of the machine,
-        SlotLost if the slot is lost with it."""
+        """Measure one candidate. A failure of the candidate is a measurement too. Raises
+        ProbeError for a fault of the machine, SlotLost if the slot is lost with it.
+        """
         ...
 
     def close(self) -> None:
@@ -48,8 +51,9 @@ class ProbeRunner(Protocol):
 
 class Executor(Protocol):
     def prepare(self) -> Mapping[str, str]:
-        """Reserve the slots and return the installed versions by package. Idempotent. Raises BadInput or TrainingEnvironmentError
-        for slots or an environment that cannot be used."""
+        """Reserve the slots and return the installed versions by package. Idempotent. Raises
+        BadInput or TrainingEnvironmentError for slots or an environment that cannot be used.
+        """
         ...
 
     @property
@@ -78,7 +82,9 @@ class Executor(Protocol):
 Ticket = TypeVar("Ticket")
 
 CLOSE_SECONDS = 4.0  # Wait for interrupted probes before their executor is closed
-GRACE_SECONDS = 180.0  # A probe ends at its own deadline; one that runs this much longer has lost its slot
+GRACE_SECONDS = (
+    180.0  # A probe ends at its own deadline; one that runs this much longer has lost its slot
+)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -91,7 +97,9 @@ class SlotProbe(Generic[Ticket]):
     slot: Slot
     overdue_at: float
     beside: int = 0  # Peak number of other probes on one of its machines
-    found: Measurement | BaseException = field(init=False)  # Set at its end; the exception in the measurement's place
+    found: Measurement | BaseException = field(
+        init=False
+    )  # Set at its end; the exception in the measurement's place
 
 
 class ConcurrentProbes(Generic[Ticket]):
@@ -103,7 +111,9 @@ class ConcurrentProbes(Generic[Ticket]):
         self._loaded: dict[int, str] = {}
         self._running: dict[int, SlotProbe[Ticket]] = {}
         self._inboxes: dict[int, queue.SimpleQueue[SlotProbe[Ticket] | None]] = {}
-        self._ended: queue.SimpleQueue[tuple[SlotProbe[Ticket], Measurement | BaseException]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[SlotProbe[Ticket], Measurement | BaseException]] = (
+            queue.SimpleQueue()
+        )
         self._threads: list[threading.Thread] = []
 
     @property
@@ -125,18 +135,31 @@ class ConcurrentProbes(Generic[Ticket]):
 
         def cost(number: int) -> tuple[int, int]:
             """Sort key: a slot with the model loaded, else an empty one, else any."""
-            return (0 if self._loaded.get(number) == candidate.load_key else 1 if number not in self._loaded else 2, number)
+            return (
+                (
+                    0
+                    if self._loaded.get(number) == candidate.load_key
+                    else 1
+                    if number not in self._loaded
+                    else 2
+                ),
+                number,
+            )
 
         slot = self._free[min(self._free, key=cost)]
         loads = self._loaded.get(slot.number) != candidate.load_key
         self._loaded[slot.number] = candidate.load_key
         overdue_at = time.monotonic() + plan.deadline_seconds + GRACE_SECONDS
-        probe = SlotProbe(ticket=ticket, candidate=candidate, plan=plan, slot=slot, overdue_at=overdue_at)
+        probe = SlotProbe(
+            ticket=ticket, candidate=candidate, plan=plan, slot=slot, overdue_at=overdue_at
+        )
         del self._free[slot.number]
         self._running[slot.number] = probe
         near = [other for other in self._running.values() if other.slot.hosts & slot.hosts]
         for one in near:
-            one.beside = max(one.beside, sum(bool(other.slot.hosts & one.slot.hosts) for other in near) - 1)
+            one.beside = max(
+                one.beside, sum(bool(other.slot.hosts & one.slot.hosts) for other in near) - 1
+            )
         self._inbox_of(slot).put(probe)
         return loads
 
@@ -145,11 +168,16 @@ class ConcurrentProbes(Generic[Ticket]):
         try:
             probe, found = self._ended.get(timeout=seconds)
         except queue.Empty:
-            late = next((probe for probe in self._running.values() if time.monotonic() > probe.overdue_at), None)
+            late = next(
+                (probe for probe in self._running.values() if time.monotonic() > probe.overdue_at),
+                None,
+            )
             if late is None:
                 return None
             limit = format_seconds(late.plan.deadline_seconds)
-            error = SlotLost(f"A probe on {late.slot.words} did not end at its deadline of {limit}, nor later.")
+            error = SlotLost(
+                f"A probe on {late.slot.words} did not end at its deadline of {limit}, nor later."
+            )
             return self._finish(late, error)
         if self._running.get(probe.slot.number) is not probe:
             return None  # abandoned as overdue before
@@ -172,7 +200,9 @@ class ConcurrentProbes(Generic[Ticket]):
         self._inboxes.clear()
         self._threads.clear()
 
-    def _finish(self, probe: SlotProbe[Ticket], found: Measurement | BaseException) -> SlotProbe[Ticket]:
+    def _finish(
+        self, probe: SlotProbe[Ticket], found: Measurement | BaseException
+    ) -> SlotProbe[Ticket]:
         number = probe.slot.number
         del self._running[number]
         self._free[number] = probe.slot
@@ -185,7 +215,9 @@ class ConcurrentProbes(Generic[Ticket]):
         if slot.number not in self._inboxes:
             inbox = self._inboxes[slot.number] = queue.SimpleQueue()
             # A daemon: a thread that hangs in a driver call must not block the exit.
-            thread = threading.Thread(target=self._serve, args=(inbox,), name=f"slot-{slot.number}", daemon=True)
+            thread = threading.Thread(
+                target=self._serve, args=(inbox,), name=f"slot-{slot.number}", daemon=True
+            )
             self._threads.append(thread)
             thread.start()
         return self._inboxes[slot.number]

@@ -30,21 +30,34 @@ from autotune.probe.worker_process import RunnerSettings
 
 STRIDE = 16  # Tokens of a rollout for which a decoded one stands
 SPEED_AND_ROLLOUTS = (
-    f"Speeds are predicted, not emulated. Rollouts decoded one token of {STRIDE}; completions have their full length."
+    f"Speeds are predicted, not emulated. Rollouts decoded one token of {STRIDE}; completions have"
+    " their full length."
 )
 
-WARMUP_CYCLES, TIMED_CYCLES = 1, 1  # Cycles of an emulated probe: the second one has the memory of all later ones
+WARMUP_CYCLES, TIMED_CYCLES = (
+    1,
+    1,
+)  # Cycles of an emulated probe: the second one has the memory of all later ones
 
 
 class EmulatedExecutor(LocalExecutor):
     """One local slot, whose processes see the emulated GPUs and no others."""
 
     def __init__(
-        self, settings: RunnerSettings, requests: RequestBuilders, *, hardware: Hardware, saves: bool = False,
-        stride: int = STRIDE, lag: int = 0, phases: bool = False,
-    ) -> None:  # fmt: skip
-        """`saves`: a confirmation writes its checkpoint; that of a whole model would take as much disk as the real one. `lag`:
-        see `EmulatedMachine`. `phases`: the driver's own peak of each phase is kept too."""
+        self,
+        settings: RunnerSettings,
+        requests: RequestBuilders,
+        *,
+        hardware: Hardware,
+        saves: bool = False,
+        stride: int = STRIDE,
+        lag: int = 0,
+        phases: bool = False,
+    ) -> None:
+        """`saves`: a confirmation writes its checkpoint; that of a whole model would take as
+        much disk as the real one. `lag`: see `EmulatedMachine`. `phases`: the driver's own peak
+        of each phase is kept too.
+        """
         built = build(look(settings.python))
         machine = emulated_machine(f"{hardware.count}x{hardware.name}", lag=lag)
         folder = Path(tempfile.mkdtemp(prefix="autotune-emulated-"))
@@ -52,16 +65,25 @@ class EmulatedExecutor(LocalExecutor):
         self._stand, self._saves = launch.set_up(machine, built, folder), saves
         visible = ",".join(map(str, range(hardware.count)))
         environment = self._stand.environment(os.environ, phases=phases, stride=stride)
-        added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+        added = {
+            name: value for name, value in environment.items() if os.environ.get(name) != value
+        }
         variables = {**added, VISIBLE: visible}
         open_gpus = partial(
-            Gpus, hardware.count, settings.limit_bytes, settings.python,
-            library=self._stand.nvml(), variable=visible, make_ballast=partial(Ballast, variables=variables),
-        )  # fmt: skip
+            Gpus,
+            hardware.count,
+            settings.limit_bytes,
+            settings.python,
+            library=self._stand.nvml(),
+            variable=visible,
+            make_ballast=partial(Ballast, variables=variables),
+        )
         super().__init__(
-            replace(settings, variables=variables), requests,
-            places=(SlotPlace(words=str(hardware), visible=visible),), open_gpus=open_gpus,
-        )  # fmt: skip
+            replace(settings, variables=variables),
+            requests,
+            places=(SlotPlace(words=str(hardware), visible=visible),),
+            open_gpus=open_gpus,
+        )
 
     def open(self, candidate: Candidate, slot: int = 0) -> ProbeRunner:
         return _EmulatedRunner(super().open(candidate, slot), self)
@@ -69,9 +91,12 @@ class EmulatedExecutor(LocalExecutor):
     def plan(self, plan: ProbePlan) -> ProbePlan:
         """Return the plan without what only the clock needs."""
         return replace(
-            plan, warmup_cycles=WARMUP_CYCLES, timed_cycles=TIMED_CYCLES, stop_below_tokens_per_second=None,
+            plan,
+            warmup_cycles=WARMUP_CYCLES,
+            timed_cycles=TIMED_CYCLES,
+            stop_below_tokens_per_second=None,
             save_checkpoint=plan.save_checkpoint and self._saves,
-        )  # fmt: skip
+        )
 
     def take_report(self) -> RunReport:
         """Return the driver's own figures of all processes since the last call."""

@@ -1,8 +1,9 @@
 """Executor on this machine: one worker of the training environment's interpreter per slot.
 
-Slots are groups of near GPUs, or shares of the CPU cores; disjoint. A request that does not fit fails before anything starts,
-with the amounts requested and present. An interpreter imports its framework once for all runners of its slot. However this
-process exits, its workers exit too; `close_all` serves signal handlers.
+Slots are groups of near GPUs, or shares of the CPU cores; disjoint. A request that does not fit
+fails before anything starts, with the amounts requested and present. An interpreter imports its
+framework once for all runners of its slot. However this process exits, its workers exit too;
+`close_all` serves signal handlers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from autotune.core.job import Hardware
 from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
 from autotune.machine import hardware_detection
-from autotune.machine.nvml import VISIBLE, Device, GpuLost, Nvml, NvmlNotSupported, NvmlUnavailable, devices_of
+from autotune.machine.nvml import (
+    VISIBLE,
+    Device,
+    GpuLost,
+    Nvml,
+    NvmlNotSupported,
+    NvmlUnavailable,
+    devices_of,
+)
 from autotune.probe.executors.base import ProbeRunner, Slot
 from autotune.probe.gpu_set import Gpus
 from autotune.probe.runner import ProcessRunner, RequestBuilders
@@ -32,7 +41,8 @@ from autotune.probe.worker_process import RunnerSettings, WorkerProcess
 
 IDLE_SHARE = 0.05  # Further slots use only GPUs of which others hold at most this share
 UNKNOWN_DISTANCE = 100  # Beyond every distance that NVML reports
-MAX_GROUPS = 5000  # Combinations that are compared for one group; beyond, the nearest GPUs are taken one by one
+# Combinations that are compared for one group; beyond, the nearest GPUs are taken one by one
+MAX_GROUPS = 5000
 _NODES = Path("/sys/devices/system/node")
 
 _T = TypeVar("_T")
@@ -52,12 +62,18 @@ class LocalSlot:
     """Owner of a worker and its runner. For one thread, except `interrupt` and `close`."""
 
     def __init__(
-        self, settings: RunnerSettings, place: SlotPlace, requests: RequestBuilders, open_gpus: Callable[[], Gpus] | None = None
+        self,
+        settings: RunnerSettings,
+        place: SlotPlace,
+        requests: RequestBuilders,
+        open_gpus: Callable[[], Gpus] | None = None,
     ) -> None:
         """`open_gpus` replaces the search by NVML and CUDA_VISIBLE_DEVICES."""
         if open_gpus is None and settings.device_kind == "cuda":
             count = settings.devices or settings.ranks
-            open_gpus = partial(Gpus, count, settings.limit_bytes, settings.python, variable=place.visible)
+            open_gpus = partial(
+                Gpus, count, settings.limit_bytes, settings.python, variable=place.visible
+            )
         self._ranks, self._requests = settings.ranks, requests
         self.worker = WorkerProcess(settings, open_gpus=open_gpus, cores=place.cores)
         self._runner: ProcessRunner | None = None
@@ -73,9 +89,11 @@ class LocalSlot:
             # A load may name fewer ranks than GPUs: a server can have GPUs of its own.
             ranks = candidate.load.get("ranks")
             self._runner = ProcessRunner(
-                load_key=candidate.load_key, worker=self.worker, ranks=ranks if isinstance(ranks, int) else self._ranks,
+                load_key=candidate.load_key,
+                worker=self.worker,
+                ranks=ranks if isinstance(ranks, int) else self._ranks,
                 requests=self._requests,
-            )  # fmt: skip
+            )
         return self._runner
 
     def unload(self) -> None:
@@ -97,14 +115,21 @@ _open_executors: weakref.WeakSet[LocalExecutor] = weakref.WeakSet()
 
 class LocalExecutor:
     def __init__(
-        self, settings: RunnerSettings, requests: RequestBuilders, *, places: Sequence[SlotPlace] = (SlotPlace(),),
+        self,
+        settings: RunnerSettings,
+        requests: RequestBuilders,
+        *,
+        places: Sequence[SlotPlace] = (SlotPlace(),),
         open_gpus: Callable[[], Gpus] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._slots = [LocalSlot(settings, place, requests, open_gpus) for place in places]
         self.worker = self._slots[0].worker
         self._owner = os.getpid()
         hosts = frozenset({platform.node()})
-        self.slots = tuple(Slot(number=number, hosts=hosts, words=place.words) for number, place in enumerate(places))
+        self.slots = tuple(
+            Slot(number=number, hosts=hosts, words=place.words)
+            for number, place in enumerate(places)
+        )
         _open_executors.add(self)
 
     def prepare(self) -> Mapping[str, str]:
@@ -136,7 +161,9 @@ def close_all() -> None:
             executor.close()
 
 
-def local_places(hardware: Hardware, limit_bytes: int, slots: int | None, library: object = None) -> tuple[SlotPlace, ...]:
+def local_places(
+    hardware: Hardware, limit_bytes: int, slots: int | None, library: object = None
+) -> tuple[SlotPlace, ...]:
     """Return one place per slot: as many as requested, or as many as the idle GPUs allow."""
     if hardware.kind == "cpu":
         return cpu_places(slots or 1, limit_bytes, hardware.memory_bytes, available_cores())
@@ -145,7 +172,8 @@ def local_places(hardware: Hardware, limit_bytes: int, slots: int | None, librar
     except NvmlUnavailable:
         if slots is not None and slots > 1:
             raise BadInput(
-                f"{slots} slots need NVML to distinguish this machine's GPUs, and it does not answer.",
+                f"{slots} slots need NVML to distinguish this machine's GPUs, and it does not"
+                " answer.",
                 way_out="Install nvidia-ml-py, see that `nvidia-smi` works, or leave --slots out.",
             ) from None
         return (SlotPlace(words=f"this machine's {hardware}"),)
@@ -153,60 +181,100 @@ def local_places(hardware: Hardware, limit_bytes: int, slots: int | None, librar
         return _gpu_places(nvml, hardware, slots)
 
 
-def cpu_places(slots: int, limit_bytes: int, memory_bytes: int, cores: Sequence[int]) -> tuple[SlotPlace, ...]:
+def cpu_places(
+    slots: int, limit_bytes: int, memory_bytes: int, cores: Sequence[int]
+) -> tuple[SlotPlace, ...]:
     if slots == 1:
         return (SlotPlace(),)
     if slots > len(cores):
-        raise BadInput(f"{slots} slots do not fit on {len(cores)} cores.", way_out=f"Use at most --slots {len(cores)}.")
+        raise BadInput(
+            f"{slots} slots do not fit on {len(cores)} cores.",
+            way_out=f"Use at most --slots {len(cores)}.",
+        )
     if slots * limit_bytes > memory_bytes:
         each = format_bytes(memory_bytes // slots)
         raise BadInput(
-            f"{slots} slots of {format_bytes(limit_bytes)} each need more than this machine's {format_bytes(memory_bytes)}.",
+            f"{slots} slots of {format_bytes(limit_bytes)} each need more than this machine's"
+            f" {format_bytes(memory_bytes)}.",
             way_out=f"Give --memory-limit at most {each}, or use fewer --slots.",
         )
-    return tuple(SlotPlace(words=f"cores {listed(share)}", cores=share) for share in shares_of(cores, slots))
+    return tuple(
+        SlotPlace(words=f"cores {listed(share)}", cores=share) for share in shares_of(cores, slots)
+    )
 
 
 def _gpu_places(nvml: Nvml, hardware: Hardware, slots: int | None) -> tuple[SlotPlace, ...]:
     try:
         # 1. GPUs of the requested kind: probes of one study must run on equal GPUs.
-        devices = [device for device in devices_of(nvml, os.environ.get(VISIBLE)) if device.uuid is not None]
+        devices = [
+            device
+            for device in devices_of(nvml, os.environ.get(VISIBLE))
+            if device.uuid is not None
+        ]
         kinds = [(device, hardware_detection.recognise(device)) for device in devices]
-        alike = [device for device, known in kinds if hardware.name in (device.name, known and known.name)]
-        idle = [one for one in alike if nvml.used_bytes(str(one.uuid)) <= IDLE_SHARE * one.memory_bytes]
+        alike = [
+            device
+            for device, known in kinds
+            if hardware.name in (device.name, known and known.name)
+        ]
+        idle = [
+            one for one in alike if nvml.used_bytes(str(one.uuid)) <= IDLE_SHARE * one.memory_bytes
+        ]
         # 2. Near groups of idle ones. A single slot may share GPUs: the others' part is metered.
-        apart = {(a.uuid, b.uuid): nvml.distance(str(a.uuid), str(b.uuid)) for a in idle for b in idle if a != b}
+        apart = {
+            (a.uuid, b.uuid): nvml.distance(str(a.uuid), str(b.uuid))
+            for a in idle
+            for b in idle
+            if a != b
+        }
         groups = groups_of(idle, hardware.count, lambda a, b: apart.get((a.uuid, b.uuid)))
         groups = groups or groups_of(alike, hardware.count, lambda *_: None)[:1]
         if slots is not None and slots > len(groups):
             busy, most = len(alike) - len(idle), len(groups)
             used = f", {busy} of them in use by others" if busy else ""
             raise BadInput(
-                f"{slots} slots of {hardware} need {slots * hardware.count} GPUs, and {len(alike)} such are here{used}.",
-                way_out=f"Use at most --slots {most}, or leave --slots out." if most else "Wait until they are free.",
+                f"{slots} slots of {hardware} need {slots * hardware.count} GPUs, and {len(alike)}"
+                f" such are here{used}.",
+                way_out=(
+                    f"Use at most --slots {most}, or leave --slots out."
+                    if most
+                    else "Wait until they are free."
+                ),
             )
         if not groups:
-            raise HardwareNotHere(f"{hardware} is not on this machine.", way_out="Type --gpus local, or --mode predict.")
+            raise HardwareNotHere(
+                f"{hardware} is not on this machine.",
+                way_out="Type --gpus local, or --mode predict.",
+            )
         # 3. Several slots use the cores near their GPUs; a single one keeps the affinity.
         chosen = groups[: slots or len(groups)]
         return tuple(_place(nvml, group, alone=len(chosen) == 1) for group in chosen)
     except (NvmlNotSupported, GpuLost) as error:
-        raise HardwareNotHere(f"This machine's GPUs can't be read: {error}.", way_out="See that `nvidia-smi` works.") from error
+        raise HardwareNotHere(
+            f"This machine's GPUs can't be read: {error}.", way_out="See that `nvidia-smi` works."
+        ) from error
 
 
 def _place(nvml: Nvml, group: Sequence[Device], *, alone: bool) -> SlotPlace:
-    words = ("GPU " if len(group) == 1 else "GPUs ") + ", ".join(str(device.index) for device in group)
+    words = ("GPU " if len(group) == 1 else "GPUs ") + ", ".join(
+        str(device.index) for device in group
+    )
     cores = None
     if not alone:
-        known = [near for device in group if (near := nvml.cores_near(str(device.uuid))) is not None]
+        known = [
+            near for device in group if (near := nvml.cores_near(str(device.uuid))) is not None
+        ]
         shared = frozenset().union(*known) & frozenset(available_cores())
         cores = shared if shared and len(known) == len(group) else None
-    return SlotPlace(words=words, visible=",".join(str(device.uuid) for device in group), cores=cores)
+    return SlotPlace(
+        words=words, visible=",".join(str(device.uuid) for device in group), cores=cores
+    )
 
 
 def groups_of(things: Sequence[_T], size: int, distance: Distance[_T]) -> list[tuple[_T, ...]]:
-    """Return as many groups of this size as possible, of near members. Greedy: the first remaining member takes the nearest
-    others. Optimal for NVLink pairs or sockets."""
+    """Return as many groups of this size as possible, of near members. Greedy: the first
+    remaining member takes the nearest others. Optimal for NVLink pairs or sockets.
+    """
     left, groups = list(things), []
     while len(left) >= size:
         first, *others = left
@@ -252,8 +320,12 @@ def available_cores(nodes: Path = _NODES) -> list[int]:
         with contextlib.suppress(OSError, ValueError):
             for part in (folder / "cpulist").read_text().strip().split(","):
                 first, _, last = part.partition("-")
-                node_of |= dict.fromkeys(range(int(first), int(last or first) + 1), int(folder.name[4:]))
-    return sorted(os.sched_getaffinity(0), key=lambda core: (node_of.get(core, 0), _physical(core), core))
+                node_of |= dict.fromkeys(
+                    range(int(first), int(last or first) + 1), int(folder.name[4:])
+                )
+    return sorted(
+        os.sched_getaffinity(0), key=lambda core: (node_of.get(core, 0), _physical(core), core)
+    )
 
 
 def _physical(core: int) -> int:

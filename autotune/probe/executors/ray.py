@@ -31,9 +31,14 @@ class RayExecutor:
     """Owner of the cluster slots, which are independent once `prepare` has reserved them."""
 
     def __init__(
-        self, settings: RunnerSettings, requests: RequestBuilders, *, hardware: Hardware, address: str | None = None,
+        self,
+        settings: RunnerSettings,
+        requests: RequestBuilders,
+        *,
+        hardware: Hardware,
+        address: str | None = None,
         slots: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._settings, self._requests = settings, requests
         self._hardware, self._requested = hardware, slots
         self._cluster = RayCluster(address)
@@ -55,7 +60,11 @@ class RayExecutor:
     def slots(self) -> tuple[Slot, ...]:
         self.prepare()
         return tuple(
-            Slot(number=number, hosts=slot.hosts, words=f"slot {number} on {' and '.join(sorted(slot.hosts))}")
+            Slot(
+                number=number,
+                hosts=slot.hosts,
+                words=f"slot {number} on {' and '.join(sorted(slot.hosts))}",
+            )
             for number, slot in enumerate(self._slots)
         )
 
@@ -71,7 +80,9 @@ class RayExecutor:
         self._cluster.interrupted = True
 
     def close(self) -> None:
-        until = time.monotonic() + (HURRIED_CLOSE_SECONDS if self._cluster.interrupted else CLOSE_SECONDS)
+        until = time.monotonic() + (
+            HURRIED_CLOSE_SECONDS if self._cluster.interrupted else CLOSE_SECONDS
+        )
         self._cluster.interrupted = True
         for slot in self._slots:
             slot.begin_close()
@@ -85,29 +96,38 @@ class RayExecutor:
     def _open_slots(self) -> Mapping[str, str]:
         # 1. Divide the nodes, reserve every slot's resources at once, then wait.
         cut = plan(inspect_nodes(), self._hardware, self._settings.limit_bytes, self._requested)
-        self._slots = [ClusterSlot(self._cluster, cut, number, self._settings, self._requests) for number in range(cut.slots)]
+        self._slots = [
+            ClusterSlot(self._cluster, cut, number, self._settings, self._requests)
+            for number in range(cut.slots)
+        ]
         for slot in self._slots:
             slot.reserve()
         # 2. Keep those with resources in time; an explicitly requested number must be complete.
         until = time.monotonic() + RESERVE_SECONDS
-        ready = [slot for slot in self._slots if slot.wait_for_room(max(1.0, until - time.monotonic()))]
+        ready = [
+            slot for slot in self._slots if slot.wait_for_room(max(1.0, until - time.monotonic()))
+        ]
         for slot in self._slots:
             if slot not in ready:
                 slot.close()
         if not ready or (self._requested is not None and len(ready) < self._requested):
             raise BadInput(
-                f"{self._requested or 1} slots of {self._hardware} need {dict(cut.bundle)} each on {len(cut.ranks)} nodes; the "
-                f"cluster has {in_words(cut.nodes)}, and after {RESERVE_SECONDS:.0f} s only {len(ready)} were free.",
+                f"{self._requested or 1} slots of {self._hardware} need {dict(cut.bundle)} each on"
+                f" {len(cut.ranks)} nodes; the cluster has {in_words(cut.nodes)}, and after"
+                f" {RESERVE_SECONDS:.0f} s only {len(ready)} were free.",
                 way_out="Wait until other jobs end (see `ray status`), or use fewer --slots.",
             )
         self._slots = ready
         # 3. Start the actors; their versions must agree.
         versions = [slot.start() for slot in ready]
         names = sorted({name for each in versions for name in each})
-        differing = ", ".join(name for name in names if len({each.get(name) for each in versions}) > 1)
+        differing = ", ".join(
+            name for name in names if len({each.get(name) for each in versions}) > 1
+        )
         if differing:
             raise BadInput(
-                f"The nodes have different versions installed: their measurements are not comparable ({differing}).",
+                "The nodes have different versions installed: their measurements are not"
+                f" comparable ({differing}).",
                 way_out="Install the same on every node.",
             )
         return {**versions[0], "nodes": " ".join(cut.nodes[0].kind)}

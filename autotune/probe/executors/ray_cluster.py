@@ -1,5 +1,6 @@
-"""Cluster of the Ray executor: the connection to its head and its nodes, and a slot on them: a placement group, an actor on each
-node, and the runner in them."""
+"""Cluster of the Ray executor: the connection to its head and its nodes, and a slot on them: a
+placement group, an actor on each node, and the runner in them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from typing import Any
 import msgspec
 
 import autotune
-from autotune.core.errors import BadInput, MissingExtra, ProbeError, SlotLost, TrainingEnvironmentError
+from autotune.core.errors import (
+    BadInput,
+    MissingExtra,
+    ProbeError,
+    SlotLost,
+    TrainingEnvironmentError,
+)
 from autotune.core.measurement import Measurement, Outcome, ProbePlan
 from autotune.core.space import Candidate
 from autotune.machine.signals import restored_signals, skip_exit_handlers
@@ -27,9 +34,19 @@ from autotune.probe.worker_process import RankSpan, RunnerSettings
 
 try:
     import ray
-    from ray.exceptions import GetTimeoutError, NodeDiedError, RayActorError, RayError, RayTaskError, TaskUnschedulableError
+    from ray.exceptions import (
+        GetTimeoutError,
+        NodeDiedError,
+        RayActorError,
+        RayError,
+        RayTaskError,
+        TaskUnschedulableError,
+    )
     from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+    from ray.util.scheduling_strategies import (
+        NodeAffinitySchedulingStrategy,
+        PlacementGroupSchedulingStrategy,
+    )
 except ImportError as missing:
     raise MissingExtra("--executor ray", "ray") from missing
 
@@ -42,7 +59,10 @@ HURRIED_CLOSE_SECONDS = 3.0  # After Ctrl-C, or without a head
 GRACE_SECONDS = 60.0  # Wait beyond a probe's own deadline, which its node enforces
 POLL_INTERVAL_S = 0.5  # Maximum delay of an interruption
 STRAGGLER_SECONDS = 5.0  # Wait for the other nodes' replies after the first failure
-ACTOR_VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+ACTOR_VARIABLES = {
+    "RAY_kill_child_processes_on_worker_exit": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
 """A Ray worker must not kill its children at exit: autotune's worker ends what a probe left.
 Older Ray versions hide a node's GPUs from tasks that reserve none."""
 
@@ -57,7 +77,9 @@ class RayCluster:
         self.interrupted = False
         """True while waits for the cluster shall end early."""
         self.head_lost = False
-        """True once the head did not answer: any further call to it would block until Ray ends this process."""
+        """True once the head did not answer: any further call to it would block until Ray ends
+        this process.
+        """
 
     def connect(self) -> None:
         if ray.is_initialized():
@@ -68,12 +90,20 @@ class RayCluster:
                 host, separator, port = (self._address or "").rpartition(":")
                 if separator and port.isdigit() and "/" not in host:
                     socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-                ray.init(address=self._address or "auto", log_to_driver=False, configure_logging=False, namespace="autotune")
+                ray.init(
+                    address=self._address or "auto",
+                    log_to_driver=False,
+                    configure_logging=False,
+                    namespace="autotune",
+                )
             except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
                 where = f"at {self._address}" if self._address else "on this machine"
                 raise BadInput(
                     f"There is no Ray cluster {where} to connect to ({first_line(error)}).",
-                    way_out="Start one with `ray start --head`, or give its address with --address HOST:6379.",
+                    way_out=(
+                        "Start one with `ray start --head`, or give its address with --address"
+                        " HOST:6379."
+                    ),
                 ) from error
         self._connected = True
         self._head = HeadWatch(ray.get_runtime_context().gcs_address)
@@ -93,7 +123,9 @@ class RayCluster:
             self._lose_head()
 
     def reaches_head(self) -> bool:
-        """Return False without a head: nothing can be released, and the nodes end their actors by themselves."""
+        """Return False without a head: nothing can be released, and the nodes end their actors
+        by themselves.
+        """
         self.head_lost = self.head_lost or (self._head is not None and not self._head.answers())
         return not self.head_lost
 
@@ -106,42 +138,74 @@ class RayCluster:
         self.head_lost = True
         os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # of the probes that end with it
         skip_exit_handlers()
-        raise SlotLost("The head of the Ray cluster does not answer any more. Start it again and go on with --resume.")
+        raise SlotLost(
+            "The head of the Ray cluster does not answer any more. Start it again and go on with"
+            " --resume."
+        )
 
 
 def inspect_nodes() -> list[Node]:
     """Return every node that is alive, as it describes itself."""
     alive = [each for each in ray.nodes() if each["Alive"]]
     # The actors' environment: the task's process then serves as an actor, which saves seconds.
-    task = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": ACTOR_VARIABLES})(ray_node.inspect_node)
+    task = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": ACTOR_VARIABLES})(
+        ray_node.inspect_node
+    )
     pending = {
-        each["NodeID"]: task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False)).remote()
+        each["NodeID"]: (
+            task.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False)
+            ).remote()
+        )
         for each in alive
     }
     done, _ = ray.wait(list(pending.values()), num_returns=len(pending), timeout=INSPECT_SECONDS)
-    nodes = [_node(each, pending[each["NodeID"]]) for each in alive if pending[each["NodeID"]] in done]
+    nodes = [
+        _node(each, pending[each["NodeID"]]) for each in alive if pending[each["NodeID"]] in done
+    ]
     return [node for node in nodes if node is not None]
 
 
 def _node(entry: Mapping[str, Any], reply: Any) -> Node | None:
     """Return None for a node that was lost meanwhile."""
     name, resources = entry.get("NodeManagerHostname", entry["NodeID"]), entry.get("Resources", {})
-    way_out = f"Install the same autotune on every node: pip install 'grpo-autotune[ray]=={autotune.__version__}'."
+    way_out = (
+        "Install the same autotune on every node: pip install"
+        f" 'grpo-autotune[ray]=={autotune.__version__}'."
+    )
     try:
         node = msgspec.json.decode(ray.get(reply), type=Node)
     except (TaskUnschedulableError, NodeDiedError):
         return None
     except RayError as error:
-        raise BadInput(f"The node {name} can't run autotune ({str(error).strip().splitlines()[-1]}).", way_out=way_out) from error
+        raise BadInput(
+            f"The node {name} can't run autotune ({str(error).strip().splitlines()[-1]}).",
+            way_out=way_out,
+        ) from error
     if node.version != autotune.__version__:
-        raise BadInput(f"The node {name} has autotune {node.version}, and here is {autotune.__version__}.", way_out=way_out)
-    return msgspec.structs.replace(node, id=entry["NodeID"], cpus=int(resources.get("CPU", 0)), gpus=int(resources.get("GPU", 0)))
+        raise BadInput(
+            f"The node {name} has autotune {node.version}, and here is {autotune.__version__}.",
+            way_out=way_out,
+        )
+    return msgspec.structs.replace(
+        node,
+        id=entry["NodeID"],
+        cpus=int(resources.get("CPU", 0)),
+        gpus=int(resources.get("GPU", 0)),
+    )
 
 
 class ClusterSlot:
     """Room for one runner on the cluster; on other nodes after the loss of one."""
 
-    def __init__(self, cluster: RayCluster, cut: Plan, number: int, settings: RunnerSettings, requests: RequestBuilders) -> None:
+    def __init__(
+        self,
+        cluster: RayCluster,
+        cut: Plan,
+        number: int,
+        settings: RunnerSettings,
+        requests: RequestBuilders,
+    ) -> None:
         self._cluster, self._cut, self._number = cluster, cut, number
         self._settings, self.requests = settings, requests
         self.loads = 0
@@ -158,9 +222,10 @@ class ClusterSlot:
         if len(alike) < count:
             raise SlotLost("No node is left that is like the one that was lost.")
         self._group = placement_group(
-            [dict(self._cut.bundle)] * count, strategy="STRICT_SPREAD" if count > 1 else "STRICT_PACK",
+            [dict(self._cut.bundle)] * count,
+            strategy="STRICT_SPREAD" if count > 1 else "STRICT_PACK",
             bundle_label_selector=[{"ray.io/node-id": f"in({','.join(alike)})"}] * count,
-        )  # fmt: skip
+        )
 
     def wait_for_room(self, seconds: float) -> bool:
         try:
@@ -173,18 +238,29 @@ class ClusterSlot:
         """Start an actor on each of the slot's nodes; return the versions by package."""
         actor = ray.remote(max_concurrency=3, max_restarts=0, max_task_retries=0)(ray_node.NodeSlot)
         settings = ray_node.SlotSettings(
-            runner=self._settings, environment=ray_node.environment_to_send(),
+            runner=self._settings,
+            environment=ray_node.environment_to_send(),
             share=(self._number % self._cut.per_node, self._cut.per_node),
-        )  # fmt: skip
+        )
         self._actors = [
             actor.options(
-                num_cpus=self._cut.bundle.get("CPU", 0), num_gpus=self._cut.bundle.get("GPU", 0),
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index),
+                num_cpus=self._cut.bundle.get("CPU", 0),
+                num_gpus=self._cut.bundle.get("GPU", 0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._group, placement_group_bundle_index=index
+                ),
                 runtime_env={"env_vars": ACTOR_VARIABLES},
-            ).remote(ray_node.encoded(msgspec.structs.replace(settings, runner=replace(settings.runner, ranks=ranks))))
+            ).remote(
+                ray_node.encoded(
+                    msgspec.structs.replace(settings, runner=replace(settings.runner, ranks=ranks))
+                )
+            )
             for index, ranks in enumerate(self._cut.ranks)
-        ]  # fmt: skip
-        replies = [msgspec.json.decode(reply) for reply in self._call(lambda one: one.prepare.remote(), START_SECONDS)]
+        ]
+        replies = [
+            msgspec.json.decode(reply)
+            for reply in self._call(lambda one: one.prepare.remote(), START_SECONDS)
+        ]
         for reply in replies:
             if "error" in reply:
                 raise TrainingEnvironmentError(reply["error"])
@@ -202,11 +278,17 @@ class ClusterSlot:
         """Measure on all nodes of the slot at once; a failure on one ends the others early."""
         if not self._actors:
             self._replace()
-        orders = [ray_node.encoded(msgspec.structs.replace(order, span=span)) for span in self._spans()]
-        refs = [actor.measure.remote(each) for actor, each in zip(self._actors, orders, strict=True)]
+        orders = [
+            ray_node.encoded(msgspec.structs.replace(order, span=span)) for span in self._spans()
+        ]
+        refs = [
+            actor.measure.remote(each) for actor, each in zip(self._actors, orders, strict=True)
+        ]
         replies = [
             msgspec.json.decode(reply, type=ray_node.NodeReply)
-            for reply in self._await(refs, order.plan.deadline_seconds + GRACE_SECONDS, stop_at=_failed)
+            for reply in self._await(
+                refs, order.plan.deadline_seconds + GRACE_SECONDS, stop_at=_failed
+            )
         ]
         self.loads += max(reply.loads for reply in replies)
         for reply in replies:
@@ -237,7 +319,9 @@ class ClusterSlot:
         seconds = max(0.1, seconds if reaches_head else min(seconds, HURRIED_CLOSE_SECONDS))
         actors, self._actors, self._runner = self._actors, [], None
         with contextlib.suppress(RayError, ValueError):  # ray.wait refuses an empty list
-            ray.wait([actor.close.remote() for actor in actors], num_returns=len(actors), timeout=seconds)
+            ray.wait(
+                [actor.close.remote() for actor in actors], num_returns=len(actors), timeout=seconds
+            )
         group, self._group = self._group, None
         if not reaches_head:
             return
@@ -262,14 +346,22 @@ class ClusterSlot:
             return [None]
         address, port = ray.get(self._actors[0].meeting_point.remote(), timeout=GRACE_SECONDS)
         firsts = accumulate(ranks[:-1], initial=0)
-        return [RankSpan(first=first, world=sum(ranks), address=address, port=port) for first in firsts]
+        return [
+            RankSpan(first=first, world=sum(ranks), address=address, port=port) for first in firsts
+        ]
 
     def _call(self, call: Callable[[Any], Any], seconds: float) -> list[Any]:
         return self._await([call(actor) for actor in self._actors], seconds)
 
-    def _await(self, refs: Sequence[Any], seconds: float, stop_at: Callable[[bytes], bool] = lambda _: False) -> list[Any]:
-        """Return all replies in the nodes' order; after the first for which `stop_at` holds, those that arrive shortly. Any other
-        end is a fault of the slot: ProbeError."""
+    def _await(
+        self,
+        refs: Sequence[Any],
+        seconds: float,
+        stop_at: Callable[[bytes], bool] = lambda _: False,
+    ) -> list[Any]:
+        """Return all replies in the nodes' order; after the first for which `stop_at` holds,
+        those that arrive shortly. Any other end is a fault of the slot: ProbeError.
+        """
         until, waiting = time.monotonic() + seconds, list(refs)
         found: dict[Any, Any] = {}
         try:
@@ -280,9 +372,14 @@ class ClusterSlot:
                     raise ProbeError("The probe was interrupted.")
                 self._cluster.check_head()
                 if time.monotonic() > until:
-                    raise ProbeError(f"{self._where()} did not answer within {seconds:.0f} s: it is abandoned.")
+                    raise ProbeError(
+                        f"{self._where()} did not answer within {seconds:.0f} s: it is abandoned."
+                    )
                 if waiting and any(stop_at(reply) for reply in found.values()):
-                    until, stop_at = min(until, time.monotonic() + STRAGGLER_SECONDS), lambda _: False
+                    until, stop_at = (
+                        min(until, time.monotonic() + STRAGGLER_SECONDS),
+                        lambda _: False,
+                    )
                     for actor in self._actors:
                         actor.interrupt.remote()
         except RayTaskError:
@@ -290,7 +387,9 @@ class ClusterSlot:
         except (RayActorError, RayError) as error:
             self._cluster.require_head()
             self._abandon()
-            raise ProbeError(f"{self._where()} was lost during a measurement ({first_line(error)}).") from error
+            raise ProbeError(
+                f"{self._where()} was lost during a measurement ({first_line(error)})."
+            ) from error
         except ProbeError:
             self._abandon()
             raise
@@ -311,7 +410,10 @@ class ClusterRunner:
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
         if candidate.load_key != self.load_key:
-            raise ProbeError(f"Candidate {candidate.id} needs load {candidate.load_key}; this runner has {self.load_key}.")
+            raise ProbeError(
+                f"Candidate {candidate.id} needs load {candidate.load_key}; this runner has"
+                f" {self.load_key}."
+            )
         requests = self._slot.requests
         return self._slot.measure(
             ray_node.ProbeOrder(

@@ -1,7 +1,9 @@
-"""Parts of the Ray executor without Ray: division of a cluster's nodes into slots, and a node's local slot with JSON messages.
+"""Parts of the Ray executor without Ray: division of a cluster's nodes into slots, and a node's
+local slot with JSON messages.
 
-The division is made of the facts that the nodes report. Only equal nodes are used, because the speeds of one study are compared.
-A request that does not fit fails at once, with the amounts requested and present.
+The division is made of the facts that the nodes report. Only equal nodes are used, because the
+speeds of one study are compared. A request that does not fit fails at once, with the amounts
+requested and present.
 """
 
 from __future__ import annotations
@@ -69,11 +71,18 @@ class Plan:
 def plan(nodes: Sequence[Node], hardware: Hardware, limit_bytes: int, slots: int | None) -> Plan:
     """Return as many slots as requested, or as fit. Raises BadInput where none fits."""
     if not nodes:
-        raise BadInput("The Ray cluster has no node that is alive.", way_out="Start one with `ray start`, and see `ray status`.")
+        raise BadInput(
+            "The Ray cluster has no node that is alive.",
+            way_out="Start one with `ray start`, and see `ray status`.",
+        )
     # 1. Nodes of one kind.
     on_gpus, size = hardware.kind == "cuda", hardware.count
     if on_gpus:
-        alike = [node for node in nodes if node.devices and set(node.devices) == {hardware.name} and node.gpus]
+        alike = [
+            node
+            for node in nodes
+            if node.devices and set(node.devices) == {hardware.name} and node.gpus
+        ]
         others = [node for node in nodes if node not in alike and node.gpus]
     else:
         able = [node for node in nodes if node.memory_bytes >= limit_bytes and node.cpus]
@@ -82,7 +91,8 @@ def plan(nodes: Sequence[Node], hardware: Hardware, limit_bytes: int, slots: int
         others = [node for node in nodes if node not in alike]
         if not alike:
             raise HardwareNotHere(
-                f"A probe may use {format_bytes(limit_bytes)}, and no node has as much: the cluster has {in_words(nodes)}.",
+                f"A probe may use {format_bytes(limit_bytes)}, and no node has as much: the cluster"
+                f" has {in_words(nodes)}.",
                 way_out="Give a smaller --memory-limit.",
             )
     notes = (f"Probes use nodes of one kind: {in_words(others)} is left out.",) if others else ()
@@ -91,16 +101,28 @@ def plan(nodes: Sequence[Node], hardware: Hardware, limit_bytes: int, slots: int
     if whole and on_gpus:
         room = sum(node.gpus // size for node in whole)
         return Plan(
-            nodes=tuple(whole), slots=_checked(slots, room, hardware, nodes), bundle={"GPU": size, "CPU": 1}, ranks=(size,),
-            per_node=max(node.gpus // size for node in whole), notes=notes,
-        )  # fmt: skip
+            nodes=tuple(whole),
+            slots=_checked(slots, room, hardware, nodes),
+            bundle={"GPU": size, "CPU": 1},
+            ranks=(size,),
+            per_node=max(node.gpus // size for node in whole),
+            notes=notes,
+        )
     if whole:
-        room = sum(min(node.cpus // size, node.memory_bytes // limit_bytes, len(node.cores)) for node in whole)
+        room = sum(
+            min(node.cpus // size, node.memory_bytes // limit_bytes, len(node.cores))
+            for node in whole
+        )
         count = _checked(slots or len(whole), room, hardware, nodes)
         per_node = -(-count // len(whole))
         cpus = min(node.cpus for node in whole) // per_node
         return Plan(
-            nodes=tuple(whole), slots=count, bundle={"CPU": max(size, cpus)}, ranks=(size,), per_node=per_node, notes=notes
+            nodes=tuple(whole),
+            slots=count,
+            bundle={"CPU": max(size, cpus)},
+            ranks=(size,),
+            per_node=per_node,
+            notes=notes,
         )
     # 3. Slots over several nodes: most ranks per node in equal parts, no node in two slots.
     for each in (each for each in range(size - 1, 0, -1) if size % each == 0):
@@ -108,22 +130,32 @@ def plan(nodes: Sequence[Node], hardware: Hardware, limit_bytes: int, slots: int
         room = len(enough) // (size // each)
         if room:
             return Plan(
-                nodes=tuple(enough), slots=_checked(slots, room, hardware, nodes),
-                bundle={"GPU": each, "CPU": 1} if on_gpus else {"CPU": each}, ranks=(each,) * (size // each), per_node=1,
+                nodes=tuple(enough),
+                slots=_checked(slots, room, hardware, nodes),
+                bundle={"GPU": each, "CPU": 1} if on_gpus else {"CPU": each},
+                ranks=(each,) * (size // each),
+                per_node=1,
                 notes=notes,
-            )  # fmt: skip
+            )
     way_out = (
-        "Name what it has with --gpus, or start nodes that have them." if on_gpus else "Use fewer ranks, or start more nodes."
+        "Name what it has with --gpus, or start nodes that have them."
+        if on_gpus
+        else "Use fewer ranks, or start more nodes."
     )
-    raise HardwareNotHere(f"{hardware} was requested, and the cluster has {in_words(nodes)}.", way_out=way_out)
+    raise HardwareNotHere(
+        f"{hardware} was requested, and the cluster has {in_words(nodes)}.", way_out=way_out
+    )
 
 
 def _checked(slots: int | None, room: int, hardware: Hardware, nodes: Sequence[Node]) -> int:
     """Return the number of slots, if there is room for it."""
     if slots is not None and slots > room:
         raise BadInput(
-            f"{slots} slots of {hardware} were requested, and the cluster has room for {room}: it has {in_words(nodes)}.",
-            way_out=f"Use at most --slots {room}, or start more nodes." if room else "Start more nodes.",
+            f"{slots} slots of {hardware} were requested, and the cluster has room for {room}: it"
+            f" has {in_words(nodes)}.",
+            way_out=(
+                f"Use at most --slots {room}, or start more nodes." if room else "Start more nodes."
+            ),
         )
     return slots or room
 
@@ -134,20 +166,36 @@ def in_words(nodes: Sequence[Node]) -> str:
     for node in nodes:
         names = " and ".join(sorted(set(node.devices)))
         memory = format_bytes(node.memory_bytes) if node.memory_bytes else "unknown memory"
-        kinds[f"{node.gpus} {names or 'GPUs of an unknown kind'}" if node.gpus else f"{node.cpus} CPUs and {memory}"] += 1
-    return "; ".join(f"{count} node{'s' if count > 1 else ''} of {what}" for what, count in kinds.items())
+        kinds[
+            (
+                f"{node.gpus} {names or 'GPUs of an unknown kind'}"
+                if node.gpus
+                else f"{node.cpus} CPUs and {memory}"
+            )
+        ] += 1
+    return "; ".join(
+        f"{count} node{'s' if count > 1 else ''} of {what}" for what, count in kinds.items()
+    )
 
 
 def first_line(error: BaseException) -> str:
-    return next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
+    return next(
+        (line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__
+    )
 
 
 def merged(parts: Sequence[Measurement]) -> Measurement:
     """Merge the parts: the worst of what limits, the sum of what was trained, the root failure."""
-    first, memories, costs = min(parts, key=_blame_order), [part.memory for part in parts], [part.cost for part in parts]
+    first, memories, costs = (
+        min(parts, key=_blame_order),
+        [part.memory for part in parts],
+        [part.cost for part in parts],
+    )
     # The fullest node's memory: each node has a limit of its own.
     fullest = max(
-        (memory for memory in memories if memory.peak_bytes is not None), key=lambda m: m.peak_bytes or 0, default=first.memory
+        (memory for memory in memories if memory.peak_bytes is not None),
+        key=lambda m: m.peak_bytes or 0,
+        default=first.memory,
     )
     held = [cost.device_seconds for cost in costs if cost.device_seconds is not None]
     return replace(
@@ -156,7 +204,11 @@ def merged(parts: Sequence[Measurement]) -> Measurement:
             fullest,
             phase_peak_bytes=highest_by_phase(memories),
             devices=tuple(device for memory in memories for device in memory.devices),
-            models=tuple(sorted((one for memory in memories for one in memory.models), key=lambda one: one.rank)),
+            models=tuple(
+                sorted(
+                    (one for memory in memories for one in memory.models), key=lambda one: one.rank
+                )
+            ),
         ),
         worst=_merged_speed([part.worst for part in parts]),
         typical=_merged_speed([part.typical for part in parts]),
@@ -171,7 +223,9 @@ def merged(parts: Sequence[Measurement]) -> Measurement:
 
 
 def _blame_order(part: Measurement) -> int:
-    """Sort key: out of memory first, then an end from outside, because its peers then report a lost rank or time out."""
+    """Sort key: out of memory first, then an end from outside, because its peers then report a
+    lost rank or time out.
+    """
     outcome = part.outcome
     if outcome.is_out_of_memory or part.ended_from_outside:
         return 0 if outcome.is_out_of_memory else 1
@@ -186,21 +240,26 @@ def _merged_speed(speeds: Sequence[Speed | None]) -> Speed | None:
     return replace(
         max(known, key=lambda speed: sum(speed.cycle_seconds)),
         cycle_seconds=tuple(map(max, zip(*(speed.cycle_seconds for speed in known), strict=True))),
-        cycle_loss_tokens=tuple(map(sum, zip(*(speed.cycle_loss_tokens for speed in known), strict=True))),
+        cycle_loss_tokens=tuple(
+            map(sum, zip(*(speed.cycle_loss_tokens for speed in known), strict=True))
+        ),
         prompt_tokens=sum(speed.prompt_tokens for speed in known),
         cut_short=any(speed.cut_short for speed in known),
     )
 
 
-LOST_SECONDS = 25.0  # Time without a connection after which the head counts as lost: less than Ray's own minute
+# Time without a connection after which the head counts as lost: less than Ray's own minute
+LOST_SECONDS = 25.0
 INTERVAL_SECONDS = 2.0
 CONNECT_SECONDS = 2.0
 
 
 class HeadWatch:
-    """Connections to a cluster's head, at most one each INTERVAL_SECONDS. For several threads. Ray ends a driver process by
-    itself, without an exception, when the head has been gone for a minute (`gcs_rpc_server_reconnect_timeout_s`). The head is
-    therefore watched from here, so that the search ends before that, with its answer."""
+    """Connections to a cluster's head, at most one each INTERVAL_SECONDS. For several threads.
+    Ray ends a driver process by itself, without an exception, when the head has been gone for a
+    minute (`gcs_rpc_server_reconnect_timeout_s`). The head is therefore watched from here, so
+    that the search ends before that, with its answer.
+    """
 
     def __init__(self, address: str, now: Callable[[], float] = time.monotonic) -> None:
         host, _, port = address.rpartition(":")
@@ -233,8 +292,18 @@ class HeadWatch:
 
 
 TRAINING_VARIABLES = (
-    "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "VLLM_", "NCCL_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "TOKENIZERS_", "CUDA_HOME",
-)  # fmt: skip
+    "HF_",
+    "HUGGINGFACE_",
+    "TRANSFORMERS_",
+    "VLLM_",
+    "NCCL_",
+    "TORCH",
+    "PYTORCH_",
+    "OMP_",
+    "MKL_",
+    "TOKENIZERS_",
+    "CUDA_HOME",
+)
 """Prefixes of the driver's environment variables that apply to its probes on every node."""
 
 
@@ -244,7 +313,9 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     runner: RunnerSettings
     environment: Mapping[str, str]
-    share: tuple[int, int]  # (index, count): the index-th of `count` equal shares of the node's cores
+    share: tuple[
+        int, int
+    ]  # (index, count): the index-th of `count` equal shares of the node's cores
 
 
 @read_by_threads
@@ -255,7 +326,9 @@ class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
     plan: ProbePlan
     load_request: Mapping[str, Any]
     probe_request: Mapping[str, Any]
-    span: RankSpan | None = None  # Position of these ranks among those of other nodes; None where there are no others
+    span: RankSpan | None = (
+        None  # Position of these ranks among those of other nodes; None where there are no others
+    )
 
 
 @read_by_threads
@@ -270,21 +343,35 @@ class NodeReply(msgspec.Struct, frozen=True, kw_only=True):
 
 def encoded(message: object) -> bytes:
     """Encode a message; paths and read-only mappings become plain JSON."""
-    return msgspec.json.encode(message, enc_hook=lambda value: str(value) if isinstance(value, Path) else dict(value))
+    return msgspec.json.encode(
+        message, enc_hook=lambda value: str(value) if isinstance(value, Path) else dict(value)
+    )
 
 
 def environment_to_send() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(TRAINING_VARIABLES)}
+    return {
+        name: value for name, value in os.environ.items() if name.startswith(TRAINING_VARIABLES)
+    }
 
 
 def inspect_node() -> bytes:
     """Describe this machine as a `Node`; the caller adds the cluster's figures."""
     devices = hardware_detection.gpus_here()
-    named = tuple(known.name if (known := hardware_detection.recognise(device)) else device.name for device in devices)
+    named = tuple(
+        known.name if (known := hardware_detection.recognise(device)) else device.name
+        for device in devices
+    )
     node = Node(
-        id="", host=platform.node(), cpus=0, gpus=0, cores=tuple(available_cores()), processor=hardware_detection.processor(),
-        memory_bytes=machine_memory_bytes(), devices=named, version=autotune.__version__,
-    )  # fmt: skip
+        id="",
+        host=platform.node(),
+        cpus=0,
+        gpus=0,
+        cores=tuple(available_cores()),
+        processor=hardware_detection.processor(),
+        memory_bytes=machine_memory_bytes(),
+        devices=named,
+        version=autotune.__version__,
+    )
     return msgspec.json.encode(node)
 
 
@@ -292,15 +379,23 @@ class NodeSlot:
     """Actor: part of a slot on one node."""
 
     def __init__(self, encoded_settings: bytes) -> None:
-        settings = msgspec.json.decode(encoded_settings, type=SlotSettings, dec_hook=lambda kind, value: kind(value))
+        settings = msgspec.json.decode(
+            encoded_settings, type=SlotSettings, dec_hook=lambda kind, value: kind(value)
+        )
         for name in environment_to_send():
-            del os.environ[name]  # clusters set OMP_NUM_THREADS and others, which a real training would not have
+            del os.environ[
+                name
+            ]  # clusters set OMP_NUM_THREADS and others, which a real training would not have
         os.environ.update(settings.environment)
         index, count = settings.share
         cores = shares_of(available_cores(), count)[index] if count > 1 else None
         self._order: ProbeOrder
-        requests = RequestBuilders(load=lambda _: self._order.load_request, probe=lambda *_: self._order.probe_request)
-        self._slot = LocalSlot(settings.runner, SlotPlace(words=platform.node(), cores=cores), requests)
+        requests = RequestBuilders(
+            load=lambda _: self._order.load_request, probe=lambda *_: self._order.probe_request
+        )
+        self._slot = LocalSlot(
+            settings.runner, SlotPlace(words=platform.node(), cores=cores), requests
+        )
         self._closing = threading.Lock()
 
     def prepare(self) -> bytes:
@@ -344,6 +439,8 @@ class NodeSlot:
         self._slot.interrupt()
 
     def close(self) -> None:
-        """Close the slot. A second call returns after the first: then this process may be killed."""
+        """Close the slot. A second call returns after the first: then this process may be
+        killed.
+        """
         with self._closing:
             self._slot.close()

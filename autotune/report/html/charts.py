@@ -1,4 +1,6 @@
-"""Charts of candidates: speed against memory, and predicted against measured figures; the parts that all charts share."""
+"""Charts of candidates: speed against memory, and predicted against measured figures; the parts
+that all charts share.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 """Colours for any colour vision, on white and on black (after Okabe and Ito)."""
 
 PHASE_COLOURS = dict(
-    zip(("load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer"), COLOURS, strict=True), other="#999999"
+    zip(
+        ("load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer"),
+        COLOURS,
+        strict=True,
+    ),
+    other="#999999",
 )
 
 
@@ -52,7 +59,14 @@ def laid_out(figure: Figure, *, height: int, **layout: Any) -> Figure:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, sans-serif", "size": 13},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "yref": "paper", "x": 0, "traceorder": "normal"},
+        legend={
+            "orientation": "h",
+            "yanchor": "bottom",
+            "y": 1.0,
+            "yref": "paper",
+            "x": 0,
+            "traceorder": "normal",
+        },
         hoverlabel={"align": "left"},
         **layout,
     )
@@ -72,15 +86,24 @@ def moving_knobs(answer: AnswerDocument) -> tuple[str, ...]:
 
 def labelled(answer: AnswerDocument) -> Iterator[tuple[str, RecommendationRow | CandidateRow]]:
     """Yield the main candidates with their names on the page."""
-    runner_ups = ((f"runner-up {number}", row) for number, row in enumerate(answer.runner_ups, start=1))
-    for label, row in (("recommended", answer.recommendation), ("baseline", answer.baseline), *runner_ups):
+    runner_ups = (
+        (f"runner-up {number}", row) for number, row in enumerate(answer.runner_ups, start=1)
+    )
+    for label, row in (
+        ("recommended", answer.recommendation),
+        ("baseline", answer.baseline),
+        *runner_ups,
+    ):
         if row is not None:
             yield label, row
 
 
 def named(knobs: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return a candidate's moving knobs as text."""
-    return ", ".join(f"{name}={setting_text(knobs[name])}" for name in names if name in knobs) or "the only candidate"
+    return (
+        ", ".join(f"{name}={setting_text(knobs[name])}" for name in names if name in knobs)
+        or "the only candidate"
+    )
 
 
 def gib(size: float | None) -> str:
@@ -95,21 +118,36 @@ RECOMMENDED = "recommended"
 
 
 def speed_against_memory(answer: AnswerDocument) -> Drawing:
-    """Draw fitting candidates left of the limit, and failed ones, which have no speed, in a strip below."""
+    """Draw fitting candidates left of the limit, and failed ones, which have no speed, in a
+    strip below.
+    """
     rows, word, title = _candidates(answer), answer.basis, "Speed against memory"
     if not any(row.peak_memory_bytes is not None for row in rows):
-        return absent("speed-against-memory", title, "No candidate was measured or predicted far enough to have a peak.")
-    lengths = "speed at typical ones" if answer.question.typical_completion_length else "speed as well"
+        return absent(
+            "speed-against-memory",
+            title,
+            "No candidate was measured or predicted far enough to have a peak.",
+        )
+    lengths = (
+        "speed at typical ones" if answer.question.typical_completion_length else "speed as well"
+    )
     return Drawing(
         id="speed-against-memory",
         title=title,
-        says=f"Each point is a candidate, {word}: memory at the longest lengths, {lengths}. Further up is faster; "
-        "the dashed line is the limit. The stepped line joins the candidates that no other one beats in both. "
-        "The strip below has the failed ones.",
+        says=(
+            f"Each point is a candidate, {word}: memory at the longest lengths, {lengths}. Further"
+            " up is faster; the dashed line is the limit. The stepped line joins the candidates"
+            " that no other one beats in both. The strip below has the failed ones."
+        ),
         figure=_speed_figure(answer, rows),
         headers=("candidate", "outcome", "tokens/s", "peak GiB"),
         rows=tuple(
-            (named(row.knobs, moving_knobs(answer)), row.outcome or word, rate(row.rate), gib(row.peak_memory_bytes))
+            (
+                named(row.knobs, moving_knobs(answer)),
+                row.outcome or word,
+                rate(row.rate),
+                gib(row.peak_memory_bytes),
+            )
             for row in rows
         ),
     )
@@ -121,28 +159,63 @@ def _candidates(answer: AnswerDocument) -> list[CandidateRow]:
     if best is not None:
         speed, peak = best.tokens_per_second, best.peak_memory_bytes
         row = CandidateRow(
-            knobs=best.knobs, outcome=RECOMMENDED, basis=answer.basis, fits=True, tokens_per_second=speed, peak_memory_bytes=peak
+            knobs=best.knobs,
+            outcome=RECOMMENDED,
+            basis=answer.basis,
+            fits=True,
+            tokens_per_second=speed,
+            peak_memory_bytes=peak,
         )
         chosen.append(row)
     if answer.trials:
         return [row for row in answer.probes if best is None or row.knobs != best.knobs] + chosen
-    return [*chosen, *(row for row in (answer.baseline, answer.nearest_miss, *answer.runner_ups) if row is not None)]
+    return [
+        *chosen,
+        *(
+            row
+            for row in (answer.baseline, answer.nearest_miss, *answer.runner_ups)
+            if row is not None
+        ),
+    ]
 
 
 def _speed_figure(answer: AnswerDocument, rows: Sequence[CandidateRow]) -> Figure:
     from plotly.subplots import make_subplots
 
     failed = [row for row in rows if row.rate is None or row.fits is False]
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.8, 0.2], vertical_spacing=0.06)
+    figure = make_subplots(
+        rows=2, cols=1, shared_xaxes=True, row_heights=[0.8, 0.2], vertical_spacing=0.06
+    )
     same = [row for row in rows if row not in failed and _learns_the_same(row, answer)]
     other = [row for row in rows if row not in failed and not _learns_the_same(row, answer)]
     names = moving_knobs(answer)
-    _points(figure, [row for row in same if row.outcome != RECOMMENDED], names, "fits", COLOURS[0], "circle", 1)
+    _points(
+        figure,
+        [row for row in same if row.outcome != RECOMMENDED],
+        names,
+        "fits",
+        COLOURS[0],
+        "circle",
+        1,
+    )
     _points(figure, other, names, "fits, other learning knobs", COLOURS[5], "circle-open", 1)
     _points(figure, failed, names, "does not fit, or failed", COLOURS[1], "x", 2)
     _frontier(figure, same)
-    _points(figure, [row for row in same if row.outcome == RECOMMENDED], names, RECOMMENDED, COLOURS[2], "star", 1)
-    figure.add_vline(x=answer.question.memory_limit_bytes / GIB, line_dash="dash", line_color="#888888", annotation_text="limit")
+    _points(
+        figure,
+        [row for row in same if row.outcome == RECOMMENDED],
+        names,
+        RECOMMENDED,
+        COLOURS[2],
+        "star",
+        1,
+    )
+    figure.add_vline(
+        x=answer.question.memory_limit_bytes / GIB,
+        line_dash="dash",
+        line_color="#888888",
+        annotation_text="limit",
+    )
     figure.update_yaxes(title_text="tokens/s", row=1, col=1, rangemode="tozero")
     figure.update_yaxes(visible=False, row=2, col=1)
     figure.update_xaxes(title_text="peak memory, GiB", row=2, col=1)
@@ -154,7 +227,13 @@ def _learns_the_same(row: CandidateRow, answer: AnswerDocument) -> bool:
 
 
 def _points(
-    figure: Figure, rows: Sequence[CandidateRow], names: Sequence[str], label: str, colour: str, symbol: str, strip: int
+    figure: Figure,
+    rows: Sequence[CandidateRow],
+    names: Sequence[str],
+    label: str,
+    colour: str,
+    symbol: str,
+    strip: int,
 ) -> None:
     from plotly.graph_objects import Scatter
 
@@ -165,7 +244,10 @@ def _points(
     for row in known:
         speed = f"{rate(row.rate)} tokens/s, " if row.rate is not None else ""
         settings = escape(named(row.knobs, names)).replace(", ", "<br>")
-        hover.append(f"{settings}<br>{speed}{gib(row.peak_memory_bytes)} GiB<br>{escape(row.outcome or row.basis)}")
+        hover.append(
+            f"{settings}<br>{speed}{gib(row.peak_memory_bytes)}"
+            f" GiB<br>{escape(row.outcome or row.basis)}"
+        )
     figure.add_trace(
         Scatter(
             x=[(row.peak_memory_bytes or 0) / GIB for row in known],
@@ -198,26 +280,56 @@ def _frontier(figure: Figure, rows: Sequence[CandidateRow]) -> None:
         return
     line = {"color": COLOURS[0], "width": 1, "shape": "hv"}
     x, y = [(row.peak_memory_bytes or 0) / GIB for row in edge], [row.rate for row in edge]
-    figure.add_trace(Scatter(x=x, y=y, mode="lines", line=line, name="frontier", hoverinfo="skip"), row=1, col=1)
+    figure.add_trace(
+        Scatter(x=x, y=y, mode="lines", line=line, name="frontier", hoverinfo="skip"), row=1, col=1
+    )
 
 
 def predicted_against_measured(answer: AnswerDocument) -> Drawing:
     """Draw the measured candidates that were predicted: their peaks and their speeds."""
-    name, title, names = "predicted-against-measured", "Predicted against measured", moving_knobs(answer)
-    rows = [(row, row.prediction) for row in answer.probes if row.prediction is not None and row.outcome == "ok"]
+    name, title, names = (
+        "predicted-against-measured",
+        "Predicted against measured",
+        moving_knobs(answer),
+    )
+    rows = [
+        (row, row.prediction)
+        for row in answer.probes
+        if row.prediction is not None and row.outcome == "ok"
+    ]
     if not rows:
         unpredicted = "No measured candidate was predicted: predictions are for GPUs."
         return absent(name, title, "Nothing was measured yet." if answer.predicted else unpredicted)
     table = []
     for row, predicted in rows:
-        peak, speed = (one.value if one else None for one in (predicted.peak_memory_bytes, predicted.tokens_per_second))
-        table.append((named(row.knobs, names), gib(peak), gib(row.peak_memory_bytes), rate(speed), rate(row.rate_at_longest)))
+        peak, speed = (
+            one.value if one else None
+            for one in (predicted.peak_memory_bytes, predicted.tokens_per_second)
+        )
+        table.append(
+            (
+                named(row.knobs, names),
+                gib(peak),
+                gib(row.peak_memory_bytes),
+                rate(speed),
+                rate(row.rate_at_longest),
+            )
+        )
     return Drawing(
         id=name,
         title=title if not answer.emulated else "Predicted against emulated",
-        says="At the longest lengths. On the line, both agree. Bars are the predictions' own intervals.",
+        says=(
+            "At the longest lengths. On the line, both agree. Bars are the predictions' own"
+            " intervals."
+        ),
         figure=_prediction_figure(rows, answer.basis),
-        headers=("candidate", "predicted peak GiB", f"{answer.basis} peak GiB", "predicted tokens/s", f"{answer.basis} tokens/s"),
+        headers=(
+            "candidate",
+            "predicted peak GiB",
+            f"{answer.basis} peak GiB",
+            "predicted tokens/s",
+            f"{answer.basis} tokens/s",
+        ),
         rows=tuple(table),
     )
 
@@ -227,24 +339,38 @@ def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis
     from plotly.subplots import make_subplots
 
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.14)
-    peaks = [(predicted.peak_memory_bytes, row.peak_memory_bytes) for row, predicted in rows if row.fits]
+    peaks = [
+        (predicted.peak_memory_bytes, row.peak_memory_bytes) for row, predicted in rows if row.fits
+    ]
     speeds = [(predicted.tokens_per_second, row.rate_at_longest) for row, predicted in rows]
-    for column, (found, unit, label) in enumerate(((peaks, GIB, "peak, GiB"), (speeds, 1.0, "tokens/s")), start=1):
+    for column, (found, unit, label) in enumerate(
+        ((peaks, GIB, "peak, GiB"), (speeds, 1.0, "tokens/s")), start=1
+    ):
         pairs = [(span, seen) for span, seen in found if span and seen is not None]
         if not pairs:
             continue
         x = [span.value / unit for span, _ in pairs]
         spread = {
-            "type": "data", "symmetric": False, "thickness": 1,
+            "type": "data",
+            "symmetric": False,
+            "thickness": 1,
             "array": [(span.high - span.value) / unit for span, _ in pairs],
             "arrayminus": [(span.value - span.low) / unit for span, _ in pairs],
-        }  # fmt: skip
+        }
         y = [seen / unit for _, seen in pairs]
         marker = {"color": COLOURS[0], "size": 9}
-        figure.add_trace(Scatter(x=x, y=y, error_x=spread, mode="markers", marker=marker, showlegend=False), row=1, col=column)
+        figure.add_trace(
+            Scatter(x=x, y=y, error_x=spread, mode="markers", marker=marker, showlegend=False),
+            row=1,
+            col=column,
+        )
         ends = [min(*x, *y), max(*x, *y)] if len(x) > 1 or x != y else [0, x[0]]
         line = {"color": "#888888", "dash": "dot"}
-        figure.add_trace(Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip"), row=1, col=column)
+        figure.add_trace(
+            Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip"),
+            row=1,
+            col=column,
+        )
         figure.update_xaxes(title_text=f"predicted {label}", row=1, col=column)
         figure.update_yaxes(title_text=f"{basis} {label}", row=1, col=column)
     return laid_out(figure, height=360)

@@ -1,4 +1,6 @@
-"""Charts of phases: memory by phase and predicted part, seconds of a generation cycle, and the stages of each probe."""
+"""Charts of phases: memory by phase and predicted part, seconds of a generation cycle, and the
+stages of each probe.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ import msgspec
 from autotune.core.measurement import PHASES
 from autotune.report.candidate_types import CandidateRow, RecommendationRow
 from autotune.report.document_types import AnswerDocument
-from autotune.report.html.charts import COLOURS, GIB, PHASE_COLOURS, Drawing, absent, gib, labelled, laid_out, moving_knobs, named
+from autotune.report.html.charts import (
+    COLOURS,
+    GIB,
+    PHASE_COLOURS,
+    Drawing,
+    absent,
+    gib,
+    labelled,
+    laid_out,
+    moving_knobs,
+    named,
+)
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -39,15 +52,27 @@ def memory_by_phase(answer: AnswerDocument) -> Drawing:
     """Draw the recommendation, the baseline and the next best."""
     name, title, names = "memory-by-phase", "Memory by phase", moving_knobs(answer)
     shown = []
-    for label, row in labelled(msgspec.structs.replace(answer, runner_ups=answer.runner_ups[:MAX_RUNNER_UPS])):
+    for label, row in labelled(
+        msgspec.structs.replace(answer, runner_ups=answer.runner_ups[:MAX_RUNNER_UPS])
+    ):
         phases = row.prediction.phases if row.prediction else ()
-        parts = {phase.name: {part.name: part.bytes for part in phase.breakdown} for phase in phases if phase.breakdown}
+        parts = {
+            phase.name: {part.name: part.bytes for part in phase.breakdown}
+            for phase in phases
+            if phase.breakdown
+        }
         if row.phase_peak_bytes or parts:
             says = named(row.knobs, names)
-            shown.append(ComparedCandidate(label=label, says=says, measured=row.phase_peak_bytes, parts=parts))
+            shown.append(
+                ComparedCandidate(
+                    label=label, says=says, measured=row.phase_peak_bytes, parts=parts
+                )
+            )
     if not shown:
         return absent(name, title, "Nothing was measured or predicted by phase.")
-    reading = ["Coloured bars are predicted, part by part."] if any(one.parts for one in shown) else []
+    reading = (
+        ["Coloured bars are predicted, part by part."] if any(one.parts for one in shown) else []
+    )
     if any(one.measured for one in shown):
         bars = f"Bars are {answer.basis} peaks. Without a prediction the parts are unknown."
         reading.append(f"Black-rimmed marks are {answer.basis} peaks." if reading else bars)
@@ -66,9 +91,16 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
     from plotly.graph_objects import Bar, Figure, Scatter
 
     figure = Figure()
-    parts = list(dict.fromkeys(part for one in shown for held in one.parts.values() for part in held))
+    parts = list(
+        dict.fromkeys(part for one in shown for held in one.parts.values() for part in held)
+    )
     for number, part in enumerate(parts):
-        at = [(one.label, phase, held[part]) for one in shown for phase, held in one.parts.items() if held.get(part)]
+        at = [
+            (one.label, phase, held[part])
+            for one in shown
+            for phase, held in one.parts.items()
+            if held.get(part)
+        ]
         figure.add_trace(
             Bar(
                 **_across(at),
@@ -78,13 +110,37 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
                 marker_opacity=1.0 if number < len(COLOURS) else 0.5,  # the colours repeat
             )
         )
-    measured = [(one.label, phase, one.measured[phase]) for one in shown for phase in PHASES if phase in one.measured]
+    measured = [
+        (one.label, phase, one.measured[phase])
+        for one in shown
+        for phase in PHASES
+        if phase in one.measured
+    ]
     if measured and parts:
-        marker = {"color": "#ffffff", "line": {"color": "#000000", "width": 2}, "size": 9, "symbol": "diamond"}
-        figure.add_trace(Scatter(**_across(measured), mode="markers", name=f"{answer.basis} peak", marker=marker))
+        marker = {
+            "color": "#ffffff",
+            "line": {"color": "#000000", "width": 2},
+            "size": 9,
+            "symbol": "diamond",
+        }
+        figure.add_trace(
+            Scatter(**_across(measured), mode="markers", name=f"{answer.basis} peak", marker=marker)
+        )
     elif measured:
-        figure.add_trace(Bar(**_across(measured), name=f"{answer.basis} peak", orientation="h", marker_color=COLOURS[0]))
-    figure.add_vline(x=answer.question.memory_limit_bytes / GIB, line_dash="dash", line_color="#888888", annotation_text="limit")
+        figure.add_trace(
+            Bar(
+                **_across(measured),
+                name=f"{answer.basis} peak",
+                orientation="h",
+                marker_color=COLOURS[0],
+            )
+        )
+    figure.add_vline(
+        x=answer.question.memory_limit_bytes / GIB,
+        line_dash="dash",
+        line_color="#888888",
+        annotation_text="limit",
+    )
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title_text="GiB", rangemode="tozero")
     bars = len({(one.label, phase) for one in shown for phase in {*one.measured, *one.parts}})
@@ -92,7 +148,10 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
 
 
 def _across(at: Sequence[tuple[str, str, float]]) -> dict[str, object]:
-    return {"x": [size / GIB for _, _, size in at], "y": [[label for label, _, _ in at], [phase for _, phase, _ in at]]}
+    return {
+        "x": [size / GIB for _, _, size in at],
+        "y": [[label for label, _, _ in at], [phase for _, phase, _ in at]],
+    }
 
 
 def _rows(shown: Sequence[ComparedCandidate]) -> Iterator[tuple[str, ...]]:
@@ -102,7 +161,13 @@ def _rows(shown: Sequence[ComparedCandidate]) -> Iterator[tuple[str, ...]]:
                 held = one.parts.get(phase, {})
                 parts = ", ".join(f"{name} {gib(size)}" for name, size in held.items() if size)
                 predicted = gib(sum(held.values())) if held else "not predicted"
-                yield f"{one.label}: {one.says}", phase, gib(one.measured.get(phase)), predicted, parts
+                yield (
+                    f"{one.label}: {one.says}",
+                    phase,
+                    gib(one.measured.get(phase)),
+                    predicted,
+                    parts,
+                )
 
 
 def seconds_by_phase(answer: AnswerDocument) -> Drawing:
@@ -110,20 +175,33 @@ def seconds_by_phase(answer: AnswerDocument) -> Drawing:
     name, title, names = "seconds-by-phase", "Seconds of one generation cycle", moving_knobs(answer)
     shown, rows = [], []
     for label, row in labelled(answer):
-        timed = row.confirmed if isinstance(row, RecommendationRow) else row  # of the recommendation, its confirmation
+        timed = (
+            row.confirmed if isinstance(row, RecommendationRow) else row
+        )  # of the recommendation, its confirmation
         if timed is not None and (cycles := int(timed.timed_cycles or 0)):
-            each = {phase: seconds / cycles for phase, seconds in timed.phase_seconds.items() if seconds > 0}
+            each = {
+                phase: seconds / cycles
+                for phase, seconds in timed.phase_seconds.items()
+                if seconds > 0
+            }
             shown.append((label, says := named(row.knobs, names), each))
             by_phase = (f"{each.get(phase, 0):.2f}" for phase in _COLUMNS)
             rows.append((f"{label}: {says}", *by_phase, f"{sum(each.values()):.2f}"))
     if not shown:
-        why = "No cycle was timed: predictions have total seconds only." if answer.predicted else "No cycle was timed."
+        why = (
+            "No cycle was timed: predictions have total seconds only."
+            if answer.predicted
+            else "No cycle was timed."
+        )
         return absent(name, title, why)
     return Drawing(
         id=name,
         title=title,
-        says="Measured wall seconds of the slowest rank, from one rollout to the next, at the longest lengths: the mean of its "
-        "timed cycles. Tokens/s use the median, so a delayed cycle appears here and not there.",
+        says=(
+            "Measured wall seconds of the slowest rank, from one rollout to the next, at the"
+            " longest lengths: the mean of its timed cycles. Tokens/s use the median, so a delayed"
+            " cycle appears here and not there."
+        ),
         figure=_cycle_figure(shown),
         headers=("candidate", *_COLUMNS, "sum"),
         rows=tuple(rows),
@@ -139,10 +217,14 @@ def _cycle_figure(shown: Sequence[tuple[str, str, Mapping[str, float]]]) -> Figu
         if any(seconds.get(phase) for _, _, seconds in shown):
             figure.add_trace(
                 Bar(
-                    y=[label for label, _, _ in shown], x=[seconds.get(phase, 0) for _, _, seconds in shown], name=phase,
-                    orientation="h", marker_color=PHASE_COLOURS[phase], hovertext=[escape(says) for _, says, _ in shown],
+                    y=[label for label, _, _ in shown],
+                    x=[seconds.get(phase, 0) for _, _, seconds in shown],
+                    name=phase,
+                    orientation="h",
+                    marker_color=PHASE_COLOURS[phase],
+                    hovertext=[escape(says) for _, says, _ in shown],
                 )
-            )  # fmt: skip
+            )
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title_text="seconds")
     return laid_out(figure, height=150 + 34 * len(shown), barmode="stack")
@@ -153,12 +235,19 @@ def search_time(answer: AnswerDocument) -> Drawing:
     name, title = "search-time", "Time of the search"
     rows = [row for row in answer.trials if row.seconds]
     if not rows:
-        return absent(name, title, "Nothing was measured." if answer.predicted else "No probe recorded its cost.")
+        return absent(
+            name,
+            title,
+            "Nothing was measured." if answer.predicted else "No probe recorded its cost.",
+        )
     names = moving_knobs(answer)
     return Drawing(
         id=name,
         title=title,
-        says="Every probe in the order in which it ran. Only those with a yellow part had to load a model or an engine first.",
+        says=(
+            "Every probe in the order in which it ran. Only those with a yellow part had to load a"
+            " model or an engine first."
+        ),
         figure=_search_figure(rows, names),
         headers=("probe", "purpose", "candidate", "outcome", "seconds", "of them loading"),
         rows=tuple(
@@ -181,15 +270,23 @@ def _search_figure(rows: Sequence[CandidateRow], names: Sequence[str]) -> Figure
     spent = []
     for row in rows:
         known = {step: row.seconds.get(step, 0.0) for step, _ in STEPS if step != "other"}
-        spent.append({**known, "other": max(0.0, row.seconds.get("total", 0.0) - sum(known.values()))})
+        spent.append(
+            {**known, "other": max(0.0, row.seconds.get("total", 0.0) - sum(known.values()))}
+        )
     figure = Figure()
     for step, colour in STEPS:
         figure.add_trace(
             Bar(
-                x=[f"{row.trial}" for row in rows], y=[one[step] for one in spent], name=step, marker_color=colour,
-                hovertext=[f"{escape(named(row.knobs, names))}<br>{escape(f'{row.purpose}, {row.outcome}')}" for row in rows],
+                x=[f"{row.trial}" for row in rows],
+                y=[one[step] for one in spent],
+                name=step,
+                marker_color=colour,
+                hovertext=[
+                    f"{escape(named(row.knobs, names))}<br>{escape(f'{row.purpose}, {row.outcome}')}"
+                    for row in rows
+                ],
             )
-        )  # fmt: skip
+        )
     figure.update_xaxes(title_text="probe", type="category")
     figure.update_yaxes(title_text="seconds")
     return laid_out(figure, height=340, barmode="stack")

@@ -14,14 +14,30 @@ from autotune.core.units import MIB, format_bytes, format_seconds
 from autotune.report.candidate_types import IntervalRow
 from autotune.report.document_rows import FITS_IN_WORDS
 from autotune.report.document_types import AnswerDocument, LengthsRow, read_answer
-from autotune.report.html.charts import gib, labelled, moving_knobs, named, predicted_against_measured, rate, speed_against_memory
+from autotune.report.html.charts import (
+    gib,
+    labelled,
+    moving_knobs,
+    named,
+    predicted_against_measured,
+    rate,
+    speed_against_memory,
+)
 from autotune.report.html.phase_charts import memory_by_phase, search_time, seconds_by_phase
 
 PAGE = "report.html"
-MAX_DOCUMENT_BYTES = 64 * MIB  # limit of a document to read; one with thousands of trials has a few megabytes
+MAX_DOCUMENT_BYTES = (
+    64 * MIB
+)  # limit of a document to read; one with thousands of trials has a few megabytes
 
 _HERE = Path(__file__).parent
-_DRAWN = (speed_against_memory, memory_by_phase, seconds_by_phase, predicted_against_measured, search_time)
+_DRAWN = (
+    speed_against_memory,
+    memory_by_phase,
+    seconds_by_phase,
+    predicted_against_measured,
+    search_time,
+)
 
 
 def render(document: Mapping[str, Any]) -> str:
@@ -30,15 +46,25 @@ def render(document: Mapping[str, Any]) -> str:
 
     answer = read_answer(document)
     pages = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    pages.filters.update(gib=gib, rate=rate, value=setting_text, size=format_bytes, seconds=format_seconds)
+    pages.filters.update(
+        gib=gib, rate=rate, value=setting_text, size=format_bytes, seconds=format_seconds
+    )
     drawings = [draw(answer) for draw in _DRAWN]
     names = moving_knobs(answer)
     return pages.get_template("page.html.jinja").render(
         answer=answer,
         drawings=drawings,
-        figures={one.id: _safe_in_script(one.figure.to_json()) for one in drawings if one.figure is not None},
+        figures={
+            one.id: _safe_in_script(one.figure.to_json())
+            for one in drawings
+            if one.figure is not None
+        },
         name=lambda knobs: named(knobs, names),
         names=names,
         peaks=two_peaks(answer),
@@ -58,15 +84,25 @@ def headline(answer: AnswerDocument) -> str:
     best, limit = answer.recommendation, format_bytes(answer.question.memory_limit_bytes)
     if best is None:
         return {
-            "undecided": "Can't be decided: "
-            + (f"no candidate surely fits into {limit}." if answer.predicted else "no probe ended in time."),
+            "undecided": (
+                "Can't be decided: "
+                + (
+                    f"no candidate surely fits into {limit}."
+                    if answer.predicted
+                    else "no probe ended in time."
+                )
+            ),
             "failed": "No candidate ran to its end, and none for lack of memory.",
             "interrupted": "Interrupted before anything was found that fits.",
         }.get(answer.status, f"Nothing fits into {limit}.")
     word = answer.basis.capitalize()
     speed = best.tokens_per_second.typical or best.tokens_per_second.worst
     fast = f"{speed:,.0f} tokens/s" if speed is not None else "a speed that is not known"
-    peak = format_bytes(best.peak_memory_bytes) if best.peak_memory_bytes is not None else "an unknown peak"
+    peak = (
+        format_bytes(best.peak_memory_bytes)
+        if best.peak_memory_bytes is not None
+        else "an unknown peak"
+    )
     return f"{word}: {fast} at a peak of {peak}, of {limit} allowed{_against(answer, speed)}."
 
 
@@ -102,10 +138,19 @@ def markdown(document: Mapping[str, Any]) -> str:
     parts = [f"**{headline(answer)}**"]
     if answer.changes:
         rows = [
-            _row(change.name, setting_text(change.baseline), setting_text(change.recommended), change.why)
+            _row(
+                change.name,
+                setting_text(change.baseline),
+                setting_text(change.recommended),
+                change.why,
+            )
             for change in answer.changes
         ]
-        parts.append("\n".join([_row("changed", "baseline", "recommended", "why"), "|---|---|---|---|", *rows]))
+        parts.append(
+            "\n".join(
+                [_row("changed", "baseline", "recommended", "why"), "|---|---|---|---|", *rows]
+            )
+        )
     if answer.recommendation is not None:
         settings = yaml.safe_dump(dict(answer.recommendation.knobs), sort_keys=False)
         parts.append(f"```yaml\n{settings}```")
@@ -116,14 +161,18 @@ def markdown(document: Mapping[str, Any]) -> str:
 def figures_of(document: Mapping[str, Any]) -> dict[str, str]:
     """Return plotly JSON of every figure with data, by its id, with its title inside."""
     shown, answer = {}, read_answer(document)
-    few = msgspec.structs.replace(answer, runner_ups=answer.runner_ups[:1])  # whose bars stay legible at that height
+    few = msgspec.structs.replace(
+        answer, runner_ups=answer.runner_ups[:1]
+    )  # whose bars stay legible at that height
     # The title on top and the legend below, since panels are narrow and of one height.
     below = {"yref": "container", "y": 0, "yanchor": "bottom"}
     for draw in _DRAWN:
         drawing = draw(few)
         if drawing.figure is not None:
             title = {"text": drawing.title, "x": 0}
-            drawing.figure.update_layout(title=title, margin_t=60, legend=below, height=PANEL_PIXELS)
+            drawing.figure.update_layout(
+                title=title, margin_t=60, legend=below, height=PANEL_PIXELS
+            )
             shown[drawing.id] = drawing.figure.to_json()
     return shown
 
@@ -134,24 +183,44 @@ def _row(*cells: str) -> str:
 
 
 def two_peaks(answer: AnswerDocument) -> dict[str, Any] | None:
-    """Return the rows of the table, and the lengths that they are for; None without given lengths."""
+    """Return the rows of the table, and the lengths that they are for; None without given
+    lengths.
+    """
     names, rows = moving_knobs(answer), []
-    for label, row in (*labelled(answer), ("fit undecided", answer.undecided), ("nearest miss", answer.nearest_miss)):
+    for label, row in (
+        *labelled(answer),
+        ("fit undecided", answer.undecided),
+        ("nearest miss", answer.nearest_miss),
+    ):
         predicted = row.prediction if row is not None else None
-        if row is not None and predicted is not None and predicted.peak_memory_bytes_at_lengths is not None:
+        if (
+            row is not None
+            and predicted is not None
+            and predicted.peak_memory_bytes_at_lengths is not None
+        ):
             at_longest = _peak(predicted.peak_memory_bytes, predicted.fits)
             at_lengths = _peak(predicted.peak_memory_bytes_at_lengths, predicted.fits_at_lengths)
             says = named(row.knobs, names)
-            rows.append({"label": label, "says": says, "at_longest": at_longest, "at_lengths": at_lengths})
-    given = (("completions", answer.question.completion_lengths), ("prompts", answer.question.prompt_lengths))
-    lengths = "; ".join(f"{what} {_in_words(lengths)}" for what, lengths in given if lengths is not None)
+            rows.append(
+                {"label": label, "says": says, "at_longest": at_longest, "at_lengths": at_lengths}
+            )
+    given = (
+        ("completions", answer.question.completion_lengths),
+        ("prompts", answer.question.prompt_lengths),
+    )
+    lengths = "; ".join(
+        f"{what} {_in_words(lengths)}" for what, lengths in given if lengths is not None
+    )
     return {"lengths": lengths, "rows": rows} if rows else None
 
 
 def _peak(peak: IntervalRow | None, fits: bool | None) -> str:
     if peak is None:
         return "not predicted"
-    return f"{FITS_IN_WORDS[fits]}: {format_bytes(peak.value)} ({format_bytes(peak.low)} to {format_bytes(peak.high)})"
+    return (
+        f"{FITS_IN_WORDS[fits]}: {format_bytes(peak.value)} ({format_bytes(peak.low)} to"
+        f" {format_bytes(peak.high)})"
+    )
 
 
 def _in_words(lengths: LengthsRow) -> str:

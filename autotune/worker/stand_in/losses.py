@@ -1,6 +1,7 @@
 """Policy loss of reinforcement learning frameworks: log-probabilities of the labels, then a ratio.
 
-The variants differ in the simultaneous copies of the logits, which decide the peak of large vocabularies:
+The variants differ in the simultaneous copies of the logits, which decide the peak of large
+vocabularies:
 
 - `logprobs`: log-softmax of the logits in float32.
 - `logprobs_plain`: log-softmax in the logits' own precision.
@@ -9,14 +10,16 @@ The variants differ in the simultaneous copies of the logits, which decide the p
 - `logprobs_tokens`: log-softmax in float32 of one token after the other, each kept for the backward pass.
 - `logprobs_fused`: the LM head's product and the log-probabilities in one function (`HEADS`); no logits are kept.
 
-Options: `completion_alone` (no logits for the tokens before the completion), `widened` (cast to float32 first), `copied` (of a
-copy of the logits, as when rows are cut out of padded ones), `entropy` (the entropy over the same logits: `softmax`, or by
-torch.compile: `compiled`), `entropy_chunk` (in float32, in chunks of this many tokens), `entropy_frozen` (without a gradient),
-`entropy_widened` (a softmax under autocast, which computes it in float32), `each_row` (rows are slices of one packed row, so
-that each row's gradient has the size of all logits), `held` (for an entropy that is only logged: the logits, their log-softmax
-and a copy of this share of it, the completions', stay until the loss is freed), `kernel_package` with `kernel_user` (the
-module with the kernel, and the framework that uses it: where the second is installed and the first is not, `logprobs_kernel`
-is `logprobs_tokens`).
+Options: `completion_alone` (no logits for the tokens before the completion), `widened` (cast to
+float32 first), `copied` (of a copy of the logits, as when rows are cut out of padded ones),
+`entropy` (the entropy over the same logits: `softmax`, or by torch.compile: `compiled`),
+`entropy_chunk` (in float32, in chunks of this many tokens), `entropy_frozen` (without a gradient),
+`entropy_widened` (a softmax under autocast, which computes it in float32), `each_row` (rows are
+slices of one packed row, so that each row's gradient has the size of all logits), `held` (for an
+entropy that is only logged: the logits, their log-softmax and a copy of this share of it, the
+completions', stay until the loss is freed), `kernel_package` with `kernel_user` (the module with
+the kernel, and the framework that uses it: where the second is installed and the first is not,
+`logprobs_kernel` is `logprobs_tokens`).
 """
 
 from __future__ import annotations
@@ -27,9 +30,20 @@ from typing import Any
 
 import torch
 
-PRIME_PART, KERNEL_PART, KERNEL_GRADIENT_PART = 8192, 1024, 9504  # words of one part of the vocabulary
+PRIME_PART, KERNEL_PART, KERNEL_GRADIENT_PART = (
+    8192,
+    1024,
+    9504,
+)  # words of one part of the vocabulary
 TOKENS = 512  # default of a chunk: that of verl's `FusedLinearForPPO`
-LOSSES = ("causal_lm", "logprobs", "logprobs_plain", "logprobs_kernel", "logprobs_tokens", "logprobs_fused")
+LOSSES = (
+    "causal_lm",
+    "logprobs",
+    "logprobs_plain",
+    "logprobs_kernel",
+    "logprobs_tokens",
+    "logprobs_fused",
+)
 
 
 def policy_loss(out: Any, labels: Any, loss: str, options: Mapping[str, Any]) -> Any:
@@ -42,7 +56,13 @@ def policy_loss(out: Any, labels: Any, loss: str, options: Mapping[str, Any]) ->
         logits = logits.to(torch.float32)
     package, user = options.get("kernel_package"), options.get("kernel_user")
     # An environment that has the framework is checked. In any other one, the kernel is assumed.
-    if loss == "logprobs_kernel" and package and user and find_spec(user) and not find_spec(package):
+    if (
+        loss == "logprobs_kernel"
+        and package
+        and user
+        and find_spec(user)
+        and not find_spec(package)
+    ):
         loss = "logprobs_tokens"
     entropy = _entropy(logits, options)
     if options.get("each_row"):
@@ -68,7 +88,11 @@ def _entropy(logits: Any, options: Mapping[str, Any]) -> Any:
     if not (kind := options.get("entropy")):
         return None
     with torch.set_grad_enabled(torch.is_grad_enabled() and not options.get("entropy_frozen")):
-        if options.get("entropy_widened") and kind == "softmax" and not options.get("entropy_chunk"):
+        if (
+            options.get("entropy_widened")
+            and kind == "softmax"
+            and not options.get("entropy_chunk")
+        ):
             shares = torch.softmax(logits.float(), dim=-1)
             return torch.logsumexp(logits.float(), dim=-1) - torch.sum(shares * logits, dim=-1)
         return ENTROPIES[kind](logits, int(options.get("entropy_chunk") or 0))
@@ -81,7 +105,12 @@ def _log_probabilities(logits: Any, labels: Any, loss: str, *, in_place: bool) -
     if loss == "logprobs_tokens":
         following = torch.roll(labels, -1, 1).reshape(-1)
         pairs = zip(logits.reshape(-1, logits.shape[-1]), following, strict=True)
-        return torch.stack([torch.log_softmax(row.float(), dim=-1).gather(-1, label[None]).squeeze(-1) for row, label in pairs])
+        return torch.stack(
+            [
+                torch.log_softmax(row.float(), dim=-1).gather(-1, label[None]).squeeze(-1)
+                for row, label in pairs
+            ]
+        )
     logits = logits[:, :-1]
     wide = logits if loss == "logprobs_plain" else logits.float()
     return torch.log_softmax(wide, dim=-1).gather(-1, labels[:, 1:].unsqueeze(-1)).squeeze(-1)
@@ -91,13 +120,23 @@ def _in_slices(logits: Any, labels: Any, loss: str) -> Any:
     rows, length = labels.shape
     packed = logits.reshape(1, rows * length, -1)
     slices = [packed[:, row * length : (row + 1) * length] for row in range(rows)]
-    return torch.cat([_log_probabilities(part, labels[row : row + 1], loss, in_place=False) for row, part in enumerate(slices)])
+    return torch.cat(
+        [
+            _log_probabilities(part, labels[row : row + 1], loss, in_place=False)
+            for row, part in enumerate(slices)
+        ]
+    )
 
 
 def _by_softmax(logits: Any, chunk: int) -> Any:
     # H = log(sum_v exp(l_v)) - sum_v p_v l_v   with p = softmax(l)
     if chunk:
-        return torch.cat([_by_softmax(part.float(), 0) for part in logits.reshape(-1, logits.shape[-1]).split(chunk)])
+        return torch.cat(
+            [
+                _by_softmax(part.float(), 0)
+                for part in logits.reshape(-1, logits.shape[-1]).split(chunk)
+            ]
+        )
     shares = torch.softmax(logits, dim=-1)
     return torch.logsumexp(logits, dim=-1) - torch.sum(shares * logits, dim=-1)
 
@@ -111,9 +150,13 @@ def _by_log_softmax(logits: Any, chunk: int) -> Any:
 
 
 def _compiled(logits: Any, chunk: int) -> Any:
-    """Allocate as the entropy that torch.compile generates for CUDA: the softmax is not stored, with
-    chunks or without (`should_realize_on_reuse` in torch/_inductor/ir.py keeps it on CPUs alone)."""
-    return _FusedCrossEntropy.apply(logits.reshape(-1, logits.shape[-1]), logits.new_empty(0), False)
+    """Allocate as the entropy that torch.compile generates for CUDA: the softmax is not stored,
+    with chunks or without (`should_realize_on_reuse` in torch/_inductor/ir.py keeps it on CPUs
+    alone).
+    """
+    return _FusedCrossEntropy.apply(
+        logits.reshape(-1, logits.shape[-1]), logits.new_empty(0), False
+    )
 
 
 ENTROPIES = {"softmax": _by_softmax, "log_softmax": _by_log_softmax, "compiled": _compiled}
@@ -137,7 +180,10 @@ class _FusedCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(context: Any, logits: Any, labels: Any, in_place: bool) -> Any:
-        losses, sums = (torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device) for _ in range(2))
+        losses, sums = (
+            torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+            for _ in range(2)
+        )
         context.save_for_backward(logits, sums, labels)
         context.in_place = in_place
         return losses
@@ -149,9 +195,11 @@ class _FusedCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 
 
 def fuse_head(model: Any, options: Any) -> None:
-    """Replace the output layer's product by its log-probabilities: the allocations of an implementation, without its values.
+    """Replace the output layer's product by its log-probabilities: the allocations of an
+    implementation, without its values.
 
-    No logits of a whole micro-batch exist. Each keeps the hidden states and a few figures per token.
+    No logits of a whole micro-batch exist. Each keeps the hidden states and a few figures per
+    token.
 
     - `vocabulary`: `chunk` tokens and a part of the vocabulary at a time (prime-rl 0.8.0,
       `trainer/models/layers/lm_head.py`).
@@ -161,11 +209,15 @@ def fuse_head(model: Any, options: Any) -> None:
       (verl 0.9.1, `utils/kernel/kernels.py`).
     """
     head, kind = model.get_output_embeddings(), HEADS[options.get("head", "vocabulary")]
-    head.forward = lambda hidden: kind.apply(hidden, head.weight, int(options.get("chunk") or TOKENS))
+    head.forward = lambda hidden: kind.apply(
+        hidden, head.weight, int(options.get("chunk") or TOKENS)
+    )
 
 
 class _FusedHead(torch.autograd.Function):  # type: ignore[misc]
-    """Figures per token, then temporary tensors of a part: the other parts take the same memory again."""
+    """Figures per token, then temporary tensors of a part: the other parts take the same memory
+    again.
+    """
 
     figures = 1
 
@@ -173,14 +225,19 @@ class _FusedHead(torch.autograd.Function):  # type: ignore[misc]
     def forward_part(cls, flat: Any, weight: Any, chunk: int) -> None: ...
 
     @classmethod
-    def backward_part(cls, flat: Any, weight: Any, grad_hidden: Any, grad_weight: Any, chunk: int) -> None: ...
+    def backward_part(
+        cls, flat: Any, weight: Any, grad_hidden: Any, grad_weight: Any, chunk: int
+    ) -> None: ...
 
     @classmethod
     def forward(cls, context: Any, hidden: Any, weight: Any, chunk: int) -> Any:
         context.save_for_backward(hidden, weight)
         context.chunk = chunk
         flat = hidden.reshape(-1, hidden.shape[-1])
-        figures = [torch.empty(len(flat), dtype=torch.float32, device=flat.device) for _ in range(cls.figures)]
+        figures = [
+            torch.empty(len(flat), dtype=torch.float32, device=flat.device)
+            for _ in range(cls.figures)
+        ]
         cls.forward_part(flat, weight, chunk)
         return figures[0].reshape(hidden.shape[:-1])
 
@@ -203,7 +260,9 @@ class _VocabularyParts(_FusedHead):
             _scaled(part, weight[:PRIME_PART]).exp()
 
     @classmethod
-    def backward_part(cls, flat: Any, weight: Any, grad_hidden: Any, grad_weight: Any, chunk: int) -> None:
+    def backward_part(
+        cls, flat: Any, weight: Any, grad_hidden: Any, grad_weight: Any, chunk: int
+    ) -> None:
         rows, part = flat[:chunk], weight[:PRIME_PART]
         shares = torch.exp(_scaled(rows, part))
         wide = shares * -1.0
@@ -223,7 +282,9 @@ class _TokenChunks(_FusedHead):
         (shares * logits).sum(-1)
 
     @classmethod
-    def backward_part(cls, flat: Any, weight: Any, grad_hidden: Any, grad_weight: Any, chunk: int) -> None:
+    def backward_part(
+        cls, flat: Any, weight: Any, grad_hidden: Any, grad_weight: Any, chunk: int
+    ) -> None:
         rows = flat[:chunk]
         logits = ((rows @ weight.t()) / 1.0).to(torch.float32)
         shares = logits.softmax(dim=-1)
@@ -242,12 +303,22 @@ class _Kernel(_FusedHead):
     @classmethod
     def forward_part(cls, flat: Any, weight: Any, chunk: int) -> None:
         parts = -(-len(weight) // KERNEL_PART)
-        _kept = [torch.empty((len(flat), parts), dtype=torch.float32, device=flat.device) for _ in range(3)]
+        _kept = [
+            torch.empty((len(flat), parts), dtype=torch.float32, device=flat.device)
+            for _ in range(3)
+        ]
 
     @classmethod
-    def backward_part(cls, flat: Any, weight: Any, grad_hidden: Any, grad_weight: Any, chunk: int) -> None:
-        own = torch.empty_like(weight) if grad_weight is None else grad_weight  # of frozen weights as well
-        logits, part = flat.new_empty((len(flat), KERNEL_GRADIENT_PART)), weight[:KERNEL_GRADIENT_PART]
+    def backward_part(
+        cls, flat: Any, weight: Any, grad_hidden: Any, grad_weight: Any, chunk: int
+    ) -> None:
+        own = (
+            torch.empty_like(weight) if grad_weight is None else grad_weight
+        )  # of frozen weights as well
+        logits, part = (
+            flat.new_empty((len(flat), KERNEL_GRADIENT_PART)),
+            weight[:KERNEL_GRADIENT_PART],
+        )
         if len(part) == KERNEL_GRADIENT_PART:
             grad_hidden.add_(logits @ part)
             own[: len(part)].copy_(logits.t() @ flat)

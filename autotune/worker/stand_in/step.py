@@ -1,7 +1,7 @@
 """Optimizer steps in the order of Hugging Face's Trainer, around any causal language model on meta.
 
-For frameworks whose trainer cannot be traced: the model's own loss or the log-probabilities of the labels, accelerate's mixed
-precision, torch's clipping and optimizers.
+For frameworks whose trainer cannot be traced: the model's own loss or the log-probabilities of the
+labels, accelerate's mixed precision, torch's clipping and optimizers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def prepared(spec: Mapping[str, Any]) -> Any:
     """Build the model on meta in the trainer's form: quantised, adapted, checkpointed, patched."""
     settings, named = spec["settings"], spec["model"]
     if (named.get("config") or {}).get("auto_map") and not spec.get("trust_remote_code"):
-        raise Untraceable(f"{named['name']} has code of its own, which is not trusted. Trace it with --trust-remote-code.")
+        raise Untraceable(
+            f"{named['name']} has code of its own, which is not trusted. Trace it with"
+            " --trust-remote-code."
+        )
     base = build_model(spec, named.get("attn_implementation"))
     quantised.quantise(base, spec)
     model = adapt(base, spec.get("adapter"), widened=settings.get("autocast_adapter_dtype", True))
@@ -54,12 +57,18 @@ def prepared(spec: Mapping[str, Any]) -> Any:
     return model.train()
 
 
-def build_model(spec: Mapping[str, Any], attention: str | None, *, device: str = "meta", scores: bool = False) -> Any:
+def build_model(
+    spec: Mapping[str, Any], attention: str | None, *, device: str = "meta", scores: bool = False
+) -> Any:
     """Build the base model with the requested number of layers."""
     model_spec, trust = dict(spec["model"]), bool(spec.get("trust_remote_code"))
-    config = fake_models.config_of(model_spec, model_spec.get("folder") if trust else None, trust_remote_code=trust)
+    config = fake_models.config_of(
+        model_spec, model_spec.get("folder") if trust else None, trust_remote_code=trust
+    )
     dtype = getattr(torch, model_spec["dtype"])
-    model = fake_models.build(config, dtype, attention, device=device, trust_remote_code=trust, scores=scores)
+    model = fake_models.build(
+        config, dtype, attention, device=device, trust_remote_code=trust, scores=scores
+    )
     model.config._name_or_path = model.name_or_path = model_spec["name"]
     return model
 
@@ -70,7 +79,9 @@ def adapt(model: Any, adapter: Mapping[str, Any] | None, *, widened: bool = True
         return model
     import peft
 
-    settings = {PEFT_NAMES.get(name, name): value for name, value in adapter.items() if value is not None}
+    settings = {
+        PEFT_NAMES.get(name, name): value for name, value in adapter.items() if value is not None
+    }
     unknown = sorted(set(settings) - set(inspect.signature(peft.LoraConfig).parameters))
     if unknown:
         raise Untraceable(f"PEFT {peft.__version__} has no adapter setting {', '.join(unknown)}")
@@ -85,7 +96,13 @@ def adapt(model: Any, adapter: Mapping[str, Any] | None, *, widened: bool = True
 class StandInStep:
     """A model with the parts that a trainer adds."""
 
-    def __init__(self, model: Any, spec: Mapping[str, Any], annotator: NullAnnotator, after_backward: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        spec: Mapping[str, Any],
+        annotator: NullAnnotator,
+        after_backward: Callable[[], None],
+    ) -> None:
         settings = spec["settings"]
         self.model, self.spec, self.settings = model, spec, settings
         self.annotator, self.after_backward = annotator, after_backward
@@ -96,21 +113,31 @@ class StandInStep:
         if self.loss == "logprobs_fused":
             fuse_head(model, settings["loss_options"])
         self.forward = mixed(model, settings, spec["device"]) if fsdp2.autocasts(spec) else model
-        # Wherever DeepSpeed trains, norms and biases are a group of their own, without weight decay.
+        # Wherever DeepSpeed trains, norms and biases are a group of their own, without weight
+        # decay.
         spares_norms = str((spec.get("sharding") or {}).get("kind")).startswith("zero")
         self.optimizer = optimizer_for(groups_of(model) if spares_norms else self.trained, settings)
 
     def run(self) -> None:
         spec, settings, annotator = self.spec, self.settings, self.annotator
         steps = int(spec.get("steps") or 2)
-        micro_steps = spec.get("micro_steps") or min(2, int(settings.get("gradient_accumulation_steps") or 1))
-        batch, scored = batches(spec), batches(spec, settings["score"]) if settings.get("score") else None
+        micro_steps = spec.get("micro_steps") or min(
+            2, int(settings.get("gradient_accumulation_steps") or 1)
+        )
+        batch, scored = (
+            batches(spec),
+            batches(spec, settings["score"]) if settings.get("score") else None,
+        )
         for number in range(steps):
             annotator.begin_step(number, last=number == steps - 1)
-            if scored is not None:  # rows whose log-probabilities are computed before a step, without gradients
+            if (
+                scored is not None
+            ):  # rows whose log-probabilities are computed before a step, without gradients
                 self._score(scored())
             for _ in range(micro_steps):
-                inputs = batch()  # the previous batch still exists meanwhile, as in a trainer's loop
+                inputs = (
+                    batch()
+                )  # the previous batch still exists meanwhile, as in a trainer's loop
                 annotator.mark_inputs(inputs)
                 self._micro_step(inputs, micro_steps)
             annotator.enter("optimizer")
@@ -158,15 +185,23 @@ class StandInStep:
         return policy_loss(self.forward(**given), labels, self.loss, options)
 
 
-def batches(spec: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> Callable[[], dict[str, Any]]:
+def batches(
+    spec: Mapping[str, Any], other: Mapping[str, Any] | None = None
+) -> Callable[[], dict[str, Any]]:
     """Return a factory of batches at the longest length, or of `other` rows and length."""
     lengths = spec["lengths"]
-    rows, length = int(spec["settings"]["per_device_train_batch_size"]), int(lengths["prompt"]) + int(lengths["completion"])
+    rows, length = (
+        int(spec["settings"]["per_device_train_batch_size"]),
+        int(lengths["prompt"]) + int(lengths["completion"]),
+    )
     if other is not None:
         rows, length = int(other.get("rows") or rows), int(other.get("length") or length)
 
     def batch() -> dict[str, Any]:
-        made = {name: torch.ones((rows, length), dtype=torch.long) for name in ("input_ids", "labels", "attention_mask")}
+        made = {
+            name: torch.ones((rows, length), dtype=torch.long)
+            for name in ("input_ids", "labels", "attention_mask")
+        }
         if lengths.get("padded") and length > 1:  # odd rows are one token shorter
             made["attention_mask"][1::2, -1] = 0
         return made
@@ -176,7 +211,9 @@ def batches(spec: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> 
 
 def mixed(model: Any, settings: Mapping[str, Any], device: str) -> Callable[..., Any]:
     """Apply accelerate's mixed precision: autocast around forward, outputs in float32."""
-    kind = torch.bfloat16 if settings.get("bf16") else torch.float16 if settings.get("fp16") else None
+    kind = (
+        torch.bfloat16 if settings.get("bf16") else torch.float16 if settings.get("fp16") else None
+    )
     if kind is None:
         return model  # type: ignore[no-any-return]
     from accelerate.utils import convert_outputs_to_fp32
@@ -202,7 +239,10 @@ def optimizer_for(trained: list[Any], settings: Mapping[str, Any]) -> Any:
         return getattr(torch.optim, kind)(trained, lr=rate, **options)
     made = bitsandbytes_optimizers.optimizer_for(name, trained, lr=rate)
     if made is None:
-        raise Untraceable(f"optim={name} has no stand-in in a generic step; {', '.join(OPTIMIZERS)} and bitsandbytes' have")
+        raise Untraceable(
+            f"optim={name} has no stand-in in a generic step; {', '.join(OPTIMIZERS)} and"
+            " bitsandbytes' have"
+        )
     return made
 
 
@@ -217,15 +257,21 @@ def checkpoint(model: Any, settings: Mapping[str, Any], *, adapted: bool) -> Non
 
 
 def offloaded(in_flight: int | None) -> Any:
-    """Return hooks that keep at most `in_flight` saved activations on the device, the others on the host; None: no hooks.
+    """Return hooks that keep at most `in_flight` saved activations on the device, the others on the
+    host; None: no hooks.
 
-    Values are not kept: a trace needs sizes alone."""
+    Values are not kept: a trace needs sizes alone.
+    """
     if in_flight is None:
         return contextlib.nullcontext()
     copied: deque[Any] = deque(maxlen=in_flight)
 
     def pack(tensor: Any) -> Any:
-        if isinstance(tensor, torch.nn.Parameter) or tensor.nbytes < MIN_OFFLOADED_BYTES or not tensor.is_floating_point():
+        if (
+            isinstance(tensor, torch.nn.Parameter)
+            or tensor.nbytes < MIN_OFFLOADED_BYTES
+            or not tensor.is_floating_point()
+        ):
             return tensor
         copied.append(tensor)
         return tensor.shape, tensor.dtype, tensor.device

@@ -1,8 +1,9 @@
 """Adapter that traces a plain Hugging Face step of any causal language model.
 
-It replaces frameworks whose own step cannot be traced. `worker/tracing` describes the specification. Further settings: `loss`
-(`causal_lm`, or one of `losses`) and its `loss_options`; `score` (`rows` and `length` of a pass without gradients before each
-step, those of the step by default); `use_cache`; `patches`, functions as `module:name` that are called with the model on meta
+It replaces frameworks whose own step cannot be traced. `worker/tracing` describes the
+specification. Further settings: `loss` (`causal_lm`, or one of `losses`) and its `loss_options`;
+`score` (`rows` and `length` of a pass without gradients before each step, those of the step by
+default); `use_cache`; `patches`, functions as `module:name` that are called with the model on meta
 and the specification, for frameworks that replace parts of a model.
 """
 
@@ -57,7 +58,9 @@ def measure(loaded: object, request: Mapping[str, Any], recorder: Any) -> dict[s
 
 def release(loaded: object) -> None:
     gc.collect()
-    gc.freeze()  # modules and cached results stay: the collector, which runs within each trace, skips them from now on
+    # modules and cached results stay: the collector, which runs within each trace, skips them from
+    # now on
+    gc.freeze()
 
 
 def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,8 +71,12 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _built_on_meta(spec: Mapping[str, Any], annotator: Any) -> Iterator[tuple[Any, list[Any], Callable[..., Any]]]:
-    """Yield the model twice, alone and as the list of all models, and the function that runs its steps."""
+def _built_on_meta(
+    spec: Mapping[str, Any], annotator: Any
+) -> Iterator[tuple[Any, list[Any], Callable[..., Any]]]:
+    """Yield the model twice, alone and as the list of all models, and the function that runs its
+    steps.
+    """
     from .step import StandInStep, prepared
 
     model = prepared(spec)
@@ -83,19 +90,26 @@ def _built_on_meta(spec: Mapping[str, Any], annotator: Any) -> Iterator[tuple[An
 
 
 def traced_on_fake_tensors(
-    spec: Mapping[str, Any], built_on_meta: Callable[..., AbstractContextManager[Any]], *, basis: str, tile: int | None = None
+    spec: Mapping[str, Any],
+    built_on_meta: Callable[..., AbstractContextManager[Any]],
+    *,
+    basis: str,
+    tile: int | None = None,
 ) -> tuple[dict[str, Any], Any]:
     """Return the trace, without versions, and what was built.
 
-    `built_on_meta` gets the specification and the annotator. It opens what the steps need, and yields three things: anything,
-    the models on meta, the trained one first, and a function that runs the steps. `tile`: see `StepAnnotator`.
+    `built_on_meta` gets the specification and the annotator. It opens what the steps need, and
+    yields three things: anything, the models on meta, the trained one first, and a function that
+    runs the steps. `tile`: see `StepAnnotator`.
     """
     from ..model_memory import layers_of
     from ..tracing import experts
 
     began = time.perf_counter()
     built, models, annotator, usage = _run(spec, built_on_meta, tile)
-    extra_bytes = experts.extra_bytes(models[0], annotator, spec, lambda worst: _run(worst, built_on_meta, tile)[2])
+    extra_bytes = experts.extra_bytes(
+        models[0], annotator, spec, lambda worst: _run(worst, built_on_meta, tile)[2]
+    )
     document = {
         "schema": 1,
         "basis": basis,
@@ -113,22 +127,31 @@ def traced_on_fake_tensors(
 
 
 def _run(
-    spec: Mapping[str, Any], built_on_meta: Callable[..., AbstractContextManager[Any]], tile: int | None
+    spec: Mapping[str, Any],
+    built_on_meta: Callable[..., AbstractContextManager[Any]],
+    tile: int | None,
 ) -> tuple[Any, list[Any], Any, Any]:
-    """Return what was built, its models, the annotator, and the parameters' uses, or None if nothing reads them."""
+    """Return what was built, its models, the annotator, and the parameters' uses, or None if
+    nothing reads them.
+    """
     from ..tracing import cuda_choices, fake_models, fsdp2, ledger
 
     annotator = ledger.StepAnnotator(spec, tile=tile)
     with (
-        cuda_choices.as_on_cuda(spec), fsdp2.process_group(spec), fake_models.real_tensor_paths(),
+        cuda_choices.as_on_cuda(spec),
+        fsdp2.process_group(spec),
+        fake_models.real_tensor_paths(),
         built_on_meta(spec, annotator) as (built, models, steps),
-    ):  # fmt: skip
+    ):
         usage = _run_on_fake_tensors(spec, annotator, models, steps)
     return built, models, annotator, usage
 
 
 def _run_on_fake_tensors(
-    spec: Mapping[str, Any], annotator: Any, models: Sequence[Any], steps: Callable[[Callable[[], None]], Any]
+    spec: Mapping[str, Any],
+    annotator: Any,
+    models: Sequence[Any],
+    steps: Callable[[Callable[[], None]], Any],
 ) -> Any:
     """Run the steps. Return the parameters' uses.
 

@@ -15,7 +15,9 @@ HERE = Path(__file__).resolve().parent
 def watch() -> None:
     if PACKAGE not in sys.modules:
         inside = HERE.parent
-        spec = importlib.util.spec_from_file_location(PACKAGE, inside / "__init__.py", submodule_search_locations=[str(inside)])
+        spec = importlib.util.spec_from_file_location(
+            PACKAGE, inside / "__init__.py", submodule_search_locations=[str(inside)]
+        )
         if spec is None or spec.loader is None:
             return
         package = sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
@@ -24,7 +26,9 @@ def watch() -> None:
 
 
 def run_next() -> None:
-    """Run the `sitecustomize` that this one hides, unless it ran already: that of emulated cards does the same."""
+    """Run the `sitecustomize` that this one hides, unless it ran already: that of emulated cards
+    does the same.
+    """
     ran = sys.__dict__.setdefault("autotune_sitecustomize", set())
     ran.add(HERE)
     elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() not in ran]

@@ -1,16 +1,17 @@
 """Trace of a training step without a GPU, weights or memory: every storage of the step, in order.
 
-The installed framework's own code runs on fake tensors. A dispatch mode (`tracker`) sees every operation and records
-allocations and frees. This package is independent of the framework; the adapters (`trl/step_trace.py`,
-`stand_in/trace.py`) drive the steps.
+The installed framework's own code runs on fake tensors. A dispatch mode (`tracker`) sees every
+operation and records allocations and frees. This package is independent of the framework; the
+adapters (`trl/step_trace.py`, `stand_in/trace.py`) drive the steps.
 
-A trace adapter answers the worker like any other (`warm`, `load`, `measure`, `release`): `load` has only the imports'
-side effects, `measure` takes one specification and returns one trace.
+A trace adapter answers the worker like any other (`warm`, `load`, `measure`, `release`): `load` has
+only the imports' side effects, `measure` takes one specification and returns one trace.
 
 The specification, as JSON (`measure`'s request):
 
     {"method": "grpo" | "rloo" | "sft" | "dpo" | "online-dpo" | "async-grpo" | "generic",
-     "model": {"name": s, "folder": s | null, "config": {...}, "dtype": "bfloat16", "attn_implementation": "sdpa" | null,
+     "model": {"name": s, "folder": s | null, "config": {...}, "dtype": "bfloat16",
+     "attn_implementation": "sdpa" | null,
                "load_in_4bit": false, "load_in_8bit": false, "gptq_bits": null,   with the libraries' own options
                "layers": null | n},                                number of layers to trace; null: all
      "adapter": {"lora_r": .., ...} | null,                        as `load` has it in the TRL adapter

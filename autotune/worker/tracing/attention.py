@@ -1,16 +1,19 @@
 """Attention as on a CUDA device: the kernel that is selected there, and the tensors it saves.
 
-`scaled_dot_product_attention`: torch's choice (`sdp_utils.cpp`) depends on device, precision, head size, mask and compute
-capability. On CPU tensors it would take the CPU's kernel. So the public operation is replaced by one that applies CUDA's rules
-and then calls the kernel's own operation. Its outputs and saved tensors are those of the device: output and log-sum-exp for
-flash and cuDNN, also the expanded mask for the memory-efficient kernel, the full score matrices for the math kernel.
+`scaled_dot_product_attention`: torch's choice (`sdp_utils.cpp`) depends on device, precision, head
+size, mask and compute capability. On CPU tensors it would take the CPU's kernel. So the public
+operation is replaced by one that applies CUDA's rules and then calls the kernel's own operation.
+Its outputs and saved tensors are those of the device: output and log-sum-exp for flash and cuDNN,
+also the expanded mask for the memory-efficient kernel, the full score matrices for the math kernel.
 
-The flash-attention package: transformers imports `flash_attn` by name and checks for the package and a GPU. Both checks pass
-here, and its functions are torch's own operations for the same kernels, with padded batches and packed rows (`cu_seqlens`).
+The flash-attention package: transformers imports `flash_attn` by name and checks for the package
+and a GPU. Both checks pass here, and its functions are torch's own operations for the same kernels,
+with padded batches and packed rows (`cu_seqlens`).
 
-FlashAttention 3 over packed rows: written for `FlashAttnVarlenFunc` in `hopper/flash_attn_interface.py` of flash-attention,
-which `kernels-community/flash-attn3` builds. Its two operations allocate their results on any device, so that real tensors
-hold the same as fake ones.
+FlashAttention 3 over packed rows: written for `FlashAttnVarlenFunc` in
+`hopper/flash_attn_interface.py` of flash-attention, which `kernels-community/flash-attn3` builds.
+Its two operations allocate their results on any device, so that real tensors hold the same as fake
+ones.
 """
 
 from __future__ import annotations
@@ -37,53 +40,93 @@ _HALF = (torch.float16, torch.bfloat16)
 
 def dot_product_as_on_cuda() -> AbstractContextManager[None]:
     """Replace `scaled_dot_product_attention` on CPU tensors by CUDA's behaviour."""
-    return torch_kernels(lambda library: library.impl("scaled_dot_product_attention", _attention, "CompositeImplicitAutograd"))
+    return torch_kernels(
+        lambda library: library.impl(
+            "scaled_dot_product_attention", _attention, "CompositeImplicitAutograd"
+        )
+    )
 
 
 def _attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
-    scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
-    """Prepare operands as `aten/src/ATen/native/transformers/attention.cpp` does, then call the chosen kernel."""
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Prepare operands as `aten/src/ATen/native/transformers/attention.cpp` does, then call the
+    chosen kernel.
+    """
     kernel = choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     mask = attn_mask
     if mask is not None and mask.dtype is torch.bool:
-        mask = torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=query.dtype, device=mask.device))
+        mask = torch.where(
+            mask, 0.0, torch.scalar_tensor(-math.inf, dtype=query.dtype, device=mask.device)
+        )
     if kernel == "flash":
         size = query.shape[-1]
         scale = 1 / math.sqrt(size) if scale is None else scale
         if size % 8:
             query, key, value = (pad(tensor, (0, 8 - size % 8)) for tensor in (query, key, value))
-        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+        out = aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )[0]
         return out[..., :size] if size % 8 else out
-    logsumexp = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    logsumexp = torch.is_grad_enabled() and any(
+        tensor.requires_grad for tensor in (query, key, value)
+    )
     if kernel == "cudnn":
         given = (query, key, value, mask, logsumexp, dropout_p, is_causal, False)
         return aten._scaled_dot_product_cudnn_attention(*given, scale=scale)[0]
     if kernel == "efficient":
         if mask is not None:
-            if any(stride % 8 for stride in mask.stride()[:-1]) or mask.stride(-1) != 1:  # rows begin at multiples of 8
+            if (
+                any(stride % 8 for stride in mask.stride()[:-1]) or mask.stride(-1) != 1
+            ):  # rows begin at multiples of 8
                 length = mask.shape[-1]
                 mask = pad(mask, (0, 8 - length % 8))[..., :length]
-            mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])  # over heads, without a copy
+            mask = mask.expand(
+                query.shape[0], query.shape[1], query.shape[2], key.shape[2]
+            )  # over heads, without a copy
         operands = (query, key, value, mask, logsumexp, dropout_p, is_causal)
         return aten._scaled_dot_product_efficient_attention(*operands, scale=scale)[0]
     inputs = (query, key, value, mask, dropout_p, is_causal, None)
     return aten._scaled_dot_product_attention_math(*inputs, scale=scale, enable_gqa=enable_gqa)[0]
 
 
-def choose(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, gqa: bool) -> str:
+def choose(
+    query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, gqa: bool
+) -> str:
     """Return torch's choice on this GPU: `cudnn`, `flash`, `efficient` or `math`."""
-    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or 0 in (query.shape[-2], key.shape[-2]):
+    if (
+        query.dim() != 4
+        or key.dim() != 4
+        or value.dim() != 4
+        or 0 in (query.shape[-2], key.shape[-2])
+    ):
         return "math"
-    # cuDNN's comes first on Hopper and data-centre Blackwell, torch >= 2.10 (cuDNN > 9.15.0). It saves the same as flash:
-    # the output, one float32 per row and head, and a given mask as it is.
-    preferred = release("torch") >= (2, 10) and capability()[0] in (9, 10) and torch.backends.cuda.cudnn_sdp_enabled()
+    # cuDNN's comes first on Hopper and data-centre Blackwell, torch >= 2.10 (cuDNN > 9.15.0). It
+    # saves the same as flash: the output, one float32 per row and head, and a given mask as it is.
+    preferred = (
+        release("torch") >= (2, 10)
+        and capability()[0] in (9, 10)
+        and torch.backends.cuda.cudnn_sdp_enabled()
+    )
     if preferred and _fits_cudnn(query, key, value, mask, dropout, gqa):
         return "cudnn"
-    if torch.backends.cuda.flash_sdp_enabled() and mask is None and _fits_flash(query, key, value, dropout, causal, gqa):
+    if (
+        torch.backends.cuda.flash_sdp_enabled()
+        and mask is None
+        and _fits_flash(query, key, value, dropout, causal, gqa)
+    ):
         return "flash"
-    if torch.backends.cuda.mem_efficient_sdp_enabled() and _fits_efficient(query, key, value, mask, gqa):
+    if torch.backends.cuda.mem_efficient_sdp_enabled() and _fits_efficient(
+        query, key, value, mask, gqa
+    ):
         return "efficient"
     return "math"
 
@@ -124,7 +167,9 @@ def _fits_flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, 
 def _fits_efficient(query: Any, key: Any, value: Any, mask: Any, gqa: bool) -> bool:
     major = capability()[0]
     half = query.dtype in _HALF
-    if query.dtype not in ((*_HALF, torch.float32) if major >= 8 else (torch.float16, torch.float32)):
+    if query.dtype not in (
+        (*_HALF, torch.float32) if major >= 8 else (torch.float16, torch.float32)
+    ):
         return False
     aligned = 8 if half and major >= 7 else 4 if major >= 8 else 1
     return bool(
@@ -151,33 +196,69 @@ def _rows_are_dense(*tensors: Any) -> bool:
 
 
 def flash_attn_func(
-    q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False,
+    q: Any,
+    k: Any,
+    v: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Attention over rows of equal length: batch, row, head, size."""
-    return flash_attn_varlen_func(q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, softmax_scale, causal, window_size)
+    return flash_attn_varlen_func(
+        q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, softmax_scale, causal, window_size
+    )
 
 
 def flash_attn_varlen_func(
-    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any, dropout_p: float = 0.0,
-    softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
-    alibi_slopes: Any = None, deterministic: bool = False, return_attn_probs: bool = False, block_table: Any = None,
-) -> Any:  # fmt: skip
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Any = None,
+) -> Any:
     """Attention over packed rows: token, head, size."""
     size = q.shape[-1]
     if size % 8:
         q, k, v = (pad(tensor, (0, 8 - size % 8)) for tensor in (q, k, v))
     out = aten._flash_attention_forward(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), dropout_p, causal, False,
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        int(max_seqlen_q),
+        int(max_seqlen_k),
+        dropout_p,
+        causal,
+        False,
         scale=1 / math.sqrt(size) if softmax_scale is None else softmax_scale,
-        window_size_left=window_size[0], window_size_right=window_size[1],
-    )[0]  # fmt: skip
+        window_size_left=window_size[0],
+        window_size_right=window_size[1],
+    )[0]
     return out[..., :size] if size % 8 else out
 
 
 def flash_attn_with_kvcache(*args: Any, **kwargs: Any) -> Any:
-    raise NotImplementedError("flash_attn_with_kvcache: not available in a trace. Training steps do not decode with a cache.")
+    raise NotImplementedError(
+        "flash_attn_with_kvcache: not available in a trace. Training steps do not decode with a"
+        " cache."
+    )
 
 
 def index_first_axis(values: Any, indices: Any) -> Any:
@@ -185,7 +266,12 @@ def index_first_axis(values: Any, indices: Any) -> Any:
 
 
 def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
-    rows = torch.zeros(batch * seqlen, *hidden_states.shape[1:], device=hidden_states.device, dtype=hidden_states.dtype)
+    rows = torch.zeros(
+        batch * seqlen,
+        *hidden_states.shape[1:],
+        device=hidden_states.device,
+        dtype=hidden_states.dtype,
+    )
     rows[indices] = hidden_states
     return rows.view(batch, seqlen, *hidden_states.shape[1:])
 
@@ -196,7 +282,13 @@ def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None
     indices = torch.nonzero(mask.flatten(), as_tuple=False).flatten()
     starts = pad(torch.cumsum(lengths, dim=0, dtype=torch.int32), (1, 0))
     rows = hidden_states.reshape(-1, *hidden_states.shape[2:])[indices]
-    return rows, indices, starts, int(lengths.max().item()), attention_mask.sum(dim=-1, dtype=torch.int32)
+    return (
+        rows,
+        indices,
+        starts,
+        int(lengths.max().item()),
+        attention_mask.sum(dim=-1, dtype=torch.int32),
+    )
 
 
 _ATTENTION = (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache)
@@ -214,7 +306,11 @@ def flash_package_installed() -> Iterator[AbstractContextManager[None]]:
         vars(module).update({function.__name__: function for function in functions})
         yield swapped(sys.modules, module.__name__, module)
     # 2. Checks in every module that has them; releases differ.
-    for names in [vars(found) for name, found in sys.modules.items() if name.split(".")[0] in ("transformers", "trl", "peft")]:
+    for names in [
+        vars(found)
+        for name, found in sys.modules.items()
+        if name.split(".")[0] in ("transformers", "trl", "peft")
+    ]:
         for check in ("is_flash_attn_2_available", "is_flash_attn_available"):
             if callable(names.get(check)):
                 yield swapped(names, check, _passes)
@@ -256,20 +352,29 @@ def _enable(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _flash3_forward(query: Any, key: Any, value: Any, pairs: int) -> Any:
     """Return the output, and log-sum-exp as head, token."""
-    return torch.empty_like(query), query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
+    return torch.empty_like(query), query.new_empty(
+        (query.shape[1], query.shape[0]), dtype=torch.float32
+    )
 
 
-def _flash3_backward(gradient: Any, query: Any, key: Any, value: Any, pairs: int, sequences: int) -> Any:
+def _flash3_backward(
+    gradient: Any, query: Any, key: Any, value: Any, pairs: int, sequences: int
+) -> Any:
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
 _SCHEMAS = {
-    "flash3_varlen(Tensor query, Tensor key, Tensor value, int pairs) -> (Tensor, Tensor)": _flash3_forward,
-    "flash3_varlen_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, int pairs, int sequences)"
-    " -> (Tensor, Tensor, Tensor)": _flash3_backward,
+    "flash3_varlen(Tensor query, Tensor key, Tensor value, int pairs) -> (Tensor, Tensor)": (
+        _flash3_forward
+    ),
+    "flash3_varlen_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, int pairs, int sequences) -> (Tensor, Tensor, Tensor)": (
+        _flash3_backward
+    ),
 }
 _LIBRARY = torch.library.Library("autotune", "FRAGMENT")
-"""Keeps the operations registered. A module that was imported under another name may have done so."""
+"""Keeps the operations registered. A module that was imported under another name may have done
+so.
+"""
 
 for _schema, _kernel in _SCHEMAS.items():
     if not hasattr(torch.ops.autotune, _schema.partition("(")[0]):
@@ -279,7 +384,9 @@ for _schema, _kernel in _SCHEMAS.items():
 
 class _Flash3(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, starts_q: Any, starts_k: Any, pairs: int) -> Any:
+    def forward(
+        ctx: Any, query: Any, key: Any, value: Any, starts_q: Any, starts_k: Any, pairs: int
+    ) -> Any:
         out, logsumexp = torch.ops.autotune.flash3_varlen(query, key, value, pairs)
         ctx.save_for_backward(query, key, value, out, logsumexp, starts_q, starts_k)
         ctx.pairs, ctx.sequences = pairs, starts_q.numel() - 1
@@ -293,25 +400,42 @@ class _Flash3(torch.autograd.Function):  # type: ignore[misc]
 
 
 def flash3_varlen_func(
-    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int,
-    softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1), **_: Any,
-) -> Any:  # fmt: skip
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    **_: Any,
+) -> Any:
     """Attention over packed rows: token, head, size."""
-    pairs = pairs_of(cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), causal=causal, window=window_size[0])
+    pairs = pairs_of(
+        cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), causal=causal, window=window_size[0]
+    )
     return _Flash3.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, pairs)
 
 
 def pairs_of(starts_q: Sequence[int], starts_k: Sequence[int], *, causal: bool, window: int) -> int:
-    """Return the pairs of query and key that attend, over all sequences; the last query sees the last key."""
+    """Return the pairs of query and key that attend, over all sequences; the last query sees the
+    last key.
+    """
     total = 0
-    for (begin_q, end_q), (begin_k, end_k) in zip(pairwise(starts_q), pairwise(starts_k), strict=True):
+    for (begin_q, end_q), (begin_k, end_k) in zip(
+        pairwise(starts_q), pairwise(starts_k), strict=True
+    ):
         queries, keys = end_q - begin_q, end_k - begin_k
         if not causal:
             total += queries * keys
             continue
         most = keys if window < 0 else min(keys, window + 1)
         first = keys - queries + 1  # keys that the first query sees
-        growing = min(queries, max(0, most - first + 1))  # queries that see one key more than the one before
+        growing = min(
+            queries, max(0, most - first + 1)
+        )  # queries that see one key more than the one before
         total += growing * first + growing * (growing - 1) // 2 + (queries - growing) * most
     return total
 

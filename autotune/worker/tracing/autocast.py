@@ -1,10 +1,12 @@
-"""Autocast on fake CPU tensors with CUDA's lists: which operations run in half precision, which in float32.
+"""Autocast on fake CPU tensors with CUDA's lists: which operations run in half precision, which in
+float32.
 
-torch has one list per device. On a GPU softmax, exp or sum widen to float32; on a CPU they do not. The width decides what is
-saved for backward, so CUDA's lists are used. They are in `ATen/autocast_mode.h` (and in torch's documentation of `torch.amp`,
-"CUDA Op-Specific Behavior").
+torch has one list per device. On a GPU softmax, exp or sum widen to float32; on a CPU they do not.
+The width decides what is saved for backward, so CUDA's lists are used. They are in
+`ATen/autocast_mode.h` (and in torch's documentation of `torch.amp`, "CUDA Op-Specific Behavior").
 
-Operations that both devices run in half precision keep torch's kernel; the others get a Python kernel with the same policy.
+Operations that both devices run in half precision keep torch's kernel; the others get a Python
+kernel with the same policy.
 """
 
 from __future__ import annotations
@@ -27,17 +29,14 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-LOWER_PRECISION = _names(
-    """
+LOWER_PRECISION = _names("""
     _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
     conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm
     chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
     _scaled_dot_product_flash_attention scaled_dot_product_attention
-    """
-)
+    """)
 
-FP32 = _names(
-    """
+FP32 = _names("""
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor
     pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim
     cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss
@@ -46,17 +45,21 @@ FP32 = _names(
     _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
     upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
     _upsample_bicubic2d_aa
-    """
-)
+    """)
 
 FP32_UNLESS_DTYPE_GIVEN = _names(
-    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
-    "linalg_matrix_norm.str_ord sum sum.dim_IntList"
+    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm"
+    " linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList"
 )
 
-FP32_BY_OVERLOAD = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+FP32_BY_OVERLOAD = {
+    "norm.Scalar": "norm.ScalarOpt_dtype",
+    "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
+}
 
-WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
+WIDEST = _names(
+    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+)
 
 _HALF = (torch.float16, torch.bfloat16)
 _casts: dict[int, tuple[Any, Any]] = {}
@@ -78,10 +81,14 @@ def follow_cuda() -> Iterator[None]:
 
 def _install(library: Any) -> None:
     native = _native_kernels()
-    # Operations that both devices run in lower precision keep torch's kernel, with its own cache of cast weights.
+    # Operations that both devices run in lower precision keep torch's kernel, with its own cache of
+    # cast weights.
     policies: dict[str, Callable[..., Any] | None] = {
         **dict.fromkeys(native - set(LOWER_PRECISION)),
-        **dict.fromkeys(set(LOWER_PRECISION) - native, functools.partial(_cast_to, lambda args: torch.get_autocast_dtype("cpu"))),
+        **dict.fromkeys(
+            set(LOWER_PRECISION) - native,
+            functools.partial(_cast_to, lambda args: torch.get_autocast_dtype("cpu")),
+        ),
         **dict.fromkeys(FP32, functools.partial(_cast_to, lambda args: torch.float32)),
         **dict.fromkeys(FP32_UNLESS_DTYPE_GIVEN, _fp32_unless_dtype_given),
         **dict.fromkeys(FP32_BY_OVERLOAD, _fp32_by_overload),
@@ -92,7 +99,11 @@ def _install(library: Any) -> None:
         operation = _operation(name)
         if operation is None:
             continue  # not in this release of torch
-        kernel = torch.library.fallthrough_kernel if policy is None else functools.partial(policy, operation)
+        kernel = (
+            torch.library.fallthrough_kernel
+            if policy is None
+            else functools.partial(policy, operation)
+        )
         library.impl(name, kernel, KEY)
 
 
@@ -113,9 +124,13 @@ def _operation(name: str) -> Any:
 # Policies of `ATen/autocast_mode.h`.
 
 
-def _cast_to(choose: Callable[[Any], torch.dtype], operation: Any, *args: Any, **kwargs: Any) -> Any:
+def _cast_to(
+    choose: Callable[[Any], torch.dtype], operation: Any, *args: Any, **kwargs: Any
+) -> Any:
     dtype = choose((args, kwargs))
-    changed = with_tensors(lambda tensor: _cast_one(tensor, dtype) if _eligible(tensor) else tensor, (args, kwargs))
+    changed = with_tensors(
+        lambda tensor: _cast_one(tensor, dtype) if _eligible(tensor) else tensor, (args, kwargs)
+    )
     return _run(operation, *changed)
 
 
@@ -133,7 +148,11 @@ def _fp32_unless_dtype_given(operation: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _fp32_by_overload(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    wider = _operation(FP32_BY_OVERLOAD[f"{operation._schema.name.removeprefix('aten::')}.{operation._overloadname}"])
+    wider = _operation(
+        FP32_BY_OVERLOAD[
+            f"{operation._schema.name.removeprefix('aten::')}.{operation._overloadname}"
+        ]
+    )
     defaults = [argument.default_value for argument in operation._schema.arguments]
     dtype = torch.float32 if _eligible(args[0]) else args[0].dtype
     return _run(wider, (*args, *defaults[len(args) :]), {**kwargs, "dtype": dtype})
@@ -141,24 +160,33 @@ def _fp32_by_overload(operation: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _unsafe(operation: Any, *args: Any, **kwargs: Any) -> Any:
     raise RuntimeError(
-        "binary_cross_entropy: refused under autocast on CUDA. Use binary_cross_entropy_with_logits, or leave autocast."
+        "binary_cross_entropy: refused under autocast on CUDA. Use"
+        " binary_cross_entropy_with_logits, or leave autocast."
     )
 
 
 def _run(operation: Any, args: Any, kwargs: Any) -> Any:
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+    with torch._C._ExcludeDispatchKeyGuard(
+        torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    ):
         return operation(*args, **kwargs)
 
 
 def _eligible(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.dtype is not torch.float64
+    )
 
 
 def _cast_one(tensor: Any, dtype: torch.dtype) -> Any:
     """Cast a tensor; as in torch, a weight's half-precision copy is cached until autocast ends."""
     if tensor.dtype is dtype:
         return tensor
-    weight = dtype in _HALF and tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf
+    weight = (
+        dtype in _HALF and tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf
+    )
     if not weight or tensor._is_view() or not torch.is_autocast_cache_enabled():
         return tensor.to(dtype)
     cached = _casts.get(id(tensor))
@@ -187,7 +215,9 @@ def _cuda_autocast_redirected() -> Iterator[None]:
     with (
         attribute(autocast, "__init__", init),
         attribute(torch, "clear_autocast_cache", forget),
-        attribute(torch, "is_autocast_enabled", lambda device_type=None: enabled(stand_in(device_type))),
+        attribute(
+            torch, "is_autocast_enabled", lambda device_type=None: enabled(stand_in(device_type))
+        ),
         attribute(torch, "get_autocast_dtype", lambda device_type: dtype_of(stand_in(device_type))),
     ):
         yield

@@ -1,8 +1,9 @@
 """bitsandbytes' optimizers without a GPU: size and place of their state; nothing is computed.
 
-As in `bitsandbytes/optim/optimizer.py`: two moments (one for Lion and RMSprop, three for AdEMAMix) in float32, or in 8 bits
-with a float32 scale per 256 numbers for parameters of at least 4,096 numbers; embeddings stay in 32 bits if transformers
-requests it. Large moments of a paged optimizer are in managed memory, invisible to torch's allocator: they are on meta here.
+As in `bitsandbytes/optim/optimizer.py`: two moments (one for Lion and RMSprop, three for AdEMAMix)
+in float32, or in 8 bits with a float32 scale per 256 numbers for parameters of at least 4,096
+numbers; embeddings stay in 32 bits if transformers requests it. Large moments of a paged optimizer
+are in managed memory, invisible to torch's allocator: they are on meta here.
 """
 
 from __future__ import annotations
@@ -56,7 +57,13 @@ class _StateOnly(torch.optim.Optimizer):  # type: ignore[misc]
     paged_by_default = False
 
     def __init__(
-        self, params: Any, lr: float = 1e-3, *_: Any, optim_bits: int | None = None, is_paged: bool | None = None, **kwargs: Any
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        *_: Any,
+        optim_bits: int | None = None,
+        is_paged: bool | None = None,
+        **kwargs: Any,
     ) -> None:
         self.bits = optim_bits or self.bits_by_default
         self.paged = self.paged_by_default if is_paged is None else is_paged
@@ -83,7 +90,9 @@ class _StateOnly(torch.optim.Optimizer):  # type: ignore[misc]
         for number in range(1, self.moments + 1):
             state[f"state{number}"] = self._moment(parameter, dtype)
             if dtype is torch.uint8:
-                state[f"absmax{number}"] = torch.zeros(-(-count // BLOCK), dtype=torch.float32, device=parameter.device)
+                state[f"absmax{number}"] = torch.zeros(
+                    -(-count // BLOCK), dtype=torch.float32, device=parameter.device
+                )
         state["step"] = 0
 
     def _moment(self, parameter: Any, dtype: torch.dtype) -> Any:
@@ -93,17 +102,34 @@ class _StateOnly(torch.optim.Optimizer):  # type: ignore[misc]
         return torch.empty(parameter.shape, dtype=dtype, device="meta")
 
 
-_MOMENTS = {"AdamW": 2, "Adam": 2, "Lion": 1, "RMSprop": 1, "AdEMAMix": 3, "SGD": 1, "LAMB": 2, "Adagrad": 1}
+_MOMENTS = {
+    "AdamW": 2,
+    "Adam": 2,
+    "Lion": 1,
+    "RMSprop": 1,
+    "AdEMAMix": 3,
+    "SGD": 1,
+    "LAMB": 2,
+    "Adagrad": 1,
+}
 
 
 _CLASSES: dict[str, Any] = {"GlobalOptimManager": _Manager} | {
-    name: type(name, (_StateOnly,), {"__module__": "bitsandbytes.optim", "moments": moments,
-                                     "bits_by_default": 8 if width == "8bit" else 32, "paged_by_default": bool(paged)})
+    name: type(
+        name,
+        (_StateOnly,),
+        {
+            "__module__": "bitsandbytes.optim",
+            "moments": moments,
+            "bits_by_default": 8 if width == "8bit" else 32,
+            "paged_by_default": bool(paged),
+        },
+    )
     for kind, moments in _MOMENTS.items()
     for paged in ("", "Paged")
     for width in ("", "8bit", "32bit")
     for name in [f"{paged}{kind}{width}"]
-}  # fmt: skip
+}
 
 _KINDS = {"adamw": "AdamW", "lion": "Lion", "rmsprop": "RMSprop", "ademamix": "AdEMAMix"}
 
@@ -121,12 +147,19 @@ def optimizer_for(name: str, params: Any, **settings: Any) -> Any:
     if not is_bitsandbytes(name):
         return None
     kind = _KINDS[name.removeprefix("paged_").partition("_")[0]]
-    return _CLASSES[kind](params, optim_bits=8 if "8bit" in name else 32, is_paged=name.startswith("paged_"), **settings)
+    return _CLASSES[kind](
+        params,
+        optim_bits=8 if "8bit" in name else 32,
+        is_paged=name.startswith("paged_"),
+        **settings,
+    )
 
 
 @all_entered
 def installed() -> Iterator[AbstractContextManager[None]]:
-    """Replace `bitsandbytes.optim`, with a stub of the package if that is not installed: transformers checks for it."""
+    """Replace `bitsandbytes.optim`, with a stub of the package if that is not installed:
+    transformers checks for it.
+    """
     yield attribute(_Manager, "_only", None)
     module, package = ModuleType("bitsandbytes.optim"), sys.modules.get("bitsandbytes")
     vars(module).update(_CLASSES)
@@ -136,7 +169,11 @@ def installed() -> Iterator[AbstractContextManager[None]]:
         package = ModuleType("bitsandbytes")
         package.__spec__, package.__path__ = ModuleSpec("bitsandbytes", None, is_package=True), []
         yield swapped(sys.modules, "bitsandbytes", package)
-        for names in [vars(sys.modules[name]) for name in sys.modules if name.startswith("transformers.trainer")]:
+        for names in [
+            vars(sys.modules[name])
+            for name in sys.modules
+            if name.startswith("transformers.trainer")
+        ]:
             if callable(names.get("is_bitsandbytes_available")):
                 yield swapped(names, "is_bitsandbytes_available", lambda *args, **kwargs: True)
     yield swapped(vars(package), "optim", module)

@@ -1,9 +1,9 @@
 """Traces on fake CPU tensors that make a CUDA device's choices.
 
-Fake *CPU* tensors work with any build of torch and need no compiler. CUDA's choices are reproduced where they differ from
-the CPU's: operations that autocast widens (`autocast`), attention kernels and their saved tensors (`attention`), tensors that
-an operation saves (`kernels`), memory inside kernels (`workspaces`), and the batched
-(`foreach`) paths of optimizers and clipping.
+Fake *CPU* tensors work with any build of torch and need no compiler. CUDA's choices are reproduced
+where they differ from the CPU's: operations that autocast widens (`autocast`), attention kernels
+and their saved tensors (`attention`), tensors that an operation saves (`kernels`), memory inside
+kernels (`workspaces`), and the batched (`foreach`) paths of optimizers and clipping.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils.flop_counter import flop_registry
 
-from . import attention, autocast, bitsandbytes_optimizers, capability, kernels, quantised, traced_gpu
+from . import (
+    attention,
+    autocast,
+    bitsandbytes_optimizers,
+    capability,
+    kernels,
+    quantised,
+    traced_gpu,
+)
 from .patching import all_entered, attribute, swapped
 
 
@@ -34,20 +42,35 @@ def as_on_cuda(spec: Any) -> Iterator[AbstractContextManager[None]]:
     yield autocast.follow_cuda()
     yield attention.dot_product_as_on_cuda()
     yield kernels.operations_as_on_cuda()
-    for module in (optimizer, _foreach_utils):  # updates are batched by default: temporaries are as large as the parameters
+    for module in (
+        optimizer,
+        _foreach_utils,
+    ):  # updates are batched by default: temporaries are as large as the parameters
         devices = vars(module)["_get_foreach_kernels_supported_devices"]
-        yield attribute(module, "_get_foreach_kernels_supported_devices", lambda devices=devices: [*devices(), "cpu"])
-    # Frameworks' checks are answered for the traced GPU, except `torch.cuda.is_available`: the tensors are on the CPU, and no
-    # code may reach for a GPU.
+        yield attribute(
+            module,
+            "_get_foreach_kernels_supported_devices",
+            lambda devices=devices: [*devices(), "cpu"],
+        )
+    # Frameworks' checks are answered for the traced GPU, except `torch.cuda.is_available`: the
+    # tensors are on the CPU, and no code may reach for a GPU.
     yield attribute(torch.cuda, "is_bf16_supported", lambda *args, **kwargs: capability() >= (8, 0))
     yield attribute(torch.cuda, "get_device_capability", lambda *args, **kwargs: capability())
     yield half_precision_trains()
-    for space, name in (("aten", "_int_mm"), ("aten", "_grouped_mm"), ("transformers", "grouped_mm_fallback")):
-        packet = getattr(getattr(torch.ops, space), name, None)  # products that torch's counter lacks
+    for space, name in (
+        ("aten", "_int_mm"),
+        ("aten", "_grouped_mm"),
+        ("transformers", "grouped_mm_fallback"),
+    ):
+        packet = getattr(
+            getattr(torch.ops, space), name, None
+        )  # products that torch's counter lacks
         if packet is not None and packet not in flop_registry:
             yield swapped(flop_registry, packet, _work)
     yield kernels.triton_of_trl()
-    yield kernels.checks_as_on_cuda("transformers", lambda name: name == "transformers.integrations.moe")
+    yield kernels.checks_as_on_cuda(
+        "transformers", lambda name: name == "transformers.integrations.moe"
+    )
     yield kernels.attention_on_cuda()
     yield attention.flash_package_installed()
     yield kernels.liger_installed(spec)
@@ -58,7 +81,10 @@ def as_on_cuda(spec: Any) -> Iterator[AbstractContextManager[None]]:
 @contextmanager
 def plain_tensors() -> Iterator[None]:
     """Let optimizers and clipping batch fake tensors, as they do plain ones."""
-    lists = {id(module._foreach_supported_types): module._foreach_supported_types for module in (optimizer, _foreach_utils)}
+    lists = {
+        id(module._foreach_supported_types): module._foreach_supported_types
+        for module in (optimizer, _foreach_utils)
+    }
     for types in lists.values():
         types.append(FakeTensor)
     try:
@@ -78,7 +104,10 @@ def half_precision_trains() -> Iterator[AbstractContextManager[None]]:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        if str(self.mixed_precision) == "fp16" and str(self.distributed_type).rpartition(".")[2] != "DEEPSPEED":
+        if (
+            str(self.mixed_precision) == "fp16"
+            and str(self.distributed_type).rpartition(".")[2] != "DEEPSPEED"
+        ):
             self.native_amp = True
             self.scaler = self.scaler or _Scaler()
 
@@ -108,6 +137,8 @@ class _Scaler:
 
 
 def _work(left: Any, right: Any, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of a product: 2 x rows x inner dimension x columns; groups share the rows."""
+    """Return the FLOPs of a product: 2 x rows x inner dimension x columns; groups share the
+    rows.
+    """
     groups = left.shape[0] if left.dim() == right.dim() == 3 else 1
     return int(2 * groups * left.shape[-2] * left.shape[-1] * right.shape[-1])

@@ -1,9 +1,10 @@
 """Dispatch cache: on fake tensors of equal form an operation returns fake tensors of equal form.
 
-torch's FakeTensorMode has such a cache too, but it describes every operand in full for each lookup. The trace of a 7B's GRPO
-step with 64 rows (84,000 events, torch 2.13) takes 4.2 CPU seconds with this cache, 4.6 without its rules for rows, and 11.8
-with torch's; that of four layers of it 0.8 instead of 1.8. Results that torch does not cache (dependent on data, or with
-complex aliases) are not cached here either.
+torch's FakeTensorMode has such a cache too, but it describes every operand in full for each lookup.
+The trace of a 7B's GRPO step with 64 rows (84,000 events, torch 2.13) takes 4.2 CPU seconds with
+this cache, 4.6 without its rules for rows, and 11.8 with torch's; that of four layers of it 0.8
+instead of 1.8. Results that torch does not cache (dependent on data, or with complex aliases) are
+not cached here either.
 """
 
 from __future__ import annotations
@@ -21,9 +22,25 @@ aten = torch.ops.aten
 MAX_RESULTS = 100_000
 """Results over all traces of a process; beyond it the cache is emptied."""
 
-_PLAIN_TYPES = frozenset({int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format})
+_PLAIN_TYPES = frozenset(
+    {
+        int,
+        float,
+        bool,
+        type(None),
+        str,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+    }
+)
 _UNCACHED_TAGS = ("data_dependent_output", "dynamic_output_shape", "inplace_view")
-_UNCACHED = frozenset(getattr(aten, name).default for name in ("lift", "lift_fresh", "lift_fresh_copy") if hasattr(aten, name))
+_UNCACHED = frozenset(
+    getattr(aten, name).default
+    for name in ("lift", "lift_fresh", "lift_fresh_copy")
+    if hasattr(aten, name)
+)
 
 Key = tuple[object, ...]
 
@@ -40,7 +57,9 @@ def _new(mode: Any, shape: Sequence[int], stride: Sequence[int], dtype: Any, dev
         return _fake(mode, torch.empty_strided(shape, stride, dtype=dtype, device="meta"), device)
 
 
-def _view(mode: Any, base: Any, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: Any) -> Any:
+def _view(
+    mode: Any, base: Any, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: Any
+) -> Any:
     """Return a fake tensor in the memory of `base`."""
     with torch._C._DisableTorchDispatch():
         plain = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
@@ -52,12 +71,18 @@ def _fake(mode: Any, plain: Any, device: Any) -> Any:
     """Return `FakeTensor(mode, plain, device)`; attributes are copied, since setting is slow."""
     if device not in _attributes:
         one = FakeTensor(mode, plain, device)
-        _attributes[device] = {name: value for name, value in vars(one).items() if name != "fake_mode"}
+        _attributes[device] = {
+            name: value for name, value in vars(one).items() if name != "fake_mode"
+        }
         return one
-    one = torch.Tensor._make_subclass(FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device)
+    one = torch.Tensor._make_subclass(
+        FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device
+    )
     # Guard against reads of the data, as the mode does.
     lenient = getattr(mode, "_allow_unsafe_data_ptr_access", False)
-    name = "_set_warn_deprecated_on_mutable_data_ptr" if lenient else "_set_throw_on_mutable_data_ptr"
+    name = (
+        "_set_warn_deprecated_on_mutable_data_ptr" if lenient else "_set_throw_on_mutable_data_ptr"
+    )
     getattr(torch._C, name, lambda _: None)(one)
     vars(one).update(_attributes[device], fake_mode=mode)
     return one
@@ -74,8 +99,17 @@ def by_rule(func: Any, args: Any, kwargs: Any, mode: Any) -> Any:
 
 def _lifted(mode: Any, real: Any) -> Any:
     """Convert the result of `torch.tensor`, except single numbers: the mode stores their value."""
-    plain = type(real) is torch.Tensor and real.layout is torch.strided and real.is_contiguous() and not real.requires_grad
-    if not plain or real.numel() <= CONSTANT_NUMEL_LIMIT or real.untyped_storage().nbytes() != real.nbytes:
+    plain = (
+        type(real) is torch.Tensor
+        and real.layout is torch.strided
+        and real.is_contiguous()
+        and not real.requires_grad
+    )
+    if (
+        not plain
+        or real.numel() <= CONSTANT_NUMEL_LIMIT
+        or real.untyped_storage().nbytes() != real.nbytes
+    ):
         return None
     return _new(mode, real.shape, real.stride(), real.dtype, real.device)
 
@@ -83,15 +117,24 @@ def _lifted(mode: Any, real: Any) -> Any:
 def _selected(mode: Any, whole: Any, dim: int, index: int) -> Any:
     if not _is_simple(whole) or not 0 <= dim < whole.dim() or not 0 <= index < whole.shape[dim]:
         return None
-    if whole.untyped_storage().nbytes() < whole.numel() * whole.element_size() or not whole.is_contiguous():
+    if (
+        whole.untyped_storage().nbytes() < whole.numel() * whole.element_size()
+        or not whole.is_contiguous()
+    ):
         return None  # a view of freed memory (of a sharded parameter) would allocate it again
     shape, stride = list(whole.shape), list(whole.stride())
     shape.pop(dim)
-    return _view(mode, whole, shape, stride, whole.storage_offset() + index * stride.pop(dim), whole.dtype)
+    return _view(
+        mode, whole, shape, stride, whole.storage_offset() + index * stride.pop(dim), whole.dtype
+    )
 
 
 def _copied(mode: Any, target: Any, source: Any) -> Any:
-    return target if _is_simple(target) and _is_simple(source) and target.shape == source.shape else None
+    return (
+        target
+        if _is_simple(target) and _is_simple(source) and target.shape == source.shape
+        else None
+    )
 
 
 def _is_simple(value: Any) -> bool:
@@ -156,7 +199,9 @@ def find(key: Key) -> CachedResult | None:
     return _results.get(key)
 
 
-def note(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any) -> CachedResult | None:
+def note(
+    key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any
+) -> CachedResult | None:
     """Cache a result, if the key alone determines it."""
     if key not in _results:
         if len(_results) >= MAX_RESULTS:
@@ -172,7 +217,13 @@ def _describe(values: Any, found: list[object]) -> bool:
         if kind is FakeTensor:
             if value.constant is not None or value.layout is not torch.strided:
                 return False
-            found += (value.shape, value.stride(), value.dtype, value.storage_offset(), value.fake_device)
+            found += (
+                value.shape,
+                value.stride(),
+                value.dtype,
+                value.storage_offset(),
+                value.fake_device,
+            )
             found += (value.is_conj(), value.is_neg(), value.untyped_storage().nbytes())
         elif kind in _PLAIN_TYPES:
             found += (kind, value)  # 1, 1.0 and True are equal with different results
@@ -185,7 +236,9 @@ def _describe(values: Any, found: list[object]) -> bool:
     return True
 
 
-def _cached(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any) -> CachedResult | None:
+def _cached(
+    key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any
+) -> CachedResult | None:
     kind = type(out)
     if kind not in (FakeTensor, tuple, list) or not _is_cacheable(func, args):
         return None
@@ -194,10 +247,16 @@ def _cached(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
     operands = (*args, *kwargs.values())
     several = [out] if kind is FakeTensor else list(out)
     memories = {tensor.untyped_storage()._cdata for tensor in tensors_in(operands)}
-    outputs = [output for one in several if (output := _output(one, func, operands, memories)) is not None]
+    outputs = [
+        output for one in several if (output := _output(one, func, operands, memories)) is not None
+    ]
     if len(outputs) < len(several):
         return None
-    fresh = [memory for one in tensors_in(several) if (memory := one.untyped_storage()._cdata) not in memories]
+    fresh = [
+        memory
+        for one in tensors_in(several)
+        if (memory := one.untyped_storage()._cdata) not in memories
+    ]
     if len(set(fresh)) < len(fresh):  # results that share memory
         return None
     found = CachedResult(kind, outputs)
@@ -216,7 +275,10 @@ def _is_cacheable(func: Any, args: Sequence[Any]) -> bool:
         return False
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     is_view = getattr(func, "is_view", None)  # older releases of torch lack it: nothing is cached
-    return is_view is False or (is_view is True and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite))
+    return is_view is False or (
+        is_view is True
+        and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite)
+    )
 
 
 def _output(one: Any, func: Any, operands: Sequence[Any], memories: set[int]) -> Output | None:
@@ -230,11 +292,23 @@ def _output(one: Any, func: Any, operands: Sequence[Any], memories: set[int]) ->
     if not _is_simple(one) or one.requires_grad:
         return None
     memory = one.untyped_storage()._cdata
-    shared = [at for at, value in enumerate(operands) if type(value) is FakeTensor and value.untyped_storage()._cdata == memory]
-    is_view = func.is_view or func is aten._unsafe_view.default  # no view for autograd and torch's cache; in linear layers
+    shared = [
+        at
+        for at, value in enumerate(operands)
+        if type(value) is FakeTensor and value.untyped_storage()._cdata == memory
+    ]
+    is_view = (
+        func.is_view or func is aten._unsafe_view.default
+    )  # no view for autograd and torch's cache; in linear layers
     if bool(shared) != is_view or (not shared and memory in memories):
         return None
-    shape, stride, dtype, offset, device = tuple(one.shape), one.stride(), one.dtype, one.storage_offset(), one.fake_device
+    shape, stride, dtype, offset, device = (
+        tuple(one.shape),
+        one.stride(),
+        one.dtype,
+        one.storage_offset(),
+        one.fake_device,
+    )
     if not shared:
         return lambda given, mode: _new(mode, shape, stride, dtype, device)
     last = offset + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
@@ -247,4 +321,12 @@ def _form(value: Any) -> object:
     if not isinstance(value, torch.Tensor):
         return value
     memory = value.untyped_storage()
-    return value.shape, value.stride(), value.dtype, value.storage_offset(), value.device, value.requires_grad, memory.nbytes()
+    return (
+        value.shape,
+        value.stride(),
+        value.dtype,
+        value.storage_offset(),
+        value.device,
+        value.requires_grad,
+        memory.nbytes(),
+    )

@@ -1,8 +1,9 @@
 """Mixtures of experts: a balanced routing is traced, and the most unbalanced one too.
 
-The expert of a token depends on data. transformers computes experts in several ways. With grouped or batched products every
-tensor has a row per pair of token and expert, whatever the routing. In the plain loop over experts each takes its own rows,
-and the largest share decides the peak; there the interval extends from the balanced share to all tokens at the same experts.
+The expert of a token depends on data. transformers computes experts in several ways. With grouped
+or batched products every tensor has a row per pair of token and expert, whatever the routing. In
+the plain loop over experts each takes its own rows, and the largest share decides the peak; there
+the interval extends from the balanced share to all tokens at the same experts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from .patching import all_entered, torch_kernels
 
 aten = torch.ops.aten
 
-NOTE = "experts are assumed to be loaded evenly; at the upper end of the interval all tokens are routed to the same experts"
+NOTE = (
+    "experts are assumed to be loaded evenly; at the upper end of the interval all tokens are"
+    " routed to the same experts"
+)
 
 
 @all_entered
@@ -49,8 +53,12 @@ def depends_on_routing(model: Any) -> bool:
     return routing_of(model) is not None and implementation in (None, "eager")
 
 
-def extra_bytes(model: Any, annotator: Any, spec: Mapping[str, Any], again: Callable[[Mapping[str, Any]], Any]) -> int:
-    """Return additional peak bytes if all tokens go to the same experts. `again` returns a trace's annotator."""
+def extra_bytes(
+    model: Any, annotator: Any, spec: Mapping[str, Any], again: Callable[[Mapping[str, Any]], Any]
+) -> int:
+    """Return additional peak bytes if all tokens go to the same experts. `again` returns a
+    trace's annotator.
+    """
     if spec.get("routing") == "one" or not depends_on_routing(model):
         return 0
     annotator.note(NOTE)
@@ -65,11 +73,23 @@ def _grouped_products_of_all_types() -> Iterator[AbstractContextManager[None]]:
     if known is None:
         return
 
-    def described(left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    def described(
+        left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+    ) -> Any:
         if left.dtype is torch.bfloat16:
             return known(left, right, offs, bias, out_dtype)
-        groups = [right.shape[0]] if left.dim() == right.dim() == 3 else [offs.shape[0]] if left.dim() == right.dim() else []
-        return torch.empty([*groups, left.shape[-2], right.shape[-1]], dtype=out_dtype or left.dtype, device=left.device)
+        groups = (
+            [right.shape[0]]
+            if left.dim() == right.dim() == 3
+            else [offs.shape[0]]
+            if left.dim() == right.dim()
+            else []
+        )
+        return torch.empty(
+            [*groups, left.shape[-2], right.shape[-1]],
+            dtype=out_dtype or left.dtype,
+            device=left.device,
+        )
 
     # torch before 2.13 refuses a second Python kernel, unless told.
     known_to_impl = inspect.signature(torch.library.Library.impl).parameters
@@ -92,7 +112,11 @@ class _Routing(TorchDispatchMode):  # type: ignore[misc]
         if unknown and (found := self._positions(args[0])) is not None:
             return found
         out = func(*args, **kwargs)
-        if func is aten.topk.default and args[0].shape[-1] == self._count and out[1].shape[-1] == self._chosen:
+        if (
+            func is aten.topk.default
+            and args[0].shape[-1] == self._count
+            and out[1].shape[-1] == self._chosen
+        ):
             integer_values.keep(out[1], self._choice(out[1].shape))
         elif func is aten.histc.default and out.numel() == self._count:
             integer_values.keep(out, self._load(args[0].numel(), out.dtype))
@@ -102,7 +126,11 @@ class _Routing(TorchDispatchMode):  # type: ignore[misc]
         """Return the experts of each token."""
         with _disable_current_modes():
             count = shape.numel()
-            places = torch.arange(count) if self._even else torch.arange(self._chosen).repeat(count // self._chosen)
+            places = (
+                torch.arange(count)
+                if self._even
+                else torch.arange(self._chosen).repeat(count // self._chosen)
+            )
             return (places % self._count).view(shape)
 
     def _load(self, pairs: int, dtype: torch.dtype) -> Any:
@@ -113,7 +141,9 @@ class _Routing(TorchDispatchMode):  # type: ignore[misc]
 
     def _counted(self, operand: Any, weights: Any = None, minlength: int = 0) -> Any:
         """Return counts of length `minlength`: an expert's number is below it."""
-        out = torch.empty(minlength, dtype=torch.long if weights is None else weights.dtype, device=operand.device)
+        out = torch.empty(
+            minlength, dtype=torch.long if weights is None else weights.dtype, device=operand.device
+        )
         known = integer_values.of(operand)
         if known is not None and weights is None:
             with _disable_current_modes():
@@ -127,7 +157,9 @@ class _Routing(TorchDispatchMode):  # type: ignore[misc]
             out = torch.empty((length, mask.dim()), dtype=torch.long, device=mask.device)
             with _disable_current_modes():
                 places = torch.zeros((length, mask.dim()), dtype=torch.long)
-                places[:, max(range(mask.dim()), key=lambda dim: mask.shape[dim])] = torch.arange(length)
+                places[:, max(range(mask.dim()), key=lambda dim: mask.shape[dim])] = torch.arange(
+                    length
+                )
                 integer_values.keep(out, places)
             return out
         if mask.dim() == 2 and mask.shape[0] == self._chosen:

@@ -1,14 +1,16 @@
-"""Models on meta with fake parameters, and patches that lead libraries through a step without memory.
+"""Models on meta with fake parameters, and patches that lead libraries through a step without
+memory.
 
-TRL's `activation_offloading` is traced without streams and copies: which saved tensors stay on the GPU, and until when. Source:
-`trl/models/activation_offloading.py` (OffloadActivations, get_act_offloading_ctx_manager). A tensor saved for the backward
-pass goes to the host, and stays on the GPU until a few more were saved. What is saved again meanwhile is kept. Small tensors,
+TRL's `activation_offloading` is traced without streams and copies: which saved tensors stay on the
+GPU, and until when. Source: `trl/models/activation_offloading.py` (OffloadActivations,
+get_act_offloading_ctx_manager). A tensor saved for the backward pass goes to the host, and stays on
+the GPU until a few more were saved. What is saved again meanwhile is kept. Small tensors,
 parameters and the input of the head never go.
 
-Without a flash-attention package, Qwen's vision towers split their patches by images and windows and call attention once for
-each piece: several hundred calls per layer and pass for a batch of photographs. A trace needs as long for each call as for one
-over all of them. Pieces of one length become the rows of a batch here: the same tensors, kept equally long, with the same
-arithmetic.
+Without a flash-attention package, Qwen's vision towers split their patches by images and windows
+and call attention once for each piece: several hundred calls per layer and pass for a batch of
+photographs. A trace needs as long for each call as for one over all of them. Pieces of one length
+become the rows of a batch here: the same tensors, kept equally long, with the same arithmetic.
 """
 
 from __future__ import annotations
@@ -36,13 +38,15 @@ def config_of(model: dict[str, Any], folder: str | None, *, trust_remote_code: b
 
     config = dict(model.get("config") or {})
     if folder is not None or not config:
-        made = transformers.AutoConfig.from_pretrained(str(folder or model["folder"]), trust_remote_code=trust_remote_code)
+        made = transformers.AutoConfig.from_pretrained(
+            str(folder or model["folder"]), trust_remote_code=trust_remote_code
+        )
     elif (kind := config.pop("model_type", None)) in transformers.CONFIG_MAPPING:
         made = transformers.AutoConfig.for_model(kind, **config)
     else:
         raise Untraceable(
-            f"Model type {kind!r}: unknown to transformers {transformers.__version__}. Pass the folder of a model with its "
-            "code and allow remote code, or use a newer transformers."
+            f"Model type {kind!r}: unknown to transformers {transformers.__version__}. Pass the"
+            " folder of a model with its code and allow remote code, or use a newer transformers."
         )
     if model.get("layers"):
         cut(made, int(model["layers"]))
@@ -53,7 +57,11 @@ def cut(config: Any, layers: int) -> None:
     """Reduce the decoder layers, with the kinds of the first ones."""
     text = config.get_text_config()
     every = text.num_hidden_layers
-    by_layer = [name for name, value in vars(text).items() if isinstance(value, (list, tuple)) and len(value) == every]
+    by_layer = [
+        name
+        for name, value in vars(text).items()
+        if isinstance(value, (list, tuple)) and len(value) == every
+    ]
     text.num_hidden_layers = layers
     for name in by_layer:
         setattr(text, name, list(getattr(text, name))[:layers])
@@ -62,16 +70,29 @@ def cut(config: Any, layers: int) -> None:
 
 
 def build(
-    config: Any, dtype: Any, attention: str | None, *, device: str = "meta", trust_remote_code: bool = False, scores: bool = False
+    config: Any,
+    dtype: Any,
+    attention: str | None,
+    *,
+    device: str = "meta",
+    trust_remote_code: bool = False,
+    scores: bool = False,
 ) -> Any:
-    """Build the architecture without weights, on meta or on a device; `scores`: with a reward model's head."""
+    """Build the architecture without weights, on meta or on a device; `scores`: with a reward
+    model's head.
+    """
     import transformers
 
     options: dict[str, Any] = {}
-    make, named = transformers.AutoModelForCausalLM.from_config, (getattr(config, "architectures", None) or [""])[0]
+    make, named = (
+        transformers.AutoModelForCausalLM.from_config,
+        (getattr(config, "architectures", None) or [""])[0],
+    )
     if scores:
         config.num_labels, make = 1, transformers.AutoModelForSequenceClassification.from_config
-    elif hasattr(config, "vision_config") and hasattr(transformers, named):  # with its towers, as trainers load it
+    elif hasattr(config, "vision_config") and hasattr(
+        transformers, named
+    ):  # with its towers, as trainers load it
         make = getattr(transformers, named)._from_config
     else:
         options["trust_remote_code"] = trust_remote_code
@@ -86,9 +107,12 @@ def build(
 
 
 def materialise(model: Any) -> None:
-    """Replace every tensor on meta by an empty one on the CPU, in place; shared tensors remain shared.
+    """Replace every tensor on meta by an empty one on the CPU, in place; shared tensors remain
+    shared.
 
-    A weight that is packed while it is loaded is there whole before: its scales come first, then its packed form."""
+    A weight that is packed while it is loaded is there whole before: its scales come first, then
+    its packed form.
+    """
     made: dict[int, Any] = {}
     for module in model.modules():
         whole = quantised.as_read(module)
@@ -97,9 +121,15 @@ def materialise(model: Any) -> None:
             for name, tensor in list(holder.items()):
                 if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
                     if id(tensor) not in made:
-                        empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+                        empty = torch.empty_strided(
+                            tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu"
+                        )
                         is_parameter = isinstance(tensor, torch.nn.Parameter)
-                        new = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
+                        new = (
+                            torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
+                            if is_parameter
+                            else empty
+                        )
                         made[id(tensor)] = new
                     holder[name] = made[id(tensor)]
         del whole
@@ -133,7 +163,9 @@ def fake_mode_with(tracker: Any, device: str) -> Iterator[AbstractContextManager
     mode.cache_enabled = False  # the tracker has a cache: see `dispatch_cache`
     yield mode
     yield tracker
-    if torch.distributed.is_available() and torch.distributed.is_initialized():  # by `fsdp2.process_group`
+    if (
+        torch.distributed.is_available() and torch.distributed.is_initialized()
+    ):  # by `fsdp2.process_group`
         yield fsdp2.collectives_tracked(tracker)
     yield unseen_calls(tracker, device)
 
@@ -141,7 +173,12 @@ def fake_mode_with(tracker: Any, device: str) -> Iterator[AbstractContextManager
 @all_entered
 def unseen_calls(tracker: Any, device: str) -> Iterator[AbstractContextManager[None]]:
     """Replace functions that take or read memory without an operation."""
-    resize, random_state, to_list, make = torch.UntypedStorage.resize_, torch.get_rng_state, torch.Tensor.tolist, torch.tensor
+    resize, random_state, to_list, make = (
+        torch.UntypedStorage.resize_,
+        torch.get_rng_state,
+        torch.Tensor.tolist,
+        torch.tensor,
+    )
 
     def resize_(storage: Any, size: int) -> Any:
         result = resize(storage, size)
@@ -178,12 +215,22 @@ def errors_as_untraceable() -> Iterator[None]:
     except Untraceable:
         raise
     except Exception as error:
-        forwards = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "forward"]
-        modules = [owner for frame in forwards if isinstance(owner := frame.f_locals.get("self"), torch.nn.Module)]
+        forwards = [
+            frame
+            for frame, _ in traceback.walk_tb(error.__traceback__)
+            if frame.f_code.co_name == "forward"
+        ]
+        modules = [
+            owner
+            for frame in forwards
+            if isinstance(owner := frame.f_locals.get("self"), torch.nn.Module)
+        ]
         if not modules:
             raise
         innermost = type(modules[-1]).__name__
-        raise Untraceable(f"the step cannot be traced through {innermost}: {type(error).__name__}: {error}") from error
+        raise Untraceable(
+            f"the step cannot be traced through {innermost}: {type(error).__name__}: {error}"
+        ) from error
 
 
 # Activations of TRL on the host.
@@ -230,14 +277,18 @@ class OffloadedActivations(torch.autograd.graph.saved_tensors_hooks):  # type: i
         kept = self._stash.pop(packed.number, None)
         if kept is not None:
             return kept
-        return torch.empty_strided(packed.shape, packed.stride, dtype=packed.dtype, device=packed.device)
+        return torch.empty_strided(
+            packed.shape, packed.stride, dtype=packed.dtype, device=packed.device
+        )
 
 
 def offloaded_activations(model: Any, **_: Any) -> OffloadedActivations:
     """Return the hooks for a model, in place of TRL's function; its head is left out."""
     head = getattr(model, "lm_head", None)
     if head is not None:
-        kept = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+        kept = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: tensor, lambda tensor: tensor
+        )
         head.register_forward_pre_hook(lambda *_: kept.__enter__())
         head.register_forward_hook(lambda *_: kept.__exit__(), always_call=True)
     return OffloadedActivations()
@@ -249,12 +300,16 @@ def offloaded_activations(model: Any, **_: Any) -> OffloadedActivations:
 def join_pieces(model: Any) -> None:
     """Let every attention that splits patches into pieces compute those of one length together."""
     for module in model.modules():
-        if _takes_pieces(module) and not any(_takes_pieces(below) for below in module.modules() if below is not module):
+        if _takes_pieces(module) and not any(
+            _takes_pieces(below) for below in module.modules() if below is not module
+        ):
             module.forward = partial(_joined, module.forward)
 
 
 def _takes_pieces(module: Any) -> bool:
-    return "cu_seqlens" in inspect.signature(module.forward).parameters  # places where the pieces begin
+    return (
+        "cu_seqlens" in inspect.signature(module.forward).parameters
+    )  # places where the pieces begin
 
 
 def _joined(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -263,17 +318,26 @@ def _joined(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 class _ByLength(TorchFunctionMode):  # type: ignore[misc]
-    """Splits (1, heads, tokens, width) by lengths into one batch (pieces, heads, length, width) for each
-    length, and joins attention's results (pieces, length, heads, width) again.
+    """Splits (1, heads, tokens, width) by lengths into one batch (pieces, heads, length, width) for
+    each length, and joins attention's results (pieces, length, heads, width) again.
 
     Which tokens share a piece changes, which no allocation depends on: values are not traced.
     """
 
     def __torch_function__(
-        self, function: Any, types: Any, arguments: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+        self,
+        function: Any,
+        types: Any,
+        arguments: Sequence[Any] = (),
+        named: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(named or {})
-        if function is torch.split and len(arguments) == 2 and isinstance(arguments[1], list) and given.get("dim") == 2:
+        if (
+            function is torch.split
+            and len(arguments) == 2
+            and isinstance(arguments[1], list)
+            and given.get("dim") == 2
+        ):
             pieces = Counter(arguments[1])
             parts = arguments[0].split([length * count for length, count in pieces.items()], dim=2)
             return tuple(

@@ -1,7 +1,9 @@
-"""FSDP2 on one rank of a fake process group: torch's own `fully_shard`, as the installed accelerate applies it.
+"""FSDP2 on one rank of a fake process group: torch's own `fully_shard`, as the installed accelerate
+applies it.
 
-Nothing is sent, so one process represents one rank. FSDP2 keeps tensors alive until the next all-gather or reduce-scatter by
-plain references, on any device: a fake CPU rank holds the same as a CUDA rank.
+Nothing is sent, so one process represents one rank. FSDP2 keeps tensors alive until the next
+all-gather or reduce-scatter by plain references, on any device: a fake CPU rank holds the same as a
+CUDA rank.
 """
 
 from __future__ import annotations
@@ -36,8 +38,12 @@ def process_group(spec: Mapping[str, Any], *, rank: int = 0) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
-        raise Untraceable("FSDP2: this process has a process group already. The trace needs its own.")
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=int(spec["sharding"]["ranks"]))
+        raise Untraceable(
+            "FSDP2: this process has a process group already. The trace needs its own."
+        )
+    dist.init_process_group(
+        "fake", store=FakeStore(), rank=rank, world_size=int(spec["sharding"]["ranks"])
+    )
     try:
         yield
     finally:
@@ -45,7 +51,9 @@ def process_group(spec: Mapping[str, Any], *, rank: int = 0) -> Iterator[None]:
 
 
 def shard(model: Any, spec: Mapping[str, Any], tracker: Any, *, scores: bool = False) -> Any:
-    """Return the model sharded by accelerate; whole tensors leave the ledger. `scores`: one that only scores, as a reference."""
+    """Return the model sharded by accelerate; whole tensors leave the ledger. `scores`: one that
+    only scores, as a reference.
+    """
     if not wanted(spec):
         return _cast_whole(model, spec)
     # Sharded parameters replace the whole ones, which are freed with their last reference.
@@ -57,18 +65,25 @@ def shard(model: Any, spec: Mapping[str, Any], tracker: Any, *, scores: bool = F
             _receive_weights(model, spec, tracker.ledger)
         tracker.ledger.current_stream = _streams_in_order()
     else:  # gloo's collectives have a buffer of the whole
-        tracker._workspaces[torch.ops.c10d._allgather_base_.default] = lambda args, kwargs, out: args[0].nbytes
-        tracker._workspaces[torch.ops.c10d._reduce_scatter_base_.default] = lambda args, kwargs, out: args[1].nbytes
+        tracker._workspaces[torch.ops.c10d._allgather_base_.default] = lambda args, kwargs, out: (
+            args[0].nbytes
+        )
+        tracker._workspaces[torch.ops.c10d._reduce_scatter_base_.default] = (
+            lambda args, kwargs, out: args[1].nbytes
+        )
     if any(not parameter.requires_grad for parameter in model.parameters()):
-        tracker.set_part([parameter for parameter in model.parameters() if parameter.requires_grad], "adapters")
+        tracker.set_part(
+            [parameter for parameter in model.parameters() if parameter.requires_grad], "adapters"
+        )
     return model
 
 
 def _streams_in_order() -> Callable[[], int]:
-    """Return a function that numbers the current stream in the order of first use; 0 is the default.
+    """Return a function that numbers the current stream in the order of first use; 0 is the
+    default.
 
-    FSDP2 enters its streams on every device. Those of the CPU do nothing, so that a fake CPU rank tells on which one a CUDA
-    rank requests each block.
+    FSDP2 enters its streams on every device. Those of the CPU do nothing, so that a fake CPU rank
+    tells on which one a CUDA rank requests each block.
     """
     numbers = {id(torch.cpu.current_stream()): 0}
     kept: list[Any] = []  # an id is another object's once its own is freed
@@ -104,17 +119,25 @@ def prepare(model: Any, spec: Mapping[str, Any]) -> Any:
 
 
 def begin_rollout(model: Any) -> None:
-    """Initialise FSDP2 as the first forward pass of a rollout does. It reads the dtypes of gradients from the parameters
-    that train at that time: a reference pass with adapters off, if it came first, would leave adapters out."""
+    """Initialise FSDP2 as the first forward pass of a rollout does. It reads the dtypes of
+    gradients from the parameters that train at that time: a reference pass with adapters off, if it
+    came first, would leave adapters out.
+    """
     if hasattr(model, "_get_fsdp_state"):
         model._get_fsdp_state()._lazy_init()
 
 
 def _receive_weights(model: Any, spec: Mapping[str, Any], ledger: Any) -> None:
-    """Load the weights as accelerate does on all ranks but the first (`cpu_ram_efficient_loading`): each parameter
-    whole on the device, then this rank's shard of it. The segments of whole ones stay in torch's cache."""
+    """Load the weights as accelerate does on all ranks but the first (`cpu_ram_efficient_loading`):
+    each parameter whole on the device, then this rank's shard of it. The segments of whole ones
+    stay in torch's cache.
+    """
     options, quantised = _options(spec), (spec.get("model") or {}).get("load_in_4bit")
-    if options.get("units") == "layers" or quantised or not _is_true(options.get("cpu_ram_efficient_loading", True)):
+    if (
+        options.get("units") == "layers"
+        or quantised
+        or not _is_true(options.get("cpu_ram_efficient_loading", True))
+    ):
         return
     try:
         from accelerate.utils.fsdp_utils import fsdp2_load_full_state_dict
@@ -130,7 +153,9 @@ def _receive_weights(model: Any, spec: Mapping[str, Any], ledger: Any) -> None:
 
 
 def _prepare_scoring(model: Any, spec: Mapping[str, Any]) -> Any:
-    """Shard a reference model as this TRL does: by its own function, where it is one unit that is gathered whole."""
+    """Shard a reference model as this TRL does: by its own function, where it is one unit that
+    is gathered whole.
+    """
     try:
         from trl.models.utils import prepare_fsdp
     except ImportError:
@@ -153,8 +178,8 @@ def autocasts(spec: Mapping[str, Any]) -> bool:
 def _cast_whole(model: Any, spec: Mapping[str, Any]) -> Any:
     """Cast the whole model, as DeepSpeed and FSDP1 do.
 
-    DeepSpeed's engine casts all floating-point tensors, adapters included, before it makes its masters. FSDP1 under a mixed
-    precision policy gathers every unit in that dtype.
+    DeepSpeed's engine casts all floating-point tensors, adapters included, before it makes its
+    masters. FSDP1 under a mixed precision policy gathers every unit in that dtype.
     """
     kind, precision = sharding_kind(spec), mixed_precision(spec)
     if kind == "fsdp1":
@@ -168,14 +193,17 @@ def _cast_whole(model: Any, spec: Mapping[str, Any]) -> Any:
 def _plugin(model: Any, spec: Mapping[str, Any]) -> Any:
     """Return the plugin that accelerate's launcher makes.
 
-    The Trainer sets PEFT's own wrap policy for FSDP1 alone: under FSDP2 an adapter is part of its decoder layer's unit.
+    The Trainer sets PEFT's own wrap policy for FSDP1 alone: under FSDP2 an adapter is part of its
+    decoder layer's unit.
     """
     from accelerate import FullyShardedDataParallelPlugin
 
     options = _options(spec)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
-        auto_wrap_policy=str(options.get("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")),  # transformers' default
+        auto_wrap_policy=str(
+            options.get("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
+        ),  # transformers' default
         transformer_cls_names_to_wrap=options.get("transformer_layer_cls_to_wrap"),
         min_num_params=options.get("min_num_params"),
         reshard_after_forward=_is_true(options.get("reshard_after_forward", True)),
@@ -191,11 +219,16 @@ def _plugin(model: Any, spec: Mapping[str, Any]) -> Any:
 def _options(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the user's `fsdp_config` (prefix removed) with the options of the request."""
     given = (spec.get("settings") or {}).get("fsdp_config")
-    options = {name.removeprefix("fsdp_"): value for name, value in given.items()} if isinstance(given, Mapping) else {}
+    options = (
+        {name.removeprefix("fsdp_"): value for name, value in given.items()}
+        if isinstance(given, Mapping)
+        else {}
+    )
     options.update((spec["sharding"].get("options") or {}).items())
     if _is_true(options.get("cpu_offload", options.get("offload_params", False))):
         raise Untraceable(
-            "FSDP2 with parameters offloaded to the host cannot be traced: its shards would be counted on the device"
+            "FSDP2 with parameters offloaded to the host cannot be traced: its shards would be"
+            " counted on the device"
         )
     return options
 
@@ -226,12 +259,16 @@ def _mesh(ranks: int) -> Any:
 
 def _upcast_trainable(model: Any, spec: Mapping[str, Any]) -> None:
     """Replace trainable parameters by float32 masters, as accelerate does under mixed precision."""
-    if mixed_precision(spec) != "no" and any(isinstance(parameter.data, FakeTensor) for parameter in model.parameters()):
+    if mixed_precision(spec) != "no" and any(
+        isinstance(parameter.data, FakeTensor) for parameter in model.parameters()
+    ):
         _cast(model, torch.float32, trainable=True)
 
 
 def _cast(model: Any, dtype: torch.dtype, *, trainable: bool = False) -> None:
-    """Replace parameters and buffers, or trainable parameters alone: fake parameters refuse `.data` of another type."""
+    """Replace parameters and buffers, or trainable parameters alone: fake parameters refuse
+    `.data` of another type.
+    """
     made: dict[int, Any] = {}
     for module in model.modules():
         for held in (module._parameters,) if trainable else (module._parameters, module._buffers):
@@ -243,15 +280,20 @@ def _cast(model: Any, dtype: torch.dtype, *, trainable: bool = False) -> None:
                 if id(tensor) not in made:
                     new = tensor.detach().to(dtype)
                     is_parameter = isinstance(tensor, torch.nn.Parameter)
-                    made[id(tensor)] = torch.nn.Parameter(new, requires_grad=tensor.requires_grad) if is_parameter else new
+                    made[id(tensor)] = (
+                        torch.nn.Parameter(new, requires_grad=tensor.requires_grad)
+                        if is_parameter
+                        else new
+                    )
                 held[name] = made[id(tensor)]
 
 
 def _shard_by_layer(model: Any, spec: Mapping[str, Any], *, widened: bool = False) -> Any:
     """Shard per decoder layer, with the rest as root; adapters belong to their layer.
 
-    `widened`: gradients are reduced in float32, outputs keep their type, and embeddings that are not
-    tied are a unit, as in the trainers' own code. Otherwise for an accelerate without FSDP2."""
+    `widened`: gradients are reduced in float32, outputs keep their type, and embeddings that are
+    not tied are a unit, as in the trainers' own code. Otherwise for an accelerate without FSDP2.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     dtype = _HALF.get(mixed_precision(spec))
@@ -263,8 +305,16 @@ def _shard_by_layer(model: Any, spec: Mapping[str, Any], *, widened: bool = Fals
     _upcast_trainable(model, spec)
     for module in list(model.modules()):
         if type(module).__name__ in names or (untied and isinstance(module, torch.nn.Embedding)):
-            fully_shard(module, **how, reshard_after_forward=_is_true(_options(spec).get("reshard_after_forward", True)))
-    root = {"reshard_after_forward": True} if _is_true(_options(spec).get("reshard_root", False)) else {}
+            fully_shard(
+                module,
+                **how,
+                reshard_after_forward=_is_true(_options(spec).get("reshard_after_forward", True)),
+            )
+    root = (
+        {"reshard_after_forward": True}
+        if _is_true(_options(spec).get("reshard_root", False))
+        else {}
+    )
     return fully_shard(model, **how, **root)
 
 
@@ -278,7 +328,9 @@ def collectives_tracked(tracker: Any) -> Iterator[AbstractContextManager[None]]:
     except ImportError:  # torch before 2.6
         from torch.distributed._composable.fsdp import _fsdp_param_group as group
 
-    def inside(region: Callable[[], AbstractContextManager[None]], plain: Callable[..., Any]) -> Callable[..., Any]:
+    def inside(
+        region: Callable[[], AbstractContextManager[None]], plain: Callable[..., Any]
+    ) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             with region():
                 return plain(*args, **kwargs)
@@ -296,8 +348,12 @@ def collectives_tracked(tracker: Any) -> Iterator[AbstractContextManager[None]]:
 
 
 def _remove_freed(ledger: Any, end: int | None = None) -> None:
-    """Remove freed allocations, of those before `end`: `fully_shard` moves and shards unit by unit."""
-    live = {entry - 1 for entry in ledger.events if entry > 0} - {-entry - 1 for entry in ledger.events if entry < 0}
+    """Remove freed allocations, of those before `end`: `fully_shard` moves and shards unit by
+    unit.
+    """
+    live = {entry - 1 for entry in ledger.events if entry > 0} - {
+        -entry - 1 for entry in ledger.events if entry < 0
+    }
     kept = live if end is None else live | set(range(end, len(ledger.sizes)))
     ledger.events[:] = [entry for entry in ledger.events if abs(entry) - 1 in kept]
     ledger.live = ledger.peak = sum(ledger.sizes[number] for number in live)

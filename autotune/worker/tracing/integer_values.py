@@ -1,8 +1,8 @@
 """Values of integer and boolean tensors, although no tensor has memory.
 
-Token ids, masks and positions are small and decide the control flow (padding, number of labelled tokens). They are computed
-with real tensors beside the fake ones. Values that depend on floating-point numbers are unknown; those are assumed to be
-finite.
+Token ids, masks and positions are small and decide the control flow (padding, number of labelled
+tokens). They are computed with real tensors beside the fake ones. Values that depend on
+floating-point numbers are unknown; those are assumed to be finite.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ MAX_ELEMENTS = 2**22
 """Limit of elements; larger values (a mask over pairs of positions) are unknown."""
 
 _ASSUMED_FALSE = frozenset({aten.isnan.default, aten.isinf.default})
-_UNINITIALISED = frozenset({aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided})
+_UNINITIALISED = frozenset(
+    {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided}
+)
 """Uninitialised memory counts as zero."""
 
 
@@ -36,7 +38,10 @@ def learn(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if type(out) is FakeTensor and (out.is_floating_point() or out.is_complex()):
         return
     made = tensors_in((out,))
-    if not made or any(leaf.is_floating_point() or leaf.is_complex() or leaf.numel() > MAX_ELEMENTS for leaf in made):
+    if not made or any(
+        leaf.is_floating_point() or leaf.is_complex() or leaf.numel() > MAX_ELEMENTS
+        for leaf in made
+    ):
         return
     if func in _ASSUMED_FALSE:
         keep(out, outside(torch.zeros, tuple(out.shape), dtype=torch.bool))
@@ -67,7 +72,11 @@ def really(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _known(*operands: Any) -> Any:
     """Return the operands with their values; None if one is unknown."""
-    return None if any(of(leaf) is None for leaf in tensors_in(operands)) else with_tensors(of, operands)
+    return (
+        None
+        if any(of(leaf) is None for leaf in tensors_in(operands))
+        else with_tensors(of, operands)
+    )
 
 
 def scalar(tensor: Any) -> Any:

@@ -1,12 +1,15 @@
-"""Functions and kernels that choose by the device of a tensor: as on CUDA, on CPU tensors, with nothing launched.
+"""Functions and kernels that choose by the device of a tensor: as on CUDA, on CPU tensors, with
+nothing launched.
 
-Some operations save other tensors on a CPU than on CUDA; they are replaced. A check such as `tensor.device.type == "cuda"` in
-the middle of a function cannot be changed from outside. So the function is compiled again from its source, with these
-comparisons replaced by their result on CUDA; the rest is unchanged. Triton kernels launch nothing.
+Some operations save other tensors on a CPU than on CUDA; they are replaced. A check such as
+`tensor.device.type == "cuda"` in the middle of a function cannot be changed from outside. So the
+function is compiled again from its source, with these comparisons replaced by their result on CUDA;
+the rest is unchanged. Triton kernels launch nothing.
 
-The installed liger-kernel runs unchanged: its functions allocate the outputs of their kernels, chunk by chunk. Its preference
-losses are compiled if torch can. Fake tensors cannot be compiled: the same functions run operation by operation, with more
-temporaries inside a chunk. `LIGER_NOTE` reports this.
+The installed liger-kernel runs unchanged: its functions allocate the outputs of their kernels,
+chunk by chunk. Its preference losses are compiled if torch can. Fake tensors cannot be compiled:
+the same functions run operation by operation, with more temporaries inside a chunk. `LIGER_NOTE`
+reports this.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ from .patching import all_entered, attribute, swapped, torch_kernels
 
 aten = torch.ops.aten
 
-LIGER_NOTE = "liger's chunked loss is traced uncompiled: inside one chunk a GPU may keep fewer temporaries"
+LIGER_NOTE = (
+    "liger's chunked loss is traced uncompiled: inside one chunk a GPU may keep fewer temporaries"
+)
 
 
 # Operations.
@@ -54,8 +59,12 @@ def operations_as_on_cuda() -> Iterator[AbstractContextManager[None]]:
             yield swapped(decomposition_table, getattr(aten.addmm, name), _product_added)
 
 
-def _product_added(sums: Any, left: Any, right: Any, out_dtype: Any, *, out: Any = None, **_: Any) -> Any:
-    """Return the sum in a type of its own, without a temporary: up to 2.11, torch's decomposition takes it for a factor."""
+def _product_added(
+    sums: Any, left: Any, right: Any, out_dtype: Any, *, out: Any = None, **_: Any
+) -> Any:
+    """Return the sum in a type of its own, without a temporary: up to 2.11, torch's
+    decomposition takes it for a factor.
+    """
     return sums.new_empty((left.shape[0], right.shape[1]), dtype=out_dtype) if out is None else out
 
 
@@ -83,18 +92,24 @@ def _softmax(operation: Any, values: Any, dim: int, dtype: Any = None) -> Any:
 
 
 @all_entered
-def checks_as_on_cuda(package: str, where: Callable[[str], bool]) -> Iterator[AbstractContextManager[None]]:
+def checks_as_on_cuda(
+    package: str, where: Callable[[str], bool]
+) -> Iterator[AbstractContextManager[None]]:
     """Let the functions of a package's modules, selected by `where`, choose as on CUDA.
 
     A function is replaced in every module of the package that has imported it.
     """
-    modules = {name: module for name, module in list(sys.modules.items()) if name.split(".")[0] == package}
+    modules = {
+        name: module for name, module in list(sys.modules.items()) if name.split(".")[0] == package
+    }
     patched = {
         id(found): changed
         for name, module in modules.items()
         if where(name)
         for found in list(vars(module).values())
-        if isinstance(found, FunctionType) and found.__module__ == name and (changed := recompiled(found)) is not None
+        if isinstance(found, FunctionType)
+        and found.__module__ == name
+        and (changed := recompiled(found)) is not None
     }
     for module in modules.values():
         for name, value in list(vars(module).items()):
@@ -108,9 +123,16 @@ def attention_on_cuda() -> Iterator[AbstractContextManager[None]]:
     for name, module in list(sys.modules.items()):
         if not (name.startswith("transformers.models.") and ".modeling_" in name):
             continue
-        for kind in [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]:
+        for kind in [
+            value
+            for value in vars(module).values()
+            if isinstance(value, type) and value.__module__ == name
+        ]:
             for method, function in list(vars(kind).items()):
-                if isinstance(function, FunctionType) and "scaled_dot_product_attention" in function.__code__.co_names:
+                if (
+                    isinstance(function, FunctionType)
+                    and "scaled_dot_product_attention" in function.__code__.co_names
+                ):
                     changed = recompiled(function)
                     if changed is not None:
                         yield attribute(kind, method, changed)
@@ -132,7 +154,11 @@ def recompiled(function: FunctionType) -> Any:
     ast.increment_lineno(definition, function.__code__.co_firstlineno - 1)
     future = ast.parse("from __future__ import annotations").body
     names: dict[str, Any] = {}
-    exec(compile(ast.Module([*future, definition], []), inspect.getfile(function), "exec"), function.__globals__, names)
+    exec(
+        compile(ast.Module([*future, definition], []), inspect.getfile(function), "exec"),
+        function.__globals__,
+        names,
+    )
     made = names[function.__name__]
     made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     return made
@@ -146,7 +172,9 @@ class _CudaChecks(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
-        if len(node.ops) != 1 or not (isinstance(node.left, ast.Attribute) and node.left.attr == "type"):
+        if len(node.ops) != 1 or not (
+            isinstance(node.left, ast.Attribute) and node.left.attr == "type"
+        ):
             return node
         right = node.comparators[0]
         constants = [part.value for part in ast.walk(right) if isinstance(part, ast.Constant)]
@@ -185,7 +213,9 @@ def triton_of_trl() -> Iterator[AbstractContextManager[None]]:
     if "trl" in sys.modules:  # imported now, so that no later import copies a patched name
         with suppress(ImportError):
             importlib.import_module("trl.trainer.utils")
-    yield checks_as_on_cuda("trl", lambda name: name.startswith("trl.kernels.") or name == "trl.trainer.utils")
+    yield checks_as_on_cuda(
+        "trl", lambda name: name.startswith("trl.kernels.") or name == "trl.trainer.utils"
+    )
     yield not_launched("trl.kernels.")
 
 
@@ -202,17 +232,24 @@ def not_launched(prefix: str) -> Iterator[AbstractContextManager[None]]:
 
 def _is_kernel(name: str, value: Any) -> bool:
     """Recognise a kernel by its class, or by its name and an argument."""
-    if type(value).__module__.split(".")[0] == "triton" and hasattr(value, "__getitem__") and hasattr(value, "run"):
+    if (
+        type(value).__module__.split(".")[0] == "triton"
+        and hasattr(value, "__getitem__")
+        and hasattr(value, "run")
+    ):
         return True
     if not name.endswith("_kernel") or not isinstance(value, FunctionType):
         return False
-    return any("BLOCK" in argument for argument in value.__code__.co_varnames[: value.__code__.co_argcount])
+    return any(
+        "BLOCK" in argument for argument in value.__code__.co_varnames[: value.__code__.co_argcount]
+    )
 
 
 def install_triton_stub() -> None:
     """Install a stub of Triton if it is missing, as with torch's CPU builds.
 
-    Call it before transformers or TRL are imported. Kernels that are decorated and never launched need only the names.
+    Call it before transformers or TRL are imported. Kernels that are decorated and never launched
+    need only the names.
     """
     if importlib.util.find_spec("triton") is not None:
         return
@@ -224,7 +261,9 @@ def install_triton_stub() -> None:
     vars(triton).update(
         language=language,
         __version__="3.0.0",
-        jit=lambda kernel=None, **options: NoKernel() if kernel is not None else (lambda kernel: NoKernel()),
+        jit=lambda kernel=None, **options: (
+            NoKernel() if kernel is not None else (lambda kernel: NoKernel())
+        ),
         cdiv=lambda a, b: -(-a // b),
         next_power_of_2=lambda n: 1 << (n - 1).bit_length(),
     )
@@ -248,7 +287,11 @@ def _wants_liger(settings: Mapping[str, Any]) -> bool:
 
 def liger_notes(spec: Mapping[str, Any]) -> list[str]:
     """Return the deviations of a trace of this specification."""
-    return [LIGER_NOTE] if _wants_liger(spec.get("settings", {})) and spec.get("method") != "sft" else []
+    return (
+        [LIGER_NOTE]
+        if _wants_liger(spec.get("settings", {})) and spec.get("method") != "sft"
+        else []
+    )
 
 
 @all_entered
@@ -261,11 +304,18 @@ def liger_installed(spec: Mapping[str, Any]) -> Iterator[AbstractContextManager[
             importlib.import_module(name)
     except ImportError as error:
         raise Untraceable(
-            f"Liger's kernels: liger-kernel cannot be imported: {error}. Install it, or turn off use_liger_kernel."
+            f"Liger's kernels: liger-kernel cannot be imported: {error}. Install it, or turn off"
+            " use_liger_kernel."
         ) from error
-    yield checks_as_on_cuda("liger_kernel", lambda name: name.startswith("liger_kernel.ops.fused_linear_"))
+    yield checks_as_on_cuda(
+        "liger_kernel", lambda name: name.startswith("liger_kernel.ops.fused_linear_")
+    )
     yield not_launched("liger_kernel.ops.")
-    yield attribute(torch, "compile", lambda function=None, **_: (lambda function: function) if function is None else function)
+    yield attribute(
+        torch,
+        "compile",
+        lambda function=None, **_: (lambda function: function) if function is None else function,
+    )
     yield _restored_models(spec)
 
 
@@ -276,14 +326,26 @@ def _restored_models(spec: Mapping[str, Any]) -> Iterator[None]:
     with suppress(ImportError):
         importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     modules = [
-        module for name, module in list(sys.modules.items()) if name.startswith("transformers.models.") and ".modeling_" in name
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("transformers.models.") and ".modeling_" in name
     ]
-    holders = [*modules, *{value for module in modules for value in vars(module).values() if isinstance(value, type)}]
+    holders = [
+        *modules,
+        *{
+            value
+            for module in modules
+            for value in vars(module).values()
+            if isinstance(value, type)
+        },
+    ]
     before = [(holder, dict(vars(holder))) for holder in holders]
     try:
         yield
     finally:
         for holder, names in before:
             for name, value in list(vars(holder).items()):
-                if names.get(name) is not value and str(getattr(value, "__module__", "")).startswith("liger_kernel"):
+                if names.get(name) is not value and str(
+                    getattr(value, "__module__", "")
+                ).startswith("liger_kernel"):
                     setattr(holder, name, names[name]) if name in names else delattr(holder, name)

@@ -1,6 +1,7 @@
 """Ledger of a trace, and the annotator that writes to it as the step runs.
 
-The ledger has allocations with their parts, events, marks of the step's phases and layers, and the work of each phase.
+The ledger has allocations with their parts, events, marks of the step's phases and layers, and the
+work of each phase.
 """
 
 from __future__ import annotations
@@ -19,8 +20,17 @@ from .tracker import Tracker
 from .workspaces import workspaces_for
 
 PARTS = (
-    "weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs", "kv_cache", "communication",
-)  # fmt: skip
+    "weights",
+    "adapters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits",
+    "workspaces",
+    "inputs",
+    "kv_cache",
+    "communication",
+)
 _NUMBER = {part: number for number, part in enumerate(PARTS)}
 
 
@@ -75,7 +85,9 @@ class Ledger:
         self.live -= self.sizes[number]
 
     def note_product(self) -> None:
-        """Note the latest allocation at the first matrix product of each thread: autograd has its own."""
+        """Note the latest allocation at the first matrix product of each thread: autograd has
+        its own.
+        """
         if self.phase in ("score", "forward", "backward") and self.sizes:
             self.products.setdefault(self.phase == "backward", len(self.sizes) - 1)
 
@@ -89,9 +101,14 @@ class Ledger:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "sizes": self.sizes, "parts": self.parts, "part_names": list(PARTS), "events": self.events, "marks": self.marks,
-            "streams": self.streams, "products": [self.products[one] for one in sorted(self.products)],
-        }  # fmt: skip
+            "sizes": self.sizes,
+            "parts": self.parts,
+            "part_names": list(PARTS),
+            "events": self.events,
+            "marks": self.marks,
+            "streams": self.streams,
+            "products": [self.products[one] for one in sorted(self.products)],
+        }
 
     # Work.
 
@@ -128,10 +145,14 @@ class Ledger:
         return [
             {
                 "phase": phase,
-                "flops": {dtype: count for (where, dtype), count in self.flops.items() if where == phase},
+                "flops": {
+                    dtype: count for (where, dtype), count in self.flops.items() if where == phase
+                },
                 "moved_bytes": self.moved[phase],
                 "kernels": kernels,
-                "in_layers": {what: count for (where, what), count in self.in_layers.items() if where == phase},
+                "in_layers": {
+                    what: count for (where, what), count in self.in_layers.items() if where == phase
+                },
             }
             for phase, kernels in self.kernels.items()
         ]
@@ -212,16 +233,25 @@ class StepAnnotator(NullAnnotator):
 
     def mark_optimizer(self, optimizer: Any) -> None:
         inner = getattr(optimizer, "optimizer", optimizer)
-        self.tracker.set_part([dict(state) if isinstance(state, dict) else state for state in inner.state.values()], "optimizer")
+        self.tracker.set_part(
+            [dict(state) if isinstance(state, dict) else state for state in inner.state.values()],
+            "optimizer",
+        )
 
     def mark_model(self, model: Any) -> None:
         """Record the inventory; with any frozen parameter, trainable ones are adapters."""
         parameters = list(model.parameters())
         if any(not parameter.requires_grad for parameter in parameters):
-            self.tracker.set_part([parameter for parameter in parameters if parameter.requires_grad], "adapters")
+            self.tracker.set_part(
+                [parameter for parameter in parameters if parameter.requires_grad], "adapters"
+            )
         self.inventory = inventory(model, layers_of(model))
         # Last dimensions that identify logits: the vocabulary, a tile, or the last tile.
-        config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+        config = (
+            model.config.get_text_config()
+            if hasattr(model.config, "get_text_config")
+            else model.config
+        )
         size, tile = int(config.vocab_size), self.tile
         self.tracker.vocabulary = frozenset({size, *((tile, size % tile) if tile else ())}) - {0}
 
@@ -242,7 +272,9 @@ class StepAnnotator(NullAnnotator):
     def _mark(self, index: int, layer: Any) -> None:
         def before(module: Any, args: Any, kwargs: Any) -> None:
             self.ledger.enter(self.ledger.phase, layer=index)
-            for tensor in differentiable((args, kwargs.get("hidden_states")))[:1]:  # the hidden states
+            for tensor in differentiable((args, kwargs.get("hidden_states")))[
+                :1
+            ]:  # the hidden states
                 tensor.register_hook(left)
 
         def left(gradient: Any) -> None:
@@ -253,7 +285,9 @@ class StepAnnotator(NullAnnotator):
             self.ledger.enter(self.ledger.phase, layer=index)
 
         def after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-            if self.ledger.phase != "backward":  # a recomputed layer remains current until its backward is done
+            if (
+                self.ledger.phase != "backward"
+            ):  # a recomputed layer remains current until its backward is done
                 self.ledger.enter(self.ledger.phase)
             for tensor in differentiable(output)[:1]:
                 tensor.register_hook(reached)
@@ -264,7 +298,9 @@ class StepAnnotator(NullAnnotator):
 
 def differentiable(tree: Any) -> list[Any]:
     """Return the tensors that require gradients."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    return [
+        leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
 
 
 def inventory(model: Any, layers: list[Any]) -> dict[str, Any]:
@@ -277,8 +313,12 @@ def inventory(model: Any, layers: list[Any]) -> dict[str, Any]:
         "trainable_parameters": sum(parameter.numel() for parameter in trainable),
         "weight_bytes": sum(tensor.nbytes for tensor in held),
         "trainable_bytes": sum(tensor.nbytes for tensor in trainable),
-        "layer_bytes": [sum(parameter.nbytes for parameter in layer.parameters()) for layer in layers],
-        "layer_trainable": [sum(p.numel() for p in layer.parameters() if p.requires_grad) for layer in layers],
+        "layer_bytes": [
+            sum(parameter.nbytes for parameter in layer.parameters()) for layer in layers
+        ],
+        "layer_trainable": [
+            sum(p.numel() for p in layer.parameters() if p.requires_grad) for layer in layers
+        ],
         "largest_parameter": max((parameter.numel() for parameter in parameters), default=0),
         "statistics_bytes": sum(tensor.nbytes for tensor in quantised.statistics(model)),
     }

@@ -3,8 +3,9 @@
 Tensors are nested in lists, tuples and dicts only. torch's own walk looks up the type of every node
 and takes many times as long; a step needs tens of thousands of walks.
 
-torch's own counters of FLOPs ignore causal masks and windows, reject shared key heads, and read the layout of
-`_flash_attention_forward` (row, head, size) as that of `scaled_dot_product_attention` (head, row, size).
+torch's own counters of FLOPs ignore causal masks and windows, reject shared key heads, and read the
+layout of `_flash_attention_forward` (row, head, size) as that of `scaled_dot_product_attention`
+(head, row, size).
 """
 
 from __future__ import annotations
@@ -43,18 +44,31 @@ def with_tensors(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def cost_of(
-    formula: Callable[..., float] | None, written: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    formula: Callable[..., float] | None,
+    written: Sequence[int],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    out: Any,
 ) -> tuple[int, float, str]:
-    """Return the bytes of all operands and results, each counted once, the FLOPs and the type that they are computed in.
+    """Return the bytes of all operands and results, each counted once, the FLOPs and the type that
+    they are computed in.
 
-    formula: FLOPs, None without matrix products; written: positions of arguments that an operation without a result changes.
+    formula: FLOPs, None without matrix products; written: positions of arguments that an operation
+    without a result changes.
     """
     operands = tensors_in((*args, *kwargs.values()))
     changed = tensors_in([args[position] for position in written if position < len(args)])
-    moved = sum([tensor.numel() * tensor.element_size() for tensor in (*operands, *changed, *tensors_in((out,)))])
+    moved = sum(
+        [
+            tensor.numel() * tensor.element_size()
+            for tensor in (*operands, *changed, *tensors_in((out,)))
+        ]
+    )
     if formula is None or not operands:
         return moved, 0.0, ""
-    plain = [value for value in args if not isinstance(value, torch.dtype)]  # products with a dtype to accumulate in
+    plain = [
+        value for value in args if not isinstance(value, torch.dtype)
+    ]  # products with a dtype to accumulate in
     dtype = str(operands[0].dtype).removeprefix("torch.")
     if isinstance(formula, AttentionFlops):
         dtype = MARK + dtype
@@ -62,14 +76,25 @@ def cost_of(
 
 
 MARK = "attention:"
-"""Prefix of the dtype under which these FLOPs are counted: they run at a lower share of the peak."""
+"""Prefix of the dtype under which these FLOPs are counted: they run at a lower share of the
+peak.
+"""
 
 _ATTENTION = frozenset(
     f"{kernel}{direction}"
-    for kernel in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-                   "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu")
+    for kernel in (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    )
     for direction in ("", "_backward")
-) | {"_flash_attention_forward", "_flash_attention_backward", "flash3_varlen", "flash3_varlen_backward"}  # fmt: skip
+) | {
+    "_flash_attention_forward",
+    "_flash_attention_backward",
+    "flash3_varlen",
+    "flash3_varlen_backward",
+}
 
 
 @dataclass(frozen=True)
@@ -83,13 +108,16 @@ class AttentionFlops:
     def __call__(self, *args: Any, out_val: Any = None, **kwargs: Any) -> float:
         given = {**dict(zip(self.arguments, args, strict=False)), **kwargs}
         query, value = given["query"].shape, given["value"].shape
-        # Forward: scores, and scores with values. Backward: scores again, and both sides of the two.
+        # Forward: scores, and scores with values. Backward: scores again, and both sides of the
+        # two.
         size = 3 * query[-1] + 2 * value[-1] if self.backward else query[-1] + value[-1]
         if "pairs" in given:  # of sequences with different lengths, per head
             return float(2 * given["pairs"] * query[-2] * size)
         keys = given["max_k"] if self.rows_first else given["key"].shape[-2]
         rows = query.numel() / query[-1]
-        pairs = rows * seen_keys(int(keys), causal=bool(given.get("is_causal")), window=given.get("window_size_left"))
+        pairs = rows * seen_keys(
+            int(keys), causal=bool(given.get("is_causal")), window=given.get("window_size_left")
+        )
         return float(2 * pairs * size)
 
 
@@ -103,7 +131,9 @@ def seen_keys(keys: int, *, causal: bool, window: int | None) -> float:
 
 
 def flops_of(packet: Any, arguments: Sequence[Any]) -> Callable[..., float] | None:
-    """Return the formula of an operation; None without matrix products. `arguments`: its schema's."""
+    """Return the formula of an operation; None without matrix products. `arguments`: its
+    schema's.
+    """
     name = str(packet).rsplit(".", 1)[-1]
     if name not in _ATTENTION:
         return flop_registry.get(packet)  # type: ignore[no-any-return]

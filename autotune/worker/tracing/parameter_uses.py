@@ -1,7 +1,9 @@
-"""Sharding that is computed after the trace: uses of parameters and gradients by each module, and what else differs in a step.
+"""Sharding that is computed after the trace: uses of parameters and gradients by each module, and
+what else differs in a step.
 
-Libraries that gather parameters just before use do it in hooks like these, module by module, in forward, recomputation and
-backward. The hooks here change nothing: they record positions in the ledger.
+Libraries that gather parameters just before use do it in hooks like these, module by module, in
+forward, recomputation and backward. The hooks here change nothing: they record positions in the
+ledger.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ KINDS = ("ddp", "fsdp1", "zero1", "zero2", "zero3")
 """Kinds of sharding that are computed from these uses."""
 
 PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)
-"""Events: a pass begins at a root; a module's forward and backward begin and end; a parameter's gradient is ready; a parameter
-is read by another module than its owner."""
+"""Events: a pass begins at a root; a module's forward and backward begin and end; a parameter's
+gradient is ready; a parameter is read by another module than its owner.
+"""
 
 
 class _ReadReportingDict(dict):  # type: ignore[type-arg]
@@ -42,15 +45,21 @@ class ParameterUses:
     """Log of one trace."""
 
     def __init__(self, ledger: Any, *, own_nodes: bool = False) -> None:
-        """`own_nodes`: pass each module's inputs and outputs through nodes of its own, as ZeRO-3 does.
+        """`own_nodes`: pass each module's inputs and outputs through nodes of its own, as ZeRO-3
+        does.
 
-        Its backward then ends when its own part of the inputs' gradients is ready, whatever other modules take the same
-        tensors. Of modules that return the same tensor the outermost begins first.
+        Its backward then ends when its own part of the inputs' gradients is ready, whatever other
+        modules take the same tensors. Of modules that return the same tensor the outermost begins
+        first.
         """
         self._ledger, self._own_nodes = ledger, own_nodes
         self.parameters: list[dict[str, Any]] = []
-        self.modules: list[list[int]] = []  # indices of the parameters that each module owns; empty for most
-        self.uses: list[list[int]] = []  # [event, kind, module or parameter]; for a gradient also its allocation's number
+        self.modules: list[
+            list[int]
+        ] = []  # indices of the parameters that each module owns; empty for most
+        self.uses: list[
+            list[int]
+        ] = []  # [event, kind, module or parameter]; for a gradient also its allocation's number
         self._running: list[int] = []  # modules whose forward is running, the innermost last
         self._left: dict[int, int] = {}  # gradients that each module's backward waits for
         self._index: dict[int, int] = {}
@@ -72,7 +81,11 @@ class ParameterUses:
         self._index |= index
         model.register_forward_pre_hook(lambda *_: self._note(PASS, root))
         for module in model.modules():
-            held = [index[id(parameter)] for parameter in module._parameters.values() if parameter is not None]
+            held = [
+                index[id(parameter)]
+                for parameter in module._parameters.values()
+                if parameter is not None
+            ]
             self.modules.append(held)
             self._record_passes(module, len(self.modules) - 1)
             self._record_reads(module, len(self.modules) - 1, index)
@@ -86,8 +99,13 @@ class ParameterUses:
                 parameter.register_post_accumulate_grad_hook(ready)
 
     def note_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Record the optimizer's group of each parameter. DeepSpeed drops groups without parameters."""
-        held = [[self._index[id(one)] for one in group["params"] if id(one) in self._index] for group in groups]
+        """Record the optimizer's group of each parameter. DeepSpeed drops groups without
+        parameters.
+        """
+        held = [
+            [self._index[id(one)] for one in group["params"] if id(one) in self._index]
+            for group in groups
+        ]
         for number, group in enumerate(group for group in held if group):
             for index in group:
                 self.parameters[index]["group"] = number
@@ -104,7 +122,11 @@ class ParameterUses:
 
     def _inventory(self, model: Any, tracker: Any, *, trains: bool) -> dict[int, int]:
         index: dict[int, int] = {}
-        layer_of = {id(inner): place for place, layer in enumerate(layers_of(model)) for inner in layer.modules()}
+        layer_of = {
+            id(inner): place
+            for place, layer in enumerate(layers_of(model))
+            for inner in layer.modules()
+        }
         for module in model.modules():
             for parameter in module._parameters.values():
                 if parameter is None or id(parameter) in index:
@@ -164,8 +186,8 @@ class ParameterUses:
         """Record the same for gradients that pass through nodes of the module's own.
 
         The module counts them, and each of its forwards counts anew (`ds_grads_remaining` in
-        deepspeed/runtime/zero/parameter_offload.py). After a pass without gradients between its forward and its backward, as
-        for a reference without the adapter, its backward never ends.
+        deepspeed/runtime/zero/parameter_offload.py). After a pass without gradients between its
+        forward and its backward, as for a reference without the adapter, its backward never ends.
         """
         self._left[which] = 0
 
@@ -197,10 +219,13 @@ class _GradientCallback(torch.autograd.Function):  # type: ignore[misc]
         return gradient, None
 
 
-def _with_nodes(values: Any, then: Callable[[], None], made: Callable[[Any], None] = lambda tensor: None) -> Any:
+def _with_nodes(
+    values: Any, then: Callable[[], None], made: Callable[[Any], None] = lambda tensor: None
+) -> Any:
     """Pass tensors that require gradients through nodes that call `then`.
 
-    Containers are those of `apply_to_tensors_only` (deepspeed/runtime/zero/utils.py); dictionaries are changed in place.
+    Containers are those of `apply_to_tensors_only` (deepspeed/runtime/zero/utils.py); dictionaries
+    are changed in place.
     """
     if isinstance(values, torch.Tensor):
         if not values.requires_grad:
@@ -220,7 +245,11 @@ def _with_nodes(values: Any, then: Callable[[], None], made: Callable[[Any], Non
 def _keeps_recomputed_tensors() -> bool:
     """Return True in a recomputation whose saved tensors are stored outside the graph."""
     top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return torch._C._current_graph_task_id() != -1 and top_hooks is not None and top_hooks(True) is not None
+    return (
+        torch._C._current_graph_task_id() != -1
+        and top_hooks is not None
+        and top_hooks(True) is not None
+    )
 
 
 def _number(tracker: Any, tensor: Any) -> int | None:
@@ -234,16 +263,23 @@ def _number(tracker: Any, tensor: Any) -> int | None:
 def frozen_units_hooked(model: Any, spec: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
     """Hook frozen decoder layers under FSDP1. Call the yielded function after each backward.
 
-    A trainable unit is resharded when its gradients are ready. A frozen one has none, so FSDP registers a hook on the gradients
-    of its inputs (`_register_post_backward_reshard_only_hook` in torch/distributed/fsdp/_runtime_utils.py). The hook keeps
-    their graph nodes until the end of the backward pass. Under reentrant checkpointing such an input is a leaf, and its node
-    holds the checkpointed hidden states and their gradient.
+    A trainable unit is resharded when its gradients are ready. A frozen one has none, so FSDP
+    registers a hook on the gradients of its inputs (`_register_post_backward_reshard_only_hook` in
+    torch/distributed/fsdp/_runtime_utils.py). The hook keeps their graph nodes until the end of the
+    backward pass. Under reentrant checkpointing such an input is a leaf, and its node holds the
+    checkpointed hidden states and their gradient.
     """
     held: dict[int, Any] = {}
 
     def hold(layer: Any, args: Any, kwargs: Any) -> None:
-        if torch.is_grad_enabled() and id(layer) not in held and (inputs := differentiable((args, kwargs))):
-            held[id(layer)] = torch.autograd.graph.register_multi_grad_hook(inputs, lambda gradients: None)
+        if (
+            torch.is_grad_enabled()
+            and id(layer) not in held
+            and (inputs := differentiable((args, kwargs)))
+        ):
+            held[id(layer)] = torch.autograd.graph.register_multi_grad_hook(
+                inputs, lambda gradients: None
+            )
 
     def remove_hooks() -> None:
         for handle in held.values():
@@ -252,7 +288,11 @@ def frozen_units_hooked(model: Any, spec: Mapping[str, Any]) -> Iterator[Callabl
 
     hooks = []
     if sharding_kind(spec) == "fsdp1":
-        frozen = [layer for layer in layers_of(model) if any(not parameter.requires_grad for parameter in layer.parameters())]
+        frozen = [
+            layer
+            for layer in layers_of(model)
+            if any(not parameter.requires_grad for parameter in layer.parameters())
+        ]
         hooks = [layer.register_forward_pre_hook(hold, with_kwargs=True) for layer in frozen]
     try:
         yield remove_hooks
@@ -286,13 +326,18 @@ class _SavingLinear(torch.autograd.Function):  # type: ignore[misc]
 
 
 def zero3_linear(spec: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Replace `torch.nn.functional.linear` in ZeRO-3's steps, as DeepSpeed does (`memory_efficient_linear`, on by default).
+    """Replace `torch.nn.functional.linear` in ZeRO-3's steps, as DeepSpeed does
+    (`memory_efficient_linear`, on by default).
 
-    Its function (deepspeed/runtime/zero/linear.py) always saves its input. torch's own saves it for a weight gradient only,
-    so beside frozen weights more is live here.
+    Its function (deepspeed/runtime/zero/linear.py) always saves its input. torch's own saves it for
+    a weight gradient only, so beside frozen weights more is live here.
     """
 
     def linear(values: Any, weight: Any, bias: Any = None) -> Any:
         return _SavingLinear.apply(values, weight, bias)
 
-    return attribute(torch.nn.functional, "linear", linear) if sharding_kind(spec) == "zero3" else nullcontext()
+    return (
+        attribute(torch.nn.functional, "linear", linear)
+        if sharding_kind(spec) == "zero3"
+        else nullcontext()
+    )

@@ -14,8 +14,12 @@ _ABSENT = object()
 _P = ParamSpec("_P")
 
 
-def all_entered(managers: Callable[_P, Iterator[AbstractContextManager[Any]]]) -> Callable[_P, AbstractContextManager[None]]:
-    """Make a generator of context managers one manager: it enters each before it asks for the next."""
+def all_entered(
+    managers: Callable[_P, Iterator[AbstractContextManager[Any]]],
+) -> Callable[_P, AbstractContextManager[None]]:
+    """Make a generator of context managers one manager: it enters each before it asks for the
+    next.
+    """
 
     @contextmanager
     @functools.wraps(managers)

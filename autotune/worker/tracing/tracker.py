@@ -1,7 +1,8 @@
 """Dispatch mode that records the storages of every operation on fake tensors.
 
-With a dispatch mode on, C++ autograd takes out-of-place paths that a plain run does not take (accumulation of gradients,
-`gather`'s backward). There the result is recorded in place of the operand whose memory it would have reused.
+With a dispatch mode on, C++ autograd takes out-of-place paths that a plain run does not take
+(accumulation of gradients, `gather`'s backward). There the result is recorded in place of the
+operand whose memory it would have reused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses import fake_tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
 from torch.utils._pytree import tree_leaves
 
 from . import Untraceable, dispatch_cache, integer_values
@@ -42,13 +47,19 @@ class _OperationInfo:
     def __init__(self, func: Any, workspace: Workspace | None) -> None:
         packet = getattr(func, "_overloadpacket", None)
         self.query = _QUERIES.get(func)
-        self.launches = str(packet).rsplit(".", 1)[-1] not in VIEWS and getattr(func, "namespace", "") != "prim"
+        self.launches = (
+            str(packet).rsplit(".", 1)[-1] not in VIEWS and getattr(func, "namespace", "") != "prim"
+        )
         schema = getattr(func, "_schema", None)
         arguments = schema.arguments if schema else ()
         self.flops = flops_of(packet, arguments)
         # Lists of tensors are changed in place and not returned.
         nothing = schema is not None and not schema.returns
-        self.written = tuple(at for at, one in enumerate(arguments) if nothing and one.alias_info and one.alias_info.is_write)
+        self.written = tuple(
+            at
+            for at, one in enumerate(arguments)
+            if nothing and one.alias_info and one.alias_info.is_write
+        )
         self.accumulates = func in _ACCUMULATING
         self.multiplies = packet in _PRODUCTS
         self.workspace = workspace
@@ -66,21 +77,35 @@ class _Storage:
 class Tracker(TorchDispatchMode):  # type: ignore[misc]
     """Dispatch mode that records all allocations on `device`; enter it in a FakeTensorMode."""
 
-    def __init__(self, ledger: Ledger, *, device: str = "cpu", workspaces: Mapping[Any, Workspace] | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        device: str = "cpu",
+        workspaces: Mapping[Any, Workspace] | None = None,
+    ) -> None:
         super().__init__()
         self.ledger = ledger
         self.paused = False
         self.vocabulary: frozenset[int] = frozenset()
         self._device = device
         self._workspaces = dict(workspaces or {})
-        self._known: dict[int, _OperationInfo] = {}  # operations by id: they are never freed, and hashing one calls Python
+        self._known: dict[
+            int, _OperationInfo
+        ] = {}  # operations by id: they are never freed, and hashing one calls Python
         self._live: dict[int, _Storage] = {}
-        self._donated: tuple[_Storage, int] | None = None  # the operand's, and the memory of the result
+        self._donated: tuple[_Storage, int] | None = (
+            None  # the operand's, and the memory of the result
+        )
         self._part: str | None = None
         self._mode: Any = None
 
     def __enter__(self) -> Tracker:
-        around = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, fake_tensor.FakeTensorMode)]
+        around = [
+            mode
+            for mode in _get_current_dispatch_mode_stack()
+            if isinstance(mode, fake_tensor.FakeTensorMode)
+        ]
         self._mode = around[-1] if around else None
         return super().__enter__()  # type: ignore[no-any-return]
 
@@ -142,7 +167,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             if info.flops not in costs:
                 costs[info.flops] = cost_of(info.flops, info.written, args, kwargs, out)
             self.ledger.count(*costs[info.flops])
-        if info.accumulates and self._reuses_its_operand(func, args) and self._book_in_place(args[0], out):
+        if (
+            info.accumulates
+            and self._reuses_its_operand(func, args)
+            and self._book_in_place(args[0], out)
+        ):
             return out
         for tensor in _plain(out):
             self._book(tensor)
@@ -159,7 +188,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             self.ledger.free(number)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, CachedResult | None]:
-        """Run the operation on fake tensors, with known values where the shape depends on data; return its cached form too."""
+        """Run the operation on fake tensors, with known values where the shape depends on data;
+        return its cached form too.
+        """
         if func is aten._local_scalar_dense.default:
             return integer_values.scalar(args[0]), None
         if func in (aten.equal.default, aten.is_nonzero.default):
@@ -167,7 +198,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             return True if real is None else real, None
         if func in (aten.nonzero.default, aten.masked_select.default):
             return self._selected(func, args), None
-        masked = func in (aten.index.Tensor, aten.index_put_.default) and any(_is_mask(index) for index in args[1])
+        masked = func in (aten.index.Tensor, aten.index_put_.default) and any(
+            _is_mask(index) for index in args[1]
+        )
         if masked and func is aten.index_put_.default:
             return args[0], None
         if masked:
@@ -186,17 +219,28 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             out = func(*args, **kwargs)
         except fake_tensor.UnsupportedFakeTensorException as error:
             raise Untraceable(f"{func} cannot be traced without data: {error}") from error
-        except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException) as error:
+        except (
+            fake_tensor.DynamicOutputShapeException,
+            fake_tensor.DataDependentOutputException,
+        ) as error:
             real = integer_values.really(func, args, kwargs)
             if real is None:
                 raise Untraceable(f"{func}: the result depends on data") from error
             return real, None
-        return out, None if key is None else dispatch_cache.note(key, func, args, kwargs, self._mode, out)
+        return out, (
+            None if key is None else dispatch_cache.note(key, func, args, kwargs, self._mode, out)
+        )
 
     def _selected(self, func: Any, args: Any) -> Any:
         finds = func is aten.nonzero.default
-        shape = (integer_values.count(args[0]), args[0].dim()) if finds else (integer_values.count(args[1]),)
-        out = torch.empty(shape, dtype=torch.long if finds else args[0].dtype, device=args[0].device)
+        shape = (
+            (integer_values.count(args[0]), args[0].dim())
+            if finds
+            else (integer_values.count(args[1]),)
+        )
+        out = torch.empty(
+            shape, dtype=torch.long if finds else args[0].dtype, device=args[0].device
+        )
         if (known := integer_values.really(func, args, {})) is not None:
             integer_values.keep(out, known)
         return out
@@ -207,7 +251,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             if not _is_mask(index):
                 positions.append(index)
                 continue
-            places = [torch.zeros(integer_values.count(index), dtype=torch.long, device=index.device) for _ in range(index.dim())]
+            places = [
+                torch.zeros(integer_values.count(index), dtype=torch.long, device=index.device)
+                for _ in range(index.dim())
+            ]
             for place, real in zip(places, integer_values.positions(index) or (), strict=False):
                 integer_values.keep(place, real)
             positions += places
@@ -226,11 +273,15 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
                 self.resized(storage, size)
             return
         if size:
-            self._add(storage, self.ledger.allocate(size, self._part or self._part_of(tensor)), size)
+            self._add(
+                storage, self.ledger.allocate(size, self._part or self._part_of(tensor)), size
+            )
 
     def resized(self, storage: Any, size: int) -> None:
         """Record a storage resized in place, as sharded parameters are."""
-        if self.paused or (storage._cdata not in self._live and storage.device.type != self._device):
+        if self.paused or (
+            storage._cdata not in self._live and storage.device.type != self._device
+        ):
             return
         booked = self._booked(storage)
         if booked is None:
@@ -278,16 +329,24 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             return False
         operand = args[0]
         if operand._base is not None:
-            return False  # a view holds its base, so that the sum has not the last reference to the memory
+            # a view holds its base, so that the sum has not the last reference to the memory
+            return False
         if func is not aten.add.Tensor and operand.untyped_storage().nbytes() != operand.nbytes:
             return False
         return _called_by_engine()
 
     def _book_in_place(self, operand: Any, out: Any) -> bool:
-        """Record the result as its operand's allocation; undone if the operand is still live next."""
+        """Record the result as its operand's allocation; undone if the operand is still live
+        next.
+        """
         storage, key = out.untyped_storage(), operand.untyped_storage()._cdata
         booked = self._live.get(key)
-        if out.device.type != self._device or booked is None or booked.size != storage.nbytes() or key == storage._cdata:
+        if (
+            out.device.type != self._device
+            or booked is None
+            or booked.size != storage.nbytes()
+            or key == storage._cdata
+        ):
             return False
         del self._live[key]
         self._add(storage, booked.number, booked.size)
@@ -306,7 +365,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             self._live[heir].number = self.ledger.allocate(booked.size, self._part or "activations")
 
 
-_QUERIES: dict[Any, Callable[[Any], Any]] = dict(getattr(fake_tensor, "_DISPATCH_META_HANDLERS", {}))
+_QUERIES: dict[Any, Callable[[Any], Any]] = dict(
+    getattr(fake_tensor, "_DISPATCH_META_HANDLERS", {})
+)
 """Queries of a fake tensor, such as its device: more than half of all calls, and without effect."""
 
 if torch.distributed.is_available():  # it returns its argument; its fake kernel makes a tensor
@@ -328,7 +389,11 @@ def _called_by_engine() -> bool:
     frame: Any = sys._getframe()
     while frame is not None and frame.f_code.co_filename.endswith(_INTERMEDIATE_FILES):
         frame = frame.f_back
-    called = frame is not None and frame.f_code.co_name in ("_engine_run_backward", "backward", "grad")
+    called = frame is not None and frame.f_code.co_name in (
+        "_engine_run_backward",
+        "backward",
+        "grad",
+    )
     return called and frame.f_globals.get("__name__", "").startswith("torch.autograd")
 
 

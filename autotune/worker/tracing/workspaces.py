@@ -1,6 +1,7 @@
 """Memory that CUDA kernels allocate and free inside one operation, invisible to fake tensors.
 
-Each function names its source. cuBLAS's workspaces are not included: they belong to the process, not to an operation.
+Each function names its source. cuBLAS's workspaces are not included: they belong to the process,
+not to an operation.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 
 Workspace = Callable[[tuple[Any, ...], Mapping[str, Any], Any], "int | tuple[int, ...]"]
-"""Bytes inside an operation's kernel, of one block or of several at the same time, from its arguments and its result."""
+"""Bytes inside an operation's kernel, of one block or of several at the same time, from its
+arguments and its result.
+"""
 
 
 def round_up(value: int, step: int) -> int:
@@ -27,8 +30,9 @@ def round_up(value: int, step: int) -> int:
 def _flash_backward(args: Any, kwargs: Any, out: Any) -> tuple[int, ...]:
     """`mha_bwd` in flash-attention's `flash_api.cpp`, as vendored by torch.
 
-    A gradient in another layout is copied first. Then the row sums of dO x O and a float32 accumulator for dq, with rows
-    rounded up to 128 and the head to 32 (above 192: to 256). Under grouped queries also dk and dv per query head.
+    A gradient in another layout is copied first. Then the row sums of dO x O and a float32
+    accumulator for dq, with rows rounded up to 128 and the head to 32 (above 192: to 256). Under
+    grouped queries also dk and dv per query head.
     """
     gradient, query, key = args[0], args[1], args[2]
     batch, heads, length, size = query.shape
@@ -40,14 +44,19 @@ def _flash_backward(args: Any, kwargs: Any, out: Any) -> tuple[int, ...]:
 
 
 def _flash_package_backward(args: Any, kwargs: Any, out: Any) -> int:
-    """The same for the package's layouts: batch, row, head, size, or packed rows (`mha_varlen_bwd`).
+    """The same for the package's layouts: batch, row, head, size, or packed rows
+    (`mha_varlen_bwd`).
 
     There the accumulators have 128 additional rows for each sequence.
     """
     gradient, query, key, starts = args[0], args[1], args[2], args[6]
     heads, size = query.shape[-2:]
     sequences = query.shape[0] if starts is None else starts.numel() - 1
-    rows = sequences * round_up(query.shape[1], 128) if starts is None else query.shape[0] + 128 * sequences
+    rows = (
+        sequences * round_up(query.shape[1], 128)
+        if starts is None
+        else query.shape[0] + 128 * sequences
+    )
     taken = heads * rows * ((round_up(size, 32) if size <= 192 else 256) + 1) * 4
     if key.shape[-2] != heads:
         taken += 2 * key.numel() // key.shape[-2] * heads * query.element_size()
@@ -55,7 +64,9 @@ def _flash_package_backward(args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _flash3_blocks(size: int) -> tuple[int, int]:
-    """Return rows of a block of queries and of keys (`kBlockM` and `kBlockN` of a causal backward pass)."""
+    """Return rows of a block of queries and of keys (`kBlockM` and `kBlockN` of a causal
+    backward pass).
+    """
     major, minor = capability()
     if major >= 9:
         return (128 if size <= 64 else 64), 128 if size <= 128 else 96 if size <= 192 else 80
@@ -65,15 +76,19 @@ def _flash3_blocks(size: int) -> tuple[int, int]:
 
 
 def flash3_backward(args: Any, kwargs: Any, out: Any) -> tuple[int, ...]:
-    """`mha_bwd` in `hopper/flash_api.cpp`: two numbers per row, a float32 accumulator of dq and, under grouped queries, of dk
-    and dv. Rows are rounded up with a block for each sequence, heads to 64, 96, 128, 192 or 256."""
+    """`mha_bwd` in `hopper/flash_api.cpp`: two numbers per row, a float32 accumulator of dq and,
+    under grouped queries, of dk and dv. Rows are rounded up with a block for each sequence,
+    heads to 64, 96, 128, 192 or 256.
+    """
     _, query, key, _, _, sequences = args
     size = next(most for most in (64, 96, 128, 192, 256) if query.shape[-1] <= most)
     of_queries, of_keys = _flash3_blocks(size)
     rows = round_up(query.shape[0] + sequences * of_queries, of_queries)
     taken = [query.shape[1] * rows * 4] * 2 + [query.shape[1] * rows * size * 4]
     if key.shape[1] != query.shape[1]:
-        taken += [key.shape[1] * round_up(key.shape[0] + sequences * of_keys, of_keys) * size * 4] * 2
+        taken += [
+            key.shape[1] * round_up(key.shape[0] + sequences * of_keys, of_keys) * size * 4
+        ] * 2
     return tuple(taken)
 
 
@@ -89,9 +104,11 @@ def _copied(gradient: Any) -> int:
 
 
 def _efficient_backward(args: Any, kwargs: Any, out: Any) -> int:
-    """`_efficient_attention_backward` in `attention_backward.cu`, `workspace_size` in `mem_eff_attention/kernel_backward.h`.
+    """`_efficient_attention_backward` in `attention_backward.cu`, `workspace_size` in
+    `mem_eff_attention/kernel_backward.h`.
 
-    One float32 tile per block of queries for dq, tiles for dk and dv that do not fit into registers, and one number per row.
+    One float32 tile per block of queries for dq, tiles for dk and dv that do not fit into
+    registers, and one number per row.
     """
     gradient, query, key, value = args[0], args[1], args[2], args[3]
     batch, heads, length, size = query.shape
@@ -124,9 +141,11 @@ def _efficient_tile(size: int, half: bool) -> tuple[int, int, int]:
 
 
 def _embedding_backward(args: Any, kwargs: Any, out: Any) -> int:
-    """`embedding_dense_backward_cuda` in `Embedding.cu`, `embedding_backward_cuda_kernel` in `EmbeddingBackwardKernel.cu`.
+    """`embedding_dense_backward_cuda` in `Embedding.cu`, `embedding_backward_cuda_kernel` in
+    `EmbeddingBackwardKernel.cu`.
 
-    Above 3,072 indices: sorted indices with their origins, then segments of at most 10 rows summed in float32.
+    Above 3,072 indices: sorted indices with their origins, then segments of at most 10 rows summed
+    in float32.
     """
     gradient, indices, rows = args[0], args[1], args[2]
     count = indices.numel()
@@ -162,12 +181,25 @@ def _softmax(args: Any, kwargs: Any, out: Any) -> int:
 
 
 THREADS, WARP, WORDS = 512, 32, 4
-"""Threads of a block for one output each, of a warp; outputs of one thread at most (`Reduce.cuh`)."""
+"""Threads of a block for one output each, of a warp; outputs of one thread at most
+(`Reduce.cuh`).
+"""
 
 LEAST_VALUES, MOST_VALUES = 16, 256
-"""Values per thread below and above which `Reduce.cuh` divides the inputs over fewer or more blocks."""
+"""Values per thread below and above which `Reduce.cuh` divides the inputs over fewer or more
+blocks.
+"""
 
-MULTIPROCESSORS = {(7, 0): 80, (7, 5): 40, (8, 0): 108, (8, 6): 84, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
+MULTIPROCESSORS = {
+    (7, 0): 80,
+    (7, 5): 40,
+    (8, 0): 108,
+    (8, 6): 84,
+    (8, 9): 128,
+    (9, 0): 132,
+    (10, 0): 148,
+    (12, 0): 170,
+}
 """Compute capability -> multiprocessors of its largest common card."""
 
 RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
@@ -175,16 +207,22 @@ RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 
 
 def _reduction(args: Any, kwargs: Any, out: Any) -> int:
-    """`setReduceConfig` and `global_memory_size` in `Reduce.cuh`, for sums over the leading dimensions: the gradients of
-    biases and of norms' weights.
+    """`setReduceConfig` and `global_memory_size` in `Reduce.cuh`, for sums over the leading
+    dimensions: the gradients of biases and of norms' weights.
 
-    The rows are divided over blocks, each of which leaves a float32 for every output it has a thread for: 4 x outputs x
-    blocks x (threads along the outputs x outputs of a thread).
+    The rows are divided over blocks, each of which leaves a float32 for every output it has a
+    thread for: 4 x outputs x blocks x (threads along the outputs x outputs of a thread).
     """
     given, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
     count = len(dims or ())
     leading = sorted(dim % given.dim() for dim in dims or ()) == list(range(count))
-    if not count or count == given.dim() or not leading or not given.is_contiguous() or not given.is_floating_point():
+    if (
+        not count
+        or count == given.dim()
+        or not leading
+        or not given.is_contiguous()
+        or not given.is_floating_point()
+    ):
         return 0
     outputs = math.prod(given.shape[count:])
     inputs = given.numel() // outputs if outputs else 0
@@ -199,19 +237,27 @@ def _reduction(args: Any, kwargs: Any, out: Any) -> int:
     resident = processors * (RESIDENT_THREADS.get(gpu, 2048) // (width * height))
     if values < MOST_VALUES or grid > resident:
         return 0
-    blocks = max(min(math.ceil(resident / grid), math.ceil(values / LEAST_VALUES)), math.ceil(values / MOST_VALUES))
+    blocks = max(
+        min(math.ceil(resident / grid), math.ceil(values / LEAST_VALUES)),
+        math.ceil(values / MOST_VALUES),
+    )
     return 4 * outputs * blocks * width * words if blocks > 1 else 0
 
 
 def _block(across: int, along: int, most: int) -> tuple[int, int]:
     """Return a block's threads across the outputs and along the inputs (`set_block_dimension`)."""
-    columns, rows = (most if size >= most else 1 << size.bit_length() - 1 if size else 0 for size in (across, along))
+    columns, rows = (
+        most if size >= most else 1 << size.bit_length() - 1 if size else 0
+        for size in (across, along)
+    )
     height = min(rows, most // min(columns, WARP)) if columns else 0
     return (min(columns, most // height), height) if height else (0, 0)
 
 
 def _foreach_norm(args: Any, kwargs: Any, out: Any) -> int:
-    """`foreach_tensor_norm_cuda` in `ForeachReduceOp.cu`: a float per 65,536 numbers, for each tensor as for the largest."""
+    """`foreach_tensor_norm_cuda` in `ForeachReduceOp.cu`: a float per 65,536 numbers, for each
+    tensor as for the largest.
+    """
     sizes = [tensor.numel() for tensor in args[0]]
     return 4 * len(sizes) * math.ceil(max(sizes, default=0) / 65536)
 
@@ -226,7 +272,13 @@ def _by_operation(named: dict[str, Workspace]) -> dict[Any, Workspace]:
     return found
 
 
-ON_ANY_DEVICE = _by_operation({"logsumexp.default": _logsumexp, "_softmax.default": _softmax, "_log_softmax.default": _softmax})
+ON_ANY_DEVICE = _by_operation(
+    {
+        "logsumexp.default": _logsumexp,
+        "_softmax.default": _softmax,
+        "_log_softmax.default": _softmax,
+    }
+)
 """Workspaces on CPU and CUDA alike."""
 
 ON_CUDA = ON_ANY_DEVICE | _by_operation(

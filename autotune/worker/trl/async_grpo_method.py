@@ -1,7 +1,8 @@
-"""Asynchronous GRPO, an experimental trainer of TRL: rollouts of chosen lengths in place of a server's.
+"""Asynchronous GRPO, an experimental trainer of TRL: rollouts of chosen lengths in place of a
+server's.
 
-The trainer takes a rollout worker and a weight transfer from outside. Those here hold finished rollouts in a queue, and send
-nothing.
+The trainer takes a rollout worker and a weight transfer from outside. Those here hold finished
+rollouts in a queue, and send nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ BUFFER_BYTES = 2**30
 
 
 class AsyncGrpoRun(TrainerRun):
-    """Asynchronous GRPO: the trainer alone. Rollouts are there when it asks for them, and weights go nowhere.
+    """Asynchronous GRPO: the trainer alone. Rollouts are there when it asks for them, and weights
+    go nowhere.
 
     The trainer loads its model by name, and gets the one in memory.
     """
@@ -46,17 +48,35 @@ class AsyncGrpoRun(TrainerRun):
         """Set the longest completion, and the budget that the trainer would ask a server for."""
         prompt, completion = self.lengths.prompt or DEFAULT_PROMPT_TOKENS, self.lengths.completion
         budget = settings.get("token_budget")
-        forced = {"max_completion_length": completion, "token_budget": prompt + completion if budget is None else budget}
+        forced = {
+            "max_completion_length": completion,
+            "token_budget": prompt + completion if budget is None else budget,
+        }
         return super()._config(config_class, {**settings, **forced}, max_steps)
 
-    def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
-        return {**super()._arguments(trl, config, model, data, model_settings), **self._injected(config)}
+    def _arguments(
+        self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any
+    ) -> dict[str, Any]:
+        return {
+            **super()._arguments(trl, config, model, data, model_settings),
+            **self._injected(config),
+        }
 
     def _injected(self, config: Any) -> dict[str, Any]:
         draw, forced = random.Random(config.seed), self.lengths
-        prompts, completions = forced.drawn_prompts or (forced.prompt or 1,), forced.drawn or (forced.completion,)
-        made = rollouts(lambda: (draw.choice(prompts), draw.choice(completions)), lambda number: number // config.num_generations)
-        return {"model": str(self.loaded.folder), "rollout_worker": FinishedRollouts(made), "weight_transfer": NoTransfer()}
+        prompts, completions = (
+            forced.drawn_prompts or (forced.prompt or 1,),
+            forced.drawn or (forced.completion,),
+        )
+        made = rollouts(
+            lambda: (draw.choice(prompts), draw.choice(completions)),
+            lambda number: number // config.num_generations,
+        )
+        return {
+            "model": str(self.loaded.folder),
+            "rollout_worker": FinishedRollouts(made),
+            "weight_transfer": NoTransfer(),
+        }
 
     def _loader(self) -> Callable[..., Any]:
         """Give the trainer the loaded model in place of the one that it would load."""
@@ -68,8 +88,13 @@ class AsyncGrpoRun(TrainerRun):
         return load
 
     def _hooks(self) -> dict[str, hooks.Hook]:
-        def compute_loss(trainer: Any, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            trained, forwarded = int((inputs["token_index"] >= 0).sum()), int(inputs["attention_mask"].sum())
+        def compute_loss(
+            trainer: Any, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            trained, forwarded = (
+                int((inputs["token_index"] >= 0).sum()),
+                int(inputs["attention_mask"].sum()),
+            )
             self.seen.loss_tokens += trained
             self.seen.prompt_tokens += max(0, forwarded - trained)
             with self.recorder.inside("forward"):
@@ -87,7 +112,11 @@ class AsyncGrpoRun(TrainerRun):
         packing = importlib.import_module(seams.ASYNC_PACKING)
         packing.register_tree_attention()
         on_gpu = spec["device"] == "cuda"
-        with swapped(vars(packing), "_flash_attn", lambda: attention.FLASH3) if on_gpu else contextlib.nullcontext():
+        with (
+            swapped(vars(packing), "_flash_attn", lambda: attention.FLASH3)
+            if on_gpu
+            else contextlib.nullcontext()
+        ):
             yield
 
     @staticmethod
@@ -100,25 +129,44 @@ class AsyncGrpoRun(TrainerRun):
                 self.model_version += 1
 
             def get_train_dataloader(self) -> Any:
-                with attribute(self.accelerator, "device_placement", True):  # the dispatcher of batches requires it
+                with attribute(
+                    self.accelerator, "device_placement", True
+                ):  # the dispatcher of batches requires it
                     return super().get_train_dataloader()
 
         Unsynchronised.__name__ = plain.__name__
         return Unsynchronised
 
     @classmethod
-    def traced_arguments(cls, spec: Mapping[str, Any], reference: Callable[[], Any]) -> dict[str, Any]:
-        """Name the model, which the trainer loads itself. A micro-batch is one row: so many rollouts, over so many prompts."""
+    def traced_arguments(
+        cls, spec: Mapping[str, Any], reference: Callable[[], Any]
+    ) -> dict[str, Any]:
+        """Name the model, which the trainer loads itself. A micro-batch is one row: so many
+        rollouts, over so many prompts.
+        """
         lengths = spec["lengths"]["prompt"], spec["lengths"]["completion"]
-        rows, groups = int(spec["settings"]["per_device_train_batch_size"]), int(spec.get("groups") or 1)
-        made = rollouts(lambda: lengths, lambda number: number // rows * groups + number % rows * groups // rows)
-        return {"model": spec["model"]["name"], "rollout_worker": FinishedRollouts(made), "weight_transfer": NoTransfer()}
+        rows, groups = (
+            int(spec["settings"]["per_device_train_batch_size"]),
+            int(spec.get("groups") or 1),
+        )
+        made = rollouts(
+            lambda: lengths, lambda number: number // rows * groups + number % rows * groups // rows
+        )
+        return {
+            "model": spec["model"]["name"],
+            "rollout_worker": FinishedRollouts(made),
+            "weight_transfer": NoTransfer(),
+        }
 
 
-def rollouts(lengths: Callable[[], tuple[int, int]], group_of: Callable[[int], int]) -> Iterator[Any]:
-    """Yield rollouts without end, of drawn lengths; `group_of` tells the prompt of each by its number.
+def rollouts(
+    lengths: Callable[[], tuple[int, int]], group_of: Callable[[int], int]
+) -> Iterator[Any]:
+    """Yield rollouts without end, of drawn lengths; `group_of` tells the prompt of each by its
+    number.
 
-    The prompts of different groups differ in their first token, the completions of a group too."""
+    The prompts of different groups differ in their first token, the completions of a group too.
+    """
     import numpy
 
     rollout = importlib.import_module(f"{seams.ASYNC_PACKAGE}.async_rollout_worker").RolloutSample
@@ -128,19 +176,32 @@ def rollouts(lengths: Callable[[], tuple[int, int]], group_of: Callable[[int], i
         place += 1
         if group_of(number) != group:
             group, prompt, place = group_of(number), drawn, 0
-        ids = [5 + group % PROMPTS, *[3] * (prompt - 1), 5 + PROMPTS + place, *[4] * (completion - 1)]
+        ids = [
+            5 + group % PROMPTS,
+            *[3] * (prompt - 1),
+            5 + PROMPTS + place,
+            *[4] * (completion - 1),
+        ]
         yield rollout(
-            prompt=[], completion=[], input_ids=numpy.array(ids), completion_mask=numpy.array([0] * prompt + [1] * completion),
-            old_log_probs=numpy.zeros(len(ids), numpy.float32), advantage=1.0 if place % 2 else -1.0,
-            model_version=NEVER_STALE, group_id=group, metrics={"reward": 0.0},
-        )  # fmt: skip
+            prompt=[],
+            completion=[],
+            input_ids=numpy.array(ids),
+            completion_mask=numpy.array([0] * prompt + [1] * completion),
+            old_log_probs=numpy.zeros(len(ids), numpy.float32),
+            advantage=1.0 if place % 2 else -1.0,
+            model_version=NEVER_STALE,
+            group_id=group,
+            metrics={"reward": 0.0},
+        )
 
 
 class FinishedRollouts:
     """Rollout worker that has done its work: in its queue, the next rollout is always there."""
 
     def __init__(self, finished: Iterator[Any]) -> None:
-        self.rollout_buffer = SimpleNamespace(get=lambda timeout=None: next(finished), qsize=lambda: 1)
+        self.rollout_buffer = SimpleNamespace(
+            get=lambda timeout=None: next(finished), qsize=lambda: 1
+        )
         self.metrics_queue: queue.Queue[Any] = queue.Queue()
 
     def start(self) -> None: ...
@@ -158,7 +219,9 @@ class NoTransfer:
     def destroy(self) -> None: ...
 
     def send_weights(self, iterator: Iterator[Any]) -> None:
-        """Pack the weights as vLLM's producer does: one buffer is filled while the one before is sent."""
+        """Pack the weights as vLLM's producer does: one buffer is filled while the one before is
+        sent.
+        """
         import torch
 
         on_gpu = torch.cuda.is_available()

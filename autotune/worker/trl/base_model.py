@@ -1,7 +1,7 @@
 """Base model: loaded once, given to each candidate as fresh modules around the same tensors.
 
-A trainer changes its model: it patches `forward`, wraps layers with adapters, leaves gradients behind. Modules therefore
-cannot be reused; tensors can, and they are the cost of loading.
+A trainer changes its model: it patches `forward`, wraps layers with adapters, leaves gradients
+behind. Modules therefore cannot be reused; tensors can, and they are the cost of loading.
 """
 
 from __future__ import annotations
@@ -29,19 +29,29 @@ def folder_for(model: Mapping[str, Any], scratch: Path) -> Path:
     if given is not None and any((given / name).is_file() for name in TOKENIZER_FILES):
         return given
     if model["weights"] == "real":
-        raise FileNotFoundError(f"real weights were requested, but {given} holds no tokenizer to train them with.")
-    config = model.get("config") or json.loads((given / "config.json").read_text() if given else "{}")
+        raise FileNotFoundError(
+            f"real weights were requested, but {given} holds no tokenizer to train them with."
+        )
+    config = model.get("config") or json.loads(
+        (given / "config.json").read_text() if given else "{}"
+    )
     return synthetic.write_model_folder(scratch / "model", config)
 
 
 def auto_class(model: Mapping[str, Any], config: Any) -> Any:
-    """Return transformers' class that builds the model: with its towers, as TRL loads it, or with one score at its end."""
+    """Return transformers' class that builds the model: with its towers, as TRL loads it, or
+    with one score at its end.
+    """
     import transformers
 
     if model.get("scores"):
         return transformers.AutoModelForSequenceClassification
     named = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
-    return named if named is not None and hasattr(config, "vision_config") else transformers.AutoModelForCausalLM
+    return (
+        named
+        if named is not None and hasattr(config, "vision_config")
+        else transformers.AutoModelForCausalLM
+    )
 
 
 def random_model(model: Mapping[str, Any], config: Any, trust_remote_code: bool) -> Any:
@@ -60,33 +70,53 @@ def _config(model: Mapping[str, Any], folder: Path, trust_remote_code: bool) -> 
     return AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code, **labels)
 
 
-def build(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, trust_remote_code: bool) -> Any:
+def build(
+    model: Mapping[str, Any], folder: Path, *, device: str, seed: int, trust_remote_code: bool
+) -> Any:
     """Build the model on its device in training mode, named after its folder."""
     import torch
     from transformers import set_seed
 
-    dtype, config, place = getattr(torch, model["dtype"]), _config(model, folder, trust_remote_code), _place(device)
-    quantisation, random = _quantisation(model, dtype), partial(random_model, model, config, trust_remote_code)
+    dtype, config, place = (
+        getattr(torch, model["dtype"]),
+        _config(model, folder, trust_remote_code),
+        _place(device),
+    )
+    quantisation, random = (
+        _quantisation(model, dtype),
+        partial(random_model, model, config, trust_remote_code),
+    )
     set_seed(seed)
     if model["weights"] == "real":
         quantised = {} if quantisation is None else {"quantization_config": quantisation}
         made = auto_class(model, config).from_pretrained(
-            str(folder), config=config, dtype=dtype, device_map=place, trust_remote_code=trust_remote_code, **quantised
+            str(folder),
+            config=config,
+            dtype=dtype,
+            device_map=place,
+            trust_remote_code=trust_remote_code,
+            **quantised,
         )
         return made.train()
     if quantisation is not None:
         if model.get("load_in_8bit"):
-            raise ValueError("random weights are made in 4 bits or whole, not in 8 bits: ask for real weights, or load_in_4bit.")
+            raise ValueError(
+                "random weights are made in 4 bits or whole, not in 8 bits: ask for real weights,"
+                " or load_in_4bit."
+            )
         made = build_quantised(random, quantisation, dtype=dtype, place=place)
     else:
         made = random() if place == "cpu" else build_as_loaded(random, place)
     return _named(made, folder).train()
 
 
-def build_sharded(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, trust_remote_code: bool) -> Any:
+def build_sharded(
+    model: Mapping[str, Any], folder: Path, *, device: str, seed: int, trust_remote_code: bool
+) -> Any:
     """Build a model that a trainer will shard over the ranks, as TRL loads it under this launch.
 
-    Under ZeRO-3 a rank has its shards only; under FSDP one rank's host has the weights. Each trainer needs a new one.
+    Under ZeRO-3 a rank has its shards only; under FSDP one rank's host has the weights. Each
+    trainer needs a new one.
     """
     import torch
     from transformers import set_seed
@@ -96,8 +126,13 @@ def build_sharded(model: Mapping[str, Any], folder: Path, *, device: str, seed: 
     if model["weights"] == "real":
         return _load_through_trl(model, folder, trust_remote_code=trust_remote_code).train()
     if _quantisation(model, None) is not None:
-        raise ValueError("random weights in 4 bits are made whole on every rank: ask for real weights, or sharding=ddp.")
-    random = partial(random_model, model, _config(model, folder, trust_remote_code), trust_remote_code)
+        raise ValueError(
+            "random weights in 4 bits are made whole on every rank: ask for real weights, or"
+            " sharding=ddp."
+        )
+    random = partial(
+        random_model, model, _config(model, folder, trust_remote_code), trust_remote_code
+    )
     if is_fsdp_enabled():
         try:
             from transformers.initialization import no_init_weights
@@ -106,7 +141,9 @@ def build_sharded(model: Mapping[str, Any], folder: Path, *, device: str, seed: 
         with no_init_weights():
             built = random()
         built.tie_weights()
-        if torch.distributed.get_rank() == 0:  # the other ranks receive their weights from it, and never touch them before
+        if (
+            torch.distributed.get_rank() == 0
+        ):  # the other ranks receive their weights from it, and never touch them before
             _fill_on_host(built, device)
     else:  # under ZeRO-3 transformers partitions each layer right after its construction
         with torch.device(_place(device)):
@@ -146,9 +183,9 @@ def _load_through_trl(model: Mapping[str, Any], folder: Path, *, trust_remote_co
     if model.get("scores"):
         arguments |= {"num_labels": 1, "architecture": auto_class(model, None)}
     if not hasattr(utils, "create_model_from_path"):
-        return arguments.pop("architecture", auto_class(model, _config(model, folder, trust_remote_code))).from_pretrained(
-            str(folder), **arguments
-        )
+        return arguments.pop(
+            "architecture", auto_class(model, _config(model, folder, trust_remote_code))
+        ).from_pretrained(str(folder), **arguments)
     return utils.create_model_from_path(str(folder), **arguments)
 
 
@@ -160,7 +197,9 @@ def _fill_on_host(model: Any, device: str) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                drawn = torch.empty(parameter.shape, dtype=parameter.dtype, device=device).normal_(std=deviation)
+                drawn = torch.empty(parameter.shape, dtype=parameter.dtype, device=device).normal_(
+                    std=deviation
+                )
                 parameter.copy_(drawn)
             else:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
@@ -174,7 +213,9 @@ def _quantisation(model: Mapping[str, Any], dtype: Any) -> Any:
 
     if model.get("load_in_8bit"):
         return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_type="nf4")
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_type="nf4"
+    )
 
 
 def tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
@@ -182,23 +223,33 @@ def tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(
-        str(folder), truncation_side="left", padding_side="left", trust_remote_code=trust_remote_code
+        str(folder),
+        truncation_side="left",
+        padding_side="left",
+        trust_remote_code=trust_remote_code,
     )
 
 
 def fresh(model: Any, *, attention: str | None = None) -> Any:
     """Return new modules and parameters, without gradients or hooks, around the same tensors.
 
-    bitsandbytes' modules are the same: merging an adapter gives them new weights, and the old ones have to go.
+    bitsandbytes' modules are the same: merging an adapter gives them new weights, and the old ones
+    have to go.
     """
     import torch
 
     shared: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-    shared |= {id(module): module for module in model.modules() if getattr(module, "quant_state", None) is not None}
+    shared |= {
+        id(module): module
+        for module in model.modules()
+        if getattr(module, "quant_state", None) is not None
+    }
     for parameter in model.parameters():
         plain = type(parameter) is torch.nn.Parameter
         trainable = parameter.is_floating_point()
-        shared[id(parameter)] = torch.nn.Parameter(parameter.detach(), requires_grad=trainable) if plain else parameter
+        shared[id(parameter)] = (
+            torch.nn.Parameter(parameter.detach(), requires_grad=trainable) if plain else parameter
+        )
     made = copy.deepcopy(model, memo=shared)
     if attention is not None:
         made.set_attn_implementation(attention)
@@ -206,18 +257,28 @@ def fresh(model: Any, *, attention: str | None = None) -> Any:
 
 
 def is_finite(model: Any) -> bool:
-    """Return False if a candidate spoilt the shared weights by a NaN gradient (0 * NaN = NaN), or by merging a NaN."""
+    """Return False if a candidate spoilt the shared weights by a NaN gradient (0 * NaN = NaN),
+    or by merging a NaN.
+    """
     import torch
 
     states = (getattr(module, "quant_state", None) for module in model.modules())
-    scales = (scale for state in states for scale in (getattr(state, "absmax", None), getattr(state, "offset", None)))
+    scales = (
+        scale
+        for state in states
+        for scale in (getattr(state, "absmax", None), getattr(state, "offset", None))
+    )
     tensors = (*model.parameters(), *(scale for scale in scales if scale is not None))
     with torch.no_grad():
-        return all(bool(torch.isfinite(tensor.sum())) for tensor in tensors if tensor.is_floating_point())
+        return all(
+            bool(torch.isfinite(tensor.sum())) for tensor in tensors if tensor.is_floating_point()
+        )
 
 
 def build_as_loaded(random: Callable[[], Any], place: str) -> Any:
-    """Build a random model with the allocations of a loaded checkpoint: each shared tensor once, and no other."""
+    """Build a random model with the allocations of a loaded checkpoint: each shared tensor once,
+    and no other.
+    """
     model = without_values(random)
     # TRL loads a rank of several into the host's memory and moves it from there
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -239,20 +300,26 @@ def without_values(random: Callable[[], Any]) -> Any:
 
 
 def request_at_once(size: int, place: str) -> None:
-    """Request and free one block, from which weights are cut without remainders, as transformers does before it loads them."""
+    """Request and free one block, from which weights are cut without remainders, as transformers
+    does before it loads them.
+    """
     import torch
     import transformers.modeling_utils as loading
 
     if hasattr(loading, "caching_allocator_warmup") and place != "cpu":
-        torch.empty(min(size, torch.cuda.mem_get_info(place)[1] - KEPT_FREE_BYTES), dtype=torch.uint8, device=place)
+        torch.empty(
+            min(size, torch.cuda.mem_get_info(place)[1] - KEPT_FREE_BYTES),
+            dtype=torch.uint8,
+            device=place,
+        )
 
 
 def build_quantised(random: Callable[[], Any], quantised: Any, *, dtype: Any, place: str) -> Any:
     """Build a random model in 4 bits, drawn and quantised layer by layer.
 
-    `quantised` is transformers' BitsAndBytesConfig for a checkpoint. transformers quantises while it reads one. Without it,
-    the same layers of bitsandbytes replace the same modules, so memory and speed are those of the real model. At most one
-    layer is unquantised at a time.
+    `quantised` is transformers' BitsAndBytesConfig for a checkpoint. transformers quantises while
+    it reads one. Without it, the same layers of bitsandbytes replace the same modules, so memory
+    and speed are those of the real model. At most one layer is unquantised at a time.
     """
     import torch
     from transformers.quantizers import AutoHfQuantizer
@@ -261,7 +328,11 @@ def build_quantised(random: Callable[[], Any], quantised: Any, *, dtype: Any, pl
     # 1. All linear layers except the head, which transformers leaves out, too.
     model = without_values(random)
     head = model.get_output_embeddings() or getattr(model, "score", None)
-    linears = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear and module is not head}
+    linears = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is torch.nn.Linear and module is not head
+    }
     # 2. The weights.
     packed = sum(module.weight.numel() // 2 - module.weight.nbytes for module in linears.values())
     request_at_once(sum(parameter.nbytes for parameter in model.parameters()) + packed, place)
@@ -287,22 +358,34 @@ def _quantised(linear: Any, quantised: Any, dtype: Any, place: str, deviation: f
 
     with torch.device("meta"):
         made = nn.Linear4bit(
-            linear.in_features, linear.out_features, linear.bias is not None, quantised.bnb_4bit_compute_dtype,
-            compress_statistics=quantised.bnb_4bit_use_double_quant, quant_type=quantised.bnb_4bit_quant_type,
+            linear.in_features,
+            linear.out_features,
+            linear.bias is not None,
+            quantised.bnb_4bit_compute_dtype,
+            compress_statistics=quantised.bnb_4bit_use_double_quant,
+            quant_type=quantised.bnb_4bit_quant_type,
             quant_storage=quantised.bnb_4bit_quant_storage,
-        )  # fmt: skip
+        )
     drawn = torch.empty(linear.weight.shape, dtype=dtype, device=place).normal_(std=deviation)
     made.weight = nn.Params4bit(
-        drawn, requires_grad=False, compress_statistics=quantised.bnb_4bit_use_double_quant,
-        quant_type=quantised.bnb_4bit_quant_type, quant_storage=quantised.bnb_4bit_quant_storage, module=made,
-    ).to(place)  # fmt: skip
+        drawn,
+        requires_grad=False,
+        compress_statistics=quantised.bnb_4bit_use_double_quant,
+        quant_type=quantised.bnb_4bit_quant_type,
+        quant_storage=quantised.bnb_4bit_quant_storage,
+        module=made,
+    ).to(place)
     if linear.bias is not None:
-        made.bias = torch.nn.Parameter(torch.zeros(linear.bias.shape, dtype=dtype, device=place), requires_grad=False)
+        made.bias = torch.nn.Parameter(
+            torch.zeros(linear.bias.shape, dtype=dtype, device=place), requires_grad=False
+        )
     return made
 
 
 def _fill(module: Any, made: dict[int, Any], place: str, deviation: float) -> None:
-    """Fill a module's own parameters in their precision and move its buffers; `made`: those of other modules, tied ones."""
+    """Fill a module's own parameters in their precision and move its buffers; `made`: those of
+    other modules, tied ones.
+    """
     import torch
 
     for name, parameter in module._parameters.items():
@@ -310,7 +393,13 @@ def _fill(module: Any, made: dict[int, Any], place: str, deviation: float) -> No
             continue
         if id(parameter) not in made:
             new = torch.ones(parameter.shape, dtype=parameter.dtype, device=place)
-            filled = new.normal_(std=deviation) if parameter.dim() > 1 else new.zero_() if name == "bias" else new
+            filled = (
+                new.normal_(std=deviation)
+                if parameter.dim() > 1
+                else new.zero_()
+                if name == "bias"
+                else new
+            )
             made[id(parameter)] = torch.nn.Parameter(filled)
         module._parameters[name] = made[id(parameter)]
     for name, buffer in module._buffers.items():

@@ -1,11 +1,13 @@
 """Adapter that measures TRL's trainers: one loaded model, a new trainer per candidate.
 
-trainer_run and methods (one trainer), trainer_settings (configuration), base_model (fresh modules around shared tensors),
-vllm_engines, hooks (phases and lengths), step_timer, rollouts, training_data (rows and rewards), seams (hooked names of TRL).
+trainer_run and methods (one trainer), trainer_settings (configuration), base_model (fresh modules
+around shared tensors), vllm_engines, hooks (phases and lengths), step_timer, rollouts,
+training_data (rows and rewards), seams (hooked names of TRL).
 
-A rank's environment is the one that `accelerate launch --config_file accelerate.yaml` sets: accelerate's own launcher reads the
-file written for the final run and returns its variables. Nothing is translated, so the measured launch is the recommended one.
-Only the rendezvous comes from the worker.
+A rank's environment is the one that `accelerate launch --config_file accelerate.yaml` sets:
+accelerate's own launcher reads the file written for the final run and returns its variables.
+Nothing is translated, so the measured launch is the recommended one. Only the rendezvous comes from
+the worker.
 """
 
 from __future__ import annotations
@@ -43,10 +45,19 @@ QUIET = {
 }
 
 # Variables of the launcher that the worker has set already.
-SET_BY_WORKER = frozenset({
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PYTHONPATH",
-    "CUDA_VISIBLE_DEVICES",
-})  # fmt: skip
+SET_BY_WORKER = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "OMP_NUM_THREADS",
+        "PYTHONPATH",
+        "CUDA_VISIBLE_DEVICES",
+    }
+)
 # Both names of the allocator's settings.
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Each rank holds the whole model, so candidates can share its tensors.
@@ -67,7 +78,9 @@ class Loaded:
     rollout_cache: rollouts.RolloutCache = field(default_factory=rollouts.RolloutCache)
     idle_memory: process_memory.IdleMemory | None = None  # on a GPU: memory after the load
     candidates: int = 0  # number of measured candidates
-    doubtful: bool = False  # true after a run without proof that the shared weights are still finite
+    doubtful: bool = (
+        False  # true after a run without proof that the shared weights are still finite
+    )
 
     @property
     def device(self) -> str:
@@ -93,14 +106,21 @@ class Loaded:
 
     def another(self) -> Any:
         """Return a second model with its own tensors, as a reference model is."""
-        return copy.deepcopy(self.model) if self.model is not None else self._made(base_model.build_sharded)
+        return (
+            copy.deepcopy(self.model)
+            if self.model is not None
+            else self._made(base_model.build_sharded)
+        )
 
     def _made(self, build: Callable[..., Any]) -> Any:
         model = {**self.request["model"], "scores": self.run_class.scores}
         return build(
-            model, self.folder, device=self.device, seed=int(self.request.get("seed", 42)),
+            model,
+            self.folder,
+            device=self.device,
+            seed=int(self.request.get("seed", 42)),
             trust_remote_code=bool(self.request.get("trust_remote_code")),
-        )  # fmt: skip
+        )
 
 
 def warm(load: Mapping[str, Any]) -> dict[str, str]:
@@ -133,7 +153,9 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
 
 
 def installed(packages: list[str]) -> dict[str, str]:
-    versions = {name.removesuffix("-cpu"): version for name, version in releases.versions(packages).items()}
+    versions = {
+        name.removesuffix("-cpu"): version for name, version in releases.versions(packages).items()
+    }
     return {"python": platform.python_version(), **versions}
 
 
@@ -148,14 +170,23 @@ def load(request: Mapping[str, Any], recorder: Any, make: Callable[..., Loaded] 
         folder = base_model.folder_for(request["model"], scratch)
         # The server has to find its GPUs before this process selects its own.
         starts_server = request.get("server") and recorder.rank == 0
-        server = vllm_engines.start_server(request, folder, scratch, recorder) if starts_server else None
+        server = (
+            vllm_engines.start_server(request, folder, scratch, recorder) if starts_server else None
+        )
         if (apart := request.get("server") or request.get("idle")) is not None:
             os.environ.update(vllm_engines.without_its_gpus(apart))
     _use_device(request, recorder)
     with recorder.inside("load"):
         trust = bool(request.get("trust_remote_code"))
         tokenizer = base_model.tokenizer(folder, trust_remote_code=trust)
-        loaded = make(request=request, folder=folder, scratch=scratch, model=None, tokenizer=tokenizer, server=server)
+        loaded = make(
+            request=request,
+            folder=folder,
+            scratch=scratch,
+            model=None,
+            tokenizer=tokenizer,
+            server=server,
+        )
         if not is_sharded(request):
             loaded.build_model()
             if request.get("engine") is not None:
@@ -168,7 +199,8 @@ def load(request: Mapping[str, Any], recorder: Any, make: Callable[..., Loaded] 
 
         process_memory.give_back(torch)
         loaded.idle_memory = process_memory.idle_memory(torch.cuda)
-    gc.freeze()  # loaded objects stay: the collector, which runs after each candidate, skips them from now on
+    # loaded objects stay: the collector, which runs after each candidate, skips them from now on
+    gc.freeze()
     return loaded
 
 
@@ -178,7 +210,9 @@ def enter_launch(request: Mapping[str, Any], scratch: Path) -> None:
     if launch:  # the candidate alone decides, not what the user's shell exports
         for name in ALLOCATOR:
             os.environ.pop(name, None)
-    os.environ.update({name: str(value) for name, value in (launch.get("environment") or {}).items()})
+    os.environ.update(
+        {name: str(value) for name, value in (launch.get("environment") or {}).items()}
+    )
     if is_sharded(request):
         if "RANK" not in os.environ:  # a launch of one rank: offloading is useful on one GPU, too
             alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -199,21 +233,34 @@ def environment_of(configuration: Mapping[str, Any], scratch: Path) -> dict[str,
     file = scratch / "accelerate.json"
     file.write_text(json.dumps(configuration))
     port = os.environ.get("MASTER_PORT", "0")
-    arguments = launch.launch_command_parser().parse_args(["--config_file", str(file), "--main_process_port", port, "none.py"])
+    arguments = launch.launch_command_parser().parse_args(
+        ["--config_file", str(file), "--main_process_port", port, "none.py"]
+    )
     arguments, found, precision_from_file = launch._validate_launch_command(arguments)
-    # DeepSpeed settings that the file determines, which the trainer then leaves alone; joined as in the launcher.
+    # DeepSpeed settings that the file determines, which the trainer then leaves alone; joined as in
+    # the launcher.
     determined = [*found.deepspeed_config, *(["mixed_precision"] if precision_from_file else [])]
     arguments.deepspeed_fields_from_accelerate_config = ",".join(determined)
     before = dict(os.environ)
     try:  # the launcher's functions may change this process's environment
-        made = prepare_deepspeed_cmd_env(arguments)[1] if arguments.use_deepspeed else prepare_multi_gpu_env(arguments)
+        made = (
+            prepare_deepspeed_cmd_env(arguments)[1]
+            if arguments.use_deepspeed
+            else prepare_multi_gpu_env(arguments)
+        )
     finally:
         os.environ.clear()
         os.environ.update(before)
-    return {name: value for name, value in made.items() if os.environ.get(name) != value and name not in SET_BY_WORKER}
+    return {
+        name: value
+        for name, value in made.items()
+        if os.environ.get(name) != value and name not in SET_BY_WORKER
+    }
 
 
-def _use_device(request: Mapping[str, Any], recorder: Any, settings: Mapping[str, Any] | None = None) -> None:
+def _use_device(
+    request: Mapping[str, Any], recorder: Any, settings: Mapping[str, Any] | None = None
+) -> None:
     if request["device"] != "cuda":
         return
     import torch
@@ -221,8 +268,13 @@ def _use_device(request: Mapping[str, Any], recorder: Any, settings: Mapping[str
     torch.cuda.set_device(recorder.local_rank)
     cap, others = recorder.device.get("cap_bytes"), recorder.device.get("others_bytes")
     _cap_allocator(torch.cuda, cap, others or 0)
-    options = {**(settings or {}), **(request.get("engine") or {})}  # an engine may be built only by the first candidate
-    sleeps = bool(options.get("vllm_enable_sleep_mode")) and bool(request.get("engine") or options.get("use_vllm"))
+    options = {
+        **(settings or {}),
+        **(request.get("engine") or {}),
+    }  # an engine may be built only by the first candidate
+    sleeps = bool(options.get("vllm_enable_sleep_mode")) and bool(
+        request.get("engine") or options.get("use_vllm")
+    )
     recorder.use_meter(process_memory.CudaMeter(torch, others_bytes=others, sleeps=sleeps))
     recorder.synchronize = torch.cuda.synchronize
 
@@ -264,14 +316,28 @@ def measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any) -> dict[s
     return found
 
 
-def _measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any, found: dict[str, Any]) -> None:
+def _measure(
+    loaded: Loaded, request: Mapping[str, Any], recorder: Any, found: dict[str, Any]
+) -> None:
     lengths, plan = request["lengths"], request["plan"]
-    prompt, longest, typical = lengths.get("prompt"), int(lengths["completion"]), lengths.get("typical")
+    prompt, longest, typical = (
+        lengths.get("prompt"),
+        int(lengths["completion"]),
+        lengths.get("typical"),
+    )
     run_class = loaded.run_class
     # 1. The longest lengths. Speed is compared at typical lengths if they are known: only there may slowness end a run.
     stop_below = plan.get("stop_below_tokens_per_second")
     worst = ForcedLengths(prompt=prompt, completion=longest, pad_prompts=True)
-    run = run_class(loaded, request, recorder, worst, stop_below=None if typical else stop_below, found=found, worst=True)
+    run = run_class(
+        loaded,
+        request,
+        recorder,
+        worst,
+        stop_below=None if typical else stop_below,
+        found=found,
+        worst=True,
+    )
     found |= {"worst": run.go(), "loop_seconds": run.loop_seconds, "optimizer_steps": run.steps}
     found["memory"] = run.with_borrowed_peaks(recorder.memory())
     run.remember(found["memory"])
@@ -282,9 +348,12 @@ def _measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any, found: d
     each_its_own = run_class.ends_completions and rollouts.can_be_drawn(request["settings"])
     drawn = tuple(lengths.get("drawn") or ()) if each_its_own else ()
     usual = ForcedLengths(
-        prompt=prompt, completion=longest if drawn else int(typical), pad_prompts=not own_prompts, drawn=drawn,
+        prompt=prompt,
+        completion=longest if drawn else int(typical),
+        pad_prompts=not own_prompts,
+        drawn=drawn,
         drawn_prompts=() if own_prompts else tuple(lengths.get("drawn_prompts") or ()),
-    )  # fmt: skip
+    )
     run = run_class(loaded, request, recorder, usual, stop_below=stop_below, found={}, worst=False)
     found["typical"] = run.go()
     run.remember({})
@@ -294,7 +363,8 @@ def _measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any, found: d
 def release(loaded: Loaded | None) -> bool:
     """Free everything except model and engine; rebuild a model with weights that are not finite.
 
-    Return False if this process has to be replaced: a trainer's shards stay behind, or GPU memory did not come back.
+    Return False if this process has to be replaced: a trainer's shards stay behind, or GPU memory
+    did not come back.
     """
     import torch
 
@@ -314,7 +384,9 @@ def release(loaded: Loaded | None) -> bool:
         return True
     try:
         now = process_memory.idle_memory(torch.cuda)
-        loaded.idle_memory = process_memory.check(loaded.idle_memory, now, first=loaded.candidates == 1)
+        loaded.idle_memory = process_memory.check(
+            loaded.idle_memory, now, first=loaded.candidates == 1
+        )
     except process_memory.MemoryKept as reason:
         print(f"autotune: this process is replaced: {reason}", file=sys.stderr)
         return False

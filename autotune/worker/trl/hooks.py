@@ -10,7 +10,8 @@ from typing import Any
 
 from .trainer_settings import ForcedLengths
 
-# Replacement of a trainer's method: hook(trainer, original, *args, **kwargs), with `original` bound.
+# Replacement of a trainer's method: hook(trainer, original, *args, **kwargs), with `original`
+# bound.
 Hook = Callable[..., Any]
 
 
@@ -18,7 +19,9 @@ Hook = Callable[..., Any]
 class LoopCounts:
     """Counts of one rank in one run."""
 
-    loss_tokens: int = 0  # completion tokens in the loss so far. A batch with several iterations counts once
+    loss_tokens: int = (
+        0  # completion tokens in the loss so far. A batch with several iterations counts once
+    )
     prompt_tokens: int = 0
     shortest_prompt: int | None = None
     longest_prompt: int = 0
@@ -33,7 +36,9 @@ class LoopCounts:
 
     def add_lengths(self, prompts: list[int], completions: list[int]) -> None:
         self.longest_prompt = max(self.longest_prompt, *prompts)
-        self.shortest_prompt = min([*prompts, *([] if self.shortest_prompt is None else [self.shortest_prompt])])
+        self.shortest_prompt = min(
+            [*prompts, *([] if self.shortest_prompt is None else [self.shortest_prompt])]
+        )
         if completions:
             self.longest_completion = max(self.longest_completion, *completions)
             before = [] if self.shortest_completion is None else [self.shortest_completion]
@@ -56,11 +61,15 @@ class LoopCounts:
         if "completion_mask" in inputs:
             in_loss = inputs["completion_mask"]
         else:  # labels are shifted by one: a row's first token is never predicted. A reward model scores the whole row
-            in_loss = inputs["labels"][:, 1:] != -100 if "labels" in inputs else inputs["attention_mask"]
+            in_loss = (
+                inputs["labels"][:, 1:] != -100 if "labels" in inputs else inputs["attention_mask"]
+            )
         tokens = int(in_loss.sum())
         self.loss_tokens += tokens
         self.prompt_tokens += max(0, int(ids.numel() if mask is None else mask.sum()) - tokens)
-        if mask is None and inputs.get("position_ids") is not None:  # flattened: average length of its rows
+        if (
+            mask is None and inputs.get("position_ids") is not None
+        ):  # flattened: average length of its rows
             lengths = [ids.numel() // max(1, int((inputs["position_ids"] == 0).sum()))]
         else:
             lengths = mask.sum(1).tolist() if mask is not None else [ids.shape[1]]
@@ -76,7 +85,11 @@ def observed(trainer_class: Any, hooks: Mapping[str, Hook]) -> Any:
 
         return call
 
-    made = type(trainer_class.__name__, (trainer_class,), {name: method(name, hook) for name, hook in hooks.items()})
+    made = type(
+        trainer_class.__name__,
+        (trainer_class,),
+        {name: method(name, hook) for name, hook in hooks.items()},
+    )
     return made
 
 
@@ -109,8 +122,9 @@ def within(recorder: Any, phase: str, method: Callable[..., Any]) -> Callable[..
 def fit(ids: list[int], lengths: ForcedLengths) -> list[int]:
     """Return a prompt of exactly the forced or drawn length, or of at most that.
 
-    The end stays: there the chat template starts the model's turn. The padding repeats the prompt's own tokens, so
-    different prompts stay different and an engine's prefix cache finds no additional hits.
+    The end stays: there the chat template starts the model's turn. The padding repeats the prompt's
+    own tokens, so different prompts stay different and an engine's prefix cache finds no additional
+    hits.
     """
     longest = lengths.prompt
     if lengths.drawn_prompts:  # by its tokens: a group has one prompt, and so one length
@@ -122,7 +136,12 @@ def fit(ids: list[int], lengths: ForcedLengths) -> list[int]:
     return ids[-longest:]
 
 
-def wrap(owner: Any, name: str, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> None:
+def wrap(
+    owner: Any,
+    name: str,
+    before: Callable[..., None] | None = None,
+    after: Callable[..., None] | None = None,
+) -> None:
     """Replace a method: `before(*args)`, then the original, then `after(result, *args)`."""
     original = getattr(owner, name)
 
@@ -164,7 +183,13 @@ def counting_sleep(trainer: Any, seen: LoopCounts) -> Iterator[None]:
         return
     seen.sleeps = seen.wakes = 0
     wrap(engine, "sleep", after=lambda *_, **__: seen.count("sleeps"))
-    wrap(engine, "wake_up", after=lambda _, tags=None, **__: seen.count("wakes", int(tags is None or "kv_cache" in tags)))
+    wrap(
+        engine,
+        "wake_up",
+        after=lambda _, tags=None, **__: seen.count(
+            "wakes", int(tags is None or "kv_cache" in tags)
+        ),
+    )
     try:
         yield
     finally:
@@ -176,7 +201,9 @@ def watch_progress(model: Any, layers: list[Any], recorder: Any, lengths: Forced
     kinds = getattr(model.config, "layer_types", None)
     # The cache of a sliding window stops growing, so an extrapolation would be too large.
     if not kinds or set(kinds) == {"full_attention"}:
-        model.register_forward_pre_hook(_ProgressCounter(recorder, "rollout", lengths.completion, "token"))
+        model.register_forward_pre_hook(
+            _ProgressCounter(recorder, "rollout", lengths.completion, "token")
+        )
     counter = _ProgressCounter(recorder, "forward", len(layers), "layer")
     for layer in layers:
         layer.register_forward_hook(counter)

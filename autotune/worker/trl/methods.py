@@ -1,4 +1,6 @@
-"""TRL's training methods in one table, and those of them that generate: RLOO, online DPO and PPO."""
+"""TRL's training methods in one table, and those of them that generate: RLOO, online DPO and
+PPO.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ COMPLETIONS = 2  # of online DPO, per prompt
 
 
 class RlooRun(TrainerRun):
-    """GRPO's loop with another advantage and another loss. Its generation returns the completions alone."""
+    """GRPO's loop with another advantage and another loss. Its generation returns the
+    completions alone.
+    """
 
     module, names = seams.RLOO, ("RLOOConfig", "RLOOTrainer")
 
@@ -45,10 +49,16 @@ class OnlineDpoRun(TrainerRun):
         forced = {"max_new_tokens": self.lengths.completion, "max_length": longest}
         return super()._config(config_class, {**settings, **forced}, max_steps)
 
-    def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
+    def _arguments(
+        self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any
+    ) -> dict[str, Any]:
         """Add the reference under full tuning: under ZeRO-3 the trainer can't copy one."""
         arguments = super()._arguments(trl, config, model, data, model_settings)
-        return arguments if arguments["peft_config"] is not None else {**arguments, "ref_model": self.loaded.another()}
+        return (
+            arguments
+            if arguments["peft_config"] is not None
+            else {**arguments, "ref_model": self.loaded.another()}
+        )
 
     def _hooks(self) -> dict[str, hooks.Hook]:
         import torch
@@ -65,13 +75,27 @@ class OnlineDpoRun(TrainerRun):
                 trainer.processing_class = tokenizer
 
         def forward(
-            trainer: Any, original: Any, model: Any, prompt_ids: Any, prompt_mask: Any, ids: Any, mask: Any, *args: Any,
+            trainer: Any,
+            original: Any,
+            model: Any,
+            prompt_ids: Any,
+            prompt_mask: Any,
+            ids: Any,
+            mask: Any,
+            *args: Any,
             **kwargs: Any,
-        ) -> Any:  # fmt: skip
+        ) -> Any:
             if torch.is_grad_enabled():
                 kept = max(0, min(prompt_ids.size(1), trainer.max_length - ids.size(1)))
-                self.seen.add_batch({"prompt_mask": prompt_mask[:, prompt_mask.size(1) - kept :], "completion_mask": mask})
-            return scoring(trainer, original, model, prompt_ids, prompt_mask, ids, mask, *args, **kwargs)
+                self.seen.add_batch(
+                    {
+                        "prompt_mask": prompt_mask[:, prompt_mask.size(1) - kept :],
+                        "completion_mask": mask,
+                    }
+                )
+            return scoring(
+                trainer, original, model, prompt_ids, prompt_mask, ids, mask, *args, **kwargs
+            )
 
         return {
             "training_step": hooks.in_phase(recorder, "forward"),
@@ -89,13 +113,19 @@ class OnlineDpoRun(TrainerRun):
                 rows = COMPLETIONS * len(prompts)
                 prompt_ids, completion_ids = lengths.prompts(rows), lengths.completions(rows)
                 device = self.accelerator.device
-                return *_padded(torch, prompt_ids, device, left=True), *_padded(torch, completion_ids, device, left=False), None
+                return (
+                    *_padded(torch, prompt_ids, device, left=True),
+                    *_padded(torch, completion_ids, device, left=False),
+                    None,
+                )
 
         SyntheticCompletions.__name__ = plain.__name__
         return SyntheticCompletions
 
     @classmethod
-    def traced_arguments(cls, spec: Mapping[str, Any], reference: Callable[[], Any]) -> dict[str, Any]:
+    def traced_arguments(
+        cls, spec: Mapping[str, Any], reference: Callable[[], Any]
+    ) -> dict[str, Any]:
         return {**super().traced_arguments(spec, reference), "ref_model": reference()}
 
 
@@ -109,17 +139,29 @@ class _FittingTokenizer:
         return getattr(self._tokenizer, name)
 
     def __call__(self, text: Any, **kwargs: Any) -> Any:
-        padding = {name: kwargs.pop(name) for name in ("padding", "padding_side", "return_tensors") if name in kwargs}
-        rows = [hooks.fit(list(ids), self._lengths) for ids in self._tokenizer(text=text, **kwargs)["input_ids"]]
+        padding = {
+            name: kwargs.pop(name)
+            for name in ("padding", "padding_side", "return_tensors")
+            if name in kwargs
+        }
+        rows = [
+            hooks.fit(list(ids), self._lengths)
+            for ids in self._tokenizer(text=text, **kwargs)["input_ids"]
+        ]
         return self._tokenizer.pad({"input_ids": rows}, **padding)
 
 
-def _padded(torch: Any, rows: Sequence[Sequence[int]], device: Any, *, left: bool) -> tuple[Any, Any]:
+def _padded(
+    torch: Any, rows: Sequence[Sequence[int]], device: Any, *, left: bool
+) -> tuple[Any, Any]:
     """Return token ids and their mask, each row padded to the longest."""
     longest = max(len(row) for row in rows)
     fill = [[0] * (longest - len(row)) for row in rows]
     ids = [[*gap, *row] if left else [*row, *gap] for row, gap in zip(rows, fill, strict=True)]
-    masks = [[*gap, *[1] * len(row)] if left else [*[1] * len(row), *gap] for row, gap in zip(rows, fill, strict=True)]
+    masks = [
+        [*gap, *[1] * len(row)] if left else [*[1] * len(row), *gap]
+        for row, gap in zip(rows, fill, strict=True)
+    ]
     return torch.tensor(ids, device=device), torch.tensor(masks, device=device)
 
 
@@ -130,7 +172,8 @@ class _Stopped(Exception):
 class PpoRun(TrainerRun):
     """PPO: policy, reference, critic and reward model, and a `train` that is one long loop.
 
-    The functions that the loop calls from its module are wrapped: generation, scoring, optimizer step.
+    The functions that the loop calls from its module are wrapped: generation, scoring, optimizer
+    step.
     """
 
     module, names = seams.PPO, ("PPOConfig", "PPOTrainer")
@@ -141,8 +184,14 @@ class PpoRun(TrainerRun):
 
     def _config(self, config_class: Any, settings: Mapping[str, Any], max_steps: int) -> Any:
         """Set the episodes, which PPO counts instead of steps. No token ends a completion early."""
-        forced = {"response_length": self.lengths.completion, "num_sample_generations": 0, "stop_token": None}
-        config = super()._config(config_class, {**settings, **forced, "stop_token_id": None}, max_steps)
+        forced = {
+            "response_length": self.lengths.completion,
+            "num_sample_generations": 0,
+            "stop_token": None,
+        }
+        config = super()._config(
+            config_class, {**settings, **forced, "stop_token_id": None}, max_steps
+        )
         rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
         config.total_episodes = max_steps * rows * self.recorder.world_size
         return config
@@ -152,7 +201,9 @@ class PpoRun(TrainerRun):
         from datasets import Dataset
 
         prompts = super()._data(config, plan)["prompt"]
-        return Dataset.from_dict({"input_ids": [hooks.fit(self._tokens(prompt), self.lengths) for prompt in prompts]})
+        return Dataset.from_dict(
+            {"input_ids": [hooks.fit(self._tokens(prompt), self.lengths) for prompt in prompts]}
+        )
 
     def _tokens(self, prompt: Any) -> list[int]:
         tokenizer = self.loaded.tokenizer
@@ -161,13 +212,21 @@ class PpoRun(TrainerRun):
         text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
+    def _arguments(
+        self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any
+    ) -> dict[str, Any]:
         adapter = trl.get_peft_config(model_settings)
         return {
-            "args": config, "processing_class": self.loaded.tokenizer, "model": model,
-            "ref_model": None if adapter is not None else self.loaded.another(), "reward_model": self._classifier(),
-            "value_model": self._classifier(), "train_dataset": data, "eval_dataset": data, "peft_config": adapter,
-        }  # fmt: skip
+            "args": config,
+            "processing_class": self.loaded.tokenizer,
+            "model": model,
+            "ref_model": None if adapter is not None else self.loaded.another(),
+            "reward_model": self._classifier(),
+            "value_model": self._classifier(),
+            "train_dataset": data,
+            "eval_dataset": data,
+            "peft_config": adapter,
+        }
 
     def _classifier(self) -> Any:
         """Build the user's reward model, which is also the first critic, or a random one."""
@@ -177,7 +236,9 @@ class PpoRun(TrainerRun):
         dtype = getattr(torch, str(self.loaded.request["model"]["dtype"]))
         named = self.request["settings"].get("reward_model_path")
         if named:
-            return AutoModelForSequenceClassification.from_pretrained(named, num_labels=1, dtype=dtype)
+            return AutoModelForSequenceClassification.from_pretrained(
+                named, num_labels=1, dtype=dtype
+            )
         config = AutoConfig.from_pretrained(str(self.loaded.folder), num_labels=1)
         return AutoModelForSequenceClassification.from_config(config, dtype=dtype)
 
@@ -203,7 +264,11 @@ class PpoRun(TrainerRun):
     @contextmanager
     def _wrapped_loop(self, trainer: Any) -> Iterator[None]:
         """Wrap the loop's functions, a micro-batch's accumulation and the optimizer in phases."""
-        module, recorder, accelerator = vars(importlib.import_module(seams.PPO)), self.recorder, trainer.accelerator
+        module, recorder, accelerator = (
+            vars(importlib.import_module(seams.PPO)),
+            self.recorder,
+            trainer.accelerator,
+        )
         reward, accumulate = trainer.reward_model, accelerator.accumulate
         plain = {name: module[name] for name in ("batch_generation", "forward", "get_reward")}
         scoring = hooks.scoring(recorder)
@@ -215,15 +280,25 @@ class PpoRun(TrainerRun):
         def forward(*args: Any, **kwargs: Any) -> Any:
             return scoring(trainer, plain["forward"], *args, **kwargs)
 
-        def batch_generation(model: Any, queries: Any, rows: int, pad: int, *args: Any, **kwargs: Any) -> Any:
-            answers: list[Any] = []  # the turn keeps its return value, and this one has gigabytes of logits
+        def batch_generation(
+            model: Any, queries: Any, rows: int, pad: int, *args: Any, **kwargs: Any
+        ) -> Any:
+            answers: list[
+                Any
+            ] = []  # the turn keeps its return value, and this one has gigabytes of logits
             with recorder.inside("rollout"):
-                self.rollouts.turn(lambda: answers.append(plain["batch_generation"](model, queries, rows, pad, *args, **kwargs)))
+                self.rollouts.turn(
+                    lambda: answers.append(
+                        plain["batch_generation"](model, queries, rows, pad, *args, **kwargs)
+                    )
+                )
             answer = answers.pop()
             completions = answer[0][:, queries.shape[1] :]
             # As in the trainer: tokens after the first pad are not learned from.
             before_pad = ((completions == pad).cumsum(1) == 0).int()
-            self.seen.add_batch({"prompt_mask": (queries != pad).int(), "completion_mask": before_pad})
+            self.seen.add_batch(
+                {"prompt_mask": (queries != pad).int(), "completion_mask": before_pad}
+            )
             return answer
 
         @contextmanager
@@ -235,7 +310,12 @@ class PpoRun(TrainerRun):
             stack.callback(module.update, plain)
             module.update(get_reward=get_reward, forward=forward, batch_generation=batch_generation)
             accelerator.accumulate = learning
-            hooks.wrap(trainer.optimizer, "step", self.timer.on_pre_optimizer_step, self.timer.on_optimizer_step)
+            hooks.wrap(
+                trainer.optimizer,
+                "step",
+                self.timer.on_pre_optimizer_step,
+                self.timer.on_optimizer_step,
+            )
             yield
 
 
@@ -265,6 +345,6 @@ def trainer_of(request: Mapping[str, Any]) -> Any:
         import trl
 
         raise seams.UnsupportedFramework(
-            f"TRL {trl.__version__} has no {method.names[1]} in {method.module}; releases {method.oldest} to {method.newest} "
-            f"have: pip install 'trl=={method.newest}'"
+            f"TRL {trl.__version__} has no {method.names[1]} in {method.module}; releases"
+            f" {method.oldest} to {method.newest} have: pip install 'trl=={method.newest}'"
         ) from error

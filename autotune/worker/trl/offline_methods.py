@@ -32,10 +32,15 @@ class OfflineRun(TrainerRun):
             return self._of_dataset(source, rows=rows, group=group, limit=self._words)
         if self.request.get("images"):
             images = self.request["images"]
-            return training_data.image_rows(self.processing, images, "messages", self._words, rows, generates=False)
+            return training_data.image_rows(
+                self.processing, images, "messages", self._words, rows, generates=False
+            )
         draw, made = random.Random(seed), []
         for row in range(rows):
-            texts = {name: " ".join(str(draw.randrange(10, 10_000)) for _ in range(self._words)) for name in self.columns}
+            texts = {
+                name: " ".join(str(draw.randrange(10, 10_000)) for _ in range(self._words))
+                for name in self.columns
+            }
             made.append({**texts, "label": row % 2 == 0} if self.labelled else texts)
         return Dataset.from_list(made)
 
@@ -57,11 +62,17 @@ class OfflineRun(TrainerRun):
         def prepare(_: Any, original: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             prepared = original(dataset, *args, **kwargs)
             # The trainer does not have its configuration yet; it is among the arguments.
-            config = next((one for one in args if hasattr(one, "per_device_train_batch_size")), None)
+            config = next(
+                (one for one in args if hasattr(one, "per_device_train_batch_size")), None
+            )
             packed = getattr(config, "packing", False)  # packs have the maximum length already
-            return prepared if packed else training_data.fit_columns(prepared, self._column_lengths())
+            return (
+                prepared if packed else training_data.fit_columns(prepared, self._column_lengths())
+            )
 
-        def compute_loss(trainer: Any, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        def compute_loss(
+            trainer: Any, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             if trainer.model.training:
                 self.seen.add_rows(inputs)
                 for module in (trainer.model, getattr(trainer, "ref_model", None)):
@@ -95,7 +106,9 @@ class SftRun(OfflineRun):
 
     @staticmethod
     def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
-        whole = dataclasses.replace(lengths, prompt=lengths.prompt + lengths.completion, completion=1)
+        whole = dataclasses.replace(
+            lengths, prompt=lengths.prompt + lengths.completion, completion=1
+        )
         return {"input_ids": whole.prompts(rows), "labels": whole.prompts(rows)}
 
 
@@ -113,11 +126,17 @@ class DpoRun(OfflineRun):
     @staticmethod
     def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
         completions = lengths.completions(rows)
-        return {"prompt_ids": lengths.prompts(rows), "chosen_ids": completions, "rejected_ids": completions}
+        return {
+            "prompt_ids": lengths.prompts(rows),
+            "chosen_ids": completions,
+            "rejected_ids": completions,
+        }
 
 
 class KtoRun(OfflineRun):
-    """Single answers, half of them good ones. A second pass scores each prompt with its neighbour's answer."""
+    """Single answers, half of them good ones. A second pass scores each prompt with its
+    neighbour's answer.
+    """
 
     module, names = seams.KTO, ("KTOConfig", "KTOTrainer")
     oldest = seams.KTO_OLDEST
@@ -130,7 +149,11 @@ class KtoRun(OfflineRun):
     @staticmethod
     def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
         labels, completions = [row % 2 == 0 for row in range(rows)], lengths.completions(rows)
-        columns = {"prompt_ids": lengths.prompts(rows), "completion_ids": completions, "label": labels}
+        columns = {
+            "prompt_ids": lengths.prompts(rows),
+            "completion_ids": completions,
+            "label": labels,
+        }
         return columns | ({"KL_completion_ids": completions} if config.loss_type == "kto" else {})
 
 

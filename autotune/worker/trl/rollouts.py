@@ -1,11 +1,14 @@
-"""Rollouts of a run: those of an earlier candidate with the same batch, and completions of the lengths that occur.
+"""Rollouts of a run: those of an earlier candidate with the same batch, and completions of the
+lengths that occur.
 
-Reuse: with the same generation batch and engine, micro-batch, accumulation and checkpointing do not affect generation. A later
-candidate then only trains, on completions of an earlier one, and its result includes the seconds measured there. Reuse is
-reported and never part of a certificate: the longer probe of a finalist generates.
+Reuse: with the same generation batch and engine, micro-batch, accumulation and checkpointing do not
+affect generation. A later candidate then only trains, on completions of an earlier one, and its
+result includes the seconds measured there. Reuse is reported and never part of a certificate: the
+longer probe of a finalist generates.
 
-Drawn lengths: vLLM takes the length of each prompt's completion. transformers generates the whole batch until its longest
-completion ends, as in training: a logits processor makes each row emit the end token at its length, and no earlier.
+Drawn lengths: vLLM takes the length of each prompt's completion. transformers generates the whole
+batch until its longest completion ends, as in training: a logits processor makes each row emit the
+end token at its length, and no earlier.
 """
 
 from __future__ import annotations
@@ -20,10 +23,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 # Settings without effect on a rollout, apart from the rows of a whole generation batch.
-NOT_IN_GENERATION = frozenset({
-    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
-    "gradient_checkpointing", "gradient_checkpointing_kwargs", "torch_empty_cache_steps",
-})  # fmt: skip
+NOT_IN_GENERATION = frozenset(
+    {
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "steps_per_generation",
+        "generation_batch_size",
+        "gradient_checkpointing",
+        "gradient_checkpointing_kwargs",
+        "torch_empty_cache_steps",
+    }
+)
 REUSED_PHASES = ("rollout", "sync")  # phases of one generation
 MAX_CACHED = 8  # generation batches in the cache; each has a few megabytes of token ids
 
@@ -32,7 +42,8 @@ MAX_CACHED = 8  # generation batches in the cache; each has a few megabytes of t
 class CachedRollout:
     """One generation batch and its cost."""
 
-    answer: Any  # what TRL's method returns: token ids, and their log-probabilities if the engine has them
+    # what TRL's method returns: token ids, and their log-probabilities if the engine has them
+    answer: Any
     seconds: Mapping[str, float]  # median over the generations after the first, by phase
     peak_bytes: Mapping[str, int]  # peak memory of the process, by phase
 
@@ -47,9 +58,21 @@ class RolloutCache(dict[str, CachedRollout]):
             del self[next(iter(self))]
 
 
-def key_of(settings: Mapping[str, Any], *, rows: int, prompt: int | None, completion: int, typical: bool, seed: int) -> str:
+def key_of(
+    settings: Mapping[str, Any],
+    *,
+    rows: int,
+    prompt: int | None,
+    completion: int,
+    typical: bool,
+    seed: int,
+) -> str:
     """Key that is equal for equal rollouts."""
-    relevant = {name: str(value) for name, value in sorted(settings.items()) if name not in NOT_IN_GENERATION}
+    relevant = {
+        name: str(value)
+        for name, value in sorted(settings.items())
+        if name not in NOT_IN_GENERATION
+    }
     return json.dumps([relevant, rows, prompt, completion, typical, seed])
 
 
@@ -59,7 +82,8 @@ class Rollouts:
 
     recorder: Any
     source: CachedRollout | None = None  # rollout to reuse; None runs all generations
-    real_first: int = 0  # generations that run in any case, for their effect on an allocator that keeps its blocks
+    # generations that run in any case, for their effect on an allocator that keeps its blocks
+    real_first: int = 0
     run: int = 0
     borrowed: int = 0
     borrowed_seconds: dict[str, float] = field(default_factory=dict)
@@ -87,8 +111,15 @@ class Rollouts:
             return None
         return CachedRollout(
             answer=self._first,
-            seconds={phase: statistics.median(turn[phase] for turn in self._turns[1:]) for phase in REUSED_PHASES},
-            peak_bytes={phase: phase_peak_bytes[phase] for phase in REUSED_PHASES if phase in phase_peak_bytes},
+            seconds={
+                phase: statistics.median(turn[phase] for turn in self._turns[1:])
+                for phase in REUSED_PHASES
+            },
+            peak_bytes={
+                phase: phase_peak_bytes[phase]
+                for phase in REUSED_PHASES
+                if phase in phase_peak_bytes
+            },
         )
 
 
@@ -106,8 +137,8 @@ def can_be_drawn(settings: Mapping[str, Any]) -> bool:
 class LengthDraws:
     """Lengths of one generation after the other: evenly spaced quantiles in random order.
 
-    Equal prompts get equal lengths: candidates with the same batch are compared on the same draw, and the ranks of one engine,
-    which generate together, agree.
+    Equal prompts get equal lengths: candidates with the same batch are compared on the same draw,
+    and the ranks of one engine, which generate together, agree.
     """
 
     def __init__(self, sample: Sequence[int], seed: int) -> None:
@@ -117,7 +148,10 @@ class LengthDraws:
         self._turns += 1
         chance = random.Random(zlib.crc32(repr([self._seed, self._turns, *prompts]).encode()))
         count, size = len(prompts), len(self._sample)
-        drawn = [self._sample[min(size - 1, int((place + chance.random()) / count * size))] for place in range(count)]
+        drawn = [
+            self._sample[min(size - 1, int((place + chance.random()) / count * size))]
+            for place in range(count)
+        ]
         chance.shuffle(drawn)
         return drawn
 
@@ -130,7 +164,9 @@ def ending_at(draws: LengthDraws | None, trainer: Any, model: Any) -> Iterator[N
     if draws is None:
         yield
         return
-    engine = getattr(getattr(trainer, "vllm_generation", None), "llm", None) or getattr(trainer, "llm", None)
+    engine = getattr(getattr(trainer, "vllm_generation", None), "llm", None) or getattr(
+        trainer, "llm", None
+    )
     by_engine: Any = getattr(engine, "generate", None)
     by_model = model.generate
 
@@ -147,10 +183,19 @@ def ending_at(draws: LengthDraws | None, trainer: Any, model: Any) -> Iterator[N
         ends = generation_config.eos_token_id
         ends = list(ends) if isinstance(ends, list | tuple) else [] if ends is None else [int(ends)]
         if not ends:
-            raise ValueError("completions of drawn lengths need an end token, and this tokenizer has none.")
-        processor = _EndAt(draws.take(ids.tolist()), ends, prompt=ids.shape[1], longest=generation_config.max_new_tokens)
+            raise ValueError(
+                "completions of drawn lengths need an end token, and this tokenizer has none."
+            )
+        processor = _EndAt(
+            draws.take(ids.tolist()),
+            ends,
+            prompt=ids.shape[1],
+            longest=generation_config.max_new_tokens,
+        )
         processors = [*(kwargs.pop("logits_processor", None) or ()), processor]
-        return by_model(*args, generation_config=generation_config, logits_processor=processors, **kwargs)
+        return by_model(
+            *args, generation_config=generation_config, logits_processor=processors, **kwargs
+        )
 
     in_engine = nullcontext() if engine is None else attribute(engine, "generate", engine_generate)
     with attribute(model, "generate", model_generate), in_engine:
@@ -159,7 +204,11 @@ def ending_at(draws: LengthDraws | None, trainer: Any, model: Any) -> Iterator[N
 
 def _tokens(prompt: Any) -> Any:
     """Return the tokens of a prompt; its images have no text of their own."""
-    return prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, Mapping) else prompt
+    return (
+        prompt.get("prompt_token_ids", prompt.get("prompt"))
+        if isinstance(prompt, Mapping)
+        else prompt
+    )
 
 
 class _EndAt:
@@ -168,7 +217,9 @@ class _EndAt:
     A row of the longest length never emits one, as one that is cut off there.
     """
 
-    def __init__(self, lengths: Sequence[int], ends: Sequence[int], *, prompt: int, longest: int) -> None:
+    def __init__(
+        self, lengths: Sequence[int], ends: Sequence[int], *, prompt: int, longest: int
+    ) -> None:
         self._ends, self._prompt = list(ends), prompt
         self._rows: dict[int, list[int]] = {}  # rows that end, by their length
         for row, length in enumerate(lengths):

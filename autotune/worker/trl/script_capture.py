@@ -1,8 +1,8 @@
 """Runs the user's script up to the start of training, and captures the arguments of its trainer.
 
-The script is unchanged. While it runs, TRL's trainer classes return a placeholder; the real construction waits for a
-candidate's settings. Any use of the placeholder except callbacks ends the script, because only a trainer could serve it.
-Hence nothing is trained, saved or pushed.
+The script is unchanged. While it runs, TRL's trainer classes return a placeholder; the real
+construction waits for a candidate's settings. Any use of the placeholder except callbacks ends the
+script, because only a trainer could serve it. Hence nothing is trained, saved or pushed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class CapturedCall:
 
     file: str
     line: int
-    span: tuple[int, int, int, int] | None = None  # first line, last line, first column, column after the last; None below 3.11
+    span: tuple[int, int, int, int] | None = (
+        None  # first line, last line, first column, column after the last; None below 3.11
+    )
     maker: str | None = None  # class or module of the call if it is not in the user's own file
 
 
@@ -59,7 +61,11 @@ class CapturedConfig:
     def settings(self) -> dict[str, Any]:
         """Return the values that differ from the class's defaults, given or assigned later."""
         defaults = defaults_of(self.config)
-        return {name: value for name, default in defaults.items() if _differs(value := self.now(name), default)}
+        return {
+            name: value
+            for name, default in defaults.items()
+            if _differs(value := self.now(name), default)
+        }
 
     def now(self, name: str) -> Any:
         return getattr(self.config, name) if name in self.changed else self.raw.get(name)
@@ -67,7 +73,11 @@ class CapturedConfig:
     @property
     def changed(self) -> frozenset[str]:
         """Fields assigned after the construction."""
-        return frozenset(name for name, value in self.completed.items() if _differs(getattr(self.config, name, None), value))
+        return frozenset(
+            name
+            for name, value in self.completed.items()
+            if _differs(getattr(self.config, name, None), value)
+        )
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -102,20 +112,28 @@ class Capture:
 
         def record(self: Any, *inner: Any, **named: Any) -> None:
             bound = inspect.signature(real).bind(self, *inner, **named)
-            reached.append({name: value for name, value in bound.arguments.items() if name != "self"})
+            reached.append(
+                {name: value for name, value in bound.arguments.items() if name != "self"}
+            )
             raise CaptureDone
 
         with attribute(base, "__init__", record), contextlib.suppress(CaptureDone):
             trainer_class.__init__(object.__new__(trainer_class), *args, **kwargs)
         if not reached:
-            raise ScriptFailed("odd_trainer", f"{trainer_class.__name__} never calls {base.__name__}.__init__")
+            raise ScriptFailed(
+                "odd_trainer", f"{trainer_class.__name__} never calls {base.__name__}.__init__"
+            )
         # 2. The trainer.
         given = reached[0]
         config = given.get("args")
         one = CapturedTrainer(
-            method=method, trainer_class=trainer_class, outer=(args, kwargs), given=given, place=_caller(),
+            method=method,
+            trainer_class=trainer_class,
+            outer=(args, kwargs),
+            given=given,
+            place=_caller(),
             configured=self._configs.get(id(config)) if config is not None else None,
-        )  # fmt: skip
+        )
         self.trainers.append(one)
         return _Placeholder(one)
 
@@ -125,9 +143,14 @@ class Capture:
         def recorded(config: Any, *args: Any, **kwargs: Any) -> None:
             known = self._configs.get(id(config))
             if known is None or known.config is not config:  # the outermost call
-                raw = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
+                raw = {
+                    field.name: getattr(config, field.name, None)
+                    for field in dataclasses.fields(config)
+                }
                 place, expanded = _config_caller()
-                self._configs[id(config)] = CapturedConfig(config=config, raw=raw, place=place, expanded=expanded)
+                self._configs[id(config)] = CapturedConfig(
+                    config=config, raw=raw, place=place, expanded=expanded
+                )
             complete(config, *args, **kwargs)
             done = self._configs[id(config)]
             done.completed = {name: getattr(config, name, None) for name in done.raw}
@@ -166,7 +189,9 @@ class _Placeholder:
 
 @contextmanager
 def patched(capture: Capture) -> Iterator[None]:
-    """Make TRL's trainers return placeholders, and record its configurations. Other trainers are refused."""
+    """Make TRL's trainers return placeholders, and record its configurations. Other trainers are
+    refused.
+    """
     from transformers import Trainer, TrainingArguments
 
     def refuse(cls: Any, *_: Any, **__: Any) -> Any:  # it would load its model, and train
@@ -174,15 +199,21 @@ def patched(capture: Capture) -> Iterator[None]:
 
     classes = {}
     for method in (name for name, method in METHODS.items() if method.in_scripts):
-        with contextlib.suppress(ImportError):  # older releases have no KTO outside of trl.experimental
+        with contextlib.suppress(
+            ImportError
+        ):  # older releases have no KTO outside of trl.experimental
             classes[method] = METHODS[method].classes()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_constructed_by(Trainer, refuse))
         for method, (_, trainer) in classes.items():
-            stack.enter_context(_constructed_by(trainer, functools.partial(capture.construct, method)))
+            stack.enter_context(
+                _constructed_by(trainer, functools.partial(capture.construct, method))
+            )
         for config in (TrainingArguments, *(config for config, _ in classes.values())):
             if "__post_init__" in vars(config):
-                stack.enter_context(attribute(config, "__post_init__", capture.recording(config.__post_init__)))
+                stack.enter_context(
+                    attribute(config, "__post_init__", capture.recording(config.__post_init__))
+                )
         yield
 
 
@@ -193,7 +224,8 @@ def _constructed_by(trainer: Any, construct: Callable[..., Any]) -> Iterator[Non
     try:
         yield
     finally:
-        # A deleted __new__ does not restore that of `object` in CPython: the class needs one of its own from now on.
+        # A deleted __new__ does not restore that of `object` in CPython: the class needs one of its
+        # own from now on.
         trainer.__new__ = lambda cls, *_, **__: object.__new__(cls)
 
 
@@ -204,12 +236,15 @@ def catch(script: str, arguments: Sequence[str], method: str | None = None) -> C
         namespace = _run(script, arguments, capture)
     if len(capture.trainers) > 1:
         places = [
-            f"{one.trainer_class.__name__} at line {one.place.line} of {Path(one.place.file).name}" for one in capture.trainers
+            f"{one.trainer_class.__name__} at line {one.place.line} of {Path(one.place.file).name}"
+            for one in capture.trainers
         ]
         raise ScriptFailed("two_trainers", " and ".join(places))
     built = [one for one in capture.trainers if method is None or one.method == method]
     if not built:
-        raise ScriptFailed("no_trainer", ", ".join(one.trainer_class.__name__ for one in capture.trainers))
+        raise ScriptFailed(
+            "no_trainer", ", ".join(one.trainer_class.__name__ for one in capture.trainers)
+        )
     built[0].namespace = namespace
     return built[0]
 
@@ -232,7 +267,11 @@ def _run(script: str, arguments: Sequence[str], capture: Capture) -> types.Modul
     except ScriptFailed:
         raise
     except Exception as error:
-        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+        lines = [
+            line
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if frame.f_code.co_filename == str(path)
+        ]
         if isinstance(error, SyntaxError) and error.filename == str(path):
             lines.append(error.lineno or 0)
         innermost = lines[-1] if lines else None
@@ -261,7 +300,8 @@ def _config_caller() -> tuple[CapturedCall | None, tuple[str, ...]]:
     """Return the user's call that made the configuration, and its `**mapping` names."""
     frame: Any = sys._getframe(1)
     while frame is not None and (
-        frame.f_code.co_filename in (__file__, "<string>") or frame.f_code.co_name in ("__post_init__", "__init__")
+        frame.f_code.co_filename in (__file__, "<string>")
+        or frame.f_code.co_name in ("__post_init__", "__init__")
     ):
         frame = frame.f_back
     maker = None
@@ -277,7 +317,11 @@ def _config_caller() -> tuple[CapturedCall | None, tuple[str, ...]]:
 
 
 def _is_library(file: str) -> bool:
-    return "site-packages" in file or "dist-packages" in file or file.startswith((sys.base_prefix + "/lib/python", "<frozen"))
+    return (
+        "site-packages" in file
+        or "dist-packages" in file
+        or file.startswith((sys.base_prefix + "/lib/python", "<frozen"))
+    )
 
 
 def _expanded(frame: Any, place: CapturedCall) -> tuple[str, ...]:
@@ -288,11 +332,17 @@ def _expanded(frame: Any, place: CapturedCall) -> tuple[str, ...]:
         return ("*",)
     names: list[str] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and node.lineno <= place.line <= (node.end_lineno or node.lineno):
+        if isinstance(node, ast.Call) and node.lineno <= place.line <= (
+            node.end_lineno or node.lineno
+        ):
             for keyword in node.keywords:
                 if keyword.arg is None:
                     value = keyword.value
-                    held = frame.f_locals.get(value.id, frame.f_globals.get(value.id)) if isinstance(value, ast.Name) else None
+                    held = (
+                        frame.f_locals.get(value.id, frame.f_globals.get(value.id))
+                        if isinstance(value, ast.Name)
+                        else None
+                    )
                     names += [str(key) for key in held] if isinstance(held, Mapping) else ["*"]
     return tuple(names)
 

@@ -2,13 +2,16 @@
 
 python autotune/worker look  <  {"script": path, "arguments": [...], "method": "grpo" | null, "device": "cpu" | "cuda"}
 
-{"method": "grpo", "trainer": "GRPOTrainer", "model": {"name": ... | null, "given": bool, "config": {...} | null,
- "dtype": ..., "load_in_4bit": bool, "load_in_8bit": bool}, "settings": {name: value}, "left": [settings that JSON cannot hold],
- "raw": {name: value}, "changed": [...], "expanded": [...], "adapter": {...} | null, "optimizers": bool,
- "rewards": [names], "callbacks": [names], "special": [names], "rows": n | null, "prompts": {percentile: tokens} | null,
- "trainer_place": place, "train_place": place | null, "config_place": place | null, "ended_by": name | null,
- "modules": [files of the user's own]}
-{"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer", "text": ..., "line": n, "log": ...}}
+{"method": "grpo", "trainer": "GRPOTrainer", "model": {"name": ... | null, "given": bool, "config":
+{...} | null,
+ "dtype": ..., "load_in_4bit": bool, "load_in_8bit": bool}, "settings": {name: value}, "left":
+ [settings that JSON cannot hold], "raw": {name: value}, "changed": [...], "expanded": [...],
+ "adapter": {...} | null, "optimizers": bool, "rewards": [names], "callbacks": [names], "special":
+ [names], "rows": n | null, "prompts": {percentile: tokens} | null, "trainer_place": place,
+ "train_place": place | null, "config_place": place | null, "ended_by": name | null, "modules":
+ [files of the user's own]}
+{"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer", "text": ...,
+"line": n, "log": ...}}
 """
 
 from __future__ import annotations
@@ -32,25 +35,37 @@ from .script_capture import CapturedTrainer, ScriptFailed, catch, defaults_of
 from .vllm_engines import without_vllm
 
 SPECIAL = ("tools", "rollout_func", "environment_factory")
-LORA = {"r": "lora_r", **{name: name for name in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")}}
+LORA = {
+    "r": "lora_r",
+    **{name: name for name in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")},
+}
 SECRETS = frozenset({"hub_token", "push_to_hub_token"})
 MAX_TOKENISED_ROWS = 2000  # rows that are tokenised to estimate the length of prompts
 LIBRARIES = ("site-packages", "dist-packages")
 
 
 def main() -> None:
-    # Frameworks and scripts print to stdout: the reply goes to the real one, everything else to stderr.
+    # Frameworks and scripts print to stdout: the reply goes to the real one, everything else to
+    # stderr.
     with os.fdopen(os.dup(1), "w") as real:
         os.dup2(2, 1)
         request = json.load(sys.stdin)
         try:
             without_vllm()
             with _accepted_as_on(request.get("device")):
-                answer = describe(catch(request["script"], request["arguments"], request.get("method")))
+                answer = describe(
+                    catch(request["script"], request["arguments"], request.get("method"))
+                )
         except ScriptFailed as failed:
             cause = failed.__cause__
-            log = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))[-4000:] if cause else ""
-            answer = {"error": {"kind": failed.kind, "text": str(failed), "log": log, **failed.facts}}
+            log = (
+                "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))[-4000:]
+                if cause
+                else ""
+            )
+            answer = {
+                "error": {"kind": failed.kind, "text": str(failed), "log": log, **failed.facts}
+            }
         sys.stdout.flush()
         json.dump(answer, real, default=str)
         real.flush()
@@ -78,9 +93,17 @@ def describe(captured: CapturedTrainer) -> dict[str, Any]:
     settings = configured.settings() if configured else {}
     plain = _plain_ones(settings)
     # Without one, the trainer makes a configuration of its own.
-    raw = {n: configured.now(n) for n in configured.raw} if configured else defaults_of(METHODS[captured.method].classes()[0])
+    raw = (
+        {n: configured.now(n) for n in configured.raw}
+        if configured
+        else defaults_of(METHODS[captured.method].classes()[0])
+    )
     config_place = configured.place if configured else None
-    places = {"trainer_place": captured.place, "train_place": captured.train_place, "config_place": config_place}
+    places = {
+        "trainer_place": captured.place,
+        "train_place": captured.train_place,
+        "config_place": config_place,
+    }
     callbacks = (*dataset_sizes.listed(given.get("callbacks")), *captured.callbacks)
     return {
         "method": captured.method,
@@ -94,7 +117,9 @@ def describe(captured: CapturedTrainer) -> dict[str, Any]:
         "adapter": _adapter(given),
         "optimizers": any(one is not None for one in given.get("optimizers") or ()),
         "rewards": [_name(reward) for reward in dataset_sizes.listed(given.get("reward_funcs"))],
-        "callbacks": [one.__name__ if isinstance(one, type) else type(one).__name__ for one in callbacks],
+        "callbacks": [
+            one.__name__ if isinstance(one, type) else type(one).__name__ for one in callbacks
+        ],
         "special": [name for name in SPECIAL if given.get(name)],
         **_data(captured),
         **{name: place and dataclasses.asdict(place) for name, place in places.items()},
@@ -116,18 +141,24 @@ def _model(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, A
         named = dict(settings.get("model_init_kwargs") or {})
         quantised = quantised or named.get("quantization_config")
         return {
-            "name": model, "given": False, "config": None,
+            "name": model,
+            "given": False,
+            "config": None,
             "dtype": _dtype(named.get("dtype", named.get("torch_dtype", settings.get("dtype")))),
             "attn_implementation": _plain_or_none(named.get("attn_implementation")),
-            "load_in_4bit": _flag(quantised, "load_in_4bit"), "load_in_8bit": _flag(quantised, "load_in_8bit"),
-        }  # fmt: skip
+            "load_in_4bit": _flag(quantised, "load_in_4bit"),
+            "load_in_8bit": _flag(quantised, "load_in_8bit"),
+        }
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     return {
-        "name": getattr(base.config, "_name_or_path", "") or None, "given": True, "config": base.config.to_dict(),
-        "dtype": _dtype(next(base.parameters()).dtype), "attn_implementation": getattr(base.config, "_attn_implementation", None),
+        "name": getattr(base.config, "_name_or_path", "") or None,
+        "given": True,
+        "config": base.config.to_dict(),
+        "dtype": _dtype(next(base.parameters()).dtype),
+        "attn_implementation": getattr(base.config, "_attn_implementation", None),
         "load_in_4bit": bool(getattr(base, "is_loaded_in_4bit", False)),
         "load_in_8bit": bool(getattr(base, "is_loaded_in_8bit", False)),
-    }  # fmt: skip
+    }
 
 
 def _adapter(given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -136,9 +167,13 @@ def _adapter(given: Mapping[str, Any]) -> dict[str, Any] | None:
         adapter = next(iter(given["model"].peft_config.values()))
     if adapter is None:
         return None
-    settings = {ours: _plain_or_none(getattr(adapter, theirs, None)) for theirs, ours in LORA.items()}
+    settings = {
+        ours: _plain_or_none(getattr(adapter, theirs, None)) for theirs, ours in LORA.items()
+    }
     targets = getattr(adapter, "target_modules", None)
-    settings["lora_target_modules"] = sorted(targets) if isinstance(targets, set | frozenset | list | tuple) else targets
+    settings["lora_target_modules"] = (
+        sorted(targets) if isinstance(targets, set | frozenset | list | tuple) else targets
+    )
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -163,24 +198,42 @@ def _prompt_lengths(captured: CapturedTrainer, source: Any) -> dict[str, int] | 
         model = captured.given["model"]
         name = model if isinstance(model, str) else model.config._name_or_path
         tokenizer = dataset_sizes.load_tokenizer({"model": name})
-    options = (captured.configured.now("chat_template_kwargs") if captured.configured else None) or {}
+    options = (
+        captured.configured.now("chat_template_kwargs") if captured.configured else None
+    ) or {}
     ordered = sorted(dataset_sizes.prompt_lengths(tokenizer, prompts, options))
-    return {str(share): dataset_sizes.percentile(ordered, share) for share in dataset_sizes.PERCENTILES}
+    return {
+        str(share): dataset_sizes.percentile(ordered, share) for share in dataset_sizes.PERCENTILES
+    }
 
 
 def _own_modules() -> list[str]:
     """Return the files of the script and of its own imports: those outside all installations."""
-    files = {str(Path(file).resolve()) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    files = {
+        str(Path(file).resolve())
+        for module in list(sys.modules.values())
+        if (file := getattr(module, "__file__", None))
+    }
     installed = (sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[1]))
-    outside = (file for file in files if not file.startswith(installed) and not any(part in file for part in LIBRARIES))
-    return sorted(file for file in outside if Path(file).is_file())  # some modules name files that do not exist
+    outside = (
+        file
+        for file in files
+        if not file.startswith(installed) and not any(part in file for part in LIBRARIES)
+    )
+    return sorted(
+        file for file in outside if Path(file).is_file()
+    )  # some modules name files that do not exist
 
 
 def _name(reward: Any) -> str:
     if isinstance(reward, str):
         return reward
     config = getattr(reward, "config", None)
-    return str(getattr(reward, "__name__", None) or getattr(config, "_name_or_path", None) or type(reward).__name__)
+    return str(
+        getattr(reward, "__name__", None)
+        or getattr(config, "_name_or_path", None)
+        or type(reward).__name__
+    )
 
 
 def _dtype(value: Any) -> str | None:

@@ -1,7 +1,8 @@
 """Adapter for the user's script: a trainer per candidate from the script's own arguments.
 
-The script runs once per load, up to the start of training (`script_capture`); everything it loaded stays for the
-candidates. Lengths, phases and limits are those of `grpo_probe`; only the origin of model and data differs.
+The script runs once per load, up to the start of training (`script_capture`); everything it loaded
+stays for the candidates. Lengths, phases and limits are those of `grpo_probe`; only the origin of
+model and data differs.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class ScriptLoaded(Loaded):
         captured = self.run_script() if self.captured is None or self.candidates else self.captured
         self.model = model = captured.given["model"]
         # A quantised or partitioned model stays on the device that the script chose.
-        placed = getattr(model, "hf_device_map", None) or getattr(model, "quantization_method", None)
+        placed = getattr(model, "hf_device_map", None) or getattr(
+            model, "quantization_method", None
+        )
         if self.device == "cuda" and placed is None:
             import torch
 
@@ -71,7 +74,9 @@ class ScriptLoaded(Loaded):
             return super().model_for(attention, recorder)
         with recorder.inside("load"):
             captured = self.run_script()
-        return captured.given["model"] if self.gives_model else super().model_for(attention, recorder)
+        return (
+            captured.given["model"] if self.gives_model else super().model_for(attention, recorder)
+        )
 
 
 def load(request: Mapping[str, Any], recorder: Any) -> Loaded:
@@ -84,10 +89,16 @@ def load(request: Mapping[str, Any], recorder: Any) -> Loaded:
 
 def measure(loaded: ScriptLoaded, request: Mapping[str, Any], recorder: Any) -> dict[str, Any]:
     plan = request["plan"]
-    if loaded.captured is not None and CUSTOM_GENERATION & {name for name, value in loaded.captured.given.items() if value}:
+    if loaded.captured is not None and CUSTOM_GENERATION & {
+        name for name, value in loaded.captured.given.items() if value
+    }:
         plan = {**plan, "reuse_rollouts": False}
     # The script's own rows; at typical lengths they are not padded.
-    return grpo_probe.measure(loaded, {**request, "plan": plan, "dataset": request.get("dataset") or {"own": True}}, recorder)
+    return grpo_probe.measure(
+        loaded,
+        {**request, "plan": plan, "dataset": request.get("dataset") or {"own": True}},
+        recorder,
+    )
 
 
 class ScriptRun(TrainerRun):
@@ -106,21 +117,31 @@ class ScriptRun(TrainerRun):
 
     def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the script's settings, overridden by the candidate's."""
-        settings, model_settings = trainer_settings.split(self.request["settings"], config_class, trl.ModelConfig)
+        settings, model_settings = trainer_settings.split(
+            self.request["settings"], config_class, trl.ModelConfig
+        )
         configured, config, own = self.captured.configured, self.captured.given.get("args"), {}
         if configured is not None:
             own = configured.settings()
         elif config is not None:
             defaults = defaults_of(config)
-            own = {name: value for name, default in defaults.items() if (value := getattr(config, name)) != default}
+            own = {
+                name: value
+                for name, default in defaults.items()
+                if (value := getattr(config, name)) != default
+            }
         if set(GENERATION_SHAPE) & set(settings):
             own = {name: value for name, value in own.items() if name not in GENERATION_SHAPE}
         return {**own, **settings, **self._evaluation_settings()}, model_settings
 
     def _rows(self, *, rows: int, group: int, seed: int) -> Any:
-        return self._of_dataset(self.captured.given["train_dataset"], rows=rows, group=group, limit=None)
+        return self._of_dataset(
+            self.captured.given["train_dataset"], rows=rows, group=group, limit=None
+        )
 
-    def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
+    def _arguments(
+        self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any
+    ) -> dict[str, Any]:
         given = self.captured.given
         ours = {"model": model, "args": config, "train_dataset": data, "eval_dataset": None}
         ours["processing_class"] = self.loaded.tokenizer
@@ -129,17 +150,27 @@ class ScriptRun(TrainerRun):
         if given.get("peft_config") is not None:
             ours["peft_config"] = adapter = copy.deepcopy(given["peft_config"])
             searched = self.loaded.request.get("adapter") or {}
-            for name, own in (("lora_r", "r"), ("lora_alpha", "lora_alpha")):  # another rank, if that is searched
-                if searched.get(name) is not None and getattr(adapter, own, None) not in (None, searched[name]):
+            for name, own in (
+                ("lora_r", "r"),
+                ("lora_alpha", "lora_alpha"),
+            ):  # another rank, if that is searched
+                if searched.get(name) is not None and getattr(adapter, own, None) not in (
+                    None,
+                    searched[name],
+                ):
                     setattr(adapter, own, searched[name])
         if "reward_funcs" in given:
             ours["reward_funcs"] = self._rewards(given["reward_funcs"])
         if isinstance(given.get("reward_processing_classes"), list):
-            ours["reward_processing_classes"] = list(given["reward_processing_classes"])  # the trainer modifies it
+            ours["reward_processing_classes"] = list(
+                given["reward_processing_classes"]
+            )  # the trainer modifies it
         return {**ours, **self._injected(config)}
 
     def _rewards(self, given: Any) -> list[Any]:
-        """Return the script's rewards: functions timed, reward models unchanged. Skipped ones are free and synthetic."""
+        """Return the script's rewards: functions timed, reward models unchanged. Skipped ones
+        are free and synthetic.
+        """
         import torch
 
         made: list[Any] = []
@@ -152,7 +183,11 @@ class ScriptRun(TrainerRun):
                 skipped.__name__ = f"skipped_{len(made)}"  # the trainer's logs need different names
                 made.append(skipped)
             else:
-                made.append(reward if isinstance(reward, str | torch.nn.Module) else self.reward_clock.time(reward))
+                made.append(
+                    reward
+                    if isinstance(reward, str | torch.nn.Module)
+                    else self.reward_clock.time(reward)
+                )
         return made
 
     def _construct(self, trainer_class: Any, arguments: dict[str, Any]) -> Any:

@@ -38,7 +38,9 @@ class Seam(NamedTuple):
     module: str
     name: str  # `function`, or `Class.method`
     why: str
-    use: str  # `probe`: required by each probe of the method. `trace`: only by traces. `either`: looked up where it exists
+    # `probe`: required by each probe of the method. `trace`: only by traces. `either`: looked up
+    # where it exists
+    use: str
     since: str
     until: str
 
@@ -47,20 +49,35 @@ _SINCE = {KTO: KTO_OLDEST, ASYNC_GRPO: ASYNC_OLDEST, ASYNC_PACKING: ASYNC_OLDEST
 
 
 def _seam(module: str, name: str, why: str, use: str = "probe", since: str | None = None) -> Seam:
-    return Seam(module, name, why, use, since or _SINCE.get(module, OLDEST), PPO_NEWEST if module == PPO else NEWEST)
+    return Seam(
+        module,
+        name,
+        why,
+        use,
+        since or _SINCE.get(module, OLDEST),
+        PPO_NEWEST if module == PPO else NEWEST,
+    )
 
 
 _ONLINE = {
     "_generate": "phase rollout",
-    "_generate_single_turn": "one generation, which a later candidate can reuse; synthetic completions in a trace",
+    "_generate_single_turn": (
+        "one generation, which a later candidate can reuse; synthetic completions in a trace"
+    ),
     "_tokenize_prompts": "prompts of the forced length",
     "_generate_and_score_completions": "tokens of a generation batch",
     "_calculate_rewards": "phase reward",
     "_get_per_token_logps_and_entropies": "phase score; repeated chunks in a trace",
     "compute_loss": "phase forward",
 }
-_OFFLINE = {"_prepare_dataset": "rows of the forced length", "compute_loss": "phases forward and score, tokens of a batch"}
-_ONLINE_TRACED = {"_prepare_inputs": "inputs of a micro-step", "_get_train_sampler": "rows in their order"}
+_OFFLINE = {
+    "_prepare_dataset": "rows of the forced length",
+    "compute_loss": "phases forward and score, tokens of a batch",
+}
+_ONLINE_TRACED = {
+    "_prepare_inputs": "inputs of a micro-step",
+    "_get_train_sampler": "rows in their order",
+}
 _BY_CLASS: Mapping[tuple[str, str], Mapping[str, str]] = {
     (GRPO, "GRPOTrainer"): _ONLINE,
     (RLOO, "RLOOTrainer"): _ONLINE,
@@ -81,12 +98,23 @@ _BY_CLASS: Mapping[tuple[str, str], Mapping[str, str]] = {
 }
 
 SEAMS: tuple[Seam, ...] = (
-    *(_seam(module, f"{cls}.{name}", why) for (module, cls), names in _BY_CLASS.items() for name, why in names.items()),
+    *(
+        _seam(module, f"{cls}.{name}", why)
+        for (module, cls), names in _BY_CLASS.items()
+        for name, why in names.items()
+    ),
     *(_seam(GRPO, f"GRPOTrainer.{name}", why, "trace") for name, why in _ONLINE_TRACED.items()),
     *(_seam(RLOO, f"RLOOTrainer.{name}", why, "trace") for name, why in _ONLINE_TRACED.items()),
-    _seam(DPO, "DPOTrainer._precompute_ref_logps", "pass over all rows, left out of a trace", "trace"),
-    _seam(KTO, "KTOTrainer._precompute_ref_logps", "pass over all rows, left out of a trace", "trace"),
-    *(_seam(module, "hash_module", "hash of weights that do not exist in a trace", "trace") for module in (DPO, KTO)),
+    _seam(
+        DPO, "DPOTrainer._precompute_ref_logps", "pass over all rows, left out of a trace", "trace"
+    ),
+    _seam(
+        KTO, "KTOTrainer._precompute_ref_logps", "pass over all rows, left out of a trace", "trace"
+    ),
+    *(
+        _seam(module, "hash_module", "hash of weights that do not exist in a trace", "trace")
+        for module in (DPO, KTO)
+    ),
     _seam(PPO, "PPOTrainer.train", "loop whose functions are wrapped"),
     _seam(PPO, "PPOTrainer.null_ref_context", "reference model without a copy"),
     _seam(PPO, "batch_generation", "phase rollout, tokens of a batch", "either"),
@@ -97,14 +125,42 @@ SEAMS: tuple[Seam, ...] = (
     _seam(ASYNC_PACKING, "_flash_attn", "no kernel from the hub in a trace", "trace"),
     _seam(GENERATION, "VLLMGeneration.sync_weights", "phase sync"),
     _seam(GENERATION, "VLLMClient", "one connection to a server for all trainers", "either"),
-    _seam("trl.import_utils", "is_vllm_available", "no import of vLLM, which takes ten seconds, for loads without it", "either"),
-    *(_seam(module, REFERENCE_LOADER, "reference model as a copy in memory", "either") for module in REFERENCE_MODULES),
+    _seam(
+        "trl.import_utils",
+        "is_vllm_available",
+        "no import of vLLM, which takes ten seconds, for loads without it",
+        "either",
+    ),
+    *(
+        _seam(module, REFERENCE_LOADER, "reference model as a copy in memory", "either")
+        for module in REFERENCE_MODULES
+    ),
     _seam(UTILS, REFERENCE_LOADER, "sharded model loaded by TRL's own function", "either"),
     *(_seam(module, "VLLMGeneration", "no engine in a trace", "trace") for module in (GRPO, RLOO)),
-    *(_seam(module, "get_act_offloading_ctx_manager", "no streams in a trace", "either") for module in (SFT, DPO, REWARD, KTO)),
-    _seam(UTILS, "_CHUNKED_LOGPROB_CHUNK_SIZE", "vocabulary projected at once; absent if all of it is", "either", "1.16.0"),
-    _seam("trl.models.utils", "add_hooks", "ZeRO-3's hooks after a rollout: read, not called", "either"),
-    _seam("trl.scripts.vllm_serve", "build_command", "vLLM server without weights on disk", "either", "1.16.0"),
+    *(
+        _seam(module, "get_act_offloading_ctx_manager", "no streams in a trace", "either")
+        for module in (SFT, DPO, REWARD, KTO)
+    ),
+    _seam(
+        UTILS,
+        "_CHUNKED_LOGPROB_CHUNK_SIZE",
+        "vocabulary projected at once; absent if all of it is",
+        "either",
+        "1.16.0",
+    ),
+    _seam(
+        "trl.models.utils",
+        "add_hooks",
+        "ZeRO-3's hooks after a rollout: read, not called",
+        "either",
+    ),
+    _seam(
+        "trl.scripts.vllm_serve",
+        "build_command",
+        "vLLM server without weights on disk",
+        "either",
+        "1.16.0",
+    ),
 )
 
 
@@ -119,7 +175,10 @@ def supported() -> tuple[str, str]:
 
 def check(trainer_class: Any, generation: Any, version: str) -> None:
     """Raise UnsupportedFramework if names that a probe of this trainer needs are missing."""
-    owners = {trainer_class.__name__: trainer_class, "VLLMGeneration": getattr(generation, "VLLMGeneration", None)}
+    owners = {
+        trainer_class.__name__: trainer_class,
+        "VLLMGeneration": getattr(generation, "VLLMGeneration", None),
+    }
     missing = []
     for seam in SEAMS:
         cls, _, name = seam.name.rpartition(".")
@@ -127,5 +186,6 @@ def check(trainer_class: Any, generation: Any, version: str) -> None:
             missing.append(seam.name)
     if missing:
         raise UnsupportedFramework(
-            f"TRL {version} has no {', '.join(missing)}, which a probe measures by; releases {OLDEST} to {NEWEST} have."
+            f"TRL {version} has no {', '.join(missing)}, which a probe measures by; releases"
+            f" {OLDEST} to {NEWEST} have."
         )

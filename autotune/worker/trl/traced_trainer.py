@@ -18,7 +18,11 @@ from .trainer_run import TrainerRun
 # Traced chunks of a batch that is scored in chunks: first, middle and last contain all transitions.
 MAX_CHUNKS = 3
 # Phases of whole methods, in those trainers that have them.
-PHASES = {"_generate": "rollout", "_calculate_rewards": "reward", "_calculate_rewards_from_functions": "reward"}
+PHASES = {
+    "_generate": "rollout",
+    "_calculate_rewards": "reward",
+    "_calculate_rewards_from_functions": "reward",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +38,9 @@ class TracePlan:
         return sorted(self.micro_steps).index(step)
 
 
-def trace_plan(*, accumulation: int, generate_every: int | None, steps: int, most: int | None) -> TracePlan:
+def trace_plan(
+    *, accumulation: int, generate_every: int | None, steps: int, most: int | None
+) -> TracePlan:
     """Plan `steps` optimizer steps, or enough to score beside the optimizer's state."""
     total = steps
     if generate_every is not None and generate_every >= accumulation:
@@ -42,15 +48,23 @@ def trace_plan(*, accumulation: int, generate_every: int | None, steps: int, mos
     computed = [*range(steps - 1), total - 1]
     return TracePlan(
         optimizer_steps=total,
-        micro_steps={step: _micro_steps(step, accumulation, generate_every, most or 2) for step in computed},
+        micro_steps={
+            step: _micro_steps(step, accumulation, generate_every, most or 2) for step in computed
+        },
     )
 
 
-def _micro_steps(step: int, accumulation: int, generate_every: int | None, most: int) -> frozenset[int]:
+def _micro_steps(
+    step: int, accumulation: int, generate_every: int | None, most: int
+) -> frozenset[int]:
     """Choose the first micro-steps, and one that generates while gradients exist."""
     chosen = list(range(min(most, accumulation)))
     if generate_every is not None and len(chosen) > 1:
-        generating = [micro for micro in range(1, accumulation) if (step * accumulation + micro) % generate_every == 0]
+        generating = [
+            micro
+            for micro in range(1, accumulation)
+            if (step * accumulation + micro) % generate_every == 0
+        ]
         if generating and generating[0] not in chosen:
             chosen[-1] = generating[0]
     return frozenset(chosen)
@@ -68,23 +82,36 @@ class TracedLengths:
         return [[3] * self._length(self.prompt, row % 2 == 0) for row in range(rows)]
 
     def completions(self, rows: int) -> list[list[int]]:
-        return [[4] * self._length(self.completion, row % 2 == 1 or rows == 1) for row in range(rows)]
+        return [
+            [4] * self._length(self.completion, row % 2 == 1 or rows == 1) for row in range(rows)
+        ]
 
     def _length(self, longest: int, is_longest: bool) -> int:
         return longest if is_longest or not self.padded else max(1, longest - 1)
 
 
 def traced(
-    method: type[TrainerRun], trainer_class: Any, annotator: NullAnnotator, plan: TracePlan, lengths: TracedLengths, *,
-    casting: str, tokenizes: bool,
-) -> Any:  # fmt: skip
+    method: type[TrainerRun],
+    trainer_class: Any,
+    annotator: NullAnnotator,
+    plan: TracePlan,
+    lengths: TracedLengths,
+    *,
+    casting: str,
+    tokenizes: bool,
+) -> Any:
     """Return a subclass that annotates its phases and uses synthetic completions.
 
-    `tokenizes`: prompts have their length already, and images, so that the trainer processes them itself.
+    `tokenizes`: prompts have their length already, and images, so that the trainer processes them
+    itself.
     """
     import torch
 
-    in_phases = {name: in_phase(annotator, phase) for name, phase in PHASES.items() if hasattr(trainer_class, name)}
+    in_phases = {
+        name: in_phase(annotator, phase)
+        for name, phase in PHASES.items()
+        if hasattr(trainer_class, name)
+    }
 
     class TracedTrainer(observed(trainer_class, in_phases)):  # type: ignore[misc]
         seen_micro_steps = 0
@@ -95,7 +122,9 @@ def traced(
             """Do nothing: the model is on its device."""
 
         def create_accelerator_and_postprocess(self) -> None:
-            self.args.deepspeed_plugin = None  # it was for TRL's constructor alone: there is no engine here
+            self.args.deepspeed_plugin = (
+                None  # it was for TRL's constructor alone: there is no engine here
+            )
             super().create_accelerator_and_postprocess()
             self.accelerator.device_placement = False
             if casting == "engine":  # DeepSpeed's engine turns autocast off
@@ -122,7 +151,13 @@ def traced(
         # 2. The loop.
 
         def train(self, *args: Any, **kwargs: Any) -> Any:
-            annotator.mark_scoring([model for model in (self.model, getattr(self, "ref_model", None)) if model is not None])
+            annotator.mark_scoring(
+                [
+                    model
+                    for model in (self.model, getattr(self, "ref_model", None))
+                    if model is not None
+                ]
+            )
             return super().train(*args, **kwargs)
 
         def _step_number(self) -> int:
@@ -138,7 +173,9 @@ def traced(
                 if hasattr(self, "_step"):
                     self._step += 1
                 if step not in plan.micro_steps:
-                    self.accelerator.gradient_state._set_sync_gradients(False)  # no gradients for an optimizer step
+                    self.accelerator.gradient_state._set_sync_gradients(
+                        False
+                    )  # no gradients for an optimizer step
                 return torch.zeros((), device=self.accelerator.device)
             annotator.enter("forward")
             loss = super().training_step(model, inputs, *args, **kwargs)
@@ -157,7 +194,11 @@ def traced(
         # 3. Generation and scoring.
 
         def _tokenize_prompts(self, prompts: Any) -> Any:
-            return super()._tokenize_prompts(prompts) if tokenizes else (lengths.prompts(len(prompts)), None, {})
+            return (
+                super()._tokenize_prompts(prompts)
+                if tokenizes
+                else (lengths.prompts(len(prompts)), None, {})
+            )
 
         def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.args.use_vllm:
@@ -171,17 +212,36 @@ def traced(
             return batch
 
         def _get_per_token_logps_and_entropies(
-            self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: Any = None, *args: Any,
+            self,
+            model: Any,
+            input_ids: Any,
+            attention_mask: Any,
+            logits_to_keep: int,
+            batch_size: Any = None,
+            *args: Any,
             **kwargs: Any,
-        ) -> Any:  # fmt: skip
+        ) -> Any:
             """Score chunk by chunk; chunks beyond MAX_CHUNKS would repeat the others."""
             rows, few = len(input_ids), MAX_CHUNKS * (batch_size or len(input_ids))
             score = super()._get_per_token_logps_and_entropies
             if torch.is_grad_enabled() or rows <= few or not annotator.skips_repeats:
-                return score(model, input_ids, attention_mask, logits_to_keep, batch_size, *args, **kwargs)
+                return score(
+                    model, input_ids, attention_mask, logits_to_keep, batch_size, *args, **kwargs
+                )
             with annotator.repeated_work(rows / few):
-                found = score(model, input_ids[:few], attention_mask[:few], logits_to_keep, batch_size, *args, **kwargs)
-            return tuple(each if each is None or each.dim() == 0 else each.new_empty((rows, *each.shape[1:])) for each in found)
+                found = score(
+                    model,
+                    input_ids[:few],
+                    attention_mask[:few],
+                    logits_to_keep,
+                    batch_size,
+                    *args,
+                    **kwargs,
+                )
+            return tuple(
+                each if each is None or each.dim() == 0 else each.new_empty((rows, *each.shape[1:]))
+                for each in found
+            )
 
         # 4. Data: rows in their order, so that their combination in batches is deterministic.
 
@@ -191,9 +251,13 @@ def traced(
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
         def _precompute_ref_logps(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-            annotator.note("the pass before training that computes the reference log-probabilities is left out")
+            annotator.note(
+                "the pass before training that computes the reference log-probabilities is left out"
+            )
             names = (
-                ("ref_logps", "ref_KL_logps") if "label" in dataset.column_names else ("ref_chosen_logps", "ref_rejected_logps")
+                ("ref_logps", "ref_KL_logps")
+                if "label" in dataset.column_names
+                else ("ref_chosen_logps", "ref_rejected_logps")
             )
             return dataset.map(lambda row: dict.fromkeys(names, 0.0))
 

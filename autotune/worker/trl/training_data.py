@@ -1,7 +1,8 @@
 """Training data of a run: the user's rows and rewards, or synthetic ones.
 
-Synthetic rows with images have an exact length, from the model's own processor but without its files. Of a user's dataset with
-images, the longest rows are taken: an image's tokens can't be cut or repeated to a length.
+Synthetic rows with images have an exact length, from the model's own processor but without its
+files. Of a user's dataset with images, the longest rows are taken: an image's tokens can't be cut
+or repeated to a length.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any
 from .. import synthetic
 from ..dataset_sizes import COLUMNS, MAX_IMAGE_ROWS, listed, size_of, undecoded
 
-# Rows with images that are repeated: different prompts, so that an engine's prefix cache does not shorten the rollout.
+# Rows with images that are repeated: different prompts, so that an engine's prefix cache does not
+# shorten the rollout.
 LONGEST = 8
 
 Reward = Any  # reward function, or name of a reward model, as the trainer takes them
@@ -66,7 +68,9 @@ def synthetic_reward(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[
     return [(sum(ids) % 97) / 97 for ids in completion_ids]
 
 
-def rewards(names: Sequence[str] | None, script: Mapping[str, Any] | None, clock: RewardClock) -> list[Reward]:
+def rewards(
+    names: Sequence[str] | None, script: Mapping[str, Any] | None, clock: RewardClock
+) -> list[Reward]:
     """Return the user's rewards as `trl grpo` finds them, or a synthetic one."""
     model = (script or {}).get("reward_model_name_or_path")
     functions = [clock.time(_reward(name)) for name in names or ()]
@@ -84,14 +88,19 @@ def _reward(name: str) -> Callable[..., Any]:
     if name == "get_soft_overlong_punishment":
         return library.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)  # type: ignore[no-any-return]
     if not hasattr(library, name):
-        raise ValueError(f"Could not load reward function {name!r}: neither one of trl.rewards nor a dotted import path.")
+        raise ValueError(
+            f"Could not load reward function {name!r}: neither one of trl.rewards nor a dotted"
+            " import path."
+        )
     return getattr(library, name)  # type: ignore[no-any-return]
 
 
 def exactly(source: Any, *, rows: int, group: int) -> Any:
-    """Return the first `rows` rows of a dataset, repeated if it has fewer, so that a run is one epoch without a remainder.
+    """Return the first `rows` rows of a dataset, repeated if it has fewer, so that a run is one
+    epoch without a remainder.
 
-    `group` rows are one generation batch; the real run cannot make a batch from a shorter dataset either.
+    `group` rows are one generation batch; the real run cannot make a batch from a shorter dataset
+    either.
     """
     from datasets import Dataset
 
@@ -104,30 +113,40 @@ def exactly(source: Any, *, rows: int, group: int) -> Any:
 def refuse_few_rows(source: Any, group: int) -> None:
     if len(source) < group:
         raise ValueError(
-            f"the training split has {len(source)} rows, and one generation batch takes {group} different prompts: "
-            "no batch could be made. Use a larger split, more num_generations or a smaller batch."
+            f"the training split has {len(source)} rows, and one generation batch takes {group}"
+            " different prompts: no batch could be made. Use a larger split, more num_generations"
+            " or a smaller batch."
         )
 
 
 def user_dataset(script: Mapping[str, Any] | None) -> Any:
     """Load the user's dataset; None if none is named."""
-    if not script or not (script.get("dataset_name") or script.get("datasets") or script.get("path")):
+    if not script or not (
+        script.get("dataset_name") or script.get("datasets") or script.get("path")
+    ):
         return None
     split = script.get("dataset_train_split") or "train"
     if script.get("datasets"):
         import trl
         from trl.scripts.utils import DatasetConfig
 
-        parts = [DatasetConfig(**part) if isinstance(part, Mapping) else part for part in script["datasets"]]
+        parts = [
+            DatasetConfig(**part) if isinstance(part, Mapping) else part
+            for part in script["datasets"]
+        ]
         streaming = bool(script.get("streaming") or script.get("dataset_streaming"))
         return trl.get_dataset(trl.DatasetMixtureConfig(datasets=parts, streaming=streaming))[split]
     from datasets import load_dataset, load_from_disk
 
     name = str(script.get("dataset_name") or script.get("path"))
-    if any((Path(name) / mark).is_file() for mark in ("state.json", "dataset_dict.json")):  # of `save_to_disk`
+    if any(
+        (Path(name) / mark).is_file() for mark in ("state.json", "dataset_dict.json")
+    ):  # of `save_to_disk`
         found = load_from_disk(name)
         return found[split] if isinstance(found, Mapping) else found
-    return load_dataset(name, name=script.get("dataset_config"), streaming=bool(script.get("dataset_streaming")))[split]
+    return load_dataset(
+        name, name=script.get("dataset_config"), streaming=bool(script.get("dataset_streaming"))
+    )[split]
 
 
 def synthetic_prompts(rows: int, tokenizer: Any, tokens: int, seed: int) -> list[dict[str, Any]]:
@@ -146,11 +165,18 @@ def fit_columns(rows: Any, lengths: Mapping[str, int]) -> Any:
     """Give each column of tokens exactly its length: repeat shorter rows, cut longer ones."""
     first = next(iter(rows), None) or {}
     columns = {name: lengths.get(name, lengths.get("")) for name in rows.column_names}
-    holds_tokens = {n for n, value in first.items() if isinstance(value, list) and value and isinstance(value[0], int)}
+    holds_tokens = {
+        n
+        for n, value in first.items()
+        if isinstance(value, list) and value and isinstance(value[0], int)
+    }
     wanted = {name: length for name, length in columns.items() if length and name in holds_tokens}
 
     def fitted(row: Mapping[str, Any]) -> dict[str, list[int]]:
-        return {name: (row[name] * -(-length // max(1, len(row[name]))))[:length] for name, length in wanted.items()}
+        return {
+            name: (row[name] * -(-length // max(1, len(row[name]))))[:length]
+            for name, length in wanted.items()
+        }
 
     return rows.map(fitted) if wanted else rows
 
@@ -160,19 +186,27 @@ class TooManyImageTokens(ValueError):
 
 
 def processor_of(tokenizer: Any, config: Any, images: Mapping[str, Any]) -> Any:
-    """Return transformers' processor of this architecture, for texts and images; videos and sound are left out."""
+    """Return transformers' processor of this architecture, for texts and images; videos and
+    sound are left out.
+    """
     kind = str(config.model_type)
     # The class of images in PIL has the shapes of every other one, and needs no torchvision.
     named = _auto("image_processing_auto").IMAGE_PROCESSOR_MAPPING_NAMES[kind]
     options = dict(images["processor"])
-    image_processor = _class_named(kind, str(named["pil"] if isinstance(named, Mapping) else named[0]))(**options)
+    image_processor = _class_named(
+        kind, str(named["pil"] if isinstance(named, Mapping) else named[0])
+    )(**options)
     whole: Any = _class_named(kind, _auto("processing_auto").PROCESSOR_MAPPING_NAMES[kind])
 
     class Processor(whole):  # type: ignore[misc]
         """The processor with tensors that a trace sees, and without parts that no image needs."""
 
         def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
-            return None if argument is None else super().check_argument_for_proper_class(name, argument)
+            return (
+                None
+                if argument is None
+                else super().check_argument_for_proper_class(name, argument)
+            )
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             import torch
@@ -185,7 +219,9 @@ def processor_of(tokenizer: Any, config: Any, images: Mapping[str, Any]) -> Any:
             return made
 
         def save_pretrained(self, folder: Any, **_: Any) -> list[str]:
-            """Save the tokenizer alone, as with a checkpoint: a part that is left out can't be saved."""
+            """Save the tokenizer alone, as with a checkpoint: a part that is left out can't be
+            saved.
+            """
             return list(self.tokenizer.save_pretrained(folder))
 
         def batch_decode(self, rows: Any, **_: Any) -> list[str]:
@@ -194,12 +230,19 @@ def processor_of(tokenizer: Any, config: Any, images: Mapping[str, Any]) -> Any:
 
     Processor.__name__ = whole.__name__
     parts = dict.fromkeys(whole.get_attributes())
-    length = {"image_seq_length": images["tokens"]} if "image_seq_length" in whole.__init__.__code__.co_varnames else {}
+    length = (
+        {"image_seq_length": images["tokens"]}
+        if "image_seq_length" in whole.__init__.__code__.co_varnames
+        else {}
+    )
     parts |= {"image_processor": image_processor, "tokenizer": tokenizer}
     made = Processor(**parts, **length)
     image, around = made.image_token, (tokenizer.boi_token, tokenizer.eoi_token)
-    # Images side by side need tokens between them: their positions follow from runs of image tokens.
-    made.chat_template = synthetic.IMAGE_TEMPLATE.replace("IMAGE", image if image in around else image.join(around))
+    # Images side by side need tokens between them: their positions follow from runs of image
+    # tokens.
+    made.chat_template = synthetic.IMAGE_TEMPLATE.replace(
+        "IMAGE", image if image in around else image.join(around)
+    )
     return made
 
 
@@ -214,7 +257,8 @@ def _class_named(kind: str, name: str) -> Any:
     if found is not None and found.__module__.startswith("transformers.models."):
         return found
     raise ImportError(
-        f"transformers {transformers.__version__} has no {name} for {kind}: install pillow, or a newer transformers"
+        f"transformers {transformers.__version__} has no {name} for {kind}: install pillow, or a"
+        " newer transformers"
     )
 
 
@@ -223,29 +267,51 @@ def with_ids(model: Any, tokenizer: Any) -> Any:
     for name, fields in synthetic.IMAGE_TOKEN_IDS.items():
         for field in fields:
             if hasattr(model.config, field):
-                setattr(model.config, field, tokenizer.convert_tokens_to_ids(synthetic.IMAGE_TOKENS[name]))
+                setattr(
+                    model.config,
+                    field,
+                    tokenizer.convert_tokens_to_ids(synthetic.IMAGE_TOKENS[name]),
+                )
     return model
 
 
-def image_rows(processor: Any, images: Mapping[str, Any], column: str, tokens: int, rows: int, *, generates: bool) -> Any:
-    """Return equal synthetic rows: a user's message that has this length as the trainer renders it, with its images."""
+def image_rows(
+    processor: Any,
+    images: Mapping[str, Any],
+    column: str,
+    tokens: int,
+    rows: int,
+    *,
+    generates: bool,
+) -> Any:
+    """Return equal synthetic rows: a user's message that has this length as the trainer renders
+    it, with its images.
+    """
     from datasets import Dataset
     from PIL import Image
 
     pictures = [Image.new("RGB", (images["width"], images["height"]))] * int(images["count"])
     blank = [{"type": "image", "image": one} for one in pictures] + [{"type": "text", "text": ""}]
     rendered = processor.apply_chat_template(
-        [[{"role": "user", "content": blank}]], add_generation_prompt=generates, tokenize=True, return_dict=True
+        [[{"role": "user", "content": blank}]],
+        add_generation_prompt=generates,
+        tokenize=True,
+        return_dict=True,
     )
     taken = len(rendered["input_ids"][0])
     if tokens < taken:
-        raise TooManyImageTokens(f"a row of {tokens} tokens can't hold its images, which take {taken} tokens")
-    message = [{"role": "user", "content": "a" * (tokens - taken)}]  # a letter is one token of a synthetic tokenizer
+        raise TooManyImageTokens(
+            f"a row of {tokens} tokens can't hold its images, which take {taken} tokens"
+        )
+    message = [
+        {"role": "user", "content": "a" * (tokens - taken)}
+    ]  # a letter is one token of a synthetic tokenizer
     return Dataset.from_dict({column: [message] * rows, "images": [pictures] * rows})
 
 
 def longest_rows(source: Any, processor: Any, *, limit: int | None, rows: int, group: int) -> Any:
-    """Return `rows` rows of the user's, the longest first; none is longer than `limit` tokens if any is within it.
+    """Return `rows` rows of the user's, the longest first; none is longer than `limit` tokens if
+    any is within it.
 
     A stream can't be searched: its first rows are returned.
     """
@@ -253,9 +319,13 @@ def longest_rows(source: Any, processor: Any, *, limit: int | None, rows: int, g
     if column is None or not hasattr(source, "select"):
         return exactly(source, rows=rows, group=group)
     refuse_few_rows(source, group)
-    tokens = {index: _tokens(source[index], column, processor) for index in _shortlist(source, column)}
+    tokens = {
+        index: _tokens(source[index], column, processor) for index in _shortlist(source, column)
+    }
     within = [index for index, length in tokens.items() if limit is None or length <= limit]
-    order = sorted(within or tokens, key=lambda index: tokens[index], reverse=bool(within))[:LONGEST]
+    order = sorted(within or tokens, key=lambda index: tokens[index], reverse=bool(within))[
+        :LONGEST
+    ]
     return source.select([order[row % len(order)] for row in range(rows)])
 
 
@@ -281,8 +351,16 @@ def _tokens(row: Mapping[str, Any], column: str, processor: Any) -> int:
     said = row.get("prompt") or row.get("messages") or row.get("text") or ""
     answer = row.get("completion") or []
     if isinstance(said, str):
-        made = processor(text=[said + (answer if isinstance(answer, str) else "")], images=[images] if images else None)
+        made = processor(
+            text=[said + (answer if isinstance(answer, str) else "")],
+            images=[images] if images else None,
+        )
     else:
-        messages = [*prepare_multimodal_messages(said, images=images), *prepare_multimodal_messages(answer, images=[])]
-        made = processor.apply_chat_template([messages], tokenize=True, return_dict=True, add_generation_prompt=not answer)
+        messages = [
+            *prepare_multimodal_messages(said, images=images),
+            *prepare_multimodal_messages(answer, images=[]),
+        ]
+        made = processor.apply_chat_template(
+            [messages], tokenize=True, return_dict=True, add_generation_prompt=not answer
+        )
     return len(made["input_ids"][0])

@@ -1,10 +1,12 @@
-"""vLLM beside the training: one engine in the trainer's process, or one server, for all candidates of a load.
+"""vLLM beside the training: one engine in the trainer's process, or one server, for all candidates
+of a load.
 
-TRL builds an engine in each trainer. A factory replaces the class it uses, and returns the existing engine for equal
-arguments. Other arguments replace the engine.
+TRL builds an engine in each trainer. A factory replaces the class it uses, and returns the existing
+engine for equal arguments. Other arguments replace the engine.
 
-A server has the GPUs that the trainer leaves free. The first rank starts TRL's own script, as launch.sh starts it for the final
-run, and ends it. The client connection that updates its weights stays as well; TRL would open one per trainer.
+A server has the GPUs that the trainer leaves free. The first rank starts TRL's own script, as
+launch.sh starts it for the final run, and ends it. The client connection that updates its weights
+stays as well; TRL would open one per trainer.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from ..rank import free_port
 from . import base_model
 from .seams import GENERATION, GRPO, RLOO
 
-# The engine shares its process with the trainer: it must not bind the trainer's threads to cores, or send usage data.
+# The engine shares its process with the trainer: it must not bind the trainer's threads to cores,
+# or send usage data.
 QUIET: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -63,7 +66,10 @@ def with_vllm() -> Any:
         del utilities.real_is_vllm_available
         generation = importlib.reload(generation)
         for module in (sys.modules[name] for name in (GRPO, RLOO) if name in sys.modules):
-            vars(module).update(VLLMGeneration=generation.VLLMGeneration, is_vllm_available=utilities.is_vllm_available)
+            vars(module).update(
+                VLLMGeneration=generation.VLLMGeneration,
+                is_vllm_available=utilities.is_vllm_available,
+            )
     if not hasattr(generation, "LLM"):
         raise ImportError("generation by vLLM was asked for, and this environment has no vLLM.")
     return generation
@@ -74,7 +80,8 @@ def prepare_environment(*, cpu: bool) -> None:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if cpu:
-        # Even in eager mode, vLLM compiles helpers of its sampler: half a minute of C++ compilation for microseconds.
+        # Even in eager mode, vLLM compiles helpers of its sampler: half a minute of C++ compilation
+        # for microseconds.
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
         if "torch._dynamo.config" in sys.modules:
             sys.modules["torch._dynamo.config"].disable = True  # type: ignore[attr-defined]
@@ -100,7 +107,9 @@ class Engines:
             def plain(layer: Any, remove_weight: bool) -> None:
                 layer.cpu_linear = torch.nn.functional.linear
 
-            utils.dispatch_cpu_unquantized_gemm = plain  # repacked linears lose the loader that weight sync uses
+            utils.dispatch_cpu_unquantized_gemm = (
+                plain  # repacked linears lose the loader that weight sync uses
+            )
 
         factory: Any = lambda **arguments: self.get(arguments)  # noqa: E731
         factory.real = self._real
@@ -110,14 +119,20 @@ class Engines:
         """Return the engine with these arguments, and build it if necessary."""
         whole = dict(arguments)
         if self._random and whole.get("quantization") == "bitsandbytes":
-            write_checkpoint(Path(whole["model"]), trust_remote_code=bool(whole.get("trust_remote_code")))
+            write_checkpoint(
+                Path(whole["model"]), trust_remote_code=bool(whole.get("trust_remote_code"))
+            )
         elif self._random:
-            whole["load_format"] = "dummy"  # sufficient: the trainer pushes its weights before the first generation
+            whole["load_format"] = (
+                "dummy"  # sufficient: the trainer pushes its weights before the first generation
+            )
         if self._cpu:
             whole["enforce_eager"] = True
         key = json.dumps({name: str(value) for name, value in sorted(whole.items())})
         if key != self._key:
-            if self._engine is not None:  # the load froze it, so that the collector has to include frozen objects
+            if (
+                self._engine is not None
+            ):  # the load froze it, so that the collector has to include frozen objects
                 self._engine = self._key = None
                 gc.unfreeze()
                 gc.collect()
@@ -130,7 +145,8 @@ class Engines:
         if unfinished:
             self._engine.llm_engine.abort_request(unfinished)
         if arguments.get("enable_sleep_mode") and self._engine.llm_engine.is_sleeping():
-            self._engine.wake_up()  # TRL puts a new engine to sleep at once, which fails for one that sleeps already
+            # TRL puts a new engine to sleep at once, which fails for one that sleeps already
+            self._engine.wake_up()
         return self._engine
 
     def _build(self, arguments: dict[str, Any]) -> Any:
@@ -138,24 +154,33 @@ class Engines:
 
         if self._cpu and self.recorder.limit_bytes is not None:
             use_limit_as_machine(self.recorder.limit_bytes)
-        # vLLM's share refers to the whole device. On a part of it that emulates a smaller card, it has to refer to that part.
+        # vLLM's share refers to the whole device. On a part of it that emulates a smaller card, it
+        # has to refer to that part.
         scale = self.recorder.device.get("engine_share_scale", 1.0)
         if scale != 1.0:
-            arguments = {**arguments, "gpu_memory_utilization": arguments["gpu_memory_utilization"] * scale}
-        # vLLM freezes the heap after its start: the trainer under construction would never be collected.
+            arguments = {
+                **arguments,
+                "gpu_memory_utilization": arguments["gpu_memory_utilization"] * scale,
+            }
+        # vLLM freezes the heap after its start: the trainer under construction would never be
+        # collected.
         with attribute(gc, "freeze", lambda: None), ranks_restored():
             return self._real(**arguments)
 
 
 def write_checkpoint(folder: Path, *, trust_remote_code: bool) -> None:
-    """Write zeros where vLLM's loader for bitsandbytes finds no weights: it quantises what it reads from a file."""
+    """Write zeros where vLLM's loader for bitsandbytes finds no weights: it quantises what it
+    reads from a file.
+    """
     from transformers import AutoConfig
 
     if any(folder.glob("*.safetensors")):
         return
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     wanted = {"dtype": str(config.dtype or "bfloat16").removeprefix("torch.")}
-    model = base_model.without_values(lambda: base_model.random_model(wanted, config, trust_remote_code))
+    model = base_model.without_values(
+        lambda: base_model.random_model(wanted, config, trust_remote_code)
+    )
     synthetic.write_zero_weights(folder, model)
 
 
@@ -164,7 +189,9 @@ def install(loaded: Any, recorder: Any) -> Any:
     cpu = loaded.device == "cpu"
     prepare_environment(cpu=cpu)
     generation = with_vllm()
-    loaded.engines = Engines(recorder, cpu=cpu, random_weights=loaded.request["model"]["weights"] == "random")
+    loaded.engines = Engines(
+        recorder, cpu=cpu, random_weights=loaded.request["model"]["weights"] == "random"
+    )
     loaded.engines.install(generation)
     return generation
 
@@ -177,16 +204,22 @@ def start_engine(loaded: Any, recorder: Any) -> None:
     known = inspect.signature(generation.VLLMGeneration.__init__).parameters
     with ranks_restored():
         arguments = {
-            "model": loaded.model, "accelerator": Accelerator(cpu=loaded.device == "cpu"), "is_fsdp_enabled": False,
-            "processing_class": loaded.tokenizer, "mode": "colocate", "max_num_seqs": wanted["max_num_seqs"],
+            "model": loaded.model,
+            "accelerator": Accelerator(cpu=loaded.device == "cpu"),
+            "is_fsdp_enabled": False,
+            "processing_class": loaded.tokenizer,
+            "mode": "colocate",
+            "max_num_seqs": wanted["max_num_seqs"],
             "tensor_parallel_size": wanted.get("vllm_tensor_parallel_size") or 1,
             "gpu_memory_utilization": wanted["vllm_gpu_memory_utilization"],
             "max_model_length": wanted["vllm_max_model_length"],
             "enable_sleep_mode": bool(wanted.get("vllm_enable_sleep_mode")),
             "model_impl": wanted.get("vllm_model_impl") or "vllm",
             "trust_remote_code": bool(loaded.request.get("trust_remote_code")),
-        }  # fmt: skip
-        generation.VLLMGeneration(**{name: value for name, value in arguments.items() if name in known})
+        }
+        generation.VLLMGeneration(
+            **{name: value for name, value in arguments.items() if name in known}
+        )
 
 
 @contextlib.contextmanager
@@ -206,17 +239,22 @@ def ranks_restored() -> Iterator[None]:
 def use_limit_as_machine(limit_bytes: int) -> None:
     """Make vLLM's utilisation a share of the probe's limit instead of the machine's memory.
 
-    vLLM reads the limit of the root control group only. Memory is counted as the limit counts it, without library pages.
+    vLLM reads the limit of the root control group only. Memory is counted as the limit counts it,
+    without library pages.
     """
     import vllm.v1.worker.cpu_worker as worker
 
     held = process_memory.own_bytes
 
     def node(*_: Any) -> Any:
-        return SimpleNamespace(total_memory=limit_bytes, available_memory=max(0, limit_bytes - held()))
+        return SimpleNamespace(
+            total_memory=limit_bytes, available_memory=max(0, limit_bytes - held())
+        )
 
     worker.get_memory_node_info = node
-    worker.psutil = SimpleNamespace(Process=lambda *_: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=held())))
+    worker.psutil = SimpleNamespace(
+        Process=lambda *_: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=held()))
+    )
 
 
 class ServerEnded(RuntimeError):
@@ -226,15 +264,21 @@ class ServerEnded(RuntimeError):
 class Server:
     """One server, and the client that all trainers share."""
 
-    def __init__(self, command: Sequence[str], log: Path, *, port: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], log: Path, *, port: int, environment: Mapping[str, str]
+    ) -> None:
         self.port, self.group_port, self._log = port, free_port(), log
         self._client: Any = None
         parent = os.getpid()
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                list(command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(environment),
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(environment),
                 preexec_fn=lambda: processes.exit_with_parent(parent),
-            )  # fmt: skip
+            )
 
     def wait(self) -> None:
         """Wait until the server responds. The parent enforces the deadline by ending this rank."""
@@ -271,7 +315,11 @@ class Server:
 
     def close(self) -> None:
         """End the server and its engine processes, which would outlive it with their memory."""
-        ours = [self.process.pid, *processes.descendants(self.process.pid)] if self.process.poll() is None else []
+        ours = (
+            [self.process.pid, *processes.descendants(self.process.pid)]
+            if self.process.poll() is None
+            else []
+        )
         for pid in ours:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -281,20 +329,34 @@ class Server:
 def start_server(request: Mapping[str, Any], folder: Path, scratch: Path, recorder: Any) -> Server:
     """Start the server of this load on the last of the visible GPUs."""
     port = free_port()
-    words = server_command(request, folder, port, scale=recorder.device.get("engine_share_scale", 1.0))
-    return Server(words, scratch / "server.log", port=port, environment=server_environment(request["server"]))
+    words = server_command(
+        request, folder, port, scale=recorder.device.get("engine_share_scale", 1.0)
+    )
+    return Server(
+        words, scratch / "server.log", port=port, environment=server_environment(request["server"])
+    )
 
 
-def server_command(request: Mapping[str, Any], folder: Path, port: int, *, scale: float = 1.0) -> list[str]:
+def server_command(
+    request: Mapping[str, Any], folder: Path, port: int, *, scale: float = 1.0
+) -> list[str]:
     """Return the command of TRL's script. `scale`: emulated size of the card / real size."""
-    server, model, parallel = request["server"], request["model"], request["server"]["tensor_parallel_size"]
+    server, model, parallel = (
+        request["server"],
+        request["model"],
+        request["server"]["tensor_parallel_size"],
+    )
     replicas = server["gpus"] // parallel
     options = {
-        "model": folder, "host": HOST, "port": port, "tensor_parallel_size": parallel,
+        "model": folder,
+        "host": HOST,
+        "port": port,
+        "tensor_parallel_size": parallel,
         **({"data_parallel_size": replicas} if replicas > 1 else {}),
-        "gpu_memory_utilization": server["gpu_memory_utilization"] * scale, "max_model_len": server["max_model_length"],
+        "gpu_memory_utilization": server["gpu_memory_utilization"] * scale,
+        "max_model_len": server["max_model_length"],
         "dtype": server.get("dtype") or model["dtype"],
-    }  # fmt: skip
+    }
     if server.get("model_impl"):
         options["vllm_model_impl"] = server["model_impl"]
     if request.get("trust_remote_code"):
@@ -306,19 +368,36 @@ def server_command(request: Mapping[str, Any], folder: Path, port: int, *, scale
     from trl.scripts import vllm_serve
 
     if not hasattr(vllm_serve, "build_command"):
-        raise ValueError("this release of TRL starts its vLLM server from weights on disk alone: ask for real weights.")
+        raise ValueError(
+            "this release of TRL starts its vLLM server from weights on disk alone: ask for real"
+            " weights."
+        )
     return [*words, "--load-format", "dummy"]  # the trainer pushes its own weights
 
 
 def server_environment(server: Mapping[str, Any]) -> dict[str, str]:
     """Return this process's environment without a rank's variables, with the server's GPUs."""
-    kept = {n: v for n, v in os.environ.items() if n not in RENDEZVOUS and not n.startswith(TRAINER_VARIABLES)}
-    return {**kept, "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[-int(server["gpus"]) :])} if visible_gpus() else kept
+    kept = {
+        n: v
+        for n, v in os.environ.items()
+        if n not in RENDEZVOUS and not n.startswith(TRAINER_VARIABLES)
+    }
+    return (
+        {**kept, "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[-int(server["gpus"]) :])}
+        if visible_gpus()
+        else kept
+    )
 
 
 def without_its_gpus(server: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variable that leaves a rank the GPUs that train: a single process that sees more would use them too."""
-    return {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[: -int(server["gpus"])])} if visible_gpus() else {}
+    """Return the variable that leaves a rank the GPUs that train: a single process that sees
+    more would use them too.
+    """
+    return (
+        {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[: -int(server["gpus"])])}
+        if visible_gpus()
+        else {}
+    )
 
 
 def visible_gpus() -> list[str]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from accelerate.utils import find_executable_batch_size
 from parts import gpu_memory, out_of_memory, plain_trainer
 
-words = gpu_memory("2.00 GiB", total="79.19 GiB", free="512.00 MiB", mine="78.60 GiB", live="76.02 GiB", idle="1.40 GiB")
+words = gpu_memory(
+    "2.00 GiB",
+    total="79.19 GiB",
+    free="512.00 MiB",
+    mine="78.60 GiB",
+    live="76.02 GiB",
+    idle="1.40 GiB",
+)
 
 
 @find_executable_batch_size(starting_batch_size=8)

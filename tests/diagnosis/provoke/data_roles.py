@@ -7,9 +7,9 @@ from transformers import AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(MODEL)
 tokenizer.chat_template = (
-    "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('After the optional system message, conversation roles must alternate user/assistant/...') }}"
-    "{% endif %}{{ message['content'] }}{% endfor %}"
+    "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{"
+    " raise_exception('After the optional system message, conversation roles must alternate"
+    " user/assistant/...') }}{% endif %}{{ message['content'] }}{% endfor %}"
 )
 turns = [{"role": "assistant", "content": "4"}, {"role": "user", "content": "2 + 2?"}]
 sft(data=rows(messages=turns), trainer={"processing_class": tokenizer})

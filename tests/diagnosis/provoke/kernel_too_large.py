@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from parts import fail_at, plain_trainer
 
-words = "out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing block sizes or `num_stages` may help."
+words = (
+    "out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing block sizes"
+    " or `num_stages` may help."
+)
 
 
 class OutOfResources(Exception):
     __module__ = "triton.runtime.errors"
 
 
-fail_at("transformers.models.qwen2.modeling_qwen2:Qwen2Attention.forward", OutOfResources(words), call=5)
+fail_at(
+    "transformers.models.qwen2.modeling_qwen2:Qwen2Attention.forward", OutOfResources(words), call=5
+)
 plain_trainer()

@@ -6,5 +6,7 @@ from parts import fail_at, on_gloo, plain_trainer, zero
 
 on_gloo()
 words = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
-fail_at("deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.step", Exception(words), call=3)
+fail_at(
+    "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.step", Exception(words), call=3
+)
 plain_trainer(deepspeed=zero(2))

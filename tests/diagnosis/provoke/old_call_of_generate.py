@@ -12,4 +12,8 @@ class Older(Trainer):
 
 
 ids = list(range(3, 19))
-Older(model=causal_model(), args=TrainingArguments(**SMALL), train_dataset=rows(input_ids=ids, labels=ids)).train()
+Older(
+    model=causal_model(),
+    args=TrainingArguments(**SMALL),
+    train_dataset=rows(input_ids=ids, labels=ids),
+).train()

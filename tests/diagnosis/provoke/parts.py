@@ -1,5 +1,5 @@
-"""Common parts of the scripts here: a tiny model, tiny data, and the frameworks' own loops over them,
-all on a CPU.
+"""Common parts of the scripts here: a tiny model, tiny data, and the frameworks' own loops over
+them, all on a CPU.
 
 A failure that only a GPU can have is raised at its place (`fail_at`) with torch's own message
 (`gpu_memory`), so that everything around the message, tracebacks, launchers and wrappers, is real.
@@ -32,20 +32,38 @@ def length_reward(completions: list[str], **_: Any) -> list[float]:
 
 
 SMALL: dict[str, Any] = {
-    "output_dir": "out", "per_device_train_batch_size": 2, "max_steps": 4, "logging_steps": 1, "report_to": "none",
-    "use_cpu": True, "bf16": False, "save_strategy": "no", "disable_tqdm": True,
-}  # fmt: skip
+    "output_dir": "out",
+    "per_device_train_batch_size": 2,
+    "max_steps": 4,
+    "logging_steps": 1,
+    "report_to": "none",
+    "use_cpu": True,
+    "bf16": False,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
 
 
-def grpo(*, model: Any = MODEL, data: Any = None, reward: Any = length_reward, trainer: Any = None, **settings: Any) -> None:
+def grpo(
+    *,
+    model: Any = MODEL,
+    data: Any = None,
+    reward: Any = length_reward,
+    trainer: Any = None,
+    **settings: Any,
+) -> None:
     """TRL's GRPO, built and trained."""
     from trl import GRPOConfig, GRPOTrainer
 
     builder = trainer or {}
     config = GRPOConfig(**{**SMALL, "num_generations": 2, "max_completion_length": 8, **settings})
     GRPOTrainer(
-        model=model, args=config, reward_funcs=reward, train_dataset=rows() if data is None else data, **builder
-    ).train()  # fmt: skip
+        model=model,
+        args=config,
+        reward_funcs=reward,
+        train_dataset=rows() if data is None else data,
+        **builder,
+    ).train()
 
 
 def sft(*, model: Any = MODEL, data: Any = None, trainer: Any = None, **settings: Any) -> None:
@@ -82,15 +100,25 @@ def plain_trainer(*, model: Any = None, data: Any = None, **settings: Any) -> No
     Trainer(model=model or causal_model(), args=arguments, train_dataset=data).train()
 
 
-def loop(steps: int = 4, *, at: int = 2, then: Callable[[Any], None] | None = None, learning_rate: float = 1e-3) -> None:
-    """A plain torch loop, over gloo where a launcher started several; `then` happens before step `at`."""
+def loop(
+    steps: int = 4,
+    *,
+    at: int = 2,
+    then: Callable[[Any], None] | None = None,
+    learning_rate: float = 1e-3,
+) -> None:
+    """A plain torch loop, over gloo where a launcher started several; `then` happens before step
+    `at`.
+    """
     import torch
     import torch.distributed as dist
 
     many = "RANK" in os.environ
     if many:
         dist.init_process_group("gloo")
-    model: Any = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 16))
+    model: Any = torch.nn.Sequential(
+        torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 16)
+    )
     model = torch.nn.parallel.DistributedDataParallel(model) if many else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     for step in range(steps):
@@ -103,14 +131,16 @@ def loop(steps: int = 4, *, at: int = 2, then: Callable[[Any], None] | None = No
         if rank() == 0:
             print({"loss": round(loss.item(), 4), "step": step + 1}, flush=True)
     if many:
-        dist.barrier()  # rank 0 holds the store: one that leaves early takes it from those that still ask it
+        # rank 0 holds the store: one that leaves early takes it from those that still ask it
+        dist.barrier()
         dist.destroy_process_group()
     # One rank alone: two that print at once may share a line.
     if rank() == 0:
         print("training finished", flush=True)
     if many:
-        # gloo's threads may still release Python objects while the interpreter ends, which aborts 1 run in
-        # about 25 with "terminate called without an active exception" (torch 2.13, Python 3.11).
+        # gloo's threads may still release Python objects while the interpreter ends, which aborts 1
+        # run in about 25 with "terminate called without an active exception" (torch 2.13, Python
+        # 3.11).
         os._exit(0)
 
 
@@ -140,7 +170,15 @@ def engine(**settings: Any) -> Any:
     """vLLM's engine on a CPU."""
     from vllm import LLM
 
-    return LLM(**{"model": MODEL, "max_model_len": 256, "enforce_eager": True, "gpu_memory_utilization": 0.05, **settings})
+    return LLM(
+        **{
+            "model": MODEL,
+            "max_model_len": 256,
+            "enforce_eager": True,
+            "gpu_memory_utilization": 0.05,
+            **settings,
+        }
+    )
 
 
 def completions(llm: Any, count: int = 2) -> None:
@@ -169,8 +207,9 @@ def fail_at(
     call: int = 1,
     when: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Make the function at `module:qualified.name` raise the error, at its n-th call that counts, on
-    that rank."""
+    """Make the function at `module:qualified.name` raise the error, at its n-th call that
+    counts, on that rank.
+    """
     module, _, path = place.partition(":")
     owner: Any = importlib.import_module(module)
     *owners, name = path.split(".")
@@ -187,7 +226,9 @@ def fail_at(
         return real(*given, **named)
 
     # Frames show the file and the name of the code that runs: those of what it stands for.
-    failing.__code__ = failing.__code__.replace(co_filename=real.__code__.co_filename, co_name=name, co_firstlineno=1)
+    failing.__code__ = failing.__code__.replace(
+        co_filename=real.__code__.co_filename, co_name=name, co_firstlineno=1
+    )
     setattr(owner, name, staticmethod(failing) if static else failing)
 
 
@@ -198,36 +239,57 @@ def out_of_memory(text: str) -> BaseException:
 
 
 _HINTS = {
-    "2.1": "If reserved but unallocated memory is large try setting max_split_size_mb to avoid fragmentation.  "
-    "See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF",
-    "2.6": "If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
-    "fragmentation.  See documentation for Memory Management  "
-    "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)",
-    "2.11": "If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
-    "fragmentation.  See documentation for Memory Management  "
-    "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf)",
+    "2.1": (
+        "If reserved but unallocated memory is large try setting max_split_size_mb to avoid"
+        " fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
+    ),
+    "2.6": (
+        "If reserved but unallocated memory is large try setting"
+        " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See"
+        " documentation for Memory Management "
+        " (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+    ),
+    "2.11": (
+        "If reserved but unallocated memory is large try setting"
+        " PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
+        "fragmentation.  See documentation for Memory Management  "
+        "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf)"
+    ),
 }
 
 
 def gpu_memory(
-    asked: str, *, total: str, free: str, mine: str, live: str, idle: str, others: str = "", pools: str = "", allowed: str = "",
-    gpu: int = 0, torch: str = "2.6",
-) -> str:  # fmt: skip
-    """Return torch's message of a failed allocation: c10/cuda/CUDACachingAllocator.cpp, by version."""
+    asked: str,
+    *,
+    total: str,
+    free: str,
+    mine: str,
+    live: str,
+    idle: str,
+    others: str = "",
+    pools: str = "",
+    allowed: str = "",
+    gpu: int = 0,
+    torch: str = "2.6",
+) -> str:
+    """Return torch's message of a failed allocation: c10/cuda/CUDACachingAllocator.cpp, by
+    version.
+    """
     if torch.startswith("1."):
         return (
-            f"CUDA out of memory. Tried to allocate {asked} (GPU {gpu}; {total} total capacity; {live} already allocated; "
-            f"{free} free; {mine} reserved in total by PyTorch) If reserved memory is >> allocated memory try setting "
-            "max_split_size_mb to avoid fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
+            f"CUDA out of memory. Tried to allocate {asked} (GPU {gpu}; {total} total capacity;"
+            f" {live} already allocated; {free} free; {mine} reserved in total by PyTorch) If"
+            " reserved memory is >> allocated memory try setting max_split_size_mb to avoid"
+            " fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
         )
     capacity = "capacty" if torch == "2.1" else "capacity"
     in_pools = f", with {pools} allocated in private pools (e.g., CUDA Graphs)," if pools else ","
     limit = f"{allowed} allowed; " if allowed else ""
     return (
-        f"CUDA out of memory. Tried to allocate {asked}. GPU {gpu} has a total {capacity} of {total} of which {free} is free. "
-        f"{others}Including non-PyTorch memory, this process has {mine} memory in use. {limit}"
-        f"Of the allocated memory {live} is allocated by PyTorch{in_pools} and {idle} is reserved by PyTorch but unallocated. "
-        f"{_HINTS[torch]}"
+        f"CUDA out of memory. Tried to allocate {asked}. GPU {gpu} has a total {capacity} of"
+        f" {total} of which {free} is free. {others}Including non-PyTorch memory, this process has"
+        f" {mine} memory in use. {limit}Of the allocated memory {live} is allocated by"
+        f" PyTorch{in_pools} and {idle} is reserved by PyTorch but unallocated. {_HINTS[torch]}"
     )
 
 

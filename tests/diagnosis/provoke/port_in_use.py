@@ -10,5 +10,7 @@ import torch.distributed as dist
 taken = socket.socket()
 taken.bind(("127.0.0.1", 0))
 taken.listen()
-os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(taken.getsockname()[1]), RANK="0", WORLD_SIZE="1")
+os.environ.update(
+    MASTER_ADDR="127.0.0.1", MASTER_PORT=str(taken.getsockname()[1]), RANK="0", WORLD_SIZE="1"
+)
 dist.init_process_group("gloo")

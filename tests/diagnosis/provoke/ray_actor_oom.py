@@ -11,8 +11,19 @@ ray.init(num_cpus=2, include_dashboard=False, log_to_driver=True)
 @ray.remote
 class WorkerDict:
     def actor_rollout_update_actor(self):
-        words = gpu_memory("2.90 GiB", total="79.19 GiB", free="512.00 MiB", mine="78.60 GiB", live="76.02 GiB", idle="1.40 GiB")
-        fail_at("transformers.models.qwen2.modeling_qwen2:Qwen2MLP.forward", out_of_memory(words), call=2)
+        words = gpu_memory(
+            "2.90 GiB",
+            total="79.19 GiB",
+            free="512.00 MiB",
+            mine="78.60 GiB",
+            live="76.02 GiB",
+            idle="1.40 GiB",
+        )
+        fail_at(
+            "transformers.models.qwen2.modeling_qwen2:Qwen2MLP.forward",
+            out_of_memory(words),
+            call=2,
+        )
         return self.update_policy(causal_model())
 
     def update_policy(self, model):

@@ -7,7 +7,10 @@ from parts import grpo
 
 
 def reward(completions, **_):
-    return [requests.post("http://127.0.0.1:9/score", json={"text": text}, timeout=5).json()["score"] for text in completions]
+    return [
+        requests.post("http://127.0.0.1:9/score", json={"text": text}, timeout=5).json()["score"]
+        for text in completions
+    ]
 
 
 grpo(reward=reward)

@@ -1,5 +1,5 @@
-"""Logs of labels.yaml, each created by running its script on this machine, under the conditions of its
-label.
+"""Logs of labels.yaml, each created by running its script on this machine, under the conditions of
+its label.
 
 python tests/diagnosis/provoke/run.py [NAME ...] [--into FOLDER]
 
@@ -37,17 +37,41 @@ GROUPS = Path("/sys/fs/cgroup/memory")
 
 STARTS = {
     "python": [sys.executable],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "{port}"],
+    "torchrun": [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--master_port",
+        "{port}",
+    ],
     "accelerate": [
-        sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
-        "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "{port}",
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "--main_process_port",
+        "{port}",
     ],
     "deepspeed": [
-        sys.executable, "-m", "deepspeed.launcher.launch", "--world_info=eyJsb2NhbGhvc3QiOiBbMCwgMV19",
-        "--master_addr=127.0.0.1", "--master_port={port}",
+        sys.executable,
+        "-m",
+        "deepspeed.launcher.launch",
+        "--world_info=eyJsb2NhbGhvc3QiOiBbMCwgMV19",
+        "--master_addr=127.0.0.1",
+        "--master_port={port}",
     ],
     "bash": ["bash"],
-}  # fmt: skip
+}
 
 
 def main() -> int:
@@ -66,8 +90,9 @@ def main() -> int:
 
 
 def make(label: dict[str, Any]) -> str:
-    """Return one log: a fresh folder, the script in it, its command under the label's conditions, and
-    its whole output."""
+    """Return one log: a fresh folder, the script in it, its command under the label's
+    conditions, and its whole output.
+    """
     with tempfile.TemporaryDirectory(prefix="provoke-") as folder:
         task = Path(folder) / "job"
         task.mkdir(mode=0o777)
@@ -77,7 +102,11 @@ def make(label: dict[str, Any]) -> str:
         shutil.copy(HERE / "parts.py", task / "parts.py")
         model = _model(Path(folder))
         command = [part.format(port=_free_port()) for part in STARTS[label.get("start", "python")]]
-        command = _under(label.get("under") or {}, task, [*command, script.name, *map(str, label.get("arguments") or [])])
+        command = _under(
+            label.get("under") or {},
+            task,
+            [*command, script.name, *map(str, label.get("arguments") or [])],
+        )
         environment = _environment(label, task, model)
         return shortened(scrubbed(_printed(command, task, environment), task, model))
 
@@ -85,7 +114,12 @@ def make(label: dict[str, Any]) -> str:
 def _printed(command: list[str], task: Path, environment: dict[str, str]) -> str:
     """Return the output of the command and its children; none of them outlives it."""
     process = subprocess.Popen(
-        command, cwd=task, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        cwd=task,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=SECONDS)
@@ -113,14 +147,26 @@ def _environment(label: dict[str, Any], task: Path, model: Path) -> dict[str, st
     home.mkdir(exist_ok=True)
     kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
     own = {
-        "HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PROVOKE_MODEL": str(model), "DS_ACCELERATOR": "cpu",
-        "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "TMPDIR": str(task.parent), "CUDA_VISIBLE_DEVICES": "",
+        "HOME": str(home),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PROVOKE_MODEL": str(model),
+        "DS_ACCELERATOR": "cpu",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(task.parent),
+        "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": os.environ.get("PROVOKE_FRAMEWORKS", "") if label.get("frameworks") else "",
         "TORCH_EXTENSIONS_DIR": "/tmp/provoke-extensions",
-        "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0",
-    }  # fmt: skip
+        "VLLM_NO_USAGE_STATS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     own["PATH"] = f"{Path(sys.executable).parent}:{kept.get('PATH', '')}"
-    return {**kept, **own, **{name: str(value) for name, value in (label.get("environment") or {}).items()}}
+    return {
+        **kept,
+        **own,
+        **{name: str(value) for name, value in (label.get("environment") or {}).items()},
+    }
 
 
 def _under(limits: dict[str, Any], task: Path, command: list[str]) -> list[str]:
@@ -138,7 +184,10 @@ def _under(limits: dict[str, Any], task: Path, command: list[str]) -> list[str]:
     if "memory" in limits:
         group = GROUPS / f"provoke-{os.getpid()}"
         limit = limits["memory"]
-        lines.append(f"mkdir -p {group}; echo {limit} > {group}/memory.limit_in_bytes; echo $$ > {group}/cgroup.procs")
+        lines.append(
+            f"mkdir -p {group}; echo {limit} > {group}/memory.limit_in_bytes; echo $$ >"
+            f" {group}/cgroup.procs"
+        )
     if limits.get("read_only"):
         lines.append("mkdir -p out && mount -t tmpfs -o ro tmpfs out")
     words = " ".join(_quoted(part) for part in command)
@@ -148,7 +197,9 @@ def _under(limits: dict[str, Any], task: Path, command: list[str]) -> list[str]:
         lines.append("mkdir -p out && chmod 700 out && chmod -R a+rX ..")
         lines += ["chmod 000 ../models/*/*"] if limits.get("locked_model") else []
         words = f"setpriv --reuid={limits['user']} --clear-groups {words}"
-    lines.append(words if limits.get("shell", True) is False else f"{words}\nstatus=$?\nexit $status")
+    lines.append(
+        words if limits.get("shell", True) is False else f"{words}\nstatus=$?\nexit $status"
+    )
     spaces = ["--mount"] if {"tmpfs", "shm", "read_only"} & set(limits) else []
     spaces += ["--net"] if limits.get("no_network") else []
     shell = ["bash", "-c", "\n".join(lines)]
@@ -171,11 +222,16 @@ def scrubbed(text: str, task: Path, model: Path) -> str:
 
     frameworks = os.environ.get("PROVOKE_FRAMEWORKS", "")
     paths = {
-        str(model.parent): "/data/models", str(task): "/job", str(task.parent / "home"): "/home/user", str(task.parent): "/tmp",
+        str(model.parent): "/data/models",
+        str(task): "/job",
+        str(task.parent / "home"): "/home/user",
+        str(task.parent): "/tmp",
         **({frameworks: "/venv/lib/python3.11/site-packages"} if frameworks else {}),
-        sysconfig.get_paths()["purelib"]: "/venv/lib/python3.11/site-packages", sys.prefix: "/venv",
-        sys.base_prefix: "/usr", str(HERE.parents[2]): "/src",
-    }  # fmt: skip
+        sysconfig.get_paths()["purelib"]: "/venv/lib/python3.11/site-packages",
+        sys.prefix: "/venv",
+        sys.base_prefix: "/usr",
+        str(HERE.parents[2]): "/src",
+    }
     for real, shown in sorted(paths.items(), key=lambda pair: -len(pair[0])):
         text = text.replace(real, shown)
     for name in {socket.gethostname(), socket.getfqdn(), os.uname().nodename} - {"localhost", ""}:
@@ -183,13 +239,19 @@ def scrubbed(text: str, task: Path, model: Path) -> str:
     text = re.sub(r"\b(?!127\.|0\.|255\.)(?:\d{1,3}\.){3}\d{1,3}\b", "10.0.0.2", text)
     text = re.sub(r"/tmp/provoke-model-\d+", "/data/models", text)
     return re.sub(
-        r"https?://(?!huggingface\.co|docs\.|pytorch\.org|github\.com|127\.0\.0\.1|wandb\.ai)[\w.:-]+", "http://host", text
+        r"https?://(?!huggingface\.co|docs\.|pytorch\.org|github\.com|127\.0\.0\.1|wandb\.ai)[\w.:-]+",
+        "http://host",
+        text,
     )
 
 
 def shortened(text: str) -> str:
-    """Progress bars redraw one line: its last drawing stays. Of what is still too long, the middle goes."""
-    text = "\n".join(line.rsplit("\r", 1)[-1] if line.endswith("it/s]") else line for line in text.split("\n"))
+    """Progress bars redraw one line: its last drawing stays. Of what is still too long, the
+    middle goes.
+    """
+    text = "\n".join(
+        line.rsplit("\r", 1)[-1] if line.endswith("it/s]") else line for line in text.split("\n")
+    )
     if len(text) <= LONGEST_BYTES:
         return text
     half = LONGEST_BYTES // 2

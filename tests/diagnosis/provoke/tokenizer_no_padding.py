@@ -10,5 +10,8 @@ tokenizer = AutoTokenizer.from_pretrained(MODEL)
 tokenizer.pad_token = None
 data = Dataset.from_list([tokenizer("1 " * length) for length in range(3, 20)])
 Trainer(
-    model=causal_model(), args=TrainingArguments(**SMALL), train_dataset=data, data_collator=DataCollatorWithPadding(tokenizer)
+    model=causal_model(),
+    args=TrainingArguments(**SMALL),
+    train_dataset=data,
+    data_collator=DataCollatorWithPadding(tokenizer),
 ).train()

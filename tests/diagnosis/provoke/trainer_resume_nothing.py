@@ -6,6 +6,10 @@ from parts import MODEL, SMALL, causal_model, rows
 from transformers import Trainer, TrainingArguments
 
 ids = list(range(3, 19))
-trainer = Trainer(model=causal_model(), args=TrainingArguments(**SMALL), train_dataset=rows(input_ids=ids, labels=ids))
+trainer = Trainer(
+    model=causal_model(),
+    args=TrainingArguments(**SMALL),
+    train_dataset=rows(input_ids=ids, labels=ids),
+)
 trainer.train(resume_from_checkpoint=True)
 print(MODEL)

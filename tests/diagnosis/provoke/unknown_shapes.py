@@ -13,4 +13,8 @@ class Own(Trainer):
 
 
 ids = list(range(3, 19))
-Own(model=causal_model(), args=TrainingArguments(**SMALL), train_dataset=rows(input_ids=ids, labels=ids)).train()
+Own(
+    model=causal_model(),
+    args=TrainingArguments(**SMALL),
+    train_dataset=rows(input_ids=ids, labels=ids),
+).train()

@@ -5,7 +5,15 @@ from __future__ import annotations
 from parts import fail_at, gpu_memory, grpo, inside, on_gloo, out_of_memory, zero
 
 on_gloo()
-words = gpu_memory("1.02 GiB", total="79.15 GiB", free="720.75 MiB", mine="78.44 GiB", live="75.61 GiB", idle="633.10 MiB", gpu=1)
+words = gpu_memory(
+    "1.02 GiB",
+    total="79.15 GiB",
+    free="720.75 MiB",
+    mine="78.44 GiB",
+    live="75.61 GiB",
+    idle="633.10 MiB",
+    gpu=1,
+)
 fail_at(
     "deepspeed.runtime.zero.partition_parameters:GatheredParameters.__enter__",
     out_of_memory(words),

@@ -1,4 +1,6 @@
-"""Stand-in for the package that fetches kernels from the hub: flash-attn3 with its allocations, and without arithmetic."""
+"""Stand-in for the package that fetches kernels from the hub: flash-attn3 with its allocations,
+and without arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def get_kernel(name: str, *_: Any, **__: Any) -> Any:
 
     class Attention(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
-        def forward(ctx: Any, query: Any, key: Any, value: Any, starts_q: Any, starts_k: Any) -> Any:
+        def forward(
+            ctx: Any, query: Any, key: Any, value: Any, starts_q: Any, starts_k: Any
+        ) -> Any:
             out = torch.empty_like(query)
             sums = query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
             ctx.save_for_backward(query, key, value, out, sums, starts_q, starts_k)
@@ -34,7 +38,9 @@ def get_kernel(name: str, *_: Any, **__: Any) -> Any:
             del blocks
             return *found, None, None
 
-    def varlen(query: Any, key: Any, value: Any, starts_q: Any, starts_k: Any, *_: Any, **__: Any) -> Any:
+    def varlen(
+        query: Any, key: Any, value: Any, starts_q: Any, starts_k: Any, *_: Any, **__: Any
+    ) -> Any:
         return Attention.apply(query, key, value, starts_q, starts_k)
 
     return SimpleNamespace(flash_attn_varlen_func=varlen)

@@ -1,4 +1,5 @@
-"""Replacement of nvidia-ml-py on the nodes of a test cluster: the recording of a GPU at the moment named in a file.
+"""Replacement of nvidia-ml-py on the nodes of a test cluster: the recording of a GPU at the moment
+named in a file.
 
 It precedes the real module in their search path, and replaces itself in sys.modules.
 """
@@ -16,9 +17,13 @@ from typing import Any
 FILE = "AUTOTUNE_TEST_NVML"
 
 _here = Path(__file__).resolve().parent
-_real = PathFinder.find_spec("pynvml", [folder for folder in sys.path if Path(folder).resolve() != _here])
+_real = PathFinder.find_spec(
+    "pynvml", [folder for folder in sys.path if Path(folder).resolve() != _here]
+)
 assert _real is not None and _real.loader is not None
-sys.modules["pynvml"] = module_from_spec(_real)  # whose constants, structures and errors a recording is played back with
+sys.modules["pynvml"] = module_from_spec(
+    _real
+)  # whose constants, structures and errors a recording is played back with
 _real.loader.exec_module(sys.modules["pynvml"])
 
 from tests.probe.nvml_playback import Playback  # noqa: E402

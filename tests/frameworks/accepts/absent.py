@@ -1,4 +1,6 @@
-"""Stands in for packages that only a GPU machine has, so that the rest of a framework's configuration code can be imported."""
+"""Stands in for packages that only a GPU machine has, so that the rest of a framework's
+configuration code can be imported.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-GPU_ONLY = ("flash_attn", "vllm", "deepspeed", "cupy", "megatron", "liger_kernel", "torch_npu", "sglang")
+GPU_ONLY = (
+    "flash_attn",
+    "vllm",
+    "deepspeed",
+    "cupy",
+    "megatron",
+    "liger_kernel",
+    "torch_npu",
+    "sglang",
+)
 
 
 class _Absent(ModuleType):
@@ -24,7 +35,9 @@ class _Absent(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         absent = any(name == one or name.startswith(f"{one}.") for one in GPU_ONLY)
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if absent else None
 

@@ -1,4 +1,6 @@
-"""OpenRLHF's command line as `train_ppo_ray.py` understands it: all of that file but the training, which it ends with."""
+"""OpenRLHF's command line as `train_ppo_ray.py` understands it: all of that file but the
+training, which it ends with.
+"""
 
 from __future__ import annotations
 

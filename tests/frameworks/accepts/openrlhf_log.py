@@ -1,7 +1,8 @@
 """Prints a step's line as OpenRLHF's trainer does: in its own words, by its own logger.
 
-Run by a Python that has openrlhf. The argument is the steps' figures as JSON. The words are taken from the trainer's source,
-which does not import without vLLM; so are the names of the figures, each of which must stand there.
+Run by a Python that has openrlhf. The argument is the steps' figures as JSON. The words are taken
+from the trainer's source, which does not import without vLLM; so are the names of the figures, each
+of which must stand there.
 """
 
 from __future__ import annotations
@@ -25,5 +26,7 @@ source = (root / "trainer" / "ppo_trainer.py").read_text(encoding="utf-8")
 words = re.search(r"logger\.info\((f\".*Global step.*\")\)", source)
 assert words is not None
 for number, status in enumerate(json.loads(sys.argv[1]), start=1):
-    assert all(f'"{name}"' in source for name in status), [name for name in status if f'"{name}"' not in source]
+    assert all(f'"{name}"' in source for name in status), [
+        name for name in status if f'"{name}"' not in source
+    ]
     logger.info(eval(words[1], {"global_step": number, "log_status": status}))

@@ -1,4 +1,5 @@
-"""OpenRLHF's own command line, parser and checks: everything in train_ppo_ray.py but the training. Prints what it understood.
+"""OpenRLHF's own command line, parser and checks: everything in train_ppo_ray.py but the training.
+Prints what it understood.
 
 Run by a Python that has OpenRLHF; arguments are those of `python -m openrlhf.cli.train_ppo_ray`.
 """

@@ -1,4 +1,5 @@
-"""Print as JSON how Hydra reads `exp.key=value`, called as in Open-Reasoner-Zero's `BaseExp.set_cfg`.
+"""Print as JSON how Hydra reads `exp.key=value`, called as in Open-Reasoner-Zero's
+`BaseExp.set_cfg`.
 
 Run by a Python that has hydra; arguments are the overrides. Needs nothing of the repository.
 """
@@ -13,5 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser  # type:
 from omegaconf import OmegaConf  # type: ignore[import-not-found]
 
 made = OmegaConf.create()
-ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(overrides=sys.argv[1:]), made)
+ConfigLoaderImpl._apply_overrides_to_config(
+    OverridesParser.create().parse_overrides(overrides=sys.argv[1:]), made
+)
 print(json.dumps(OmegaConf.to_container(made)))

@@ -1,7 +1,9 @@
-"""SkyRL's own command line: its parser, its configuration classes and `validate_cfg`. Prints what it understood.
+"""SkyRL's own command line: its parser, its configuration classes and `validate_cfg`. Prints what
+it understood.
 
-Run by a Python that has skyrl; arguments are those of `python -m skyrl.train.entrypoints.main_base`. The configuration is printed
-as `BasePPOExp.run` logs it, in the form of a Ray worker's output.
+Run by a Python that has skyrl; arguments are those of `python -m
+skyrl.train.entrypoints.main_base`. The configuration is printed as `BasePPOExp.run` logs it, in the
+form of a Ray worker's output.
 """
 
 from __future__ import annotations
@@ -35,10 +37,16 @@ if sys.argv[1:2] == ["--each"]:  # lists of arguments as JSON: the first problem
 else:
     config = understood(sys.argv[1:])
     lines = get_config_as_yaml_str(config).splitlines()
-    print(f"(skyrl_entrypoint pid=71) 2026-07-20 10:00:01.000 | INFO | skyrl.train.entrypoints.main_base:run:258 - {lines[0]}")
+    print(
+        "(skyrl_entrypoint pid=71) 2026-07-20 10:00:01.000 | INFO |"
+        f" skyrl.train.entrypoints.main_base:run:258 - {lines[0]}"
+    )
     for line in [
         *lines[1:],
-        "2026-07-20 10:00:02.000 | INFO | skyrl.train.trainer:train:277 - Started: 'init_weight_sync_state'",
+        (
+            "2026-07-20 10:00:02.000 | INFO | skyrl.train.trainer:train:277 - Started:"
+            " 'init_weight_sync_state'"
+        ),
     ]:
         print(f"(skyrl_entrypoint pid=71) {line}")
     print(json.dumps(get_config_as_dict(config), default=str))

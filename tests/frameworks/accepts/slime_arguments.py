@@ -2,8 +2,8 @@
 
     python slime_arguments.py REPOSITORY WORDS...
 
-Its module imports SGLang and Megatron, which need CUDA. So its functions are executed alone, and Megatron's and SGLang's
-options, whose values are not checked, are added as plain ones.
+Its module imports SGLang and Megatron, which need CUDA. So its functions are executed alone, and
+Megatron's and SGLang's options, whose values are not checked, are added as plain ones.
 """
 
 from __future__ import annotations
@@ -23,10 +23,16 @@ WANTED = {"reset_arg", "get_slime_extra_args_provider", "slime_validate_args"}
 
 def main() -> None:
     tree = ast.parse((ROOT / "slime/utils/arguments.py").read_text(encoding="utf-8"))
-    functions: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in WANTED]
+    functions: list[ast.stmt] = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in WANTED
+    ]
     scope: dict[str, Any] = {
-        "argparse": argparse, "json": json, "os": os, "logger": logging.getLogger(), "_resolve_eval_datasets": lambda args: [],
-    }  # fmt: skip
+        "argparse": argparse,
+        "json": json,
+        "os": os,
+        "logger": logging.getLogger(),
+        "_resolve_eval_datasets": lambda args: [],
+    }
     exec(compile(ast.Module(functions, []), "arguments.py", "exec"), scope)
     parser = scope["get_slime_extra_args_provider"]()(argparse.ArgumentParser(allow_abbrev=False))
     parser.add_argument("--train-backend", default="megatron")
@@ -40,7 +46,15 @@ def main() -> None:
     args.debug_rollout_only = args.debug_train_only = False
     args.load_debug_rollout_data = None
     scope["slime_validate_args"](args)
-    print(json.dumps({name: value for name, value in vars(args).items() if isinstance(value, str | int | float | None)}))
+    print(
+        json.dumps(
+            {
+                name: value
+                for name, value in vars(args).items()
+                if isinstance(value, str | int | float | None)
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

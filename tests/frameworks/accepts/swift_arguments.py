@@ -15,4 +15,9 @@ kind, *words = sys.argv[1:]
 arguments, rest = parse_args(SftArguments if kind == "sft" else RLHFArguments, words)
 assert not rest, f"not understood: {rest}"
 plain = (bool, int, float, str, type(None))
-print("\n" + json.dumps({name: value for name, value in vars(arguments).items() if isinstance(value, plain)}))
+print(
+    "\n"
+    + json.dumps(
+        {name: value for name, value in vars(arguments).items() if isinstance(value, plain)}
+    )
+)

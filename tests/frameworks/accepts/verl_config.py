@@ -1,4 +1,5 @@
-"""verl's own configuration: Hydra composes it from verl's YAML files, and verl's validation looks at it. Prints what it came to.
+"""verl's own configuration: Hydra composes it from verl's YAML files, and verl's validation looks
+at it. Prints what it came to.
 
 Run by a Python that has verl; arguments are the overrides of `python -m verl.trainer.main_ppo`.
 """
@@ -22,5 +23,9 @@ with initialize_config_dir(config_dir=str(folder), version_base=None):
 from verl.utils.config import validate_config  # type: ignore[import-not-found]  # noqa: E402
 
 estimator = config.algorithm.adv_estimator
-validate_config(config, use_reference_policy=config.actor_rollout_ref.actor.use_kl_loss, use_critic=estimator == "gae")
+validate_config(
+    config,
+    use_reference_policy=config.actor_rollout_ref.actor.use_kl_loss,
+    use_critic=estimator == "gae",
+)
 print(json.dumps(OmegaConf.to_container(config, resolve=True), default=str))

@@ -1,6 +1,7 @@
 """Writes a metrics file as verl does: with its own FileLogger, where VERL_FILE_LOGGER_PATH says.
 
-Run by a Python that has verl. The argument is the steps' metrics as JSON. Of verl this file of its own alone is executed.
+Run by a Python that has verl. The argument is the steps' metrics as JSON. Of verl this file of its
+own alone is executed.
 """
 
 from __future__ import annotations

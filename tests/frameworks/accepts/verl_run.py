@@ -1,5 +1,6 @@
-"""verl's own entry, but for the training: the real `hydra.main` over verl's YAML files, and a step's figures where verl's file
-logger puts them. Run by a Python that has verl; arguments are those of `python -m verl.trainer.main_ppo`.
+"""verl's own entry, but for the training: the real `hydra.main` over verl's YAML files, and a
+step's figures where verl's file logger puts them. Run by a Python that has verl; arguments are
+those of `python -m verl.trainer.main_ppo`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ verl = importlib.util.find_spec("verl")
 assert verl is not None and verl.origin is not None
 
 
-@hydra.main(config_path=str(Path(verl.origin).parent / "trainer" / "config"), config_name="ppo_trainer", version_base=None)  # type: ignore[untyped-decorator, unused-ignore]
+@hydra.main(
+    config_path=str(Path(verl.origin).parent / "trainer" / "config"),
+    config_name="ppo_trainer",
+    version_base=None,
+)  # type: ignore[untyped-decorator, unused-ignore]
 def main(config: object) -> None:
     with Path(os.environ["VERL_FILE_LOGGER_PATH"]).open("a", buffering=1) as file:
         for step in range(1, 20):

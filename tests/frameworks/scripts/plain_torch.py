@@ -1,4 +1,6 @@
-"""A training script that knows nothing of autotune: plain torch, a log of JSON lines, and a batch that may be too large."""
+"""A training script that knows nothing of autotune: plain torch, a log of JSON lines, and a
+batch that may be too large.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""OpenRLHF's own actors with ZeRO-3 over two gloo ranks: the policy's trainer, the critic's, and a reference's Ray class.
+"""OpenRLHF's own actors with ZeRO-3 over two gloo ranks: the policy's trainer, the critic's, and a
+reference's Ray class.
 
     python openrlhf_actors.py MODEL RANK PORT WHICH        `policy`, `critic` or `reference`: each is a process of its own there
 
-Its `setup_distributed` wants a GPU, and DeepSpeed's fused Adam too: torch's has the same states. The rest is as its actors make
-it: its settings by its parser, its models, `DeepspeedStrategy.prepare`, and the class behind Ray's decorator as Ray ships it.
+Its `setup_distributed` wants a GPU, and DeepSpeed's fused Adam too: torch's has the same states.
+The rest is as its actors make it: its settings by its parser, its models,
+`DeepspeedStrategy.prepare`, and the class behind Ray's decorator as Ray ships it.
 """
 
 from __future__ import annotations
@@ -21,9 +23,24 @@ absent.GPU_ONLY = ("vllm", "flash_attn", "cupy")
 absent.stand_in()
 
 MODEL, RANK, PORT, WHICH = sys.argv[1:5]
-os.environ.update(RANK=RANK, LOCAL_RANK=RANK, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=PORT, DS_ACCELERATOR="cpu")
+os.environ.update(
+    RANK=RANK,
+    LOCAL_RANK=RANK,
+    WORLD_SIZE="2",
+    MASTER_ADDR="127.0.0.1",
+    MASTER_PORT=PORT,
+    DS_ACCELERATOR="cpu",
+)
 ROWS = ("--train.batch_size", "2", "--train.micro_batch_size", "1")
-COMMAND = ("--actor.model_name_or_path", MODEL, "--ds.zero_stage", "3", "--reward.remote_url", "reward.py", *ROWS)
+COMMAND = (
+    "--actor.model_name_or_path",
+    MODEL,
+    "--ds.zero_stage",
+    "3",
+    "--reward.remote_url",
+    "reward.py",
+    *ROWS,
+)
 
 
 def parsed() -> Any:
@@ -41,14 +58,18 @@ def strategy_of(args: Any) -> Any:
     class Here(DeepspeedStrategy):  # type: ignore[misc, unused-ignore]
         def get_ds_train_config(self, *about: Any, **rest: Any) -> Any:
             config = super().get_ds_train_config(*about, **rest)
-            config.get("optimizer", {}).get("params", {}).update({"torch_adam": True} if "optimizer" in config else {})
+            config.get("optimizer", {}).get("params", {}).update(
+                {"torch_adam": True} if "optimizer" in config else {}
+            )
             return config
 
     deepspeed.init_distributed("gloo")
     strategy = Here(
-        args=args, zero_stage=args.ds.zero_stage, train_batch_size=args.train.batch_size,
+        args=args,
+        zero_stage=args.ds.zero_stage,
+        train_batch_size=args.train.batch_size,
         micro_train_batch_size=args.train.micro_batch_size,
-    )  # fmt: skip
+    )
     strategy.world_size, strategy.accumulated_gradient = 2, 1
     return strategy
 
@@ -56,10 +77,15 @@ def strategy_of(args: Any) -> Any:
 def optimizer_of(args: Any, which: Any) -> dict[str, Any]:
     """Message in the words of `init_model_from_pretrained`."""
     return {
-        "optim": which.optim, "muon": vars(which.muon), "adam": vars(which.adam), "lr_scheduler": which.lr_scheduler,
-        "lr_warmup_ratio": which.lr_warmup_ratio, "min_lr_ratio": which.min_lr_ratio, "max_norm": which.max_norm,
+        "optim": which.optim,
+        "muon": vars(which.muon),
+        "adam": vars(which.adam),
+        "lr_scheduler": which.lr_scheduler,
+        "lr_warmup_ratio": which.lr_warmup_ratio,
+        "min_lr_ratio": which.min_lr_ratio,
+        "max_norm": which.max_norm,
         "scheduler_steps": 4,
-    }  # fmt: skip
+    }
 
 
 def model_of(strategy: Any, config: Any) -> Any:
@@ -82,7 +108,9 @@ def policy(args: Any, strategy: Any) -> None:
     made, optimizer, scheduler = strategy.prepare(
         (model_of(strategy, strategy.get_ds_train_config()), optimizer_of(args, args.actor))
     )
-    trainer = ppo_actor.ActorPPOTrainer(strategy, made, ema_model=None, actor_optim=optimizer, actor_scheduler=scheduler)
+    trainer = ppo_actor.ActorPPOTrainer(
+        strategy, made, ema_model=None, actor_optim=optimizer, actor_scheduler=scheduler
+    )
     step(trainer.actor.model)
 
 
@@ -91,26 +119,41 @@ def critic(args: Any, strategy: Any) -> None:
     from openrlhf.trainer.ray.ppo_critic import CriticPPOTrainer
 
     made = get_llm_for_sequence_regression(
-        MODEL, "critic", attn_implementation="eager", param_dtype="bf16", ds_config=strategy.get_ds_train_config(),
-        init_value_head=True, value_head_prefix=args.ds.value_head_prefix,
-    )  # fmt: skip
+        MODEL,
+        "critic",
+        attn_implementation="eager",
+        param_dtype="bf16",
+        ds_config=strategy.get_ds_train_config(),
+        init_value_head=True,
+        value_head_prefix=args.ds.value_head_prefix,
+    )
     made, optimizer, scheduler = strategy.prepare((made, optimizer_of(args, args.critic)))
-    trainer = CriticPPOTrainer(strategy, critic=made, critic_optim=optimizer, critic_scheduler=scheduler)
+    trainer = CriticPPOTrainer(
+        strategy, critic=made, critic_optim=optimizer, critic_scheduler=scheduler
+    )
     import torch
 
-    values = trainer.critic(torch.ones((1, 8), dtype=torch.long), torch.ones((1, 7)), torch.ones((1, 8), dtype=torch.long))
+    values = trainer.critic(
+        torch.ones((1, 8), dtype=torch.long),
+        torch.ones((1, 7)),
+        torch.ones((1, 8), dtype=torch.long),
+    )
     trainer.critic.backward(values.float().mean())
     trainer.critic.step()
 
 
 def reference(args: Any, strategy: Any) -> None:
-    """The class goes through a pickle, by its value, as Ray sends it to the process that makes an actor of it."""
+    """The class goes through a pickle, by its value, as Ray sends it to the process that makes
+    an actor of it.
+    """
     import torch
     from openrlhf.trainer.ray.launcher import ReferenceModelActor
     from ray import cloudpickle
 
     torch.cuda.current_device = lambda: "cpu"
-    shipped = cloudpickle.loads(cloudpickle.dumps(ReferenceModelActor.__ray_metadata__.modified_class))
+    shipped = cloudpickle.loads(
+        cloudpickle.dumps(ReferenceModelActor.__ray_metadata__.modified_class)
+    )
     actor = shipped(2, int(RANK), "127.0.0.1", int(PORT))
     actor.strategy = strategy
     actor.model = strategy.prepare(model_of(strategy, strategy.get_ds_eval_config()))

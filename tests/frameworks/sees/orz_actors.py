@@ -2,9 +2,10 @@
 
     python orz_actors.py MODEL RANK PORT WHICH        `Policy`, `Critic`, `Ref` or `Reward`; its repository on PYTHONPATH
 
-Each makes its model by its own `init_model_from_pretrained`, but that the class of its head for values does not load under
-transformers 5: transformers' own such model stands in for it. DeepSpeed's fused Adam wants a GPU: torch's has the same states.
-What a reference or a reward would compute (with flash attention) is left out of its pass, after which it is looked at.
+Each makes its model by its own `init_model_from_pretrained`, but that the class of its head for
+values does not load under transformers 5: transformers' own such model stands in for it.
+DeepSpeed's fused Adam wants a GPU: torch's has the same states. What a reference or a reward would
+compute (with flash attention) is left out of its pass, after which it is looked at.
 """
 
 from __future__ import annotations
@@ -19,17 +20,49 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "accepts"))
 import absent  # type: ignore[import-not-found, unused-ignore]
 
-absent.GPU_ONLY = ("vllm", "flash_attn", "cupy", "loguru", "torch.utils.tensorboard", "orz.exp_engine")
+absent.GPU_ONLY = (
+    "vllm",
+    "flash_attn",
+    "cupy",
+    "loguru",
+    "torch.utils.tensorboard",
+    "orz.exp_engine",
+)
 absent.stand_in()
 
 MODEL, RANK, PORT, WHICH = sys.argv[1:5]
-os.environ.update(RANK=RANK, LOCAL_RANK=RANK, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=PORT, DS_ACCELERATOR="cpu")
+os.environ.update(
+    RANK=RANK,
+    LOCAL_RANK=RANK,
+    WORLD_SIZE="2",
+    MASTER_ADDR="127.0.0.1",
+    MASTER_PORT=PORT,
+    DS_ACCELERATOR="cpu",
+)
 ARGS = SimpleNamespace(
-    flash_attn=False, bf16=True, target_modules=None, actor_learning_rate=1e-6, critic_learning_rate=5e-6,
-    adam_betas=(0.9, 0.95), l2=0.0, num_warmup_steps=1, gradient_checkpointing=False, ckpt_path="/nowhere",
-    load_checkpoint=False, eps_clip=0.2, value_clip=0.2, normalize_reward=False, value_head_prefix="value_head", pretrain=MODEL,
-    critic_pretrain=MODEL, ref_reward_offload=False, colocate_all=False, adam_offload=False, zpg=1, local_rank=-1,
-)  # fmt: skip
+    flash_attn=False,
+    bf16=True,
+    target_modules=None,
+    actor_learning_rate=1e-6,
+    critic_learning_rate=5e-6,
+    adam_betas=(0.9, 0.95),
+    l2=0.0,
+    num_warmup_steps=1,
+    gradient_checkpointing=False,
+    ckpt_path="/nowhere",
+    load_checkpoint=False,
+    eps_clip=0.2,
+    value_clip=0.2,
+    normalize_reward=False,
+    value_head_prefix="value_head",
+    pretrain=MODEL,
+    critic_pretrain=MODEL,
+    ref_reward_offload=False,
+    colocate_all=False,
+    adam_offload=False,
+    zpg=1,
+    local_rank=-1,
+)
 
 
 def strategy() -> Any:
@@ -44,7 +77,14 @@ def strategy() -> Any:
         def create_optimizer(self, model: Any, **settings: Any) -> Any:
             return torch.optim.AdamW(model.parameters(), **settings)
 
-    return Here(zero_stage=3, micro_train_batch_size=1, train_batch_size=2, max_norm=1.0, bf16=True, args=ARGS)
+    return Here(
+        zero_stage=3,
+        micro_train_batch_size=1,
+        train_batch_size=2,
+        max_norm=1.0,
+        bf16=True,
+        args=ARGS,
+    )
 
 
 def step(engine: Any) -> None:
@@ -60,7 +100,9 @@ def valued() -> Any:
     import torch
     from transformers import AutoModelForTokenClassification as Valued
 
-    return Valued.from_pretrained(MODEL, num_labels=1, attn_implementation="eager", dtype=torch.bfloat16)
+    return Valued.from_pretrained(
+        MODEL, num_labels=1, attn_implementation="eager", dtype=torch.bfloat16
+    )
 
 
 def main() -> None:

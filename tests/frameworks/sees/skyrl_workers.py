@@ -1,9 +1,11 @@
-"""SkyRL's own FSDP2 strategy and model over two gloo ranks: a step of the policy, and a pass of the reference.
+"""SkyRL's own FSDP2 strategy and model over two gloo ranks: a step of the policy, and a pass of the
+reference.
 
     python skyrl_workers.py MODEL RANK PORT
 
-Its code names CUDA devices, which are CPUs here, and imports flash-attn and vLLM, which only a GPU machine has: rows are
-padded and attention is torch's. Its workers are made without Ray, with the attributes that `init_model` gives them.
+Its code names CUDA devices, which are CPUs here, and imports flash-attn and vLLM, which only a GPU
+machine has: rows are padded and attention is torch's. Its workers are made without Ray, with the
+attributes that `init_model` gives them.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from typing import Any
 import typing_extensions
 
 MODEL, RANK, PORT = sys.argv[1:4]
-os.environ.update({"RANK": RANK, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": PORT})
+os.environ.update(
+    {"RANK": RANK, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": PORT}
+)
 typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]  # vllm-router's types need Python 3.12
 
 
@@ -52,7 +56,10 @@ def main() -> None:
     on_a_cpu()
     import torch
     from skyrl.backends.skyrl_train.distributed.fsdp_strategy import FSDPStrategy
-    from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPPolicyWorkerBase, FSDPRefWorkerBase
+    from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import (
+        FSDPPolicyWorkerBase,
+        FSDPRefWorkerBase,
+    )
     from skyrl.backends.skyrl_train.workers.model_wrapper import HFModelWrapper
     from skyrl.train.config import FSDPConfig, ModelConfig, OptimizerConfig
 
@@ -62,7 +69,9 @@ def main() -> None:
         about = FSDPConfig(cpu_offload=False, reshard_after_forward=True)
         strategy = FSDPStrategy(about, optimizer, model_config=ModelConfig(), num_training_steps=4)
         strategy.setup_distributed()
-        wrapped = HFModelWrapper(MODEL, use_flash_attention_2=False, bf16=False, logprobs_chunk_size=16)
+        wrapped = HFModelWrapper(
+            MODEL, use_flash_attention_2=False, bf16=False, logprobs_chunk_size=16
+        )
         return strategy, strategy.prepare((wrapped, None, None) if optimizer else wrapped)
 
     def passed(model: Any) -> Any:

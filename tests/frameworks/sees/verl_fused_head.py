@@ -1,4 +1,6 @@
-"""Peak bytes of verl's fused head and of the stand-in's, as the CPU allocator counts them. Prints JSON."""
+"""Peak bytes of verl's fused head and of the stand-in's, as the CPU allocator counts them.
+Prints JSON.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ ROWS, HIDDEN, WORDS = 3 * TOKENS, 64, 8192
 def peak(step: Callable[[Any, Any], Any], *, trains: bool) -> int:
     hidden = torch.randn(1, ROWS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(WORDS, HIDDEN, dtype=torch.bfloat16, requires_grad=trains)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=False) as found:
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=False
+    ) as found:
         step(hidden, weight).sum().backward()
     sizes = list(allocations(found.profiler.kineto_results.experimental_event_tree()))
     live = top = 0
@@ -48,4 +52,8 @@ def stand_in(hidden: Any, weight: Any) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps([[peak(step, trains=trains) for step in (own, stand_in)] for trains in (False, True)]))
+    print(
+        json.dumps(
+            [[peak(step, trains=trains) for step in (own, stand_in)] for trains in (False, True)]
+        )
+    )

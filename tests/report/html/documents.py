@@ -1,4 +1,6 @@
-"""Documents to make pages of: of the real search on a simulated machine, and of a real run that is committed as an example."""
+"""Documents to make pages of: of the real search on a simulated machine, and of a real run that
+is committed as an example.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from typing import Any
 from autotune.report.answer_document import document
 from tests.report.answers import answered
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "tiny-qwen2-on-a-cpu" / "recommendation.json"
+EXAMPLE = (
+    Path(__file__).resolve().parents[3] / "examples" / "tiny-qwen2-on-a-cpu" / "recommendation.json"
+)
 
 
 def of_a_search(limit_mib: int = 900, **options: bool) -> dict[str, Any]:
@@ -23,7 +27,9 @@ def of_a_real_run() -> dict[str, Any]:
 
 
 def with_predictions(limit_mib: int = 900) -> dict[str, Any]:
-    """A search whose candidates had been predicted, as on GPUs: the figures are made up, their form is the document's."""
+    """A search whose candidates had been predicted, as on GPUs: the figures are made up, their
+    form is the document's.
+    """
     made = of_a_search(limit_mib)
     for row in made["trials"]:
         if row["outcome"] == "ok":
@@ -33,6 +39,10 @@ def with_predictions(limit_mib: int = 900) -> dict[str, Any]:
                 "tokens_per_second": {"value": speed * 1.3, "low": speed * 0.6, "high": speed * 2},
             }
     parts = [{"name": "weights", "bytes": 2**30}, {"name": "activations", "bytes": 2**29}]
-    phase = {"name": "backward", "peak_bytes": {"value": 1.5 * 2**30, "low": 2**30, "high": 2**31}, "breakdown": parts}
+    phase = {
+        "name": "backward",
+        "peak_bytes": {"value": 1.5 * 2**30, "low": 2**30, "high": 2**31},
+        "breakdown": parts,
+    }
     made["recommendation"]["prediction"] = {"phases": [phase]}
     return made

@@ -1,4 +1,6 @@
-"""The page in a real browser: nothing complains, everything is drawn, and it can be read on a phone and in the dark."""
+"""The page in a real browser: nothing complains, everything is drawn, and it can be read on a
+phone and in the dark.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,14 @@ def test_every_figure_is_drawn_and_nothing_complains(tmp_path: Path, name: str, 
             return box.width && (box.left < -1 || box.right > document.documentElement.clientWidth + 1);
         }).map(node => node.textContent)"""
         assert opened.page.evaluate(cut) == [], "labels and legends are whole"
-        titles = [figure.locator("text.title").count() for figure in opened.page.locator(".figure").all()]
+        titles = [
+            figure.locator("text.title").count() for figure in opened.page.locator(".figure").all()
+        ]
         assert all(titles), "every figure names its axes"
         assert opened.complaints == []
-        assert [asked for asked in opened.asked_for if not asked.startswith(("file:", "data:", "blob:"))] == []
+        assert [
+            asked for asked in opened.asked_for if not asked.startswith(("file:", "data:", "blob:"))
+        ] == []
 
 
 def test_the_dark_page_has_light_figures(tmp_path: Path) -> None:
@@ -52,7 +58,11 @@ def test_the_dark_page_has_light_figures(tmp_path: Path) -> None:
     for dark in (False, True):
         with tab(url, dark=dark) as opened:
             opened.page.wait_for_selector("body[data-drawn]")
-            colours.append(opened.page.locator(".figure .xtick").first.evaluate("node => getComputedStyle(node).fill"))
+            colours.append(
+                opened.page.locator(".figure .xtick").first.evaluate(
+                    "node => getComputedStyle(node).fill"
+                )
+            )
     assert colours[0] != colours[1]
 
 

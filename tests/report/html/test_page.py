@@ -52,10 +52,17 @@ def _read(page: str) -> _Text:
 def test_the_page_has_the_interference_of_concurrent_probes() -> None:
     found = answered(900)
     disturbance = Disturbance(
-        candidate_id="c", beside=3, tokens_per_second_beside=90.0, tokens_per_second_alone=100.0, slower_share=0.1,
-        uncertainty=0.02, by_phase={"rollout": 0.125, "backward": -0.01},
-    )  # fmt: skip
-    made = json.loads(json.dumps(document(found.job, replace(found.answer, disturbance=disturbance), [])))
+        candidate_id="c",
+        beside=3,
+        tokens_per_second_beside=90.0,
+        tokens_per_second_alone=100.0,
+        slower_share=0.1,
+        uncertainty=0.02,
+        by_phase={"rollout": 0.125, "backward": -0.01},
+    )
+    made = json.loads(
+        json.dumps(document(found.job, replace(found.answer, disturbance=disturbance), []))
+    )
     text = " ".join(_read(render(made)).seen)
     assert "10.0% ± 2.0% slower beside 3 others on its machine than alone" in text
     assert "rollout +12.5%, backward -1.0%" in text
@@ -66,8 +73,14 @@ def test_the_answer_is_first() -> None:
     document = of_a_real_run()
     text = " ".join(_read(render(document)).seen)
     best = document["recommendation"]
-    speed, peak = f"{best['tokens_per_second']['worst']:,.0f}", format_bytes(best["peak_memory_bytes"])
-    assert f"Measured: {speed} tokens/s at a peak of {peak}, of {format_bytes(best['limit_bytes'])} allowed" in text
+    speed, peak = (
+        f"{best['tokens_per_second']['worst']:,.0f}",
+        format_bytes(best["peak_memory_bytes"]),
+    )
+    assert (
+        f"Measured: {speed} tokens/s at a peak of {peak}, of {format_bytes(best['limit_bytes'])}"
+        " allowed" in text
+    )
     for change in document["changes"]:
         assert change["name"] in text
 
@@ -81,10 +94,14 @@ def test_the_page_lists_model_tensors_by_rank() -> None:
         {"rank": 1, "bytes": {"weights<b>": 2**28}},
     ]
     page = render(made)
-    cells = re.findall(r"<tr><td>(\d)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", page.partition('id="models"')[2])
+    cells = re.findall(
+        r"<tr><td>(\d)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", page.partition('id="models"')[2]
+    )
     assert cells == [
-        ("0", "weights", "1 GiB"), ("0", "reference weights", "1.5 GiB"), ("1", "weights&lt;b&gt;", "256 MiB"),
-    ]  # fmt: skip
+        ("0", "weights", "1 GiB"),
+        ("0", "reference weights", "1.5 GiB"),
+        ("1", "weights&lt;b&gt;", "256 MiB"),
+    ]
     certificate["models"] = [{"rank": 0, "bytes": {"weights": "many"}}]
     with pytest.raises(BadInput):
         render(made)
@@ -130,7 +147,13 @@ def test_the_page_is_small_enough_to_send() -> None:
 
 
 @pytest.mark.parametrize(
-    "hostile", ["<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "a & b \" ' `", "${{7*7}}{{7*7}}"]
+    "hostile",
+    [
+        "<script>alert(1)</script>",
+        "</script><img src=x onerror=alert(1)>",
+        "a & b \" ' `",
+        "${{7*7}}{{7*7}}",
+    ],
 )
 def test_whatever_a_model_is_called_it_stays_text(hostile: str) -> None:
     document = of_a_search()
@@ -165,10 +188,21 @@ def test_nothing_fits_is_an_answer_too() -> None:
 
 
 def test_changes_that_make_the_baseline_fit_are_listed() -> None:
-    way = {"change": {"use_peft<b>": True}, "learning": True, "margin_bytes": {"value": 2**30, "low": 2**29, "high": 2**30}}
-    page = render({**of_a_search(), "recommendation": None, "status": "nothing_fits", "ways_to_fit": [way]})
+    way = {
+        "change": {"use_peft<b>": True},
+        "learning": True,
+        "margin_bytes": {"value": 2**30, "low": 2**29, "high": 2**30},
+    }
+    page = render(
+        {**of_a_search(), "recommendation": None, "status": "nothing_fits", "ways_to_fit": [way]}
+    )
     row = page.partition('id="ways"')[2].partition("</tbody>")[0]
-    assert "use_peft&lt;b&gt;=true" in row and "1 GiB, at least 512 MiB" in row and "not comparable" in row and ">yes<" in row
+    assert (
+        "use_peft&lt;b&gt;=true" in row
+        and "1 GiB, at least 512 MiB" in row
+        and "not comparable" in row
+        and ">yes<" in row
+    )
     assert 'id="ways"' not in render(of_a_search())
 
 
@@ -222,7 +256,10 @@ def test_the_note_holds_the_settings_as_yaml() -> None:
 
 
 def test_the_dashboards_figures_carry_their_titles() -> None:
-    titles = {json.loads(figure)["layout"]["title"]["text"] for figure in figures_of(of_a_real_run()).values()}
+    titles = {
+        json.loads(figure)["layout"]["title"]["text"]
+        for figure in figures_of(of_a_real_run()).values()
+    }
     assert "Speed against memory" in titles
 
 
@@ -232,13 +269,23 @@ def test_a_prediction_at_given_lengths_shows_both_peaks() -> None:
     made["recommendation"]["prediction"] = _peaks(10, True, 6, True)
     made["baseline"] |= {"prediction": _peaks(50, False, 9, True)}
     made["nearest_miss"] = {"knobs": {"use_vllm": True}, "prediction": _peaks(40, None, 30, True)}
-    made["question"]["completion_lengths"] = {"source": "<lengths>.jsonl", "mean": 300.0, "p95": 1700}
+    made["question"]["completion_lengths"] = {
+        "source": "<lengths>.jsonl",
+        "mean": 300.0,
+        "p95": 1700,
+    }
     made["question"]["prompt_lengths"] = {"source": "lognormal:100,200", "mean": 100.0, "p95": 200}
     text = " ".join(" ".join(_read(render(made)).seen).split())
-    assert "completions of 300 tokens on average, 95% up to 1,700 (<lengths>.jsonl); prompts of 100 tokens" in text
+    assert (
+        "completions of 300 tokens on average, 95% up to 1,700 (<lengths>.jsonl); prompts of 100"
+        " tokens" in text
+    )
     assert "recommended fits: 10 GiB (9 GiB to 11 GiB) fits: 6 GiB (5 GiB to 7 GiB)" in text
     assert "baseline does not fit: 50 GiB (49 GiB to 51 GiB) fits: 9 GiB (8 GiB to 10 GiB)" in text
-    assert "nearest miss can't be decided: 40 GiB (39 GiB to 41 GiB) fits: 30 GiB (29 GiB to 31 GiB)" in text
+    assert (
+        "nearest miss can't be decided: 40 GiB (39 GiB to 41 GiB) fits: 30 GiB (29 GiB to 31 GiB)"
+        in text
+    )
 
 
 def test_predicted_speeds_are_compared_at_the_same_lengths() -> None:
@@ -246,21 +293,32 @@ def test_predicted_speeds_are_compared_at_the_same_lengths() -> None:
     speed = {"value": 500.0, "low": 400.0, "high": 600.0}
     made |= {"basis": "predicted", "trials": [], "advantage": None}
     made["baseline"] = {
-        "knobs": made["baseline"]["knobs"], "basis": "predicted", "fits": True, "tokens_per_second": 2000.0,
-        "peak_memory_bytes": 2**30, "prediction": {"tokens_per_second_at_lengths": speed},
-    }  # fmt: skip
-    made["recommendation"] |= {"tokens_per_second": {"worst": 4000.0, "typical": 1100.0}, "changed_learning_knobs": {}}
+        "knobs": made["baseline"]["knobs"],
+        "basis": "predicted",
+        "fits": True,
+        "tokens_per_second": 2000.0,
+        "peak_memory_bytes": 2**30,
+        "prediction": {"tokens_per_second_at_lengths": speed},
+    }
+    made["recommendation"] |= {
+        "tokens_per_second": {"worst": 4000.0, "typical": 1100.0},
+        "changed_learning_knobs": {},
+    }
     made["question"]["typical_completion_length"] = 300
     page = render(made)
     assert "1,100 tokens/s at a peak of" in page and "2.20 times the baseline&#39;s speed" in page
     assert "memory at the longest lengths, speed at typical ones" in page
 
 
-def _peaks(longest: int, fits: bool | None, at_lengths: int, fits_at_lengths: bool | None) -> dict[str, Any]:
+def _peaks(
+    longest: int, fits: bool | None, at_lengths: int, fits_at_lengths: bool | None
+) -> dict[str, Any]:
     def around(gib: int) -> dict[str, int]:
         return {"value": gib * 2**30, "low": (gib - 1) * 2**30, "high": (gib + 1) * 2**30}
 
     return {
-        "peak_memory_bytes": around(longest), "fits": fits, "peak_memory_bytes_at_lengths": around(at_lengths),
+        "peak_memory_bytes": around(longest),
+        "fits": fits,
+        "peak_memory_bytes_at_lengths": around(at_lengths),
         "fits_at_lengths": fits_at_lengths,
-    }  # fmt: skip
+    }

@@ -18,9 +18,19 @@ A100, T4, H100, RTX4090 = (8, 0), (7, 5), (9, 0), (8, 9)
 
 
 def chosen(
-    capability: Any, dtype: Any, *, size: int = 64, heads: int = 8, kv_heads: int = 8, mask: Any = None, length: int = 16,
-    dropout: float = 0.0, grad: bool = True, gqa: bool = False, keys: int = 16,
-) -> str:  # fmt: skip
+    capability: Any,
+    dtype: Any,
+    *,
+    size: int = 64,
+    heads: int = 8,
+    kv_heads: int = 8,
+    mask: Any = None,
+    length: int = 16,
+    dropout: float = 0.0,
+    grad: bool = True,
+    gqa: bool = False,
+    keys: int = 16,
+) -> str:
     q = torch.empty(2, heads, length, size, dtype=dtype, device="meta", requires_grad=grad)
     k = torch.empty(2, kv_heads, keys, size, dtype=dtype, device="meta")
     with traced_gpu({"capability": capability}):
@@ -60,8 +70,12 @@ def test_the_kernel(kernel: str, capability: Any, dtype: Any, how: dict[str, Any
     assert chosen(capability, dtype, **how) == kernel
 
 
-@pytest.mark.parametrize(("version", "kernel"), [("2.9.1+cu128", "flash"), ("2.10.0", "cudnn"), ("2.13.0+cpu", "cudnn")])
-def test_hopper_uses_cudnn_since_torch_2_10(monkeypatch: pytest.MonkeyPatch, version: str, kernel: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "kernel"), [("2.9.1+cu128", "flash"), ("2.10.0", "cudnn"), ("2.13.0+cpu", "cudnn")]
+)
+def test_hopper_uses_cudnn_since_torch_2_10(
+    monkeypatch: pytest.MonkeyPatch, version: str, kernel: str
+) -> None:
     monkeypatch.setattr(releases, "version", lambda package: version)
     assert chosen(H100, BF16) == kernel
     assert chosen(A100, BF16) == "flash"
@@ -69,7 +83,9 @@ def test_hopper_uses_cudnn_since_torch_2_10(monkeypatch: pytest.MonkeyPatch, ver
 
 
 def attend(q: Any, k: Any, mask: Any = None, **how: Any) -> Any:
-    return torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask, is_causal=mask is None, **how)
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, k, attn_mask=mask, is_causal=mask is None, **how
+    )
 
 
 def rows(batch: int, length: int, heads: int, size: int, dtype: Any = BF16) -> Any:
@@ -97,8 +113,12 @@ def test_the_efficient_kernel_saves_the_expanded_mask() -> None:
         mask = torch.ones(2, 1, length, length, dtype=torch.bool)
         return q, k, mask, call and call(q, k, mask)
 
-    assert kept_by(code) == 2 * 96 * 8 * 64 * 2 + 2 * 8 * 96 * 4 + 2 * 96 * 96 * 2 + SEEDS["efficient"]
-    odd = kept_by(lambda call: code(call, 77))  # rows of the mask begin at multiples of 8, log-sum-exp at multiples of 32
+    assert (
+        kept_by(code) == 2 * 96 * 8 * 64 * 2 + 2 * 8 * 96 * 4 + 2 * 96 * 96 * 2 + SEEDS["efficient"]
+    )
+    odd = kept_by(
+        lambda call: code(call, 77)
+    )  # rows of the mask begin at multiples of 8, log-sum-exp at multiples of 32
     assert odd == 2 * 77 * 8 * 64 * 2 + 2 * 8 * 96 * 4 + 2 * 77 * 80 * 2 + SEEDS["efficient"]
 
 
@@ -148,7 +168,10 @@ def test_flash_backward_inside() -> None:
     table = workspaces.ON_CUDA[torch.ops.aten._scaled_dot_product_flash_attention_backward.default]
     accumulators = 2 * 8 * 128 * (96 + 1) * 4
     assert sum(table((q, q, k, k), {}, None)) == accumulators + 2 * 2 * 8 * 100 * 80 * 2  # type: ignore[arg-type]
-    assert table((q, q, q, q), {}, None) == (2 * 8 * 128 * 4, 2 * 8 * 128 * 96 * 4)  # blocks of their own
+    assert table((q, q, q, q), {}, None) == (
+        2 * 8 * 128 * 4,
+        2 * 8 * 128 * 96 * 4,
+    )  # blocks of their own
     copied = table((meta(2, 8, 100, 80), q, q, q), {}, None)
     assert sum(copied) == accumulators + 2 * 100 * 8 * 80 * 2  # type: ignore[arg-type]
 
@@ -160,7 +183,9 @@ def test_flash_backward_inside() -> None:
 def test_efficient_backward_inside(capability: Any, size: int, rows_: int, columns: int) -> None:
     """Tiles of float32 for dq with a header of 16 bytes each, and one number per row."""
     q = meta(2, 300, 8, size).transpose(1, 2)
-    table = workspaces.ON_CUDA[torch.ops.aten._scaled_dot_product_efficient_attention_backward.default]
+    table = workspaces.ON_CUDA[
+        torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+    ]
     with traced_gpu({"capability": capability}):
         taken = table((q, q, q, q), {}, None)
     tiles = math.ceil(300 / rows_) * math.ceil(size / columns) * (16 + rows_ * columns * 4)
@@ -169,7 +194,9 @@ def test_efficient_backward_inside(capability: Any, size: int, rows_: int, colum
 
 def test_efficient_backward_splits_the_keys_beyond_the_registers() -> None:
     q = meta(1, 512, 2, 128).transpose(1, 2)
-    table = workspaces.ON_CUDA[torch.ops.aten._scaled_dot_product_efficient_attention_backward.default]
+    table = workspaces.ON_CUDA[
+        torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+    ]
     with traced_gpu({"capability": RTX4090}):
         taken = table((q, q, q, q), {}, None)
     tiles, splits = 8 * 2 * (16 + 64 * 64 * 4), 8

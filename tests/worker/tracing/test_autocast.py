@@ -66,7 +66,9 @@ NARROW = {
     "einsum": lambda: torch.einsum("ab,bc->ac", x(4, 8).float(), x(8, 4).float()),
     "conv1d": lambda: F.conv1d(x(1, 2, 8).float(), x(3, 2, 3).float()),
     "prelu": lambda: F.prelu(x(4, 8).float(), x(1).float()),
-    "chain_matmul": lambda: torch.linalg.multi_dot([x(4, 8).float(), x(8, 4).float(), x(4, 2).float()]),
+    "chain_matmul": lambda: torch.linalg.multi_dot(
+        [x(4, 8).float(), x(8, 4).float(), x(4, 2).float()]
+    ),
 }
 """Half precision with float32 operands."""
 
@@ -121,7 +123,11 @@ def test_cuda_promotes_to_the_widest(name: str) -> None:
 
 def test_the_cpus_own_lists_differ_and_are_restored() -> None:
     with torch.autocast("cpu", dtype=HALF):
-        before = {name: code().dtype for name, code in WIDE.items() if name not in ("cdist", "kl_div", "prod")}
+        before = {
+            name: code().dtype
+            for name, code in WIDE.items()
+            if name not in ("cdist", "kl_div", "prod")
+        }
     assert torch.bfloat16 in set(before.values())
     under_autocast(WIDE["softmax"])
     with torch.autocast("cpu", dtype=HALF):
@@ -130,14 +136,21 @@ def test_the_cpus_own_lists_differ_and_are_restored() -> None:
 
 
 def test_float16_and_the_default_of_cuda() -> None:
-    assert under_autocast(lambda: torch.mm(x().float(), x(8, 4).float()), torch.float16) is torch.float16
+    assert (
+        under_autocast(lambda: torch.mm(x().float(), x(8, 4).float()), torch.float16)
+        is torch.float16
+    )
     assert under_autocast(lambda: F.softmax(x().half(), -1), torch.float16) is torch.float32
     with autocast.follow_cuda(), torch.autocast("cuda"):
         assert torch.mm(x().float(), x(8, 4).float()).dtype is torch.float16
 
 
 def test_switched_off_inside() -> None:
-    with autocast.follow_cuda(), torch.autocast("cuda", dtype=HALF), torch.autocast("cuda", enabled=False):
+    with (
+        autocast.follow_cuda(),
+        torch.autocast("cuda", dtype=HALF),
+        torch.autocast("cuda", enabled=False),
+    ):
         assert F.softmax(x(), -1).dtype is HALF
         assert not torch.is_autocast_enabled()
 
@@ -187,4 +200,6 @@ def listed(text: str, macro: str) -> set[str]:
 
 
 def entries(body: str) -> list[list[str]]:
-    return [[part.strip() for part in found.split(",")] for found in re.findall(r"_\(([^)]*)\)", body)]
+    return [
+        [part.strip() for part in found.split(",")] for found in re.findall(r"_\(([^)]*)\)", body)
+    ]

@@ -13,7 +13,14 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from autotune.worker.tracing import DEFAULT_CAPABILITY, capability, cuda_choices, kernels, traced_gpu, workspaces  # noqa: E402
+from autotune.worker.tracing import (  # noqa: E402
+    DEFAULT_CAPABILITY,
+    capability,
+    cuda_choices,
+    kernels,
+    traced_gpu,
+    workspaces,
+)
 from tests.worker.tracing.traced_code import traced  # noqa: E402
 
 NUMBERS, COUNT = 4096, 8
@@ -36,7 +43,9 @@ ALL = NUMBERS * COUNT * 4
 
 
 def test_adamw_is_batched_on_cuda_with_a_temporary_of_all_parameters() -> None:
-    batched, looped, fused = (step(torch.optim.AdamW, **options) for options in ({}, {"foreach": False}, {"fused": True}))
+    batched, looped, fused = (
+        step(torch.optim.AdamW, **options) for options in ({}, {"foreach": False}, {"fused": True})
+    )
     assert batched.most - batched.left == pytest.approx(ALL, rel=0.01)
     assert looped.most - looped.left < ALL / 2
     assert fused.most - fused.left < ALL / 16
@@ -72,8 +81,13 @@ def kept(code: Any, dtype: Any, device: str = "cuda") -> int:
 
 def test_dropout_saves_a_byte_per_element() -> None:
     numbers = 64 * 128
-    assert kept(lambda x: torch.nn.functional.dropout(x, 0.1), torch.bfloat16) == numbers * 2 + numbers
-    assert kept(lambda x: torch.nn.functional.dropout(x, 0.1), torch.bfloat16, "cpu") == numbers * 2 + numbers * 2
+    assert (
+        kept(lambda x: torch.nn.functional.dropout(x, 0.1), torch.bfloat16) == numbers * 2 + numbers
+    )
+    assert (
+        kept(lambda x: torch.nn.functional.dropout(x, 0.1), torch.bfloat16, "cpu")
+        == numbers * 2 + numbers * 2
+    )
     assert kept(lambda x: torch.nn.functional.dropout(x, 0.0), torch.bfloat16) == 0
 
 
@@ -104,20 +118,32 @@ def test_logsumexp_allocates_the_exponentials_on_any_device() -> None:
 def test_embeddings_sort_their_indices_for_the_gradient() -> None:
     table = workspaces.ON_CUDA[torch.ops.aten.embedding_dense_backward.default]
     gradient = torch.empty(4096, 64, device="meta")
-    few, many = torch.empty(3072, dtype=torch.long, device="meta"), torch.empty(4096, dtype=torch.long, device="meta")
+    few, many = (
+        torch.empty(3072, dtype=torch.long, device="meta"),
+        torch.empty(4096, dtype=torch.long, device="meta"),
+    )
     assert table((gradient, few, 1000), {}, None) == 0
     segments, parts = 1000, 4096 // 10 + 1000
-    assert table((gradient, many, 1000), {}, None) == 4 * 4096 * 8 + 3 * segments * 8 + parts * (8 + 64 * 4)
+    assert table((gradient, many, 1000), {}, None) == 4 * 4096 * 8 + 3 * segments * 8 + parts * (
+        8 + 64 * 4
+    )
 
 
 def test_sums_over_rows_leave_a_part_of_each_block() -> None:
-    """56.9 and 24 MiB are what torch's own code asked for on an emulated A100: a norm's weight, a bias."""
+    """56.9 and 24 MiB are what torch's own code asked for on an emulated A100: a norm's weight,
+    a bias.
+    """
     table = workspaces.ON_CUDA[torch.ops.aten.sum.dim_IntList]
-    norm, bias = torch.empty(8, 1040, 896, device="meta"), torch.empty(2048, 1536, device="meta", dtype=torch.bfloat16)
+    norm, bias = (
+        torch.empty(8, 1040, 896, device="meta"),
+        torch.empty(2048, 1536, device="meta", dtype=torch.bfloat16),
+    )
     assert table((norm, [0, 1], True), {}, None) == 4 * 896 * 130 * 128 == 59_637_760
     assert table((bias, [0], True), {}, None) == 24 * 2**20
     assert table((norm, [2]), {}, None) == 0  # along a row, within a block
-    assert table((torch.empty(200, 1536, device="meta"), [0]), {}, None) == 0  # too few rows to be divided
+    assert (
+        table((torch.empty(200, 1536, device="meta"), [0]), {}, None) == 0
+    )  # too few rows to be divided
     assert table((torch.empty(8, 0, 4, device="meta"), [0, 1]), {}, None) == 0
 
 
@@ -136,14 +162,25 @@ def test_all_patches_are_undone() -> None:
 
     def seen() -> list[Any]:
         return [
-            torch.autocast.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype, torch.clear_autocast_cache,
-            torch.cuda.get_device_capability, torch.cuda.is_bf16_supported, optimizer._get_foreach_kernels_supported_devices,
-            list(optimizer._foreach_supported_types), list(_foreach_utils._foreach_supported_types), torch.compile,
-            sys.modules.get("flash_attn"), torch.get_autocast_dtype("cpu"),
-        ]  # fmt: skip
+            torch.autocast.__init__,
+            torch.is_autocast_enabled,
+            torch.get_autocast_dtype,
+            torch.clear_autocast_cache,
+            torch.cuda.get_device_capability,
+            torch.cuda.is_bf16_supported,
+            optimizer._get_foreach_kernels_supported_devices,
+            list(optimizer._foreach_supported_types),
+            list(_foreach_utils._foreach_supported_types),
+            torch.compile,
+            sys.modules.get("flash_attn"),
+            torch.get_autocast_dtype("cpu"),
+        ]
 
     before = seen()
-    with pytest.raises(ZeroDivisionError), cuda_choices.as_on_cuda({"settings": {"optim": "adamw_8bit"}}):
+    with (
+        pytest.raises(ZeroDivisionError),
+        cuda_choices.as_on_cuda({"settings": {"optim": "adamw_8bit"}}),
+    ):
         _ = 1 / 0
     assert seen() == before
 
@@ -193,7 +230,9 @@ def test_trl_uses_its_triton_kernels() -> None:
     assert not utils._use_triton(cpu)
     with cuda_choices.as_on_cuda({}):
         assert utils._use_triton(cpu)
-        assert isinstance(sys.modules["trl.kernels.chunked_logprob"]._forward_kernel, kernels.NoKernel)
+        assert isinstance(
+            sys.modules["trl.kernels.chunked_logprob"]._forward_kernel, kernels.NoKernel
+        )
     assert not utils._use_triton(cpu)
 
 
@@ -234,12 +273,17 @@ def test_an_installed_triton_is_not_replaced() -> None:
 
 def attention() -> Any:
     """Two queries' heads for each key's."""
-    query, key = torch.empty(3, 8, 32, 64, requires_grad=True), torch.empty(3, 4, 32, 64, requires_grad=True)
+    query, key = (
+        torch.empty(3, 8, 32, 64, requires_grad=True),
+        torch.empty(3, 4, 32, 64, requires_grad=True),
+    )
     out = torch.ops.aten._scaled_dot_product_flash_attention(query, key, key)[0]
     return out, out.sum().backward()
 
 
-def test_work_of_attention_with_shared_key_heads_is_counted_whatever_the_release_of_torch(monkeypatch: Any) -> None:
+def test_work_of_attention_with_shared_key_heads_is_counted_whatever_the_release_of_torch(
+    monkeypatch: Any,
+) -> None:
     from torch.utils import flop_counter
 
     def up_to_2_11(*shapes: Any) -> int:
@@ -250,10 +294,14 @@ def test_work_of_attention_with_shared_key_heads_is_counted_whatever_the_release
     assert traced(attention).flops == (2 + 5) * 2 * 3 * 8 * 32 * 32 * 64
 
 
-def test_a_product_is_added_in_a_type_of_its_own_whatever_the_release_of_torch(monkeypatch: Any) -> None:
+def test_a_product_is_added_in_a_type_of_its_own_whatever_the_release_of_torch(
+    monkeypatch: Any,
+) -> None:
     from torch._decomp import decomposition_table
 
-    def up_to_2_11(sums: Any, left: Any, right: Any, beta: int = 1, alpha: int = 1, out: Any = None) -> Any:
+    def up_to_2_11(
+        sums: Any, left: Any, right: Any, beta: int = 1, alpha: int = 1, out: Any = None
+    ) -> Any:
         return torch.mm(left, right) + beta * sums
 
     up_to_2_11.__module__, up_to_2_11.__name__ = "torch._decomp.decompositions", "addmm"
@@ -262,7 +310,10 @@ def test_a_product_is_added_in_a_type_of_its_own_whatever_the_release_of_torch(m
     rows, inner, columns = 32, 16, 64
 
     def code() -> Any:
-        left, right = torch.empty(rows, inner, dtype=torch.bfloat16), torch.empty(inner, columns, dtype=torch.bfloat16)
+        left, right = (
+            torch.empty(rows, inner, dtype=torch.bfloat16),
+            torch.empty(inner, columns, dtype=torch.bfloat16),
+        )
         sums = torch.empty(rows, columns)
         return left, right, torch.addmm(sums, left, right, out_dtype=torch.float32, out=sums)
 

@@ -1,4 +1,6 @@
-"""Dispatch cache: cached results, and results by rule, have the form and memory of the fake mode's."""
+"""Dispatch cache: cached results, and results by rule, have the form and memory of the fake
+mode's.
+"""
 
 from __future__ import annotations
 
@@ -71,22 +73,30 @@ CACHED: dict[str, Callable[[], tuple[Any, Any]]] = {
     "a product": lambda: run_and_note(aten.mm.default, rows(), rows().t()),
     "a view": lambda: run_and_note(aten.transpose.int, rows(), 0, 1),
     "a view not declared as such": lambda: run_and_note(aten._unsafe_view.default, rows(), [2, 12]),
-    "rows at places": lambda: run_and_note(aten.index.Tensor, rows(), [torch.zeros(2, dtype=torch.long)]),
+    "rows at places": lambda: run_and_note(
+        aten.index.Tensor, rows(), [torch.zeros(2, dtype=torch.long)]
+    ),
     "part of a row": lambda: run_and_note(aten.slice.Tensor, rows(), 1, 2, 5),
     "a view with steps": lambda: run_and_note(aten.as_strided.default, rows(), [2, 2], [12, 3], 3),
     "another dtype": lambda: run_and_note(aten._to_copy.default, rows(), dtype=torch.float32),
     "in place": lambda: run_and_note(aten.add_.Tensor, rows(), rows()),
-    "into an out argument": lambda: run_and_note(aten.mm.out, rows(), rows().t(), out=torch.empty(4, 4, dtype=torch.bfloat16)),
+    "into an out argument": lambda: run_and_note(
+        aten.mm.out, rows(), rows().t(), out=torch.empty(4, 4, dtype=torch.bfloat16)
+    ),
     "several": lambda: run_and_note(aten.native_layer_norm.default, rows(), [6], None, None, 1e-5),
     "several views": lambda: run_and_note(aten.unbind.int, rows(), 1),
     "a list of tensors": lambda: run_and_note(aten.cat.default, [rows(), rows()], 1),
-    "without operands": lambda: run_and_note(aten.zeros.default, [2, 2], dtype=torch.int64, device=torch.device("cpu")),
+    "without operands": lambda: run_and_note(
+        aten.zeros.default, [2, 2], dtype=torch.int64, device=torch.device("cpu")
+    ),
     "a scalar": lambda: run_and_note(aten.mul.Tensor, torch.empty(3, dtype=torch.int64), 2.0),
 }
 NOT_CACHED: dict[str, Callable[[], tuple[Any, Any]]] = {
     "metadata changed in place": lambda: run_and_note(aten.t_.default, rows()),
     "a constant known to torch": lambda: run_and_note(aten.add.Tensor, torch.tensor(3), 1),
-    "an out argument too small": lambda: run_and_note(aten.mm.out, rows(), rows().t(), out=torch.empty(0, dtype=torch.bfloat16)),
+    "an out argument too small": lambda: run_and_note(
+        aten.mm.out, rows(), rows().t(), out=torch.empty(0, dtype=torch.bfloat16)
+    ),
     "a tensor that is not fake": lambda: run_and_note(aten.add.Tensor, rows(), REAL),
 }
 REAL = torch.ones(4, 6)
@@ -114,26 +124,40 @@ def test_results_that_depend_on_data_are_not_cached() -> None:
         assert dispatch_cache._is_cacheable(aten.index.Tensor, (rows(), [None, places]))
 
 
-@pytest.mark.parametrize(("func", "how"), [(aten.transpose.int, (0, 1)), (aten._unsafe_view.default, ([2, 12],))])
+@pytest.mark.parametrize(
+    ("func", "how"), [(aten.transpose.int, (0, 1)), (aten._unsafe_view.default, ([2, 12],))]
+)
 def test_a_cached_view_shares_its_operands_memory(func: Any, how: tuple[Any, ...]) -> None:
     with fake_mode():
         whole, other = rows(), rows()
         run_and_note(func, whole, *how)
         view = cached_of(func, other, *how)
-        assert view.untyped_storage()._cdata == other.untyped_storage()._cdata != whole.untyped_storage()._cdata
+        assert (
+            view.untyped_storage()._cdata
+            == other.untyped_storage()._cdata
+            != whole.untyped_storage()._cdata
+        )
         _, sum_of = run_and_note(aten.add.Tensor, whole, other)
-        assert sum_of.untyped_storage()._cdata not in (whole.untyped_storage()._cdata, other.untyped_storage()._cdata)
+        assert sum_of.untyped_storage()._cdata not in (
+            whole.untyped_storage()._cdata,
+            other.untyped_storage()._cdata,
+        )
 
 
 @pytest.mark.parametrize("lenient", [True, False])
-def test_a_fake_tensor_equals_that_of_its_class(lenient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fake_tensor_equals_that_of_its_class(
+    lenient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dispatch_cache, "_attributes", {})
     device, modes = torch.device("cpu"), [fake_mode(), fake_mode()]
     for mode in modes:
         mode._allow_unsafe_data_ptr_access = lenient
         plain = [torch.empty(3, 4, device="meta") for _ in range(2)]
         with torch._C._DisableTorchDispatch():
-            ours, its = dispatch_cache._fake(mode, plain[0], device), torch._subclasses.FakeTensor(mode, plain[1], device)
+            ours, its = (
+                dispatch_cache._fake(mode, plain[0], device),
+                torch._subclasses.FakeTensor(mode, plain[1], device),
+            )
         assert vars(ours) == vars(its)
         assert torch._C._dispatch_keys(ours) == torch._C._dispatch_keys(its)
         assert ours.fake_mode is mode
@@ -162,19 +186,28 @@ def test_an_in_place_operation_returns_its_operand() -> None:
 
 def test_an_out_argument_is_returned() -> None:
     with fake_mode():
-        one, buffer, out = rows(), torch.empty(16, 16, dtype=torch.bfloat16), {"out": torch.empty(4, 4, dtype=torch.bfloat16)}
+        one, buffer, out = (
+            rows(),
+            torch.empty(16, 16, dtype=torch.bfloat16),
+            {"out": torch.empty(4, 4, dtype=torch.bfloat16)},
+        )
         run_and_note(aten.mm.out, one, one.t(), **out)
         part = {"out": buffer.view(-1)[:16].view(4, 4)}
         assert cached_of(aten.mm.out, one, one.t(), **out) is out["out"]
         assert cached_of(aten.mm.out, one, one.t(), **part) is MISS
 
 
-@pytest.mark.parametrize(("number", "dtype"), [(1, torch.int64), (1.0, torch.float32), (True, torch.int64)])
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(1, torch.int64), (1.0, torch.float32), (True, torch.int64)]
+)
 def test_equal_numbers_of_other_types_are_distinguished(number: object, dtype: Any) -> None:
     with fake_mode():
         for kind in (True, 1.0, 1):
             run_and_note(aten.mul.Tensor, torch.empty(3, dtype=torch.int64), kind)
-        assert run_and_note(aten.mul.Tensor, torch.empty(3, dtype=torch.int64), number)[1].dtype is dtype
+        assert (
+            run_and_note(aten.mul.Tensor, torch.empty(3, dtype=torch.int64), number)[1].dtype
+            is dtype
+        )
 
 
 def test_the_default_dtype_is_part_of_the_key() -> None:
@@ -196,16 +229,24 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(dispatch_cache._results) <= 2
 
 
-def test_a_step_records_the_same_with_and_without_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cover layers, checkpoints, gradient accumulation, a mask with known values, and an optimizer."""
+def test_a_step_records_the_same_with_and_without_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Cover layers, checkpoints, gradient accumulation, a mask with known values, and an
+    optimizer.
+    """
 
     def step() -> tuple[list[int], list[int]]:
         ledger = Ledger()
         with fake_mode(), Tracker(ledger):
-            model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)), torch.nn.LayerNorm(8))
+            model = torch.nn.Sequential(
+                *(torch.nn.Linear(8, 8) for _ in range(3)), torch.nn.LayerNorm(8)
+            )
             optimizer = torch.optim.AdamW(model.parameters())
             for _ in range(2):
-                hidden = checkpoint(model, torch.empty(5, 8, requires_grad=True), use_reentrant=False)
+                hidden = checkpoint(
+                    model, torch.empty(5, 8, requires_grad=True), use_reentrant=False
+                )
                 mask = torch.tensor([True, False, True, True, False])
                 (hidden[mask].exp() + hidden[mask]).sum().backward()
                 optimizer.step()
@@ -241,7 +282,10 @@ def freed() -> Any:
 @pytest.mark.parametrize("real", [REAL, REAL.long(), torch.ones(2, 1, dtype=torch.bool)])
 def test_lifting_a_new_tensor(real: Any) -> None:
     with fake_mode() as mode:
-        ours, its = dispatch_cache.by_rule(aten.lift_fresh.default, (real,), {}, mode), aten.lift_fresh.default(real)
+        ours, its = (
+            dispatch_cache.by_rule(aten.lift_fresh.default, (real,), {}, mode),
+            aten.lift_fresh.default(real),
+        )
         assert dispatch_cache._form(ours) == dispatch_cache._form(its)
         assert ours.fake_mode is mode
         assert ours.constant is its.constant is None
@@ -251,7 +295,10 @@ def test_lifting_a_new_tensor(real: Any) -> None:
 def test_selecting_a_row(dim: int, index: int) -> None:
     with fake_mode() as mode:
         for whole in (torch.empty(4, 6), torch.empty(3, 4, 6)[1]):
-            ours, its = dispatch_cache.by_rule(aten.select.int, (whole, dim, index), {}, mode), whole.select(dim, index)
+            ours, its = (
+                dispatch_cache.by_rule(aten.select.int, (whole, dim, index), {}, mode),
+                whole.select(dim, index),
+            )
             assert dispatch_cache._form(ours) == dispatch_cache._form(its)
             assert ours.untyped_storage()._cdata == whole.untyped_storage()._cdata
 

@@ -18,11 +18,19 @@ HIDDEN, INNER, COUNT, CHOSEN, TOKENS = 128, 512, 16, 2, 512
 
 def config(kind: str = "qwen3_moe") -> Any:
     shared = {
-        "num_hidden_layers": 2, "hidden_size": HIDDEN, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,
-        "num_experts_per_tok": CHOSEN, "use_cache": False, "output_router_logits": True,
-    }  # fmt: skip
+        "num_hidden_layers": 2,
+        "hidden_size": HIDDEN,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 64,
+        "num_experts_per_tok": CHOSEN,
+        "use_cache": False,
+        "output_router_logits": True,
+    }
     if kind == "mixtral":
-        return transformers.MixtralConfig(num_local_experts=COUNT, intermediate_size=INNER, **shared)
+        return transformers.MixtralConfig(
+            num_local_experts=COUNT, intermediate_size=INNER, **shared
+        )
     if kind == "qwen2_moe":
         return transformers.Qwen2MoeConfig(
             num_experts=COUNT,
@@ -31,10 +39,14 @@ def config(kind: str = "qwen3_moe") -> Any:
             intermediate_size=INNER,
             **shared,
         )
-    return transformers.Qwen3MoeConfig(num_experts=COUNT, moe_intermediate_size=INNER, head_dim=32, **shared)
+    return transformers.Qwen3MoeConfig(
+        num_experts=COUNT, moe_intermediate_size=INNER, head_dim=32, **shared
+    )
 
 
-def model(kind: str, implementation: str | None, dtype: Any = torch.bfloat16, attention: str = "sdpa") -> Any:
+def model(
+    kind: str, implementation: str | None, dtype: Any = torch.bfloat16, attention: str = "sdpa"
+) -> Any:
     settings = config(kind)
     settings._experts_implementation = implementation
     return fake_models.build(settings, dtype, attention)
@@ -54,7 +66,11 @@ def traced_model(
         made = model(kind, implementation, dtype, attention)
         fake_models.materialise(made)
         ids = torch.zeros(1, TOKENS, dtype=torch.long)
-        with fake_models.real_tensor_paths(), experts.routed(made, {"routing": routing}), torch.set_grad_enabled(grad):
+        with (
+            fake_models.real_tensor_paths(),
+            experts.routed(made, {"routing": routing}),
+            torch.set_grad_enabled(grad),
+        ):
             loss = made(input_ids=ids, labels=ids).loss
             if grad:
                 loss.backward()
@@ -74,26 +90,36 @@ def test_grouped_products_do_not_depend_on_routing(kind: str) -> None:
 def test_all_implementations_do_the_same_work(kind: str) -> None:
     grouped, looped = traced_model(kind, None), traced_model(kind, "eager")
     assert grouped.flops == pytest.approx(looped.flops, rel=0.001)
-    assert looped.flops == pytest.approx(traced_model(kind, "eager", routing="one").flops, rel=0.001)
+    assert looped.flops == pytest.approx(
+        traced_model(kind, "eager", routing="one").flops, rel=0.001
+    )
 
 
 def test_the_loop_over_experts_has_an_interval() -> None:
     """Without gradients one expert's share is live: an even one, or every token."""
-    even, worst = (traced_model("qwen3_moe", "eager", routing=routing, grad=False) for routing in ("even", "one"))
+    even, worst = (
+        traced_model("qwen3_moe", "eager", routing=routing, grad=False)
+        for routing in ("even", "one")
+    )
     share = TOKENS * CHOSEN // COUNT
-    per_token = 2 * (2 * INNER + INNER + INNER)  # gate and up together, the activated gate, the product
+    per_token = 2 * (
+        2 * INNER + INNER + INNER
+    )  # gate and up together, the activated gate, the product
     assert worst.most - even.most == pytest.approx((TOKENS - share) * per_token, rel=0.25)
     assert experts.depends_on_routing(model("qwen3_moe", "eager"))
 
 
 def test_a_gpu_without_grouped_products_loops_over_rows() -> None:
     old = traced_model("qwen3_moe", None, capability=(7, 5))
-    assert old.flops == pytest.approx(traced_model("qwen3_moe", "eager", capability=(7, 5)).flops, rel=0.001)
+    assert old.flops == pytest.approx(
+        traced_model("qwen3_moe", "eager", capability=(7, 5)).flops, rel=0.001
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_weights_in_float32_are_grouped_too(device: str) -> None:
-    # torch's fused attention of float32 and bfloat16 is not the same kernel, and counts other FLOPs.
+    # torch's fused attention of float32 and bfloat16 is not the same kernel, and counts other
+    # FLOPs.
     wide = traced_model("qwen3_moe", None, dtype=torch.float32, device=device, attention="eager")
     narrow = traced_model("qwen3_moe", None, device=device, attention="eager")
     assert wide.flops == pytest.approx(narrow.flops, rel=0.001)
@@ -102,7 +128,11 @@ def test_weights_in_float32_are_grouped_too(device: str) -> None:
 
 def test_a_dense_model_is_unchanged() -> None:
     dense = transformers.Qwen2Config(
-        num_hidden_layers=1, hidden_size=64, num_attention_heads=2, intermediate_size=64, vocab_size=64
+        num_hidden_layers=1,
+        hidden_size=64,
+        num_attention_heads=2,
+        intermediate_size=64,
+        vocab_size=64,
     )
     made = fake_models.build(dense, torch.bfloat16, "sdpa")
     assert experts.routing_of(made) is None

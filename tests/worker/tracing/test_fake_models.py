@@ -40,8 +40,13 @@ def kept_by(hooks: fake_models.OffloadedActivations, model: Model) -> int:
 
 def test_only_the_last_few_stay_and_gradients_have_their_shapes() -> None:
     model = Model()
-    assert 0 < kept_by(fake_models.offloaded_activations(model), model) <= fake_models.STASH < LAYERS
-    assert all(parameter.grad is not None and parameter.grad.shape == parameter.shape for parameter in model.parameters())
+    assert (
+        0 < kept_by(fake_models.offloaded_activations(model), model) <= fake_models.STASH < LAYERS
+    )
+    assert all(
+        parameter.grad is not None and parameter.grad.shape == parameter.shape
+        for parameter in model.parameters()
+    )
 
 
 def test_what_is_saved_twice_in_a_row_and_what_is_small_stays() -> None:
@@ -49,7 +54,9 @@ def test_what_is_saved_twice_in_a_row_and_what_is_small_stays() -> None:
     assert isinstance(hooks._pack(value), fake_models._OnHost)
     assert hooks._pack(value) is value and hooks._pack(small) is small
     weight = torch.nn.Parameter(value.clone())
-    assert hooks._pack(weight) is weight and isinstance(hooks._pack(weight.t()), torch.Tensor), "a view of a parameter"
+    assert hooks._pack(weight) is weight and isinstance(hooks._pack(weight.t()), torch.Tensor), (
+        "a view of a parameter"
+    )
 
 
 def test_the_constants_are_those_of_trl() -> None:
@@ -64,7 +71,9 @@ LENGTHS = [4, 2, 4, 4, 2, 3]
 
 
 def test_pieces_of_one_length_are_one_call() -> None:
-    """Attention of a vision tower over pieces of its patches: one call for each length, with the same shapes."""
+    """Attention of a vision tower over pieces of its patches: one call for each length, with the
+    same shapes.
+    """
     pytest.importorskip("transformers", minversion="5.10")
     from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as modelling
     from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
@@ -88,5 +97,9 @@ def test_pieces_of_one_length_are_one_call() -> None:
         assert len(calls) == len(LENGTHS)
         fake_models.join_pieces(attention)
         together = attention(hidden, **given)
-    assert calls[len(LENGTHS) :] == [(3, 4), (2, 2), (1, 3)]  # pieces of each length, and that length
+    assert calls[len(LENGTHS) :] == [
+        (3, 4),
+        (2, 2),
+        (1, 3),
+    ]  # pieces of each length, and that length
     assert together.shape == apart.shape

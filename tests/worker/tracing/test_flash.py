@@ -18,9 +18,14 @@ HEADS, KV_HEADS, SIZE, LAYERS, BATCH, LENGTH = 4, 2, 32, 2, 2, 96
 
 def model(attention: str) -> Any:
     config = transformers.Qwen2Config(
-        hidden_size=HEADS * SIZE, intermediate_size=256, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS, vocab_size=512, use_cache=False,
-    )  # fmt: skip
+        hidden_size=HEADS * SIZE,
+        intermediate_size=256,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        vocab_size=512,
+        use_cache=False,
+    )
     made = fake_models.build(config, torch.bfloat16, attention)
     fake_models.materialise(made)
     return made
@@ -68,7 +73,9 @@ def test_the_backward_pass_runs(how: dict[str, Any]) -> None:
         mask = torch.ones(BATCH, LENGTH, dtype=torch.long)
         mask[0, :16] = 0
         more = {"attention_mask": mask} if "padded" in how else {}
-        more |= {"position_ids": torch.arange(LENGTH).repeat(BATCH)[None]} if "packed" in how else {}
+        more |= (
+            {"position_ids": torch.arange(LENGTH).repeat(BATCH)[None]} if "packed" in how else {}
+        )
         with fake_models.real_tensor_paths():
             made(input_ids=torch.zeros(*batch, dtype=torch.long), **more).logits.sum().backward()
         assert all(parameter.grad is not None for parameter in made.parameters())

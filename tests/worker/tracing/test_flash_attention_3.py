@@ -18,8 +18,17 @@ STARTS_Q, STARTS_K = [0, 40, 100, 164], [0, 40, 140, 244]
 
 def tensors() -> Any:
     query = torch.empty(STARTS_Q[-1], HEADS, SIZE, dtype=torch.bfloat16, requires_grad=True)
-    key, value = (torch.empty(STARTS_K[-1], KV_HEADS, SIZE, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
-    return query, key, value, torch.tensor(STARTS_Q, dtype=torch.int32), torch.tensor(STARTS_K, dtype=torch.int32)
+    key, value = (
+        torch.empty(STARTS_K[-1], KV_HEADS, SIZE, dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(2)
+    )
+    return (
+        query,
+        key,
+        value,
+        torch.tensor(STARTS_Q, dtype=torch.int32),
+        torch.tensor(STARTS_K, dtype=torch.int32),
+    )
 
 
 def attend(given: Any, **more: Any) -> Any:
@@ -44,14 +53,20 @@ def test_it_keeps_its_inputs_the_output_and_a_number_per_row() -> None:
         given = tensors()
         return given, attend(given)
 
-    query, keys, starts = STARTS_Q[-1] * HEADS * SIZE * 2, 2 * STARTS_K[-1] * KV_HEADS * SIZE * 2, 2 * 4 * 4
+    query, keys, starts = (
+        STARTS_Q[-1] * HEADS * SIZE * 2,
+        2 * STARTS_K[-1] * KV_HEADS * SIZE * 2,
+        2 * 4 * 4,
+    )
     assert traced(code).left == 2 * query + keys + starts + STARTS_Q[-1] * HEADS * 4
     pairs = attention.pairs_of(STARTS_Q, STARTS_K, causal=True, window=-1)
     assert traced(code).flops == 4 * pairs * HEADS * SIZE
 
 
 def test_its_backward_pass_has_float32_accumulators() -> None:
-    """On Hopper rows are rounded up with 128 for each sequence of queries, at heads of 64, and of keys."""
+    """On Hopper rows are rounded up with 128 for each sequence of queries, at heads of 64, and
+    of keys.
+    """
 
     def code() -> Any:
         given = tensors()
@@ -62,7 +77,9 @@ def test_its_backward_pass_has_float32_accumulators() -> None:
     rows, keys = -(-(164 + 3 * 128) // 128) * 128, -(-(244 + 3 * 128) // 128) * 128
     accumulators = HEADS * rows * 4 * (2 + SIZE) + 2 * KV_HEADS * keys * SIZE * 4
     query, half = STARTS_Q[-1] * HEADS * SIZE * 2, STARTS_K[-1] * KV_HEADS * SIZE * 2
-    held = 2 * query + 2 * half + 32 + STARTS_Q[-1] * HEADS * 4  # inputs, output and sums of the forward pass
+    held = (
+        2 * query + 2 * half + 32 + STARTS_Q[-1] * HEADS * 4
+    )  # inputs, output and sums of the forward pass
     assert found.most == held + query + (query + 2 * half) + accumulators
     assert found.left == 2 * (query + 2 * half) + 32
     pairs = attention.pairs_of(STARTS_Q, STARTS_K, causal=True, window=-1)
@@ -71,8 +88,15 @@ def test_its_backward_pass_has_float32_accumulators() -> None:
 
 @pytest.mark.parametrize(
     ("capability", "size", "blocks"),
-    [((9, 0), 128, (64, 128)), ((9, 0), 256, (64, 80)), ((8, 6), 128, (64, 96)), ((8, 0), 64, (128, 128))],
+    [
+        ((9, 0), 128, (64, 128)),
+        ((9, 0), 256, (64, 80)),
+        ((8, 6), 128, (64, 96)),
+        ((8, 0), 64, (128, 128)),
+    ],
 )
-def test_blocks_are_those_of_the_card(capability: tuple[int, int], size: int, blocks: tuple[int, int]) -> None:
+def test_blocks_are_those_of_the_card(
+    capability: tuple[int, int], size: int, blocks: tuple[int, int]
+) -> None:
     with traced_gpu({"capability": list(capability)}):
         assert workspaces._flash3_blocks(size) == blocks

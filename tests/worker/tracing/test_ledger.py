@@ -47,10 +47,21 @@ def test_frees_after_the_end_are_ignored() -> None:
 
 def test_the_json_is_a_trace() -> None:
     rest = {
-        "basis": "traced", "versions": {}, "device": "cpu", "layers": 1, "work": [],
-        "inventory": {"parameters": 1, "trainable_parameters": 1, "weight_bytes": 1, "trainable_bytes": 1, "layer_bytes": [1],
-                      "layer_trainable": [1], "largest_parameter": 1},
-    }  # fmt: skip
+        "basis": "traced",
+        "versions": {},
+        "device": "cpu",
+        "layers": 1,
+        "work": [],
+        "inventory": {
+            "parameters": 1,
+            "trainable_parameters": 1,
+            "weight_bytes": 1,
+            "trainable_bytes": 1,
+            "layer_bytes": [1],
+            "layer_trainable": [1],
+            "largest_parameter": 1,
+        },
+    }
     trace = msgspec.convert({**written().as_json(), **rest}, Trace)
     assert trace.part_names == PARTS
     assert trace.peak_bytes == 170

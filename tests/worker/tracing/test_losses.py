@@ -1,8 +1,9 @@
 """Losses over a large vocabulary, against memory measured on an A100.
 
-The figures are those of liger-kernel's own benchmark table (`benchmark/data/all_benchmark_data.csv`, kernel
-`fused_linear_grpo_loss_token`, version 0.6.1): a GRPO loss with a reference, rows of 1,024 tokens, hidden size 4,096, a
-vocabulary of 128,256, bfloat16; `torch.cuda.max_memory_allocated` in MiB by rows, over several iterations.
+The figures are those of liger-kernel's own benchmark table
+(`benchmark/data/all_benchmark_data.csv`, kernel `fused_linear_grpo_loss_token`, version 0.6.1): a
+GRPO loss with a reference, rows of 1,024 tokens, hidden size 4,096, a vocabulary of 128,256,
+bfloat16; `torch.cuda.max_memory_allocated` in MiB by rows, over several iterations.
 """
 
 from __future__ import annotations
@@ -41,8 +42,14 @@ class Projections:
         def matrix(*shape: int, grad: bool = False) -> Any:
             return torch.empty(*shape, dtype=torch.bfloat16, requires_grad=grad)
 
-        self.policy, self.reference = matrix(VOCABULARY, HIDDEN, grad=True), matrix(VOCABULARY, HIDDEN)
-        self.hidden, self.reference_hidden = matrix(rows, ROW, HIDDEN, grad=True), matrix(rows, ROW, HIDDEN)
+        self.policy, self.reference = (
+            matrix(VOCABULARY, HIDDEN, grad=True),
+            matrix(VOCABULARY, HIDDEN),
+        )
+        self.hidden, self.reference_hidden = (
+            matrix(rows, ROW, HIDDEN, grad=True),
+            matrix(rows, ROW, HIDDEN),
+        )
         self.chosen = torch.zeros(rows, ROW, dtype=torch.long)
         self.mask, self.advantages = torch.ones(rows, ROW), matrix(rows)
 
@@ -68,7 +75,11 @@ def chunked(batch: Projections) -> Any:
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 
     loss = LigerFusedLinearGRPOLoss(
-        beta=0.1, compiled=True, use_ref_model=True, loss_type="bnpo", importance_sampling_level="token"
+        beta=0.1,
+        compiled=True,
+        use_ref_model=True,
+        loss_type="bnpo",
+        importance_sampling_level="token",
     )
     operands = (batch.hidden, batch.policy, batch.chosen, batch.mask, batch.advantages)
     return loss(*operands, ref_input=batch.reference_hidden, ref_weight=batch.reference)[0]
@@ -89,7 +100,9 @@ def test_a_loss_with_full_logits_grows_by_2028_mib_per_row() -> None:
     for fewer, more in ((2, 4), (4, 8), (8, 16)):
         slope = (peaks[more] - peaks[fewer]) / (more - fewer)
         assert slope == pytest.approx(2028, abs=0.1)
-        assert slope == pytest.approx((MATERIALISED[more] - MATERIALISED[fewer]) / (more - fewer), rel=0.0005)
+        assert slope == pytest.approx(
+            (MATERIALISED[more] - MATERIALISED[fewer]) / (more - fewer), rel=0.0005
+        )
 
 
 def test_the_peak_with_full_logits_is_the_measured_one() -> None:
@@ -104,14 +117,24 @@ def test_ligers_chunked_loss_grows_by_32_mib_per_row() -> None:
     its own: only it may import liger-kernel."""
     overlay = Path(OVERLAYS or "").resolve() / "foresight-liger"
     if not OVERLAYS or not overlay.is_dir():
-        pytest.skip("`make test-all` lays liger-kernel over the environment; AUTOTUNE_TRL_OVERLAYS names the folder")
+        pytest.skip(
+            "`make test-all` lays liger-kernel over the environment; AUTOTUNE_TRL_OVERLAYS names"
+            " the folder"
+        )
     code = (
         "import json; from tests.worker.tracing.test_losses import chunked, peak; "
         "print(json.dumps([peak(chunked, rows, use_liger_kernel=True) for rows in (2, 4, 8)]))"
     )
     environment = {**os.environ, "PYTHONPATH": str(overlay)}
     command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, env=environment, cwd=Path(__file__).parents[3])
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        env=environment,
+        cwd=Path(__file__).parents[3],
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     peaks = dict(zip((2, 4, 8), json.loads(done.stdout.splitlines()[-1]), strict=True))
     for fewer, more in ((2, 4), (4, 8)):
@@ -128,9 +151,17 @@ def test_trls_chunked_loss_does_not_grow_with_the_vocabulary() -> None:
     def code(rows: int) -> Any:
         batch = Projections(rows)
         flat = batch.hidden.reshape(-1, HIDDEN)
-        function.apply(flat, batch.policy, None, batch.chosen.reshape(-1), 1.0, 32768, None, 1.0, ("log_probs",))[
-            0
-        ].sum().backward()
+        function.apply(
+            flat,
+            batch.policy,
+            None,
+            batch.chosen.reshape(-1),
+            1.0,
+            32768,
+            None,
+            1.0,
+            ("log_probs",),
+        )[0].sum().backward()
         return batch
 
     peaks = {rows: traced(lambda rows=rows: code(rows)).most / MIB for rows in (8, 16)}

@@ -1,4 +1,6 @@
-"""Models of 2025 and 2026, cut to a few layers: every one is traced, with the parameters of its shape."""
+"""Models of 2025 and 2026, cut to a few layers: every one is traced, with the parameters of its
+shape.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ FAMILIES = (
     "granitemoe",
     "deepseek",
 )
-MODELS = [known for known in catalog.models() if str(known.config["model_type"]).startswith(FAMILIES)]
+MODELS = [
+    known for known in catalog.models() if str(known.config["model_type"]).startswith(FAMILIES)
+]
 FIRST_OF_TYPE = {known.config["model_type"]: known.ids[0] for known in reversed(MODELS)}
 """One model of each type is traced in every run, the others in `make test-long`."""
 
@@ -36,7 +40,9 @@ SHARING_LAYERS = 16  # Gemma 4 E2B and E4B: one layer beside those with caches o
 
 
 def layers_of(config: Any) -> int:
-    return SHARING_LAYERS if config.get("text_config", config).get("num_kv_shared_layers") else LAYERS
+    return (
+        SHARING_LAYERS if config.get("text_config", config).get("num_kv_shared_layers") else LAYERS
+    )
 
 
 def cut(config: Any, layers: int) -> dict[str, Any]:
@@ -44,7 +50,11 @@ def cut(config: Any, layers: int) -> dict[str, Any]:
     made = copy.deepcopy(dict(config))
     text = made.get("text_config", made)
     every = text["num_hidden_layers"]
-    text |= {name: value[:layers] for name, value in text.items() if isinstance(value, list) and len(value) == every}
+    text |= {
+        name: value[:layers]
+        for name, value in text.items()
+        if isinstance(value, list) and len(value) == every
+    }
     text["num_hidden_layers"] = layers
     if text.get("num_kv_shared_layers"):
         text["num_kv_shared_layers"] = max(0, text["num_kv_shared_layers"] - (every - layers))
@@ -53,17 +63,27 @@ def cut(config: Any, layers: int) -> dict[str, Any]:
 
 def specification(known: catalog.KnownModel, **settings: Any) -> dict[str, Any]:
     batch = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "bf16": True}
-    checkpointed = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    checkpointed = {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    }
     return {
         "model": {
-            "name": known.ids[0], "folder": None, "config": copy.deepcopy(dict(known.config)), "dtype": "bfloat16",
-            "layers": layers_of(known.config), "attn_implementation": None,
+            "name": known.ids[0],
+            "folder": None,
+            "config": copy.deepcopy(dict(known.config)),
+            "dtype": "bfloat16",
+            "layers": layers_of(known.config),
+            "attn_implementation": None,
         },
         "adapter": None,
         "settings": {**batch, **checkpointed, **settings},
         "lengths": {"prompt": 40, "completion": 40, "padded": False},
-        "device": "cpu", "sharding": {"kind": "none", "ranks": 1}, "micro_steps": None, "steps": 1,
-    }  # fmt: skip
+        "device": "cpu",
+        "sharding": {"kind": "none", "ranks": 1},
+        "micro_steps": None,
+        "steps": 1,
+    }
 
 
 def test_there_are_enough() -> None:
@@ -74,7 +94,9 @@ def test_there_are_enough() -> None:
 @pytest.mark.parametrize(
     "known",
     [
-        pytest.param(known, id=name, marks=[] if name in FIRST_OF_TYPE.values() else [pytest.mark.long])
+        pytest.param(
+            known, id=name, marks=[] if name in FIRST_OF_TYPE.values() else [pytest.mark.long]
+        )
         for known in MODELS
         for name in known.ids[:1]
     ],
@@ -94,19 +116,35 @@ def test_what_fails_in_trl_is_refused_with_what_helps(kind: str) -> None:
     known = next(known for known in MODELS if known.config["model_type"] == kind)
     step_trace.warm({"model": {"config": {"model_type": kind}}})
     with pytest.raises(Untraceable, match=r"num_experts.*Set router_aux_loss_coef to 0\.0"):
-        step_trace.trace({**specification(known, num_generations=2, per_device_train_batch_size=2), "method": "grpo"})
+        step_trace.trace(
+            {
+                **specification(known, num_generations=2, per_device_train_batch_size=2),
+                "method": "grpo",
+            }
+        )
 
 
 MIXTURE = {
-    "model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "num_experts": 16,
-    "num_experts_per_tok": 2, "_experts_implementation": "eager",
-}  # fmt: skip
+    "model_type": "qwen3_moe",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 64,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "_experts_implementation": "eager",
+}
 
 
 @pytest.mark.parametrize("routing", ["even", "one"])
 def test_a_stand_in_step_sends_a_token_to_its_experts_alone(routing: str) -> None:
-    """In the loop over experts each takes the tokens routed to it, as in traces of TRL's trainers."""
+    """In the loop over experts each takes the tokens routed to it, as in traces of TRL's
+    trainers.
+    """
     known = next(known for known in MODELS if known.config["model_type"] == "qwen3_next")
     spec = {**specification(known, gradient_checkpointing=False), "routing": routing}
     spec["model"] = {**spec["model"], "config": MIXTURE, "layers": None}
@@ -115,5 +153,9 @@ def test_a_stand_in_step_sends_a_token_to_its_experts_alone(routing: str) -> Non
     tokens, layers, hidden, width, heads, groups = 80, 2, 64, 128, 64, 32
     attention_and_router = 2 * hidden * heads + 2 * hidden * groups + hidden * 16
     experts = 2 * 3 * hidden * width  # a token's two of sixteen
-    assert forward["in_layers"]["bfloat16"] == 2 * tokens * layers * (attention_and_router + experts)
-    assert ("experts are assumed to be loaded evenly" in " ".join(trace["notes"])) == (routing == "even")
+    assert forward["in_layers"]["bfloat16"] == 2 * tokens * layers * (
+        attention_and_router + experts
+    )
+    assert ("experts are assumed to be loaded evenly" in " ".join(trace["notes"])) == (
+        routing == "even"
+    )

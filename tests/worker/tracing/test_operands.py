@@ -18,12 +18,18 @@ aten = torch.ops.aten
 def visible(*, causal: bool, window: int | None) -> int:
     """Count the keys that the queries of one row see."""
     return sum(
-        sum(1 for key in range(LENGTH) if not causal or (key <= query and (window is None or query - key < window)))
+        sum(
+            1
+            for key in range(LENGTH)
+            if not causal or (key <= query and (window is None or query - key < window))
+        )
         for query in range(LENGTH)
     )
 
 
-@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 32), (True, 1000)])
+@pytest.mark.parametrize(
+    ("causal", "window"), [(False, None), (True, None), (True, 32), (True, 1000)]
+)
 def test_pairs_are_those_that_the_mask_leaves(causal: bool, window: int | None) -> None:
     counted = LENGTH * operands.seen_keys(LENGTH, causal=causal, window=window)
     assert counted == pytest.approx(visible(causal=causal, window=window), rel=0.02)
@@ -37,18 +43,42 @@ def flops_of(name: str, *args: object, **kwargs: object) -> float:
 
 
 def test_both_layouts_of_one_kernel_count_the_same() -> None:
-    query, key = (torch.empty(ROWS, LENGTH, heads, SIZE, device="meta") for heads in (HEADS, KV_HEADS))
-    rows_first = flops_of("_flash_attention_forward", query, key, key, None, None, LENGTH, LENGTH, 0.0, True, False)
+    query, key = (
+        torch.empty(ROWS, LENGTH, heads, SIZE, device="meta") for heads in (HEADS, KV_HEADS)
+    )
+    rows_first = flops_of(
+        "_flash_attention_forward", query, key, key, None, None, LENGTH, LENGTH, 0.0, True, False
+    )
     turned = [tensor.transpose(1, 2) for tensor in (query, key, key)]
     assert flops_of("_scaled_dot_product_flash_attention", *turned, 0.0, True) == rows_first
-    assert rows_first == pytest.approx(4 * ROWS * HEADS * SIZE * visible(causal=True, window=None), rel=0.02)
+    assert rows_first == pytest.approx(
+        4 * ROWS * HEADS * SIZE * visible(causal=True, window=None), rel=0.02
+    )
 
 
 def test_the_backward_pass_has_five_products_for_two() -> None:
-    query, key = (torch.empty(ROWS, LENGTH, heads, SIZE, device="meta") for heads in (HEADS, KV_HEADS))
-    forward = flops_of("_flash_attention_forward", query, key, key, None, None, LENGTH, LENGTH, 0.0, True, False)
+    query, key = (
+        torch.empty(ROWS, LENGTH, heads, SIZE, device="meta") for heads in (HEADS, KV_HEADS)
+    )
+    forward = flops_of(
+        "_flash_attention_forward", query, key, key, None, None, LENGTH, LENGTH, 0.0, True, False
+    )
     backward = flops_of(
-        "_flash_attention_backward", query, query, key, key, query, None, None, None, LENGTH, LENGTH, 0.0, True, None, None
+        "_flash_attention_backward",
+        query,
+        query,
+        key,
+        key,
+        query,
+        None,
+        None,
+        None,
+        LENGTH,
+        LENGTH,
+        0.0,
+        True,
+        None,
+        None,
     )
     assert backward == 2.5 * forward
 
@@ -59,9 +89,14 @@ def test_attention_is_counted_apart_from_products() -> None:
         tracker.ledger.enter("forward")
         query = torch.empty(ROWS, LENGTH, HEADS, SIZE)
         torch.nn.functional.linear(query, torch.empty(SIZE, SIZE))
-        aten._flash_attention_forward(query, query, query, None, None, LENGTH, LENGTH, 0.0, True, False)
+        aten._flash_attention_forward(
+            query, query, query, None, None, LENGTH, LENGTH, 0.0, True, False
+        )
     assert tracker.ledger.flops["forward", "float32"] == 2 * ROWS * LENGTH * HEADS * SIZE * SIZE
-    assert tracker.ledger.flops["forward", "attention:float32"] == 2 * ROWS * HEADS * LENGTH * LENGTH * SIZE
+    assert (
+        tracker.ledger.flops["forward", "attention:float32"]
+        == 2 * ROWS * HEADS * LENGTH * LENGTH * SIZE
+    )
 
 
 def test_a_list_changed_in_place_is_read_and_written() -> None:

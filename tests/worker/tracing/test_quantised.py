@@ -64,7 +64,10 @@ def test_a_weight_is_there_whole_while_it_is_packed_in_4_bits() -> None:
             {"load_in_4bit": True, "bnb_4bit_use_double_quant": True},
             COUNT // 2 + BLOCKS + math.ceil(BLOCKS / 256) * 4 + (16 + 256 + 1) * 4,
         ),
-        ({"load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}, COUNT // 2 + BLOCKS * 4 + 16 * 4),
+        (
+            {"load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
+            COUNT // 2 + BLOCKS * 4 + 16 * 4,
+        ),
         ({"load_in_8bit": True}, COUNT + ROWS * 4),
         ({"gptq_bits": 4}, COUNT // 2 + 2 * ROWS // 2 + 2 * ROWS * 2 + COLUMNS * 4),
         ({"gptq_bits": 8, "group_size": 64}, COUNT + 4 * ROWS + 4 * ROWS * 2 + COLUMNS * 4),
@@ -85,7 +88,9 @@ def forward(settings: dict[str, Any], dtype: Any = torch.bfloat16, bias: bool = 
 
 
 @pytest.mark.parametrize("settings", [{"load_in_4bit": True}, {"gptq_bits": 4}])
-def test_the_weight_is_unpacked_for_the_product_and_freed(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weight_is_unpacked_for_the_product_and_freed(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(releases, "version", lambda package: "2.0.0")
     peaks = forward(settings)
     held = weights(settings) + ROWS * 64 * 2 + TOKENS * (COLUMNS + ROWS) * 2
@@ -95,11 +100,16 @@ def test_the_weight_is_unpacked_for_the_product_and_freed(settings: dict[str, An
 
 
 @pytest.mark.parametrize("installed", ["2.1.0", "7.7.0", None])
-def test_gptqmodel_keeps_the_unpacked_weight_of_a_training_layer(installed: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gptqmodel_keeps_the_unpacked_weight_of_a_training_layer(
+    installed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if installed:
         monkeypatch.setattr(releases, "version", lambda package: installed)
     peaks = forward({"gptq_bits": 4})
-    assert peaks.left == weights({"gptq_bits": 4}) + ROWS * 64 * 2 + TOKENS * (COLUMNS + ROWS) * 2 + COUNT * 2
+    assert (
+        peaks.left
+        == weights({"gptq_bits": 4}) + ROWS * 64 * 2 + TOKENS * (COLUMNS + ROWS) * 2 + COUNT * 2
+    )
     assert peaks.flops == 2 * TOKENS * COUNT
 
 
@@ -122,13 +132,19 @@ def test_8bit_packs_the_input_and_accumulates_in_int32() -> None:
     assert peaks.flops == 2 * TOKENS * COUNT
 
 
-@pytest.mark.parametrize("settings", [{"load_in_4bit": True}, {"load_in_8bit": True}, {"gptq_bits": 4}])
+@pytest.mark.parametrize(
+    "settings", [{"load_in_4bit": True}, {"load_in_8bit": True}, {"gptq_bits": 4}]
+)
 def test_the_input_gets_a_gradient_and_the_weight_none(settings: dict[str, Any]) -> None:
     def code() -> None:
         model = made(settings, bias=True)
         x = torch.empty(2, TOKENS, COLUMNS, dtype=torch.bfloat16, requires_grad=True)
         model(x).sum().backward()
-        assert x.grad.shape == x.shape and model.body.weight.grad is None and model.body.bias.grad is None
+        assert (
+            x.grad.shape == x.shape
+            and model.body.weight.grad is None
+            and model.body.bias.grad is None
+        )
 
     assert traced(code).flops == 2 * 2 * TOKENS * (2 * COUNT + 3 * ROWS * 64)
 
@@ -150,7 +166,12 @@ def followed_model(settings: dict[str, Any]) -> Any:
 def causal(settings: dict[str, Any]) -> Any:
     transformers = pytest.importorskip("transformers")
     config = transformers.Qwen2Config(
-        hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=512
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=512,
     )
     model = fake_models.build(config, torch.bfloat16, "sdpa")
     quantised.quantise(model, {"model": {"dtype": "bfloat16", **settings}})
@@ -162,17 +183,26 @@ def test_pefts_preparation_casts_only_unpacked_parameters() -> None:
     model = peft.prepare_model_for_kbit_training(causal({"load_in_4bit": True}))
     kinds = {name: parameter.dtype for name, parameter in model.named_parameters()}
     assert kinds["model.layers.0.self_attn.q_proj.weight"] is torch.uint8
-    assert kinds["model.norm.weight"] is kinds["model.embed_tokens.weight"] is kinds["lm_head.weight"] is torch.float32
+    assert (
+        kinds["model.norm.weight"]
+        is kinds["model.embed_tokens.weight"]
+        is kinds["lm_head.weight"]
+        is torch.float32
+    )
     assert model.is_gradient_checkpointing
 
 
 def test_packed_weights_stored_as_bfloat16_are_not_cast() -> None:
     peft, _ = pytest.importorskip("peft"), pytest.importorskip("bitsandbytes")
-    model = peft.prepare_model_for_kbit_training(causal({"load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}))
+    model = peft.prepare_model_for_kbit_training(
+        causal({"load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"})
+    )
     assert model.model.layers[0].self_attn.q_proj.weight.dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("settings", [{"load_in_4bit": True}, {"load_in_8bit": True}, {"gptq_bits": 4}])
+@pytest.mark.parametrize(
+    "settings", [{"load_in_4bit": True}, {"load_in_8bit": True}, {"gptq_bits": 4}]
+)
 @pytest.mark.parametrize("more", [{}, {"lora_dropout": 0.1}, {"use_dora": True}])
 def test_adapters_train_on_quantised_models(settings: dict[str, Any], more: dict[str, Any]) -> None:
     peft = pytest.importorskip("peft")
@@ -180,29 +210,44 @@ def test_adapters_train_on_quantised_models(settings: dict[str, Any], more: dict
         pytest.skip("peft has no DoRA for GPTQ")
 
     def code() -> None:
-        model = peft.prepare_model_for_kbit_training(causal(settings), use_gradient_checkpointing=False)
+        model = peft.prepare_model_for_kbit_training(
+            causal(settings), use_gradient_checkpointing=False
+        )
         with fake_models.adapters_on_meta():
-            model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **more))
+            model = peft.get_peft_model(
+                model, peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **more)
+            )
         fake_models.materialise(model)
         ids = torch.zeros(2, 32, dtype=torch.long)
         with torch.autocast("cuda", dtype=torch.bfloat16), fake_models.real_tensor_paths():
             model(input_ids=ids, labels=ids).loss.backward()
-        trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+        trained = {
+            name for name, parameter in model.named_parameters() if parameter.grad is not None
+        }
         assert trained and all("lora_" in name for name in trained)
 
     traced(code)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("settings", "bits"), [({"load_in_4bit": True}, 4), ({"load_in_8bit": True}, 8), ({"gptq_bits": 4}, 4)])
+@pytest.mark.parametrize(
+    ("settings", "bits"),
+    [({"load_in_4bit": True}, 4), ({"load_in_8bit": True}, 8), ({"gptq_bits": 4}, 4)],
+)
 def test_trls_own_trainer_trains_quantised_models(settings: dict[str, Any], bits: int) -> None:
     pytest.importorskip("trl")
     from autotune.worker.trl import step_trace
 
     shape = {
-        "model_type": "qwen2", "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": 1024, "tie_word_embeddings": False,
-    }  # fmt: skip
+        "model_type": "qwen2",
+        "num_hidden_layers": 2,
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1024,
+        "tie_word_embeddings": False,
+    }
     linear = 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 1024)
 
     def weights(packed: dict[str, Any]) -> int:
@@ -213,14 +258,27 @@ def test_trls_own_trainer_trains_quantised_models(settings: dict[str, Any], bits
                 "steps": 2,
                 "micro_steps": None,
                 "sharding": {"kind": "none", "ranks": 1},
-                "model": {"name": "x", "folder": None, "config": shape, "dtype": "bfloat16", **packed},
+                "model": {
+                    "name": "x",
+                    "folder": None,
+                    "config": shape,
+                    "dtype": "bfloat16",
+                    **packed,
+                },
                 "adapter": {"lora_r": 8, "lora_target_modules": ["q_proj", "v_proj"]},
                 "trust_remote_code": False,
-                "settings": {"per_device_train_batch_size": 2, "bf16": True, "gradient_checkpointing": False},
+                "settings": {
+                    "per_device_train_batch_size": 2,
+                    "bf16": True,
+                    "gradient_checkpointing": False,
+                },
                 "lengths": {"prompt": 32, "completion": 32, "padded": False},
             }
         )
-        part, freed = answer["part_names"].index("weights"), {-entry - 1 for entry in answer["events"] if entry < 0}
+        part, freed = (
+            answer["part_names"].index("weights"),
+            {-entry - 1 for entry in answer["events"] if entry < 0},
+        )
         held = (at for at, kind in enumerate(answer["parts"]) if kind == part and at not in freed)
         return sum(answer["sizes"][at] for at in held)
 
@@ -274,7 +332,9 @@ def test_small_parameters_have_float32_state_and_are_not_paged() -> None:
     assert state("paged_adamw_32bit", 99_999)[0] == 2 * 99_999 * 4
 
 
-@pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adamw_torch_4bit", "adamw_hf"])
+@pytest.mark.parametrize(
+    "name", ["adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adamw_torch_4bit", "adamw_hf"]
+)
 def test_other_optimizers_are_not_bitsandbytes(name: str) -> None:
     assert bitsandbytes_optimizers.optimizer_for(name, [torch.nn.Parameter(torch.empty(1))]) is None
 
@@ -284,12 +344,16 @@ def test_transformers_finds_them_by_name_with_float32_state_for_embeddings() -> 
     embedding = torch.nn.Embedding(64, 128)
     before = bitsandbytes_optimizers._Manager._only
     with bitsandbytes_optimizers.installed():
-        arguments = transformers.TrainingArguments(output_dir="unused", optim="adamw_8bit", use_cpu=True, report_to=[])
+        arguments = transformers.TrainingArguments(
+            output_dir="unused", optim="adamw_8bit", use_cpu=True, report_to=[]
+        )
         kind, options = transformers.Trainer.get_optimizer_cls_and_kwargs(arguments)
         assert kind.__module__ == "bitsandbytes.optim" and options["optim_bits"] == 8
         import bitsandbytes
 
-        bitsandbytes.optim.GlobalOptimManager.get_instance().register_module_override(embedding, "weight", {"optim_bits": 32})
+        bitsandbytes.optim.GlobalOptimManager.get_instance().register_module_override(
+            embedding, "weight", {"optim_bits": 32}
+        )
         optimizer = kind(embedding.parameters(), **options)
         embedding.weight.grad = torch.zeros_like(embedding.weight)
         optimizer.step()

@@ -21,7 +21,10 @@ SMALL = {"batch": 1, "length": 8, "shape": {"num_hidden_layers": 2}}
 @pytest.fixture(scope="module")
 def whole() -> int:
     """Bytes of all parameters."""
-    return sum(p.numel() * p.element_size() for p in two_ranks_loop.build({"kind": "none", **SMALL}).parameters())
+    return sum(
+        p.numel() * p.element_size()
+        for p in two_ranks_loop.build({"kind": "none", **SMALL}).parameters()
+    )
 
 
 def weights_at_first_forward(trace: Trace) -> int:
@@ -39,7 +42,9 @@ def test_on_a_gpu_the_whole_model_is_never_on_the_device(whole: int) -> None:
     trace = two_ranks.followed({"kind": "fsdp2", **SMALL}, 0, device="cuda")
     load = max(at for mark, span in trace.stretches() if mark.phase == "load" for at in span)
     embeddings = two_ranks_loop.SHAPE["vocab_size"] * two_ranks_loop.SHAPE["hidden_size"] * 4
-    assert embeddings < two_ranks.peaks(trace)["load0"] < 0.6 * whole + embeddings  # one parameter is whole at a time
+    assert (
+        embeddings < two_ranks.peaks(trace)["load0"] < 0.6 * whole + embeddings
+    )  # one parameter is whole at a time
     assert weights_at_first_forward(trace) == pytest.approx(whole / 2, rel=0.001)
     assert trace.marks[0].event == 0
     assert load < len(trace.events)
@@ -48,8 +53,13 @@ def test_on_a_gpu_the_whole_model_is_never_on_the_device(whole: int) -> None:
 def test_on_a_gpu_each_parameter_arrives_whole_and_is_sharded_while_the_next_one_is_there() -> None:
     """accelerate's order: the next whole parameter is requested before the last one is freed."""
     trace = two_ranks.followed({"kind": "fsdp2", **SMALL}, 0, device="cuda")
-    parameters = [p.numel() * p.element_size() for p in two_ranks_loop.build({"kind": "none", **SMALL}).parameters()]
-    load = [trace.events[at] for mark, span in trace.stretches() if mark.phase == "load" for at in span]
+    parameters = [
+        p.numel() * p.element_size()
+        for p in two_ranks_loop.build({"kind": "none", **SMALL}).parameters()
+    ]
+    load = [
+        trace.events[at] for mark, span in trace.stretches() if mark.phase == "load" for at in span
+    ]
     whole = [entry for entry in load if entry > 0 and -entry in load]
     assert [trace.sizes[entry - 1] for entry in whole] == parameters
     for entry, following in itertools.pairwise(whole):
@@ -61,14 +71,22 @@ def test_on_a_gpu_each_parameter_arrives_whole_and_is_sharded_while_the_next_one
 def test_gathered_and_reduced_buffers_are_communication(whole: int) -> None:
     trace = two_ranks.followed({"kind": "fsdp2", **SMALL, "bf16": True}, 0, device="cuda")
     number = trace.part_names.index("communication")
-    gathered = sum(size for size, part in zip(trace.sizes, trace.parts, strict=True) if part == number)
-    assert gathered > 4 * whole / 2  # in bfloat16: into a buffer and out of it, forward and backward
+    gathered = sum(
+        size for size, part in zip(trace.sizes, trace.parts, strict=True) if part == number
+    )
+    assert (
+        gathered > 4 * whole / 2
+    )  # in bfloat16: into a buffer and out of it, forward and backward
 
 
 def test_an_adapter_is_part_of_its_layers_unit(whole: int) -> None:
-    """The Trainer has PEFT's wrap policy for FSDP1 alone: under FSDP2 each decoder layer is gathered by itself."""
+    """The Trainer has PEFT's wrap policy for FSDP1 alone: under FSDP2 each decoder layer is
+    gathered by itself.
+    """
     pytest.importorskip("peft")
-    trace = two_ranks.followed({"kind": "fsdp2", **SMALL, "bf16": True, "lora_r": 4}, 0, device="cuda")
+    trace = two_ranks.followed(
+        {"kind": "fsdp2", **SMALL, "bf16": True, "lora_r": 4}, 0, device="cuda"
+    )
     number = trace.part_names.index("communication")
     gathered = [size for size, part in zip(trace.sizes, trace.parts, strict=True) if part == number]
     assert max(gathered) < 0.6 * whole / 2  # one unit in bfloat16, never the whole model
@@ -90,7 +108,9 @@ def test_offloading_fsdp2_is_refused_by_name() -> None:
 def test_accelerate_casts_unless_fsdp2_or_zero(kind: str) -> None:
     from autotune.worker.tracing import fsdp2
 
-    assert fsdp2.autocasts({"sharding": {"kind": kind, "ranks": 2}}) == (kind in ("none", "ddp", "fsdp1"))
+    assert fsdp2.autocasts({"sharding": {"kind": kind, "ranks": 2}}) == (
+        kind in ("none", "ddp", "fsdp1")
+    )
 
 
 def test_deepspeed_trains_in_one_dtype() -> None:
@@ -114,7 +134,9 @@ def test_every_use_has_its_end_and_every_trained_parameter_its_gradient() -> Non
 
 def test_hooks_change_no_allocation() -> None:
     """Compare the loop with and without hooks."""
-    peaks: dict[str, Any] = {kind: two_ranks.followed({"kind": kind, **SMALL}, 0).peak_bytes for kind in ("none", "ddp")}
+    peaks: dict[str, Any] = {
+        kind: two_ranks.followed({"kind": kind, **SMALL}, 0).peak_bytes for kind in ("none", "ddp")
+    }
     assert peaks["none"] == peaks["ddp"]
 
 
@@ -122,7 +144,9 @@ def test_under_zero3_a_linear_layer_always_saves_its_input() -> None:
     case = {**SMALL, "batch": 2, "length": 64, "lora_r": 4}
     plain, kept = (two_ranks.followed({"kind": kind, **case}, 0) for kind in ("zero2", "zero3"))
     hidden = 2 * 64 * two_ranks_loop.SHAPE["hidden_size"] * 4
-    assert two_ranks.peaks(kept)["backward1"] >= two_ranks.peaks(plain)["backward1"] + hidden  # the projection's, at least
+    assert (
+        two_ranks.peaks(kept)["backward1"] >= two_ranks.peaks(plain)["backward1"] + hidden
+    )  # the projection's, at least
 
 
 def test_reads_of_an_adapters_matrices_are_recorded() -> None:
@@ -131,11 +155,15 @@ def test_reads_of_an_adapters_matrices_are_recorded() -> None:
     read = {use[2] for use in trace.usage.uses if use[1] == parameter_uses.READ}
     assert read
     assert all(trace.usage.parameters[index].trains for index in read)
-    assert len(read) == 2 * 7  # the first of each pair, in every projection of both layers: its dtype is read
+    assert (
+        len(read) == 2 * 7
+    )  # the first of each pair, in every projection of both layers: its dtype is read
 
 
 def test_of_modules_that_return_one_tensor_the_outermost_begins_its_backward_first() -> None:
-    """ZeRO-3 gives each a node of its own in the graph; the decoder returns what its last norm returned."""
+    """ZeRO-3 gives each a node of its own in the graph; the decoder returns what its last norm
+    returned.
+    """
     case = {"kind": "zero3", **SMALL}
     names = [name for name, _ in two_ranks_loop.build(case).named_modules()]
     usage = two_ranks.followed(case, 0).usage
@@ -144,8 +172,12 @@ def test_of_modules_that_return_one_tensor_the_outermost_begins_its_backward_fir
     assert begun[:4] == ["", "lm_head", "model", "model.norm"]
 
 
-def test_zero3_waits_forever_for_the_backward_of_a_module_that_ran_without_gradients_meanwhile() -> None:
-    """DeepSpeed's counter is the module's, not the pass's: weights stay gathered until the backward pass is over."""
+def test_zero3_waits_forever_for_the_backward_of_a_module_that_ran_without_gradients_meanwhile() -> (
+    None
+):
+    """DeepSpeed's counter is the module's, not the pass's: weights stay gathered until the
+    backward pass is over.
+    """
 
     class Ledger:
         events: tuple[int, ...] = ()

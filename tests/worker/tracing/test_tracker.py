@@ -21,7 +21,11 @@ KB = 1024
 @contextmanager
 def tracked(**options: Any) -> Iterator[Tracker]:
     tracker = Tracker(Ledger(), **options)
-    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True), tracker, unseen_calls(tracker, "cuda"):
+    with (
+        torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True),
+        tracker,
+        unseen_calls(tracker, "cuda"),
+    ):
         yield tracker
 
 
@@ -67,7 +71,8 @@ def test_gradients_of_one_tensor_accumulate_in_place() -> None:
         middle = leaf * 2
         (middle.exp() + middle.sin()).sum().backward()
 
-    # leaf, middle (kept by sin), exp's result (kept), cos's and one product per branch: never a third gradient of `middle`.
+    # leaf, middle (kept by sin), exp's result (kept), cos's and one product per branch: never a
+    # third gradient of `middle`.
     with tracked() as tracker:
         twice_used()
     adds = [size for size in tracker.ledger.sizes if size == KB]
@@ -119,7 +124,8 @@ def test_a_sum_in_a_python_backward_is_a_new_tensor() -> None:
     def step() -> None:
         Adding.apply(torch.zeros(256, requires_grad=True)).sum().backward()
 
-    # the leaf and its clone's gradient expanded from one number; then both ones and their sum at once
+    # the leaf and its clone's gradient expanded from one number; then both ones and their sum at
+    # once
     assert peak_of(step) >= 4 * KB
 
 

@@ -31,7 +31,11 @@ def traced(code: Callable[[], Any], spec: Mapping[str, Any] | None = None) -> Pe
     specification = {"device": "cuda", "settings": {}, "model": {}, **(spec or {})}
     ledger, peaks = Ledger(), Peaks()
     tracker = Tracker(ledger, workspaces=workspaces_for(specification))
-    with cuda_choices.as_on_cuda(specification), FakeTensorMode(allow_non_fake_inputs=True), tracker:
+    with (
+        cuda_choices.as_on_cuda(specification),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        tracker,
+    ):
         result = code()
         peaks.most, peaks.left = ledger.peak, ledger.live
         del result
