@@ -1,1 +1,13 @@
-"""Memory and speed from a trace, a composition and hardware: pure functions, no device."""
+"""Memory and speed from a trace, a composition and hardware: pure functions, no device.
+
+    trace -> sharding/            what the ranks exchange and keep
+          -> trace_context.py     what surrounds the step: weight_sync.py, trainer_rollout.py
+          -> step_in_context.py   that, put into the trace by insertion.py
+          -> replay.py            torch's allocator: allocator.py, allocator_compiled.py
+          -> timeline.py          the phases, beside rollout_engine.py and other_models.py
+          -> predictor.py         the verdict
+          -> throughput/          the speed
+
+model_shape.py reads a model's config.json; screening/ derives traces of candidates from a few;
+unknown_facts.py predicts where facts are missing.
+"""

@@ -169,7 +169,11 @@ class CachingAllocator:
         if size == 0:
             return  # torch hands out no block for an empty tensor
         rounded = -(-size // MIN_BLOCK) * MIN_BLOCK
-        pool = self._pool(self._streams.get(number, 0), rounded)
+        stream = self._streams.get(number, 0)
+        if stream not in self._pools:
+            self._pools[stream] = (Pool(small=False), Pool(small=True))
+        large, small = self._pools[stream]
+        pool = small if rounded <= SMALL_REQUEST else large
         block = self._best_fit(pool, rounded) or self._new_block(pool, rounded)
         if self._splits(block, rounded):
             pool.add(_cut(block, rounded))
@@ -200,13 +204,6 @@ class CachingAllocator:
                     self._unmap(pool, block)
                 elif block.before is None and block.after is None:
                     self._release(pool, block)
-
-    def _pool(self, stream: int, size: int) -> Pool:
-        pools = self._pools.get(stream)
-        if pools is None:
-            pools = self._pools[stream] = (Pool(small=False), Pool(small=True))
-        large, small = pools
-        return small if size <= SMALL_REQUEST else large
 
     def _all_pools(self) -> Iterator[Pool]:
         for large, small in self._pools.values():
@@ -371,14 +368,14 @@ def _free_size(block: AllocatorBlock | None) -> int:
 
 def _cut(block: AllocatorBlock, size: int) -> AllocatorBlock:
     """Shrink the block to `size` bytes; return the rest, linked behind it."""
-    rest = AllocatorBlock(block.address + size, block.size - size, block.state, block.pool)
-    rest.before = block
-    rest.after = block.after
+    remainder = AllocatorBlock(block.address + size, block.size - size, block.state, block.pool)
+    remainder.before = block
+    remainder.after = block.after
     if block.after is not None:
-        block.after.before = rest
-    block.after = rest
+        block.after.before = remainder
+    block.after = remainder
     block.size = size
-    return rest
+    return remainder
 
 
 def _join(block: AllocatorBlock, neighbour: AllocatorBlock, pool: Pool) -> None:

@@ -121,9 +121,9 @@ def replay_events(
     sizes = np.ascontiguousarray(sizes, dtype=np.int64)
     pools = POOLS_PER_STREAM * (1 + int(arrays.streams.max(initial=0)))
     any_waits = arrays.waits.max(initial=NONE) > NONE
-    most = INITIAL_BLOCKS
+    block_count = INITIAL_BLOCKS
     while True:  # all arrays are held here while `_run` uses them: see `_uncounted`
-        blocks, lists = _empty_heap(most, pools, capacity)
+        blocks, lists = _empty_heap(block_count, pools, capacity)
         holder = np.full(len(sizes), NONE, dtype=np.int64)
         waiting = np.zeros(len(sizes) if any_waits else 0, dtype=np.int64)
         peaks = np.zeros((rows + 1, PEAK_COLUMNS), dtype=np.int64)
@@ -134,7 +134,7 @@ def replay_events(
         if counters[SPARES] >= 0:
             failure = None if completed else _out_of_memory(counters)
             return ReplayPeaks(peaks, reached, int(counters[RETRIES]), failure)
-        most *= MORE_BLOCKS
+        block_count *= MORE_BLOCKS
 
 
 def _require_sizes(arrays: EventArrays, sizes: Integers) -> None:
@@ -143,14 +143,14 @@ def _require_sizes(arrays: EventArrays, sizes: Integers) -> None:
         raise IndexError("the sizes are not those of the trace's allocations")
 
 
-def _empty_heap(most: int, pools: int, capacity: int | None) -> Heap:
+def _empty_heap(block_count: int, pools: int, capacity: int | None) -> Heap:
     """Return arrays for so many blocks, none of which exists yet."""
-    blocks = np.zeros((most, BLOCK_COLUMNS), dtype=np.int64)
-    lists = np.zeros((POOLS + pools, max(most, pools)), dtype=np.int64)
-    lists[TOTALS, SPARES] = most
+    blocks = np.zeros((block_count, BLOCK_COLUMNS), dtype=np.int64)
+    lists = np.zeros((POOLS + pools, max(block_count, pools)), dtype=np.int64)
+    lists[TOTALS, SPARES] = block_count
     lists[TOTALS, CAPACITY] = NONE if capacity is None else capacity
     lists[TOTALS, ADDRESSES] = rules.ADDRESS_SPACE_BYTES
-    lists[SPARE, :most] = np.arange(most)
+    lists[SPARE, :block_count] = np.arange(block_count)
     return blocks, lists
 
 
@@ -209,12 +209,12 @@ def _insert(heap: Heap, block: int) -> None:
 
 
 @compiled
-def _shrink_into(heap: Heap, place: int, rest: int) -> None:
+def _shrink_into(heap: Heap, place: int, remainder: int) -> None:
     """Put the rest of a split free block into its place in the list, or below."""
     blocks, lists = heap
-    pool = blocks[rest, POOL]
-    blocks[rest, STATE] = FREE
-    size, address, at = blocks[rest, SIZE], blocks[rest, ADDRESS], place
+    pool = blocks[remainder, POOL]
+    blocks[remainder, STATE] = FREE
+    size, address, at = blocks[remainder, SIZE], blocks[remainder, ADDRESS], place
     while at > 0:
         below = lists[POOLS + pool, at - 1]
         if blocks[below, SIZE] < size or (
@@ -223,7 +223,7 @@ def _shrink_into(heap: Heap, place: int, rest: int) -> None:
             break
         lists[POOLS + pool, at] = below
         at -= 1
-    lists[POOLS + pool, at] = rest
+    lists[POOLS + pool, at] = remainder
 
 
 @compiled
@@ -272,36 +272,36 @@ def _drop_block(heap: Heap, block: int) -> None:
 def _cut(heap: Heap, block: int, size: int) -> int:
     """Shrink the block to `size` bytes; return the rest, which is in no list yet."""
     blocks, _ = heap
-    rest = _new_block(
+    remainder = _new_block(
         heap, blocks[block, ADDRESS] + size, blocks[block, SIZE] - size, blocks[block, POOL]
     )
     after = blocks[block, AFTER]
-    blocks[rest, BEFORE] = block
-    blocks[rest, AFTER] = after
+    blocks[remainder, BEFORE] = block
+    blocks[remainder, AFTER] = after
     if after != NONE:
-        blocks[after, BEFORE] = rest
-    blocks[block, AFTER] = rest
+        blocks[after, BEFORE] = remainder
+    blocks[block, AFTER] = remainder
     blocks[block, SIZE] = size
-    return rest
+    return remainder
 
 
 @compiled
-def _absorb(heap: Heap, block: int, other: int) -> None:
+def _absorb(heap: Heap, block: int, neighbour: int) -> None:
     """Merge a free neighbour, already out of its list, into the block."""
     blocks, _ = heap
-    if other == blocks[block, BEFORE]:
-        before = blocks[other, BEFORE]
-        blocks[block, ADDRESS] = blocks[other, ADDRESS]
+    if neighbour == blocks[block, BEFORE]:
+        before = blocks[neighbour, BEFORE]
+        blocks[block, ADDRESS] = blocks[neighbour, ADDRESS]
         blocks[block, BEFORE] = before
         if before != NONE:
             blocks[before, AFTER] = block
     else:
-        after = blocks[other, AFTER]
+        after = blocks[neighbour, AFTER]
         blocks[block, AFTER] = after
         if after != NONE:
             blocks[after, BEFORE] = block
-    blocks[block, SIZE] += blocks[other, SIZE]
-    _drop_block(heap, other)
+    blocks[block, SIZE] += blocks[neighbour, SIZE]
+    _drop_block(heap, neighbour)
 
 
 # Requests.
@@ -337,16 +337,16 @@ def _empty_cache(heap: Heap, holder: Integers, waiting: Integers) -> None:
     for number in range(len(waiting)):
         _finish_free(heap, holder, waiting, number)
     for pool in range(len(lists) - POOLS):
-        kept = 0
+        remaining = 0
         for place in range(lists[LENGTHS, pool]):
             block = lists[POOLS + pool, place]
             if blocks[block, BEFORE] == NONE and blocks[block, AFTER] == NONE:
                 lists[TOTALS, RESERVED] -= blocks[block, SIZE]
                 _drop_block(heap, block)
             else:
-                lists[POOLS + pool, kept] = block
-                kept += 1
-        lists[LENGTHS, pool] = kept
+                lists[POOLS + pool, remaining] = block
+                remaining += 1
+        lists[LENGTHS, pool] = remaining
 
 
 @compiled

@@ -49,7 +49,9 @@ class Attention:
 def attention(config: Config, traits: Traits, index: int) -> Attention:
     """Return the attention of the layer with this index."""
     if traits.recurrent and _is_recurrent(config, index):
-        return _mamba2(config) if "mamba_n_heads" in config else _delta_net(config)
+        if "mamba_n_heads" in config:
+            return _mamba2(config)
+        return _delta_net(config)
     if traits.gemma4:
         return gemma4(config, index)
     if traits.latent:

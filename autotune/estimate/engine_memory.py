@@ -3,8 +3,9 @@
 Weights: in vLLM's layout, and in the blocks into which they are loaded. With ranks r of tensor
 parallelism and e of expert parallelism, a layer's parameters on one rank are
 
-    here    = (split - experts) / r + experts / e + key_value · heads here / heads + copied
-    bytes   = matrices · bytes per quantised weight + (here - matrices) · bytes per element
+    on rank  = (split - experts) / r + experts / e + key_value · heads on rank / heads + copied
+    matrices = on rank · share of the layer's parameters that are in linear layers
+    bytes    = matrices · bytes per quantised weight + (on rank - matrices) · bytes per element
 
 Cache: paged into blocks, in vLLM's own integer arithmetic. Layers with equal caches form a group.
 All groups take blocks from one pool; a block holds one page of each layer of a group. Pages are
@@ -96,9 +97,9 @@ def adapter_slot_bytes(shape: Shape, size: int, ranks: int, rank: int) -> int:
 def _layer_bytes(layer: Layer, size: int, ranks: int, expert_ranks: int, per_weight: float) -> int:
     heads = max(1, layer.cache_heads // ranks) / layer.cache_heads
     dense = (layer.split - layer.experts) / ranks
-    here = dense + layer.experts / expert_ranks + layer.key_value * heads + layer.copied
-    matrices = here * layer.matrices / layer.parameters
-    return round(matrices * per_weight + (here - matrices) * size)
+    on_rank = dense + layer.experts / expert_ranks + layer.key_value * heads + layer.copied
+    matrices = on_rank * layer.matrices / layer.parameters
+    return round(matrices * per_weight + (on_rank - matrices) * size)
 
 
 def quantised_bytes(bits: int, method: str | None = None) -> float:
@@ -240,11 +241,11 @@ class _QuantisedLoading:
         """
         half = elements * FLOAT32_BYTES // 2
         parts = [self.make(half), self.make(half), self.make(half)]
-        both = self.make(elements * FLOAT32_BYTES)
+        joined = self.make(elements * FLOAT32_BYTES)
         for part in parts:
             self.free(part)
         self.make(elements * self._size)
-        self.free(both)
+        self.free(joined)
 
     def quantise(self, matrices: Iterable[int]) -> None:
         """Read and pack matrices of so many elements; write their statistics back in the end."""
@@ -342,8 +343,8 @@ class Pages:
             elif window is None:
                 blocks += -(-length // tokens)
             else:  # a window can begin in the middle of a block
-                held = min(window - 1 + self.in_flight_tokens, length)
-                blocks += -(-held // tokens) + 1
+                window_tokens = min(window - 1 + self.in_flight_tokens, length)
+                blocks += -(-window_tokens // tokens) + 1
         return blocks
 
     def needed(self, length: int) -> int:
@@ -423,8 +424,8 @@ def pages(
 
     # 2. Layers per group: the rarest kind's count, or a close commonest.
     kinds = Counter((layer.window, tokens_in_page(layer)) for layer in layers)
-    fewest, most = min(kinds.values()), max(kinds.values())
-    layers_per_group = most if most < fewest * CLOSE_COUNTS else fewest
+    rarest, commonest = min(kinds.values()), max(kinds.values())
+    layers_per_group = commonest if commonest < rarest * CLOSE_COUNTS else rarest
     windows: list[int | None] = []
     group_tokens: list[int] = []
     for (window, tokens), count in kinds.items():

@@ -36,7 +36,7 @@ class Insertion:
 
 
 class EventWriter:
-    """Parts and order of an insertion, written event by event; the entry of allocation n is n + 1."""
+    """Parts and order of an insertion, event by event; the entry of allocation n is n + 1."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []

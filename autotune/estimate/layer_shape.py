@@ -51,6 +51,9 @@ class Layer:
 def decoder_layer(config: Config, traits: Traits, index: int) -> Layer:
     """Return the layer with this index."""
     attends, feeds = attention(config, traits, index), mlp(config, traits, index)
+    window = None
+    if not attends.recurrent and _slides(config, traits, index):
+        window = number(config, "sliding_window")
     return Layer(
         split=attends.split + feeds.split,
         key_value=attends.key_value,
@@ -63,7 +66,7 @@ def decoder_layer(config: Config, traits: Traits, index: int) -> Layer:
         experts_per_token=feeds.experts_per_token,
         cached=attends.cached,
         cache_heads=attends.cache_heads,
-        window=None if attends.recurrent else _window(config, traits, index),
+        window=window,
         state=attends.state,
         wide_state=attends.wide_state,
     )
@@ -84,15 +87,10 @@ def _norms(config: Config, traits: Traits) -> int:
     return norms * hidden + router
 
 
-def _window(config: Config, traits: Traits, index: int) -> int | None:
-    """Return the window of the layer's attention; None: it is unlimited."""
-    window = config.get("sliding_window")
-    if not isinstance(window, int) or traits.windows == "none":
-        return None
-    return window if _slides(config, traits, index) else None
-
-
 def _slides(config: Config, traits: Traits, index: int) -> bool:
+    """Return True if the layer's attention has a window."""
+    if not isinstance(config.get("sliding_window"), int) or traits.windows == "none":
+        return False
     kind = layer_kind(config, index)
     if kind is not None:
         return kind == "sliding_attention"

@@ -247,10 +247,10 @@ class _OtherModel:
 
 def _filled(parts: Mapping[str, int], total: int) -> dict[str, int]:
     """Return the first parts in their order, up to this total."""
-    filled, left = {}, total
+    filled, remaining = {}, total
     for part, size in parts.items():
-        taken = min(size, left)
-        left -= taken
-        if taken:
-            filled[part] = taken
+        share = min(size, remaining)
+        remaining -= share
+        if share:
+            filled[part] = share
     return filled

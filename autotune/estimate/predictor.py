@@ -54,7 +54,9 @@ def memory(inputs: PredictionInput, stage: StepStage) -> Prediction:
     """Return memory and verdict: functions of the composition and the context. `stage`: the
     trace in its context, possibly with other sizes than the trace's own.
     """
-    return _on_cpu(inputs, stage) if inputs.on_cpu else _on_gpu(inputs, stage)
+    if inputs.on_cpu:
+        return _on_cpu(inputs, stage)
+    return _on_gpu(inputs, stage)
 
 
 # On GPUs.
@@ -100,7 +102,9 @@ def _with_weights_back(usage: TraceUsage, composition: Composition) -> TraceUsag
         return usage
     phases = []
     for use in usage.phases:
-        phases.append(use.without(("optimizer",)) if use.phase == "sync" else use)
+        if use.phase == "sync":
+            use = use.without(("optimizer",))
+        phases.append(use)
     return dataclasses.replace(usage, phases=tuple(phases))
 
 
@@ -183,10 +187,10 @@ def _engine_start(inputs: PredictionInput, scene: Scene) -> _EngineStart:
         return _EngineStart(split=split)
     if settings.shares_weights:  # it loads them, and the trainer takes them from it
         return _EngineStart(engine=_fitted(inputs, round(scene.context.value)), split=split)
-    beside = scene.context + Estimate.exactly(_trainer_at_engine_start(inputs, scene))
+    other_memory = scene.context + Estimate.exactly(_trainer_at_engine_start(inputs, scene))
     low, middle, high = (
         _fitted(inputs, min(round(other_bytes), inputs.hardware.memory_bytes))
-        for other_bytes in (beside.low, beside.value, beside.high)
+        for other_bytes in (other_memory.low, other_memory.value, other_memory.high)
     )
     uncertain = (low.failure is None) != (high.failure is None)
     return _EngineStart(engine=middle, uncertain=uncertain, split=split)
@@ -197,8 +201,8 @@ def _trainer_at_engine_start(inputs: PredictionInput, scene: Scene) -> int:
     loaded = scene.usage.loaded_bytes
     if inputs.composition.empties_before_engine:
         loaded = min(loaded, scene.usage.resting.allocated_bytes)
-    others = sum(scene.others.get("rollout", {}).values())
-    return max(0, loaded + others - min(scene.away_bytes, loaded))
+    other_models = sum(scene.others.get("rollout", {}).values())
+    return max(0, loaded + other_models - min(scene.away_bytes, loaded))
 
 
 def _split_engine(inputs: PredictionInput) -> EngineUse | None:
@@ -262,7 +266,9 @@ def _prediction(
     room, top = _room(inputs), timeline.peak(points)
     total = highest(point.device_bytes for point in points)
     failure, startup = start.certain_refusal, start.possible_refusal
-    fits = False if failure is not None else timeline.verdict(total, room)
+    fits = timeline.verdict(total, room)
+    if failure is not None:
+        fits = False
     if start.uncertain and fits is not False:
         fits = None
     if fits is None and startup is None and timeline.certainly_fits(stage, scene, points, room):
@@ -323,8 +329,8 @@ def _torch_allocated(scene: Scene) -> Estimate:
     for use in scene.usage.phases:
         error = timeline.error_bytes(use, basis)
         policy = timeline.around(use.allocated_bytes, error, extra_bytes)
-        others = timeline.other_models(scene.others.get(use.phase, {}), basis)
-        allocated.append(policy + others)
+        other_models = timeline.other_models(scene.others.get(use.phase, {}), basis)
+        allocated.append(policy + other_models)
     return highest(allocated)
 
 
@@ -381,13 +387,13 @@ def deciding(
         yield "free memory of the device when the engine starts"
     widths = _widths_by_cause(scene, top, room, trace)
     whole_width = sum(widths.values())
-    named = []
+    wide_causes = []
     for cause, width in widths.items():
         if width > 0 and width >= NAMED_SHARE * whole_width:
-            named.append((width, cause))
-    for _, cause in sorted(named, reverse=True):
+            wide_causes.append((width, cause))
+    for _, cause in sorted(wide_causes, reverse=True):
         yield cause
-    if not named and not engine_may_refuse:
+    if not wide_causes and not engine_may_refuse:
         yield "several uncertain figures, none of them dominant"
 
 
@@ -405,7 +411,9 @@ def _widths_by_cause(
         generic = _width(timeline.error_bytes(use, scene.trace.basis))
     fused = scene.composition.fused_parts
     saved = sum(size for part, size in use.parts.items() if part in fused)
-    engine = 0.0 if scene.engine is None else _width(scene.engine.held(top.phase))
+    engine = 0.0
+    if scene.engine is not None:
+        engine = _width(scene.engine.held(top.phase))
     return {
         "size of the CUDA context and its kernels": _width(scene.context),
         "size of NCCL's buffers": _width(scene.communication),
@@ -438,16 +446,16 @@ def _on_cpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
     if composition.engine is not None:
         engine = _fitted(inputs, usage.loaded_bytes)
         uses.setdefault("rollout", usage.resting)
-    others = other_model_bytes(trace, composition, usage, inputs.config)
+    other_models = other_model_bytes(trace, composition, usage, inputs.config)
     phases = []
     for phase in PHASES:
         if phase in uses:
             use = dataclasses.replace(uses[phase], phase=phase)
-            phases.append(_phase_on_cpu(inputs, use, engine, others.get(phase, {})))
+            phases.append(_phase_on_cpu(inputs, use, engine, other_models.get(phase, {})))
 
     total = highest(phase.peak_bytes for phase in phases)
     fits = timeline.verdict(total, Estimate.exactly(inputs.limit_bytes))
-    requested = _requested_on_cpu(usage, others, trace)
+    requested = _requested_on_cpu(usage, other_models, trace)
     uncertain = ("memory of the processes and the C library's heap beside the tensors",)
     return Prediction(
         candidate_id=inputs.candidate_id,
@@ -472,12 +480,12 @@ def _on_cpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
 
 
 def _requested_on_cpu(
-    usage: TraceUsage, others: Mapping[Phase, Mapping[str, int]], trace: Trace
+    usage: TraceUsage, other_models: Mapping[Phase, Mapping[str, int]], trace: Trace
 ) -> Estimate:
     """Return one rank's peak, without a caching allocator: requested = allocated = reserved."""
     other_bytes = {}
     for use in usage.phases:
-        parts = others.get(use.phase, {})
+        parts = other_models.get(use.phase, {})
         other_bytes[use.phase] = timeline.other_models(parts, trace.basis)
     top = max(usage.phases, key=lambda use: use.requested_bytes + other_bytes[use.phase].value)
     error = timeline.error_bytes(top, trace.basis)
@@ -491,13 +499,16 @@ def _processes(ranks: int) -> Estimate:
 
 
 def _phase_on_cpu(
-    inputs: PredictionInput, use: PhaseUse, engine: EngineUse | None, others: Mapping[str, int]
+    inputs: PredictionInput,
+    use: PhaseUse,
+    engine: EngineUse | None,
+    other_models: Mapping[str, int],
 ) -> PhasePrediction:
     """Return the peak of all ranks together. `others`: models outside the step."""
     ranks = inputs.composition.ranks
-    total = _tensors_on_cpu(inputs.trace, use, others).scaled(ranks) + _processes(ranks)
+    total = _tensors_on_cpu(inputs.trace, use, other_models).scaled(ranks) + _processes(ranks)
     parts: Counter[str] = Counter()
-    for sizes in (use.parts, others):
+    for sizes in (use.parts, other_models):
         parts.update({str(name): size * ranks for name, size in sizes.items()})
     if engine is not None:
         engine_bytes = _engine_on_cpu(engine, inputs.composition).scaled(ranks)
@@ -512,9 +523,9 @@ def _phase_on_cpu(
     )
 
 
-def _tensors_on_cpu(trace: Trace, use: PhaseUse, others: Mapping[str, int]) -> Estimate:
+def _tensors_on_cpu(trace: Trace, use: PhaseUse, other_models: Mapping[str, int]) -> Estimate:
     """Bytes of one rank's tensors, on the C library's heap."""
-    other_bytes = timeline.other_models(others, trace.basis)
+    other_bytes = timeline.other_models(other_models, trace.basis)
     tensors = use.requested_bytes + round(other_bytes.value)
     heap = percent("cpu_heap_percent").scaled(tensors)
     touched = tensors - use.largest_bytes  # a buffer can be larger than the part that is written

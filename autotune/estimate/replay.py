@@ -117,15 +117,15 @@ class StepStage:
         step = loaded_once(trace)
         self._context, self._places = context, places_in(step)
         added = _sorted_insertions(self._places, context)
-        whole = inserted(step, added)
+        completed = inserted(step, added)
         self._event_key = _event_key(added, context)
         self._track = Track(
-            whole,
-            empty_cache_before=frozenset(emptied(whole, context)),
-            resting_before=second_cycle(whole),
+            completed,
+            empty_cache_before=frozenset(emptied(completed, context)),
+            resting_before=second_cycle(completed),
         )
         self._sizes = self._track.sizes
-        self._batch_sized = _batch_sized_in_first_step(whole)
+        self._batch_sized = _batch_sized_in_first_step(completed)
         self._usage: dict[int | None, TraceUsage] = {}  # by capacity
 
     def at(self, sizes: Integers, context: TraceContext) -> StepStage | None:
@@ -133,11 +133,11 @@ class StepStage:
         added = _sorted_insertions(self._places, context)
         if _event_key(added, context) != self._event_key:
             return None
-        other = object.__new__(StepStage)
-        other.__dict__.update(self.__dict__, _context=context, _usage={})
+        resized = object.__new__(StepStage)
+        resized.__dict__.update(self.__dict__, _context=context, _usage={})
         added_sizes = [np.array(insertion.sizes, dtype=np.int64) for insertion in added]
-        other._sizes = np.concatenate([sizes, *added_sizes])
-        return other
+        resized._sizes = np.concatenate([sizes, *added_sizes])
+        return resized
 
     def usage(self, capacity_bytes: int | None = None) -> TraceUsage:
         """Return peaks with unlimited memory, or with this much (then as traced alone)."""

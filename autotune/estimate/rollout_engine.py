@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from autotune.catalog import Gpu
 from autotune.core.composition import Composition, EngineSettings
-from autotune.estimate import model_shape, sglang_engine, vllm_engine
+from autotune.estimate import model_shape, sglang_engine
 from autotune.estimate.engine_use import EnginePlace, EngineUse
 from autotune.estimate.model_shape import dtype_bytes
 from autotune.estimate.vllm_engine import TRL_BATCHED_TOKENS as TRL_BATCHED_TOKENS
+from autotune.estimate.vllm_engine import VllmEngine, inputs_bytes
 
 
 def fit(
@@ -41,9 +42,15 @@ def fit(
     )
     if settings.kind != "vllm":
         return sglang_engine.fit(config, settings, place, dtype=dtype)
-    return vllm_engine.fit(
-        config, settings, place, dtype=dtype, vllm=vllm, adapter_rank=adapter_rank
+    engine = VllmEngine(
+        config=config,
+        settings=settings,
+        place=place,
+        dtype=dtype,
+        vllm=vllm,
+        adapter_rank=adapter_rank,
     )
+    return engine.use()
 
 
 def inputs_beside(composition: Composition, config: Mapping[str, object]) -> int | None:
@@ -54,4 +61,4 @@ def inputs_beside(composition: Composition, config: Mapping[str, object]) -> int
     if settings is None or settings.kind != "vllm" or settings.apart:
         return None
     size = dtype_bytes(composition["engine"].dtype)
-    return vllm_engine.inputs_bytes(settings, model_shape.shape(config), size)
+    return inputs_bytes(settings, model_shape.shape(config), size)

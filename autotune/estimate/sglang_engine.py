@@ -115,18 +115,18 @@ def fit(
 
 def _defaults(place: EnginePlace) -> _Defaults:
     """Return the defaults, which SGLang chooses by the whole device."""
-    whole = shared_bytes(place.device_memory_bytes, None, place.gpu)
+    device_bytes = shared_bytes(place.device_memory_bytes, None, place.gpu)
     for below_gib, defaults in DEFAULTS:
-        if whole < below_gib * GIB:
+        if device_bytes < below_gib * GIB:
             return defaults
     return DEFAULTS_OF_LARGEST
 
 
 def _awake(used: int, activations: Estimate, standing: Estimate) -> Estimate:
     """Return what it holds while it generates: activations need not reach their peak."""
-    more = (standing.high - standing.value) + (activations.high - activations.value)
-    less = used - activations.value - (standing.value - standing.low)
-    return Estimate(value=used, low=max(0.0, less), high=used + more)
+    above = (standing.high - standing.value) + (activations.high - activations.value)
+    least = used - activations.value - (standing.value - standing.low)
+    return Estimate(value=used, low=max(0.0, least), high=used + above)
 
 
 def _cache_fit(shape: Shape, size: int, settings: EngineSettings, cache: Estimate) -> EngineFit:

@@ -68,7 +68,9 @@ class Places:
 
 def places_in(trace: Trace) -> Places:
     loaded = _end_of_loading(trace)
-    weights = trace.live_parts_at(loaded - 1).get("weights", 0) if loaded else 0
+    weights = 0
+    if loaded:
+        weights = trace.live_parts_at(loaded - 1).get("weights", 0)
     # Statistics of quantised weights are made later, as adapters are.
     weights = max(0, weights - trace.inventory.statistics_bytes)
     return Places(

@@ -85,20 +85,14 @@ def other_models(parts: Mapping[str, int], basis: Basis) -> Estimate:
 
 def around(size: int, error: Estimate, high_extra_bytes: int) -> Estimate:
     """Return size + error, at least 0."""
-    return Estimate(
-        value=size,
-        low=max(0, size + error.low),
-        high=size + error.high + high_extra_bytes,
-    )
+    high = size + error.high + high_extra_bytes
+    return Estimate(value=size, low=max(0, size + error.low), high=high)
 
 
 def whole_bytes(estimate: Estimate) -> Estimate:
     value = round(estimate.value)
-    return Estimate(
-        value=value,
-        low=min(value, round(estimate.low)),
-        high=max(value, round(estimate.high)),
-    )
+    low, high = round(estimate.low), round(estimate.high)
+    return Estimate(value=value, low=min(value, low), high=max(value, high))
 
 
 def verdict(peak: Estimate, room: Estimate) -> bool | None:
@@ -138,7 +132,9 @@ class EngineShare:
             reserved = _without(reserved, use.weights_bytes)
             asleep = Estimate.exactly(0)
 
-        passing = 0 if settings.apart else use.parts.get("activations", 0)
+        passing = 0
+        if not settings.apart:
+            passing = use.parts.get("activations", 0)
         value = max(0.0, reserved.value - passing)
         awake = Estimate(
             value=value,
@@ -354,16 +350,16 @@ def _load_point(scene: Scene, use: PhaseUse) -> TimelinePoint:
         return _point(scene, use)
     at_start = replace(scene, communication=scene.communication_at_engine_start)
     start = _point(at_start, _loaded_at_engine_start(scene, use))
-    whole = _point(scene, use, engine_phase="backward")
-    return max(start, whole, key=lambda point: point.device_bytes.value)
+    loaded = _point(scene, use, engine_phase="backward")
+    return max(start, loaded, key=lambda point: point.device_bytes.value)
 
 
 def _loaded_at_engine_start(scene: Scene, use: PhaseUse) -> PhaseUse:
     """Return the trainer's parts that exist when the engine starts."""
-    made = parts_at_engine_start(scene.composition)
-    if made is None:
+    present = parts_at_engine_start(scene.composition)
+    if present is None:
         return use
-    parts = {part: size for part, size in use.parts.items() if part in made}
+    parts = {part: size for part, size in use.parts.items() if part in present}
     size = sum(parts.values())
     return replace(
         use,
@@ -378,17 +374,19 @@ def _loaded_at_engine_start(scene: Scene, use: PhaseUse) -> PhaseUse:
 def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> TimelinePoint:
     """Sum of trainer, engine's activations beyond the free cache, other models, CUDA, engine."""
     phase, engine, trace = engine_phase or use.phase, scene.engine, scene.trace
-    others = scene.others.get(use.phase, {})
+    outside_step = scene.others.get(use.phase, {})
     # 1. torch's cache.
     free_in_cache = use.reserved_bytes - use.allocated_bytes
-    passing = 0 if engine is None else max(0, engine.passes(phase) - free_in_cache)
+    passing = 0
+    if engine is not None:
+        passing = max(0, engine.passes(phase) - free_in_cache)
     error = error_bytes(use, trace.basis)
     trainer = Estimate(
         value=use.reserved_bytes,
         low=max(0, min(use.reserved_bytes, use.allocated_bytes + error.low)),
         high=use.reserved_high_bytes + error.high + trace.possible_extra_bytes,
     )
-    reserved = trainer + Estimate.exactly(passing) + other_models(others, trace.basis)
+    reserved = trainer + Estimate.exactly(passing) + other_models(outside_step, trace.basis)
 
     # 2. The device. Fused kernels may save some parts.
     total = reserved + scene.outside
@@ -401,7 +399,7 @@ def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> Ti
     # 3. By part.
     parts: Counter[str] = Counter()
     parts.update({str(name): size for name, size in use.parts.items()})
-    parts.update(others)
+    parts.update(outside_step)
     parts["context"] += round(scene.context.value)
     parts["communication"] += round(scene.communication.value)
     if engine is not None:
@@ -421,8 +419,8 @@ def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> Ti
 
 def squeezed(stage: StepStage, scene: Scene, room: Estimate) -> tuple[TimelinePoint, ...] | None:
     """Return the phases within the room, cache emptied where needed; None if they do not fit."""
-    left = room.value - scene.outside.value - scene.engine_while_training.value
-    capacity = round(left - scene.other_models_bytes)
+    room_left = room.value - scene.outside.value - scene.engine_while_training.value
+    capacity = round(room_left - scene.other_models_bytes)
     if capacity <= 0 or stage.cannot_fit(capacity):
         return None
     tight = stage.usage(capacity)
@@ -445,8 +443,8 @@ def certainly_fits(
     """
     errors = [error_bytes(use, scene.trace.basis).high for use in scene.usage.phases]
     error = max(errors) + scene.trace.possible_extra_bytes
-    left = room.low - scene.outside.high - scene.engine_while_training.high
-    capacity = int(left - scene.other_models_bytes - error)
+    room_left = room.low - scene.outside.high - scene.engine_while_training.high
+    capacity = int(room_left - scene.other_models_bytes - error)
     if capacity <= 0 or not _engine_certainly_fits(scene, points, room):
         return False
     return stage.fits(capacity)

@@ -111,7 +111,7 @@ def _gathered(composition: Composition, trace: Trace) -> tuple[tuple[int, ...], 
     layer and the next.
     """
     at_once = composition.sharded_by == "zero3" and not composition.gathers_per_token
-    size = gathered_bytes(composition, trace.inventory, whole=at_once)
+    size = gathered_bytes(composition, trace.inventory, all_weights=at_once)
     if at_once:
         return gathered_pieces(size, trace), False
     if not size:
@@ -189,7 +189,7 @@ def _rollout_events(
     `walk`: order, turn and kept of the gathering. `prefill`: names of its sizes.
     """
     writer = EventWriter()
-    order, turn, kept = walk
+    order, turn, final_frees = walk
     # 1. The prompts, beside the weights that a layer needs.
     writer.parts.extend(["communication"] * gathered)
     writer.replay(order[:turn])
@@ -209,7 +209,7 @@ def _rollout_events(
         scores = _sample(writer, scores)
 
     writer.free(*cache_entries, *scores)
-    writer.replay(kept)
+    writer.replay(final_frees)
     return tuple(writer.parts), tuple(writer.order)
 
 

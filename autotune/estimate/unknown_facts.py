@@ -43,11 +43,11 @@ def with_lower_bound(longest: Prediction, shortest: Prediction) -> Prediction:
     """
     if longest.fits is True or shortest.peak_memory_bytes.low >= longest.peak_memory_bytes.low:
         return longest
-    fits = None if shortest.fits is not False else False
+    fits = False if shortest.fits is False else None
     depends_on: tuple[str, ...] = ()
     if fits is None:
-        others = [cause for cause in longest.depends_on if cause != ROW_LENGTHS]
-        depends_on = (ROW_LENGTHS, *others)
+        other_causes = [cause for cause in longest.depends_on if cause != ROW_LENGTHS]
+        depends_on = (ROW_LENGTHS, *other_causes)
 
     def down_to_shortest(figure: Callable[[Prediction], Estimate]) -> Estimate:
         low = min(figure(longest).low, figure(shortest).low)
@@ -161,9 +161,9 @@ def _hull(top: Estimate, estimates: Iterable[Estimate]) -> Estimate:
 def _phase_over_all(phase: PhasePrediction, predictions: Iterable[Prediction]) -> PhasePrediction:
     peaks = []
     for prediction in predictions:
-        for other in prediction.phases:
-            if other.name == phase.name:
-                peaks.append(other.peak_bytes)
+        for same_phase in prediction.phases:
+            if same_phase.name == phase.name:
+                peaks.append(same_phase.peak_bytes)
     return dataclasses.replace(phase, peak_bytes=_hull(phase.peak_bytes, peaks), seconds=None)
 
 
@@ -173,9 +173,9 @@ def _deciding(variants: Sequence[FactVariant]) -> Iterator[str]:
         by_value: dict[KnobValue, list[Prediction]] = {}
         by_other_facts: dict[frozenset[tuple[str, KnobValue]], list[Prediction]] = {}
         for variant in variants:
-            others = {fact: value for fact, value in variant.facts.items() if fact != name}
+            other_facts = {fact: value for fact, value in variant.facts.items() if fact != name}
             by_value.setdefault(variant.facts[name], []).append(variant.prediction)
-            by_other_facts.setdefault(frozenset(others.items()), []).append(variant.prediction)
+            by_other_facts.setdefault(frozenset(other_facts.items()), []).append(variant.prediction)
         if not any(_differ(predictions) for predictions in by_other_facts.values()):
             continue
         texts = []

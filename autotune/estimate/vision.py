@@ -299,40 +299,46 @@ def _multiples(least_pixels: int, most_pixels: int, patch: int) -> Rule:
         side, merge = number(vision, "patch_size", patch), number(vision, "spatial_merge_size", 2)
         size = preprocessor.get("size")
         edges = size if isinstance(size, Mapping) else {}
-        least = number(preprocessor, "min_pixels", number(edges, "shortest_edge", least_pixels))
-        most = number(preprocessor, "max_pixels", number(edges, "longest_edge", most_pixels))
+        smallest_area = number(
+            preprocessor, "min_pixels", number(edges, "shortest_edge", least_pixels)
+        )
+        largest_area = number(
+            preprocessor, "max_pixels", number(edges, "longest_edge", most_pixels)
+        )
         factor = side * merge
-        high, wide = _scaled(height, width, factor, least, most)
+        high, wide = _scaled(height, width, factor, smallest_area, largest_area)
         options: Options = {
             "patch_size": side,
             "merge_size": merge,
             "temporal_patch_size": 2,
-            "min_pixels": least,
-            "max_pixels": most,
+            "min_pixels": smallest_area,
+            "max_pixels": largest_area,
         }
         return high * wide // factor**2, options
 
     return rule
 
 
-def _scaled(height: int, width: int, factor: int, least: int, most: int) -> tuple[int, int]:
+def _scaled(
+    height: int, width: int, factor: int, least_pixels: int, most_pixels: int
+) -> tuple[int, int]:
     """Return the sides as multiples of the factor, with least to most pixels together."""
 
     def rounded(pixels: int) -> int:
         return max(factor, round(pixels / factor) * factor)
 
     def smaller(pixels: int) -> int:
-        scale = math.sqrt(height * width / most)
+        scale = math.sqrt(height * width / most_pixels)
         return max(factor, math.floor(pixels / scale / factor) * factor)
 
     def larger(pixels: int) -> int:
-        scale = math.sqrt(least / (height * width))
+        scale = math.sqrt(least_pixels / (height * width))
         return math.ceil(pixels * scale / factor) * factor
 
     pixels = rounded(height) * rounded(width)
-    if pixels > most:
+    if pixels > most_pixels:
         return smaller(height), smaller(width)
-    if pixels < least:
+    if pixels < least_pixels:
         return larger(height), larger(width)
     return rounded(height), rounded(width)
 
@@ -349,13 +355,19 @@ def _fitted(config: Config, preprocessor: Config, height: int, width: int) -> tu
     """
     vision = _vision(config)
     patch, pool = number(vision, "patch_size", 16), number(vision, "pooling_kernel_size", 3)
-    most = number(config, "vision_soft_tokens_per_image", number(vision, "num_soft_tokens", 280))
+    most_tokens = number(
+        config, "vision_soft_tokens_per_image", number(vision, "num_soft_tokens", 280)
+    )
     side = patch * pool
-    scale = math.sqrt(most * side * side / (height * width))
+    scale = math.sqrt(most_tokens * side * side / (height * width))
     rows = max(1, math.floor(scale * height / side))
     columns = max(1, math.floor(scale * width / side))
-    options: Options = {"patch_size": patch, "pooling_kernel_size": pool, "max_soft_tokens": most}
-    return min(most, rows * columns), options
+    options: Options = {
+        "patch_size": patch,
+        "pooling_kernel_size": pool,
+        "max_soft_tokens": most_tokens,
+    }
+    return min(most_tokens, rows * columns), options
 
 
 # Bounds of the models' preprocessor_config.json on the hub (Qwen/Qwen2.5-VL-7B-Instruct,

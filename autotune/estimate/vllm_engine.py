@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autotune.catalog import cublas_workspace, efficiency
@@ -60,41 +60,42 @@ MAKES_HEAD_FIRST = frozenset({"llama", "gemma3", "gemma3_text"})
 GRAPH_STREAMS = 2  # on which graphs are captured and replayed
 
 
-def fit(
-    config: Mapping[str, object],
-    settings: EngineSettings,
-    place: EnginePlace,
-    *,
-    dtype: str,
-    vllm: str | None,
-    adapter_rank: int,
-) -> EngineUse:
-    """Return the engine's memory, and its error message."""
-    engine = _VllmEngine(config, settings, place, dtype=dtype, vllm=vllm, adapter_rank=adapter_rank)
-    return engine.use()
-
-
-class _VllmEngine:
+@dataclass(frozen=True, kw_only=True)
+class VllmEngine:
     """Components of one engine's share."""
 
-    def __init__(
-        self,
-        config: Mapping[str, object],
-        settings: EngineSettings,
-        place: EnginePlace,
-        *,
-        dtype: str,
-        vllm: str | None,
-        adapter_rank: int,
-    ) -> None:
-        self.config, self.settings, self.place = config, settings, place
-        self.dtype, self.size = dtype, dtype_bytes(dtype)
-        self.vllm, self.release = vllm, release(vllm)
-        self.adapter_rank = adapter_rank
-        self.shape = model_shape.shape(config)
-        self.ranks = settings.tensor_parallel
-        self.tokens = settings.max_num_batched_tokens or TRL_BATCHED_TOKENS
-        self.claimed = math.ceil(place.shared_bytes * settings.utilization)
+    config: Mapping[str, object]
+    settings: EngineSettings
+    place: EnginePlace
+    dtype: str
+    vllm: str | None  # version
+    adapter_rank: int  # of the slot for an adapter; 0: none
+
+    @cached_property
+    def shape(self) -> Shape:
+        return model_shape.shape(self.config)
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes per element."""
+        return dtype_bytes(self.dtype)
+
+    @cached_property
+    def release(self) -> Release:
+        return release(self.vllm)
+
+    @property
+    def ranks(self) -> int:
+        return self.settings.tensor_parallel
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per pass."""
+        return self.settings.max_num_batched_tokens or TRL_BATCHED_TOKENS
+
+    @cached_property
+    def claimed(self) -> int:
+        return math.ceil(self.place.shared_bytes * self.settings.utilization)
 
     # 1. Weights.
 
@@ -232,10 +233,10 @@ class _VllmEngine:
 
     @cached_property
     def _cache_at_first_start(self) -> Estimate:
-        taken = self.profiled + self.outside
+        profiled_bytes = self.profiled + self.outside
         if self.graphs_in_share:
-            taken += self.graphs
-        return Estimate.exactly(self.claimed + self.returned - self.weights) - taken
+            profiled_bytes += self.graphs
+        return Estimate.exactly(self.claimed + self.returned - self.weights) - profiled_bytes
 
     @property
     def _first_start_fails(self) -> bool:
@@ -285,10 +286,10 @@ class _VllmEngine:
             "outside_torch": round(self.outside.value),
         }
         if cache and self.graphs_in_share:  # the parts sum to the share's to the byte
-            others = sum(parts.values()) - cache
+            beside_cache = sum(parts.values()) - cache
             if not self._first_start_fails:
-                others += self._timing_bytes
-            parts["kv_cache"] = self.claimed + self.returned - others
+                beside_cache += self._timing_bytes
+            parts["kv_cache"] = self.claimed + self.returned - beside_cache
         if self.settings.sleep and self.blocks.open_bytes:
             # Its pool is on the device in whole segments.
             parts["open_segments"] = self.blocks.open_bytes

@@ -40,13 +40,13 @@ Block = tuple[Part, int]  # part and bytes
 # Gathered weights.
 
 
-def gathered_bytes(composition: Composition, inventory: Inventory, *, whole: bool) -> int:
+def gathered_bytes(composition: Composition, inventory: Inventory, *, all_weights: bool) -> int:
     """Bytes gathered for the rollout or a sync, beside this rank's part: all weights, or one
     parameter at a time.
     """
     if composition.sharded_by not in SHARDS_WEIGHTS or composition.ranks == 1:
         return 0
-    count = inventory.parameters if whole else inventory.largest_parameter
+    count = inventory.parameters if all_weights else inventory.largest_parameter
     return round(count * (inventory.weight_bytes / max(1, inventory.parameters)))
 
 
@@ -97,9 +97,9 @@ def sync_blocks(
 
     # 2. Gathered weights, all where adapters are merged into them, else one parameter at a time.
     adapters = composition["policy"].adapter_rank is not None
-    whole = adapters and composition.sharded_by == "zero3"
-    size = gathered_bytes(composition, trace.inventory, whole=whole)
-    if whole:
+    merges_all = adapters and composition.sharded_by == "zero3"
+    size = gathered_bytes(composition, trace.inventory, all_weights=merges_all)
+    if merges_all:
         for piece in gathered_pieces(size, trace):
             yield "communication", piece // composition.sync_parts
     elif not packed:
@@ -182,8 +182,8 @@ def _sent_bytes(
         case "parameter":
             return largest + buffer
     shape = model_shape.shape(config)
-    named = inventory.parameters + (0 if shape.head else shape.embedding)
-    return named * size // ranks + largest + max(buffer, unit)
+    state_dict_elements = inventory.parameters + (0 if shape.head else shape.embedding)
+    return state_dict_elements * size // ranks + largest + max(buffer, unit)
 
 
 # Packed buffers.

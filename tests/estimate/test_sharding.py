@@ -638,9 +638,9 @@ def test_invalid_sharding_is_refused() -> None:
 
 def test_gathering_for_generation() -> None:
     third = replace(composition(ranks=4), sharded_by="zero3")
-    assert gathered_bytes(third, INVENTORY, whole=True) == 4 * SIZE
-    assert gathered_bytes(third, INVENTORY, whole=False) == SIZE
-    assert gathered_bytes(replace(third, sharded_by="zero2"), INVENTORY, whole=True) == 0
+    assert gathered_bytes(third, INVENTORY, all_weights=True) == 4 * SIZE
+    assert gathered_bytes(third, INVENTORY, all_weights=False) == SIZE
+    assert gathered_bytes(replace(third, sharded_by="zero2"), INVENTORY, all_weights=True) == 0
 
 
 def max_of(trace: Trace, part: Part, phase: str | None = None) -> int:

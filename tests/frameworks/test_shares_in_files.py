@@ -385,7 +385,9 @@ VERL_SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 def share_in_command(job: Job, candidate: Candidate) -> object:
     trainer = frameworks.trainer("verl", "grpo")
     request = trainer.probe_request(*for_probe(candidate, job, trainer), ProbePlan())
-    (word,) = (word for word in request["argv"] if word.startswith(VERL_SHARE))  # type: ignore[attr-defined]
+    words = request["argv"]
+    assert isinstance(words, list | tuple)
+    (word,) = (word for word in words if word.startswith(VERL_SHARE))
     return float(word.partition("=")[2])
 
 
