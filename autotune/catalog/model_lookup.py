@@ -1,7 +1,7 @@
 """Lookup of `--model`: a local folder, a hub id or a short name.
 
 The config.json of a hub id is fetched if nothing here has it, unless the network is absent or
---offline was given.
+--offline was given. Then the nearest known shape is assumed by the name, and the answer says so.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from autotune import catalog
+from autotune.catalog import KnownModel
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.files import read_loose_json, read_text, refuse_special_files
 from autotune.core.job import Model
@@ -84,7 +86,12 @@ def find_model(text: str) -> Model:
 
     # 2. A name.
     hub_id = _hub_id(text)
-    model = _cached_model(hub_id) or _catalogued_model(hub_id) or _fetched_model(hub_id)
+    model = (
+        _cached_model(hub_id)
+        or _catalogued_model(hub_id)
+        or _fetched_model(hub_id)
+        or _assumed_model(hub_id)
+    )
     if model is not None:
         return model
     raise BadInput(
@@ -99,6 +106,10 @@ def find_model(text: str) -> Model:
 def _local_model(text: str, folder: Path) -> Model:
     refuse_special_files(folder, way_out="Save or download the model again.")
     if not (folder / "config.json").is_file():
+        base = _base_of_adapter(folder)
+        if base is not None:
+            model = find_model(base)
+            return replace(model, origin=f"{model.origin}, base of the adapter in {text}")
         raise BadInput(
             f"The folder {text!r} holds no config.json.",
             way_out="Give the folder that `save_pretrained` wrote.",
@@ -149,6 +160,62 @@ def _fetched_model(hub_id: str) -> Model | None:
         folder=None,
         origin="config.json fetched from the hub",
     )
+
+
+# Words of a name for weights that are stored otherwise than the original's: memory differs.
+_QUANTISED = re.compile(
+    r"gptq|awq|bnb|gguf|ggml|exl2|marlin|fp8|fp4|nf4|mxfp4|nvfp4|int[48]|[48]bit|w[48]a\d+",
+    re.IGNORECASE,
+)
+
+
+def _assumed_model(hub_id: str) -> Model | None:
+    """Return the shape of the catalogued model whose name this one contains, the longest first:
+    `someone/Qwen2.5-7B-mine` has that of Qwen2.5-7B.
+    """
+    name = _words(_short(hub_id))
+    if any(_QUANTISED.fullmatch(word) for word in name):
+        return None
+    best: tuple[int, KnownModel] | None = None
+    for model in catalog.models():
+        words = _words(_short(model.ids[0]))
+        is_longer = best is None or len(words) > best[0]
+        if len(words) > 1 and is_longer and _contains(name, words):
+            best = len(words), model
+    if best is None:
+        return None
+    _, known = best
+    return Model(
+        name=hub_id,
+        config=known.config,
+        folder=None,
+        origin=f"shape of {known.ids[0]} assumed by the name; --model names another",
+    )
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a short name: `qwen2.5-7b-it` has three."""
+    return [word for word in re.split(r"[-_]+", name.lower()) if word]
+
+
+def _contains(words: list[str], part: list[str]) -> bool:
+    """Return True if the words contain the part, one after another."""
+    last_start = len(words) - len(part)
+    return any(words[start : start + len(part)] == part for start in range(last_start + 1))
+
+
+def _base_of_adapter(folder: Path) -> str | None:
+    """Return the base model that the folder's adapter_config.json names."""
+    path = folder / "adapter_config.json"
+    if not path.is_file():
+        return None
+    adapter = read_loose_json(
+        path,
+        largest_bytes=MAX_CONFIG_BYTES,
+        way_out="Save the adapter again.",
+    )
+    base = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
+    return base if isinstance(base, str) and base else None
 
 
 def has_weights(folder: Path | None) -> bool:
