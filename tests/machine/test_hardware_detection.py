@@ -110,7 +110,28 @@ def test_more_than_are_here() -> None:
 def test_local_means_all_that_is_here() -> None:
     found = hardware("local", here=(H200, H200, H200))
     assert (found.count, found.name, found.here) == (3, "H200", True)
-    assert hardware("local", here=()).kind == "cpu"
+    with pytest.raises(BadInput, match=r"--gpus cpu .*like --gpus 2xA100-40G"):
+        hardware("local", here=())
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "name"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 1, "A100-40G"),
+        ("2xNVIDIA A100-SXM4-80GB", 2, "A100-80G"),
+        ("NVIDIA H100 80GB HBM3", 1, "H100"),
+        ("Tesla V100-SXM2-32GB", 1, "V100-32G"),
+        ("NVIDIA A800-SXM4-80GB", 1, "A800-80G"),
+        ("NVIDIA GeForce RTX 4090", 1, "RTX4090"),
+        ("H100x8", 8, "H100"),
+        ("rtx4090 x 2", 2, "RTX4090"),
+        ("A100-80Gx4", 4, "A100-80G"),
+        ("H800", 1, "H800"),
+    ],
+)
+def test_the_drivers_names_and_a_count_behind_the_name(text: str, count: int, name: str) -> None:
+    found = hardware(text, here=())
+    assert (found.count, found.name) == (count, name)
 
 
 def test_local_takes_a_gpu_that_the_catalogue_lacks() -> None:
@@ -241,4 +262,6 @@ def test_nvidia_smi_is_read_where_nvml_is_missing(tmp_path: Path) -> None:
     size = 40960 * MIB
     assert ask() == f"2xA100-40G [{size}, {size}]"
     assert ask(CUDA_VISIBLE_DEVICES="1") == f"A100-40G [{size}]"
-    assert ask(CUDA_VISIBLE_DEVICES="") == "cpu []"
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        ask(CUDA_VISIBLE_DEVICES="")
+    assert "no NVIDIA GPU is visible" in refused.value.stderr
