@@ -192,7 +192,7 @@ class Search:
         return None
 
     def _process(self, finished: SlotProbe[TrialRequest | None]) -> None:
-        request, found = finished.ticket, finished.found
+        request, found = finished.ticket, finished.result
         assert request is not None
         if isinstance(found, Measurement):
             self._faults[finished.slot.number] = 0
@@ -247,8 +247,8 @@ class Search:
         with contextlib.suppress(StorageLost):
             remaining = self._study.open if self._recordable else {}
             while remaining and (finished := self._probes.wait(0.0)) is not None:
-                if isinstance(finished.found, Measurement) and finished.ticket is not None:
-                    self._tell(finished.ticket, finished.found, finished)
+                if isinstance(finished.result, Measurement) and finished.ticket is not None:
+                    self._tell(finished.ticket, finished.result, finished)
             for request in list(remaining.values()):
                 self._return(request, "interrupted")
             self._study.leave()
@@ -287,7 +287,7 @@ class Search:
         self._probes.begin(None, crowded.candidate, plan)  # not a trial of the study
         while (finished := self._probes.wait(WAIT_SECONDS)) is None:
             self._study.catch_up()
-        if isinstance(alone := finished.found, Measurement):
+        if isinstance(alone := finished.result, Measurement):
             self.disturbance = measure_interference(alone, crowded.measurement)
         elif not isinstance(alone, ProbeError):
             raise alone

@@ -40,7 +40,7 @@ def until(holds: Callable[[], bool]) -> bool:
 
 @contextmanager
 def metered(
-    recording: str, *uuids: str, ours: tuple[int, ...] = (9007001, 9007002), here: bool = True
+    recording: str, *uuids: str, ours: tuple[int, ...] = (9007001, 9007002), is_visible: bool = True
 ) -> Iterator[tuple[Playback, DeviceMeter]]:
     library = Playback(recording)
     nvml = Nvml.open(library)
@@ -50,7 +50,7 @@ def metered(
         uuids,
         before,
         lambda: ours,
-        here=lambda pid: here,
+        is_visible=lambda pid: is_visible,
         interval_seconds=0.001,
         list_seconds=0.002,
     )
@@ -106,7 +106,7 @@ def test_thread_samples_and_mark_resets() -> None:
 def test_without_a_process_list_the_device_total_is_used(
     recording: str, here: bool, own_mib: int, why: str
 ) -> None:
-    with metered(recording, FIRST, here=here) as (library, meter):
+    with metered(recording, FIRST, is_visible=here) as (library, meter):
         meter.look()
         library.at(1)
         meter.look()
