@@ -160,6 +160,8 @@ def _of_method(remedy: Remedy, method: str) -> Remedy | None:
 @cache
 def _names(framework: str) -> Mapping[str, str | None]:
     """Return setting of the remedies -> the framework's own; None: it has none."""
+    if kind_of(framework).only_logs:
+        return kind_of(framework).remedies
     trainer = frameworks.trainer(framework, METHOD)
     facts = getattr(trainer, "facts", None)
     engine = facts.engine if isinstance(facts, FrameworkFacts) else {}
@@ -173,6 +175,8 @@ def _names(framework: str) -> Mapping[str, str | None]:
 
 @cache
 def _settings(framework: str) -> frozenset[str]:
+    if kind_of(framework).only_logs:
+        return frozenset(name for name in _names(framework).values() if name is not None)
     return frozenset(frameworks.trainer(framework, METHOD).fields())
 
 

@@ -41,7 +41,8 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     """Command of a framework: a row of `launch_commands.yaml`."""
 
     framework: str
-    model: str
+    only_logs: bool = False  # True: its logs are read, and autotune starts no training of it
+    model: str = ""  # setting with the model's name or folder
     modules: dict[str, tuple[str, ...]] = {}
     words: dict[str, tuple[str, ...]] = {}
     packages: tuple[

@@ -85,7 +85,7 @@ class CommonOptions(TypedDict, total=False):
             default="trl",
             help=(
                 "Training framework: trl, swift, verl, openrlhf, open-reasoner-zero, skyrl,"
-                " prime-rl, nemo-rl, slime or unsloth; command for your own program."
+                " prime-rl or unsloth; command for your own program."
             ),
         ),
     ]

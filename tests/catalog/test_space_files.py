@@ -53,8 +53,6 @@ def test_the_shipped_spaces_are_there() -> None:
     frameworks |= {
         "skyrl",
         "prime-rl",
-        "nemo-rl",
-        "slime",
         "verl-async",
         "openrlhf-async",
         "async-grpo",

@@ -119,9 +119,7 @@ def test_a_text_that_is_one_placeholder_keeps_its_type() -> None:
         ("openrlhf", "openrlhf/lib/*/site-packages"),
         ("skyrl", "skyrl/lib/*/site-packages"),
         ("prime_rl", "prime-rl/repo"),
-        ("nemo_rl", "nemo-rl/repo"),
         ("open_reasoner_zero", "orz/repo"),
-        ("slime", "slime/repo"),
     ],
 )
 def test_listed_settings_are_those_of_the_package(name: str, place: str) -> None:
