@@ -232,7 +232,7 @@ $(CUDA_VENV)/.ready: .ci/constraints/build.txt .ci/constraints/cuda.txt pyprojec
 	$(PIP_INSTALL:$(BIN)/%=$(@D)/bin/%) --no-build-isolation --editable .
 	touch $@
 
-# TRL's settings of each method, merged over the oldest, middle and newest release; PPO is absent from the newest, KTO experimental in the oldest.
+# TRL's settings of each method, merged over the oldest, middle and newest release; KTO is experimental in the oldest.
 # Then those of the launched frameworks; Open-Reasoner-Zero's only with a clone of its repository in orz/repo.
 FIELD_LIST := $(BIN)/python $(CURDIR)/.ci/list_trl_fields.py
 FRAMEWORK_LIST := $(BIN)/python $(CURDIR)/.ci/list_framework_fields.py
@@ -240,9 +240,9 @@ ORZ := $(OVERLAYS)/frameworks/orz/repo
 PRIME_RL := $(OVERLAYS)/frameworks/prime-rl/repo
 field-lists: $(READY) trl-overlays frameworks
 	lists=$$(mktemp -d); \
-	for method in grpo rloo sft dpo kto reward online-dpo ppo async-grpo; do files=(); \
+	for method in grpo rloo sft dpo kto reward online-dpo async-grpo; do files=(); \
 	  for version in $(TRL_OVERLAYS) newest; do \
-	    case $$method$$version in pponewest | kto1.0.0 | async-grpo1.*) continue;; esac; \
+	    case $$method$$version in kto1.0.0 | async-grpo1.*) continue;; esac; \
 	    files+=("$$lists/$$method-$$version.json"); \
 	    PYTHONPATH=$(CURDIR)/$(OVERLAYS)/trl-$$version $(FIELD_LIST) --method $$method | tail -n 1 > "$${files[-1]}"; \
 	  done; \

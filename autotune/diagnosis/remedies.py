@@ -149,6 +149,10 @@ def _of_method(remedy: Remedy, method: str) -> Remedy | None:
     """Return the remedy under the method's names, in those of TRL; None if the method lacks the
     setting.
     """
+    past = kind_of(SOURCE).past_methods.get(method)
+    if past is not None:
+        own = past.get(remedy.setting, remedy.setting)
+        return None if own is None else msgspec.structs.replace(remedy, setting=own)
     trainer, setting = frameworks.trainer(SOURCE, method), remedy.setting
     own = trainer.canonical.get(setting, setting)
     own = own if own in trainer.fields() else _ROW_LENGTH.get(setting, setting)

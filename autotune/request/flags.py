@@ -73,7 +73,7 @@ class CommonOptions(TypedDict, total=False):
             default="grpo",
             help=(
                 "Training method: grpo, rloo, sft, dpo, kto, reward, online-dpo or async-grpo; ppo"
-                " with verl, openrlhf, open-reasoner-zero, and TRL up to 1.12."
+                " with verl, openrlhf and open-reasoner-zero."
             ),
         ),
     ]

@@ -67,7 +67,6 @@ def test_the_shipped_spaces_are_there() -> None:
             "grpo-wide",
             "kto",
             "online-dpo",
-            "ppo",
             "reward",
             "rloo",
             "sft",
