@@ -91,12 +91,12 @@ def test_every_setting_is_one_of_the_framework(name: str) -> None:
     "name",
     sorted({each.name for each in frameworks.trainers().values() if isinstance(each, Launched)}),
 )
-def test_a_launched_framework_is_at_most_200_lines_of_python(name: str) -> None:
+def test_a_launched_framework_is_at_most_300_lines_of_python(name: str) -> None:
     """Its settings, checks and notes are data, and what several of them need is in a module of
     its own.
     """
     file = Path(frameworks.__file__).with_name(f"{name.replace('-', '_')}.py")
-    assert len(file.read_text(encoding="utf-8").splitlines()) <= 200
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= 300
 
 
 def test_a_misspelt_fact_is_refused() -> None:
