@@ -34,7 +34,6 @@ EXPERIMENTAL = {
         "trl.scripts.grpo",
         "GRPOScriptArguments",
     ),
-    "ppo": ("trl.experimental.ppo", "PPOConfig", "trl.scripts.utils", "ScriptArguments"),
 }
 KINDS = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict"}
 

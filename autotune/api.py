@@ -107,6 +107,7 @@ def run_flags(
         check_tracker(flags.log_to)
     soak_seconds = None if flags.soak is None else parse_seconds(flags.soak)
     candidates = possible_candidates(request, legal_candidates)
+    request = _with_share_notes(request, candidates)
     with claimed_folder(request.job.out):
         listener(_started(request, candidates))
         if request.job.mode == "predict":
@@ -156,6 +157,7 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
         request = next(one for facts, one, _ in possible if facts == most.facts)
         candidate = most.candidate
         request = _with_data(replace(request, notes=(*request.notes, *notes)))
+        request = _with_share_notes(request, (candidate,))
         job = request.job
         listener(_started(request, (candidate,)))
         listener(CandidatePredicted(candidate=candidate, prediction=prediction))
@@ -250,6 +252,13 @@ def _with_data(request: ParsedRequest) -> ParsedRequest:
     except BadInput as error:
         return replace(request, notes=(*request.notes, error.what))
     return replace(request, job=replace(job, data=found)) if found else request
+
+
+def _with_share_notes(request: ParsedRequest, candidates: tuple[Candidate, ...]) -> ParsedRequest:
+    """Add what an engine's share means under the memory limit."""
+    from autotune.frameworks.shares_in_files import limit_notes
+
+    return replace(request, notes=(*request.notes, *limit_notes(request.job, candidates)))
 
 
 def _variants(

@@ -44,9 +44,7 @@ class Resident:
 class EngineSettings:
     """Settings of a rollout engine on the training devices."""
 
-    utilization: (
-        float  # share of the device that the engine reserves; SGLang: of what is free at its start
-    )
+    utilization: float  # share of the device, or of the limit; SGLang: of what is free at its start
     max_model_length: int  # longest prompt + completion, tokens
     max_num_seqs: int  # sequences decoded at a time
     tensor_parallel: int = 1

@@ -171,6 +171,10 @@ def _of_method(remedy: Remedy, method: str) -> Remedy | None:
     """Return the remedy under the method's names, in those of TRL; None if the method lacks the
     setting.
     """
+    former_names = kind_of(SOURCE).past_methods.get(method)
+    if former_names is not None:
+        former = former_names.get(remedy.setting, remedy.setting)
+        return None if former is None else msgspec.structs.replace(remedy, setting=former)
     fields = frameworks.trainer(SOURCE, method).fields()
     canonical = frameworks.trainer(SOURCE, method).canonical
     setting = canonical.get(remedy.setting, remedy.setting)
@@ -185,6 +189,8 @@ def _of_method(remedy: Remedy, method: str) -> Remedy | None:
 @cache
 def _names(framework: str) -> Mapping[str, str | None]:
     """Return setting of the remedies -> the framework's own; None: it has none."""
+    if kind_of(framework).only_logs:
+        return kind_of(framework).remedies
     trainer = frameworks.trainer(framework, METHOD)
     facts = getattr(trainer, "facts", None)
     engine_names = {}
@@ -197,6 +203,8 @@ def _names(framework: str) -> Mapping[str, str | None]:
 
 @cache
 def _settings(framework: str) -> frozenset[str]:
+    if kind_of(framework).only_logs:
+        return frozenset(name for name in _names(framework).values() if name is not None)
     return frozenset(frameworks.trainer(framework, METHOD).fields())
 
 

@@ -129,11 +129,7 @@ def _split_engine(given: PredictionInput) -> EngineUse | None:
         return None
     context = catalog.context(given.gpu)
     use = _fitted(given, round(context.value), split.engine, split.dtype)
-    room = (
-        catalog.offered(given.hardware.memory_bytes, given.gpu).high
-        - context.low
-        - use.reserved_bytes.low
-    )
+    room = _room(given).high - context.low - use.reserved_bytes.low
     failure = insertion.receiving_failure(given.composition, given.trace, room)
     return (
         use
@@ -180,6 +176,7 @@ def _fitted(
         dtype=dtype or given.composition["engine"].dtype,
         gpu=given.gpu,
         device_memory_bytes=given.hardware.memory_bytes,
+        limit_bytes=given.limit_bytes,
         other_bytes=other_bytes,
         vllm=given.trace.versions.get("vllm"),
         on_cpu=given.hardware.kind == "cpu",

@@ -1,6 +1,6 @@
 """Memory of a vLLM or SGLang engine on a GPU by the engine's own rules, and its error messages.
 
-vLLM: share = utilization · device
+vLLM: share = utilization · device, or of the memory limit (`core/engine_share.py`)
       cache = share - weights - activations - outside torch - CUDA graphs (since 0.21)
 
 Activations are the peak of a profiling run: one forward pass at the largest permitted batch.
@@ -81,6 +81,7 @@ def fit(
     gpu: Gpu | None,
     device_memory_bytes: int,
     other_bytes: int,
+    limit_bytes: int | None = None,
     vllm: str | None = None,
     on_cpu: bool = False,
     adapter_rank: int = 0,
@@ -88,8 +89,9 @@ def fit(
     """Return the engine's memory; of vLLM with an adapter's rank, with the slot into which it is
     loaded.
 
-    `other_bytes`: memory of the device in use when the engine starts. `vllm`: its version; None: a
-    current one. On a CPU there are no graphs, no driver and no CUDA context.
+    `other_bytes`: memory of the device in use when the engine starts. `limit_bytes`: memory limit,
+    of which the engine has its share; None: the whole device. `vllm`: its version; None: a current
+    one. On a CPU there are no graphs, no driver and no CUDA context.
     """
     if settings.kind != "vllm":
         return _sglang(
@@ -98,6 +100,7 @@ def fit(
             dtype=dtype,
             gpu=gpu,
             device_memory_bytes=device_memory_bytes,
+            limit_bytes=limit_bytes,
             other_bytes=other_bytes,
         )
     # 1. Components of the share.
@@ -108,7 +111,7 @@ def fit(
         settings.max_model_length,
     )
     tokens = settings.max_num_batched_tokens or TRL_BATCHED_TOKENS
-    total = device_memory_bytes if on_cpu else round(offered(device_memory_bytes, gpu).value)
+    total = shared_bytes(device_memory_bytes, limit_bytes, gpu, on_cpu=on_cpu)
     claimed = math.ceil(total * settings.utilization)
     method = quantisation(config)
     bits = settings.quantised_bits
@@ -209,6 +212,21 @@ def fit(
         or len({paged.refusal(int(end), length) is None for end in (rest.low, rest.high)}) == 1,
         parts=parts,
     )
+
+
+def shared_bytes(
+    device_memory_bytes: int, limit_bytes: int | None, gpu: Gpu | None, *, on_cpu: bool = False
+) -> int:
+    """Return the memory of which an engine has a share: that of the device, or of a smaller limit,
+    in which the driver keeps its part as well.
+    """
+    size = device_memory_bytes if limit_bytes is None else min(limit_bytes, device_memory_bytes)
+    if on_cpu:
+        return size
+    usable = offered(device_memory_bytes, gpu).value
+    if size < device_memory_bytes:
+        usable = min(usable, offered(size, None).value)
+    return max(0, round(usable))
 
 
 def _refusal(total: int, other: int, claimed: int, utilization: float, weights: int) -> str | None:
@@ -352,23 +370,25 @@ def _sglang(
     dtype: str,
     gpu: Gpu | None,
     device_memory_bytes: int,
+    limit_bytes: int | None,
     other_bytes: int,
 ) -> EngineUse:
     """Return the memory of an SGLang engine, and its error message.
 
     cache = fraction · free - weights    (`profile_max_num_token` in sglang/srt/model_executor/model_runner_kv_cache_mixin.py)
 
-    `free` is the memory of the device when the engine starts, after its own CUDA context: other
-    processes make the cache smaller. The table of requests, the workspace of the attention kernels,
+    `free` is the memory of the device, or of the limit, when the engine starts, after its own CUDA
+    context: other processes make the cache smaller. The table of requests, the workspace of the attention kernels,
     CUDA graphs and activations come out of the rest. The radix cache keeps prefixes within the
     cache, at no further memory. With `enable_memory_saver`, weights and cache are released between
     rollouts (`release_memory_occupation`); graphs, workspace and the table stay.
     """
     shape, size = model_shape.shape(config), dtype_bytes(dtype)
     ranks, length = settings.tensor_parallel, settings.max_model_length
-    total = round(offered(device_memory_bytes, gpu).value)
+    whole = shared_bytes(device_memory_bytes, None, gpu)  # it chooses its defaults by the device
+    total = shared_bytes(device_memory_bytes, limit_bytes, gpu)
     chunk, few, many = next(
-        (row[1:] for row in SGLANG_DEFAULTS if total < row[0] * GIB), SGLANG_LARGEST
+        (row[1:] for row in SGLANG_DEFAULTS if whole < row[0] * GIB), SGLANG_LARGEST
     )
     # 1. The static part: weights and cache.
     outside = outside_torch_bytes(ranks)

@@ -24,8 +24,6 @@ _FILES = (
     "open_reasoner_zero",
     "skyrl",
     "prime_rl",
-    "nemo_rl",
-    "slime",
     "unsloth",
     "command",
 )

@@ -113,12 +113,6 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     core: tuple[
         str, ...
     ]  # settings that every candidate states, with the framework's default unless another is given
-    from_config: dict[
-        str, str
-    ] = {}  # setting that repeats the model's shape -> key of its config.json
-    fixed: dict[
-        str, KnobValue
-    ] = {}  # settings that every command states with this value unless another is given
     untraced: tuple[Untraced, ...] = ()
     refused_tunings: dict[str, str] = {}  # value of `--tuning` that the framework lacks -> message
     positive: tuple[str, ...] = ()  # settings that must be above zero

@@ -41,7 +41,8 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     """Command of a framework: a row of `launch_commands.yaml`."""
 
     framework: str
-    model: str
+    only_logs: bool = False  # True: its logs are read, and autotune starts no training of it
+    model: str = ""  # setting with the model's name or folder
     modules: dict[str, tuple[str, ...]] = {}
     words: dict[str, tuple[str, ...]] = {}
     packages: tuple[
@@ -65,6 +66,10 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     methods_in_logs: dict[
         str, tuple[str, ...]
     ] = {}  # method -> lower-case words of its logs; none: one method's remedies
+    past_methods: dict[str, dict[str, str | None]] = {}
+    """Method that only logs of earlier releases have -> setting of a remedy -> the method's own;
+    null: there is none."""
+
     remedies: dict[
         str, str | None
     ] = {}  # setting of a remedy -> the framework's own; null: there is none

@@ -79,9 +79,6 @@ class StandInSpec(StepShape):
     engine_dtype: str = "bfloat16"
     mixed: bool = False  # mixed precision through bf16=true
     adapter: Mapping[str, object] | None = None
-    widens_adapter: bool = (
-        False  # True if PEFT stores the adapter in float32, its default over shorter weights
-    )
     quantised: bool = False
     loss: str = "logprobs"
     loss_options: Mapping[str, object] = field(default_factory=dict)
@@ -129,7 +126,7 @@ def trace_request(spec: StandInSpec, task: Task) -> Mapping[str, object]:
             "max_grad_norm": spec.clip,
             "bf16": spec.mixed or spec.sharded_by.startswith("zero"),
             "use_cache": False,
-            "autocast_adapter_dtype": spec.widens_adapter,
+            "autocast_adapter_dtype": False,  # the adapter has the precision of the weights
             "loss": spec.loss,
             "loss_options": dict(spec.loss_options),
             **(

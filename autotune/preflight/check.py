@@ -31,6 +31,7 @@ from autotune.core.job import Job
 from autotune.core.measurement import judge
 from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
+from autotune.frameworks.shares_in_files import limit_notes, with_limit
 from autotune.machine.hardware_detection import gpu_of
 from autotune.preflight.proofs import PROOF, Proof, Proofs, decided, longest_prompt
 from autotune.probe.executors import open_executor
@@ -165,7 +166,7 @@ def preflight_flags(
                 job=request.job,
                 candidates=(candidate,),
                 assumed=request.assumed,
-                notes=request.notes,
+                notes=(*request.notes, *limit_notes(request.job, (candidate,))),
             )
         )
         proofs = Proofs(request.job, request.trainer, candidate, versions)
@@ -219,9 +220,10 @@ def with_room(job: Job, taken_bytes: int) -> Job:
     """
     hardware = job.task.hardware
     offered = round(catalog.offered(hardware.memory_bytes, gpu_of(hardware)).value)
-    return dataclasses.replace(
-        job, memory_limit_bytes=max(1, min(job.memory_limit_bytes, offered) - taken_bytes)
-    )
+    limit_bytes = max(1, min(job.memory_limit_bytes, offered) - taken_bytes)
+    workload = job.task.workload
+    fields = frameworks.trainer(workload.framework, workload.method).fields()
+    return with_limit(job, limit_bytes, fields)
 
 
 def _at_its_longest(request: ParsedRequest, versions: Mapping[str, str]) -> ParsedRequest:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import autotune.worker
+from autotune.core.engine_share import share_scale, usable_bytes
 from autotune.core.errors import ProbeError
 from autotune.core.units import GIB, MIB, format_bytes
 from autotune.machine.nvml import (
@@ -135,21 +136,6 @@ MakeBallast = Callable[[Path, str], Ballast]
 def needs_ballast(limit_bytes: int, total_bytes: int) -> bool:
     """Return True if a ballast should hold the rest of the GPU; else torch's cap is the limit."""
     return total_bytes - limit_bytes >= MIN_BALLAST_BYTES
-
-
-def usable_bytes(limit_bytes: int, reserved_bytes: int | None) -> int:
-    """Return limit - reserved: drivers reserve the same on the smaller GPU."""
-    return max(0, limit_bytes - (reserved_bytes or 0))
-
-
-def share_scale(usable: int, total_usable: int) -> float:
-    """Return the factor for an engine's memory share, so that it is a share of the smaller GPU.
-
-    vLLM reserves share * total, with the total that CUDA reports: factor = usable / total.
-    """
-    if total_usable <= 0:
-        raise ValueError(f"a GPU of {total_usable} bytes has no shares")
-    return min(1.0, usable / total_usable)
 
 
 def wait_until_released(

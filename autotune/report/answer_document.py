@@ -25,6 +25,7 @@ from autotune.core.prediction import Prediction
 from autotune.core.secrets import without_password
 from autotune.core.space import Candidate, setting_text
 from autotune.estimate.unknown_facts import FactVariant
+from autotune.frameworks.shares_in_files import for_files
 from autotune.frameworks.trl.script_files import PATCH_NAME, advice_for
 from autotune.report.certificate import certificate_row
 from autotune.report.document_rows import (
@@ -411,7 +412,7 @@ def _script_section(job: Job, answer: Recommendation) -> dict[str, Any] | None:
     }
     if answer.winner is None or answer.certificate is None:
         return {**section, "changes": None}
-    advice = advice_for(answer.winner.candidate, job.task, script)
+    advice = advice_for(*for_files(answer.winner.candidate, job), script)
     return {
         **section,
         "changes": dict(advice.changes),

@@ -13,6 +13,7 @@ from autotune.core.job import Job
 from autotune.core.measurement import Measurement
 from autotune.core.space import KnobValue
 from autotune.core.units import format_bytes
+from autotune.frameworks.shares_in_files import for_files
 
 MIN_STEPS = 3
 """Optimizer steps: Adam's state is allocated in the first; the second is the first with all of
@@ -36,7 +37,7 @@ def items_of(job: Job, proof: Trial) -> tuple[Item, ...]:
             f"{ran.optimizer_steps} of its own speed, at least {MIN_STEPS} required; the lengths of"
             " its rows are unknown"
         )
-        return _item("records", enough, says), _settings(proof)
+        return _item("records", enough, says), _settings(job, proof)
     # 1. Items of every loop that was observed.
     prompt, completion = settings.get("max_prompt_length"), settings.get("max_completion_length")
     prompts = _range(ran.shortest_prompt, ran.longest_prompt)
@@ -116,15 +117,18 @@ def _item(name: str, done: int | None, says: str, why_not: str = "") -> Item:
     return {"name": name, "state": "done" if done else "not done", "says": says}
 
 
-def _settings(proof: Trial) -> Item:
+def _settings(job: Job, proof: Trial) -> Item:
     """Compare the effective settings: a framework may change one silently, and then another
     candidate was measured.
     """
     requested, effective = proof.candidate.settings, proof.measurement.effective
+    in_command = for_files(proof.candidate, job)[0].settings  # where a command was started with it
     changed = [
         f"{name}={value} instead of {requested[name]}"
         for name, value in effective.items()
-        if requested.get(name) is not None and not _is_equal(requested[name], value)
+        if requested.get(name) is not None
+        and not _is_equal(requested[name], value)
+        and not _is_equal(in_command[name], value)
     ]
     count = sum(value is not None for value in requested.values())
     kept = f"{len(effective)} of {count} read back from the run itself, none of them changed"

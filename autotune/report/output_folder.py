@@ -12,6 +12,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from autotune.core.units import MIB, format_bytes
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.configuration_files import unshare
 from autotune.frameworks.launch_commands import changed_script, changes_of, unified_diff
+from autotune.frameworks.shares_in_files import for_files, limit_notes
 from autotune.frameworks.trl.output_files import YAML_NAME, written_settings
 from autotune.report.certificate import certificate_lines
 from autotune.report.html.render import PAGE
@@ -255,11 +257,15 @@ def write_files(
     """Write the winner's files, with `head` as comments in the recommended YAML file; return
     them, and the document's section about the user's own file.
     """
-    files = trainer.write_files(candidate, job.task, *folders)
+    notes = limit_notes(job, (candidate,))
+    head = [*head, *(f"{note}." for note in notes)]
+    candidate, task = for_files(candidate, job)
+    files = trainer.write_files(candidate, task, *folders)
     for file in files:
         if file.stem == "recommended" and file.suffix in (".yaml", ".yml"):
             file.write_text(comments(head) + file.read_text(encoding="utf-8"), encoding="utf-8")
-    return [*files, *_launch_files(job, trainer, candidate, folders[0])], _file_section(job, files)
+    launch_files = _launch_files(replace(job, task=task), trainer, candidate, folders[0])
+    return [*files, *launch_files], _file_section(job, files)
 
 
 def _launch_files(job: Job, trainer: Trainer, candidate: Candidate, folder: Path) -> list[Path]:

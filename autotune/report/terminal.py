@@ -11,6 +11,7 @@ from autotune.core.measurement import PHASES, Measurement, Outcome, Speed
 from autotune.core.run_statistics import describe_interference, describe_soak
 from autotune.core.space import Candidate, setting_text
 from autotune.core.units import format_bytes, format_seconds
+from autotune.frameworks.shares_in_files import for_files
 from autotune.frameworks.trl.script_files import advice_for, how_to_apply
 from autotune.report.answer_document import (
     caveats_of,
@@ -394,7 +395,7 @@ def _show_script(console: Console, job: Job, answer: Recommendation) -> None:
             " --budget."
         )
         return
-    advice = advice_for(answer.winner.candidate, job.task, script)
+    advice = advice_for(*for_files(answer.winner.candidate, job), script)
     for line in how_to_apply(advice, str(job.out)):
         console.print(line)
     if advice.by_hand:

@@ -73,7 +73,7 @@ class CommonOptions(TypedDict, total=False):
             default="grpo",
             help=(
                 "Training method: grpo, rloo, sft, dpo, kto, reward, online-dpo or async-grpo; ppo"
-                " with verl, openrlhf, open-reasoner-zero, and TRL up to 1.12."
+                " with verl, openrlhf and open-reasoner-zero."
             ),
         ),
     ]
@@ -85,7 +85,7 @@ class CommonOptions(TypedDict, total=False):
             default="trl",
             help=(
                 "Training framework: trl, swift, verl, openrlhf, open-reasoner-zero, skyrl,"
-                " prime-rl, nemo-rl, slime or unsloth; command for your own program."
+                " prime-rl or unsloth; command for your own program."
             ),
         ),
     ]

@@ -16,6 +16,7 @@ from autotune.core.files import sqlite_url
 from autotune.core.job import Job, Mode, Model, Task, Tuning, Workload
 from autotune.core.space import Candidate, KnobValue, SearchSpace
 from autotune.core.units import parse_seconds
+from autotune.frameworks import shares_in_files
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl.settings import OFFLINE
 from autotune.frameworks.trl.user_config import UserConfig, read_user_config
@@ -110,7 +111,11 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
         **(config.settings if config else {}),
         **tuning_settings,
     }
-    held = _overridden(from_file, held_by(flags, trainer.canonical))
+    limit_bytes, typed = memory_limit(flags, hardware), held_by(flags, trainer.canonical)
+    if config is not None:  # its shares are of the whole GPU, those of flags of the limit
+        scale = shares_in_files.scale_of(hardware, limit_bytes)
+        from_file = shares_in_files.within_limit(from_file, scale, trainer.fields())
+    held = _overridden(from_file, typed)
     stated = held if flags.global_batch is None else {**held, "global_batch": flags.global_batch}
     space = _with_configuration(space.with_choices(named), trainer, held, stated, named)
 
@@ -156,6 +161,9 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
         f"{subject}-{flags.method}", flags, Task(workload=workload, hardware=hardware), space, mode
     )
     notes += [*exported, *image_notes, *_notes(flags, job, trainer, config)]
+    if config is not None:
+        unchanged = {name: v for name, v in config.settings.items() if name not in typed}
+        notes += shares_in_files.file_notes(unchanged, held, hardware, limit_bytes)
     _refuse_illegal_config(job, trainer, from_file)
     return ParsedRequest(
         job=job,

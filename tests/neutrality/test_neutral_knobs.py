@@ -60,9 +60,6 @@ EXCLUDED = {
         "where DeepSpeed keeps and updates the optimizer's state; needs a GPU"
     ),
     "offload_param_device": "where DeepSpeed keeps weights while no layer needs them; needs a GPU",
-    "local_rollout_forward_batch_size": (
-        "PPO's rollouts at a time, without gradients: other samples of the same policy"
-    ),
     "vllm_max_model_length": (
         "a window of at least prompt + completion, which legality demands, cuts nothing"
     ),

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.core.engine_share import share_scale, usable_bytes
 from autotune.core.errors import ProbeError
 from autotune.core.job import Hardware
 from autotune.probe.device_report import gpu_notes
@@ -21,8 +22,6 @@ from autotune.probe.gpu_set import (
     Ballast,
     Gpus,
     needs_ballast,
-    share_scale,
-    usable_bytes,
     wait_until_released,
 )
 from tests.probe.ballasts import SmallCards

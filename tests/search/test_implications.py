@@ -170,6 +170,22 @@ def test_too_large_a_reservation_rules_out_larger_ones_and_those_above_the_free_
     assert {one.knobs["share"] for one in _settled(_failed(failed, completed), table)} == {0.5, 0.7}
 
 
+def test_a_free_share_of_the_device_is_compared_as_one_of_the_limit() -> None:
+    """Half of the device is the limit: a share of 0.7 of it was asked for as 0.35, and 0.3 is free
+    there, which is 0.6 of the limit.
+    """
+    table = CandidateTable(SPACE, ENGINES)
+    failed = next(one for one in ENGINES if one.knobs == {"share": 0.7, "length": 512})
+    full = Failure(
+        evidence="less than desired",
+        phase="load",
+        cause="engine_startup",
+        row="vllm_reservation",
+        numbers={"free_share": 0.3, "asked_share": 0.35},
+    )
+    assert {one.knobs["share"] for one in _settled(_failed(failed, full), table)} == {0.7}
+
+
 def test_other_failures_imply_nothing() -> None:
     for outcome in (Outcome.CRASH, Outcome.TIMEOUT, Outcome.ILLEGAL):
         assert not _settled(_failed(CANDIDATES[0], Failure(evidence="a bug"), outcome), TABLE)

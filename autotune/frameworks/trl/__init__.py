@@ -3,7 +3,6 @@ scripts.
 """
 
 from autotune.frameworks.trl.async_grpo import TrlAsyncGrpo
-from autotune.frameworks.trl.ppo import TrlPpo
 from autotune.frameworks.trl.trainers import TrlGrpo, TrlOffline, TrlOnlineDpo, TrlRloo
 
 TRAINERS = (
@@ -15,5 +14,4 @@ TRAINERS = (
     TrlOffline("reward"),
     TrlOnlineDpo(),
     TrlAsyncGrpo(),
-    TrlPpo(),
 )

@@ -24,13 +24,10 @@ COUNTS = (
     "steps_per_generation",
     "num_iterations",
     "max_new_tokens",
-    "response_length",
     "max_completion_length",
     "max_prompt_length",
     "vllm_tensor_parallel_size",
     "lora_r",
-    "num_ppo_epochs",
-    "local_rollout_forward_batch_size",
 )
 ENUMERATIONS = (
     "optim",
@@ -218,26 +215,6 @@ def other_refusals(settings: Settings, task: Task) -> Iterator[str]:
         yield from rule(settings, task)
 
 
-def _episodes(settings: Settings, task: Task) -> Iterator[str]:
-    """Yield violations of the division of episodes in `PPOTrainer.__init__`."""
-    micro, steps = (
-        number(settings, "per_device_train_batch_size"),
-        number(settings, "gradient_accumulation_steps"),
-    )
-    parts = settings.get("num_mini_batches")
-    if not isinstance(parts, int) or parts < 1 or (micro * steps) % parts:
-        yield (
-            f"num_mini_batches ({parts!r}) must divide a rank's episodes"
-            f" (per_device_train_batch_size {micro} x gradient_accumulation_steps {steps} ="
-            f" {micro * steps})."
-        )
-    elif settings.get("whiten_rewards") and micro * steps // parts < 8:
-        yield (
-            "whiten_rewards needs mini-batches of at least 8 episodes on each rank, and these are"
-            f" {micro * steps // parts}."
-        )
-
-
 def _value_refusals(settings: Settings, method: str) -> Iterator[str]:
     """Yield values that the method's own configuration class rejects."""
     if settings.get("fp16") and settings.get("bf16"):
@@ -400,6 +377,5 @@ _RULES: Mapping[str, tuple[Callable[[Settings, Task], Iterator[str]], ...]] = {
     "kto": (_pairs_of_neighbours, *_OFFLINE),
     "reward": (*_OFFLINE, _scored),
     "online-dpo": (_pairs, _device, _adapter),
-    "ppo": (_episodes, _global_batch, _device, _adapter),
 }
 """Rules of the methods without GRPOConfig."""

@@ -175,13 +175,6 @@ def _prepare_data(
         _filter(data, candidate, task, folder, home, dataset)
     if not _generates(candidate):
         return data
-    if "reward_funcs" not in fields(task.workload.method):
-        if not user.get("reward_model_path"):
-            data.notes.append(
-                "NO REWARD: name your reward model with reward_model_path. TRL's default is another"
-                " model."
-            )
-        return data
     if not user.get("reward_funcs") and not user.get("reward_model_name_or_path"):
         data.keys["reward_funcs"] = [PLACEHOLDER_REWARD]
         data.notes.append(
@@ -193,7 +186,7 @@ def _prepare_data(
 
 def _generates(candidate: Candidate) -> bool:
     """Return True if the method generates completions to prompts; others train on whole rows."""
-    return bool(candidate.settings.keys() & {"num_generations", "response_length"})
+    return "num_generations" in candidate.settings
 
 
 def _filter(

@@ -259,9 +259,7 @@ def sharding_request(candidate: Candidate, task: Task) -> dict[str, object]:
         name: {"device": "cpu"} for name, knob in named.items() if settings.get(knob) == "cpu"
     }
     kind = trl_settings.sharding_of(settings, ranks)
-    if (
-        kind == "ddp" and task.workload.method != "ppo"
-    ):  # PPO makes its accelerator without the Trainer's options
+    if kind == "ddp":
         options |= ddp_options(
             {**task.workload.user_settings, **settings}, adapter=bool(settings.get("use_peft"))
         )

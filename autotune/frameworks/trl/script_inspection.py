@@ -39,7 +39,7 @@ TRAINER_CLASSES = (
     "AsyncGRPOTrainer",
 )
 OTHER_TRAINERS: Mapping[str, str] = {
-    "PPOTrainer": "Use --method ppo, with TRL up to 1.12.",
+    "PPOTrainer": "Use --framework verl, openrlhf or open-reasoner-zero, with --method ppo.",
     "OnlineDPOTrainer": "Use --method online-dpo without a script.",
 }
 """Trainers outside of scripts -> what can be used instead."""

@@ -76,22 +76,13 @@ CORE = (
 OFFLINE = frozenset({"sft", "dpo", "kto", "reward"})  # methods that train on given rows
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 _TRAINING = (*_BATCH, "gradient_checkpointing", "optim", "fp16")
-_PPO = (
-    "num_mini_batches",
-    "num_ppo_epochs",
-    "response_length",
-    "local_rollout_forward_batch_size",
-    "optim",
-    "fp16",
-)
 CORE_BY_METHOD: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("grpo", "rloo"), CORE),
     **dict.fromkeys(OFFLINE, (*_TRAINING, "max_length", "beta")),
     "online-dpo": (*_TRAINING, "max_new_tokens"),
-    "ppo": (*_BATCH, *_PPO),
 }
 COMPLETIONS_PER_ROW = {"online-dpo": 2}  # completions per row of a micro-batch; 1 for other methods
-COMPLETION_SETTINGS = {"online-dpo": "max_new_tokens", "ppo": "response_length"}
+COMPLETION_SETTINGS = {"online-dpo": "max_new_tokens"}
 """Setting of the longest completion; `max_completion_length` for other methods."""
 
 ENGINE = (

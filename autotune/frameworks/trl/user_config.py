@@ -69,7 +69,6 @@ TRAINED = (
     "max_completion_length",
     "max_length",
     "max_new_tokens",
-    "response_length",
     "beta",
     "loss_type",
     "num_iterations",

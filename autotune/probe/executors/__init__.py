@@ -24,16 +24,17 @@ def open_executor(job: Job, trainer: Trainer) -> Executor:
     """Return an executor, not started yet; its `close` ends every process. BadInput where its
     slots do not fit.
     """
-    from autotune.probe.executors.local import (
-        LocalExecutor,
-        local_places,
-    )  # here, because importing this package must stay fast
+    # Imported here, because importing this package must stay fast.
+    from autotune.frameworks.shares_in_files import for_probe
+    from autotune.probe.executors.local import LocalExecutor, local_places
     from autotune.probe.runner import RequestBuilders
 
     task, settings = job.task, runner_settings(job, trainer)
     requests = RequestBuilders(
         load=lambda candidate: trainer.load_request(candidate, task),
-        probe=lambda candidate, plan: trainer.probe_request(candidate, task, plan),
+        probe=lambda candidate, plan: trainer.probe_request(
+            *for_probe(candidate, job, trainer), plan
+        ),
     )
     if job.executor == "ray":
         from autotune.probe.executors.ray import RayExecutor  # needs the extra `ray`

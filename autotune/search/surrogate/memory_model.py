@@ -148,7 +148,7 @@ def _loads_without_engine_room(table: CandidateTable, trial: Trial) -> BoolArray
     found = np.zeros(len(table), dtype=bool)
     if failure is None or failure.cause not in ENGINE_CAUSES or failure.row is None:
         return found
-    failed, free = trial.candidate.load, failure.numbers.get("free_share")
+    failed, free = trial.candidate.load, _free_share(trial, failure.numbers)
     towards = {
         name: way
         for name, way in directions_after(failure.cause, failure.row).items()
@@ -169,6 +169,19 @@ def _loads_without_engine_room(table: CandidateTable, trial: Trial) -> BoolArray
         if no_better or (free is not None and isinstance(share, float) and share > free):
             found |= table.loads == number
     return found
+
+
+def _free_share(trial: Trial, numbers: Mapping[str, int | float]) -> float | None:
+    """Return the share that the message reports as free, in the meaning of the knob.
+
+    vLLM reports shares of the whole device, and the knob is one of the limit. The share that it was
+    asked for has both meanings: free = knob * reported as free / reported as asked.
+    """
+    free, asked = numbers.get("free_share"), numbers.get("asked_share")
+    knob = trial.candidate.load.get(SHARE_KNOB)
+    if free is None or not asked or not isinstance(knob, int | float):
+        return free
+    return knob * free / asked
 
 
 def _not_beyond(failed: object, other: object, way: str) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 OLDEST, NEWEST = "1.0.0", "1.16.0"
-PPO_NEWEST = "1.12.0"  # last release with PPO, an experimental trainer
 ASYNC_OLDEST = "1.16.0"  # first release whose rows are trees of rollouts
 KTO_OLDEST = "1.8.0"  # before, KTO was an experimental trainer with another preparation of its rows
 GRPO = "trl.trainer.grpo_trainer"
@@ -23,7 +22,6 @@ ASYNC_PACKAGE = "trl.experimental.async_grpo"
 ASYNC_GRPO = f"{ASYNC_PACKAGE}.async_grpo_trainer"
 ASYNC_PACKING = f"{ASYNC_PACKAGE}.packing"
 ONLINE_DPO = "trl.experimental.online_dpo.online_dpo_trainer"
-PPO = "trl.experimental.ppo.ppo_trainer"
 GENERATION = "trl.generation.vllm_generation"
 UTILS = "trl.trainer.utils"
 
@@ -55,7 +53,7 @@ def _seam(module: str, name: str, why: str, use: str = "probe", since: str | Non
         why,
         use,
         since or _SINCE.get(module, OLDEST),
-        PPO_NEWEST if module == PPO else NEWEST,
+        NEWEST,
     )
 
 
@@ -115,11 +113,6 @@ SEAMS: tuple[Seam, ...] = (
         _seam(module, "hash_module", "hash of weights that do not exist in a trace", "trace")
         for module in (DPO, KTO)
     ),
-    _seam(PPO, "PPOTrainer.train", "loop whose functions are wrapped"),
-    _seam(PPO, "PPOTrainer.null_ref_context", "reference model without a copy"),
-    _seam(PPO, "batch_generation", "phase rollout, tokens of a batch", "either"),
-    _seam(PPO, "forward", "phase score", "either"),
-    _seam(PPO, "get_reward", "phases reward and score", "either"),
     _seam(ASYNC_GRPO, REFERENCE_LOADER, "model in memory", "either"),
     _seam(ASYNC_GRPO, "get_peak_flops_per_device", "no name of a GPU in a trace", "either"),
     _seam(ASYNC_PACKING, "_flash_attn", "no kernel from the hub in a trace", "trace"),

@@ -201,8 +201,7 @@ def effective_settings(trainer: Any, seen: Any, engines: Any) -> dict[str, Any]:
     if found.get("use_vllm") and engines is not None and found.get("vllm_mode") != "server":
         config = trainer.vllm_generation.llm.llm_engine.vllm_config
         found |= {
-            # The value of the output files, for the requested card, and the share of the device
-            # that emulates it.
+            # The share of the limit, as it was requested, and that of the whole device.
             "vllm_gpu_memory_utilization": engines.arguments.get("gpu_memory_utilization"),
             "engine_share_of_device": config.cache_config.gpu_memory_utilization,
             "vllm_max_model_length": config.model_config.max_model_len,
