@@ -18,7 +18,7 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -75,7 +75,7 @@ def commands_of(
         raise BadInput(
             f"The script has more than {MAX_TEXT // 2**20} MiB.", way_out="Give a launch script."
         )
-    source = _Source(text)
+    source = _ParsedScript(text)
     variables: dict[str, Value] = {"PWD": str(Path.cwd()), **(environment or {})}
     shell = _Shell(Expansion(list(arguments), variables, script), source)
     try:
@@ -96,7 +96,7 @@ def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
 
 
-class _Source:
+class _ParsedScript:
     """Text of a script and its tree, whose offsets are bytes; those of commands are characters."""
 
     def __init__(self, text: str) -> None:
@@ -181,7 +181,7 @@ class _Shell:
     """State of a run: variables, functions, and the commands reached so far."""
 
     expansion: Expansion
-    source: _Source
+    source: _ParsedScript
     commands: list[SimpleCommand] = field(default_factory=list)
     exported: dict[str, str] = field(default_factory=dict)
     functions: dict[str, Node] = field(default_factory=dict)
@@ -356,11 +356,19 @@ class _Shell:
         if not certain or not is_known:
             self.variables[name] = UNKNOWN
             return self._uncertain([body])
+        first = len(self.commands)
         for word in values:
             self.variables[name] = word.text
             if self._turn([body], certain):
                 break
+        if len(values) > 1:
+            self._doubt(first)
         return True
+
+    def _doubt(self, first: int) -> None:
+        """Mark commands that a loop reaches several times: none of them is the one command."""
+        for place in range(first, len(self.commands)):
+            self.commands[place] = replace(self.commands[place], certain=False)
 
     def _turn(self, body: Sequence[Node], certain: bool) -> bool:
         """Follow one turn of a loop; return True if it ends the loop."""
@@ -647,7 +655,7 @@ class _Shell:
         text = " ".join(word.text for word in words[1:])
         if self.budget.nesting <= 0 or UNKNOWN in text:
             return None
-        nested = _Shell(self.expansion, _Source(text), exported=self.exported)
+        nested = _Shell(self.expansion, _ParsedScript(text), exported=self.exported)
         nested.functions = self.functions
         nested._called = self._called
         self.budget.nesting -= 1
@@ -804,7 +812,7 @@ def _test_leaves(node: Node) -> Iterator[Node]:
             yield child
 
 
-def _is_endless(source: _Source, condition: Sequence[Node]) -> bool:
+def _is_endless(source: _ParsedScript, condition: Sequence[Node]) -> bool:
     texts = [source.raw(node).strip() for node in condition]
     return texts in (["true"], [":"], ["[ 1 ]"], ["(( 1 ))"], ["((1))"])
 
