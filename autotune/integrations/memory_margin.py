@@ -76,18 +76,20 @@ class CpuGauge:
         self._peaks: dict[str, int] = {}
 
     def read(self) -> GaugeReading:
-        own = status()
+        sizes = status()
         # VmHWM includes file pages; the currently mapped ones were mapped at the peak, too.
-        peak = max(_resident(own), own.get("VmHWM", 0) - own.get("RssFile", 0))
+        peak = max(_resident(sizes), sizes.get("VmHWM", 0) - sizes.get("RssFile", 0))
         children = self._self.children(recursive=True)  # data loader workers, engine processes
         peak += sum(_resident(_sizes_of(child.pid)) for child in children)
         readings = [self._peak_of(peak, machine_memory_bytes(), "the machine's memory")]
         data_limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
-        if data_limit != resource.RLIM_INFINITY and "VmData" in own:
+        if data_limit != resource.RLIM_INFINITY and "VmData" in sizes:
             readings.append(
-                self._peak_of(own["VmData"], data_limit, "this process's limit on data (ulimit -d)")
+                self._peak_of(
+                    sizes["VmData"], data_limit, "this process's limit on data (ulimit -d)"
+                )
             )
-        return min(readings, key=lambda one: one.margin_bytes)
+        return min(readings, key=lambda reading: reading.margin_bytes)
 
     def _peak_of(self, used: int, limit: int, by: str) -> GaugeReading:
         self._peaks[by] = max(self._peaks.get(by, 0), used)
@@ -135,8 +137,10 @@ class Margin:
                 self.by_step, self._every = self.by_step[::2], self._every * 2
             if length is not None and length > (self.by_length[-1].steps if self.by_length else 0):
                 self.by_length = [*self.by_length, _point(length, reading)][-MAX_POINTS:]
-        found = [self._narrow(reading), self._by_steps(step, reading), self._by_length(reading)]
-        new = {kind: warning for kind, warning in filter(None, found) if kind not in self._reported}
+        warnings = [self._narrow(reading), self._by_steps(step, reading), self._by_length(reading)]
+        new = {
+            kind: warning for kind, warning in filter(None, warnings) if kind not in self._reported
+        }
         self._reported |= set(new)
         return list(new.values())
 
@@ -146,8 +150,11 @@ class Margin:
         ]
         if not below:
             return None
-        left, limit = format_bytes(max(0, reading.margin_bytes)), format_bytes(reading.limit_bytes)
-        return f"below {min(below)}", f"{left} left of {limit}, {reading.by}"
+        margin, limit = (
+            format_bytes(max(0, reading.margin_bytes)),
+            format_bytes(reading.limit_bytes),
+        )
+        return f"below {min(below)}", f"{margin} left of {limit}, {reading.by}"
 
     def _by_steps(self, step: int, reading: GaugeReading) -> tuple[str, str] | None:
         growth = growth_of(self.by_step)
@@ -169,16 +176,16 @@ class Margin:
         growth = growth_of(self.by_length)
         if growth is None or not growth.is_certain or self.longest is None:
             return None
-        seen = self.by_length[-1].steps
-        needed = reading.peak_bytes + round(growth.low * max(0, self.longest - seen))
+        longest_so_far = self.by_length[-1].steps
+        needed = reading.peak_bytes + round(growth.low * max(0, self.longest - longest_so_far))
         if needed <= reading.limit_bytes:
             return None
         return (
             "length",
             (
                 f"the peak grows by {_grows(growth)} for each token that the longest completion"
-                f" gets longer: with the allowed {self.longest} ({seen} so far) it is at least"
-                f" {format_bytes(needed)} of {format_bytes(reading.limit_bytes)}"
+                f" gets longer: with the allowed {self.longest} ({longest_so_far} so far) it is at"
+                f" least {format_bytes(needed)} of {format_bytes(reading.limit_bytes)}"
             ),
         )
 

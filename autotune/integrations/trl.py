@@ -62,7 +62,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         self.warnings: list[str] = []  # all warnings so far
         self.written: tuple[Path, ...] = ()  # files of the out-of-memory report
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with self._errors_logged("begin to watch"):
             self._undo.close()
             self._trainer = self._trainer or _trainer_that_calls(self)
@@ -76,9 +76,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
                 None if self._trainer is None else running(self._trainer, self._reading.limit_bytes)
             )
             self._reserve, self._reported = bytearray(RESERVE_BYTES), None
-            self._guard(rest.get("optimizer"))
+            self._guard(kwargs.get("optimizer"))
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with self._errors_logged("read memory"):
             self._look(state.global_step, None)
 
@@ -88,7 +88,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         state: Any,
         control: Any,
         logs: Mapping[str, Any] | None = None,
-        **rest: Any,
+        **kwargs: Any,
     ) -> None:
         with self._errors_logged("read the log"):
             length = (
@@ -99,7 +99,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
             if length is not None:
                 self._look(state.global_step, int(length))
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._undo.close()
         self._reserve = None
 
@@ -164,12 +164,12 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         return int(getattr(getattr(self._trainer, "args", None), "process_index", 0))
 
     @contextlib.contextmanager
-    def _errors_logged(self, what: str) -> Iterator[None]:
+    def _errors_logged(self, action: str) -> Iterator[None]:
         """Log errors of the callback itself; training continues."""
         try:
             yield
         except Exception as trouble:
-            log.warning("autotune could not %s: %s: %s", what, type(trouble).__name__, trouble)
+            log.warning("autotune could not %s: %s: %s", action, type(trouble).__name__, trouble)
 
 
 @contextlib.contextmanager
@@ -217,9 +217,9 @@ def _wrap(owner: Any, name: str, report: Callable[[BaseException], None]) -> Cal
     method = getattr(owner, name)
 
     @functools.wraps(method)
-    def reporting(*args: Any, **named: Any) -> Any:
+    def reporting(*args: Any, **kwargs: Any) -> Any:
         try:
-            return method(*args, **named)
+            return method(*args, **kwargs)
         except BaseException as error:
             report(error)
             raise

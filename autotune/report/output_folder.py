@@ -303,8 +303,13 @@ def _file_section(job: Job, files: Sequence[Path]) -> dict[str, Any] | None:
     ):
         return None
     rows = [
-        {"name": one.name, "yours": one.yours, "written": one.written, "kind": one.kind}
-        for one in written_settings(job.task, written)
+        {
+            "name": setting.name,
+            "yours": setting.yours,
+            "written": setting.written,
+            "kind": setting.kind,
+        }
+        for setting in written_settings(job.task, written)
     ]
     return {
         "path": str(workload.config_file),

@@ -104,14 +104,14 @@ def _step(number: int, trial: Mapping[str, Any]) -> Mapping[str, float]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
+    flat: dict[str, object] = {}
     for name, value in values.items():
-        found |= (
+        flat |= (
             _flat(value, f"{prefix}{name}.")
             if isinstance(value, Mapping)
             else {f"{prefix}{name}": value}
         )
-    return found
+    return flat
 
 
 def _wandb(run: TrackedRun) -> None:

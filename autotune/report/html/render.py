@@ -61,9 +61,9 @@ def render(document: Mapping[str, Any]) -> str:
         answer=answer,
         drawings=drawings,
         figures={
-            one.id: _safe_in_script(one.figure.to_json())
-            for one in drawings
-            if one.figure is not None
+            drawing.id: _safe_in_script(drawing.figure.to_json())
+            for drawing in drawings
+            if drawing.figure is not None
         },
         name=lambda knobs: named(knobs, names),
         names=names,
@@ -204,12 +204,12 @@ def two_peaks(answer: AnswerDocument) -> dict[str, Any] | None:
             rows.append(
                 {"label": label, "says": says, "at_longest": at_longest, "at_lengths": at_lengths}
             )
-    given = (
+    sources = (
         ("completions", answer.question.completion_lengths),
         ("prompts", answer.question.prompt_lengths),
     )
     lengths = "; ".join(
-        f"{what} {_in_words(lengths)}" for what, lengths in given if lengths is not None
+        f"{noun} {_in_words(lengths)}" for noun, lengths in sources if lengths is not None
     )
     return {"lengths": lengths, "rows": rows} if rows else None
 
