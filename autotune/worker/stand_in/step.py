@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..tracing import Untraceable, bitsandbytes_optimizers, fake_models, fsdp2, quantised
-from ..tracing.ledger import NullAnnotator
+from ..tracing.annotators import NullAnnotator
 from .losses import LOSSES, fuse_head, policy_loss
 
 # torch's own optimizers, by the Trainer's names.

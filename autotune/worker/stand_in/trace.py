@@ -37,7 +37,7 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
     kernels.install_triton_stub()  # before any library checks for Triton
     for name in IMPORTS:
         importlib.import_module(name)
-    for name in ("cuda_choices", "fake_models", "parameter_uses", "ledger"):
+    for name in ("cuda_choices", "fake_models", "parameter_uses", "annotators"):
         importlib.import_module(f"..tracing.{name}", __package__)
     return releases.versions(PACKAGES)
 
@@ -134,9 +134,9 @@ def _run(
     """Return what was built, its models, the annotator, and the parameters' uses, or None if
     nothing reads them.
     """
-    from ..tracing import cuda_choices, fake_models, fsdp2, ledger
+    from ..tracing import annotators, cuda_choices, fake_models, fsdp2
 
-    annotator = ledger.StepAnnotator(spec, tile=tile)
+    annotator = annotators.StepAnnotator(spec, tile=tile)
     with (
         cuda_choices.as_on_cuda(spec),
         fsdp2.process_group(spec),

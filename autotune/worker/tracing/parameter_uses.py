@@ -16,7 +16,7 @@ import torch
 
 from ..model_memory import layers_of
 from . import sharding_kind
-from .ledger import differentiable
+from .annotators import differentiable
 from .patching import attribute
 
 KINDS = ("ddp", "fsdp1", "zero1", "zero2", "zero3")

@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
@@ -24,11 +24,9 @@ from torch.utils._pytree import tree_leaves
 
 from . import Untraceable, dispatch_cache, integer_values
 from .dispatch_cache import CachedResult
+from .ledger import Ledger
 from .operands import cost_of, flops_of
 from .workspaces import Workspace
-
-if TYPE_CHECKING:
-    from .ledger import Ledger
 
 aten = torch.ops.aten
 
