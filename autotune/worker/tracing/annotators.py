@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -40,18 +40,18 @@ class NullAnnotator:
     def mark_scoring(self, models: list[Any]) -> None:
         """Mark passes without gradients in the forward phase as scoring (the reference model's)."""
 
-        def begins(*_: Any) -> None:
+        def begin(*_: Any) -> None:
             self._scores = self.phase == "forward" and not torch.is_grad_enabled()
             if self._scores:
                 self.enter("score")
 
-        def ends(*_: Any) -> None:
+        def end(*_: Any) -> None:
             if self._scores:
                 self.enter("forward")
 
         for model in models:
-            model.register_forward_pre_hook(begins)
-            model.register_forward_hook(ends)
+            model.register_forward_pre_hook(begin)
+            model.register_forward_hook(end)
 
 
 class StepAnnotator(NullAnnotator):
@@ -66,117 +66,137 @@ class StepAnnotator(NullAnnotator):
         self.inventory: dict[str, Any] = {}
         self.notes: list[str] = []
 
+    # 1. Phases and work.
+
     @property
     def phase(self) -> str:  # type: ignore[override]
         return self.ledger.phase
 
-    def repeated_work(self, repeats: float) -> AbstractContextManager[None]:
-        return self.ledger.repeated_work(repeats)
-
-    @contextmanager
-    def inside(self, phase: str) -> Iterator[None]:
-        before, layer = self.ledger.phase, self.ledger.layer
-        self.ledger.enter(phase)
-        yield  # after an exception the phase remains: it is where the step failed
-        self.ledger.enter(before, layer=layer)
-
     def enter(self, phase: str) -> None:
         self.ledger.enter(phase)
 
-    def mark_inputs(self, batch: Any) -> None:
-        self.tracker.set_part(batch, "inputs")
-
-    def mark_gradients(self, model: Any) -> None:
-        self.tracker.set_part([parameter.grad for parameter in model.parameters()], "gradients")
-
-    def mark_optimizer(self, optimizer: Any) -> None:
-        inner = getattr(optimizer, "optimizer", optimizer)
-        self.tracker.set_part(
-            [dict(state) if isinstance(state, dict) else state for state in inner.state.values()],
-            "optimizer",
-        )
-
-    def mark_model(self, model: Any) -> None:
-        """Record the inventory; with any frozen parameter, trainable ones are adapters."""
-        parameters = list(model.parameters())
-        if any(not parameter.requires_grad for parameter in parameters):
-            self.tracker.set_part(
-                [parameter for parameter in parameters if parameter.requires_grad], "adapters"
-            )
-        self.inventory = inventory(model, layers_of(model))
-        # Last dimensions that identify logits: the vocabulary, a tile, or the last tile.
-        config = (
-            model.config.get_text_config()
-            if hasattr(model.config, "get_text_config")
-            else model.config
-        )
-        size, tile = int(config.vocab_size), self.tile
-        self.tracker.vocabulary = frozenset({size, *((tile, size % tile) if tile else ())}) - {0}
-
-    def mark_layers(self, model: Any) -> None:
-        """Record which layer runs, from now on. Call it after sharding, which wraps modules."""
-        for index, layer in enumerate(layers_of(model)):
-            self._mark(index, layer)
-
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+    @contextmanager
+    def inside(self, phase: str) -> Iterator[None]:
+        outer_phase, layer = self.ledger.phase, self.ledger.layer
+        self.ledger.enter(phase)
+        yield  # after an exception the phase remains: it is where the step failed
+        self.ledger.enter(outer_phase, layer=layer)
 
     def begin_step(self, number: int, *, last: bool) -> None:
         self.ledger.step = number
         if last:
             self.ledger.reset_work()
 
-    def _mark(self, index: int, layer: Any) -> None:
-        def before(module: Any, args: Any, kwargs: Any) -> None:
-            self.ledger.enter(self.ledger.phase, layer=index)
-            for tensor in differentiable((args, kwargs.get("hidden_states")))[
-                :1
-            ]:  # the hidden states
-                tensor.register_hook(left)
+    def repeated_work(self, repeats: float) -> AbstractContextManager[None]:
+        return self.ledger.repeated_work(repeats)
 
-        def left(gradient: Any) -> None:
-            if self.ledger.phase == "backward" and self.ledger.layer == index:
-                self.ledger.enter("backward")
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
-        def reached(gradient: Any) -> None:
-            self.ledger.enter(self.ledger.phase, layer=index)
+    # 2. Parts of tensors.
 
-        def after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-            if (
-                self.ledger.phase != "backward"
-            ):  # a recomputed layer remains current until its backward is done
-                self.ledger.enter(self.ledger.phase)
+    def mark_inputs(self, batch: Any) -> None:
+        self.tracker.set_part(batch, "inputs")
+
+    def mark_gradients(self, model: Any) -> None:
+        gradients = [parameter.grad for parameter in model.parameters()]
+        self.tracker.set_part(gradients, "gradients")
+
+    def mark_optimizer(self, optimizer: Any) -> None:
+        inner = getattr(optimizer, "optimizer", optimizer)
+        states = []
+        for state in inner.state.values():
+            states.append(dict(state) if isinstance(state, dict) else state)
+        self.tracker.set_part(states, "optimizer")
+
+    # 3. The model and its layers.
+
+    def mark_model(self, model: Any) -> None:
+        """Record the inventory; with any frozen parameter, trainable ones are adapters."""
+        parameters = list(model.parameters())
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
+        if len(trainable) < len(parameters):
+            self.tracker.set_part(trainable, "adapters")
+        self.inventory = inventory(model, layers_of(model))
+        self.tracker.vocabulary = self._logits_widths(model.config)
+
+    def _logits_widths(self, config: Any) -> frozenset[int]:
+        """Return last dimensions that identify logits: the vocabulary, a tile, or the last tile."""
+        if hasattr(config, "get_text_config"):
+            config = config.get_text_config()
+        vocabulary = int(config.vocab_size)
+        widths = {vocabulary}
+        if self.tile:
+            widths |= {self.tile, vocabulary % self.tile}
+        return frozenset(widths - {0})
+
+    def mark_layers(self, model: Any) -> None:
+        """Record which layer runs, from now on. Call it after sharding, which wraps modules."""
+        for index, layer in enumerate(layers_of(model)):
+            self._mark_layer(index, layer)
+
+    def _mark_layer(self, index: int, layer: Any) -> None:
+        ledger = self.ledger
+
+        def forward_begins(module: Any, args: Any, kwargs: Any) -> None:
+            ledger.enter(ledger.phase, layer=index)
+            for hidden_states in differentiable((args, kwargs.get("hidden_states")))[:1]:
+                hidden_states.register_hook(backward_ends)
+
+        def forward_ends(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            # A recomputed layer remains current until its backward is done.
+            if ledger.phase != "backward":
+                ledger.enter(ledger.phase)
             for tensor in differentiable(output)[:1]:
-                tensor.register_hook(reached)
+                tensor.register_hook(backward_begins)
 
-        layer.register_forward_pre_hook(before, with_kwargs=True)
-        layer.register_forward_hook(after, with_kwargs=True)
+        def backward_begins(gradient: Any) -> None:
+            ledger.enter(ledger.phase, layer=index)
+
+        def backward_ends(gradient: Any) -> None:
+            if ledger.phase == "backward" and ledger.layer == index:
+                ledger.enter("backward")
+
+        layer.register_forward_pre_hook(forward_begins, with_kwargs=True)
+        layer.register_forward_hook(forward_ends, with_kwargs=True)
 
 
 def differentiable(tree: Any) -> list[Any]:
     """Return the tensors that require gradients."""
-    return [
-        leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    ]
+    tensors = []
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            tensors.append(leaf)
+    return tensors
 
 
 def inventory(model: Any, layers: list[Any]) -> dict[str, Any]:
     """Return counts and bytes of parameters and buffers."""
     parameters = list(model.parameters())
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    held = [*parameters, *model.buffers()]
+    layer_bytes, layer_trainable = [], []
+    for layer in layers:
+        layer_parameters = list(layer.parameters())
+        layer_bytes.append(_bytes(layer_parameters))
+        layer_trainable.append(
+            _numbers(parameter for parameter in layer_parameters if parameter.requires_grad)
+        )
     return {
-        "parameters": sum(parameter.numel() for parameter in parameters),
-        "trainable_parameters": sum(parameter.numel() for parameter in trainable),
-        "weight_bytes": sum(tensor.nbytes for tensor in held),
-        "trainable_bytes": sum(tensor.nbytes for tensor in trainable),
-        "layer_bytes": [
-            sum(parameter.nbytes for parameter in layer.parameters()) for layer in layers
-        ],
-        "layer_trainable": [
-            sum(p.numel() for p in layer.parameters() if p.requires_grad) for layer in layers
-        ],
+        "parameters": _numbers(parameters),
+        "trainable_parameters": _numbers(trainable),
+        "weight_bytes": _bytes([*parameters, *model.buffers()]),
+        "trainable_bytes": _bytes(trainable),
+        "layer_bytes": layer_bytes,
+        "layer_trainable": layer_trainable,
         "largest_parameter": max((parameter.numel() for parameter in parameters), default=0),
-        "statistics_bytes": sum(tensor.nbytes for tensor in quantised.statistics(model)),
+        "statistics_bytes": _bytes(quantised.statistics(model)),
     }
+
+
+def _numbers(tensors: Iterable[Any]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)

@@ -187,7 +187,7 @@ def unseen_calls(tracker: Any, device: str) -> Iterator[AbstractContextManager[N
 
     def get_rng_state() -> Any:  # checkpointing saves one per layer
         state = random_state()
-        tracker.book(state)
+        tracker.record(state)
         return state
 
     def tolist(tensor: Any) -> Any:

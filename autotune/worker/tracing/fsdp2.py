@@ -65,11 +65,11 @@ def shard(model: Any, spec: Mapping[str, Any], tracker: Any, *, scores: bool = F
             _receive_weights(model, spec, tracker.ledger)
         tracker.ledger.current_stream = _streams_in_order()
     else:  # gloo's collectives have a buffer of the whole
-        tracker._workspaces[torch.ops.c10d._allgather_base_.default] = lambda args, kwargs, out: (
-            args[0].nbytes
+        tracker.set_workspace(
+            torch.ops.c10d._allgather_base_.default, lambda call: call.args[0].nbytes
         )
-        tracker._workspaces[torch.ops.c10d._reduce_scatter_base_.default] = (
-            lambda args, kwargs, out: args[1].nbytes
+        tracker.set_workspace(
+            torch.ops.c10d._reduce_scatter_base_.default, lambda call: call.args[1].nbytes
         )
     if any(not parameter.requires_grad for parameter in model.parameters()):
         tracker.set_part(

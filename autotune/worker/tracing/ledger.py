@@ -1,5 +1,13 @@
 """Ledger of a trace: allocations with their parts, events, marks of the step's phases and layers,
 and the work of each phase.
+
+Allocations are numbered from 0. Event `n + 1` is the allocation of number n, event `-(n + 1)` its
+end; a mark names the first event of a phase or layer. Example: weights of 100 bytes stay, then a
+forward pass takes 40 bytes and frees them.
+
+    sizes   [100, 40]
+    events  [1, 2, -2]
+    marks   [{"event": 0, "phase": "load", ...}, {"event": 1, "phase": "forward", ...}]
 """
 
 from __future__ import annotations
@@ -21,27 +29,31 @@ PARTS = (
     "kv_cache",
     "communication",
 )
-_NUMBER = {part: number for number, part in enumerate(PARTS)}
+_PART_NUMBERS = {part: number for number, part in enumerate(PARTS)}
 
 
 class Ledger:
     """Append-only record; only the part of an allocation may be corrected later."""
 
     def __init__(self) -> None:
+        # 1. Memory.
         self.sizes: list[int] = []
         self.parts: list[int] = []
         self.events: list[int] = []
+        self.marks: list[dict[str, Any]] = []
+        self.live = 0
+        self.peak = 0
         self.streams: dict[int, int] = {}
         self.current_stream: Callable[[], int] | None = None
         """Number of the stream that a block is requested on; None: all are torch's default, 0."""
         self.products: dict[bool, int] = {}
-        self.marks: list[dict[str, Any]] = []
+        """Latest allocation at the first matrix product, by whether it is a backward pass."""
+        # 2. Work.
         self.flops: dict[tuple[str, str], float] = defaultdict(float)
         self.moved: dict[str, float] = defaultdict(float)
         self.kernels: dict[str, int] = defaultdict(int)
         self.in_layers: dict[tuple[str, str], float] = defaultdict(float)
-        self.live = 0
-        self.peak = 0
+        # 3. Position of the step.
         self.phase = "load"
         self.step = 0
         self.layer: int | None = None
@@ -60,10 +72,12 @@ class Ledger:
     def allocate(self, size: int, part: str) -> int:
         number = len(self.sizes)
         self.sizes.append(size)
-        self.parts.append(_NUMBER[part])
+        self.parts.append(_PART_NUMBERS[part])
         self.events.append(number + 1)
-        if self.current_stream is not None and (stream := self.current_stream()):
-            self.streams[number] = stream
+        if self.current_stream is not None:
+            stream = self.current_stream()
+            if stream:
+                self.streams[number] = stream
         self.live += size
         self.peak = max(self.peak, self.live)
         return number
@@ -83,7 +97,7 @@ class Ledger:
 
     def set_part(self, number: int, part: str) -> None:
         """Correct the part of an allocation."""
-        self.parts[number] = _NUMBER[part]
+        self.parts[number] = _PART_NUMBERS[part]
 
     def close(self) -> None:
         """End the trace: later frees are not part of the step."""
@@ -97,7 +111,7 @@ class Ledger:
             "events": self.events,
             "marks": self.marks,
             "streams": self.streams,
-            "products": [self.products[one] for one in sorted(self.products)],
+            "products": [number for _, number in sorted(self.products.items())],
         }
 
     # Work.
@@ -115,34 +129,38 @@ class Ledger:
             if dtype:
                 self.in_layers[phase, dtype] += flops
 
+    def _counters(self) -> tuple[dict[Any, Any], ...]:
+        return self.flops, self.moved, self.kernels, self.in_layers
+
     def reset_work(self) -> None:
         """Reset the counters: the last optimizer step is reported."""
-        for counted in (self.flops, self.moved, self.kernels, self.in_layers):
-            counted.clear()
+        for counter in self._counters():
+            counter.clear()
 
     @contextmanager
     def repeated_work(self, repeats: float) -> Iterator[None]:
         """Count the work `repeats` times; memory is recorded once."""
-        counts: list[dict[Any, Any]] = [self.flops, self.moved, self.kernels, self.in_layers]
-        before = [dict(count) for count in counts]
+        previous_counters = [dict(counter) for counter in self._counters()]
         yield
-        for count, earlier in zip(counts, before, strict=True):
-            for key, now in count.items():
-                count[key] = earlier.get(key, 0) + type(now)((now - earlier.get(key, 0)) * repeats)
+        for counter, previous in zip(self._counters(), previous_counters, strict=True):
+            for key, total in counter.items():
+                before = previous.get(key, 0)
+                added = (total - before) * repeats
+                counter[key] = before + type(total)(added)
 
     def work(self) -> list[dict[str, Any]]:
         """Return the work of each phase of the last step."""
         return [
             {
                 "phase": phase,
-                "flops": {
-                    dtype: count for (where, dtype), count in self.flops.items() if where == phase
-                },
+                "flops": _in_phase(self.flops, phase),
                 "moved_bytes": self.moved[phase],
                 "kernels": kernels,
-                "in_layers": {
-                    what: count for (where, what), count in self.in_layers.items() if where == phase
-                },
+                "in_layers": _in_phase(self.in_layers, phase),
             }
             for phase, kernels in self.kernels.items()
         ]
+
+
+def _in_phase(counter: dict[tuple[str, str], float], phase: str) -> dict[str, float]:
+    return {name: count for (of_phase, name), count in counter.items() if of_phase == phase}

@@ -255,8 +255,8 @@ def _keeps_recomputed_tensors() -> bool:
 def _number(tracker: Any, tensor: Any) -> int | None:
     if tensor is None:  # a fused kernel without a gradient for its weight
         return None
-    booked = tracker._booked(tensor.untyped_storage())
-    return None if booked is None else int(booked.number)
+    number: int | None = tracker.number_of(tensor)
+    return number
 
 
 @contextmanager
