@@ -38,6 +38,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+Spec = Mapping[str, Any]
+"""The specification of a trace."""
+
 DEFAULT_CAPABILITY = (8, 0)
 """A100, unless specified: from 8.0 on torch selects the same kernels, except Hopper's cuDNN."""
 
@@ -48,7 +51,7 @@ class Untraceable(RuntimeError):
     """The step cannot be traced; the text names the operation or module."""
 
 
-def sharding_kind(spec: Mapping[str, Any]) -> str:
+def sharding_kind(spec: Spec) -> str:
     sharding = spec.get("sharding") or {}
     return str(sharding.get("kind", "none"))
 
@@ -59,7 +62,7 @@ def capability() -> tuple[int, int]:
 
 
 @contextmanager
-def traced_gpu(spec: Mapping[str, Any]) -> Iterator[None]:
+def traced_gpu(spec: Spec) -> Iterator[None]:
     """Trace for the specification's `"capability"`: [major, minor] or "major.minor"."""
     global _capability
     previous = _capability
@@ -70,7 +73,7 @@ def traced_gpu(spec: Mapping[str, Any]) -> Iterator[None]:
         _capability = previous
 
 
-def _requested_capability(spec: Mapping[str, Any]) -> tuple[int, int]:
+def _requested_capability(spec: Spec) -> tuple[int, int]:
     requested = spec.get("capability")
     if not requested:
         return DEFAULT_CAPABILITY

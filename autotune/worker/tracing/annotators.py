@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ..model_memory import layers_of
-from . import quantised
+from . import Spec, quantised
 from .ledger import Ledger
 from .tracker import Tracker
 from .workspaces import workspaces_for
@@ -59,7 +59,7 @@ class StepAnnotator(NullAnnotator):
 
     skips_repeats = True
 
-    def __init__(self, spec: Mapping[str, Any], *, tile: int | None = None) -> None:
+    def __init__(self, spec: Spec, *, tile: int | None = None) -> None:
         self.ledger = Ledger()
         self.tracker = Tracker(self.ledger, workspaces=workspaces_for(spec))
         self.tile = tile  # columns per tile, if logits are made in tiles of the vocabulary

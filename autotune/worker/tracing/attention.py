@@ -72,20 +72,21 @@ def _attention(
     if kernel == "flash":
         return _flash(query, key, value, dropout_p, is_causal, scale)
     if kernel == "math":
-        operands = (query, key, value, mask, dropout_p, is_causal, None)
         return aten._scaled_dot_product_attention_math(
-            *operands, scale=scale, enable_gqa=enable_gqa
+            query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
     logsumexp = torch.is_grad_enabled() and _needs_gradient(query, key, value)
     if kernel == "cudnn":
-        operands = (query, key, value, mask, logsumexp, dropout_p, is_causal, False)
-        return aten._scaled_dot_product_cudnn_attention(*operands, scale=scale)[0]
+        return aten._scaled_dot_product_cudnn_attention(
+            query, key, value, mask, logsumexp, dropout_p, is_causal, False, scale=scale
+        )[0]
     if mask is not None:
         mask = _aligned(mask)
         # Over heads, without a copy.
-        mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    operands = (query, key, value, mask, logsumexp, dropout_p, is_causal)
-    return aten._scaled_dot_product_efficient_attention(*operands, scale=scale)[0]
+        mask = mask.expand(*query.shape[:3], key.shape[2])
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, logsumexp, dropout_p, is_causal, scale=scale
+    )[0]
 
 
 def _added_to_scores(mask: Any, dtype: torch.dtype) -> Any:
@@ -118,8 +119,8 @@ def _padded_heads(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
 
 def _aligned(mask: Any) -> Any:
     """Let rows begin at multiples of 8."""
-    is_aligned = mask.stride(-1) == 1 and not any(stride % 8 for stride in mask.stride()[:-1])
-    if is_aligned:
+    *strides, last_stride = mask.stride()
+    if last_stride == 1 and all(stride % 8 == 0 for stride in strides):
         return mask
     length = mask.shape[-1]
     return pad(mask, (0, 8 - length % 8))[..., :length]
@@ -210,11 +211,11 @@ def _fits_efficient(query: Any, key: Any, value: Any, mask: Any, gqa: bool) -> b
 
 def _heads_agree(query: Any, key: Any, value: Any, *, grouped: bool) -> bool:
     """Return True if batches and heads are equal, or with `grouped` if query heads share keys."""
-    if not query.shape[0] == key.shape[0] == value.shape[0]:
+    batch, heads = query.shape[:2]
+    key_heads = key.shape[1]
+    if not batch == key.shape[0] == value.shape[0] or key_heads != value.shape[1]:
         return False
-    if grouped:
-        return bool(key.shape[1] == value.shape[1] and query.shape[1] % key.shape[1] == 0)
-    return bool(query.shape[1] == key.shape[1] == value.shape[1])
+    return bool(heads % key_heads == 0) if grouped else bool(heads == key_heads)
 
 
 def _rows_are_dense(*tensors: Any) -> bool:

@@ -226,7 +226,7 @@ def _is_cached(tensor: Any, dtype: torch.dtype) -> bool:
     is_weight = tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf
     if not is_weight or dtype not in _HALF or tensor._is_view():
         return False
-    return torch.is_autocast_cache_enabled()
+    return bool(torch.is_autocast_cache_enabled())
 
 
 @contextmanager

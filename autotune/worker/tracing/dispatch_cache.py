@@ -114,9 +114,9 @@ def _lifted(mode: Any, real: Any) -> Any:
 
 
 def _selected(mode: Any, base: Any, dim: int, index: int) -> Any:
-    if not _is_simple(base) or not 0 <= dim < base.dim() or not 0 <= index < base.shape[dim]:
+    if not _is_simple(base) or not base.is_contiguous():
         return None
-    if not base.is_contiguous():
+    if not 0 <= dim < base.dim() or not 0 <= index < base.shape[dim]:
         return None
     if base.untyped_storage().nbytes() < base.numel() * base.element_size():
         return None  # a view of freed memory (of a sharded parameter) would allocate it again

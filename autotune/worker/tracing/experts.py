@@ -13,7 +13,7 @@ Example: 4 tokens, 4 experts, 2 of them per token. Evenly routed, the tokens go 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 import torch._meta_registrations
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from . import integer_values
+from . import Spec, integer_values
 from .patching import all_entered, torch_kernels
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ NOTE = (
 
 
 @all_entered
-def routed(model: Any, spec: Mapping[str, Any]) -> Iterator[AbstractContextManager[Any]]:
+def routed(model: Any, spec: Spec) -> Iterator[AbstractContextManager[Any]]:
     """Route evenly, or with `"routing": "one"` always to the same experts. Enter it last."""
     routers = routing_of(model)
     if routers is not None:
@@ -69,9 +69,7 @@ def depends_on_routing(model: Any) -> bool:
     return routing_of(model) is not None and implementation in (None, "eager")
 
 
-def extra_bytes(
-    model: Any, annotator: Any, spec: Mapping[str, Any], again: Callable[[Mapping[str, Any]], Any]
-) -> int:
+def extra_bytes(model: Any, annotator: Any, spec: Spec, again: Callable[[Spec], Any]) -> int:
     """Return additional peak bytes if all tokens go to the same experts.
 
     `again` traces another specification and returns its annotator.
@@ -133,8 +131,9 @@ class _Routing(TorchDispatchMode):  # type: ignore[misc]
         # 2. Operations whose values are the routing.
         out = func(*args, **kwargs)
         if func is aten.topk.default:
-            indices = out[1]
-            if args[0].shape[-1] == self._experts and indices.shape[-1] == self._experts_per_token:
+            scores, indices = args[0], out[1]
+            sizes = scores.shape[-1], indices.shape[-1]
+            if sizes == (self._experts, self._experts_per_token):
                 integer_values.keep(indices, self._choice(indices.shape))
         elif func is aten.histc.default and out.numel() == self._experts:
             integer_values.keep(out, self._rows_by_expert(args[0].numel(), out.dtype))
@@ -174,7 +173,8 @@ class _Routing(TorchDispatchMode):  # type: ignore[misc]
             return self._positions_of_experts(mask)
         if mask.dim() == 2 and mask.shape[0] == self._experts_per_token:
             rows = mask.numel() // self._experts if self._even else mask.shape[1]
-            return torch.empty((max(1, rows), 2), dtype=torch.long, device=mask.device)
+            shape = (max(1, rows), 2)
+            return torch.empty(shape, dtype=torch.long, device=mask.device)
         return None
 
     def _positions_of_experts(self, mask: Any) -> Any:

@@ -18,13 +18,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import Untraceable, sharding_kind
+from . import Spec, Untraceable, sharding_kind
 from .patching import all_entered, attribute
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-Spec = Mapping[str, Any]
-
 
 # 1. The specification.
 

@@ -135,13 +135,14 @@ def _comparison(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _nonzero(func: Any, args: Any, kwargs: Any) -> Any:
     mask = args[0]
-    positions = torch.empty((count(mask), mask.dim()), dtype=torch.long, device=mask.device)
+    shape = (count(mask), mask.dim())
+    positions = torch.empty(shape, dtype=torch.long, device=mask.device)
     return _with_value(positions, func, args)
 
 
 def _masked_select(func: Any, args: Any, kwargs: Any) -> Any:
     values, mask = args
-    selected = torch.empty((count(mask),), dtype=values.dtype, device=values.device)
+    selected = torch.empty(count(mask), dtype=values.dtype, device=values.device)
     return _with_value(selected, func, args)
 
 

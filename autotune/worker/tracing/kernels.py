@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from . import Untraceable
+from . import Spec, Untraceable
 from .patching import all_entered, attribute, swapped, torch_kernels
 
 aten = torch.ops.aten
@@ -310,20 +310,20 @@ def _cdiv(a: int, b: int) -> int:
 # 4. Liger.
 
 
-def liger_notes(spec: Mapping[str, Any]) -> list[str]:
+def liger_notes(spec: Spec) -> list[str]:
     """Return the deviations of a trace of this specification."""
     if _uses_liger(spec) and spec.get("method") != "sft":
         return [LIGER_NOTE]
     return []
 
 
-def _uses_liger(spec: Mapping[str, Any]) -> bool:
+def _uses_liger(spec: Spec) -> bool:
     settings = spec.get("settings", {})
     return bool(settings.get("use_liger_kernel") or settings.get("use_liger_loss"))
 
 
 @all_entered
-def liger_installed(spec: Mapping[str, Any]) -> Iterator[AbstractContextManager[None]]:
+def liger_installed(spec: Spec) -> Iterator[AbstractContextManager[None]]:
     """Run Liger on fake tensors, if the settings enable it."""
     if not _uses_liger(spec):
         return
@@ -351,10 +351,11 @@ def _uncompiled(function: Any = None, **_: Any) -> Any:
 
 
 @contextmanager
-def _restored_models(spec: Mapping[str, Any]) -> Iterator[None]:
+def _restored_models(spec: Spec) -> Iterator[None]:
     """Restore transformers' modules after the trace: Liger patches them for the whole process."""
     # 1. The names before.
-    kind = str((spec["model"].get("config") or {}).get("model_type", ""))
+    config = spec["model"].get("config") or {}
+    kind = config.get("model_type", "")
     with suppress(ImportError):
         importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     modules = list(_model_modules().values())

@@ -8,14 +8,14 @@ ledger.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from ..model_memory import layers_of
-from . import sharding_kind
+from . import Spec, sharding_kind
 from .annotators import differentiable
 from .patching import attribute
 
@@ -283,7 +283,7 @@ def _keeps_recomputed_tensors() -> bool:
 
 
 @contextmanager
-def frozen_units_hooked(model: Any, spec: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
+def frozen_units_hooked(model: Any, spec: Spec) -> Iterator[Callable[[], None]]:
     """Hook frozen decoder layers under FSDP1. Call the yielded function after each backward.
 
     A trainable unit is resharded when its gradients are ready. A frozen one has none, so FSDP
@@ -349,7 +349,7 @@ class _SavingLinear(torch.autograd.Function):  # type: ignore[misc]
         return values_gradient, weight_gradient, bias_gradient
 
 
-def zero3_linear(spec: Mapping[str, Any]) -> AbstractContextManager[None]:
+def zero3_linear(spec: Spec) -> AbstractContextManager[None]:
     """Replace `torch.nn.functional.linear` in ZeRO-3's steps, as DeepSpeed does
     (`memory_efficient_linear`, on by default).
 

@@ -32,7 +32,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import releases
-from . import Untraceable
+from . import Spec, Untraceable
 from .patching import all_entered, swapped
 
 BLOCK, NESTED_BLOCK = 64, 256
@@ -46,7 +46,7 @@ DEFAULT_GROUP_SIZE = 128
 # 1. Replacement of a model's layers.
 
 
-def quantise(model: Any, spec: Mapping[str, Any]) -> None:
+def quantise(model: Any, spec: Spec) -> None:
     """Replace the linear layers that the library quantises, on meta and before adapters."""
     settings = spec["model"]
     kind = kind_of(settings)

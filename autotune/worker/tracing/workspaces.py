@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import attention, capability
+from . import Spec, attention, capability
 
 aten = torch.ops.aten
 
@@ -37,6 +37,12 @@ FLOAT32_BYTES = 4
 INT64_BYTES = 8
 
 _HALF = (torch.float16, torch.bfloat16)
+
+
+def _argument(call: Call, position: int, name: str) -> Any:
+    if len(call.args) > position:
+        return call.args[position]
+    return call.kwargs.get(name)
 
 
 def round_up(value: int, step: int) -> int:
@@ -106,8 +112,20 @@ def _flash_package_backward(call: Call) -> int:
 
 # `kBlockM` and `kBlockN` of a causal backward pass: rounded head size -> rows of a block of
 # queries, rows of a block of keys.
-_FLASH3_ON_HOPPER = {64: (128, 128), 96: (64, 128), 128: (64, 128), 192: (64, 96), 256: (64, 80)}
-_FLASH3_ON_AMPERE = {64: (128, 128), 96: (64, 128), 128: (64, 128), 192: (64, 80), 256: (64, 64)}
+_FLASH3_ON_HOPPER = {
+    64: (128, 128),
+    96: (64, 128),
+    128: (64, 128),
+    192: (64, 96),
+    256: (64, 80),
+}
+_FLASH3_ON_AMPERE = {
+    64: (128, 128),
+    96: (64, 128),
+    128: (64, 128),
+    192: (64, 80),
+    256: (64, 64),
+}
 _FLASH3_ON_CONSUMER_CARDS = {
     64: (64, 128),
     96: (64, 128),
@@ -186,9 +204,13 @@ def _efficient_backward(call: Call) -> int:
     return int(batch * heads * round_up(tiles, 16) + row_sums + _bytes_of_copy(gradient))
 
 
+LARGE_SHARED_MEMORY = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
+"""Compute capabilities with enough of it for the larger tiles."""
+
+
 def _efficient_tile(head_size: int, half: bool) -> tuple[int, int, int]:
     """Return rows, columns and largest head of the first kernel in `cutlassB.h` that fits."""
-    large_shared_memory = capability() in ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
+    large_shared_memory = capability() in LARGE_SHARED_MEMORY
     if head_size <= 32:
         return 64, 64, 32
     if head_size <= 64:
@@ -227,8 +249,7 @@ def _embedding_backward(call: Call) -> int:
 
 def _index_put_backward(call: Call) -> int:
     """`index_put_with_sort_kernel` in `Indexing.cu`: linear index, sorted with its origins."""
-    accumulate = call.args[3] if len(call.args) > 3 else call.kwargs.get("accumulate", False)
-    if not accumulate:
+    if not _argument(call, 3, "accumulate"):
         return 0
     counts = [index.numel() for index in call.args[1] if index is not None]
     return int(4 * INT64_BYTES * max(counts, default=0))
@@ -285,8 +306,8 @@ def _reduction(call: Call) -> int:
     thread for: 4 x outputs x blocks x (threads along the outputs x outputs of a thread).
     """
     operand = call.args[0]
-    dims = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
-    if not _reduces_leading_rows(operand, dims or ()):
+    dims = _argument(call, 1, "dim") or ()
+    if not _reduces_leading_rows(operand, dims):
         return 0
 
     # 1. Threads of a block.
@@ -305,13 +326,12 @@ def _reduction(call: Call) -> int:
     resident = _resident_blocks(width * height)
     if values_per_thread < MOST_VALUES or blocks_across > resident:
         return 0
-    blocks = max(
-        min(math.ceil(resident / blocks_across), math.ceil(values_per_thread / LEAST_VALUES)),
-        math.ceil(values_per_thread / MOST_VALUES),
-    )
+    most = math.ceil(values_per_thread / LEAST_VALUES)
+    fewest = math.ceil(values_per_thread / MOST_VALUES)
+    blocks = max(min(math.ceil(resident / blocks_across), most), fewest)
     if blocks <= 1:
         return 0
-    return FLOAT32_BYTES * outputs * blocks * width * outputs_per_thread
+    return int(FLOAT32_BYTES * outputs * blocks * width * outputs_per_thread)
 
 
 def _reduces_leading_rows(operand: Any, dims: Any) -> bool:
@@ -396,6 +416,6 @@ ON_CUDA[attention.FLASH3_BACKWARD] = flash3_backward
 """Workspaces on CUDA, sized for the GPU in `traced_gpu`."""
 
 
-def workspaces_for(spec: Mapping[str, Any]) -> Mapping[Any, Workspace]:
+def workspaces_for(spec: Spec) -> Mapping[Any, Workspace]:
     """Return the table for the specification's device."""
     return ON_CUDA if spec.get("device", "cuda") == "cuda" else ON_ANY_DEVICE
