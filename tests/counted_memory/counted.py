@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from autotune.worker.tracing.ledger import NullAnnotator
+from autotune.worker.tracing.annotators import NullAnnotator
 from autotune.worker.trl import step_trace
 from tests.counted_memory import varlen
 from tests.counted_memory.phases import PHASES

@@ -64,7 +64,7 @@ def predicted(case: dict[str, Any], rank: int) -> Trace:
 
 def followed(case: dict[str, Any], rank: int, device: str = "cpu") -> Trace:
     from autotune.worker.tracing import fake_models, fsdp2, parameter_uses
-    from autotune.worker.tracing.ledger import StepAnnotator
+    from autotune.worker.tracing.annotators import StepAnnotator
 
     spec = {**two_ranks_loop.specification(case), "device": device}
     annotator = StepAnnotator(spec)

@@ -128,10 +128,10 @@ def run(
     before: Callable[[Any], None] = lambda trainer: None,
 ) -> Any:
     """Run the same on real tensors on the CPU. `before` is called between loading and the loop."""
-    from ..tracing import ledger
+    from ..tracing import annotators
 
     with tempfile.TemporaryDirectory() as scratch, traced_method(spec).traced_kernel(spec):
-        trainer = build(spec, annotator or ledger.NullAnnotator(), Path(scratch), device="cpu")
+        trainer = build(spec, annotator or annotators.NullAnnotator(), Path(scratch), device="cpu")
         before(trainer)
         trainer.train()
     return trainer

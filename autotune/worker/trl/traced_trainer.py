@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..tracing import fsdp2
-from ..tracing.ledger import NullAnnotator
+from ..tracing.annotators import NullAnnotator
 from ..tracing.patching import attribute
 from .hooks import in_phase, observed, within
 from .trainer_run import TrainerRun

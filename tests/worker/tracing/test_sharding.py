@@ -185,7 +185,7 @@ def test_zero3_waits_forever_for_the_backward_of_a_module_that_ran_without_gradi
     def ended(*, scores: bool) -> list[int]:
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
         log = parameter_uses.ParameterUses(Ledger(), own_nodes=True)
-        log.watch(model, SimpleNamespace(_booked=lambda storage: None), trains=False)
+        log.watch(model, SimpleNamespace(number_of=lambda tensor: None), trains=False)
         found = model(torch.ones(1, 4, requires_grad=True))
         if scores:
             with torch.no_grad():
