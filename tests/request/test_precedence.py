@@ -227,7 +227,10 @@ def test_the_global_batch_of_a_flag_wins_over_the_file_and_that_over_the_space(
     file = write(config, per_device_train_batch_size=8, gradient_accumulation_steps=2)
     assert request_of(model="Qwen2.5-0.5B").job.task.workload.global_batch == 64
     assert request_of(config=file).job.task.workload.global_batch == 16
-    assert request_of(config=file, global_batch=32).job.task.workload.global_batch == 32
+    flags = {"global_batch": 32, "hold": ("per_device_train_batch_size=16",)}
+    assert request_of(config=file, **flags).job.task.workload.global_batch == 32
+    with pytest.raises(BadInput, match="the global batch is held at 32, and .* makes 16"):
+        request_of(config=file, global_batch=32)
 
 
 def test_a_micro_batch_of_a_flag_drops_the_accumulation_of_the_file(config: Path) -> None:
