@@ -109,7 +109,7 @@ def run_request(
     request = with_row_lengths(sources.parse(limit_prompts=True))
     request = replace(request, pinned=request.pinned | pinned)
     check_folder(request.job.out)
-    tracker = sources.values.limits.tracker
+    tracker = sources.values.search.tracker
     if tracker is not None:
         check_tracker(tracker)
     candidates = possible_candidates(request, legal_candidates)
@@ -178,7 +178,7 @@ def _search(
         return _write_answer(replace(request, job=job), recommendation, sources)
 
     write_best = best_so_far_listener(listener, write)
-    soak_seconds = sources.values.limits.soak_seconds
+    soak_seconds = sources.values.search.soak_seconds
     with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
         found = answer(request, candidates, executor, write_best, soak_seconds=soak_seconds)
     recommendation = found.recommendation

@@ -139,7 +139,7 @@ def _workload(
             "speed_pattern": command.speed_pattern,
             "python_named": flags.training.python is not None,
         },
-        seed=flags.limits.seed,
+        seed=flags.search.seed,
     )
 
 

@@ -24,7 +24,6 @@ from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, 
 from autotune.request.precedence import (
     ACCUMULATION,
     MICRO_BATCH,
-    ChosenTraining,
     ChosenTuning,
     choose_training,
     choose_tuning,
@@ -47,11 +46,8 @@ from autotune.request.sources.launch_script import read_launch_script
 from autotune.request.sources.reader import SourceReader
 from autotune.request.sources.training_script import read_training_script
 from autotune.request.values import (
-    ConfigChoice,
     FlagValues,
-    LaunchChoice,
     LengthChoice,
-    ScriptChoice,
     SettingChoice,
     UserFile,
 )
@@ -87,7 +83,6 @@ class Sources:
     """What a request reads outside of its flags."""
 
     hardware: Hardware
-    training: ChosenTraining
     trainer: Trainer
     space: SearchSpace  # of --space, or of the trainer; with the knobs for these devices
     python: Path  # interpreter of the training environment
@@ -174,34 +169,33 @@ def candidate_of_job(request: ParsedRequest) -> Candidate:
 
 def _read_sources(flags: FlagValues, reader: SourceReader) -> Sources:
     """Read the user's file and the space, which decide framework and method together."""
-    choice = flags.training
+    training, choice = flags.training, flags.file
     hardware = target_hardware(flags.hardware)
-    python = environment.interpreter(choice.python)
+    python = environment.interpreter(training.python)
 
     # 1. A script names framework and method itself.
     file: UserFile | None = None
-    if isinstance(flags.file, LaunchChoice):
-        file = reader.once(read_launch_script, flags.file)
-    elif isinstance(flags.file, ScriptChoice):
-        file = reader.once(read_training_script, flags.file, python, hardware, choice.method)
+    if choice is not None and choice.flag == "--from-command":
+        file = reader.once(read_launch_script, choice)
+    elif choice is not None and choice.flag == "--script":
+        file = reader.once(read_training_script, choice, python, hardware, training.method)
 
     # 2. The trainer, and its space.
-    space = None if choice.space is None else space_files.load_space(choice.space)
-    training = choose_training(choice, file, space)
+    space = None if training.space is None else space_files.load_space(training.space)
+    framework, method = choose_training(training, file, space)
     trainer = None if file is None else file.trainer
     if trainer is None:
-        trainer = frameworks.trainer(training.framework, training.method)
+        trainer = frameworks.trainer(framework, method)
     if space is None:
         space = space_files.load_space(trainer.space)
     space = space.on(hardware.count if hardware.kind == "cuda" else 0)
 
     # 3. A configuration file is read as one of this method.
-    if isinstance(flags.file, ConfigChoice):
+    if choice is not None and choice.flag == "--config":
         _refuse_config_of_trl(trainer)
-        file = reader.once(read_config_file, flags.file, training.method)
+        file = reader.once(read_config_file, choice, method)
     return Sources(
         hardware=hardware,
-        training=training,
         trainer=trainer,
         space=space,
         python=python,
@@ -304,16 +298,16 @@ def _searched_space(
 def _workload(
     flags: FlagValues, sources: Sources, settings: MergedSettings, space: SearchSpace, model: Model
 ) -> Workload:
-    file, training = sources.file, sources.training
+    file, trainer = sources.file, sources.trainer
     held = values_of(settings.held)
-    lengths = _completion_lengths(flags.lengths, training.method)
+    lengths = _completion_lengths(flags.lengths, trainer.method)
     typical = flags.lengths.typical_completion
     if typical is None and lengths is not None:
         typical = max(1, round(lengths.mean))
     workload = Workload(
         model=model,
-        method=training.method,
-        framework=training.framework,
+        method=trainer.method,
+        framework=trainer.name,
         python=sources.python,
         tuning=settings.tuning.tuning,
         weights=flags.model.weights,
@@ -324,7 +318,7 @@ def _workload(
         dataset=flags.model.dataset,
         held=held,
         trust_remote_code=bool(held.get("trust_remote_code", False)),
-        seed=flags.limits.seed,
+        seed=flags.search.seed,
     )
     if file is not None:
         workload = _with_file(workload, file, settings)
@@ -414,21 +408,21 @@ def _global_batch(
 
 def build_job(subject: str, flags: FlagValues, task: Task, space: SearchSpace, mode: Mode) -> Job:
     """Return the job. The study's default name consists of subject and hardware."""
-    limits, study, hardware = flags.limits, flags.study, flags.hardware
+    search, hardware = flags.search, flags.hardware
     return Job(
         task=task,
         space=space,
         memory_limit_bytes=memory_limit(hardware.memory_limit, task.hardware),
-        budget_seconds=limits.budget_seconds,
-        budget_adapts=limits.budget_adapts,
-        max_probes=limits.max_probes,
+        budget_seconds=search.budget_seconds,
+        budget_adapts=search.budget_adapts,
+        max_probes=search.max_probes,
         mode=mode,
-        sampler=limits.sampler,
-        storage=study.storage or sqlite_url(study.out / "study.db"),
-        study_name=study.name or re.sub(r"[^\w.-]+", "-", f"{subject}-{task.hardware}"),
-        out=study.out,
-        resume=study.resume,
-        fresh=study.fresh,
+        sampler=search.sampler,
+        storage=search.storage or sqlite_url(search.out / "study.db"),
+        study_name=search.study or re.sub(r"[^\w.-]+", "-", f"{subject}-{task.hardware}"),
+        out=search.out,
+        resume=search.resume,
+        fresh=search.fresh,
         executor=hardware.executor,
         address=hardware.address,
         slots=hardware.slots,

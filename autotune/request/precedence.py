@@ -44,49 +44,30 @@ MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulatio
 # Framework and method.
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChosenTraining:
-    """Framework and method of a request."""
-
-    framework: str
-    method: str
-
-
 def choose_training(
     flags: TrainingChoice, file: UserFile | None, space: SearchSpace | None
-) -> ChosenTraining:
+) -> tuple[str, str]:
     """Return framework and method. `space`: the one of --space; its own have to agree."""
     framework, method = flags.framework, flags.method
-    names_its_own = file is not None and file.framework is not None
-    if file is not None and names_its_own:
+    stated_by_file = file is not None and file.framework is not None
+    if file is not None and stated_by_file:
         framework, method = file.framework, file.method
-    if space is not None:
-        _refuse_other_training(flags.space, space, framework, method, keeps_training=names_its_own)
-        return ChosenTraining(framework=space.framework, method=space.method)
-    return ChosenTraining(framework=framework or DEFAULT_FRAMEWORK, method=method or DEFAULT_METHOD)
+    if space is None:
+        return framework or DEFAULT_FRAMEWORK, method or DEFAULT_METHOD
 
-
-def _refuse_other_training(
-    name: str | None,
-    space: SearchSpace,
-    framework: str | None,
-    method: str | None,
-    *,
-    keeps_training: bool,
-) -> None:
-    """Refuse a space for another framework or method than the stated one."""
     others = []
     if framework not in (None, space.framework):
         others.append(f"--framework {framework}")
     if method not in (None, space.method):
         others.append(f"--method {method}")
     if others:
-        left_out = "it" if keeps_training else " and ".join(others)
+        left_out = "it" if stated_by_file else " and ".join(others)
         raise BadInput(
-            f"--space: {name} is for {space.method} with {space.framework}, not for"
+            f"--space: {flags.space} is for {space.method} with {space.framework}, not for"
             f" {' '.join(others)}.",
-            way_out=(f"Name a space of `autotune show spaces` that is, or leave out {left_out}."),
+            way_out=f"Name a space of `autotune show spaces` that is, or leave out {left_out}.",
         )
+    return space.framework, space.method
 
 
 # Tuning.

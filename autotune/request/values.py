@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from autotune.core.job import ExecutorName, Mode, Model, SamplerName, TrackerName, Tuning, Weights
 from autotune.core.space import KnobValue
@@ -42,30 +43,13 @@ class ModelChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfigChoice:
-    """TRL's YAML file of --config."""
+class FileChoice:
+    """The user's file: a configuration, a launch script or a training script."""
 
+    flag: Literal["--config", "--from-command", "--script"]
     path: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchChoice:
-    """Launch script of --from-command."""
-
-    path: str
-    arguments: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptChoice:
-    """Training script of --script."""
-
-    path: str
-    arguments: tuple[str, ...] = ()
-    rewards: Rewards = "real"
-
-
-FileChoice = ConfigChoice | LaunchChoice | ScriptChoice
+    arguments: tuple[str, ...] = ()  # of a script
+    rewards: Rewards = "real"  # of a training script
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,27 +101,21 @@ class HardwareChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchLimits:
-    """Limits of a search, and what follows it."""
+class SearchChoice:
+    """Limits of a search, its study, and what follows it."""
 
     budget_seconds: float
-    budget_adapts: bool = False  # nobody stated it
+    budget_adapts: bool  # nobody stated it
     max_probes: int
     sampler: SamplerName
     seed: int
-    soak_seconds: float | None = None
-    tracker: TrackerName | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyChoice:
-    """Study of a search, and the folder of its output."""
-
-    storage: str | None = None  # URL; None: in the output folder
-    name: str | None = None  # None: derived from model and hardware
+    soak_seconds: float | None
+    tracker: TrackerName | None
+    storage: str | None  # URL; None: in the output folder
+    study: str | None  # name; None: derived from model and hardware
     out: Path
-    resume: bool = False
-    fresh: bool = False
+    resume: bool
+    fresh: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +138,7 @@ class FlagValues:
     settings: SettingChoice
     lengths: LengthChoice
     hardware: HardwareChoice
-    limits: SearchLimits
-    study: StudyChoice
+    search: SearchChoice
     command: OwnCommand | None  # None: a known framework
     prices: Path | None = None  # list of --price
 

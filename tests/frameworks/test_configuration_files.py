@@ -21,7 +21,7 @@ from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
 from autotune.request.sources.launch_script import read_launch_script
-from autotune.request.values import LaunchChoice, UserFile
+from autotune.request.values import FileChoice, UserFile
 from autotune.search.loop import legal_candidates
 from tests.frameworks.test_prime_rl import RENDERER, needs_checkout, own_reading
 
@@ -46,7 +46,7 @@ def read(folder: Path, arguments: str, **files: Mapping[str, Any]) -> UserFile:
     for name, settings in files.items():
         (folder / f"{name}.toml").write_text(toml(settings))
     (folder / "run.sh").write_text(f"export NCCL_DEBUG=INFO\nuv run rl {arguments}\n")
-    found = read_launch_script(LaunchChoice(path=str(folder / "run.sh")))
+    found = read_launch_script(FileChoice(flag="--from-command", path=str(folder / "run.sh")))
     assert found.launch is not None and (found.launch.framework, found.launch.method) == (
         "prime-rl",
         "grpo",

@@ -229,7 +229,7 @@ def test_the_global_batch_of_a_flag_wins_over_the_file_and_that_over_the_space(
     assert request_of(config=file).job.task.workload.global_batch == 16
     flags = {"global_batch": 32, "hold": ("per_device_train_batch_size=16",)}
     assert request_of(config=file, **flags).job.task.workload.global_batch == 32
-    with pytest.raises(BadInput, match="the global batch is held at 32, and .* makes 16"):
+    with pytest.raises(BadInput, match=r"the global batch is held at 32, and .* makes 16"):
         request_of(config=file, global_batch=32)
 
 

@@ -17,19 +17,15 @@ from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, 
 from autotune.request.resources import storage_url
 from autotune.request.values import (
     AUTO,
-    ConfigChoice,
     FileChoice,
     FlagValues,
     HardwareChoice,
-    LaunchChoice,
     LengthChoice,
     MemoryLimit,
     ModelChoice,
     OwnCommand,
-    ScriptChoice,
-    SearchLimits,
+    SearchChoice,
     SettingChoice,
-    StudyChoice,
     TrainingChoice,
 )
 
@@ -97,8 +93,7 @@ def flag_values(flags: Flags) -> FlagValues:
         settings=_setting_choice(flags),
         lengths=_length_choice(flags),
         hardware=_hardware_choice(flags),
-        limits=_search_limits(flags),
-        study=_study_choice(flags),
+        search=_search_choice(flags),
         command=command,
         prices=None if flags.price is None else Path(flags.price).expanduser(),
     )
@@ -230,10 +225,14 @@ def _training_choice(flags: Flags) -> TrainingChoice:
 
 def _file_choice(flags: Flags) -> FileChoice | None:
     if flags.from_command is not None:
-        return LaunchChoice(path=str(flags.from_command), arguments=flags.arguments)
+        return FileChoice(
+            flag="--from-command", path=str(flags.from_command), arguments=flags.arguments
+        )
     if flags.script is not None:
-        return ScriptChoice(path=flags.script, arguments=flags.arguments, rewards=flags.rewards)
-    return ConfigChoice(path=flags.config) if flags.config else None
+        return FileChoice(
+            flag="--script", path=flags.script, arguments=flags.arguments, rewards=flags.rewards
+        )
+    return FileChoice(flag="--config", path=flags.config) if flags.config else None
 
 
 def _own_command(flags: Flags) -> OwnCommand:
@@ -315,9 +314,9 @@ def _hardware_choice(flags: Flags) -> HardwareChoice:
     )
 
 
-def _search_limits(flags: Flags) -> SearchLimits:
+def _search_choice(flags: Flags) -> SearchChoice:
     adapts = flags.budget == AUTO
-    return SearchLimits(
+    return SearchChoice(
         budget_seconds=DEFAULT_BUDGET_S if adapts else parse_seconds(flags.budget),
         budget_adapts=adapts,
         max_probes=positive("--max-probes", flags.max_probes) or 1,
@@ -325,13 +324,8 @@ def _search_limits(flags: Flags) -> SearchLimits:
         seed=flags.seed,
         soak_seconds=None if flags.soak is None else parse_seconds(flags.soak),
         tracker=flags.log_to,
-    )
-
-
-def _study_choice(flags: Flags) -> StudyChoice:
-    return StudyChoice(
         storage=storage_url(flags.storage, flags.storage_file),
-        name=flags.study,
+        study=flags.study,
         out=Path(flags.out).expanduser(),
         resume=flags.resume,
         fresh=flags.fresh,

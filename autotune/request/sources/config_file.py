@@ -8,10 +8,10 @@ from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.user_config import UserConfig, former_keys, split_document
 from autotune.request.origins import Origin, Source
-from autotune.request.values import ConfigChoice, UserFile
+from autotune.request.values import FileChoice, UserFile
 
 
-def read_config_file(choice: ConfigChoice, method: str) -> UserFile:
+def read_config_file(choice: FileChoice, method: str) -> UserFile:
     """Read the file. BadInput has the line, the key and the nearest keys of what is wrong."""
     document = read_document(Path(choice.path))
     config = split_document(document, method)

@@ -35,7 +35,7 @@ from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.user_config import UserConfig, former_keys, split_document
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.config_file import origins_of
-from autotune.request.values import LaunchChoice, UserFile
+from autotune.request.values import FileChoice, UserFile
 
 MAX_SCRIPT_BYTES = MIB
 
@@ -61,7 +61,7 @@ LAUNCHER_ONLY = frozenset(
 """Options of launchers before TRL's script, without an effect on the training."""
 
 
-def read_launch_script(choice: LaunchChoice) -> UserFile:
+def read_launch_script(choice: FileChoice) -> UserFile:
     """Read the script and its one training command."""
     text = read_text(
         Path(choice.path).expanduser(),
@@ -70,55 +70,52 @@ def read_launch_script(choice: LaunchChoice) -> UserFile:
     )
     commands = commands_of(text, choice.arguments, os.environ)
     launch = find_launch(choice.path, text, commands)
-    trainer = frameworks.trainer(launch.framework, launch.method)
+    kind, trainer = kind_of(launch.framework), frameworks.trainer(launch.framework, launch.method)
     if launch.framework == "trl":
-        return _trl_file(launch, trainer)
-    return _framework_file(launch, trainer)
-
-
-def _model(launch: LaunchScript, config: UserConfig) -> str | None:
-    if config.model:
-        return config.model
-    stated = launch.stated.get(kind_of(launch.framework).model)
-    if stated is None or not is_known(stated):
-        return None
-    return stated.text or None
-
-
-# Frameworks with settings on their command line, or in TOML files.
-
-
-def _framework_file(launch: LaunchScript, trainer: Trainer) -> UserFile:
-    """Return the settings that the framework's table has; the others stay in the script."""
-    kind = kind_of(launch.framework)
-    _refuse_unread_files(launch, kind, _known_fields(kind, trainer))
-    split = _split(launch, kind, trainer)
-    if split.outputs:
-        raise BadInput(
-            f"{launch.path}: {'; '.join(split.outputs)}.",
-            way_out="Write its value, or give it with --hold NAME=VALUE.",
-        )
-
-    config = UserConfig(
-        path=Path(launch.path),
-        settings=split.settings,
-        rest={},
-        notes=tuple(_notes(launch, split, trainer)),
-    )
-    origins = {}
-    for name in split.settings:
-        line = launch.stated[name].line
-        origins[name] = Origin(source=Source.FILE, place=launch.path, line=line)
+        config, origins = _trl_config(launch, trainer.fields())
+    else:
+        config, origins = _framework_config(launch, kind, trainer)
     return UserFile(
         framework=launch.framework,
         method=launch.method,
-        model=_model(launch, config),
-        tuning=_tuning(launch, kind),
+        model=config.model or _model(launch, kind),
+        tuning=None if launch.framework == "trl" else _tuning(launch, kind),
         config=config,
         origins=origins,
         launch=launch,
         trainer=trainer,
     )
+
+
+def _model(launch: LaunchScript, kind: LaunchKind) -> str | None:
+    stated = launch.stated.get(kind.model)
+    if stated is None or not is_known(stated):
+        return None
+    return stated.text or None
+
+
+def _origin(launch: LaunchScript, stated: StatedSetting) -> Origin:
+    return Origin(source=Source.FILE, place=launch.path, line=stated.line)
+
+
+# Frameworks with settings on their command line, or in TOML files.
+
+
+def _framework_config(
+    launch: LaunchScript, kind: LaunchKind, trainer: Trainer
+) -> tuple[UserConfig, dict[str, Origin]]:
+    """Return the settings that the framework's table has; the others stay in the script."""
+    fields = _known_fields(kind, trainer)
+    _refuse_unread_files(launch, kind, fields)
+    split = _split(launch, kind, fields)
+    if split.outputs:
+        raise BadInput(
+            f"{launch.path}: {'; '.join(split.outputs)}.",
+            way_out="Write its value, or give it with --hold NAME=VALUE.",
+        )
+    notes = tuple(_notes(launch, split, trainer))
+    config = UserConfig(path=Path(launch.path), settings=split.settings, rest={}, notes=notes)
+    return config, {name: _origin(launch, launch.stated[name]) for name in split.settings}
 
 
 def _known_fields(kind: LaunchKind, trainer: Trainer) -> Mapping[str, Field]:
@@ -153,8 +150,8 @@ class _StatedSplit:
     outputs: list[str] = field(default_factory=list)  # values that only a run of it can yield
 
 
-def _split(launch: LaunchScript, kind: LaunchKind, trainer: Trainer) -> _StatedSplit:
-    split, fields = _StatedSplit(), _known_fields(kind, trainer)
+def _split(launch: LaunchScript, kind: LaunchKind, fields: Mapping[str, Field]) -> _StatedSplit:
+    split = _StatedSplit()
     for name, stated in launch.stated.items():
         if name in kind.follows_hardware or name == kind.model:
             continue
@@ -201,9 +198,10 @@ def _tuning(launch: LaunchScript, kind: LaunchKind) -> Tuning:
 # TRL, with a YAML file below its command line.
 
 
-def _trl_file(launch: LaunchScript, trainer: Trainer) -> UserFile:
+def _trl_config(
+    launch: LaunchScript, fields: Mapping[str, Field]
+) -> tuple[UserConfig, dict[str, Origin]]:
     """Return the settings of the YAML file behind `--config`, overridden by the command line."""
-    fields = trainer.fields()
     content: dict[str, object] = {}
     places: dict[KeyPath, tuple[int, int]] = {}
     path = Path(launch.path)
@@ -241,16 +239,8 @@ def _trl_file(launch: LaunchScript, trainer: Trainer) -> UserFile:
     for key, stated in launch.stated.items():
         name = former_keys().present_name(key, fields)
         if name in origins:
-            origins[name] = Origin(source=Source.FILE, place=launch.path, line=stated.line)
-    return UserFile(
-        framework=launch.framework,
-        method=launch.method,
-        model=_model(launch, config),
-        config=config,
-        origins=origins,
-        launch=launch,
-        trainer=trainer,
-    )
+            origins[name] = _origin(launch, stated)
+    return config, origins
 
 
 def _trl_value(stated: StatedSetting, setting: Field | None) -> object:

@@ -20,7 +20,7 @@ from autotune.frameworks.trl.script_inspection import look_at, script_trainer
 from autotune.frameworks.trl.settings import CORE, DEFAULT_PROMPT_LENGTH, ENGINE
 from autotune.frameworks.trl.user_config import TRAINED, UserConfig
 from autotune.request.origins import Origin, Source
-from autotune.request.values import ScriptChoice, UserFile
+from autotune.request.values import FileChoice, UserFile
 
 PROMPTED = ("grpo", "rloo", async_grpo.METHOD)  # methods that generate completions to prompts
 HELD = (
@@ -37,7 +37,7 @@ HELD = (
 
 
 def read_training_script(
-    choice: ScriptChoice, python: Path, hardware: Hardware, method: str | None
+    choice: FileChoice, python: Path, hardware: Hardware, method: str | None
 ) -> UserFile:
     """Inspect the script as it is on the hardware. `method`: that of its trainer, if stated."""
     script = look_at(
