@@ -62,8 +62,8 @@ def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
         case OSError() if (full := describe_full_disk(error)) is not None:
             return _report(FAULT, full, "", as_json)
         case _:
-            first = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
-            what = f"internal error of autotune: {type(error).__name__}: {first}."
+            lines = str(error).strip().splitlines() or ["no message"]
+            what = f"internal error of autotune: {type(error).__name__}: {lines[0].rstrip('.')}."
             return _report(FAULT, what, f"The traceback is in {_write_traceback(error)}.", as_json)
 
 
@@ -82,8 +82,8 @@ def _write_traceback(error: BaseException) -> str:
         ) as file:
             file.writelines(traceback.format_exception(error))
         return file.name
-    except OSError as full:
-        return f"no file, because none can be written ({full.strerror})"
+    except OSError as unwritten:
+        return f"no file, because none can be written ({unwritten.strerror})"
 
 
 ABANDONED = (

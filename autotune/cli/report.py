@@ -33,8 +33,8 @@ def command(folder: str, target: str | None, as_json: bool) -> int:
     from autotune.report.html.render import PAGE, read_document, render
     from autotune.report.output_folder import DOCUMENT
 
-    named = Path(folder)
-    source = named / DOCUMENT if named.is_dir() else named
+    path = Path(folder)
+    source = path / DOCUMENT if path.is_dir() else path
     document = read_document(source)
     page = Path(target) if target else source.parent / PAGE
     if page.is_dir():

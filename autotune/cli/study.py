@@ -45,10 +45,11 @@ def export_study(file: str, storage: str, name: str | None, as_json: bool) -> in
     from autotune.core.files import write_output
     from autotune.search.study_export import encode, packed
 
-    moved = packed(storage, name)
-    write_output(Path(file), encode(moved), way_out="Name another file.")
-    row = {"study": moved.name, "file": file, "trials": len(moved.trials)}
-    _say(as_json, row, f"Written: {file} ({len(moved.trials)} trials of study {moved.name!r})")
+    study = packed(storage, name)
+    write_output(Path(file), encode(study), way_out="Name another file.")
+    count = len(study.trials)
+    row = {"study": study.name, "file": file, "trials": count}
+    _say(as_json, row, f"Written: {file} ({count} trials of study {study.name!r})")
     return DONE
 
 
@@ -66,19 +67,17 @@ def import_study(file: str, storage: str, name: str | None, as_json: bool) -> in
     """
     from autotune.search.study_export import read, unpack
 
-    moved = read(Path(file))
-    chosen = name or moved.name
-    unpack(moved, storage, chosen)
-    _say(
-        as_json,
-        {"study": chosen, "trials": len(moved.trials)},
-        f"Study {chosen!r} holds {len(moved.trials)} trials.",
-    )
+    study = read(Path(file))
+    new_name = name or study.name
+    unpack(study, storage, new_name)
+    count = len(study.trials)
+    row = {"study": new_name, "trials": count}
+    _say(as_json, row, f"Study {new_name!r} holds {count} trials.")
     return DONE
 
 
-def _say(as_json: bool, row: dict[str, object], words: str) -> None:
+def _say(as_json: bool, row: dict[str, object], text: str) -> None:
     if as_json:
         print(json.dumps({"schema": 1, **row}))
     else:
-        say(words)
+        say(text)

@@ -586,7 +586,7 @@ FLAGS: dict[str, tuple[Any, Flag]] = {
 
 _TYPED_FIRST = ("model", "gpus", "method", "framework", "python")
 
-_DEFAULTS = {
+DEFAULTS = {
     **{name: () if name in REPEATED else flag.default for name, (_, flag) in FLAGS.items()},
     "arguments": (),
 }
@@ -603,7 +603,7 @@ if TYPE_CHECKING:
 else:
     Flags = dataclasses.make_dataclass(
         "Flags",
-        [(name, Any, dataclasses.field(default=default)) for name, default in _DEFAULTS.items()],
+        [(name, Any, dataclasses.field(default=default)) for name, default in DEFAULTS.items()],
         namespace={"replace": dataclasses.replace, "__module__": __name__},
         frozen=True,
         kw_only=True,
@@ -612,7 +612,7 @@ else:
 
 def flags_of(given: Mapping[str, Any], known: Collection[str] | None = None) -> Flags:
     """Convert keyword arguments; an unknown one is an error with the nearest names."""
-    names = _DEFAULTS if known is None else known
+    names = DEFAULTS if known is None else known
     for name in given:
         if name not in names:
             raise UnknownName("keyword", name, names)
@@ -624,7 +624,7 @@ def typed(flags: Flags) -> list[str]:
     words: list[str] = []
     for name in sorted(FLAGS, key=lambda name: name not in _TYPED_FIRST):
         value = getattr(flags, name)
-        if value == _DEFAULTS[name]:
+        if value == DEFAULTS[name]:
             continue
         if isinstance(value, bool):
             words.append(option_name(name))

@@ -32,7 +32,7 @@ from autotune.frameworks.base import Trainer
 from autotune.prediction.service import open_prediction_service, predict_candidates
 from autotune.probe.executors.base import Executor
 from autotune.request.job_builder import ParsedRequest
-from autotune.request.request_parser import PERCENTILES, PROMPT_KNOB
+from autotune.request.measured_data import PERCENTILES, PROMPT_KNOB
 from autotune.search.advice import ways_to_fit
 from autotune.search.conclusion import changes_between, conclude, relaxed_in
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, probe_cost, run_search

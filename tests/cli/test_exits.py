@@ -59,6 +59,13 @@ def test_a_fault_of_ours_is_1_and_keeps_its_traceback(tmp_path: Path) -> None:
     kept.unlink()
 
 
+def test_without_a_command_the_help_is_printed(tmp_path: Path) -> None:
+    done = autotune(cwd=tmp_path)
+    assert done.code == 0 and done.err == ""
+    assert done.out == autotune("--help", cwd=tmp_path).out
+    assert autotune("--json", cwd=tmp_path).code == 2, "an unknown option is an error all the same"
+
+
 def test_after_an_interruption_nothing_runs_that_could_take_long(tmp_path: Path) -> None:
     script = (
         "import atexit, time, autotune.catalog\n"

@@ -23,8 +23,9 @@ from autotune.estimate.unknown_facts import (
     with_lower_bound,
     worst,
 )
-from autotune.request.assignments import ways_of
 from autotune.request.flags import Flags
+from autotune.request.origins import values_of
+from autotune.request.request_parser import read_sources
 from tests.estimate.test_predictor import predicted
 
 
@@ -91,14 +92,16 @@ def test_an_undecided_variant_adds_its_own_causes() -> None:
 
 
 def test_every_combination_is_a_variant() -> None:
-    variants = ways_of(Flags(unknown=("a=1,2", "b=true,null"), set=("c=3",)))
+    flags = Flags(unknown=("a=1,2", "b=true,null"), set=("c=3",))
+    variants = read_sources(flags).variants()
     assert [facts for facts, _ in variants] == [
         {"a": 1, "b": True},
         {"a": 1, "b": None},
         {"a": 2, "b": True},
         {"a": 2, "b": None},
     ]
-    assert variants[1][1].set == ("c=3", "a=1", "b=null") and variants[1][1].unknown == ()
+    settings = variants[1].sources.values.settings
+    assert values_of(settings.set) == {"c": 3, "a": 1, "b": None} and settings.unknown == {}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def test_every_combination_is_a_variant() -> None:
 )
 def test_invalid_unknown_facts_are_refused(flags: Flags, words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        ways_of(flags)
+        read_sources(flags).variants()
 
 
 LONG = predicted()

@@ -18,7 +18,6 @@ from autotune.frameworks.trl.field_list import installed_defaults
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
-from autotune.request.user_scripts import read_script
 from tests.cli.command import environment
 from tests.frameworks.conftest import make_task
 
@@ -324,7 +323,7 @@ def test_given_rows(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_script_says_what_is_trained(more: dict[str, str], what: str) -> None:
     with pytest.raises(BadInput, match=what):
-        read_script(Flags(script="train.py", **more), CPU)  # type: ignore[arg-type]
+        parse_request(Flags(script="train.py", gpus="cpu", **more))
 
 
 def test_rewards_are_a_scripts() -> None:

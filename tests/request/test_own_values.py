@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from autotune.request.flags import Flags
-from autotune.request.request_parser import ParsedRequest, parse_request
+from autotune.request.job_builder import ParsedRequest
+from autotune.request.request_parser import parse_request
 from autotune.search.loop import baseline_candidate, legal_candidates
 
 FILE = """\

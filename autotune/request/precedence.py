@@ -1,0 +1,154 @@
+"""Precedence of the sources: where several state a value, the higher one in this table wins.
+
+    source        states                                      against the next lower one
+    FLAG          --num-generations, --max-prompt-length and  refused: given twice
+                  other flags of one setting
+    SET           --set, and each value of --unknown          wins
+    HOLD          --hold                                      refused: both held and searched
+    SEARCH        --search: the choices of a knob             another setting: both stand
+    TUNING        --tuning, or the launch script's kind of    wins
+                  tuning: use_peft and load_in_4bit
+    FILE          --config, --from-command or --script        another setting: both stand
+    VARIABLE      exported PYTORCH_ALLOC_CONF                 another setting: both stand
+    FILE_DEFAULT  the framework's defaults with which the     another setting: both stand
+                  user's file trains
+    DATA          the longest prompt of the user's data       wins
+    SPACE         the knobs of the search space, and what it  wins
+                  assumes: tuning, global batch
+    FRAMEWORK     the framework's default
+
+Model, dataset, tuning and global batch are those of the flags, else of the file, else of the
+space. Framework and method are those of the file, else of the flags, else of the space; two that
+differ are refused. What is stated below `--search` stays as the baseline. Within a launch script,
+words of the command override the files that it names.
+
+The tests in `tests/request/test_precedence.py` go through the table row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from autotune.core.errors import BadInput
+from autotune.core.job import Tuning
+from autotune.core.space import KnobValue, SearchSpace
+from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, by_name
+from autotune.request.values import FlagValues, SettingChoice, TrainingChoice, UserFile
+
+DEFAULT_FRAMEWORK, DEFAULT_METHOD = "trl", "grpo"
+MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
+
+
+# Framework and method.
+
+
+def choose_training(
+    flags: TrainingChoice, file: UserFile | None, space: SearchSpace | None
+) -> tuple[str, str]:
+    """Return framework and method. `space`: the one of --space; its own have to agree."""
+    framework, method = flags.framework, flags.method
+    stated_by_file = file is not None and file.framework is not None
+    if file is not None and stated_by_file:
+        framework, method = file.framework, file.method
+    if space is None:
+        return framework or DEFAULT_FRAMEWORK, method or DEFAULT_METHOD
+
+    others = []
+    if framework not in (None, space.framework):
+        others.append(f"--framework {framework}")
+    if method not in (None, space.method):
+        others.append(f"--method {method}")
+    if others:
+        left_out = "it" if stated_by_file else " and ".join(others)
+        raise BadInput(
+            f"--space: {flags.space} is for {space.method} with {space.framework}, not for"
+            f" {' '.join(others)}.",
+            way_out=f"Name a space of `autotune show spaces` that is, or leave out {left_out}.",
+        )
+    return space.framework, space.method
+
+
+# Tuning.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenTuning:
+    """Trained parameters of a request."""
+
+    tuning: Tuning
+    origin: Origin | None  # None: it follows from the settings of the file, or from the space
+
+    @property
+    def settings(self) -> HeldSettings:
+        """Return the settings of TRL that a stated tuning means."""
+        if self.origin is None:
+            return {}
+        values = {"use_peft": self.tuning != "full", "load_in_4bit": self.tuning == "qlora"}
+        return by_name(
+            HeldSetting(name=name, value=value, origin=self.origin)
+            for name, value in values.items()
+        )
+
+
+def choose_tuning(flags: FlagValues, file: UserFile | None, space: SearchSpace) -> ChosenTuning:
+    if flags.model.tuning is not None:
+        origin = Origin(source=Source.TUNING, place="--tuning")
+        return ChosenTuning(tuning=flags.model.tuning, origin=origin)
+    if file is None:
+        return ChosenTuning(tuning=cast(Tuning, space.assume.get("tuning", "lora")), origin=None)
+    if file.tuning is not None:
+        origin = Origin(source=Source.TUNING, place=str(file.config.path))
+        return ChosenTuning(tuning=file.tuning, origin=origin)
+    settings = file.config.settings
+    if not settings.get("use_peft", False):
+        return ChosenTuning(tuning="full", origin=None)
+    in_4bit = settings.get("load_in_4bit", False)
+    return ChosenTuning(tuning="qlora" if in_4bit else "lora", origin=None)
+
+
+# Settings.
+
+
+def settings_of_flags(choice: SettingChoice, canonical: Mapping[str, str]) -> HeldSettings:
+    """Return what flags and exported variables hold, under the framework's names."""
+    settings = merged([*choice.hold.values(), *choice.set.values()])
+    for name, setting in choice.own.items():
+        own_name = canonical.get(name, name)
+        settings[own_name] = HeldSetting(name=own_name, value=setting.value, origin=setting.origin)
+    return settings
+
+
+def settings_of_file(
+    file: UserFile | None, defaults: Mapping[str, KnobValue], tuning: ChosenTuning
+) -> HeldSettings:
+    """Return what the user's file trains with, before any flag but --tuning."""
+    settings: list[HeldSetting] = []
+    if file is not None:
+        origin = Origin(source=Source.FILE_DEFAULT, place=str(file.config.path))
+        for name, value in defaults.items():
+            settings.append(HeldSetting(name=name, value=value, origin=origin))
+        for name, value in file.config.settings.items():
+            settings.append(HeldSetting(name=name, value=value, origin=file.origins[name]))
+    return merged([*settings, *tuning.settings.values()])
+
+
+def held_settings(file: HeldSettings, flags: HeldSettings) -> HeldSettings:
+    """Return all held settings. A micro-batch of a flag drops the file's accumulation, which made
+    the file's global batch with the file's micro-batch.
+    """
+    kept = dict(file)
+    if MICRO_BATCH in flags and ACCUMULATION not in flags:
+        kept.pop(ACCUMULATION, None)
+    return merged([*kept.values(), *flags.values()])
+
+
+def merged(settings: Iterable[HeldSetting]) -> dict[str, HeldSetting]:
+    """Return each setting once, as the highest source states it."""
+    chosen: dict[str, HeldSetting] = {}
+    for setting in settings:
+        other = chosen.get(setting.name)
+        if other is None or setting.origin.source >= other.origin.source:
+            chosen[setting.name] = setting
+    return chosen

@@ -1,0 +1,23 @@
+"""Variables of the shell -> HeldSetting: the final run has them as well."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from autotune.frameworks.trl.settings import ALLOCATOR, OTHER_ALLOCATOR
+from autotune.request.assignments import parse_value
+from autotune.request.origins import HeldSetting, Origin, Source
+
+
+def exported_allocator(variables: Mapping[str, str] = os.environ) -> HeldSetting | None:
+    """Return the settings of torch's allocator, under the name that vLLM reads too.
+
+    torch prefers the newer name of the variable. None: neither is exported.
+    """
+    for name in (OTHER_ALLOCATOR, ALLOCATOR):
+        text = variables.get(name)
+        if text and text.strip():
+            origin = Origin(source=Source.VARIABLE, place=name)
+            return HeldSetting(name=ALLOCATOR, value=parse_value(text), origin=origin)
+    return None
