@@ -26,7 +26,7 @@ from autotune.search.conclusion import as_fast_as, compare
 from autotune.search.surrogate.candidate_table import BoolArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates
 from autotune.search.surrogate.gaussian_process import expected_improvement, normal_cdf
-from autotune.search.surrogate.memory_model import ran_out
+from autotune.search.surrogate.implications import ran_out
 from autotune.search.trial_view import Tier, TrialView, speed_of
 
 MIN_GAIN = 0.02  # Smallest share of speed that counts as an improvement
@@ -125,7 +125,7 @@ def next_step(view: TrialView, budget: RemainingBudget) -> NextProbe | Wait | Se
 
 
 def _probe(purpose: Purpose, candidate: Candidate, view: TrialView) -> NextProbe:
-    return NextProbe(purpose=purpose, pool=view.table.indices([candidate]))
+    return NextProbe(purpose=purpose, pool=view.table.rows_of([candidate]))
 
 
 def _search(view: TrialView) -> NextProbe | SearchEnd:
@@ -215,7 +215,7 @@ def _faster_in_earlier_study(pool: IndexArray, best: float, view: TrialView) -> 
     """Return the fastest candidate that fitted in an earlier study, if it was faster than the
     best here.
     """
-    index, open_here = view.table.index, set(pool.tolist())
+    index, open_here = view.table.row_by_id, set(pool.tolist())
     fitting = [
         one
         for one in view.problem.earlier
@@ -225,7 +225,7 @@ def _faster_in_earlier_study(pool: IndexArray, best: float, view: TrialView) -> 
     return (
         pool[:0]
         if fastest is None or speed_of(fastest) <= best
-        else view.table.indices([fastest.candidate])
+        else view.table.rows_of([fastest.candidate])
     )
 
 
@@ -349,7 +349,7 @@ def _finalists(view: TrialView, tier: Tier) -> list[Trial]:
     by measured speed.
     """
     contenders = view.contenders(tier)
-    rows = view.table.indices(trial.candidate for trial in contenders)
+    rows = view.table.rows_of(trial.candidate for trial in contenders)
     lead, deviation = (
         each[rows] for each in view.estimates.speed.lead_over(view.leader(contenders))
     )

@@ -218,7 +218,7 @@ class Study:
         if new:
             self._study.set_user_attr(trial_storage.ALL_SCREENED, len(screened))
         for name in new:
-            trial, candidate = self._begin("search", np.array([table.index[name]]))
+            trial, candidate = self._begin("search", np.array([table.row_by_id[name]]))
             self._writer.end(trial, trial_storage.screened_end(candidate, self._predictions[name]))
             self._screened.add(name)
 
@@ -246,7 +246,7 @@ class Study:
         except UpdateFinishedTrialError:
             # After a long silence another driver swept this trial. The measurement counts all the
             # same.
-            again, _ = self._begin(request.purpose, self.view.table.indices([request.candidate]))
+            again, _ = self._begin(request.purpose, self.view.table.rows_of([request.candidate]))
             trial = replace(trial, number=again.number)
             self._writer.end(again, trial_storage.measured_end(trial))
         self._release(request.claim)  # only after the trial is visible to other drivers

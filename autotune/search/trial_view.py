@@ -156,7 +156,7 @@ class SearchProblem:
 
     @cached_property
     def rows(self) -> dict[Tier, IndexArray]:
-        return {tier: self.surrogate.table.indices(tier.candidates) for tier in self.tiers}
+        return {tier: self.surrogate.table.rows_of(tier.candidates) for tier in self.tiers}
 
     @cached_property
     def tier_of(self) -> dict[str, Tier]:
@@ -241,7 +241,7 @@ class TrialView:
         return self._ids(self._refused)
 
     def is_open(self, candidate: Candidate) -> bool:
-        return bool(self._open[self.table.index[candidate.id]])
+        return bool(self._open[self.table.row_by_id[candidate.id]])
 
     def open_in(self, tier: Tier) -> IndexArray:
         return self._in_tier(tier, self._open)
@@ -294,7 +294,7 @@ class TrialView:
         """Return the row with the highest estimated speed, which a single lucky probe moves
         little.
         """
-        rows = (self.table.index[trial.candidate.id] for trial in contenders)
+        rows = (self.table.row_by_id[trial.candidate.id] for trial in contenders)
         return max(rows, key=lambda row: float(self.estimates.speed.mean[row]))
 
     def same_tier_contenders(self, candidate: Candidate) -> list[Trial]:
