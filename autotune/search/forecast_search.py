@@ -14,12 +14,8 @@ from autotune.core.answer import Forecast, PredictedCandidate
 from autotune.core.job import Job
 from autotune.core.space import Candidate
 from autotune.prediction.service import PredictionService
-from autotune.search.conclusion import (
-    EQUAL_SPEED_SHARE,
-    MAX_RUNNER_UPS,
-    changes_between,
-    relaxed_in,
-)
+from autotune.search.conclusion import MAX_RUNNER_UPS, changes_between, relaxed_in
+from autotune.search.speed_comparison import EQUAL_SPEED_SHARE
 from autotune.search.trial_view import Tier, tiers_of
 
 TierPredictions = Sequence[
