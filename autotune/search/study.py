@@ -19,9 +19,10 @@ from autotune.core.measurement import Measurement, Phase, Speed, judge
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate
 from autotune.search import trial_storage
+from autotune.search.acquisition import most_valuable
 from autotune.search.agenda import NextProbe, RemainingBudget, SearchEnd, Wait, next_step
 from autotune.search.claims import Claims
-from autotune.search.sampler import StockSampler, distributions_of, most_valuable, stock_sampler
+from autotune.search.sampler import StockSampler, distributions_of, stock_sampler
 from autotune.search.storage import RetryPolicy, open_optuna, open_storage, sweep_stale
 from autotune.search.surrogate.candidate_table import CandidateTable, IndexArray
 from autotune.search.surrogate.estimates import SearchOptions, SurrogateModel
