@@ -18,7 +18,8 @@ from autotune.core.secrets import without_password
 from autotune.machine.local_files import file_system_of, is_network, refuse_network_storage
 from autotune.search import claims as claiming
 from autotune.search.claims import MAX_SILENCE_SECONDS, Claims
-from autotune.search.storage import RetryPolicy, open_storage
+from autotune.search.database_retry import RetryPolicy
+from autotune.search.storage import open_storage
 
 
 @pytest.fixture
@@ -190,7 +191,7 @@ def test_a_full_disk_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_deleted_database_is_said_to_be_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.search.storage.MAX_MISSING_SECONDS", 0.2)
+    monkeypatch.setattr("autotune.search.database_retry.MAX_MISSING_SECONDS", 0.2)
     file = tmp_path / "study.db"
     storage = open_storage(f"sqlite:///{file}", RetryPolicy(url=f"sqlite:///{file}", seconds=3600))
     study = optuna.create_study(study_name="s", storage=storage)

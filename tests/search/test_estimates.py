@@ -99,7 +99,7 @@ def test_without_predictions_an_unmeasured_neighbour_is_estimated_like_the_measu
     trials = measured([one for one in FITTING if not one.knobs["use_vllm"]][:8])
     believed = surrogate({}).estimate(trials)
     for trial in trials:
-        index = TABLE.index[trial.candidate.id]
+        index = TABLE.row_by_id[trial.candidate.id]
         assert trial.measurement.worst is not None
         assert believed.speed.mean[index] == pytest.approx(
             math.log(trial.measurement.worst.tokens_per_second), abs=0.1
@@ -115,7 +115,7 @@ def test_the_number_in_an_error_is_a_measurement() -> None:
     )
     completed = replace(trial, measurement=replace(trial.measurement, failure=failure))
     assert minimum_need(completed.measurement) == 1000 * MIB
-    index = TABLE.index[out.id]
+    index = TABLE.row_by_id[out.id]
     options = SearchOptions(imply=False)
 
     def need(measured: Trial) -> float:

@@ -15,7 +15,7 @@ from autotune.core.measurement import Failure, Measurement, Outcome, Phase, judg
 from autotune.core.space import Candidate, Knob
 from autotune.search.loop import SHORT_PROBE, legal_candidates
 from autotune.search.surrogate.candidate_table import CandidateTable
-from autotune.search.surrogate.memory_model import Implied, implications_of
+from autotune.search.surrogate.implications import Implied, implications_of
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
 SPACE = toy_space()
@@ -71,8 +71,8 @@ def test_facts_are_never_wrong(limit: int, measured: list[Candidate]) -> None:
         assert not (implications.impossible[index] and fits)
         assert not (implications.possible[index] and not fits)
     assert all(
-        implications.impossible[TABLE.index[one.id]] or implications.possible[TABLE.index[one.id]]
-        for one in measured
+        implications.impossible[row] or implications.possible[row]
+        for row in TABLE.rows_of(measured)
     )
 
 
@@ -98,7 +98,7 @@ def test_incremental_implications_equal_those_computed_at_once(
 
 @given(st.sampled_from(CANDIDATES))
 def test_needing_at_least_as_much_agrees_with_the_machine(one: Candidate) -> None:
-    machine, index = Machine(limit_bytes=MIB), TABLE.index[one.id]
+    machine, index = Machine(limit_bytes=MIB), TABLE.row_by_id[one.id]
     assert all(
         machine.need(CANDIDATES[other]) >= machine.need(one)
         for other in np.flatnonzero(TABLE.demanding_at_least(index))

@@ -11,7 +11,8 @@ import pytest
 from autotune.core.space import Candidate, KnobValue
 from autotune.search.loop import legal_candidates
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray
-from autotune.search.surrogate.gaussian_process import Fit, Kernels, Observations
+from autotune.search.surrogate.gaussian_process import Fit, Observations
+from autotune.search.surrogate.similarity import Kernels
 from tests.simulated import ToyTrainer, toy_job, toy_space
 
 SPACE = toy_space(num_generations=(8,), max_completion_length=(64,))
@@ -31,7 +32,7 @@ def beside(knob: str, others: Mapping[str, KnobValue] = ENGINE.knobs) -> int:
 
 def doubts(figures: FloatArray | None) -> Callable[[str], float]:
     """Return the deviation between a measured candidate and one that differs in a knob."""
-    here = TABLE.index[ENGINE.id]
+    here = TABLE.row_by_id[ENGINE.id]
     observed = Observations(np.array([here]), np.array([0.2]), np.zeros(1))
     found = Fit(
         Kernels(TABLE, figures=figures), np.full(len(TABLE), 0.3), observed, (0.01,)

@@ -18,7 +18,8 @@ import pytest
 
 from autotune.core.errors import BadInput, StorageLost
 from autotune.request.resources import storage_url
-from autotune.search.storage import RetryPolicy, open_storage
+from autotune.search.database_retry import RetryPolicy
+from autotune.search.storage import open_storage
 from autotune.search.study_export import packed, unpack
 from tests.search.postgres import PASSWORD, Server, installed, server
 

@@ -10,7 +10,8 @@ import pytest
 from autotune.core.events import Event, Note
 from autotune.core.prediction import EngineFit, Estimate, PhasePrediction, Prediction
 from autotune.search import pipeline
-from autotune.search.loop import LONG_PROBES, SHORT_PROBE, SHORT_PROBES, Clock, probe_cost
+from autotune.search.loop import SHORT_PROBE, Clock
+from autotune.search.probe_cost import LONG_PROBES, SHORT_PROBES, probe_cost
 from tests.simulated import toy_job, toy_space
 
 NOTHING = Estimate.exactly(0)

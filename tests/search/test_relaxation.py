@@ -16,7 +16,8 @@ from autotune.core.space import Knob, SearchSpace
 from autotune.frameworks.base import Trainer
 from autotune.request.job_builder import ParsedRequest
 from autotune.search.loop import legal_candidates
-from autotune.search.pipeline import SearchAnswer, answer, describe_relaxation, relaxed_job
+from autotune.search.pipeline import SearchAnswer, answer
+from autotune.search.relaxation import describe_relaxation, relaxed_job
 from tests.inline_executor import InlineExecutor
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 

@@ -8,7 +8,7 @@ from autotune.core.events import Event, Note
 from autotune.core.measurement import CycleMemory, LoopActivity, Measurement, Outcome, ProbePlan
 from autotune.core.space import Candidate
 from autotune.core.units import MIB
-from autotune.search.pipeline import soak
+from autotune.search.soak import soak
 from tests.inline_executor import InlineExecutor
 from tests.report.answers import Answered, answered
 
