@@ -26,18 +26,6 @@ C_SOURCES = ROOT / "autotune" / "emulator" / "csrc"
 KNOWN_MODULE_CIRCLES = (
     frozenset({"autotune.worker.tracing.ledger", "autotune.worker.tracing.tracker"}),
     frozenset({"autotune.search.dashboard_server", "autotune.search.dashboard_storage"}),
-    frozenset(
-        f"autotune.worker.trl.{name}"
-        for name in (
-            "async_grpo_method",
-            "grpo_probe",
-            "methods",
-            "offline_methods",
-            "step_timer",
-            "traced_trainer",
-            "trainer_run",
-        )
-    ),
 )
 KNOWN_C_CIRCLES = (frozenset({"account", "machine", "report"}),)
 

@@ -15,9 +15,16 @@ import json
 import select
 import socket
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 Message = dict[str, Any]  # command or event, not yet validated
+
+Request = Mapping[str, Any]
+"""What an adapter loads, measures or traces, or a part of that. Each adapter defines the fields."""
+
+Settings = Mapping[str, Any]
+"""A framework's own settings, by the framework's names."""
 
 # Commands: parent to worker. `do` is one of these; `id` returns in the replies.
 # import everything that `load`, the adapter's request, needs; answered by READY or UNREADY
