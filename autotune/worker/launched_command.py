@@ -8,7 +8,7 @@ a table. The request of a measure:
      "figures": {...},                                                     see `launched_output`
      "phases": [[regex, phase | null], ...],                               printed lines that start a phase
      "effective": {...} | null,  "settings": ["name", ...],                see `launched_output`
-     "watch": {...} | null,                                                see `model_memory`
+     "watch": {...} | null,                                                see `model_watch`
      "plan": {...}}
 """
 
@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import model_memory, processes, protocol
+from . import model_watch, processes, protocol
 from .launched_output import Figure, LaunchedSettings, MetricReader, line_source
 from .phase_recorder import out_of_reach
 
@@ -142,7 +142,7 @@ class _LaunchedRun:
             name: self._resolved(value)
             for name, value in (self._request.get("environment") or {}).items()
         }
-        extra |= model_memory.environment(
+        extra |= model_watch.environment(
             self._request.get("watch"), self._folder, {**os.environ, **extra}
         )
         environment = {
@@ -246,7 +246,7 @@ class _LaunchedRun:
             },
             "setup_seconds": max(0.0, seconds - timed),
             "loop_seconds": timed,
-            "models": model_memory.found(self._folder),
+            "models": model_watch.read_ranks(self._folder),
             "world_size": None,
         }
 

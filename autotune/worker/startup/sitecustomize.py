@@ -22,7 +22,7 @@ def watch() -> None:
             return
         package = sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(package)
-    importlib.import_module(f"{PACKAGE}.model_memory").begin()
+    importlib.import_module(f"{PACKAGE}.model_watch").begin()
 
 
 def run_next() -> None:
