@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import synthetic
-from ..dataset_sizes import COLUMNS, MAX_IMAGE_ROWS, listed, size_of, undecoded
+from ..dataset_sizes import MAX_IMAGE_ROWS, image_column, listed, size_of, undecoded
 from ..protocol import Request
 
 # Rows with images that are repeated: different prompts, so that an engine's prefix cache does not
@@ -365,8 +365,7 @@ def longest_rows(
     None is longer than `limit` tokens if any is within it. A stream can't be searched: its first
     rows are returned.
     """
-    names = source.column_names or ()
-    column = next((name for name in COLUMNS if name in names), None)
+    column = image_column(source)
     if column is None or not hasattr(source, "select"):
         return exactly(source, rows=rows, min_rows=min_rows)
     refuse_few_rows(source, min_rows)
