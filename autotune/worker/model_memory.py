@@ -31,13 +31,12 @@ def layers_of(model: Any) -> list[Any]:
     """Return the longest ModuleList outside towers; empty without one."""
     import torch
 
-    longest: list[Any] = []
+    lists = []
     for name, module in model.named_modules():
         is_in_tower = not TOWERS.isdisjoint(name.split("."))
         if isinstance(module, torch.nn.ModuleList) and not is_in_tower:
-            if len(module) > len(longest):
-                longest = list(module)
-    return longest
+            lists.append(list(module))
+    return max(lists, key=len, default=[])
 
 
 def sum_up(
