@@ -73,7 +73,7 @@ class Holder:
 @dataclass(frozen=True, kw_only=True)
 class Watch:
     """Model holders in a run's processes, and the calls that trigger a look at them
-    (`worker/model_memory.py`).
+    (`worker/model_watch.py`).
     """
 
     steps: tuple[str, ...]

@@ -29,8 +29,12 @@ THREAD_STACK_BYTES = 2 * 2**20
 
 def status(file: Path = Path("/proc/self/status")) -> dict[str, int]:
     """Return the sizes in /proc/PID/status, in bytes."""
-    fields = (line.split(":", 1) for line in file.read_text().splitlines() if line.endswith(" kB"))
-    return {name: int(value.split()[0]) * 1024 for name, value in fields}
+    sizes = {}
+    for line in file.read_text().splitlines():
+        if line.endswith(" kB"):
+            name, _, value = line.partition(":")
+            sizes[name] = int(value.split()[0]) * 1024
+    return sizes
 
 
 def own_bytes() -> int:
@@ -69,15 +73,17 @@ class Guard:
     """
 
     def __init__(self, growth_bytes: int | None, slack_bytes: int = 0) -> None:
-        self._growth_bytes = None if growth_bytes is None else growth_bytes + slack_bytes
+        self._growth_bytes = growth_bytes
+        self._slack_bytes = slack_bytes
         self._before = resource.getrlimit(resource.RLIMIT_DATA)
 
     def __enter__(self) -> Guard:
         if self._growth_bytes is not None:
-            ceiling = status()["VmData"] + max(0, self._growth_bytes)
-            hard = self._before[1]
-            if hard == resource.RLIM_INFINITY or ceiling < hard:
-                resource.setrlimit(resource.RLIMIT_DATA, (ceiling, hard))
+            growth_bytes = max(0, self._growth_bytes + self._slack_bytes)
+            ceiling = status()["VmData"] + growth_bytes
+            _, hard_limit = self._before
+            if hard_limit == resource.RLIM_INFINITY or ceiling < hard_limit:
+                resource.setrlimit(resource.RLIMIT_DATA, (ceiling, hard_limit))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,8 +160,8 @@ class SamplingMeter(HighWaterMeter):
 
     def take_peak(self) -> int:
         with self._sampling:
-            held = self.now()
-            peak, self._peak = max(self._peak, held), held
+            current = self.now()
+            peak, self._peak = max(self._peak, current), current
         return peak
 
     def sample(self) -> None:
@@ -206,32 +212,37 @@ class CudaMeter(MemoryMeter):
         return max(0, outside + int(self._cuda.memory_allocated()))
 
     def take_torch(self) -> dict[str, int | None] | None:
-        retries, failures = self._counts()
-        before, self._turn_before = self._turn_before, (retries, failures)
+        before, now = self._turn_before, self._counts()
+        self._turn_before = now
+        reserved = int(self._cuda.max_memory_reserved())
         return {
             "allocated_bytes": int(self._cuda.max_memory_allocated()),
-            "reserved_bytes": None if self._sleeps else int(self._cuda.max_memory_reserved()),
-            "retries": retries - before[0],
-            "out_of_memory": failures - before[1],
+            "reserved_bytes": None if self._sleeps else reserved,
+            "retries": now.retries - before.retries,
+            "out_of_memory": now.failures - before.failures,
         }
 
     def take_peak(self) -> int:
-        self._allocated = max(self._allocated, int(self._cuda.max_memory_allocated()))
+        allocated = int(self._cuda.max_memory_allocated())
         reserved = int(self._cuda.max_memory_reserved())
+        self._allocated = max(self._allocated, allocated)
         self._reserved = max(self._reserved, reserved)
-        # peak = held now + reserved at the peak - reserved now
-        freed = 0 if self._sleeps else reserved - int(self._cuda.memory_reserved())
+        # peak = held now + freed since the peak
+        # freed = reserved at the peak - reserved now
+        freed = 0
+        if not self._sleeps:
+            freed = reserved - int(self._cuda.memory_reserved())
         self._cuda.reset_peak_memory_stats()
         return self._held() + freed
 
     def totals(self) -> Mapping[str, Any]:
-        retries, failures = self._counts()
+        before, now = self._counts_before, self._counts()
         return {
             "torch_allocated_bytes": self._allocated,
             "torch_reserved_bytes": None if self._sleeps else self._reserved,
             "torch_reserved_why": SLEEP_MISLEADS if self._sleeps else None,
-            "allocation_retries": retries - self._counts_before[0],
-            "allocation_failures": failures - self._counts_before[1],
+            "allocation_retries": now.retries - before.retries,
+            "allocation_failures": now.failures - before.failures,
             "device_uuid": device_uuid(self._cuda),
         }
 
@@ -240,9 +251,18 @@ class CudaMeter(MemoryMeter):
         free, total = self._cuda.mem_get_info()
         return max(0, int(total) - int(free) - self._others_bytes)
 
-    def _counts(self) -> tuple[int, int]:
+    def _counts(self) -> _AllocationCounts:
         stats = self._cuda.memory_stats()
-        return int(stats.get("num_alloc_retries", 0)), int(stats.get("num_ooms", 0))
+        return _AllocationCounts(
+            retries=int(stats.get("num_alloc_retries", 0)), failures=int(stats.get("num_ooms", 0))
+        )
+
+
+class _AllocationCounts(NamedTuple):
+    """Counts of torch's allocator since the start of the process."""
+
+    retries: int
+    failures: int
 
 
 def device_uuid(cuda: Any) -> str | None:
@@ -288,12 +308,18 @@ def idle_memory(cuda: Any) -> IdleMemory:
     """Read `torch.cuda` and the driver (`mem_get_info`), after the cache was emptied."""
     free, total = cuda.mem_get_info()
     reserved = int(cuda.memory_reserved())
-    return IdleMemory(int(cuda.memory_allocated()), reserved, int(total) - int(free) - reserved)
+    return IdleMemory(
+        allocated_bytes=int(cuda.memory_allocated()),
+        reserved_bytes=reserved,
+        outside_bytes=int(total) - int(free) - reserved,
+    )
 
 
 def check(before: IdleMemory, now: IdleMemory, *, first: bool) -> IdleMemory:
     """Return the reference for the next check. Raise MemoryKept; `first` may load kernels."""
-    allocated, reserved, outside = (new - old for old, new in zip(before, now))  # noqa: B905
+    allocated = now.allocated_bytes - before.allocated_bytes
+    reserved = now.reserved_bytes - before.reserved_bytes
+    outside = now.outside_bytes - before.outside_bytes
     if allocated > TORCH_TOLERANCE_BYTES:
         raise MemoryKept(f"torch still holds {allocated} bytes more than after loading")
     if reserved > 2 * TORCH_TOLERANCE_BYTES:

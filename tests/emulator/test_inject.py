@@ -92,11 +92,11 @@ def test_the_hook_that_watches_a_frameworks_models_runs_beside_it(
     program = f"""
 import sys
 sys.path.insert(0, {str(WORKER)!r})
-import emulator_start, model_memory
+import emulator_start, import_hook
 seen = []
 hooks = [
     emulator_start._TorchImportHook({{"torch": [lambda module: seen.append("emulator")]}}),
-    model_memory._AfterImport({{"torch": [lambda module: seen.append("watch")]}}),
+    import_hook.AfterImport({{"torch": [lambda module: seen.append("watch")]}}),
 ]
 sys.meta_path[:0] = hooks if "{first}" == "emulator" else hooks[::-1]
 import torch

@@ -55,7 +55,7 @@ def run(
     """Two ranks of one group, as a probe would start them."""
     watch = frameworks.trainer(framework, "grpo").watch  # type: ignore[attr-defined]
     before = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    around = {**before, **inside("model_memory").environment(asdict(watch), folder, before)}
+    around = {**before, **inside("model_watch").environment(asdict(watch), folder, before)}
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = str(one.getsockname()[1])
@@ -79,7 +79,7 @@ def run(
 def measured(folder: Path) -> list[dict[str, int]]:
     """Bytes as the measurement reports them, rank after rank."""
     found = models_of(
-        {0: rank_result({"result": {"models": inside("model_memory").found(folder)}})}
+        {0: rank_result({"result": {"models": inside("model_watch").read_ranks(folder)}})}
     )
     assert [one.rank for one in found] == list(RANKS)
     return [dict(one.bytes) for one in found]

@@ -108,7 +108,7 @@ def main() -> None:
 
     folder = Path(sys.argv[1]).parent / f"rank{os.environ['RANK']}"
     folder.mkdir(exist_ok=True)
-    launch = inside("trl.grpo_probe")
+    launch = inside("trl.rank_environment")
     if launch.is_sharded(case):
         take_gloo_for_gpus()
     launch.enter_launch(case, folder)

@@ -18,7 +18,7 @@ pytest.importorskip("trl")
 
 from autotune.worker.tracing import Untraceable
 from autotune.worker.trl import step_trace
-from autotune.worker.trl.traced_trainer import TracedLengths, trace_plan
+from autotune.worker.trl.trace_plan import TracedLengths, plan_trace
 
 SEVEN_B = {
     "model_type": "qwen2",
@@ -33,18 +33,18 @@ SEVEN_B = {
 
 
 def test_repeated_micro_steps_are_left_out() -> None:
-    plan = trace_plan(accumulation=8, generate_every=8, steps=2, most=None)
+    plan = plan_trace(accumulation=8, generate_every=8, steps=2, max_micro_steps=None)
     assert plan.optimizer_steps == 2
     assert plan.micro_steps == {0: {0, 1}, 1: {0, 1}}
 
 
 def test_a_micro_step_that_generates_beside_gradients_is_traced() -> None:
-    plan = trace_plan(accumulation=8, generate_every=4, steps=2, most=None)
+    plan = plan_trace(accumulation=8, generate_every=4, steps=2, max_micro_steps=None)
     assert plan.micro_steps == {0: {0, 4}, 1: {0, 4}}
 
 
 def test_the_plan_includes_scoring_beside_the_optimizers_state() -> None:
-    plan = trace_plan(accumulation=2, generate_every=8, steps=2, most=None)
+    plan = plan_trace(accumulation=2, generate_every=8, steps=2, max_micro_steps=None)
     assert plan.optimizer_steps == 5
     assert plan.micro_steps == {0: {0, 1}, 4: {0, 1}}
     assert [plan.number(step) for step in (0, 4)] == [0, 1]

@@ -119,7 +119,7 @@ def test_a_rank_has_the_environment_of_accelerate(tmp_path: Path) -> None:
     asked = task("full")
     one = candidate(asked, sharding="zero3", offload_optimizer_device="cpu")
     request = trainer("trl").load_request(one, asked)
-    made = inside("trl.grpo_probe").environment_of(request["launch"]["accelerate"], tmp_path)  # type: ignore[index]
+    made = inside("trl.rank_environment").environment_of(request["launch"]["accelerate"], tmp_path)  # type: ignore[index]
     assert (
         made["ACCELERATE_USE_DEEPSPEED"] == "true"
         and made["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
