@@ -17,8 +17,8 @@ from pathlib import Path
 
 from autotune.core.shell_words import (
     ASSIGNMENT,
-    NAME,
     UNKNOWN,
+    VARIABLE_NAME,
     Expansion,
     Token,
     Value,
@@ -159,7 +159,7 @@ class _Shell(Expansion):
         """`read -r -d '' NAME <<EOF`: the here-document becomes the variable."""
         body = next((token.heredoc for token in tokens if token.heredoc is not None), None)
         name = words[-1].text
-        if NAME.fullmatch(name):
+        if VARIABLE_NAME.fullmatch(name):
             text = UNKNOWN if body is None or not certain else body[0]
             if body is not None and body[1] and certain:
                 text = self.joined('"' + text.replace("\\\n", " ").replace('"', '\\"') + '"')

@@ -18,7 +18,7 @@ ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)")
 _REDIRECTION = re.compile(r"(\d*)(<<<|<<-?|>>|>&|<&|&>>?|>\||>|<)")
 _OPERATORS = ("&&", "||", ";;", ";", "|&", "|", "&", "(", ")")
 UNKNOWN = "\ue000"  # character in place of text that only a run of the script can yield
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Expansion:
             return self._argument(following), at + 2
         if following in ("#", "?", "$", "!", "-"):
             return (str(len(self.arguments)) if following == "#" else UNKNOWN), at + 2
-        match = NAME.match(raw, at + 1)
+        match = VARIABLE_NAME.match(raw, at + 1)
         if match is None:
             return "$", at + 1
         return self.text(match[0]), match.end()
@@ -247,7 +247,7 @@ class Expansion:
         names = re.sub(
             r"\$(\d)", lambda one: (self.arguments + [""] * 9)[int(one[1]) - 1] or "0", names
         )
-        known = NAME.sub(lambda one: self.text(one[0]) or "0", names)
+        known = VARIABLE_NAME.sub(lambda one: self.text(one[0]) or "0", names)
         try:
             return str(_whole_number(ast.parse(known.strip(), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, OverflowError):

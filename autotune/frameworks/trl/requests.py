@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from autotune.core.composition import Composition, EngineSettings, Generation, Resident, Sharding
+from autotune.core.composition import (
+    CompletionSource,
+    Composition,
+    EngineSettings,
+    Resident,
+    ShardedState,
+)
 from autotune.core.dataset import FILE_LOADERS
 from autotune.core.job import Task
 from autotune.core.space import Candidate
@@ -334,7 +340,7 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         count_of(settings, "max_prompt_length"),
         count_of(settings, "max_completion_length"),
     )
-    generation: Generation = "none"
+    generation: CompletionSource = "none"
     if method in ONLINE:
         generation = (
             "server"
@@ -397,7 +403,7 @@ def compose(candidate: Candidate, task: Task) -> Composition:
     )
 
 
-def residents(candidate: Candidate, task: Task, generation: Generation) -> Iterator[Resident]:
+def residents(candidate: Candidate, task: Task, generation: CompletionSource) -> Iterator[Resident]:
     settings, model = candidate.settings, task.workload.model.name
     ranks = tuple(range(trl_settings.ranks_of(settings, task.hardware.count)))
     adapter = count_of(settings, "lora_r") if settings.get("use_peft") else None
@@ -429,7 +435,7 @@ def residents(candidate: Candidate, task: Task, generation: Generation) -> Itera
     judge = task.workload.user_settings.get("reward_model_name_or_path")
     if isinstance(judge, str) and generation != "none":
         # Sharded by DeepSpeed like the policy; replicated otherwise.
-        cut: Sharding = "parameters" if sharding == "zero3" else "none"
+        cut: ShardedState = "parameters" if sharding == "zero3" else "none"
         yield Resident(
             role="reward", model=judge, ranks=ranks, dtype=dtype, trains=False, sharding=cut
         )
