@@ -12,7 +12,7 @@ from autotune.core.errors import BadInput, UnknownName
 from autotune.core.job import Hardware, Tuning
 from autotune.core.space import Knob, KnobValue, SearchSpace, setting_text
 from autotune.core.yaml_document import read_scalar
-from autotune.frameworks.trl.settings import ALLOCATOR, OTHER_ALLOCATOR
+from autotune.frameworks.trl.settings import ALLOCATOR_VARIABLE, NEWER_ALLOCATOR_VARIABLE
 from autotune.request.flags import Flags, option_name
 
 Words = Mapping[
@@ -223,15 +223,13 @@ def with_exported(
     """Return the flags with the exported allocator settings held, and a note; flags that name
     them win. Only for GPUs of this machine: elsewhere another shell starts the run.
     """
-    value = ours.get(OTHER_ALLOCATOR) or ours.get(ALLOCATOR)
-    known = ALLOCATOR in space or ALLOCATOR in settings
+    value = ours.get(NEWER_ALLOCATOR_VARIABLE) or ours.get(ALLOCATOR_VARIABLE)
+    known = ALLOCATOR_VARIABLE in space or ALLOCATOR_VARIABLE in settings
     named = any(
-        text.partition("=")[0].strip() == ALLOCATOR
+        text.partition("=")[0].strip() == ALLOCATOR_VARIABLE
         for text in (*flags.hold, *flags.search, *flags.set, *flags.unknown)
     )
     if not value or not known or named or hardware.kind != "cuda" or not hardware.here:
         return flags, []
-    note = (
-        f"{ALLOCATOR}={value} is exported here, and so held: --hold {ALLOCATOR}=null leaves it out"
-    )
-    return flags.replace(hold=(*flags.hold, f"{ALLOCATOR}={value}")), [note]
+    note = f"{ALLOCATOR_VARIABLE}={value} is exported here, and so held: --hold {ALLOCATOR_VARIABLE}=null leaves it out"
+    return flags.replace(hold=(*flags.hold, f"{ALLOCATOR_VARIABLE}={value}")), [note]

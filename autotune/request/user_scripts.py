@@ -27,7 +27,7 @@ from autotune.frameworks.launch_commands import find_launch, is_known, kind_of, 
 from autotune.frameworks.trl import async_grpo
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.script_inspection import look_at, script_trainer
-from autotune.frameworks.trl.settings import CORE, DEFAULT_PROMPT_LENGTH, ENGINE
+from autotune.frameworks.trl.settings import ALWAYS_STATED, DEFAULT_PROMPT_LENGTH, VLLM_SETTINGS
 from autotune.frameworks.trl.user_config import TRAINED, UserConfig, split_document
 from autotune.machine import environment
 from autotune.request.flags import Flags
@@ -234,12 +234,12 @@ SCRIPT_FLAGS = ("model", "config", "dataset", "tuning")  # flags whose values th
 PROMPTED = (
     "grpo",
     "rloo",
-    async_grpo.METHOD,
+    async_grpo.ASYNC_GRPO,
 )  # methods of scripts that generate completions to prompts
 HELD = (
-    *CORE,
-    *async_grpo.CORE,
-    *ENGINE,
+    *ALWAYS_STATED["grpo"],
+    *ALWAYS_STATED["async-grpo"],
+    *VLLM_SETTINGS,
     *TRAINED,
     "steps_per_generation",
     "generation_batch_size",

@@ -64,7 +64,7 @@ SIDE_EFFECTS = (
 )
 """Prefixes of settings that a probe sets itself: outputs, duration, evaluation."""
 
-ENGINE_SIZES = frozenset(
+ENGINE_ONLY = frozenset(
     {
         "vllm_gpu_memory_utilization",
         "vllm_max_model_length",
@@ -91,7 +91,7 @@ ONLINE = frozenset(
 )  # methods that generate completions
 # of each of the two buffers in which weights are sent to a server (vLLM's
 # `DEFAULT_PACKED_BUFFER_SIZE_BYTES`)
-BUFFER_BYTES = GIB
+SYNC_BUFFER_BYTES = GIB
 NEW_BUFFERS = (
     "with TRL 1.11 and newer each weight sync to the server allocates buffers of its own: over the"
     " first 16, torch reserves up to 2 GiB more each time, on both sides, which it gives back when"
@@ -209,7 +209,7 @@ def trace_request(
             "layers": None,
         },
         "adapter": adapter_request(candidate, task),
-        "settings": {name: value for name, value in traced.items() if name not in ENGINE_SIZES},
+        "settings": {name: value for name, value in traced.items() if name not in ENGINE_ONLY},
         "device": task.hardware.kind,
         "lengths": {"prompt": prompt, "completion": completion, "padded": False},
         **images_request(task),
@@ -395,7 +395,7 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         engine=engine,
         split=split,
         sync_gathers="packed" if generation == "server" else None,
-        sync_buffer_bytes=BUFFER_BYTES if generation == "server" else 0,
+        sync_buffer_bytes=SYNC_BUFFER_BYTES if generation == "server" else 0,
         notes=(NEW_BUFFERS,) if generation == "server" else (),
         attention=attention if isinstance(attention, str) else None,
         sharded_by=trl_settings.sharding_of(settings, ranks),
