@@ -19,12 +19,12 @@ from foresight_express import Case
 
 from autotune import catalog
 from autotune.core.composition import (
+    CompletionSource,
     Composition,
     EngineSettings,
-    Generation,
     Resident,
     Role,
-    Sharding,
+    ShardedState,
 )
 from autotune.core.job import Hardware
 from autotune.core.prediction import Prediction
@@ -84,7 +84,7 @@ class Reading:
     sharded_by: str
     options: Mapping[str, Any] = field(default_factory=dict)
     engine: EngineSettings | None = None
-    generation: Generation = "server"
+    generation: CompletionSource = "server"
     generation_batch: int = 1
     beside: tuple[Role, ...] = ()
     trl: bool = False
@@ -434,7 +434,7 @@ def _prediction(case: VerdictCase, way: Way, trace: Trace) -> Prediction:
 
 def _composition(row: Mapping[str, Any], reading: Reading, spec: Mapping[str, Any]) -> Composition:
     everywhere = tuple(range(reading.ranks))
-    parameters: Sharding = "parameters" if reading.sharded_by == "zero3" else "none"
+    parameters: ShardedState = "parameters" if reading.sharded_by == "zero3" else "none"
     rank = None if row["tuning"] == "full" else row["lora_rank"]
     dtype = spec["model"]["dtype"]
     residents = [

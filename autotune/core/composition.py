@@ -11,8 +11,8 @@ from typing import Literal
 from autotune.core.measurement import Phase
 
 Role = Literal["policy", "reference", "critic", "reward", "engine"]
-Sharding = Literal["none", "optimizer", "gradients", "parameters", "tensor"]
-Generation = Literal["none", "trainer", "engine", "server"]
+ShardedState = Literal["none", "optimizer", "gradients", "parameters", "tensor"]
+CompletionSource = Literal["none", "trainer", "engine", "server"]
 """Source of completions: dataset, trainer, engine on the same devices, or remote server."""
 
 
@@ -27,7 +27,7 @@ class Resident:
     trains: bool  # has gradients and optimizer state (its own or its adapter's)
     adapter_rank: int | None = None  # LoRA rank; None: full tuning or frozen
     quantised_bits: int | None = None  # bits per weight; None: not quantised
-    sharding: Sharding = "none"  # `none`: replica on each rank; `tensor`: each layer is split
+    sharding: ShardedState = "none"  # `none`: replica on each rank; `tensor`: each layer is split
     shares_weights_with: Role | None = (
         None  # owner of the weights, which count once (reference: policy without adapter)
     )
@@ -111,7 +111,7 @@ class StepShape:
     completion_length: int
     checkpointing: bool  # activations are recomputed in the backward pass
     optimizer: str
-    generation: Generation = "none"
+    generation: CompletionSource = "none"
     gathers_per_token: bool = False  # gathers sharded weights per token instead of once per rollout
     engine: EngineSettings | None = None  # None: no engine on the training devices
     split: SplitEngines | None = None  # None: no engines on other devices, or of unknown number

@@ -56,7 +56,7 @@ def sqlite_file(url: str) -> Path | None:
 
 
 MAX_DEPTH = 60  # levels of nested lists and mappings in a file; real ones have fewer than ten
-MAX_VALUES = 1_000_000  # values in a JSON file: about 100 MB of memory
+MAX_JSON_VALUES = 1_000_000  # values in a JSON file: about 100 MB of memory
 
 
 def read_bounded(file: Path, *, largest_bytes: int, way_out: str) -> bytes:
@@ -110,7 +110,10 @@ def read_text(file: Path, *, largest_bytes: int, way_out: str) -> str:
 def read_loose_json(file: Path, *, largest_bytes: int, way_out: str) -> Any:
     """Decode a JSON file as Python's parser does, which accepts NaN and Infinity."""
     content = _few_values(
-        file, read_bounded(file, largest_bytes=largest_bytes, way_out=way_out), MAX_VALUES, way_out
+        file,
+        read_bounded(file, largest_bytes=largest_bytes, way_out=way_out),
+        MAX_JSON_VALUES,
+        way_out,
     )
     try:
         return shallow(file, json.loads(content), way_out)
@@ -121,7 +124,12 @@ def read_loose_json(file: Path, *, largest_bytes: int, way_out: str) -> Any:
 
 
 def read_json(
-    file: Path, kind: type[T], *, largest_bytes: int, way_out: str, most_values: int = MAX_VALUES
+    file: Path,
+    kind: type[T],
+    *,
+    largest_bytes: int,
+    way_out: str,
+    most_values: int = MAX_JSON_VALUES,
 ) -> T:
     """Decode a JSON file into `kind`; any obstacle becomes a BadInput."""
     content = _few_values(

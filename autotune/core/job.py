@@ -15,7 +15,7 @@ from autotune.core.space import KnobValue, SearchSpace, fingerprint
 from autotune.core.user_script import LaunchScript, UserScript
 
 DeviceKind = Literal["cpu", "cuda"]
-Basis = Literal["measured", "emulated", "predicted"]
+FigureBasis = Literal["measured", "emulated", "predicted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Hardware:
         return self.kind == "cpu"
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> FigureBasis:
         """Return the kind of figures that this hardware gives."""
         return "emulated" if self.emulated else "measured" if self.here else "predicted"
 

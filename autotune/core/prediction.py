@@ -11,7 +11,7 @@ from typing import Literal
 
 from autotune.core.measurement import Phase
 
-Basis = Literal[
+TraceBasis = Literal[
     "traced", "generic"
 ]  # `traced`: the framework's own step; `generic`: a plain Hugging Face step in its place
 
@@ -103,7 +103,7 @@ class Prediction:
     """Prediction for one candidate on one kind of hardware."""
 
     candidate_id: str
-    basis: Basis
+    basis: TraceBasis
     fits: bool | None  # None: the limit is inside the interval, or a deciding fact is unknown
     depends_on: tuple[str, ...] = ()  # facts that would decide it, in words
     failure: str | None = None  # the engine's own error message, if it would refuse to start

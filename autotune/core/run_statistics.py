@@ -201,7 +201,7 @@ ALLOCATION_BYTES = (
     2 * MIB
 )  # smallest growth that counts: allocators take memory in pieces of this size
 MIN_CYCLES = 6  # minimum for a trend: with fewer cycles Sen's interval would span all slopes
-WARMUP_CYCLES = (
+SOAK_WARMUP_CYCLES = (
     2  # cycles left out: buffers, caches and the optimizer's state appear in the first ones
 )
 SoakVerdict = Literal["held", "crossed", "would cross", "too short"]
@@ -245,7 +245,7 @@ def assess_soak(measurement: Measurement, projected_steps: int | None) -> Soak:
     """Compare a long run with the limit, and its trend with the projected steps."""
     ran = measurement.exercised
     cycles = () if ran is None else ran.cycles
-    growth = growth_of(cycles[WARMUP_CYCLES:])
+    growth = growth_of(cycles[SOAK_WARMUP_CYCLES:])
     verdict, why = _verdict(measurement, cycles, growth, projected_steps)
     return Soak(
         seconds=0.0 if ran is None else ran.seconds,

@@ -161,7 +161,7 @@ def is_secret(name: str) -> bool:
     return last in _LAST and before not in _ORDINARY.get(last, ())
 
 
-HIDDEN = "***"
+REDACTED = "***"
 
 MIN_SECRET_LENGTH = 8  # shorter values would match inside ordinary words
 MAX_SECRET_LENGTH = 4096  # overlap of text chunks that keeps a secret in one piece
@@ -209,10 +209,10 @@ def without_password(url: str) -> str:
 
     def parameter(found: re.Match[str]) -> str:
         secret = is_secret(found[2]) or found[2].lower().rpartition("-")[2] in _OF_URLS
-        return f"{found[1]}{HIDDEN}" if secret else found[0]
+        return f"{found[1]}{REDACTED}" if secret else found[0]
 
     return _QUERY.sub(
-        parameter, _TOKEN_AS_USER.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1:{HIDDEN}@", url))
+        parameter, _TOKEN_AS_USER.sub(rf"\1{REDACTED}", _PASSWORD.sub(rf"\1:{REDACTED}@", url))
     )
 
 
@@ -238,10 +238,10 @@ class Secrets:
     def hide(self, text: str) -> str:
         """Return the text with all secrets replaced."""
         for value in self._values:
-            text = text.replace(value, HIDDEN)
+            text = text.replace(value, REDACTED)
         for start, form in self._forms.items():
             if start in text:
-                text = form.sub(HIDDEN, text)
+                text = form.sub(REDACTED, text)
         return without_password(text) if "://" in text or "?" in text else text
 
     def hide_all(self, value: Any) -> Any:
@@ -256,7 +256,7 @@ class Secrets:
 
     def _setting(self, name: Any, value: Any) -> Any:
         secret = isinstance(name, str) and isinstance(value, str) and value and is_secret(name)
-        return HIDDEN if secret else self.hide_all(value)
+        return REDACTED if secret else self.hide_all(value)
 
 
 def _is_plain(value: str) -> bool:

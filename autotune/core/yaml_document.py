@@ -21,7 +21,7 @@ Decoded = TypeVar("Decoded")
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 
-MAX_BYTES = 1024 * 1024
+MAX_YAML_BYTES = 1024 * 1024
 MAX_EVENTS = 50_000
 MAX_NUMBER_LENGTH = 100  # longer ones take quadratic time, and can't be printed
 _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
@@ -53,7 +53,7 @@ def read_document(path: Path) -> Document:
     if not path.exists():
         raise BadInput(f"There is no file {str(path)!r}.", way_out="Check the path.")
     text = read_text(
-        path, largest_bytes=MAX_BYTES, way_out="It must be a readable UTF-8 text file."
+        path, largest_bytes=MAX_YAML_BYTES, way_out="It must be a readable UTF-8 text file."
     )
     try:
         root = _bounded(text)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from autotune.catalog import percent
 from autotune.core.composition import Composition
 from autotune.core.measurement import PHASES, Phase
-from autotune.core.prediction import Basis, Estimate, PhasePrediction
+from autotune.core.prediction import Estimate, PhasePrediction, TraceBasis
 from autotune.core.trace import Trace
 from autotune.estimate.replay import PhaseUse, StepStage, TraceUsage
 from autotune.estimate.rollout_engine import EngineUse
@@ -60,7 +60,7 @@ TRAINING_PHASES = ("score", "forward", "backward", "optimizer")
 # Intervals.
 
 
-def error_bytes(use: PhaseUse, basis: Basis) -> Estimate:
+def error_bytes(use: PhaseUse, basis: TraceBasis) -> Estimate:
     """Error of the trace itself in this phase, around 0."""
     share = percent("trace_error_percent").scaled(use.requested_bytes)
     if basis == "traced":
@@ -72,7 +72,7 @@ def error_bytes(use: PhaseUse, basis: Basis) -> Estimate:
     return share + percent("generic_error_percent").scaled(moving)
 
 
-def other_models(parts: Mapping[str, int], basis: Basis) -> Estimate:
+def other_models(parts: Mapping[str, int], basis: TraceBasis) -> Estimate:
     """Bytes of models outside the step, with activations scaled from the policy's."""
     size, scaled = (
         sum(parts.values()),

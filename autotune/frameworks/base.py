@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from autotune.core.composition import Composition, Sharding
+from autotune.core.composition import Composition, ShardedState
 from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
@@ -33,7 +33,7 @@ TYPE_NAMES = {
 STAND_IN = (  # worker module that traces a stand-in step; it needs no installed framework
     "stand_in.trace"
 )
-SPREAD_BY: Mapping[str, Sharding] = {
+SPREAD_BY: Mapping[str, ShardedState] = {
     "zero1": "optimizer",
     "zero2": "gradients",
     "zero3": "parameters",

@@ -59,7 +59,7 @@ READERS = {
     "int": SettingsTable.count,
     "bool": SettingsTable.truth,
     "str": SettingsTable.text,
-    "Generation": SettingsTable.text,
+    "CompletionSource": SettingsTable.text,
 }
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from autotune.core.composition import (
+    CompletionSource,
     Composition,
     EngineSettings,
-    Generation,
     Resident,
     Role,
     SplitEngines,
@@ -66,7 +66,7 @@ class StandInSpec(StepShape):
 
     checkpointing: bool = True
     optimizer: str = "adamw_torch"
-    generation: Generation = "engine"
+    generation: CompletionSource = "engine"
     attention: str | None = "flash_attention_2"
     tokens: int  # of one micro-batch on one device, every row at its longest
     score_tokens: int  # of one forward pass for log-probabilities; 0: the engine's are used

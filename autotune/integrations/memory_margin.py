@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from autotune.core.measurement import CycleMemory
-from autotune.core.run_statistics import WARMUP_CYCLES, MemoryGrowth, growth_of
+from autotune.core.run_statistics import SOAK_WARMUP_CYCLES, MemoryGrowth, growth_of
 from autotune.core.units import format_bytes
 from autotune.machine.host_memory import machine_memory_bytes
 from autotune.worker.process_memory import status
@@ -131,7 +131,7 @@ class Margin:
 
     def look(self, step: int, reading: GaugeReading, length: int | None = None) -> list[str]:
         """Return new warnings after a step; `length`: longest completion, if known."""
-        if step > WARMUP_CYCLES and step % self._every == 0:
+        if step > SOAK_WARMUP_CYCLES and step % self._every == 0:
             self.by_step.append(_point(step, reading))
             if len(self.by_step) > MAX_POINTS:
                 self.by_step, self._every = self.by_step[::2], self._every * 2

@@ -19,7 +19,7 @@ from autotune.core.measurement import (
 )
 from autotune.core.run_statistics import (
     MIN_CYCLES,
-    WARMUP_CYCLES,
+    SOAK_WARMUP_CYCLES,
     assess_soak,
     describe_soak,
     growth_of,
@@ -119,5 +119,7 @@ def test_a_run_that_broke_did_not_hold() -> None:
 
 
 def test_too_few_cycles_say_nothing() -> None:
-    found = assess_soak(soaked(cycles(WARMUP_CYCLES + MIN_CYCLES - 1, per_step=10 * MIB)), 10**6)
+    found = assess_soak(
+        soaked(cycles(SOAK_WARMUP_CYCLES + MIN_CYCLES - 1, per_step=10 * MIB)), 10**6
+    )
     assert (found.verdict, found.growth) == ("too short", None)

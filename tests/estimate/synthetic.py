@@ -6,10 +6,10 @@ from collections.abc import Collection
 from typing import Any
 
 from autotune.catalog import Gpu
-from autotune.core.composition import Composition, EngineSettings, Generation, Resident
+from autotune.core.composition import CompletionSource, Composition, EngineSettings, Resident
 from autotune.core.job import Hardware
 from autotune.core.measurement import Phase
-from autotune.core.prediction import Basis
+from autotune.core.prediction import TraceBasis
 from autotune.core.trace import Inventory, Mark, Part, Trace
 from autotune.core.units import GIB, MIB
 from autotune.estimate.allocator import AllocatorSettings
@@ -51,7 +51,7 @@ class Book:
     def drop(self, number: int) -> None:
         self.events.append(-number)
 
-    def trace(self, *, basis: Basis = "traced", high_extra_bytes: int = 0) -> Trace:
+    def trace(self, *, basis: TraceBasis = "traced", high_extra_bytes: int = 0) -> Trace:
         return Trace(
             basis=basis,
             versions={"torch": "2.13.0"},
@@ -81,7 +81,7 @@ def training(
     micro_batch: int = 1,
     steps: int = 2,
     layers: int = 4,
-    basis: Basis = "traced",
+    basis: TraceBasis = "traced",
     high_extra_bytes: int = 0,
 ) -> Trace:
     """Full fine-tuning of 100 MiB: per layer 30 MiB of activations and per sample, logits of 50,
@@ -167,7 +167,7 @@ def composition(
     *,
     micro_batch: int = 1,
     ranks: int = 1,
-    generation: Generation = "none",
+    generation: CompletionSource = "none",
     engine: EngineSettings | None = None,
     adapter_rank: int | None = None,
     others: tuple[Resident, ...] = (),

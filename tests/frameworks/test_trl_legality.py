@@ -17,7 +17,7 @@ from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import SearchSpace
 from autotune.frameworks import trainer
-from autotune.frameworks.trl.legality import LOSSES, config_refusals, other_refusals
+from autotune.frameworks.trl.legality import GRPO_LOSSES, config_refusals, other_refusals
 from autotune.frameworks.trl.settings import OWN_SETTINGS, settings_of
 from tests.frameworks.conftest import make_task, refusal_of_trl, world_of
 
@@ -53,7 +53,7 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "dataloader_prefetch_factor": st.sampled_from([None, 2]),
     "use_vllm": st.booleans(),
     "beta": st.sampled_from([0.0, 0.04]),
-    "loss_type": st.sampled_from(LOSSES),
+    "loss_type": st.sampled_from(GRPO_LOSSES),
     "gradient_checkpointing": st.booleans(),
 }
 # A GPU is not asked for, so bf16 without use_cpu is refused where none is.

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from autotune.catalog.space_files import load_space, names
-from autotune.frameworks.trl.legality import LOSSES
+from autotune.frameworks.trl.legality import GRPO_LOSSES
 from autotune.worker.synthetic import tiny_config, write_model_folder
 
 GENERATION_BATCH = 8
@@ -182,7 +182,7 @@ def spread_over_shapes(one_step: Step, **settings: Any) -> float:
     return worst
 
 
-@pytest.mark.parametrize("loss_type", [loss for loss in LOSSES if loss != "bnpo"])
+@pytest.mark.parametrize("loss_type", [loss for loss in GRPO_LOSSES if loss != "bnpo"])
 def test_micro_batch_against_accumulation_is_neutral(one_step: Step, loss_type: str) -> None:
     assert spread_over_shapes(one_step, loss_type=loss_type) < ROUNDING
 

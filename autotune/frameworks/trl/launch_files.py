@@ -37,7 +37,7 @@ NOT_MODELLED = (
 )
 """ZeRO options with an effect on memory that are predicted at DeepSpeed's defaults."""
 
-COMPARED = {
+DEEPSPEED_TO_TRAINER = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "max_grad_norm",
@@ -137,7 +137,9 @@ def read_deepspeed(given: Path | Mapping[str, object]) -> LaunchFile:
     if zero.get("cpu_offload") is True:  # DeepSpeed's name before 0.3.16
         devices[0] = "cpu"
     fixed = {
-        own: given[name] for name, own in COMPARED.items() if given.get(name) not in (None, "auto")
+        own: given[name]
+        for name, own in DEEPSPEED_TO_TRAINER.items()
+        if given.get(name) not in (None, "auto")
     }
     settings = _zero(zero.get("stage", 0), *devices)
     written = ", ".join(
@@ -226,10 +228,10 @@ def launch_configuration(candidate: Candidate, task: Task) -> dict[str, object]:
             "zero_stage": stage,
         }
         distributed, sharding = "DEEPSPEED", {"deepspeed_config": options}
-    elif kind in trl_settings.FSDP:
+    elif kind in trl_settings.FSDP_VERSIONS:
         distributed, sharding = (
             "FSDP",
-            {"fsdp_config": _fsdp_settings(trl_settings.FSDP[kind], settings)},
+            {"fsdp_config": _fsdp_settings(trl_settings.FSDP_VERSIONS[kind], settings)},
         )
     return {
         "compute_environment": "LOCAL_MACHINE",
@@ -314,8 +316,8 @@ def exports(candidate: Candidate, task: Task, shim: str | None) -> str:
         **trl_settings.environment_of(candidate.settings),
     }
     lines = [f"export {variable}={shlex.quote(value)}\n" for variable, value in variables.items()]
-    if trl_settings.ALLOCATOR in variables:
-        lines.append(f"unset {trl_settings.OTHER_ALLOCATOR}\n")
+    if trl_settings.ALLOCATOR_VARIABLE in variables:
+        lines.append(f"unset {trl_settings.NEWER_ALLOCATOR_VARIABLE}\n")
     if shim:
         lines.append(f'export PYTHONPATH="$here/{shim}${{PYTHONPATH:+:$PYTHONPATH}}"\n')
     return "".join(lines)

@@ -17,8 +17,8 @@ from autotune.frameworks.trl.combinations import get
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.settings import SCORING_TASK, ranks_of
 
-LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
-COUNTS = (
+GRPO_LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+POSITIVE_COUNTS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "steps_per_generation",
@@ -64,7 +64,7 @@ def why_illegal(settings: Settings, task: Task, method: str = "grpo") -> str | N
 
 def _common_refusals(settings: Settings, task: Task) -> Iterator[str]:
     # 1. Counts below one. GRPOConfig accepts some of them.
-    for name in COUNTS:
+    for name in POSITIVE_COUNTS:
         value = settings.get(name)
         if name in settings and (
             isinstance(value, bool) or not isinstance(value, int) or value < 1
@@ -294,8 +294,8 @@ def _positions(task: Task) -> int | None:
 
 def _loss(settings: Settings, task: Task) -> Iterator[str]:
     loss = get(settings, "loss_type")
-    if loss not in LOSSES:
-        yield f"loss_type must be one of {', '.join(LOSSES)}, and is {loss!r}."
+    if loss not in GRPO_LOSSES:
+        yield f"loss_type must be one of {', '.join(GRPO_LOSSES)}, and is {loss!r}."
     mode = get(settings, "vllm_importance_sampling_mode")
     corrected = get(settings, "use_vllm") and get(settings, "vllm_importance_sampling_correction")
     if loss == "vespo" and corrected and mode not in ("token_truncate", "token_mask"):

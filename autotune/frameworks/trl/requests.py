@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from autotune.core.composition import Composition, EngineSettings, Generation, Resident, Sharding
+from autotune.core.composition import (
+    CompletionSource,
+    Composition,
+    EngineSettings,
+    Resident,
+    ShardedState,
+)
 from autotune.core.dataset import FILE_LOADERS
 from autotune.core.job import Task
 from autotune.core.space import Candidate
@@ -58,7 +64,7 @@ SIDE_EFFECTS = (
 )
 """Prefixes of settings that a probe sets itself: outputs, duration, evaluation."""
 
-ENGINE_SIZES = frozenset(
+ENGINE_ONLY = frozenset(
     {
         "vllm_gpu_memory_utilization",
         "vllm_max_model_length",
@@ -85,7 +91,7 @@ ONLINE = frozenset(
 )  # methods that generate completions
 # of each of the two buffers in which weights are sent to a server (vLLM's
 # `DEFAULT_PACKED_BUFFER_SIZE_BYTES`)
-BUFFER_BYTES = GIB
+SYNC_BUFFER_BYTES = GIB
 NEW_BUFFERS = (
     "with TRL 1.11 and newer each weight sync to the server allocates buffers of its own: over the"
     " first 16, torch reserves up to 2 GiB more each time, on both sides, which it gives back when"
@@ -203,7 +209,7 @@ def trace_request(
             "layers": None,
         },
         "adapter": adapter_request(candidate, task),
-        "settings": {name: value for name, value in traced.items() if name not in ENGINE_SIZES},
+        "settings": {name: value for name, value in traced.items() if name not in ENGINE_ONLY},
         "device": task.hardware.kind,
         "lengths": {"prompt": prompt, "completion": completion, "padded": False},
         **images_request(task),
@@ -332,7 +338,7 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         count_of(settings, "max_prompt_length"),
         count_of(settings, "max_completion_length"),
     )
-    generation: Generation = "none"
+    generation: CompletionSource = "none"
     if method in ONLINE:
         generation = (
             "server"
@@ -387,7 +393,7 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         engine=engine,
         split=split,
         sync_gathers="packed" if generation == "server" else None,
-        sync_buffer_bytes=BUFFER_BYTES if generation == "server" else 0,
+        sync_buffer_bytes=SYNC_BUFFER_BYTES if generation == "server" else 0,
         notes=(NEW_BUFFERS,) if generation == "server" else (),
         attention=attention if isinstance(attention, str) else None,
         sharded_by=trl_settings.sharding_of(settings, ranks),
@@ -395,7 +401,7 @@ def compose(candidate: Candidate, task: Task) -> Composition:
     )
 
 
-def residents(candidate: Candidate, task: Task, generation: Generation) -> Iterator[Resident]:
+def residents(candidate: Candidate, task: Task, generation: CompletionSource) -> Iterator[Resident]:
     settings, model = candidate.settings, task.workload.model.name
     ranks = tuple(range(trl_settings.ranks_of(settings, task.hardware.count)))
     adapter = count_of(settings, "lora_r") if settings.get("use_peft") else None
@@ -427,7 +433,7 @@ def residents(candidate: Candidate, task: Task, generation: Generation) -> Itera
     judge = task.workload.user_settings.get("reward_model_name_or_path")
     if isinstance(judge, str) and generation != "none":
         # Sharded by DeepSpeed like the policy; replicated otherwise.
-        cut: Sharding = "parameters" if sharding == "zero3" else "none"
+        cut: ShardedState = "parameters" if sharding == "zero3" else "none"
         yield Resident(
             role="reward", model=judge, ranks=ranks, dtype=dtype, trains=False, sharding=cut
         )

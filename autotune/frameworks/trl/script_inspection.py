@@ -29,7 +29,7 @@ from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl.script_files import write_files
 
 TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset
-TRAINER_CLASSES = (
+SUPPORTED_TRAINERS = (
     "GRPOTrainer",
     "RLOOTrainer",
     "SFTTrainer",
@@ -130,7 +130,7 @@ def _refusal(path: str, python: Path, error: Mapping[str, Any], log: str) -> Exc
             " --python."
         )
     separator = f"Pass its own arguments after two dashes: --script {path} -- ARGUMENTS."
-    classes = " or ".join(TRAINER_CLASSES)
+    classes = " or ".join(SUPPORTED_TRAINERS)
     problems = {
         "crashed": (
             f"{path} stops{line}, before its trainer is built: {text}.",
@@ -161,7 +161,7 @@ def _refusal(path: str, python: Path, error: Mapping[str, Any], log: str) -> Exc
                 f"{path} builds {text}, whose training is not modelled, so that it can be neither"
                 " predicted nor probed."
             ),
-            OTHER_TRAINERS.get(text, f"Known are {', '.join(TRAINER_CLASSES)}."),
+            OTHER_TRAINERS.get(text, f"Known are {', '.join(SUPPORTED_TRAINERS)}."),
         ),
         "odd_trainer": (
             f"{path}: {text}, so that its arguments are unknown.",
@@ -209,7 +209,7 @@ def _refuse_unsupported(script: UserScript) -> None:
             " in a loop), and a recommendation is for one training.",
             way_out="Let an argument choose which of them runs, and tune each.",
         )
-    if (built := most_calls(look.trainer_place.file, None, *TRAINER_CLASSES)) > 1:
+    if (built := most_calls(look.trainer_place.file, None, *SUPPORTED_TRAINERS)) > 1:
         raise BadInput(
             f"{script.path} builds {built} trainers one after the other ({look.trainer_place} is"
             " the first), and a recommendation is for one.",

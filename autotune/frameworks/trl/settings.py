@@ -27,16 +27,18 @@ DEEPSPEED: Mapping[str, int] = {
     "zero2": 2,
     "zero3": 3,
 }  # value of `sharding` -> ZeRO stage
-FSDP: Mapping[str, int] = {"fsdp1": 1, "fsdp2": 2}
-SHARDINGS = ("none", "ddp", *DEEPSPEED, *FSDP)
+FSDP_VERSIONS: Mapping[str, int] = {"fsdp1": 1, "fsdp2": 2}
+SHARDINGS = ("none", "ddp", *DEEPSPEED, *FSDP_VERSIONS)
 
 OFFLOADS = ("offload_optimizer_device", "offload_param_device")
 OFFLOAD_DEVICES = ("none", "cpu")
-ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-OTHER_ALLOCATOR = "PYTORCH_ALLOC_CONF"
+ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+NEWER_ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
 """Newer name of the same variable: torch from 2.10 on prefers it, vLLM reads the older one only."""
 
-ENVIRONMENT = (ALLOCATOR,)  # knobs that are environment variables, set before CUDA initialises
+ENVIRONMENT_VARIABLES = (
+    ALLOCATOR_VARIABLE,
+)  # knobs that are environment variables, set before CUDA initialises
 NESTED = (
     "gradient_checkpointing_kwargs.use_reentrant",
 )  # keys inside a mapping of TRL's, in dotted form
@@ -46,9 +48,9 @@ LAUNCH = (
     *SERVER,
     *OFFLOADS,
     "fsdp_offload_params",
-    *ENVIRONMENT,
+    *ENVIRONMENT_VARIABLES,
 )  # settings that are left out of TRL's own file
-PLAIN: Mapping[str, KnobValue] = {
+LAUNCH_DEFAULTS: Mapping[str, KnobValue] = {
     "sharding": "ddp",
     **dict.fromkeys(OFFLOADS, "none"),
     "fsdp_offload_params": False,
@@ -58,9 +60,11 @@ PLAIN: Mapping[str, KnobValue] = {
 OWN_SETTINGS = frozenset({"max_prompt_length", *LAUNCH, *NESTED})
 DEFAULT_PROMPT_LENGTH = 512
 DEFAULT_ROW_LENGTH = 1024
-CORE = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
+OFFLINE = frozenset({"sft", "dpo", "kto", "reward"})  # methods that train on given rows
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+_TRAINING = (*_BATCH, "gradient_checkpointing", "optim", "fp16")
+_GRPO = (
+    *_BATCH,
     "num_generations",
     "max_completion_length",
     "num_iterations",
@@ -71,27 +75,37 @@ CORE = (
     "use_vllm",
     "fp16",
 )
-"""GRPOConfig settings that every candidate states."""
-
-OFFLINE = frozenset({"sft", "dpo", "kto", "reward"})  # methods that train on given rows
-_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
-_TRAINING = (*_BATCH, "gradient_checkpointing", "optim", "fp16")
-CORE_BY_METHOD: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("grpo", "rloo"), CORE),
+_ASYNC_GRPO = (
+    *_BATCH,
+    "num_generations",
+    "max_completion_length",
+    "token_budget",
+    "max_inflight_tasks",
+    "max_staleness",
+    "weight_sync_steps",
+    "gradient_checkpointing",
+    "optim",
+    "fp16",
+)
+ALWAYS_STATED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("grpo", "rloo"), _GRPO),
     **dict.fromkeys(OFFLINE, (*_TRAINING, "max_length", "beta")),
     "online-dpo": (*_TRAINING, "max_new_tokens"),
+    "async-grpo": _ASYNC_GRPO,
 }
+"""Method -> settings that every candidate states, also at TRL's default."""
+
 COMPLETIONS_PER_ROW = {"online-dpo": 2}  # completions per row of a micro-batch; 1 for other methods
 COMPLETION_SETTINGS = {"online-dpo": "max_new_tokens"}
 """Setting of the longest completion; `max_completion_length` for other methods."""
 
-ENGINE = (
+VLLM_SETTINGS = (
     "vllm_mode",
     "vllm_gpu_memory_utilization",
     "vllm_tensor_parallel_size",
     "vllm_enable_sleep_mode",
 )
-ADAPTER = ("lora_r", "lora_alpha", "lora_dropout")
+LORA_SETTINGS = ("lora_r", "lora_alpha", "lora_dropout")
 GENERATION_SHAPE = ("steps_per_generation", "generation_batch_size")
 
 # PEFT's task of a reward model: its default wraps a model that generates, and trains no score
@@ -118,7 +132,7 @@ def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, Kno
     }
     given = {**held, **{name: value for name, value in knobs.items() if value is not None}}
     known = fields(method)
-    defaults = {name: default(name, method) for name in CORE_BY_METHOD[method] if name in known}
+    defaults = {name: default(name, method) for name in ALWAYS_STATED[method] if name in known}
     if completion:
         settings = {**defaults, "max_prompt_length": DEFAULT_PROMPT_LENGTH, **given}
     else:
@@ -179,7 +193,7 @@ def loaded(settings: Settings, task: Task, names: Iterable[str]) -> dict[str, Kn
         **{
             name: value
             for name, value in launch.items()
-            if value != PLAIN.get(name) and value != "none"
+            if value != LAUNCH_DEFAULTS.get(name) and value != "none"
         },
         **{name: settings[name] for name in names if name in settings},
     }
@@ -196,7 +210,7 @@ def load_of(settings: Settings, task: Task) -> dict[str, KnobValue]:
         "load_in_4bit",
         "load_in_8bit",
         "use_peft",
-        *ADAPTER,
+        *LORA_SETTINGS,
         "use_rslora",
         "use_dora",
     )
@@ -205,7 +219,7 @@ def load_of(settings: Settings, task: Task) -> dict[str, KnobValue]:
         load.update(
             {
                 name: settings[name]
-                for name in (*ENGINE, "vllm_max_model_length", "vllm_model_impl")
+                for name in (*VLLM_SETTINGS, "vllm_max_model_length", "vllm_model_impl")
                 if name in settings
             }
         )
@@ -288,7 +302,7 @@ def adapter_settings(given: Knobs, task: Task) -> dict[str, KnobValue]:
     if not use_peft:
         return {"use_peft": use_peft, **quantised}
     assumed = assumed_adapter(task.workload)
-    adapter = {**{name: default(name) for name in ADAPTER}, **assumed}
+    adapter = {**{name: default(name) for name in LORA_SETTINGS}, **assumed}
     return {
         "use_peft": use_peft,
         **{name: given.get(name, value) for name, value in adapter.items()},
@@ -344,7 +358,7 @@ def _engine(given: Knobs, settings: Settings) -> dict[str, KnobValue]:
     if with_server({**given, "use_vllm": True}):
         served = {"server_gpus": 1, **{name: given[name] for name in SERVER if name in given}}
     share = {"vllm_gpu_memory_utilization": SHARE} if served else {}
-    named = {name: given.get(name, share.get(name, default(name))) for name in ENGINE}
+    named = {name: given.get(name, share.get(name, default(name))) for name in VLLM_SETTINGS}
     return {**named, **served, "vllm_max_model_length": window}
 
 
@@ -407,7 +421,7 @@ _CONDITIONS: Mapping[str, Callable[[Mapping[str, object]], bool]] = {
     **dict.fromkeys(SERVER, with_server),
     "offload_optimizer_device": lambda settings: settings.get("sharding") in DEEPSPEED,
     "offload_param_device": lambda settings: settings.get("sharding") == "zero3",
-    "fsdp_offload_params": lambda settings: settings.get("sharding") in FSDP,
+    "fsdp_offload_params": lambda settings: settings.get("sharding") in FSDP_VERSIONS,
     "ds3_gather_for_generation": lambda settings: settings.get("sharding") == "zero3",
     "vllm_tensor_parallel_size": lambda settings: not with_server(settings),
     "gradient_checkpointing_kwargs.use_reentrant": lambda settings: bool(
@@ -439,4 +453,4 @@ def nested(settings: Mapping[str, object], given: Mapping[str, object]) -> dict[
 
 def environment_of(settings: Mapping[str, object]) -> dict[str, str]:
     """Return the environment variables of a run."""
-    return {name: str(settings[name]) for name in ENVIRONMENT if settings.get(name)}
+    return {name: str(settings[name]) for name in ENVIRONMENT_VARIABLES if settings.get(name)}

@@ -23,9 +23,9 @@ from autotune.frameworks.trl.field_list import fields, installed_defaults
 from autotune.frameworks.trl.requests import NEW_BUFFERS, dataset_of
 from autotune.frameworks.trl.settings import (
     COMPLETIONS_PER_ROW,
+    LAUNCH_DEFAULTS,
     OFFLINE,
     OWN_SETTINGS,
-    PLAIN,
     default,
     load_of,
     ranks_of,
@@ -35,7 +35,7 @@ from autotune.frameworks.trl.user_config import TRAINED
 
 DEFAULT_MICRO_BATCH = 8
 MAX_DEFAULT_ACCUMULATION = 128
-LENGTHS = ("max_prompt_length", "max_completion_length")
+LENGTH_SETTINGS = ("max_prompt_length", "max_completion_length")
 MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 
 
@@ -48,7 +48,9 @@ class TrlGrpo(Trainer):
     trace_adapter = "trl.step_trace"
     needs: tuple[str, ...] = ("trl",)
     space = "grpo"
-    canonical: Mapping[str, str] = {name: name for name in (*LENGTHS, "num_generations", "lora_r")}
+    canonical: Mapping[str, str] = {
+        name: name for name in (*LENGTH_SETTINGS, "num_generations", "lora_r")
+    }
     own_settings = OWN_SETTINGS
     reads_config = True
     reads_images = True
@@ -121,8 +123,8 @@ class TrlGrpo(Trainer):
         known = name in self.fields()
         if task.workload.config_file is not None and known and None not in choices:
             return default(name, self.method)
-        if name in PLAIN and PLAIN[name] in choices:
-            return PLAIN[name]
+        if name in LAUNCH_DEFAULTS and LAUNCH_DEFAULTS[name] in choices:
+            return LAUNCH_DEFAULTS[name]
         return (
             choices[0]
             if effect == "learning" or len(choices) == 1 or not known
@@ -191,7 +193,7 @@ class TrlGrpo(Trainer):
 
     def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return requests.trace_request(
-            candidate, task, *(count_of(candidate.settings, name) for name in LENGTHS)
+            candidate, task, *(count_of(candidate.settings, name) for name in LENGTH_SETTINGS)
         )
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
@@ -226,7 +228,7 @@ class TrlRloo(TrlGrpo):
 class TrlOffline(TrlGrpo):
     """SFT, DPO, KTO or a reward model with TRL, which train on given rows."""
 
-    canonical: Mapping[str, str] = {name: name for name in (*LENGTHS, "lora_r")}
+    canonical: Mapping[str, str] = {name: name for name in (*LENGTH_SETTINGS, "lora_r")}
 
     def __init__(self, method: str, requires: Mapping[str, str] | None = None) -> None:
         self.method = self.space = method
@@ -247,7 +249,7 @@ class TrlOffline(TrlGrpo):
     def probe_request(
         self, candidate: Candidate, task: Task, plan: ProbePlan
     ) -> Mapping[str, object]:
-        prompt, completion = (candidate.settings[name] for name in LENGTHS)
+        prompt, completion = (candidate.settings[name] for name in LENGTH_SETTINGS)
         request = {**super().probe_request(candidate, task, plan)}
         del request["reward_funcs"]
         return {**request, "lengths": {"prompt": prompt, "completion": completion, "typical": None}}

@@ -24,7 +24,7 @@ from autotune.frameworks.trl.launch_files import (
     read_fsdp,
     shared_rows,
 )
-from autotune.frameworks.trl.settings import DEEPSPEED, FSDP, OWN_SETTINGS
+from autotune.frameworks.trl.settings import DEEPSPEED, FSDP_VERSIONS, OWN_SETTINGS
 
 
 class FormerKeys(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ UNTOUCHED = frozenset({"env", "datasets"})  # blocks that are passed to TRL unch
 READY_MADE: Mapping[str, str] = {
     "single_gpu": "none",
     "multi_gpu": "ddp",
-    **{name: name for name in (*DEEPSPEED, *FSDP)},
+    **{name: name for name in (*DEEPSPEED, *FSDP_VERSIONS)},
 }
 """Accelerate configurations of TRL -> value of `sharding`."""
 

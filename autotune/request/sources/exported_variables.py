@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from autotune.frameworks.trl.settings import ALLOCATOR, OTHER_ALLOCATOR
+from autotune.frameworks.trl.settings import ALLOCATOR_VARIABLE, NEWER_ALLOCATOR_VARIABLE
 from autotune.request.assignments import parse_value
 from autotune.request.origins import HeldSetting, Origin, Source
 
@@ -15,9 +15,9 @@ def exported_allocator(variables: Mapping[str, str] = os.environ) -> HeldSetting
 
     torch prefers the newer name of the variable. None: neither is exported.
     """
-    for name in (OTHER_ALLOCATOR, ALLOCATOR):
+    for name in (NEWER_ALLOCATOR_VARIABLE, ALLOCATOR_VARIABLE):
         text = variables.get(name)
         if text and text.strip():
             origin = Origin(source=Source.VARIABLE, place=name)
-            return HeldSetting(name=ALLOCATOR, value=parse_value(text), origin=origin)
+            return HeldSetting(name=ALLOCATOR_VARIABLE, value=parse_value(text), origin=origin)
     return None

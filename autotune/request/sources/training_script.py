@@ -17,16 +17,16 @@ from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl import async_grpo
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.script_inspection import look_at, script_trainer
-from autotune.frameworks.trl.settings import CORE, DEFAULT_PROMPT_LENGTH, ENGINE
+from autotune.frameworks.trl.settings import ALWAYS_STATED, DEFAULT_PROMPT_LENGTH, VLLM_SETTINGS
 from autotune.frameworks.trl.user_config import TRAINED, UserConfig
 from autotune.request.origins import Origin, Source
 from autotune.request.values import FileChoice, UserFile
 
-PROMPTED = ("grpo", "rloo", async_grpo.METHOD)  # methods that generate completions to prompts
+PROMPTED = ("grpo", "rloo", async_grpo.ASYNC_GRPO)  # methods that generate completions to prompts
 HELD = (
-    *CORE,
-    *async_grpo.CORE,
-    *ENGINE,
+    *ALWAYS_STATED["grpo"],
+    *ALWAYS_STATED["async-grpo"],
+    *VLLM_SETTINGS,
     *TRAINED,
     "steps_per_generation",
     "generation_batch_size",
