@@ -24,6 +24,9 @@ from autotune.estimate.predictor import memory, stage_of
 from autotune.estimate.replay import StepStage
 from autotune.estimate.screening import (
     Family,
+    LayerRepetition,
+    NotUniform,
+    Point,
     StepModel,
     family_key,
     initial_traces,
@@ -33,7 +36,6 @@ from autotune.estimate.screening import (
     survey,
     traced_request,
 )
-from autotune.estimate.screening.blocks import LayerRepetition, NotUniform, Point
 from autotune.estimate.sharding import Sharding, compared_ranks
 from autotune.estimate.throughput import with_speed
 from autotune.estimate.trace_context import PredictionInput, TraceContext, step_context

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.estimate.screening import corner, picked_points
-from autotune.estimate.screening.blocks import Floats, Point, rows_of
+from autotune.estimate.screening import Point, corner, picked_points
 from autotune.estimate.screening.formulas import Basis, KnownFormulas
+from autotune.estimate.screening.points import Floats, rows_of
 
 SPACE = [
     Point(micro_batch=batch, prompt=prompt, completion=completion, micro_steps=steps)

@@ -9,6 +9,9 @@ import pytest
 from autotune.core.trace import Inventory, Mark, Part, Trace
 from autotune.estimate.replay import Track
 from autotune.estimate.screening import (
+    LayerRepetition,
+    NotUniform,
+    Point,
     corner,
     error_at,
     phase_peaks,
@@ -16,9 +19,11 @@ from autotune.estimate.screening import (
     repetition_of,
     survey,
 )
-from autotune.estimate.screening.blocks import LayerRepetition, NotUniform, Point, Sample
-from autotune.estimate.screening.formulas import SizeModel
-from autotune.estimate.screening.stretching import aligned, stretched
+from autotune.estimate.screening.alignment import aligned
+from autotune.estimate.screening.points import Sample
+from autotune.estimate.screening.size_model import fit_sizes
+from autotune.estimate.screening.step_model import sizes_at
+from autotune.estimate.screening.stretching import stretched
 from tests.estimate.synthetic import replay
 
 NAMES: tuple[Part, ...] = ("weights", "activations", "logits", "optimizer")
@@ -122,9 +127,9 @@ def step(point: Point, layers: int, odd_layer: int | None = None) -> Trace:
 def test_a_short_model_determines_every_point_of_a_long_one(layers: int) -> None:
     config = {"num_hidden_layers": layers, "model_type": "synthetic"}
     model = survey(lambda point, short: step(point, short or layers), SPACE, repetition_of(config))
-    assert model.sizes.exact and model.residual == 0.0
+    assert model.sizes.is_exact and model.residual == 0.0
     track = Track(model.trace)
-    for point, sizes in zip(SPACE, model.at(SPACE), strict=True):
+    for point, sizes in ((point, sizes_at(model, point)) for point in SPACE):
         whole = step(point, layers)
         assert track.replay(sizes) == replay(whole)
         assert phase_peaks(model.trace, sizes) == phase_peaks(whole)
@@ -155,7 +160,7 @@ def test_the_check_measures_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert survey(trace, SPACE, repetition_of({"num_hidden_layers": 8})).residual > 0.01
     monkeypatch.setattr(
-        importlib.import_module("autotune.estimate.screening"), "MAX_USABLE_ERROR", 0.01
+        importlib.import_module("autotune.estimate.screening.surveying"), "MAX_USABLE_ERROR", 0.01
     )
     with pytest.raises(NotUniform, match="off"):
         survey(trace, SPACE, repetition_of({"num_hidden_layers": 8}))
@@ -171,7 +176,7 @@ def test_points_with_other_phases_are_refused() -> None:
         }
     )
     with pytest.raises(NotUniform):
-        SizeModel(
+        fit_sizes(
             [Sample(point=first, trace=step(first, 3)), Sample(point=second, trace=cut)], None
         )
 
@@ -179,7 +184,7 @@ def test_points_with_other_phases_are_refused() -> None:
 def test_samples_are_reproduced_exactly() -> None:
     samples = [Sample(point=point, trace=step(point, 5)) for point in picked_points(SPACE)]
     plan = LayerRepetition(layers=5, first=1, period=1, copies=0)
-    whole, sizes = stretched(samples[0].trace, None, plan), SizeModel(samples, None)
+    whole, sizes = stretched(samples[0].trace, None, plan), fit_sizes(samples, None)
     assert [error_at(whole, sizes, sample) for sample in samples] == [0.0] * len(samples)
 
 
@@ -202,7 +207,7 @@ def test_a_repetition_of_other_events_elsewhere_grows_as_a_whole() -> None:
         return writer.trace(1)
 
     model = survey(lambda point, _: looped(point), SPACE, None)
-    for point, sizes in zip(SPACE, model.at(SPACE), strict=True):
+    for point, sizes in ((point, sizes_at(model, point)) for point in SPACE):
         assert phase_peaks(model.trace, sizes) == phase_peaks(looped(point))
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Trace, Work
-from autotune.estimate.screening import StepModel, repetition_of, survey
-from autotune.estimate.screening.blocks import Point, rows_of
+from autotune.estimate.screening import Point, StepModel, repetition_of, survey
+from autotune.estimate.screening.points import rows_of
 from tests.estimate.test_step_model import step
 
 LAYERS, TILE = 28, 1024
@@ -79,7 +79,7 @@ def tracer_of(*, recomputed: bool) -> Callable[[Point, int | None], Trace]:
 
 def largest_error(model: StepModel, *, recomputed: bool) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {}
-    for point, predicted in zip(FAR, model.work.at(rows_of(FAR)), strict=True):
+    for point, predicted in zip(FAR, model.work.work_at(rows_of(FAR)), strict=True):
         for seen, true in zip(
             predicted, worked(point, LAYERS, recomputed=recomputed).work, strict=True
         ):

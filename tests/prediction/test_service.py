@@ -20,6 +20,7 @@ from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate
 from autotune.core.units import MIB
 from autotune.estimate.screening import Family, phase_peaks, point_of, traced_request
+from autotune.estimate.screening.step_model import sizes_at
 from autotune.machine.hardware_detection import hardware
 from autotune.prediction.service import PredictionService, predict_candidates
 from autotune.prediction.trace_cache import TraceCache
@@ -118,7 +119,7 @@ def compare_requested(tracer: TracerPool, family: Family, request: Any, subject:
     step.
     """
     traced = phase_peaks(tracer.trace(request))
-    (sizes,) = family.model.at([point_of(request)])
+    sizes = sizes_at(family.model, point_of(request))
     predicted = phase_peaks(family.model.trace, sizes)
     assert predicted.keys() == traced.keys()
     errors = [(predicted[phase] - traced[phase]) / max(traced.values()) for phase in traced]

@@ -1,11 +1,22 @@
-"""The trace of a long model, from those of a short model and of one that is a group of layers
-longer.
+"""The trace of a model of full depth, from those of a short model and of one that is a group of
+layers longer.
 
-Each block of the long trace is one of the longer model's, in which the group of middle layers
-occurs twice. An event in the n-th repetition of the group frees an allocation of that repetition,
-of the one before or after, or of the group's edge: the difference between the two repetitions
-decides which. Whatever else grows with the model (loading, the optimizer) has events in the longer
-model that the short one lacks; they are repeated with each repetition.
+The full model's blocks are copies of the longer model's (`pairing`), in which the group occurs
+twice, as instances 0 and 1. What is new in instance i = 0 ... c of a block is the allocation that
+an event refers to. Let f(i) be the allocation that a block's event frees in instance i, and a(i)
+the one that some event of the group makes there. f(0) and f(1) are known:
+
+    f(0)    f(1)      then f(i) is
+    a(0)    a(1)      a(i)       of the same instance
+    other   a(0)      a(i - 1)   of the instance below; f(0) is the edge
+    a(1)    other     a(i + 1)   of the instance above; f(c) = other is the edge
+    other   g         g(i)       made outside the layers for each group; f(0) is the edge
+
+Any other pair refuses the model. Modules are numbered with the layers: m(i) = m(0) + i (m(1) -
+m(0)).
+
+Outside the layers a block grows with the model: allocations that the longer model adds to the short
+one's come again for each group, and sizes that differ grow by as much with each.
 """
 
 from __future__ import annotations
@@ -20,448 +31,322 @@ from typing import NamedTuple
 import numpy as np
 
 from autotune.core.trace import Mark, ModuleUse, Parameter, Trace
-from autotune.estimate.screening.blocks import (
-    BlockedTrace,
-    Integers,
-    LayerRepetition,
-    NotUniform,
-    falling,
-    grown_inventory,
-    grown_parameters,
-    parameter_kinds,
+from autotune.estimate.screening.blocks import BlockedTrace, Use
+from autotune.estimate.screening.growth import grown_inventory, grown_parameters, parameter_kinds
+from autotune.estimate.screening.pairing import (
+    Address,
+    BlockCopy,
+    Counterpart,
+    Pairing,
+    block_order,
 )
-
-BlockCopy = tuple[
-    int, int
-]  # a block's place in the short trace, and the number of its repetition, by layers from below
+from autotune.estimate.screening.points import Integers, NotUniform
+from autotune.estimate.screening.repetition import LayerRepetition
 
 
 @dataclass(frozen=True, kw_only=True)
 class StretchedTrace:
-    """The long model's trace at the point of the short ones, and the origin of its allocations."""
+    """The full model's trace at the point of the short ones, and the origin of its sizes.
+
+    size in the full model = size of the short model's allocation `origin` + `growth`
+    """
 
     trace: Trace
-    origin: (
-        Integers  # the short trace's allocation of the same size; -1 for sizes equal at every point
-    )
-    more: Integers  # bytes above that size
+    origin: Integers  # by allocation; -1 where the size is `growth` at every point
+    growth: Integers  # bytes
 
-    def sizes_of(self, short: Integers) -> Integers:
-        """Return the long trace's sizes, from those of the short trace."""
-        return np.where(self.origin >= 0, short[self.origin], 0) + self.more
-
-
-class Made(NamedTuple):
-    """An allocation of the longer model: its block, repetition, and the offset of its event."""
-
-    place: int
-    instance: int
-    offset: int
+    def sizes_from(self, short_sizes: Integers) -> Integers:
+        """Return the full model's sizes, from those of the short model at any point."""
+        return np.where(self.origin >= 0, short_sizes[self.origin], 0) + self.growth
 
 
 def stretched(short: Trace, longer: Trace | None, repetition: LayerRepetition) -> StretchedTrace:
-    """Return the long trace. NotUniform if the longer model does not repeat the middle layers."""
+    """Return the full trace. NotUniform if the longer model does not repeat the middle layers."""
     if longer is None or not repetition.copies:
         return StretchedTrace(
             trace=short,
             origin=np.arange(len(short.sizes)),
-            more=np.zeros(len(short.sizes), dtype=np.int64),
+            growth=np.zeros(len(short.sizes), dtype=np.int64),
         )
-    return _Stretching(BlockedTrace(short), BlockedTrace(longer), repetition).result()
+    pairing = Pairing(BlockedTrace(short), BlockedTrace(longer), repetition)
+    return _Stretching(pairing, repetition).result()
+
+
+class _Source(NamedTuple):
+    """Source of one of the full model's allocations."""
+
+    longer: int  # the longer model's allocation
+    short: int  # the short model's; -1 without one
+    growth: int  # bytes above the longer model's size
+
+
+NO_COUNTERPART = Counterpart(-1, growth=0)
 
 
 class _Stretching:
-    """Writer of one long trace."""
+    """Writer of one full trace."""
 
-    def __init__(
-        self, short: BlockedTrace, longer: BlockedTrace, repetition: LayerRepetition
-    ) -> None:
-        self.short, self.longer, self.repetition, self.copies = (
-            short,
-            longer,
-            repetition,
-            repetition.copies,
-        )
-        self.period = longer.trace.layers - short.trace.layers
-        once = list(replace(repetition, copies=1).order(short.keys))
-        if len(once) != len(longer.spans):
-            raise NotUniform(f"{len(longer.spans)} blocks instead of {len(once)}")
-        self.falling = falling(short.keys)
-        self.group = {place for place, number in once if number}
-        self.blocks = {self._copy_of(*one, 1): number for number, one in enumerate(once)}
-        self.home = {number: copy for copy, number in self.blocks.items()}
-        self.order = [self._copy_of(*one, self.copies) for one in repetition.order(short.keys)]
-        self.extra: set[int] = (
-            set()
-        )  # the longer model's allocations that the short one lacks, outside of repeated blocks
-        self.twins: dict[int, tuple[int, int]] = {}
-        """Other allocations of the longer model: the short model's, and the additional bytes."""
-        for number, (place, _) in self.home.items():
-            self._compare(number, place)
-        self._freed = cache(self._freed_entries)
-        self._made = cache(self._find_made)  # the same for every repetition
-        self.numbers: dict[tuple[BlockCopy, int, int], int] = {}
-        """Allocations of the long trace by block, offset of the event that makes it, and copy."""
+    def __init__(self, pairing: Pairing, repetition: LayerRepetition) -> None:
+        self.pairing, self.repetition = pairing, repetition
+        self.short, self.longer = pairing.short, pairing.longer
+        self.copies = repetition.copies
+        self.added_layers = self.longer.trace.layers - self.short.trace.layers  # by one group
+        self.sources: list[_Source] = []  # by allocation of the full trace
+        self.numbers: dict[Address, int] = {}  # of the full trace's allocations
         self.events: list[int] = []
         self.marks: list[Mark] = []
-        self.uses: list[tuple[int, ...]] = []
-        self.sources: list[tuple[int, int, int]] = []
-        """Sources of each allocation: the longer model's, the short one's or -1, more bytes."""
-
-    def _copy_of(self, place: int, time: int, copies: int) -> BlockCopy:
-        return place, (copies - time if place in self.group and place in self.falling else time)
-
-    # 1. Difference between the two traces.
-
-    def _compare(self, number: int, place: int) -> None:
-        short, longer = self.short, self.longer
-        ours, theirs = short.events_of(short.spans[place]), longer.events_of(longer.spans[number])
-        one, other = short.keys[place], longer.keys[number]
-        if one.stay != other.stay:
-            raise NotUniform(f"{other.phase} where {one.phase} was expected")
-        our_sizes, their_sizes = (
-            list(map(short.size_and_part, ours)),
-            list(map(longer.size_and_part, theirs)),
-        )
-        if our_sizes == their_sizes and all(
-            (a > 0) == (b > 0) for a, b in zip(ours, theirs, strict=True)
-        ):
-            self.twins.update(
-                {b - 1: (a - 1, 0) for a, b in zip(ours, theirs, strict=True) if a > 0}
-            )
-            return
-        if place in self.group or other.layer is not None:
-            raise NotUniform(
-                f"layer {other.layer} in phase {other.phase} differs from its neighbours"
-            )
-        # Match allocations with the short model's; the others are extra.
-        made = [(entry - 1, size) for entry, size in zip(ours, our_sizes, strict=True) if entry > 0]
-        theirs_made = [
-            (entry - 1, size) for entry, size in zip(theirs, their_sizes, strict=True) if entry > 0
-        ]
-        matches = [
-            theirs_made[at]
-            for at in aligned([size for _, size in made], [size for _, size in theirs_made])
-        ]
-        self.twins.update(
-            {b: (a, more[0] - size[0]) for (a, size), (b, more) in zip(made, matches, strict=True)}
-        )
-        self.extra.update({b for b, _ in theirs_made} - {b for b, _ in matches})
-
-    # 2. The long trace, block by block.
+        self.uses: list[Use] = []
+        # The same for every instance.
+        self._address_of = cache(pairing.address_of)
+        self._frees_of = cache(self._frees)
 
     def result(self) -> StretchedTrace:
-        for copy in self.order:
-            self._write(copy)
+        # 1. Events, marks and uses, block by block.
+        for copy in block_order(self.short.keys, self.repetition):
+            self._write_block(copy)
+        # 2. The trace.
         longer = self.longer.trace
-        sizes = [longer.sizes[b] + more for b, _, more in self.sources]
+        sizes = [longer.sizes[source.longer] + source.growth for source in self.sources]
+        streams = {}
+        for number, source in enumerate(self.sources):
+            if source.longer in longer.streams:
+                streams[number] = longer.streams[source.longer]
         trace = replace(
             longer,
-            layers=longer.layers + (self.copies - 1) * self.period,
+            layers=longer.layers + (self.copies - 1) * self.added_layers,
             sizes=tuple(sizes),
-            parts=tuple(longer.parts[b] for b, _, _ in self.sources),
+            parts=tuple(longer.parts[source.longer] for source in self.sources),
             events=tuple(self.events),
             marks=tuple(self.marks),
-            streams={
-                new: longer.streams[b]
-                for new, (b, _, _) in enumerate(self.sources)
-                if b in longer.streams
-            },
+            streams=streams,
             returns=self._returns(),
-            products=self._first_copies(self.longer.trace.products),
-            emptied=self._first_copies(self.longer.trace.emptied),
+            products=self._first_copies(longer.products),
+            emptied=self._first_copies(longer.emptied),
             usage=self._usage(),
             inventory=grown_inventory(self.short.trace, longer, self.repetition),
         )
         _require_consistent(trace)
-        origin = np.array([a for _, a, _ in self.sources], dtype=np.int64)
-        base = np.array(
-            [self.short.trace.sizes[a] if a >= 0 else 0 for a in origin], dtype=np.int64
-        )
-        return StretchedTrace(
-            trace=trace, origin=origin, more=np.array(sizes, dtype=np.int64) - base
-        )
+        # 3. The sizes' origins.
+        origin = np.array([source.short for source in self.sources], dtype=np.int64)
+        short_sizes = np.array(self.short.trace.sizes, dtype=np.int64)
+        base = np.where(origin >= 0, short_sizes[origin], 0)
+        growth = np.array(sizes, dtype=np.int64) - base
+        return StretchedTrace(trace=trace, origin=origin, growth=growth)
 
-    def _pattern(self, copy: BlockCopy) -> int:
-        """Return the longer model's block that this copy repeats."""
-        place, instance = copy
-        return (
-            self.blocks[place, min(instance, 1)] if place in self.group else self.blocks[place, 0]
-        )
+    # 1. Events of a block.
 
-    def _write(self, copy: BlockCopy) -> None:
-        block = self._pattern(copy)
-        entries = list(enumerate(self.longer.events_of(self.longer.spans[block])))
-        begins, starts = len(self.events), [0] * (len(entries) + 1)
-        for extra, run in groupby(entries, lambda one: self._is_extra(copy, one[1])):
-            several = list(run)
-            for number in range(1, self.copies + 1) if extra else (0,):
-                for offset, entry in several:
-                    starts[offset] = starts[offset] if number > 1 else len(self.events) - begins
-                    self._event(copy, offset, entry, number)
-        starts[-1] = len(self.events) - begins
-        for at, mark in self.longer.marks[block]:
-            self.marks.append(
-                replace(mark, event=begins + starts[at], layer=self._layer(mark.layer, copy))
-            )
+    def _write_block(self, copy: BlockCopy) -> None:
+        block = self.pairing.pattern_of(copy)
+        begin = len(self.events)
+        events = list(enumerate(self.longer.events_of(block)))
+        starts = [0] * (len(events) + 1)  # where the event of each offset begins in this copy
+
+        def per_group(entry: tuple[int, int]) -> bool:
+            return self._comes_per_group(copy, entry[1])
+
+        for repeats, run in groupby(events, key=per_group):
+            series = list(run)
+            for group in range(1, self.copies + 1) if repeats else (0,):
+                for offset, event in series:
+                    if group <= 1:
+                        starts[offset] = len(self.events) - begin
+                    self._write_event(copy, offset, event, group)
+        starts[-1] = len(self.events) - begin
+
+        for offset, mark in self.longer.marks[block]:
+            layer = self._layer_in(copy, mark.layer)
+            self.marks.append(replace(mark, event=begin + starts[offset], layer=layer))
         for order, use in enumerate(self.longer.uses[block]):
-            self.uses.append(self._use(copy, order, use, begins + starts[use[0]]))
+            self.uses.append(self._use_in(copy, order, use, begin + starts[use[0]]))
 
-    def _is_extra(self, copy: BlockCopy, entry: int) -> bool:
-        if copy[0] in self.group:
+    def _write_event(self, copy: BlockCopy, offset: int, event: int, group: int) -> None:
+        """Write an event of the pattern block; `group`: 0, or whose it is outside the layers."""
+        number = abs(event) - 1
+        if event > 0:
+            counterpart = self.pairing.counterparts.get(number, NO_COUNTERPART)
+            growth = (self.copies - 1) * counterpart.growth
+            self.numbers[Address(*copy, offset, group)] = len(self.sources)
+            self.sources.append(_Source(number, counterpart.number, growth))
+            self.events.append(len(self.sources))
+        elif copy.place in self.pairing.group_blocks:
+            self.events.append(-1 - self._freed_by_layer(copy, offset))
+        else:
+            self.events.append(-1 - self._freed_outside(number, group))
+
+    def _comes_per_group(self, copy: BlockCopy, event: int) -> bool:
+        """Return True for an event outside the layers that comes once for each further group."""
+        if copy.place in self.pairing.group_blocks:
             return False
-        if entry > 0 or -entry - 1 in self.extra:
-            return abs(entry) - 1 in self.extra
-        made = self._made(-entry - 1)
-        if made.place not in self.group or made.instance != 1:
+        number = abs(event) - 1
+        if event > 0 or number in self.pairing.per_group:
+            return number in self.pairing.per_group
+        # Of an allocation of the group's layers: is that of each instance freed here?
+        address = self._address_of(number)
+        if address.place not in self.pairing.group_blocks or address.instance != 1:
             return False
-        # This block may free an allocation of each repetition.
-        below = self.longer.events[
-            self.longer.spans[self.blocks[made.place, 0]].start + made.offset
-        ]
-        return below > 0 and -below in self._freed(self._pattern(copy))
+        lower = self.pairing.blocks[BlockCopy(address.place, 0)]
+        makes = self.longer.event_at(lower, address.offset)
+        return makes > 0 and -makes in self._frees_of(self.pairing.pattern_of(copy))
 
-    def _freed_entries(self, block: int) -> set[int]:
-        return {entry for entry in self.longer.events_of(self.longer.spans[block]) if entry < 0}
+    def _frees(self, block: int) -> set[int]:
+        return {event for event in self.longer.events_of(block) if event < 0}
 
-    def _event(self, copy: BlockCopy, offset: int, entry: int, number: int) -> None:
-        if entry < 0:
-            self.events.append(-(self._target(copy, -entry - 1, number, offset) + 1))
-            return
-        b = entry - 1
-        a, more = self.twins.get(b, (-1, 0))
-        self.numbers[copy, offset, number] = len(self.sources)
-        self.sources.append((b, a, (self.copies - 1) * more))
-        self.events.append(len(self.sources))
+    # 2. The allocation that an event or a use refers to.
 
-    # 3. Allocation to which an event of a copy refers.
+    def _freed_by_layer(self, copy: BlockCopy, offset: int) -> int:
+        lower, upper = (self.pairing.allocation_at(copy.place, i, offset) for i in (0, 1))
+        return self._in_instance(copy.instance, lower, upper)
 
-    def _find_made(self, number: int) -> Made:
-        block, offset = self.longer.origin[number]
-        return Made(*self.home[block], offset)
-
-    def _target(self, copy: BlockCopy, number: int, extra: int, offset: int | None) -> int:
-        """Return the long trace's allocation; `offset`: place of the event, in a repeated block."""
-        place, instance = copy
-        if place in self.group:
-            assert offset is not None
-            return self._between(
-                instance, self._freed_at(place, 0, offset), self._freed_at(place, 1, offset)
-            )
-        made = self._made(number)
-        if number in self.extra:
-            return self._long((made.place, 0), made.offset, extra or self.copies)
-        if made.place in self.group:
-            return self._long(
-                (made.place, extra or (self.copies if made.instance else 0)), made.offset
-            )
-        return self._long((made.place, 0), made.offset)
-
-    def _freed_at(self, place: int, instance: int, offset: int) -> int:
-        return (
-            abs(self.longer.events[self.longer.spans[self.blocks[place, instance]].start + offset])
-            - 1
-        )
-
-    def _between(self, instance: int, lower: int, upper: int) -> int:
-        """Return the target in any repetition, from the targets in the first two: a copy for
-        each repetition, an allocation of the same repetition, of the one before, or of the one
-        after.
-        """
-        below, above = self._made(lower), self._made(upper)
-        if upper in self.extra:
-            return (
-                self._long((above.place, 0), above.offset, instance)
-                if instance
-                else self._long((below.place, 0), below.offset)
-            )
-        if (
-            below.place in self.group
-            and below.place == above.place
-            and below.instance + 1 == above.instance
-        ):
-            return self._long((below.place, instance), below.offset)
-        if above.place in self.group and above.instance == 0:
-            return (
-                self._long((above.place, instance - 1), above.offset)
-                if instance
-                else self._plain(below)
-            )
-        if below.place in self.group and below.instance == 1:
-            return (
-                self._long((below.place, instance + 1), below.offset)
-                if instance < self.copies
-                else self._plain(above)
-            )
+    def _in_instance(self, instance: int, lower: int, upper: int) -> int:
+        """Return f(instance), from f(0) and f(1) in the longer model: `lower` and `upper`."""
+        first, second = self._address_of(lower), self._address_of(upper)
+        if upper in self.pairing.per_group:
+            if instance == 0:
+                return self._number(Address(first.place, 0, first.offset))
+            return self._number(Address(second.place, 0, second.offset, group=instance))
+        if first.place == second.place and (first.instance, second.instance) == (0, 1):
+            return self._number(Address(first.place, instance, first.offset))
+        if second.place in self.pairing.group_blocks and second.instance == 0:
+            if instance == 0:
+                return self._at_edge(first)
+            return self._number(Address(second.place, instance - 1, second.offset))
+        if first.instance == 1:
+            if instance == self.copies:
+                return self._at_edge(second)
+            return self._number(Address(first.place, instance + 1, first.offset))
         raise NotUniform("a layer frees an allocation that its neighbours do not")
 
-    def _plain(self, made: Made) -> int:
-        instance = (
-            made.instance if made.place not in self.group else self.copies if made.instance else 0
-        )
-        return self._long((made.place, instance), made.offset)
+    def _freed_outside(self, number: int, group: int = 0) -> int:
+        """Return the allocation that an event outside the layers frees, for one of the groups."""
+        address = self._address_of(number)
+        if number in self.pairing.per_group:
+            return self._number(Address(address.place, 0, address.offset, group or self.copies))
+        if address.place in self.pairing.group_blocks and group:
+            return self._number(Address(address.place, group, address.offset))
+        return self._at_edge(address)
 
-    def _long(self, copy: BlockCopy, offset: int, extra: int = 0) -> int:
-        found = self.numbers.get((copy, offset, extra))
-        if found is None:
+    def _at_edge(self, address: Address) -> int:
+        """Return an allocation of the lowest or of the highest instance, as in the longer model."""
+        instance = self.copies if address.instance else 0
+        return self._number(Address(address.place, instance, address.offset))
+
+    def _number(self, address: Address) -> int:
+        number = self.numbers.get(address)
+        if number is None:
             raise NotUniform("a layer frees an allocation that was not made")
-        return found
+        return number
 
-    # 4. Marks, uses, streams and parameters.
+    # 3. Marks, and uses of modules.
 
-    def _layer(self, layer: int | None, copy: BlockCopy) -> int | None:
-        place, instance = copy
+    def _layer_in(self, copy: BlockCopy, layer: int | None) -> int | None:
+        """Return the layer of a mark of the pattern block, in this copy."""
         if layer is None:
             return None
-        if place in self.group:
-            return layer + (instance - min(instance, 1)) * self.period
-        own = self.short.keys[place].layer
-        return layer if own is None or own == layer else layer + (self.copies - 1) * self.period
+        if copy.place in self.pairing.group_blocks:
+            return layer + max(0, copy.instance - 1) * self.added_layers
+        if self.short.keys[copy.place].layer in (None, layer):
+            return layer
+        return layer + (self.copies - 1) * self.added_layers
 
-    def _use(
-        self, copy: BlockCopy, order: int, use: tuple[int, ...], event: int
-    ) -> tuple[int, ...]:
-        """Return a use with the module and allocation of this copy, extrapolated from two."""
-        place, instance = copy
-        repeated = place in self.group
+    def _use_in(self, copy: BlockCopy, order: int, use: Use, event: int) -> Use:
+        """Return a use with the module and the allocation of this copy, from two known ones."""
+        # 1. The module, from both instances, or outside the layers from both models.
+        repeated = copy.place in self.pairing.group_blocks
         if repeated:
-            lower, upper = (
-                self._use_of(self.longer, self.blocks[place, at], order, use) for at in (0, 1)
-            )
+            blocks = [self.pairing.blocks[BlockCopy(copy.place, i)] for i in (0, 1)]
+            lower, upper = (_use_at(self.longer, block, order, use) for block in blocks)
+            steps = copy.instance
         else:
-            lower, upper = self._use_of(self.short, place, order, use), use
-        module = lower[2] + (instance if repeated else self.copies) * (upper[2] - lower[2])
+            lower, upper = _use_at(self.short, copy.place, order, use), use
+            steps = self.copies
+        _, kind, lower_module, *lower_allocation = lower
+        _, _, upper_module, *upper_allocation = upper
+        module = lower_module + steps * (upper_module - lower_module)
+        # 2. The allocation of a gradient, if there is one.
         if len(use) == 3 or use[3] < 0:
-            return event, use[1], module, *use[3:]
-        target = (
-            self._between(instance, lower[3], upper[3])
-            if repeated
-            else self._target(copy, use[3], 0, None)
-        )
-        return event, use[1], module, target
+            return event, kind, module, *use[3:]
+        if repeated:
+            number = self._in_instance(copy.instance, lower_allocation[0], upper_allocation[0])
+        else:
+            number = self._freed_outside(upper_allocation[0])
+        return event, kind, module, number
 
-    def _use_of(
-        self, blocked: BlockedTrace, block: int, order: int, like: tuple[int, ...]
-    ) -> tuple[int, ...]:
-        uses = blocked.uses[block]
-        if len(uses) <= order or uses[order][1] != like[1]:
-            raise NotUniform("modules are used in another order")
-        return uses[order]
+    # 4. What the trace says of its allocations.
 
     def _returns(self) -> dict[int, int]:
         """Return, for each allocation, the allocation before which another stream has passed."""
-        theirs = self.longer.trace.returns
-        found: dict[int, int] = {}
-        for (copy, offset, extra), new in self.numbers.items() if theirs else ():
-            b = self.sources[new][0]
-            if b in theirs:
-                found[new] = self._passed(copy, offset, extra, theirs[b])
-        return found
+        returns: dict[int, int] = {}
+        if self.longer.trace.returns:
+            for address, number in self.numbers.items():
+                before = self.longer.trace.returns.get(self.sources[number].longer)
+                if before is not None:
+                    returns[number] = self._passed_before(address, before)
+        return returns
 
-    def _first_copies(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        first: dict[int, int] = {}
-        for new, (b, _, _) in enumerate(self.sources):
-            first.setdefault(b, new)
-        return tuple(first[b] for b in numbers if b in first)
-
-    def _passed(self, copy: BlockCopy, offset: int, extra: int, before: int) -> int:
+    def _passed_before(self, address: Address, before: int) -> int:
+        """Return the full model's allocation for `before`, which is one of the longer model's."""
         if before >= len(self.longer.trace.sizes):
             return len(self.sources)
-        place, instance = copy
-        if place not in self.group:
-            return self._target(copy, before, extra, None)
-        made = [self._freed_at(place, at, offset) for at in (0, 1)]
-        lower, upper = (self.longer.trace.returns.get(one, before) for one in made)
-        return self._between(instance, lower, upper)
+        if address.place not in self.pairing.group_blocks:
+            return self._freed_outside(before, address.group)
+        lower, upper = (
+            self.pairing.allocation_at(address.place, i, address.offset) for i in (0, 1)
+        )
+        returns = self.longer.trace.returns
+        return self._in_instance(
+            address.instance, returns.get(lower, before), returns.get(upper, before)
+        )
+
+    def _first_copies(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """Return the first copies of the longer model's allocations."""
+        first: dict[int, int] = {}
+        for number, source in enumerate(self.sources):
+            first.setdefault(source.longer, number)
+        return tuple(first[number] for number in numbers if number in first)
 
     def _usage(self) -> ModuleUse | None:
-        ours, theirs = self.short.trace.usage, self.longer.trace.usage
-        if ours is None or theirs is None:
+        short, longer = self.short.trace.usage, self.longer.trace.usage
+        if short is None or longer is None:
             return None
-        inner = {self.short.keys[place].last_layer for place in self.group}
-        layers = {layer + self.period for layer in inner if layer is not None}
-        parameters, modules = grown_parameters(ours, theirs, layers, self.copies - 1)
-        # Parameters of one kind are allocated in the order of the layers.
-        held = {
-            one.number: kind
-            for one, kind in zip(theirs.parameters, parameter_kinds(theirs.parameters), strict=True)
-            if one.number is not None
-        }
-        made: dict[object, list[int]] = defaultdict(list)
-        for new, (b, _, _) in enumerate(self.sources):
-            if b in held:
-                made[held[b]].append(new)
-        found: list[Parameter] = []
-        for one, kind in zip(parameters, parameter_kinds(parameters), strict=True):
-            if one.number is not None and not made[kind]:
-                raise NotUniform("parameters are made in another order")
-            found.append(one if one.number is None else replace(one, number=made[kind].pop(0)))
-        return replace(theirs, parameters=tuple(found), modules=modules, uses=tuple(self.uses))
+        # 1. Parameters and modules of all groups.
+        layers = {self.short.keys[place].last_layer for place in self.pairing.group_blocks}
+        second = {layer + self.added_layers for layer in layers if layer is not None}
+        parameters, modules = grown_parameters(short, longer, second, self.copies - 1)
+        # 2. Their allocations: parameters of one kind are allocated in the order of the layers.
+        kinds: dict[int, object] = {}
+        for parameter, kind in zip(
+            longer.parameters, parameter_kinds(longer.parameters), strict=True
+        ):
+            if parameter.number is not None:
+                kinds[parameter.number] = kind
+        allocated: dict[object, list[int]] = defaultdict(list)
+        for number, source in enumerate(self.sources):
+            if source.longer in kinds:
+                allocated[kinds[source.longer]].append(number)
+        placed: list[Parameter] = []
+        for parameter, kind in zip(parameters, parameter_kinds(parameters), strict=True):
+            if parameter.number is not None:
+                if not allocated[kind]:
+                    raise NotUniform("parameters are made in another order")
+                parameter = replace(parameter, number=allocated[kind].pop(0))
+            placed.append(parameter)
+        return replace(longer, parameters=tuple(placed), modules=modules, uses=tuple(self.uses))
+
+
+def _use_at(blocked: BlockedTrace, block: int, order: int, like: Use) -> Use:
+    """Return a block's use by its place in the order; it has to be of the same kind as `like`."""
+    uses = blocked.uses[block]
+    if len(uses) <= order or uses[order][1] != like[1]:
+        raise NotUniform("modules are used in another order")
+    return uses[order]
 
 
 def _require_consistent(trace: Trace) -> None:
     live: set[int] = set()
-    for entry in trace.events:
-        if entry > 0:
-            live.add(entry)
-        elif -entry not in live:
+    for event in trace.events:
+        if event > 0:
+            live.add(event)
+        elif -event not in live:
             raise NotUniform("an event frees an allocation that is not live")
         else:
-            live.remove(-entry)
-
-
-# Alignment of a short model's allocations with those of a longer model.
-
-SizeAndPart = tuple[int, int]
-
-LARGER_COST = 1000  # cost of a match with a larger allocation, in runs: no trace has as many runs
-NO_MATCH_COST = 10**9
-
-
-def aligned(ours: Sequence[SizeAndPart], theirs: Sequence[SizeAndPart]) -> list[int]:
-    """Return the place of each of `ours` in `theirs`, both in allocation order. NotUniform if one
-    has no match.
-
-    A match has an equal or larger size (a list over all parameters grows). The additional
-    allocations form as few runs as possible.
-    """
-    more = len(theirs) - len(ours)
-    if more < 0:
-        raise NotUniform("the longer model lacks an allocation of the short one")
-    # costs[i, d]: of matching ours[i] with theirs[i + d].
-    one, other = (np.array(several, dtype=np.int64).reshape(-1, 2) for several in (ours, theirs))
-    places = np.arange(len(ours))[:, None] + np.arange(more + 1)[None, :]
-    larger = other[places, 0] - one[:, :1]
-    by_size = np.where(larger == 0, 0, np.where(larger > 0, LARGER_COST, NO_MATCH_COST))
-    costs = np.where(other[places, 1] == one[:, 1:], by_size, NO_MATCH_COST)
-    # matched[i, d], added[i, d]: least cost of i of ours with d additions, by the kind of the last.
-    matched, added = (
-        np.full((len(ours) + 1, more + 1), NO_MATCH_COST, dtype=np.int64) for _ in range(2)
-    )
-    matched[0, 0] = 0
-    for i in range(len(ours) + 1):
-        if i:
-            matched[i] = np.minimum(
-                np.minimum(matched[i - 1], added[i - 1]) + costs[i - 1], NO_MATCH_COST
-            )
-        # Only the begin of a run costs: take the cheapest place where it may have begun.
-        added[i, 1:] = np.minimum.accumulate(matched[i, :-1] + 1) if more else added[i, 1:]
-    if min(matched[-1, more], added[-1, more]) >= NO_MATCH_COST:
-        raise NotUniform("the longer model's allocations differ in kind")
-    return _places(matched, added)
-
-
-def _places(matched: Integers, added: Integers) -> list[int]:
-    """Trace the cheapest path back from the end."""
-    i, d = len(matched) - 1, matched.shape[1] - 1
-    places: list[int] = []
-    while i or d:
-        if added[i, d] < matched[i, d]:  # a run of additions ends here: go back to its begin
-            d = next(
-                start for start in range(d - 1, -1, -1) if matched[i, start] + 1 == added[i, d]
-            )
-            if not i:
-                break
-        places.append(i - 1 + d)
-        i -= 1
-    return places[::-1]
+            live.remove(-event)
