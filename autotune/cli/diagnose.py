@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -106,7 +106,9 @@ def _traps(python: str | None) -> Sequence[ActiveTrap]:
 def _json(diagnosis: Diagnosis | None, traps: Sequence[ActiveTrap] | None) -> str:
     from autotune.diagnosis import SCHEMA, as_document
 
-    document = {"schema": SCHEMA} if diagnosis is None else as_document(diagnosis)
+    document: dict[str, Any] = {"schema": SCHEMA}
+    if diagnosis is not None:
+        document = as_document(diagnosis)
     if traps is not None:
         document["traps"] = [dataclasses.asdict(trap) for trap in traps]
     return json.dumps(document)
