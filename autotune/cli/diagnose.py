@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -106,7 +106,7 @@ def _traps(python: str | None) -> Sequence[ActiveTrap]:
 def _json(diagnosis: Diagnosis | None, traps: Sequence[ActiveTrap] | None) -> str:
     from autotune.diagnosis import SCHEMA, as_document
 
-    document: dict[str, object] = {"schema": SCHEMA}
+    document: dict[str, Any] = {"schema": SCHEMA}
     if diagnosis is not None:
         document = as_document(diagnosis)
     if traps is not None:
