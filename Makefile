@@ -156,7 +156,7 @@ bench-rig: $(READY)
 bench-diagnose: $(READY)
 	$(BIN)/python benchmarks/diagnose.py
 
-# The environment that `pip install 'grpo-autotune[train]'` made, not .venv, which holds CPU builds.
+# The environment that `pip install '.[train]'` made, not .venv, which holds CPU builds.
 bench-gpu:
 	$(PYTHON) benchmarks/gpu.py
 

@@ -243,10 +243,8 @@ SLOW = {
         instead={"install '.": f"install --dry-run --no-deps --no-build-isolation '{ROOT}"},
         says="grpo-autotune",
     ),
-    "pip install 'grpo-autotune[train,vllm,ray]'": Run(
-        instead={
-            "install 'grpo-autotune": f"install --dry-run --no-deps --no-build-isolation '{ROOT}"
-        },
+    "pip install '.[train,vllm,ray]'": Run(
+        instead={"install '.": f"install --dry-run --no-deps --no-build-isolation '{ROOT}"},
         says="grpo-autotune",
     ),
     "python benchmarks/gpu.py --parts transformers --minutes 25": Run(

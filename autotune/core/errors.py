@@ -21,6 +21,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from autotune.core.installation import pip_requirement
+
 
 class AutotuneError(Exception):
     """Base of all exceptions that autotune raises on purpose."""
@@ -64,7 +66,7 @@ class MissingExtra(BadInput):
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(
             f"{feature} needs the extra {extra!r}, which is not installed.",
-            way_out=f"Install it with: pip install 'grpo-autotune[{extra}]'",
+            way_out=f"Install it with: pip install {pip_requirement(extra)}",
         )
 
 

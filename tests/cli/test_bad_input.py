@@ -12,6 +12,8 @@ import pytest
 
 from tests.cli.command import Done, autotune, shape_only
 
+CLONE = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
@@ -453,14 +455,14 @@ def test_a_missing_extra(here: Path) -> None:
     )
     assert done.returncode == 2, done.stderr
     assert "needs the extra 'postgres'" in done.stderr
-    assert "pip install 'grpo-autotune[postgres]'" in done.stderr
+    assert f"pip install '{CLONE}[postgres]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_training_packages_missing_from_our_own_environment(here: Path) -> None:
     # The interpreter is ours and has no TRL: an interpreter without its site packages is one such.
     script = (
-        "import importlib.util, sys\nfrom autotune.machine import environment\nenvironment._ASK ="
+        "import importlib.util, sys\nfrom autotune.machine import environment\nenvironment._QUERY ="
         " 'import json, sys; print(json.dumps(dict.fromkeys(sys.argv[1:], False)))'\nfrom"
         " autotune.cli import main; main(sys.argv[1:])"
     )
@@ -469,7 +471,7 @@ def test_training_packages_missing_from_our_own_environment(here: Path) -> None:
         [sys.executable, "-c", script, *flags], capture_output=True, text=True, cwd=here, timeout=60
     )
     assert done.returncode == 2
-    assert "pip install 'grpo-autotune[train]'" in done.stderr
+    assert f"pip install '{CLONE}[train]'" in done.stderr
 
 
 def test_a_storage_that_cant_be_opened(here: Path) -> None:

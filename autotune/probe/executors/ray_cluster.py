@@ -24,6 +24,7 @@ from autotune.core.errors import (
     SlotLost,
     TrainingEnvironmentError,
 )
+from autotune.core.installation import pip_requirement
 from autotune.core.measurement import Measurement, Outcome, ProbePlan
 from autotune.core.space import Candidate
 from autotune.machine.signals import restored_signals, skip_exit_handlers
@@ -172,8 +173,8 @@ def _node(entry: Mapping[str, Any], reply: Any) -> Node | None:
     name = entry.get("NodeManagerHostname", entry["NodeID"])
     resources = entry.get("Resources", {})
     way_out = (
-        "Install the same autotune on every node: pip install"
-        f" 'grpo-autotune[ray]=={autotune.__version__}'."
+        f"Install the same autotune on every node, {autotune.__version__}: pip install"
+        f" {pip_requirement('ray')}"
     )
     try:
         node = msgspec.json.decode(ray.get(reply), type=Node)
