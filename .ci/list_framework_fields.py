@@ -2,7 +2,8 @@
 
     python .ci/list_framework_fields.py verl .venvs/frameworks/verl/lib/python3.11/site-packages
 
-Sources are read as text; nothing of the framework is imported, so that no GPU package is needed. `make field-lists` writes
+Sources are read as text; nothing of the framework is imported, so that no GPU package is
+needed. `make field-lists` writes
 `autotune/frameworks/*_fields.json`, and a test compares them with the installed packages.
 """
 
@@ -41,10 +42,13 @@ PRIME_RL = "packages/prime-rl-configs/src/prime_rl/configs"
 ORZ = ("orz/exps/examples/ppo/ppo_base_exp.py", "playground/orz_7b_ppo.py")
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*(?P<name>[\w.]+)\s*(?:,.*)?\}")
 OTHER_SECTIONS = frozenset({
-    "custom_reward_function", "distillation", "global_profiler", "mtp", "profiler", "prometheus", "qat", "ray_kwargs",
+    "custom_reward_function", "distillation", "global_profiler", "mtp",
+    "profiler", "prometheus", "qat", "ray_kwargs",
     "sandbox_fusion", "skip", "trace", "transfer_queue", "turbo_config",
 })  # fmt: skip
-"""Parts of verl's configuration that have nothing to do with memory and speed of a step, or are not modelled at all."""
+"""Parts of verl's configuration that have nothing to do with memory and speed of a step, or are not
+modelled at all.
+"""
 
 WRITTEN_AS_INT = frozenset({"entropy_coeff", "over_sample_rate", "temperature", "top_p"})
 """Fractions of verl whose default is a whole number."""
@@ -170,14 +174,19 @@ def open_reasoner_zero(root: Path) -> Fields:
 
 
 SKYRL_OTHER = frozenset({
-    "async_engine", "chat_template", "environment", "fake_int4_qat", "fully_async", "megatron_config", "mtp",
+    "async_engine", "chat_template", "environment", "fake_int4_qat",
+    "fully_async", "megatron_config", "mtp",
     "torch_profiler_config",
 })  # fmt: skip
-"""Parts of SkyRL's configuration that are not modelled at all. A script with `strategy=megatron` is refused by that name."""
+"""Parts of SkyRL's configuration that are not modelled at all. A script with `strategy=megatron` is
+refused by that name.
+"""
 
 
 def skyrl(root: Path) -> Fields:
-    """Execute the configuration's classes alone, without their checks, and flatten the one of a training."""
+    """Execute the configuration's classes alone, without their checks, and flatten the one of a
+    training.
+    """
     tree = ast.parse((root / SKYRL).read_text(encoding="utf-8"))
     kept = (ast.ClassDef, ast.Assign)
     classes = [
@@ -192,7 +201,8 @@ def skyrl(root: Path) -> Fields:
             ]
     own = type("Own", (), {})
     scope: dict[str, Any] = {
-        **vars(typing), **vars(dataclasses), "copy": copy, "os": os, "Enum": enum.Enum, "ABC": object,
+        **vars(typing), **vars(dataclasses), "copy": copy, "os": os,
+        "Enum": enum.Enum, "ABC": object,
         "SearchEnvConfig": own, "Text2SQLEnvConfig": own,
     }  # fmt: skip
     exec(compile(ast.Module(classes, []), SKYRL, "exec", dont_inherit=True), scope)
@@ -238,7 +248,9 @@ OPTIONAL_PARTS = ("ac", "ac_offloading", "compile")
 
 
 def prime_rl(root: Path) -> Fields:
-    """Read the configuration's classes as text; sections of other classes are followed by their names."""
+    """Read the configuration's classes as text; sections of other classes are followed by their
+    names.
+    """
     found: Fields = {}
     for part, (file, name) in PRIME_RL_PARTS.items():
         classes: dict[str, ast.ClassDef] = {}
@@ -314,7 +326,10 @@ def main() -> None:
         f"  {json.dumps(name)}: {json.dumps(fact)}" for name, fact in sorted(listed(root).items())
     )
     print(
-        f'{{\n "version": {json.dumps(version(root))},\n "source": {json.dumps(source)},\n "fields": {{\n{lines}\n }}\n}}'
+        "{\n"
+        f' "version": {json.dumps(version(root))},\n'
+        f' "source": {json.dumps(source)},\n'
+        f' "fields": {{\n{lines}\n }}\n}}'
     )
 
 

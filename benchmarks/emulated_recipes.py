@@ -195,7 +195,10 @@ def _beside_server(command: list[str], server: Path, options: Mapping[str, str])
         set -m
         bash {server} {given} & server=$!
         trap 'kill -- -$server; wait $server' EXIT
-        until (exec 3<> /dev/tcp/127.0.0.1/{port}) 2> /dev/null; do kill -0 $server || exit 1; sleep 2; done
+        until (exec 3<> /dev/tcp/127.0.0.1/{port}) 2> /dev/null; do
+          kill -0 $server || exit 1
+          sleep 2
+        done
         {shlex.join(command)}
     """
     return ["bash", "-c", script]

@@ -8,7 +8,8 @@ are synthetic, in the public shapes: no download.
 
 python benchmarks/gpu.py                                  # all parts, 30 minutes each
     python benchmarks/gpu.py --parts transformers --minutes 25
-    python benchmarks/gpu.py --device cpu --tiny --minutes 3  # the very same code, with a tiny model
+    python benchmarks/gpu.py --device cpu --tiny --minutes 3
+        the very same code, with a tiny model
 """
 
 from __future__ import annotations

@@ -49,15 +49,7 @@ SECONDS = 2700
 
 VISION = dict(MODELS["qwen2.5-vl"])
 
-QUICKSTART = """\
-from datasets import Dataset
-from trl import GRPOTrainer
-from trl.rewards import think_format_reward
-
-dataset = Dataset.from_list([{"prompt": [{"role": "user", "content": "What is 2 + 3?"}], "solution": "5"}] * 64)
-trainer = GRPOTrainer(model="MODEL", reward_funcs=think_format_reward, train_dataset=dataset)
-trainer.train()
-"""
+QUICKSTART = (Path(__file__).parent / "texts/quickstart.txt").read_text()
 """TRL's quickstart, with rows of its own in place of a data set of the hub, and a reward without
 another package.
 """

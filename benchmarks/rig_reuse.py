@@ -5,7 +5,8 @@ First `autotune run`'s own search runs. Then exactly the same probes, in the sam
 same plans, are repeated by an executor that starts a new interpreter for each one. The result is
 the device seconds until the recommendation, in one run on one machine.
 
-python benchmarks/rig_reuse.py                       # a tiny synthetic model with real vLLM, on the CPU
+python benchmarks/rig_reuse.py
+    # a tiny synthetic model with real vLLM, on the CPU
     python benchmarks/rig_reuse.py --model Qwen2.5-0.5B --gpus local --memory-limit 16G
 """
 

@@ -1,7 +1,8 @@
 """Tables of measured candidates: every legal one of a space, three times, under a limit that some
 exceed.
 
-python benchmarks/search_tables.py --table narrow-transformers --model FOLDER --raw FOLDER   # one round; again for more
+python benchmarks/search_tables.py --table narrow-transformers --model FOLDER --raw FOLDER
+    # one round; again for more
     python benchmarks/search_tables.py --table narrow-transformers --model FOLDER --raw FOLDER
     --assemble
 

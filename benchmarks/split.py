@@ -1,6 +1,7 @@
 """Split and asynchronous runs beside colocated ones: predicted, compared with public reports.
 
-python benchmarks/split.py             # every report of split_reports.yaml; writes results/split.{json,md}
+python benchmarks/split.py
+    # every report of split_reports.yaml; writes results/split.{json,md}
 python benchmarks/split.py REPORT ...  # some of them; the others keep their rows
 
 Each report states the time of both runs. Both are predicted from their settings, without

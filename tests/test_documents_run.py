@@ -178,7 +178,10 @@ SLOW = {
     "autotune run --model ./small --gpus cpu --slots 2": Run(
         instead={"--gpus cpu": f"{CPU} --out five"}, says="recommended.yaml"
     ),
-    "autotune run --framework command --metrics speed.jsonl --search batch=1,2,4 -- torchrun train.py --bs {batch}": Run(
+    (
+        "autotune run --framework command --metrics speed.jsonl --search batch=1,2,4"
+        " -- torchrun train.py --bs {batch}"
+    ): Run(
         instead={"batch=1,2,4": "batch=1,2 --gpus cpu --memory-limit 2G --budget 6m --out six"},
         before=_own_command,
         says="launch.sh",
@@ -203,9 +206,10 @@ SLOW = {
         instead={**TINY, "2xA100-40G": "2xA100-40G --space demo --out ten"},
         says="Predicted, nothing was measured.",
     ),
-    "autotune predict --config train.yaml --gpus A100-40G --unknown per_device_train_batch_size=1,8": Run(
-        instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="fits"
-    ),
+    (
+        "autotune predict --config train.yaml --gpus A100-40G"
+        " --unknown per_device_train_batch_size=1,8"
+    ): Run(instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="fits"),
     "autotune predict --config train.yaml --gpus A100-80G --set per_device_train_batch_size=16": (
         Run(instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="fits")
     ),
@@ -263,9 +267,10 @@ OTHER_TESTS = {
     "autotune run --model .demo/model --gpus cpu --space demo --memory-limit 1150M --budget 4m": (
         "e2e/test_demo.py::demo"
     ),
-    "autotune predict --model Qwen2.5-7B --gpus A100-40G --set gradient_checkpointing=false --set per_device_train_batch_size=4": (
-        "test_documents.py::test_the_prediction_that_a_page_shows_is_what_is_predicted"
-    ),
+    (
+        "autotune predict --model Qwen2.5-7B --gpus A100-40G --set gradient_checkpointing=false"
+        " --set per_device_train_batch_size=4"
+    ): ("test_documents.py::test_the_prediction_that_a_page_shows_is_what_is_predicted"),
     "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --executor ray --address 10.0.0.1:6379": (
         "test_clusters.py::test_the_one_for_slurm_measures_on_a_cluster_of_ray"
     ),

@@ -25,16 +25,7 @@ HEAVY = {
 
 LOG = Path(__file__).parent / "failures" / "samples" / "disk.txt"
 
-RUN = """
-import contextlib, io, json, sys
-from autotune.cli import main
-try:
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        main(sys.argv[1:])
-except SystemExit as end:
-    code = end.code
-print(json.dumps({"code": code, "said": said.getvalue(), "modules": sorted({name.split(".")[0] for name in sys.modules})}))
-"""
+RUN = (Path(__file__).parent / "programs/light_run.py.txt").read_text()
 
 
 def _after(*arguments: str) -> dict[str, object]:

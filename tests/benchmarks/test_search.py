@@ -85,9 +85,7 @@ def test_a_larger_micro_batch_needs_no_less_for_training(case: str) -> None:
             assert large.peak_bytes >= 0.999 * small.peak_bytes
 
 
-def test_sharding_the_weights_saves_memory_in_full_tuning_and_costs_it_where_adapters_are_merged() -> (
-    None
-):
+def test_sharding_the_weights_costs_memory_where_adapters_are_merged_and_saves_it_else() -> None:
     for case, other, saves in (
         ("qwen2.5-7b-full-4xa100-80g", "zero2", True),
         ("llama-3.1-8b-lora-2xa100-40g", "ddp", False),

@@ -196,20 +196,7 @@ def test_other_databases_have_no_file() -> None:
     assert sqlite_file("sqlite:////a/b.db?timeout=5") == Path("/a/b.db")
 
 
-LEARNING = """
-import importlib, sys
-import msgspec
-module, name = sys.argv[1:]
-kind = getattr(importlib.import_module(module), name)
-called = []
-sys.setprofile(lambda frame, event, argument: called.append(frame.f_code.co_name) if event == "call" else None)
-try:
-    msgspec.json.decode(b"[]", type=kind)
-except msgspec.ValidationError:
-    pass
-sys.setprofile(None)
-print("learns now" if "get_class_annotations" in called else "known")
-"""
+LEARNING = (Path(__file__).parent / "programs/learning.txt").read_text()
 """The first decoding of a class evaluates its annotations; meanwhile another thread finds it
 incomplete.
 """

@@ -26,16 +26,7 @@ SECRETS = {
     "MY_SERVICE_PASSWORD": "tr0ub4dor&3-and-more",
 }
 NAME = "<script>alert('x')</script> \"$(touch gone)\"\nmodel"
-REWARD = """
-import json, os, sys
-
-def telling(completions, **rest):
-    print(json.dumps(dict(os.environ)), file=sys.stderr)
-    print("token", os.environ["HF_TOKEN"], "key=" + os.environ["WANDB_API_KEY"], flush=True)
-    if os.environ.get("RAISE"):
-        raise RuntimeError("could not log in with " + os.environ["WANDB_API_KEY"] + " and " + os.environ["MY_SERVICE_PASSWORD"])
-    return [0.0] * len(completions)
-"""
+REWARD = (Path(__file__).parent / "programs/reward.py.txt").read_text()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -232,11 +232,14 @@ from functools import partial
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, StateDictType
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
-layers = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(4)))  # 64 MiB each in float32
+layers = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096,
+    bias=False) for _ in range(4)))  # 64 MiB each in float32
 half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-policy = partial(lambda_auto_wrap_policy, lambda_fn=lambda module: isinstance(module, torch.nn.Linear))
+policy = partial(lambda_auto_wrap_policy, lambda_fn=lambda module: isinstance(module,
+    torch.nn.Linear))
 mesh = init_device_mesh("cuda", (2,))
-model = FSDP(layers, auto_wrap_policy=policy, device_id=local, mixed_precision=half, device_mesh=mesh)
+model = FSDP(layers, auto_wrap_policy=policy, device_id=local, mixed_precision=half,
+    device_mesh=mesh)
 FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
 def peak_of(function):
     torch.cuda.synchronize()

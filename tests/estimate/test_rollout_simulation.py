@@ -184,9 +184,7 @@ def test_equal_lengths_leave_no_tail_to_gain() -> None:
     assert stream == pytest.approx(batch, rel=0.02)
 
 
-def test_completions_that_end_before_new_weights_keep_the_tail_and_interrupted_ones_are_read_again() -> (
-    None
-):
+def test_completions_that_end_early_keep_the_tail_and_interrupted_ones_are_read_again() -> None:
     ahead = replace(SPLIT, overlap="stream", batches_ahead=1.0)
     times = {
         how: both(cycle(replace(ahead, at_sync=how)))[0] for how in ("pause", "recompute", "drain")

@@ -3,7 +3,8 @@
 make test-faults                                              # all of it, most of an hour
 python -m tests.faults --seeds 3 --only "probe killed"        # some rows; the other results stay
 python -m tests.faults --places ray --missing                 # runs that an interrupted one lacks
-python -m tests.faults --places ray --missing --minutes 9     # as many of them as begin in that time, row by row in turns
+python -m tests.faults --places ray --missing --minutes 9
+    # as many of them as begin in that time, row by row in turns
 """
 
 from __future__ import annotations

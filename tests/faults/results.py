@@ -167,12 +167,7 @@ def line(row: Row) -> str:
     return "\n  ".join([f"{row.fault:26} {row.place:5} {figures}", *row.wrong])
 
 
-ABOUT = """\
-Each run is a whole search of its own (a real driver, study, workers and probes of a toy framework) to which one thing
-happens at a moment that the seed decides; then a second driver resumes the study. It survived if the driver ended as it
-may, the user got a message of one sentence, no slot is missing, nothing is measured twice or invented, and the resumed search
-recommends what is the fastest. *Lost* are measurements that a driver had reported and the study lacks; *orphans* are
-processes that were left. Rows with fewer runs than others take long, or load the machine."""
+ABOUT = (Path(__file__).parent / "about.md").read_text()
 
 
 def page(kept: Kept) -> str:

@@ -34,38 +34,7 @@ def spy(prompts, completion_ids, trainer_state=None, **columns):
 """
 # Says what the trainer itself uses, from inside the real `trl grpo`: a callback's view of args, and
 # the prompts it tokenises.
-SPY = """
-import atexit, json, os, sys
-import importlib.abc, importlib.util
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "trl.trainer.grpo_trainer":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        real = spec.loader.exec_module
-        def exec_module(module):
-            real(module)
-            spy_on(module.GRPOTrainer)
-        spec.loader.exec_module = exec_module
-        return spec
-def spy_on(cls):
-    tokenize, train, seen = cls._tokenize_prompts, cls.train, []
-    def spied_tokenize(self, prompts):
-        answer = tokenize(self, prompts)
-        seen.extend(len(ids) for ids in answer[0])
-        return answer
-    def spied_train(self, *args, **kwargs):
-        answer = train(self, *args, **kwargs)
-        said = {name: value for name, value in self.args.to_dict().items()}
-        said.update(world_size=self.args.world_size, steps=self.state.global_step, prompts=seen, rows=len(self.train_dataset),
-                    dtype=str(next(self.model.parameters()).dtype), rewards=self.reward_func_names)
-        with open(os.environ["SPY_OUT"] + str(self.args.process_index), "w") as file:
-            json.dump(said, file, default=str)
-        return answer
-    cls._tokenize_prompts, cls.train = spied_tokenize, spied_train
-sys.meta_path.insert(0, Finder())
-"""
+SPY = (Path(__file__).parent / "programs/spy.py.txt").read_text()
 
 
 @pytest.fixture(scope="module")

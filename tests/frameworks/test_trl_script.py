@@ -19,12 +19,7 @@ from autotune.core.job import Task
 from autotune.frameworks import trainer
 from tests.frameworks.conftest import make_task
 
-RECORDER = """#!/usr/bin/env bash
-echo "$2 gpus=${CUDA_VISIBLE_DEVICES:-all} alloc=${PYTORCH_CUDA_ALLOC_CONF:-none} token=${TOKEN:-none} $*" >> "$SEEN"
-if [ "$2" = trl.scripts.vllm_serve ]; then exec sleep 600; fi
-until grep -q trl.scripts.vllm_serve "$SEEN"; do sleep 0.01; [ -n "${ALONE:-}" ] && break; done
-exit 0
-"""
+RECORDER = (Path(__file__).parent / "programs/recorder.sh").read_text()
 
 
 def written(folder: Path, user_settings: Mapping[str, object] | None = None, **knobs: Any) -> Path:

@@ -6,6 +6,7 @@ import random
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -84,21 +85,7 @@ def test_a_long_run_takes_no_more_memory_or_time_to_watch(steps: int) -> None:
     assert steps < 3 or margin.by_step[-1].steps > steps / 2, "the trend is over the whole run"
 
 
-LIMITED = """
-import resource
-from autotune.integrations.memory_margin import CpuGauge
-gauge = CpuGauge()
-before = gauge.read()
-mapped = gauge.read
-data = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024
-resource.setrlimit(resource.RLIMIT_DATA, (data + 300 * 2**20, resource.RLIM_INFINITY))
-first = gauge.read()
-held = bytearray(200 * 2**20)
-second = gauge.read()
-del held
-third = gauge.read()
-print(before.by, first.by, first.margin_bytes // 2**20, second.margin_bytes // 2**20, third.margin_bytes // 2**20, sep="|")
-"""
+LIMITED = (Path(__file__).parent / "programs/limited.py.txt").read_text()
 
 
 def test_a_data_limit_is_the_nearest_limit() -> None:

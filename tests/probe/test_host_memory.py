@@ -47,20 +47,7 @@ def test_used_memory_is_within_the_total() -> None:
     assert all(file.exists() for file in own_counters())
 
 
-DRIVER = """
-import json, os, sys
-from pathlib import Path
-from autotune.probe.gpu_set import Gpus
-from tests.probe import toys
-from tests.probe.nvml_playback import Playback
-
-open_gpus = lambda: Gpus(1, 40960 * toys.MIB, Path(sys.executable), library=Playback("newcomer"), variable="0")
-executor = toys.executor(Path(sys.argv[1]), device_kind="cuda", open_gpus=open_gpus)
-candidate = toys.toy({"do": "phase", "name": "backward"}, {"do": "hold", "mib": 600})
-found = executor.open(candidate).measure(candidate, toys.plan())
-executor.close()
-print(json.dumps([found.outcome, found.failure.cause, found.failure.evidence, found.failure.phase]))
-"""
+DRIVER = (Path(__file__).parent / "programs/host_driver.py.txt").read_text()
 
 
 def test_rank_killed_by_the_kernel_on_a_gpu_probe_is_host_memory(tmp_path: Path) -> None:

@@ -35,9 +35,7 @@ def is_promising(estimates: Estimates) -> list[bool]:
     return list(promising(estimates, np.arange(leader), leader))
 
 
-def test_what_may_be_a_little_faster_is_worth_a_probe_where_it_surely_fits_and_not_where_it_hardly_does() -> (
-    None
-):
+def test_what_may_be_a_little_faster_is_worth_a_probe_only_where_it_surely_fits() -> None:
     estimates = believed([BEST] * 3, 0.03, [1.0, 0.5, 0.3])
     assert is_promising(estimates) == [True, True, False]
 

@@ -302,14 +302,7 @@ def test_the_pages_open_in_a_browser(searched: Any) -> None:
             opened.page.get_by_text("the recommendation").wait_for(timeout=20000)
 
 
-FIGURES = """() => [...document.querySelectorAll(".js-plotly-plot")].filter(plot => plot.querySelector(".gtitle")).map(plot => {
-  const box = (part) => plot.querySelector(part)?.getBoundingClientRect();
-  const panel = plot.parentElement.getBoundingClientRect();
-  return {
-    name: plot.querySelector(".gtitle").textContent, title: box(".gtitle").bottom, legend: box(".legend")?.top ?? null,
-    beyond: box(".main-svg").bottom - panel.bottom,
-  };
-})"""
+FIGURES = (Path(__file__).parent / "programs/figures.js").read_text()
 
 
 @pytest.mark.slow

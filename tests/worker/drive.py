@@ -1,6 +1,7 @@
 """Runs the adapter in this process, without a worker: one load, then one request after another.
 
-    python tests/worker/drive.py REQUESTS.json     {"load": {...}, "measures": [{...}, ...]}  ->  JSON on stdout's last line
+    python tests/worker/drive.py REQUESTS.json
+        {"load": {...}, "measures": [{...}, ...]}  ->  JSON on stdout's last line
 
 Also a library for the tests: `inside()` loads autotune/worker by path like the worker's start;
 `load_request` and `measure_request` build requests for the tiny model.

@@ -1,7 +1,8 @@
 """OpenRLHF's own actors with ZeRO-3 over two gloo ranks: the policy's trainer, the critic's, and a
 reference's Ray class.
 
-    python openrlhf_actors.py MODEL RANK PORT WHICH        `policy`, `critic` or `reference`: each is a process of its own there
+    python openrlhf_actors.py MODEL RANK PORT WHICH
+        `policy`, `critic` or `reference`: each is a process of its own there
 
 Its `setup_distributed` wants a GPU, and DeepSpeed's fused Adam too: torch's has the same states.
 The rest is as its actors make it: its settings by its parser, its models,

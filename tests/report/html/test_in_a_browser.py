@@ -39,7 +39,8 @@ def test_every_figure_is_drawn_and_nothing_complains(tmp_path: Path, name: str, 
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
         cut = """() => [...document.querySelectorAll('.figure text, .legend li')].filter(node => {
             const box = node.getBoundingClientRect();
-            return box.width && (box.left < -1 || box.right > document.documentElement.clientWidth + 1);
+            const width = document.documentElement.clientWidth;
+            return box.width && (box.left < -1 || box.right > width + 1);
         }).map(node => node.textContent)"""
         assert opened.page.evaluate(cut) == [], "labels and legends are whole"
         titles = [

@@ -243,7 +243,8 @@ def test_a_stub_of_triton_suffices_to_import_kernels(tmp_path: Path) -> None:
     code = """
 import importlib.util, sys
 real = importlib.util.find_spec
-importlib.util.find_spec = lambda name, package=None: None if name == "triton" else real(name, package)
+importlib.util.find_spec = lambda name, package=None: None if name == "triton" else real(name,
+    package)
 from autotune.worker.tracing import kernels
 kernels.install_triton_stub()
 importlib.util.find_spec = real
