@@ -128,7 +128,8 @@ def _cuda_version(python: Path, torch_version: str, stated: str) -> tuple[int, i
             f"{python} has torch {torch_version}, which is no CUDA build, and only those can be"
             f" emulated. {_install(python)}"
         )
-    major, minor = int(match[1]), int(match[2])
+    major = int(match[1])
+    minor = int(match[2])
     if major not in (12, 13):
         raise TrainingEnvironmentError(
             f"{python} has torch {torch_version} for CUDA {major}; 12 and 13 can be emulated."

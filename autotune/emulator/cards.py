@@ -31,7 +31,7 @@ _COUNT_AND_NAME = re.compile(r"(?:(\d+)\s*x\s*)?(\S.*)", re.IGNORECASE)
 
 _PROFILE = re.compile(r"([1-7])g\.(\d+)gb")
 UNKNOWN_MULTIPROCESSORS = 100
-"""Of cards whose number the catalog lacks."""
+"""Assumed for cards whose number the catalog lacks."""
 
 _SHARED_KIB = {
     "7.0": 96,
@@ -100,7 +100,8 @@ class EmulatedCard:
         match = _PROFILE.fullmatch(profile)
         if match is None:
             raise self._not_a_profile(profile)
-        parts, profile_gb = int(match[1]), int(match[2])
+        parts = int(match[1])
+        profile_gb = int(match[2])
         eighths = round(8 * profile_gb / round(self.gpu.memory_mib / 1024))
         if not 1 <= eighths <= 8:
             raise self._not_a_profile(profile)
@@ -244,9 +245,11 @@ def _line(kind: str, fields: Mapping[str, object]) -> str:
 def emulated_machine(text: str, *, lag: int = 0) -> EmulatedMachine:
     """Return the machine for a value of `--gpus`: `2xA100-40G`, `H100`."""
     match = _COUNT_AND_NAME.fullmatch(text.strip())
-    count, name = 0, ""
+    count = 0
+    name = ""
     if match is not None:
-        count, name = int(match[1] or 1), match[2]
+        count = int(match[1] or 1)
+        name = match[2]
     if not 1 <= count <= MOST_CARDS:
         raise BadInput(
             f"{text!r} is no number of cards from 1 to {MOST_CARDS}.",

@@ -298,7 +298,8 @@ def c_text(stubs: Sequence[Stub], outs: Mapping[str, Mapping[int, int]]) -> str:
 
 
 def _definition(place: int, stub: Stub, outs: Mapping[int, int]) -> str:
-    name, count = stub.name, f"COUNT({place});"
+    name = stub.name
+    count = f"COUNT({place});"
     if stub.kind == "text":
         return f'ENTRY const char *{name}(void) {{ {count} return ""; }}'
     if stub.kind == "refusal":

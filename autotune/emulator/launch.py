@@ -252,7 +252,8 @@ def first_failure(lines: Sequence[str]) -> CommandFailure | None:
     """Return the first error of the output; later ones mostly result from it."""
     places: list[str] = []
     for line in lines:
-        place, error = _PLACE.match(line), _ERROR.match(line)
+        place = _PLACE.match(line)
+        error = _ERROR.match(line)
         if "Traceback (most recent call last)" in line:
             places = []
         elif place is not None:

@@ -234,7 +234,8 @@ def shorten_transformers(generation: ModuleType) -> None:
     parameters = inspect.signature(mixin.prepare_inputs_for_generation).parameters
     if "next_sequence_length" not in parameters:
         return  # its inputs are chosen by their position, which needs every id
-    generate, update = mixin.generate, mixin._update_model_kwargs_for_generation
+    generate = mixin.generate
+    update = mixin._update_model_kwargs_for_generation
 
     @functools.wraps(generate)
     def shortened(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -264,7 +265,8 @@ def shorten_transformers(generation: ModuleType) -> None:
             kwargs["num_new_tokens"] = stride
         return update(model, outputs, model_kwargs, *args, **kwargs)
 
-    mixin.generate, mixin._update_model_kwargs_for_generation = shortened, lengthened
+    mixin.generate = shortened
+    mixin._update_model_kwargs_for_generation = lengthened
 
 
 def _can_be_shortened(config: Any) -> bool:

@@ -37,7 +37,8 @@ def begin() -> None:
 
 def _record_rank() -> None:
     """Write the rank that a launcher gave this process, beside the report of its memory."""
-    rank, folder = os.environ.get("RANK", ""), os.environ.get("AUTOTUNE_EMULATOR_REPORT")
+    rank = os.environ.get("RANK", "")
+    folder = os.environ.get("AUTOTUNE_EMULATOR_REPORT")
     if rank.isdigit() and folder is not None:
         path = os.path.join(folder, f"{os.getpid()}.rank")  # noqa: PTH118
         with open(path, "w") as file:  # noqa: PTH123

@@ -92,7 +92,6 @@ _FRAMES = (__file__, "_compile.py", "eval_frame.py", "_python_dispatch.py", "_st
 
 _aliases: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
 """CPU tensors over whole storages, by address, size and type."""
-_facts: dict[Any, _Facts] = {}
 _reported: set[str] = set()
 _random = torch.Generator()
 _random.manual_seed(0)
@@ -102,7 +101,7 @@ _random.manual_seed(0)
 
 
 class _Facts:
-    """Cached facts about an operator."""
+    """Facts about an operator."""
 
     def __init__(self, function: Any) -> None:
         schema = function._schema
@@ -151,11 +150,7 @@ class TrueValues(TorchDispatchMode):  # type: ignore[misc]
         return call.answer() if call.is_on_card else function(*args, **kwargs)
 
 
-def _facts_of(function: Any) -> _Facts:
-    facts = _facts.get(function)
-    if facts is None:
-        facts = _facts[function] = _Facts(function)
-    return facts
+_facts_of = functools.cache(_Facts)
 
 
 def _has_own_dispatch(kind: type) -> bool:
@@ -212,7 +207,10 @@ class _Call:
     """Operator with its arguments."""
 
     def __init__(self, function: Any, facts: _Facts, args: Any, kwargs: Any) -> None:
-        self.function, self.facts, self.args, self.kwargs = function, facts, args, kwargs
+        self.function = function
+        self.facts = facts
+        self.args = args
+        self.kwargs = kwargs
         self._flatten()
 
     def _flatten(self) -> None:
@@ -274,7 +272,8 @@ class _Call:
 
         None of them is special: special ids are at the end of a vocabulary.
         """
-        probabilities, count = self.args[0], self.args[1]
+        probabilities = self.args[0]
+        count = self.args[1]
         *rows, vocabulary = probabilities.shape
         torch.empty_like(probabilities)  # the kernel's own: the distribution in exponential noise
         first = min(5, vocabulary - 1)
@@ -378,7 +377,8 @@ def _is_mask(index: Any) -> bool:
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor over the same memory."""
     storage = tensor.untyped_storage()
-    address, size = storage.data_ptr(), storage.nbytes()
+    address = storage.data_ptr()
+    size = storage.nbytes()
     if not address or not size:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     key = (address, size, tensor.dtype)

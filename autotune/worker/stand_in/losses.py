@@ -92,7 +92,8 @@ def _lacks_kernel(options: Options) -> bool:
     """Return True if the framework is installed without the kernel. In an environment without the
     framework the kernel is assumed.
     """
-    package, user = options.get("kernel_package"), options.get("kernel_user")
+    package = options.get("kernel_package")
+    user = options.get("kernel_user")
     if not package or not user:
         return False
     return find_spec(user) is not None and find_spec(package) is None
@@ -294,7 +295,8 @@ class _VocabularyParts(_FusedHead):
     def backward_part(
         cls, flat: Any, weight: Any, grad_hidden: Any, grad_weight: Any, chunk: int
     ) -> None:
-        rows, part = flat[:chunk], weight[:PRIME_PART]
+        rows = flat[:chunk]
+        part = weight[:PRIME_PART]
         shares = torch.exp(_scaled_logits(rows, part))
         gradient = shares * -1.0
         gradient = gradient * 1.0

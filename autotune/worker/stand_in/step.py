@@ -52,7 +52,8 @@ Settings = Mapping[str, Any]
 
 def prepared(spec: Spec) -> Any:
     """Build the model on meta in the trainer's form: quantised, adapted, checkpointed, patched."""
-    settings, model_spec = spec["settings"], spec["model"]
+    settings = spec["settings"]
+    model_spec = spec["model"]
     config = model_spec.get("config") or {}
     if config.get("auto_map") and not spec.get("trust_remote_code"):
         raise Untraceable(
@@ -137,8 +138,11 @@ class StandInStep:
         after_backward: Callable[[], None],
     ) -> None:
         settings = spec["settings"]
-        self.model, self.spec, self.settings = model, spec, settings
-        self.annotator, self.after_backward = annotator, after_backward
+        self.model = model
+        self.spec = spec
+        self.settings = settings
+        self.annotator = annotator
+        self.after_backward = after_backward
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.loss = settings.get("loss", "causal_lm")
         if self.loss not in LOSSES:
@@ -157,7 +161,8 @@ class StandInStep:
         """Run the steps. A batch exists until the next one has been made, as in a trainer's loop:
         the variable `inputs` has to outlive a step.
         """
-        steps, micro_steps = int(self.spec.get("steps") or 2), self._micro_steps()
+        steps = int(self.spec.get("steps") or 2)
+        micro_steps = self._micro_steps()
         next_batch = batches(self.spec)
         next_scored_batch = None
         if self.settings.get("score"):
@@ -273,7 +278,8 @@ def mixed(model: Any, settings: Settings, device: str) -> Callable[..., Any]:
 
 def groups_of(model: Any) -> list[dict[str, Any]]:
     """Return the trainable parameters with and without weight decay."""
-    decayed, spared = [], []
+    decayed = []
+    spared = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue

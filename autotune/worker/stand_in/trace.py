@@ -155,7 +155,8 @@ def _run_on_fake_tensors(spec: Spec, annotator: Any, models: Sequence[Any], step
     """Run the steps. Return the parameters' uses."""
     from ..tracing import experts, fake_models, fsdp2, parameter_uses, sharding_kind
 
-    tracker, kind = annotator.tracker, sharding_kind(spec)
+    tracker = annotator.tracker
+    kind = sharding_kind(spec)
     trained, *others = models
     is_zero3 = kind == "zero3"
     with fake_models.fake_mode_with(tracker, spec["device"]):

@@ -77,7 +77,8 @@ class StepAnnotator(NullAnnotator):
 
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
-        outer_phase, layer = self.ledger.phase, self.ledger.layer
+        outer_phase = self.ledger.phase
+        layer = self.ledger.layer
         self.ledger.enter(phase)
         yield  # after an exception the phase remains: it is where the step failed
         self.ledger.enter(outer_phase, layer=layer)
@@ -114,9 +115,8 @@ class StepAnnotator(NullAnnotator):
 
     def mark_model(self, model: Any) -> None:
         """Record the inventory; with any frozen parameter, trainable ones are adapters."""
-        parameters = list(model.parameters())
-        trainable = [parameter for parameter in parameters if parameter.requires_grad]
-        if len(trainable) < len(parameters):
+        trainable = _trainable(model)
+        if len(trainable) < len(list(model.parameters())):
             self.tracker.set_part(trainable, "adapters")
         self.inventory = inventory(model, layers_of(model))
         self.tracker.vocabulary = self._logits_widths(model.config)
@@ -174,24 +174,27 @@ def differentiable(tree: Any) -> list[Any]:
 def inventory(model: Any, layers: list[Any]) -> dict[str, Any]:
     """Return counts and bytes of parameters and buffers."""
     parameters = list(model.parameters())
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    layer_bytes, layer_trainable = [], []
+    trainable = _trainable(model)
+    sizes = [parameter.numel() for parameter in parameters]
+    layer_bytes = []
+    layer_trainable = []
     for layer in layers:
-        layer_parameters = list(layer.parameters())
-        layer_bytes.append(_bytes(layer_parameters))
-        layer_trainable.append(
-            _numbers(parameter for parameter in layer_parameters if parameter.requires_grad)
-        )
+        layer_bytes.append(_bytes(layer.parameters()))
+        layer_trainable.append(_numbers(_trainable(layer)))
     return {
-        "parameters": _numbers(parameters),
+        "parameters": sum(sizes),
         "trainable_parameters": _numbers(trainable),
         "weight_bytes": _bytes([*parameters, *model.buffers()]),
         "trainable_bytes": _bytes(trainable),
         "layer_bytes": layer_bytes,
         "layer_trainable": layer_trainable,
-        "largest_parameter": max((parameter.numel() for parameter in parameters), default=0),
+        "largest_parameter": max(sizes, default=0),
         "statistics_bytes": _bytes(quantised.statistics(model)),
     }
+
+
+def _trainable(module: Any) -> list[Any]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def _numbers(tensors: Iterable[Any]) -> int:

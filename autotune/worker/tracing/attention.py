@@ -333,7 +333,8 @@ def flash_package_installed() -> Iterator[AbstractContextManager[None]]:
 
 @all_entered
 def _package_importable() -> Iterator[AbstractContextManager[None]]:
-    package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
+    package = ModuleType("flash_attn")
+    padding = ModuleType("flash_attn.bert_padding")
     vars(package).update(__version__="2.8.3", __path__=[], bert_padding=padding)
     for module, functions in ((package, _ATTENTION), (padding, _PADDING)):
         module.__spec__ = ModuleSpec(module.__name__, None, is_package=module is package)
@@ -437,7 +438,8 @@ class _Flash3(torch.autograd.Function):  # type: ignore[misc]
     ) -> Any:
         out, logsumexp = torch.ops.autotune.flash3_varlen(query, key, value, pairs)
         ctx.save_for_backward(query, key, value, out, logsumexp, starts_q, starts_k)
-        ctx.pairs, ctx.sequences = pairs, starts_q.numel() - 1
+        ctx.pairs = pairs
+        ctx.sequences = starts_q.numel() - 1
         return out
 
     @staticmethod
@@ -476,7 +478,8 @@ def pairs_of(starts_q: Sequence[int], starts_k: Sequence[int], *, causal: bool, 
     total = 0
     sequences = zip(pairwise(starts_q), pairwise(starts_k), strict=True)
     for (begin_q, end_q), (begin_k, end_k) in sequences:
-        queries, keys = end_q - begin_q, end_k - begin_k
+        queries = end_q - begin_q
+        keys = end_k - begin_k
         if causal:
             total += _causal_pairs(queries, keys, window)
         else:

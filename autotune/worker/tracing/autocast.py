@@ -233,8 +233,10 @@ def _is_cached(tensor: Any, dtype: torch.dtype) -> bool:
 def _cuda_autocast_redirected() -> Iterator[None]:
     """Redirect "cuda" autocast, and queries about it, to the CPU tensors that represent CUDA's."""
     autocast = torch.amp.autocast_mode.autocast
-    init_of_torch, clear_of_torch = autocast.__init__, torch.clear_autocast_cache
-    is_enabled_of_torch, dtype_of_torch = torch.is_autocast_enabled, torch.get_autocast_dtype
+    init_of_torch = autocast.__init__
+    clear_of_torch = torch.clear_autocast_cache
+    is_enabled_of_torch = torch.is_autocast_enabled
+    dtype_of_torch = torch.get_autocast_dtype
 
     def redirected(device_type: Any) -> Any:
         return "cpu" if device_type in (None, "cuda") else device_type

@@ -90,7 +90,8 @@ class _StateOnly(torch.optim.Optimizer):  # type: ignore[misc]
         return None
 
     def _make_state(self, parameter: Any) -> None:
-        state, count = self.state[parameter], parameter.numel()
+        state = self.state[parameter]
+        count = parameter.numel()
         bits = _Manager.get_instance().bits_of(parameter, self.bits)
         in_8bit = count >= SMALLEST_8BIT and bits != 32
         dtype = torch.uint8 if in_8bit else torch.float32

@@ -120,7 +120,8 @@ def _selected(mode: Any, base: Any, dim: int, index: int) -> Any:
         return None
     if base.untyped_storage().nbytes() < base.numel() * base.element_size():
         return None  # a view of freed memory (of a sharded parameter) would allocate it again
-    shape, stride = list(base.shape), list(base.stride())
+    shape = list(base.shape)
+    stride = list(base.stride())
     shape.pop(dim)
     offset = base.storage_offset() + index * stride.pop(dim)
     return _view(mode, base, shape, stride, offset, base.dtype)
@@ -163,7 +164,8 @@ class CachedResult:
     __slots__ = ("_kind", "_outputs", "costs")
 
     def __init__(self, kind: type, outputs: Sequence[Output]) -> None:
-        self._kind, self._outputs = kind, tuple(outputs)
+        self._kind = kind
+        self._outputs = tuple(outputs)
         self.costs: dict[Any, Any] = {}  # of `operands.cost_of`, by FLOP formula
 
     def again(self, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any) -> Any:
@@ -313,14 +315,18 @@ def _operand_output(position: int) -> Output:
 
 
 def _new_output(result: Any) -> Output:
-    shape, stride, dtype = tuple(result.shape), result.stride(), result.dtype
+    shape = tuple(result.shape)
+    stride = result.stride()
+    dtype = result.dtype
     device = result.fake_device
     return lambda operands, mode: _new(mode, shape, stride, dtype, device)
 
 
 def _view_output(result: Any, base: int) -> Output:
     """`base`: position of the operand whose memory it shares."""
-    shape, stride, dtype = tuple(result.shape), result.stride(), result.dtype
+    shape = tuple(result.shape)
+    stride = result.stride()
+    dtype = result.dtype
     offset = result.storage_offset()
     return lambda operands, mode: _view(mode, operands[base], shape, stride, offset, dtype)
 

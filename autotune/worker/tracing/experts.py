@@ -131,7 +131,8 @@ class _Routing(TorchDispatchMode):  # type: ignore[misc]
         # 2. Operations whose values are the routing.
         out = func(*args, **kwargs)
         if func is aten.topk.default:
-            scores, indices = args[0], out[1]
+            scores = args[0]
+            indices = out[1]
             sizes = scores.shape[-1], indices.shape[-1]
             if sizes == (self._experts, self._experts_per_token):
                 integer_values.keep(indices, self._choice(indices.shape))
@@ -184,7 +185,7 @@ class _Routing(TorchDispatchMode):  # type: ignore[misc]
         positions = torch.empty(shape, dtype=torch.long, device=mask.device)
         with _disable_current_modes():
             values = torch.zeros(shape, dtype=torch.long)
-            expert_dim = max(range(mask.dim()), key=lambda dim: mask.shape[dim])
+            expert_dim = mask.shape.index(max(mask.shape))
             values[:, expert_dim] = torch.arange(count)
             integer_values.keep(positions, values)
         return positions

@@ -180,8 +180,10 @@ def fake_mode_with(tracker: Any, device: str) -> Iterator[AbstractContextManager
 @all_entered
 def unseen_calls(tracker: Any, device: str) -> Iterator[AbstractContextManager[None]]:
     """Replace functions that take or read memory without an operation."""
-    resize_of_torch, state_of_torch = torch.UntypedStorage.resize_, torch.get_rng_state
-    to_list_of_torch, tensor_of_torch = torch.Tensor.tolist, torch.tensor
+    resize_of_torch = torch.UntypedStorage.resize_
+    state_of_torch = torch.get_rng_state
+    to_list_of_torch = torch.Tensor.tolist
+    tensor_of_torch = torch.tensor
 
     def resize_(storage: Any, size: int) -> Any:
         result = resize_of_torch(storage, size)

@@ -65,7 +65,7 @@ def learn(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if not results or not all(map(_may_be_known, results)):
         return
     if func in _ASSUMED_FALSE:
-        keep(out, outside(torch.zeros, tuple(out.shape), dtype=torch.bool))
+        keep(out, outside(torch.zeros, out.shape, dtype=torch.bool))
         return
 
     # 1. The operands' values.

@@ -103,14 +103,15 @@ def checks_as_on_cuda(
 
     A function is replaced in every module of the package that has imported it.
     """
-    modules = {
-        name: module for name, module in list(sys.modules.items()) if name.split(".")[0] == package
-    }
+    modules = []
     replacements: dict[int, Any] = {}
-    for name, module in modules.items():
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] != package:
+            continue
+        modules.append(module)
         if where(name):
             replacements |= _recompiled_functions(module, name)
-    for module in modules.values():
+    for module in modules:
         for name, value in list(vars(module).items()):
             if id(value) in replacements:
                 yield swapped(vars(module), name, replacements[id(value)])
@@ -274,7 +275,8 @@ def install_triton_stub() -> None:
     """
     if importlib.util.find_spec("triton") is not None:
         return
-    triton, language = _AnyNames("triton"), _AnyNames("triton.language")
+    triton = _AnyNames("triton")
+    language = _AnyNames("triton.language")
     for module in (triton, language):
         module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None, is_package=True)
         module.__path__ = []

@@ -62,7 +62,8 @@ class Ledger:
 
     def enter(self, phase: str, *, layer: int | None = None) -> None:
         """Mark the phase and layer that begin with the next event."""
-        self.phase, self.layer = phase, layer
+        self.phase = phase
+        self.layer = layer
         mark = {"event": len(self.events), "phase": phase, "step": self.step, "layer": layer}
         if self.marks and self.marks[-1]["event"] == len(self.events):
             self.marks[-1] = mark

@@ -113,7 +113,8 @@ class AttentionFlops:
     def __call__(self, *args: Any, out_val: Any = None, **kwargs: Any) -> float:
         arguments = dict(zip(self.arguments, args, strict=False))
         arguments.update(kwargs)
-        query, value = arguments["query"].shape, arguments["value"].shape
+        query = arguments["query"].shape
+        value = arguments["value"].shape
         # Forward: scores, and scores with values. Backward: scores again, and both sides of the
         # two.
         size = query[-1] + value[-1]

@@ -55,7 +55,8 @@ class ParameterUses:
         modules take the same tensors. Of modules that return the same tensor the outermost begins
         first.
         """
-        self._ledger, self._own_nodes = ledger, own_nodes
+        self._ledger = ledger
+        self._own_nodes = own_nodes
         self.parameters: list[dict[str, Any]] = []
         self.modules: list[list[int]] = []
         """Indices of the parameters that each module owns; empty for most."""

@@ -277,9 +277,11 @@ class _Product8(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, values: Any, layer: Any, bias: Any) -> Any:
-        ctx.layer, ctx.shape = layer, values.shape
+        ctx.layer = layer
+        ctx.shape = values.shape
         flat = values.reshape(-1, values.shape[-1])
-        rows, device = flat.shape[0], flat.device
+        rows = flat.shape[0]
+        device = flat.device
         weight = layer.weight
 
         # 1. Pack the input.
@@ -310,7 +312,8 @@ class _Product8(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: Any) -> Any:
         if not ctx.needs_input_grad[0]:
             return None, None, None
-        dtype, layer = ctx.values.dtype, ctx.layer
+        dtype = ctx.values.dtype
+        layer = ctx.layer
         flat = gradient.reshape(-1, gradient.shape[-1]).contiguous()
         unpacked = layer.weight.to(dtype, copy=True)
         weight = unpacked.mul_(layer.SCB.unsqueeze(1).mul(1.0 / 127.0))
@@ -331,7 +334,8 @@ def _as_4bit(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any
     layer.compute_type_is_set = True
     layer.quant_type = str(options.get("bnb_4bit_quant_type") or "nf4")
     layer.compress_statistics = nested
-    layer.quant_state, layer.quant_storage = None, storage_dtype
+    layer.quant_state = None
+    layer.quant_storage = storage_dtype
 
     count = source.in_features * source.out_features
     length = math.ceil(count / 2 / storage_dtype.itemsize)
@@ -375,13 +379,16 @@ def _as_8bit(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any
 
 def _as_gptq(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any:
     """Pack along the input, as AutoGPTQ and GPTQModel do."""
-    bits, group_size = int(options["gptq_bits"]), int(options["group_size"])
+    bits = int(options["gptq_bits"])
+    group_size = int(options["group_size"])
     if group_size == -1:
         group_size = source.in_features
-    inputs, outputs = source.in_features, source.out_features
+    inputs = source.in_features
+    outputs = source.out_features
     groups = math.ceil(inputs / group_size)
     layer = _empty_layer(_LinearGptq, torch.nn.Linear, source)
-    layer.bits, layer.trains_by_torch = bits, options["trains_by_torch"]
+    layer.bits = bits
+    layer.trains_by_torch = options["trains_by_torch"]
     packed = torch.empty(inputs * bits // 32, outputs, dtype=torch.int32, device="meta")
     layer.weight = _frozen(packed)
     _add_buffer(layer, "qzeros", groups, outputs * bits // 32, dtype=torch.int32)
@@ -400,7 +407,8 @@ def _empty_layer(kind: type[_Quantised], base: Any, source: Any) -> Any:
 
     layer = QuantisedLinear.__new__(QuantisedLinear)
     torch.nn.Module.__init__(layer)
-    layer.in_features, layer.out_features = source.in_features, source.out_features
+    layer.in_features = source.in_features
+    layer.out_features = source.out_features
     layer.bias = source.bias
     if source.bias is not None:
         source.bias.requires_grad_(False)

@@ -125,7 +125,9 @@ class _Entry:
     __slots__ = ("number", "ref", "size")
 
     def __init__(self, number: int, size: int, ref: Any) -> None:
-        self.number, self.size, self.ref = number, size, ref
+        self.number = number
+        self.size = size
+        self.ref = ref
 
 
 class Tracker(TorchDispatchMode):  # type: ignore[misc]
@@ -146,9 +148,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         self._device = device
         self._workspaces = dict(workspaces or {})
         self._operations: dict[int, _OperationInfo] = {}
-        """By id: operations are never freed, and hashing one calls Python."""
+        """Keys are ids: operations are never freed, and hashing one calls Python."""
         self._live: dict[int, _Entry] = {}
-        """By the address of torch's storage object (`_cdata`)."""
+        """Keys are addresses of torch's storage objects (`_cdata`)."""
         self._donation: tuple[_Entry, int] | None = None
         """The entry of an operand that the latest result took, and the result's key in `_live`."""
         self._part: str | None = None
@@ -166,7 +168,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
     @contextmanager
     def making(self, part: str) -> Iterator[None]:
         """Record allocations as this part, whatever they look like."""
-        outer_part, self._part = self._part, part
+        outer_part = self._part
+        self._part = part
         try:
             yield
         finally:
@@ -175,7 +178,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
     @contextmanager
     def untracked(self) -> Iterator[None]:
         """Record nothing: for work that a plain run does not do."""
-        was_paused, self.paused = self.paused, True
+        was_paused = self.paused
+        self.paused = True
         try:
             yield
         finally:
