@@ -84,6 +84,15 @@ def begin() -> None:
         ModelWatch(json.loads(table), Path(output)).install()
 
 
+class _HolderRow(NamedTuple):
+    """Objects that hold models."""
+
+    class_name: str  # "module:Class"
+    is_noted: bool
+    models: Mapping[str, str]  # attribute path of each role's model
+    optimizer: str | None  # attribute path
+
+
 class _ModelReading(NamedTuple):
     """Bytes of one role's models, at one moment. The larger of two readings counts."""
 
@@ -95,8 +104,17 @@ class _ModelReading(NamedTuple):
 class ModelWatch:
     """Hooks of one process, and what they measured."""
 
-    def __init__(self, table: dict[str, Any], folder: Path) -> None:
-        self._table, self._folder = table, folder
+    def __init__(self, table: Mapping[str, Any], folder: Path) -> None:
+        self._folder = folder
+        self._steps, self._uses = table["steps"], table["uses"]
+        self._rows: dict[str, _HolderRow] = {}  # by class
+        for row in table["holders"]:
+            self._rows[row["cls"]] = _HolderRow(
+                class_name=row["cls"],
+                is_noted=bool(row.get("noted")),
+                models=row["models"],
+                optimizer=row.get("optimizer"),
+            )
         self._noted: dict[int, weakref.ref[Any]] = {}  # holders by id
         self._measurements: dict[tuple[str, int], int] = {}  # by method and id of its object
         self._readings: dict[str, _ModelReading] = {}  # by role
@@ -113,12 +131,12 @@ class ModelWatch:
     def _actions(self) -> dict[str, Callable[[Any], None]]:
         """Return what to call with a method's object after each of its calls."""
         actions: dict[str, Callable[[Any], None]] = {}
-        for row in self._table["holders"]:
-            if row.get("noted"):
-                actions[f"{row['cls']}.__init__"] = self._note
-        for method in self._table["uses"]:
+        for row in self._rows.values():
+            if row.is_noted:
+                actions[f"{row.class_name}.__init__"] = self._note
+        for method in self._uses:
             actions[method] = functools.partial(self._after_call, method, False)
-        for method in self._table["steps"]:
+        for method in self._steps:
             actions[method] = functools.partial(self._after_call, method, True)
         return actions
 
@@ -168,34 +186,32 @@ class ModelWatch:
     def _models(self) -> Iterator[ModelBytes]:
         """Yield the models of all holders."""
         for holder, row in self._holders():
-            optimizer = _resolve(holder, row.get("optimizer"))
-            for role, path in row["models"].items():
+            optimizer = _resolve(holder, row.optimizer)
+            for role, path in row.models.items():
                 for model in _modules_in(_resolve(holder, path)):
                     yield ModelBytes("" if role == POLICY else role, model, optimizer)
 
-    def _holders(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+    def _holders(self) -> Iterator[tuple[Any, _HolderRow]]:
         """Yield each model holder of this process with its row, that of the nearest class."""
-        rows = {row["cls"]: row for row in self._table["holders"]}
         objects = {id(instance): instance for instance in gc.get_objects()}
         for reference in list(self._noted.values()):
             holder = reference()
             objects[id(holder)] = holder
-        row_of_class: dict[type, dict[str, Any] | None] = {}
+        row_of_class: dict[type, _HolderRow | None] = {}
         for instance in objects.values():
             cls = type(instance)
             if cls not in row_of_class:
-                row_of_class[cls] = _row_of(cls, rows)
+                row_of_class[cls] = self._row_of(cls)
             row = row_of_class[cls]
             if row is not None:
                 yield instance, row
 
-
-def _row_of(cls: type, rows: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
-    for ancestor in cls.__mro__:
-        name = f"{ancestor.__module__}:{ancestor.__qualname__}"
-        if name in rows:
-            return rows[name]
-    return None
+    def _row_of(self, cls: type) -> _HolderRow | None:
+        for ancestor in cls.__mro__:
+            name = f"{ancestor.__module__}:{ancestor.__qualname__}"
+            if name in self._rows:
+                return self._rows[name]
+        return None
 
 
 def _patch_method(module: Any, *, name: str, then: Callable[[Any], None]) -> None:

@@ -21,7 +21,9 @@ from typing import Any
 Message = dict[str, Any]  # command or event, not yet validated
 
 Request = Mapping[str, Any]
-"""What an adapter loads, measures or traces, or a part of that. Each adapter defines the fields."""
+"""Load, measurement or trace that an adapter receives, or a part of one; its fields are the
+adapter's.
+"""
 
 Settings = Mapping[str, Any]
 """A framework's own settings, by the framework's names."""
@@ -68,7 +70,7 @@ _RECEIVE_BYTES = 2**18
 
 
 class Wire:
-    """One end of the socket."""
+    """End of the socket that sends and receives messages."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection

@@ -139,7 +139,7 @@ def write_zero_weights(folder: Path, model: Any) -> None:
     """Write a checkpoint of zeros for loaders that need a file.
 
     Those that quantise what they read do. The file has the model's size and, where the file system
-    knows holes, takes no space.
+    supports holes, takes no space.
     """
     header: dict[str, Any] = {}
     end = 0

@@ -1,5 +1,4 @@
-"""Asynchronous GRPO, an experimental trainer of TRL: rollouts of chosen lengths instead of a
-server's.
+"""Asynchronous GRPO, an experimental trainer of TRL, on rollouts of chosen lengths.
 
 The trainer takes a rollout worker and a weight transfer from outside. Those here hold finished
 rollouts in a queue, and send nothing.
@@ -37,7 +36,7 @@ FIRST_ID = 5
 class AsyncGrpoRun(TrainerRun):
     """Asynchronous GRPO without its generation.
 
-    Rollouts are there when the trainer asks for them, and weights go nowhere. The trainer loads its
+    Rollouts are ready when the trainer requests them, and weights go nowhere. The trainer loads its
     model by name, and gets the one in memory.
     """
 
@@ -131,7 +130,7 @@ class AsyncGrpoRun(TrainerRun):
     def traced_arguments(cls, spec: Request, reference: Callable[[], Any]) -> dict[str, Any]:
         """Name the model, which the trainer loads itself.
 
-        A micro-batch is one row: so many rollouts, over so many prompts.
+        A micro-batch is one row: several rollouts, over one prompt or more.
         """
         lengths = spec["lengths"]["prompt"], spec["lengths"]["completion"]
         rows = int(spec["settings"]["per_device_train_batch_size"])
@@ -157,10 +156,10 @@ def _without_server(model_name: str, finished: Iterator[Any]) -> dict[str, Any]:
 def rollouts(
     draw_lengths: Callable[[], tuple[int, int]], group_of: Callable[[int], int]
 ) -> Iterator[Any]:
-    """Yield rollouts without end, of drawn lengths; `group_of` tells the prompt of each by its
-    number.
+    """Yield rollouts of drawn lengths, without end.
 
-    The prompts of different groups differ in their first token, the completions of a group too.
+    `group_of` returns the prompt of a rollout by its number. The prompts of different groups differ
+    in their first token, the completions of a group too.
     """
     import numpy
 

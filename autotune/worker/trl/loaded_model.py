@@ -1,4 +1,4 @@
-"""What one load leaves on a rank for all its candidates: model, tokenizer, engine and caches."""
+"""State of a rank between its candidates: model, tokenizer, engine and caches of one load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .vllm_engines import Engines, Server
 
 @dataclass(kw_only=True)
 class LoadedModel:
-    """State that a rank keeps between candidates."""
+    """Model, tokenizer, engine and caches of one load, which all candidates share."""
 
     request: Request
     folder: Path

@@ -61,7 +61,7 @@ MAX_LOG_CHARACTERS = 4000
 LIBRARIES = ("site-packages", "dist-packages")
 
 NOT_JSON = ...
-"""Stands for a value that JSON cannot hold. None is a value."""
+"""Marker in place of a value that JSON cannot hold. None is a value."""
 
 
 def main() -> None:

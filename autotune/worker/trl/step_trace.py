@@ -127,8 +127,8 @@ def _vocabulary_tile() -> int | None:
 def _forgets_order(spec: Request) -> bool:
     """Return True if ZeRO-3 records the order of the modules anew after each rollout.
 
-    The trainer generates with all weights gathered, and this TRL says so to DeepSpeed when it puts
-    the hooks back.
+    The trainer generates with all weights gathered, and this TRL invalidates DeepSpeed's order when
+    it puts the hooks back.
     """
     settings = spec["settings"]
     if settings.get("use_vllm") or not methods.method_of(spec).generates:
@@ -406,5 +406,5 @@ def _processing(scratch: Path, model: Any, images: Request | None) -> Any:
 
 
 def _empty_texts(rows: Any, **_: Any) -> list[str]:
-    """Stand in for a decoding, which takes time, and whose result is not used."""
+    """Return empty texts: decoding takes time, and its result is not used."""
     return [""] * len(rows)

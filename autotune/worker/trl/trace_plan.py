@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 DEFAULT_MICRO_STEPS = 2
-"""Micro-steps that are computed in each optimizer step, unless the specification says otherwise."""
+"""Micro-steps computed in each optimizer step, unless the specification has another number."""
 
 PROMPT_ID, COMPLETION_ID = 3, 4
 """Token ids of synthetic rows. No id is read, so that all may be equal."""
@@ -29,15 +29,15 @@ class TracePlan:
 def plan_trace(
     *, accumulation: int, generate_every: int | None, steps: int, max_micro_steps: int | None
 ) -> TracePlan:
-    """Plan `steps` optimizer steps, or enough to score beside the optimizer's state.
+    """Plan `steps` optimizer steps, or enough to score while the optimizer's state exists.
 
     accumulation: micro-steps of an optimizer step.
     generate_every: micro-steps from one generation to the next; None without generation.
     """
     total = steps
     if generate_every is not None and generate_every >= accumulation:
-        # The optimizer's state exists from the end of the first step on. The next generation, which
-        # is scored, comes after so many steps.
+        # The optimizer's state exists from the end of the first step on; the next generation is
+        # scored after generate_every / accumulation steps.
         total = max(steps, math.ceil(generate_every / accumulation) + 1)
 
     micro_steps = {}
@@ -73,7 +73,7 @@ class TracedLengths:
     padded: bool  # true: rows of a batch differ in length, so masks contain zeros
 
     def prompts(self, rows: int) -> list[list[int]]:
-        """Return token ids of so many prompts; every second one is the longest."""
+        """Return token ids of prompts; every second one is the longest."""
         prompts = []
         for row in range(rows):
             is_longest = row % 2 == 0

@@ -41,7 +41,7 @@ def finite(number: Any) -> float | None:
 
 
 class TrainerRun(TrainingMethod):
-    """One run of a trainer. Subclasses for other methods, or for a script, override stages."""
+    """Run of a trainer. Subclasses for other methods, or for a script, override stages."""
 
     def __init__(
         self,
