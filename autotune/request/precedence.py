@@ -61,11 +61,11 @@ def choose_training(
     if method not in (None, space.method):
         others.append(f"--method {method}")
     if others:
-        left_out = "it" if stated_by_file else " and ".join(others)
+        left_out = "--space" if stated_by_file else " and ".join(others)
         raise BadInput(
             f"--space: {flags.space} is for {space.method} with {space.framework}, not for"
             f" {' '.join(others)}.",
-            way_out=f"Name a space of `autotune show spaces` that is, or leave out {left_out}.",
+            way_out=f"Name another of `autotune show spaces`, or leave out {left_out}.",
         )
     return space.framework, space.method
 
