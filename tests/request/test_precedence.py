@@ -240,6 +240,18 @@ def test_a_micro_batch_of_a_flag_drops_the_accumulation_of_the_file(config: Path
     assert "gradient_accumulation_steps" not in held
 
 
+def test_a_micro_batch_of_a_flag_drops_the_default_accumulation_of_a_launch(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "swift sft --model Qwen/Qwen2.5-7B-Instruct --per_device_train_batch_size 8\n"
+    )
+    request = request_of(
+        from_command=str(script), gpus="8xA100-80G", set=("per_device_train_batch_size=4",)
+    )
+    assert "gradient_accumulation_steps" not in request.job.task.workload.defaults
+    assert candidate_of_job(request).settings["gradient_accumulation_steps"] == 2
+
+
 def test_the_higher_source_wins_in_any_order() -> None:
     settings = [
         HeldSetting(name="x", value=source.name, origin=Origin(source=source, place=""))
