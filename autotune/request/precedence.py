@@ -51,6 +51,8 @@ def choose_training(
     framework, method = flags.framework, flags.method
     stated_by_file = file is not None and file.framework is not None
     if file is not None and stated_by_file:
+        _refuse_other(framework, file.framework, "--framework", file)
+        _refuse_other(method, file.method, "--method", file)
         framework, method = file.framework, file.method
     if space is None:
         return framework or DEFAULT_FRAMEWORK, method or DEFAULT_METHOD
@@ -68,6 +70,14 @@ def choose_training(
             way_out=f"Name another of `autotune show spaces`, or leave out {left_out}.",
         )
     return space.framework, space.method
+
+
+def _refuse_other(stated: str | None, of_file: str | None, flag: str, file: UserFile) -> None:
+    if stated not in (None, of_file):
+        raise BadInput(
+            f"{flag} {stated}: {file.config.path} trains {file.method} with {file.framework}.",
+            way_out=f"Leave {flag} out.",
+        )
 
 
 # Tuning.

@@ -210,6 +210,18 @@ def test_the_command_line_of_a_launch_script_wins_over_its_file(
     assert str(request.origin("beta")) == f"{file}, line 3"
 
 
+@pytest.mark.parametrize(
+    "flags", [{"framework": "swift"}, {"method": "sft"}], ids=lambda flags: next(iter(flags))
+)
+def test_another_framework_or_method_than_a_launch_script_has_is_refused(
+    flags: dict[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("trl grpo --model_name_or_path Qwen/Qwen2.5-0.5B\n")
+    with pytest.raises(BadInput, match=r"run\.sh trains grpo with trl\. Leave --\w+ out"):
+        request_of(from_command=str(script), **flags)
+
+
 def test_model_and_dataset_of_a_flag_win_over_a_file(config: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n')
