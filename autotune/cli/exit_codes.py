@@ -56,9 +56,8 @@ def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
         case TrainingEnvironmentError():
             return _report(NO_ENVIRONMENT, str(error), "", as_json)
         case AutotuneError():
-            return _report(
-                FAULT, str(error), f"The details are in {_write_traceback(error)}.", as_json
-            )
+            what = _sentence(str(error))
+            return _report(FAULT, what, f"The details are in {_write_traceback(error)}.", as_json)
         case OSError() if (full := describe_full_disk(error)) is not None:
             return _report(FAULT, full, "", as_json)
         case _:
@@ -73,6 +72,12 @@ def _report(code: int, what: str, way_out: str, as_json: bool) -> int:
         error = {"exit_code": code, "what": what, "way_out": way_out}
         print(json.dumps({"schema": 1, "status": "error", "error": error}))
     return code
+
+
+def _sentence(text: str) -> str:
+    """Return the text with a full stop at its end: another sentence follows."""
+    text = text.rstrip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _write_traceback(error: BaseException) -> str:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from autotune.core.units import counted
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
@@ -64,11 +66,6 @@ def say(text: str, stream: TextIO | None = None) -> None:
     """Print a sentence on stdout or another stream."""
     stream = stream or sys.stdout
     print(wrapped(text, room(stream)), file=stream)
-
-
-def plural(count: int, noun: str) -> str:
-    """Return `1 probe` or `2 probes`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -234,9 +231,8 @@ class Terminal:
             self._started = event
             self.show(event)
             if event.job.mode == "predict":
-                self._open.enter_context(
-                    Waiting(f"predicting {len(event.candidates):,} candidates")
-                )
+                candidates = counted(len(event.candidates), "candidate")
+                self._open.enter_context(Waiting(f"predicting {candidates}"))
         elif self._started is None or self._started.job.mode == "predict":
             if isinstance(event, Note):
                 say(event.text, sys.stderr)

@@ -206,6 +206,6 @@ def _way_on(result: Preflight) -> str:
             return "Interrupted: the same command goes on from here."
         case _:
             return (
-                "The time was over before the best one found was certified. The same command goes"
-                " on; --budget gives it more."
+                "The time ended before the best configuration was certified. The same command goes"
+                " on; --budget gives it more time."
             )

@@ -82,13 +82,17 @@ def _show(output: Console, answer: RunAnswer) -> None:
 def _progress_text(answer: Recommendation) -> str:
     probed = answer.counts.probed
     if answer.fault is not None:
-        return f"Error: {answer.fault} {probed} probes were measured."
+        measured = "1 probe was" if probed == 1 else f"{probed} probes were"
+        return f"Error: {answer.fault} {measured} measured."
     if not probed:
         return (
             "Interrupted before the first probe had an answer: there is no configuration to write"
             " down yet."
         )
     text = f"Interrupted after {probed} probes; all of them are kept."
+    none_fitted = "None of them fitted"
+    if probed == 1:
+        text, none_fitted = "Interrupted after 1 probe, which is kept.", "It did not fit"
     if answer.winner is None:
-        text += " None of them fitted, so there is no configuration to write down yet."
+        text += f" {none_fitted}, so there is no configuration to write down yet."
     return text

@@ -10,6 +10,7 @@ import click
 from autotune.cli.exit_codes import DONE
 from autotune.cli.options import as_json_option, storage_options
 from autotune.cli.output import say
+from autotune.core.units import counted
 
 _STORAGE = storage_options(
     "Optuna storage. Example: sqlite:///autotune-out/study.db.", required=True
@@ -47,9 +48,9 @@ def export_study(file: str, storage: str, name: str | None, as_json: bool) -> in
 
     study = packed(storage, name)
     write_output(Path(file), encode(study), way_out="Name another file.")
-    count = len(study.trials)
-    row = {"study": study.name, "file": file, "trials": count}
-    _say(as_json, row, f"Written: {file} ({count} trials of study {study.name!r})")
+    row = {"study": study.name, "file": file, "trials": len(study.trials)}
+    trials = counted(len(study.trials), "trial")
+    _say(as_json, row, f"Written: {file} ({trials} of study {study.name!r})")
     return DONE
 
 
@@ -70,9 +71,8 @@ def import_study(file: str, storage: str, name: str | None, as_json: bool) -> in
     study = read(Path(file))
     new_name = name or study.name
     unpack(study, storage, new_name)
-    count = len(study.trials)
-    row = {"study": new_name, "trials": count}
-    _say(as_json, row, f"Study {new_name!r} holds {count} trials.")
+    row = {"study": new_name, "trials": len(study.trials)}
+    _say(as_json, row, f"Study {new_name!r} holds {counted(len(study.trials), 'trial')}.")
     return DONE
 
 

@@ -71,3 +71,8 @@ def format_seconds(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: `1 probe`, `2 probes`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"

@@ -28,7 +28,7 @@ from autotune.core.events import JobStarted, Listener, Note, ProbeEnded, ProbeSt
 from autotune.core.job import Job
 from autotune.core.measurement import judge
 from autotune.core.space import Candidate
-from autotune.core.units import format_bytes
+from autotune.core.units import counted, format_bytes
 from autotune.frameworks.shares_in_files import limit_notes, with_limit
 from autotune.machine.hardware_detection import gpu_of
 from autotune.preflight.proofs import PROOF, Proof, Proofs, decided, longest_prompt
@@ -205,7 +205,8 @@ def _refuse_another_number_of_processes(job: Job) -> None:
     if isinstance(processes, int) and processes != hardware.count:
         devices = "cpu" if hardware.kind == "cpu" else "local"
         raise BadInput(
-            f"The configuration starts {processes} processes, and {hardware} are {hardware.count}.",
+            f"The configuration starts {counted(processes, 'process', 'processes')}, but"
+            f" {hardware} has {counted(hardware.count, 'device')}.",
             way_out=f"Type --gpus {processes}x{devices}, or correct num_processes.",
         )
 

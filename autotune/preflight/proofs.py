@@ -100,7 +100,7 @@ class Proofs:
             return "nothing like it was measured here before"
         listed, unlisted = nearest[:MAX_NAMED], len(nearest) - MAX_NAMED
         suffix = f" and {unlisted} more" if unlisted > 0 else ""
-        return f"since the nearest that was measured here, {', '.join(listed)}{suffix} changed"
+        return f"{', '.join(listed)}{suffix} changed since the nearest proof"
 
 
 def decided(trial: Trial) -> bool | None:

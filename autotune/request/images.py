@@ -8,6 +8,7 @@ from dataclasses import replace
 from autotune.core.dataset import ImageRows, Images
 from autotune.core.errors import BadInput
 from autotune.core.job import Hardware, Model, Task, Workload
+from autotune.core.units import counted
 from autotune.estimate import vision
 from autotune.frameworks.base import Trainer
 from autotune.request.values import LengthChoice
@@ -36,10 +37,10 @@ def with_images(
         return replace(workload, images=images), [note]
     if not has_vision:
         return workload, []
-    hint = f"images are not counted with {trainer.name}"
+    hint = f"{trainer.name} is modelled without images"
     if trainer.reads_images:
-        hint = "--image-size counts images"
-    return workload, [f"rows are texts alone for {model.name}; {hint}"]
+        hint = "--image-size counts images as well"
+    return workload, [f"rows of {model.name} are counted as text only; {hint}"]
 
 
 def _stated_images(choice: LengthChoice, workload: Workload, trainer: Trainer) -> Images | None:
@@ -63,7 +64,7 @@ def _stated_images(choice: LengthChoice, workload: Workload, trainer: Trainer) -
 def _found_in(rows: ImageRows | None) -> str:
     if rows is None:
         return ""
-    total = "the first rows" if rows.rows is None else f"{rows.rows:,} rows"
+    total = "the first rows" if rows.rows is None else counted(rows.rows, "row")
     return f" (the largest among {rows.looked_at:,} of {total} of the dataset)"
 
 

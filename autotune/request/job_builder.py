@@ -209,7 +209,7 @@ def _read_sources(flags: FlagValues, reader: SourceReader) -> Sources:
 def _refuse_config_of_trl(trainer: Trainer) -> None:
     if not trainer.reads_config:
         raise BadInput(
-            f"--config reads TRL's files, and not {trainer.name}'s.",
+            f"--config reads TRL's files, not {trainer.name}'s.",
             way_out=(
                 f"Give {trainer.name}'s settings one by one, under their own names: --set"
                 f" {next(iter(trainer.fields()))}=..."

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from autotune.core.dataset import PromptLengths
 from autotune.core.errors import BadInput
+from autotune.core.units import counted
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.origins import HeldSetting, Origin, Source
 
@@ -45,7 +46,8 @@ def _limited(request: ParsedRequest, lengths: PromptLengths) -> ParsedRequest:
     shorter.discard(longest)
 
     limits = (longest, *sorted(shorter, reverse=True))
-    assumption = f"prompts of up to {longest} tokens, the longest of the {lengths.rows:,} rows"
+    rows = counted(lengths.rows, "row")
+    assumption = f"prompts of up to {longest} tokens, the longest of the {rows}"
     limited = hold_longest_prompt(request, longest)
     job = limited.job
     return replace(

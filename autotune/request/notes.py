@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from autotune.core.dataset import TokenLengths
 from autotune.core.job import Hardware, Job
 from autotune.core.space import KnobValue
+from autotune.core.units import counted
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl.user_config import UserConfig
 from autotune.probe.device_report import gpu_notes
@@ -15,7 +16,7 @@ from autotune.request.precedence import ChosenTuning
 from autotune.request.values import FlagValues
 
 MAX_VERIFIED_GPUS = 1  # GPUs per machine on which autotune itself has been tested
-SEVERAL_GPUS = "several GPUs: tested over gloo on CPUs, and not verified on several GPUs yet"
+SEVERAL_GPUS = "several GPUs: tested over gloo on CPUs, not yet verified on several GPUs"
 TUNING_NAMES = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
 
 
@@ -78,8 +79,8 @@ def job_notes(
         yield from config.notes
         if config.processes not in (None, hardware.count):
             yield (
-                f"{hardware.count} ranks, by --gpus; the file of the launcher has num_processes"
-                f" {config.processes}"
+                f"{counted(hardware.count, 'rank')} by --gpus, although the launcher's file has"
+                f" num_processes {config.processes}"
             )
     yield from _basis_notes(flags, job, trainer)
     if hardware.kind == "cuda" and hardware.count > MAX_VERIFIED_GPUS and not hardware.emulated:

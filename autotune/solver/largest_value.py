@@ -374,7 +374,8 @@ def value_lines(answer: LargestValue) -> Iterator[str]:
         yield f"{setting}={possibly.value} may fit: {margin_text(possibly.prediction)}"
     yield from _next_lines(answer)
     count = len(answer.tried)
-    yield f"As requested: {setting}={setting_text(answer.given)}. {count} values were tried."
+    tried = "1 value was" if count == 1 else f"{count} values were"
+    yield f"As requested: {setting}={setting_text(answer.given)}. {tried} tried."
 
 
 def _next_lines(answer: LargestValue) -> Iterator[str]:

@@ -177,6 +177,6 @@ def test_a_command_can_be_measured_and_not_predicted(tmp_path: Path) -> None:
     )
     assert (
         done.code == 2
-        and "can be measured, and not predicted" in done.err
+        and "can be measured, but not predicted" in done.err
         and "autotune run" in done.err
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -57,6 +58,26 @@ def test_a_fault_of_ours_is_1_and_keeps_its_traceback(tmp_path: Path) -> None:
     kept = Path(re.search(r"traceback is in (\S+)\.$", done.stderr.strip())[1])  # type: ignore[index]
     assert "second line" in kept.read_text()
     kept.unlink()
+
+
+def test_the_details_begin_a_sentence_of_their_own(tmp_path: Path) -> None:
+    script = (
+        "import autotune.catalog\n"
+        "from autotune.core.errors import ProbeError\n"
+        "def broken(): raise ProbeError('The worker ended: it printed nothing')\n"
+        "autotune.catalog.models = broken\n"
+        "from autotune.cli import main; main(['show', 'models'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert "it printed nothing. The details are in" in done.stderr
 
 
 def test_without_a_command_the_help_is_printed(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_signal_ends_it_resumably(
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert (
-        "Interrupted after 1 probes; all of them are kept. Go on with: autotune run" in err
+        "Interrupted after 1 probe, which is kept. Go on with: autotune run" in err
         and "--resume" in err
     )
     assert "Traceback" not in err

@@ -152,7 +152,7 @@ def test_neither_terminal_nor_page_calls_it_measured(capsys: pytest.CaptureFixtu
         ),
         (
             ["--gpus", "L4", "--executor", "ray"],
-            "GPUs are emulated on this machine, and not on a cluster. Leave --executor out.",
+            "GPUs are emulated on this machine only, not on a cluster. Leave --executor out.",
         ),
     ],
 )

@@ -176,7 +176,7 @@ def test_another_number_of_processes_is_refused(project: Path) -> None:
     file = project / "two.yaml"
     file.write_text((project / "train.yaml").read_text() + "num_processes: 2\n")
     with pytest.raises(
-        autotune.core.errors.BadInput, match=r"starts 2 processes, and cpu are 1.*2xcpu"
+        autotune.core.errors.BadInput, match=r"starts 2 processes, but cpu has 1 device.*2xcpu"
     ):
         autotune.preflight(file, gpus="cpu")
 

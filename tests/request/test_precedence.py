@@ -210,6 +210,18 @@ def test_the_command_line_of_a_launch_script_wins_over_its_file(
     assert str(request.origin("beta")) == f"{file}, line 3"
 
 
+@pytest.mark.parametrize(
+    "flags", [{"framework": "swift"}, {"method": "sft"}], ids=lambda flags: next(iter(flags))
+)
+def test_another_framework_or_method_than_a_launch_script_has_is_refused(
+    flags: dict[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("trl grpo --model_name_or_path Qwen/Qwen2.5-0.5B\n")
+    with pytest.raises(BadInput, match=r"run\.sh trains grpo with trl\. Leave --\w+ out"):
+        request_of(from_command=str(script), **flags)
+
+
 def test_model_and_dataset_of_a_flag_win_over_a_file(config: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n')
@@ -238,6 +250,18 @@ def test_a_micro_batch_of_a_flag_drops_the_accumulation_of_the_file(config: Path
     held = request_of(config=file, hold=("per_device_train_batch_size=16",)).job.task.workload.held
     assert held["per_device_train_batch_size"] == 16
     assert "gradient_accumulation_steps" not in held
+
+
+def test_a_micro_batch_of_a_flag_drops_the_default_accumulation_of_a_launch(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "swift sft --model Qwen/Qwen2.5-7B-Instruct --per_device_train_batch_size 8\n"
+    )
+    request = request_of(
+        from_command=str(script), gpus="8xA100-80G", set=("per_device_train_batch_size=4",)
+    )
+    assert "gradient_accumulation_steps" not in request.job.task.workload.defaults
+    assert candidate_of_job(request).settings["gradient_accumulation_steps"] == 2
 
 
 def test_the_higher_source_wins_in_any_order() -> None:

@@ -133,8 +133,7 @@ def _refuse_for_framework(flags: Flags) -> None:
     if flags.script is not None:
         if flags.framework != "trl":
             raise BadInput(
-                "--script is for scripts that build a trainer of TRL's, and not for"
-                f" {flags.framework}.",
+                f"--script is for scripts that build a trainer of TRL, not for {flags.framework}.",
                 way_out="For any other program: --framework command -- COMMAND.",
             )
         _refuse_two_definitions(flags, SCRIPT_FLAGS, "--script")
@@ -163,7 +162,7 @@ def _refuse_for_command(flags: Flags) -> None:
         )
     if flags.mode == "predict":
         raise BadInput(
-            "A command of your own can be measured, and not predicted.",
+            "A command of your own can be measured, but not predicted.",
             way_out=f"Where its GPUs are: {EXAMPLE}",
         )
     if not flags.arguments:

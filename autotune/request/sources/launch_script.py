@@ -19,7 +19,7 @@ from autotune.core.files import read_text
 from autotune.core.job import Tuning
 from autotune.core.shell_script import commands_of
 from autotune.core.space import KnobValue
-from autotune.core.units import MIB
+from autotune.core.units import MIB, counted
 from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.core.yaml_document import Document, KeyPath, read_document
 from autotune.frameworks.base import Field, Trainer
@@ -170,8 +170,8 @@ def _split(launch: LaunchScript, kind: LaunchKind, fields: Mapping[str, Field]) 
 
 def _notes(launch: LaunchScript, split: _StatedSplit, trainer: Trainer) -> Iterator[str]:
     yield (
-        f"read from {launch.path}, line {launch.line}: {len(split.settings)} settings of"
-        f" {launch.framework} {launch.method}"
+        f"read from {launch.path}, line {launch.line}: {counted(len(split.settings), 'setting')}"
+        f" of {launch.framework} {launch.method}"
     )
     if launch.former:
         releases = ", ".join(trainer.requires.values())
@@ -180,7 +180,7 @@ def _notes(launch: LaunchScript, split: _StatedSplit, trainer: Trainer) -> Itera
             " modelled"
         )
     if split.kept:
-        yield f"kept in the script, and not considered: {', '.join(split.kept)}"
+        yield f"kept in the script, but not considered: {', '.join(split.kept)}"
 
 
 def _tuning(launch: LaunchScript, kind: LaunchKind) -> Tuning:

@@ -22,6 +22,7 @@ from typing import Any
 from autotune.core.dataset import TokenLengths
 from autotune.core.errors import BadInput
 from autotune.core.files import read_text
+from autotune.core.units import counted
 
 LARGEST_BYTES = 256 << 20
 MEAN, LONGEST, CLIPPED = "mean", "longest", "clipped"
@@ -127,8 +128,8 @@ def _changing(source: str, stages: str) -> TokenLengths:
         steps = _steps_in(read_text(path, largest_bytes=LARGEST_BYTES, way_out=WAY_OUT))
     if len(steps) < STAGES:
         raise BadInput(
-            f"--lengths {source}: {len(steps)} steps with completion lengths, and changing ones"
-            f" need {STAGES}.",
+            f"--lengths {source}: {counted(len(steps), 'step')} with completion lengths; lengths"
+            f" that change need {STAGES}.",
             way_out=(
                 "Give a training log or its output folder, or"
                 f" {GROWING}{LOGNORMAL}MEAN,P95,MEAN,P95 (first and last step)."

@@ -144,13 +144,13 @@ def _notes(script: UserScript) -> Iterator[str]:
     )
     if inspection.callbacks:
         yield (
-            "left out of probes, because they may write or stop it:"
+            "callbacks are left out of probes, because they may write files or stop the run:"
             f" {', '.join(inspection.callbacks)}"
         )
     if inspection.ended_by is not None:
         yield (
-            f"it uses trainer.{inspection.ended_by} before it trains: what it does from there on is"
-            " not measured"
+            f"the script uses trainer.{inspection.ended_by} before it trains: what it does from"
+            " there on is not measured"
         )
     if script.rewards == "skip" and inspection.rewards:
         yield (
@@ -160,11 +160,11 @@ def _notes(script: UserScript) -> Iterator[str]:
     if inspection.prompts is None and inspection.method in PROMPTED:
         reason = f" ({inspection.prompts_why})" if inspection.prompts_why else ""
         yield (
-            f"its prompt lengths could not be determined{reason}: {DEFAULT_PROMPT_LENGTH} is"
-            " assumed; see --max-prompt-length"
+            f"the script's prompt lengths could not be determined{reason}:"
+            f" {DEFAULT_PROMPT_LENGTH} is assumed; see --max-prompt-length"
         )
     if "rollout_func" in inspection.special:
         yield (
-            "its rollout_func decides how long completions get: the certificate contains their"
-            " lengths"
+            "the script's rollout_func decides how long completions get: the certificate contains"
+            " their lengths"
         )
