@@ -26,7 +26,8 @@ from autotune.frameworks.configuration_files import why_unread
 from autotune.frameworks.launch_commands import find_launch, is_known, kind_of, stated_value
 from autotune.frameworks.trl import async_grpo
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
-from autotune.frameworks.trl.script_inspection import look_at, script_trainer
+from autotune.frameworks.trl.script_inspection import look_at
+from autotune.frameworks.trl.script_trainer import script_trainer
 from autotune.frameworks.trl.settings import ALWAYS_STATED, DEFAULT_PROMPT_LENGTH, VLLM_SETTINGS
 from autotune.frameworks.trl.user_config import TRAINED, UserConfig, split_document
 from autotune.machine import environment
