@@ -30,7 +30,8 @@ from autotune.frameworks.base import Trainer
 from autotune.frameworks.configuration_files import unshare
 from autotune.frameworks.launch_commands import changed_script, changes_of, unified_diff
 from autotune.frameworks.shares_in_files import for_files, limit_notes
-from autotune.frameworks.trl.output_files import YAML_NAME, written_settings
+from autotune.frameworks.trl.output_files import YAML_NAME
+from autotune.frameworks.trl.written_settings import written_settings
 from autotune.report.certificate import certificate_lines
 from autotune.report.html.render import PAGE
 

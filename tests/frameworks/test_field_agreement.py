@@ -15,7 +15,8 @@ from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.frameworks import trainer
 from autotune.frameworks.trl.field_list import fields, installed_defaults
-from autotune.frameworks.trl.output_files import DATASET_SETTINGS, written_settings
+from autotune.frameworks.trl.output_data import DATASET_SETTINGS
+from autotune.frameworks.trl.written_settings import written_settings
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request

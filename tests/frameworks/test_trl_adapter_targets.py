@@ -12,7 +12,7 @@ from autotune import frameworks
 from autotune.core.job import Task
 from autotune.core.space import Candidate
 from autotune.core.yaml_document import read_document
-from autotune.frameworks.trl import settings
+from autotune.frameworks.trl.adapter_settings import types_known_to_peft
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
@@ -62,7 +62,7 @@ def test_it_is_written_and_said(tmp_path: Path) -> None:
 def test_the_table_is_pefts() -> None:
     constants = pytest.importorskip("peft.utils.constants")
     known = set(constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING)
-    assert known - {"mixtral"} == settings._types_known_to_peft()
+    assert known - {"mixtral"} == types_known_to_peft()
 
 
 def test_peft_refuses_mixtral_by_default() -> None:

@@ -18,7 +18,7 @@ from autotune.core.job import Model, Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.units import GIB
 from autotune.frameworks import trainer
-from autotune.frameworks.trl.async_grpo import PackedRow, fullest_row
+from autotune.frameworks.trl.packed_rows import PackedRow, fullest_row
 from tests.frameworks.conftest import make_task
 
 ASYNC: Any = trainer("trl", "async-grpo")

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from autotune.frameworks.trl.field_list import accelerate_options, fields, listed_versions
-from autotune.frameworks.trl.legality import ENUMERATIONS, GRPO_LOSSES
-from autotune.frameworks.trl.user_config import former_keys
+from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.grpo_config_rules import ENUMERATIONS
+from autotune.frameworks.trl.legality import GRPO_LOSSES
 
 SCRIPT = Path(__file__).parents[2] / ".ci" / "list_trl_fields.py"
 

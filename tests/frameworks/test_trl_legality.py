@@ -17,7 +17,8 @@ from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import SearchSpace
 from autotune.frameworks import trainer
-from autotune.frameworks.trl.legality import GRPO_LOSSES, config_refusals, other_refusals
+from autotune.frameworks.trl.grpo_config_rules import config_refusals
+from autotune.frameworks.trl.legality import GRPO_LOSSES, other_refusals
 from autotune.frameworks.trl.settings import OWN_SETTINGS, settings_of
 from tests.frameworks.conftest import make_task, refusal_of_trl, world_of
 

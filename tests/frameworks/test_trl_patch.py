@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.frameworks.trl.script_files import Call, patch, patch_file
-from autotune.frameworks.trl.script_inspection import most_calls
+from autotune.frameworks.trl.script_calls import most_calls
+from autotune.frameworks.trl.script_patch import Call, patch, patch_file
 
 LONG = """\
 from trl import GRPOConfig

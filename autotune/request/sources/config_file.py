@@ -6,7 +6,8 @@ from pathlib import Path
 
 from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.user_config import UserConfig, former_keys, split_document
+from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.user_config import UserConfig, split_document
 from autotune.request.origins import Origin, Source
 from autotune.request.values import FileChoice, UserFile
 

@@ -31,8 +31,9 @@ from autotune.frameworks.launch_commands import (
     kind_of,
     stated_value,
 )
+from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
-from autotune.frameworks.trl.user_config import UserConfig, former_keys, split_document
+from autotune.frameworks.trl.user_config import UserConfig, split_document
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.config_file import origins_of
 from autotune.request.values import FileChoice, UserFile

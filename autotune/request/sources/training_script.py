@@ -16,7 +16,8 @@ from autotune.core.user_script import ScriptInspection, UserScript
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl import async_grpo
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
-from autotune.frameworks.trl.script_inspection import look_at, script_trainer
+from autotune.frameworks.trl.script_inspection import look_at
+from autotune.frameworks.trl.script_trainer import script_trainer
 from autotune.frameworks.trl.settings import ALWAYS_STATED, DEFAULT_PROMPT_LENGTH, VLLM_SETTINGS
 from autotune.frameworks.trl.user_config import TRAINED, UserConfig
 from autotune.request.origins import Origin, Source
