@@ -24,6 +24,7 @@ from autotune.core.shell_words import (
     Value,
     Word,
     tokens_of,
+    value_text,
 )
 
 __all__ = ["UNKNOWN", "SimpleCommand", "Word", "commands_of"]
@@ -48,17 +49,17 @@ def commands_of(
     text: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> list[SimpleCommand]:
     """Return the commands that a run of the script would reach, in order."""
-    found: list[SimpleCommand] = []
+    commands: list[SimpleCommand] = []
     shell, blocks = _Shell(arguments, {"PWD": str(Path.cwd()), **(environment or {})}), Blocks()
     joined = ""  # `&&` or `||` before this command
     status: bool | None = True  # of the command before
     for simple, ending in _simple_commands(tokens_of(text)[0]):
         # 1. Keywords open and close blocks.
-        words = list(simple)
-        while words and words[0].kind == "word" and blocks.keyword(words[0].raw, status):
-            head, *behind = words
-            brace = [one for one in behind[-1:] if one.raw == "{"]  # of `function name {`
-            words = brace if head.raw in HEADED else behind
+        tokens = list(simple)
+        while tokens and tokens[0].kind == "word" and blocks.keyword(tokens[0].raw, status):
+            head, *behind = tokens
+            brace = [token for token in behind[-1:] if token.raw == "{"]  # of `function name {`
+            tokens = brace if head.raw in HEADED else behind
         # 2. The blocks and `&&`, `||` decide what is reached.
         runs = blocks.reached()
         if joined == "&&" and status is not True:
@@ -66,19 +67,19 @@ def commands_of(
         if joined == "||" and status is not False:
             runs = None if status is None else False
         joined = ending
-        if runs is False or not words:
+        if runs is False or not tokens:
             continue
         # 3. Assignments take effect, words are expanded, tests are evaluated.
-        made = shell.command(words, runs is True)
-        if made is None:
+        command = shell.command(tokens, runs is True)
+        if command is None:
             status = True
             continue
-        texts = [word.text for word in made.words]
+        texts = [word.text for word in command.words]
         outcome = test_outcome(texts)
         status = outcome if outcome is not None or blocks.in_condition else True
         if texts[0] not in ("[", "[[", "test"):
-            found.append(made)
-    return found
+            commands.append(command)
+    return commands
 
 
 class _Shell(Expansion):
@@ -90,39 +91,46 @@ class _Shell(Expansion):
 
     def command(self, tokens: Sequence[Token], certain: bool) -> SimpleCommand | None:
         """Expand one command; assignments take effect here."""
-        own: dict[str, str] = {}
-        rest = list(tokens)
-        declares = bool(rest) and rest[0].kind == "word" and rest[0].raw in _DECLARING
-        exports = declares and rest[0].raw == "export"
-        rest = [one for one in rest[1:] if not one.raw.startswith("-")] if declares else rest
-        while rest and (rest[0].kind == "array" or ASSIGNMENT.match(rest[0].raw)):
-            token = rest.pop(0)
+        assigned: dict[str, str] = {}
+        remaining = list(tokens)
+        declares = (
+            bool(remaining) and remaining[0].kind == "word" and remaining[0].raw in _DECLARING
+        )
+        exports = declares and remaining[0].raw == "export"
+        if declares:
+            remaining = [item for item in remaining[1:] if not item.raw.startswith("-")]
+        while remaining and (remaining[0].kind == "array" or ASSIGNMENT.match(remaining[0].raw)):
+            token = remaining.pop(0)
             name, value = self._assigned(token, certain)
-            own[name] = value if isinstance(value, str) else " ".join(one.text for one in value)
-            if not rest or declares or any(one.kind == "array" for one in rest):
+            assigned[name] = value_text(value)
+            if (
+                not remaining
+                or declares
+                or any(following.kind == "array" for following in remaining)
+            ):
                 self.variables[name] = value
                 if exports:
-                    self.exported[name] = own[name]
-        if declares or not rest:
-            self.variables.update(
-                own if not declares and not any(t.kind == "array" for t in tokens) else {}
-            )
+                    self.exported[name] = assigned[name]
+        if declares or not remaining:
+            if not declares and not any(item.kind == "array" for item in tokens):
+                self.variables.update(assigned)
             return None
-        words = tuple(word for token in rest for word in self.words(token))
-        if words and words[0].text == "read":
-            self._read(words, rest, certain)
-        if words and words[0].text == "shift":
+        expanded = tuple(word for token in remaining for word in self.words(token))
+        if expanded and expanded[0].text == "read":
+            self._read(expanded, remaining, certain)
+        if expanded and expanded[0].text == "shift":
             self.arguments = self.arguments[1:]
-        if len(words) == 2 and words[0].text == "cd":
-            whole = os.path.normpath(os.path.join(self.text("PWD"), words[1].text))  # noqa: PTH118
-            self.variables["PWD"] = whole if certain and UNKNOWN not in whole else UNKNOWN
-        if not words:
+        if len(expanded) == 2 and expanded[0].text == "cd":
+            folder = os.path.join(self.text("PWD"), expanded[1].text)  # noqa: PTH118
+            folder = os.path.normpath(folder)
+            self.variables["PWD"] = folder if certain and UNKNOWN not in folder else UNKNOWN
+        if not expanded:
             return None
         return SimpleCommand(
-            words=words,
-            environment={**self.exported, **own},
-            line=rest[0].line,
-            end=rest[-1].end,
+            words=expanded,
+            environment={**self.exported, **assigned},
+            line=remaining[0].line,
+            end=remaining[-1].end,
             certain=certain,
         )
 
@@ -135,30 +143,23 @@ class _Shell(Expansion):
             value = [word for item in token.items for word in self.words(item)]
             if adds:
                 before = self.variables.get(name, [])
-                value = [
-                    *(
-                        before
-                        if isinstance(before, list)
-                        else [Word(text=before, line=token.line, span=None)]
-                    ),
-                    *value,
-                ]
+                if isinstance(before, str):
+                    before = [Word(text=before, line=token.line, span=None)]
+                value = [*before, *value]
         else:
             value = self.joined(token.raw[match.end() :])
             if adds:
                 value = self.text(name) + value
-        if not certain:
-            value = (
-                UNKNOWN
-                if isinstance(value, str)
-                else [Word(text=UNKNOWN, line=token.line, span=None)]
-            )
-        return name, value
+        if certain:
+            return name, value
+        if isinstance(value, str):
+            return name, UNKNOWN
+        return name, [Word(text=UNKNOWN, line=token.line, span=None)]
 
-    def _read(self, words: Sequence[Word], tokens: Sequence[Token], certain: bool) -> None:
+    def _read(self, expanded: Sequence[Word], tokens: Sequence[Token], certain: bool) -> None:
         """`read -r -d '' NAME <<EOF`: the here-document becomes the variable."""
         body = next((token.heredoc for token in tokens if token.heredoc is not None), None)
-        name = words[-1].text
+        name = expanded[-1].text
         if VARIABLE_NAME.fullmatch(name):
             text = UNKNOWN if body is None or not certain else body[0]
             if body is not None and body[1] and certain:
@@ -195,7 +196,7 @@ class Blocks:
 
     def keyword(self, word: str, status: bool | None) -> bool:
         """Return True for a keyword; `status` is the result of the command before it."""
-        taken = self._taken[-1] if self._taken else False
+        branch_taken = self._taken[-1] if self._taken else False
         if word == "if":
             self._branches.append(self._branches[-1] if self._branches else True)
             self._taken.append(False)
@@ -204,11 +205,11 @@ class Blocks:
             self._branches[-1:] = [True]
             self.in_condition = True
         elif word == "then":
-            self._branches[-1:] = [_both(_negated(taken), status)]
-            self._taken[-1:] = [_negated(_both(_negated(taken), _negated(status)))]
+            self._branches[-1:] = [_both(_negated(branch_taken), status)]
+            self._taken[-1:] = [_negated(_both(_negated(branch_taken), _negated(status)))]
             self.in_condition = False
         elif word == "else":
-            self._branches[-1:] = [_negated(taken)]
+            self._branches[-1:] = [_negated(branch_taken)]
         elif word == "fi":
             self._branches, self._taken = self._branches[:-1], self._taken[:-1]
         elif word == "{":
@@ -237,46 +238,48 @@ def _negated(value: bool | None) -> bool | None:
     return None if value is None else not value
 
 
-def _both(one: bool | None, other: bool | None) -> bool | None:
-    return False if False in (one, other) else None if None in (one, other) else True
+def _both(first: bool | None, second: bool | None) -> bool | None:
+    if False in (first, second):
+        return False
+    return None if None in (first, second) else True
 
 
-def test_outcome(words: Sequence[str]) -> bool | None:
+def test_outcome(texts: Sequence[str]) -> bool | None:
     """Return the result of a test; None: known only by executing the script."""
-    if words[0] in ("true", "false"):
-        return words[0] == "true"
-    if words[0] not in ("[", "[[", "test") or any(UNKNOWN in word for word in words):
+    if texts[0] in ("true", "false"):
+        return texts[0] == "true"
+    if texts[0] not in ("[", "[[", "test") or any(UNKNOWN in word for word in texts):
         return None
-    inner = [word for word in words[1:] if word not in ("]", "]]")]
+    inner = [word for word in texts[1:] if word not in ("]", "]]")]
     negated = inner[:1] == ["!"]
     result = _tested(inner[negated:])
     return None if result is None else result != negated
 
 
-def _tested(words: Sequence[str]) -> bool | None:
-    match words:
+def _tested(operands: Sequence[str]) -> bool | None:
+    match operands:
         case [] | ["-n"]:
             return False
         case ["-z"]:
             return True
-        case [one] | ["-n", one]:
-            return bool(one)
-        case ["-z", one]:
-            return not one
-        case ["-f" | "-d" | "-e" | "-s" as kind, one]:
-            path = Path(one)
-            return (
-                path.is_dir() if kind == "-d" else path.is_file() if kind == "-f" else path.exists()
-            )
-        case [left, "=" | "==", right]:
-            return fnmatch.fnmatchcase(left, right)
-        case [left, "!=", right]:
-            return not fnmatch.fnmatchcase(left, right)
-        case [left, "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge" as kind, right]:
+        case [text] | ["-n", text]:
+            return bool(text)
+        case ["-z", text]:
+            return not text
+        case ["-d", name]:
+            return Path(name).is_dir()
+        case ["-f", name]:
+            return Path(name).is_file()
+        case ["-e" | "-s", name]:
+            return Path(name).exists()
+        case [text, "=" | "==", pattern]:
+            return fnmatch.fnmatchcase(text, pattern)
+        case [text, "!=", pattern]:
+            return not fnmatch.fnmatchcase(text, pattern)
+        case [first, "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge" as kind, second]:
+            compare = getattr(operator, kind[1:])  # the operators have the names of the tests
             try:
-                return bool(
-                    getattr(operator, kind[1:])(int(left), int(right))
-                )  # the operators have the names of the tests
+                return bool(compare(int(first), int(second)))
             except ValueError:
                 return None
     return None

@@ -44,6 +44,13 @@ class Word:
 Value = str | list[Word]
 
 
+def value_text(value: Value) -> str:
+    """Return a value as one text; the words of an array are joined."""
+    if isinstance(value, str):
+        return value
+    return " ".join(word.text for word in value)
+
+
 class Expansion:
     """Variables and arguments of a run, and the words that they yield."""
 
@@ -54,47 +61,46 @@ class Expansion:
     def words(self, token: Token) -> list[Word]:
         """Return the words of a token: unquoted variables are split, arrays yield one word each."""
         pieces = list(self._pieces(token.raw))
-        words: list[list[tuple[str, Word | None]]] = [[]]
+        parts_by_word: list[list[tuple[str, Word | None]]] = [[]]
         started = False
         for value, quoted in pieces:
             if isinstance(value, list):
                 for index, item in enumerate(value):
                     if index:
-                        words.append([])
-                    words[-1].append((item.text, item))
+                        parts_by_word.append([])
+                    parts_by_word[-1].append((item.text, item))
                 started = started or bool(value)
             elif quoted:
-                words[-1].append((value, None))
+                parts_by_word[-1].append((value, None))
                 started = True
             else:
                 for index, part in enumerate(re.split(r"\s+", value)):
                     if index:
-                        words.append([])
+                        parts_by_word.append([])
                     if part:
-                        words[-1].append((part, None))
+                        parts_by_word[-1].append((part, None))
                         started = True
-        found = []
-        for parts in words:
+        expanded = []
+        for parts in parts_by_word:
             if not parts:
                 continue
-            alone = parts[0][1] if len(parts) == 1 else None
-            if alone is not None and alone.span is not None:
-                found.append(alone)
+            only_part = parts[0][1] if len(parts) == 1 else None
+            if only_part is not None and only_part.span is not None:
+                expanded.append(only_part)
             else:
-                whole = len([one for one in words if one]) == 1
+                is_one_word = len([word for word in parts_by_word if word]) == 1
                 text = "".join(part for part, _ in parts)
-                found.append(
+                expanded.append(
                     Word(
-                        text=text, line=token.line, span=(token.start, token.end) if whole else None
+                        text=text,
+                        line=token.line,
+                        span=(token.start, token.end) if is_one_word else None,
                     )
                 )
-        return found if started else []
+        return expanded if started else []
 
     def joined(self, raw: str) -> str:
-        return "".join(
-            value if isinstance(value, str) else " ".join(one.text for one in value)
-            for value, _ in self._pieces(raw)
-        )
+        return "".join(value_text(value) for value, _ in self._pieces(raw))
 
     def _pieces(self, raw: str, *, in_quotes: bool = False) -> Iterator[tuple[Value, bool]]:
         """Yield (value, quoted) for each part of a word, or of the text between two double
@@ -103,23 +109,23 @@ class Expansion:
         at, plain = 0, ""
         while at < len(raw):
             char, after = raw[at], raw[at + 1 : at + 2]
-            found: list[tuple[Value, bool]]
+            pieces: list[tuple[Value, bool]]
             if char == "\\" and after and (not in_quotes or after in '"\\$`\n'):
-                found, end = [] if after == "\n" else [(after, True)], at + 2
+                pieces, end = [] if after == "\n" else [(after, True)], at + 2
             elif char == "'" and not in_quotes:
                 end = quote_end(raw, "'", at + 1, 1)
-                found = [(raw[at + 1 : end - 1], True)]
+                pieces = [(raw[at + 1 : end - 1], True)]
             elif char == '"' and not in_quotes:
                 end = double_quote_end(raw, at + 1, 1)
-                found = list(self._pieces(raw[at + 1 : end - 1], in_quotes=True)) or [("", True)]
+                pieces = list(self._pieces(raw[at + 1 : end - 1], in_quotes=True)) or [("", True)]
             elif char + after == "$'" and not in_quotes:
                 end = quote_end(raw, "'", at + 2, 1)
-                found = [(raw[at + 2 : end - 1].replace("\\n", "\n").replace("\\t", "\t"), True)]
+                pieces = [(raw[at + 2 : end - 1].replace("\\n", "\n").replace("\\t", "\t"), True)]
             elif char in "$`":
                 value, end = self._dollar(raw, at)
-                found = [(value, in_quotes)]
+                pieces = [(value, in_quotes)]
             elif char == "~" and at == 0 and after in ("", "/") and not in_quotes:
-                found, end = [(self.text("HOME"), True)], 1
+                pieces, end = [(self.text("HOME"), True)], 1
             else:
                 plain += char
                 at += 1
@@ -127,7 +133,7 @@ class Expansion:
             if plain:
                 yield plain, in_quotes
                 plain = ""
-            yield from found
+            yield from pieces
             at = end
         if plain:
             yield plain, in_quotes
@@ -157,20 +163,18 @@ class Expansion:
         """Return `$@`, or one argument by its number."""
         if name.isdigit():
             return self.arguments[int(name) - 1] if 0 < int(name) <= len(self.arguments) else ""
-        return [Word(text=one, line=1, span=None) for one in self.arguments]
+        return [Word(text=argument, line=1, span=None) for argument in self.arguments]
 
     def _output(self, command: str) -> str:
         """Return what a command prints: `expr` is arithmetic, `pwd` the folder; every other
         command is not run.
         """
-        name, _, rest = command.strip().partition(" ")
+        name, _, expression = command.strip().partition(" ")
         if command.strip() == "pwd":
             return self.text("PWD")
-        return (
-            self._arithmetic(rest.replace("\\*", "*").replace("'*'", "*"))
-            if name == "expr"
-            else UNKNOWN
-        )
+        if name != "expr":
+            return UNKNOWN
+        return self._arithmetic(expression.replace("\\*", "*").replace("'*'", "*"))
 
     def _braces(self, inner: str) -> Value:
         """Return the value of `${inner}`."""
@@ -179,77 +183,77 @@ class Expansion:
         match = re.match(r"([A-Za-z_][A-Za-z0-9_]*|\d+|[@*])(\[(.*?)\])?", inner)
         if match is None:
             return UNKNOWN
-        name, index, rest = match[1], match[3], inner[match.end() :]
+        name, index, modifier = match[1], match[3], inner[match.end() :]
         value: Value
         if name in "@*" or name.isdigit():
             value = self._argument(name)
         elif index in ("@", "*"):
-            held = self.variables.get(name, [])
-            value = held if isinstance(held, list) else [Word(text=held, line=1, span=None)]
+            variable = self.variables.get(name, [])
+            value = (
+                variable if isinstance(variable, list) else [Word(text=variable, line=1, span=None)]
+            )
         elif index is not None:
-            held, place = self.variables.get(name, []), self._arithmetic(index)
-            known = isinstance(held, list) and place.isdigit() and int(place) < len(held)
-            value = held[int(place)].text if known and isinstance(held, list) else ""
+            variable, place = self.variables.get(name, []), self._arithmetic(index)
+            has_place = (
+                isinstance(variable, list) and place.isdigit() and int(place) < len(variable)
+            )
+            value = variable[int(place)].text if has_place and isinstance(variable, list) else ""
         else:
             value = self.text(name)
-        return self._modified(name, value, rest) if rest else value
+        return self._modified(name, value, modifier) if modifier else value
 
-    def _modified(self, name: str, value: Value, rest: str) -> Value:
-        sliced = re.fullmatch(r":\s*(\d+)(?::\s*(\d+))?", rest)
+    def _modified(self, name: str, value: Value, modifier: str) -> Value:
+        sliced = re.fullmatch(r":\s*(\d+)(?::\s*(\d+))?", modifier)
         if sliced and isinstance(value, list):
             first = int(sliced[1]) - (1 if name in "@*" and int(sliced[1]) else 0)
             return value[first:][: int(sliced[2]) if sliced[2] else None]
-        text = value if isinstance(value, str) else " ".join(one.text for one in value)
+        text = value_text(value)
         is_set = (
             name in self.variables
             or (name.isdigit() and int(name) <= len(self.arguments))
             or bool(text)
         )
         for sign in (":-", ":=", ":+", ":?", "-", "=", "+", "?"):
-            if rest.startswith(sign):
-                other = rest[len(sign) :]
-                given = bool(text) if sign.startswith(":") else is_set
+            if modifier.startswith(sign):
+                alternative = modifier[len(sign) :]
+                applies = bool(text) if sign.startswith(":") else is_set
                 if sign.endswith("+"):
-                    return self.joined(other) if given else ""
-                if given:
+                    return self.joined(alternative) if applies else ""
+                if applies:
                     return value
-                result = self.joined(other)
+                result = self.joined(alternative)
                 if sign.endswith("="):
                     self.variables[name] = result
                 return UNKNOWN if sign.endswith("?") else result
-        for sign, kind in (
-            ("##", "longest"),
-            ("#", "shortest"),
-            ("%%", "longest"),
-            ("%", "shortest"),
-        ):
-            if rest.startswith(sign):
-                return _stripped(
-                    text, self.joined(rest[len(sign) :]), sign[0] == "#", kind == "longest"
-                )
-        if rest.startswith("/"):
-            whole = rest.startswith("//")
-            old, _, new = rest[2 if whole else 1 :].partition("/")
-            return text.replace(self.joined(old), self.joined(new), -1 if whole else 1)
-        if rest in (",,", "^^"):
-            return text.lower() if rest == ",," else text.upper()
-        match = re.fullmatch(r":(\d+)(?::(\d+))?", rest)
+        for sign in ("##", "#", "%%", "%"):
+            if modifier.startswith(sign):
+                pattern = self.joined(modifier[len(sign) :])
+                return _stripped(text, pattern, front=sign[0] == "#", longest=len(sign) == 2)
+        if modifier.startswith("/"):
+            everywhere = modifier.startswith("//")
+            old, _, new = modifier[2 if everywhere else 1 :].partition("/")
+            return text.replace(self.joined(old), self.joined(new), -1 if everywhere else 1)
+        if modifier in (",,", "^^"):
+            return text.lower() if modifier == ",," else text.upper()
+        match = re.fullmatch(r":(\d+)(?::(\d+))?", modifier)
         if match:
             return text[int(match[1]) :][: int(match[2]) if match[2] else None]
         return UNKNOWN
 
     def text(self, name: str) -> str:
         value = self.variables.get(name, "")
-        return value if isinstance(value, str) else value[0].text if value else ""
+        if isinstance(value, str):
+            return value
+        return value[0].text if value else ""
 
     def _arithmetic(self, raw: str) -> str:
         names = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", raw)
         names = re.sub(
-            r"\$(\d)", lambda one: (self.arguments + [""] * 9)[int(one[1]) - 1] or "0", names
+            r"\$(\d)", lambda match: (self.arguments + [""] * 9)[int(match[1]) - 1] or "0", names
         )
-        known = VARIABLE_NAME.sub(lambda one: self.text(one[0]) or "0", names)
+        expression = VARIABLE_NAME.sub(lambda match: self.text(match[0]) or "0", names)
         try:
-            return str(_whole_number(ast.parse(known.strip(), mode="eval").body))
+            return str(_whole_number(ast.parse(expression.strip(), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, OverflowError):
             return UNKNOWN
 
@@ -278,7 +282,7 @@ def _whole_number(node: ast.expr) -> int:
     raise ValueError("no whole-number arithmetic")
 
 
-def _stripped(text: str, pattern: str, front: bool, longest: bool) -> str:
+def _stripped(text: str, pattern: str, *, front: bool, longest: bool) -> str:
     lengths = range(len(text) + 1)
     for length in reversed(lengths) if longest else lengths:
         part = text[:length] if front else text[len(text) - length :]
@@ -289,16 +293,16 @@ def _stripped(text: str, pattern: str, front: bool, longest: bool) -> str:
 
 def tokens_of(text: str, start: int = 0, closing: str = "") -> tuple[list[Token], int]:
     """Return the tokens of a script up to the closing bracket, and the offset behind them."""
-    at, found = start, list[Token]()
+    at, tokens = start, list[Token]()
     pending: list[tuple[Token, str, bool, bool]] = []
     while at < len(text):
         char = text[at]
-        if len(found) > MAX_WORDS:
+        if len(tokens) > MAX_WORDS:
             raise BadInput(
                 f"The script has more than {MAX_WORDS:,} words.", way_out="Give a launch script."
             )
         if char == closing:
-            return found, at + 1
+            return tokens, at + 1
         if text.startswith("\\\n", at):
             at += 2
         elif char in " \t\r":
@@ -306,7 +310,7 @@ def tokens_of(text: str, start: int = 0, closing: str = "") -> tuple[list[Token]
         elif char == "#":
             at = _end_of_line(text, at)
         elif char == "\n":
-            found.append(Token("newline", "\n", at, at + 1, _line(text, at)))
+            tokens.append(Token("newline", "\n", at, at + 1, _line(text, at)))
             at += 1
             for token, word, quoted, tabs in pending:
                 body, at = _heredoc(text, at, word, tabs)
@@ -317,25 +321,27 @@ def tokens_of(text: str, start: int = 0, closing: str = "") -> tuple[list[Token]
             while at < len(text) and text[at] in " \t":
                 at += 1
             end = _word_end(text, at)
-            if match[2] in ("<<", "<<-") and found:
+            if match[2] in ("<<", "<<-") and tokens:
                 raw = text[at:end]
                 word = re.sub(r"['\"\\]", "", raw)
-                pending.append((found[-1], word, raw != word, match[2] == "<<-"))
+                pending.append((tokens[-1], word, raw != word, match[2] == "<<-"))
             at = end
-        elif operator_ := next((one for one in _OPERATORS if text.startswith(one, at)), None):
-            found.append(Token("operator", operator_, at, at + len(operator_), _line(text, at)))
+        elif operator_ := next(
+            (candidate for candidate in _OPERATORS if text.startswith(candidate, at)), None
+        ):
+            tokens.append(Token("operator", operator_, at, at + len(operator_), _line(text, at)))
             at += len(operator_)
         else:
             end = _word_end(text, at)
             raw = text[at:end]
             if ASSIGNMENT.fullmatch(raw) and end < len(text) and text[end] == "(":
                 items, end = tokens_of(text, end + 1, ")")
-                kept = [one for one in items if one.kind == "word"]
-                found.append(Token("array", raw, at, end, _line(text, at), kept))
+                elements = [item for item in items if item.kind == "word"]
+                tokens.append(Token("array", raw, at, end, _line(text, at), elements))
             else:
-                found.append(Token("word", raw, at, end, _line(text, at)))
+                tokens.append(Token("word", raw, at, end, _line(text, at)))
             at = max(end, at + 1)
-    return found, at
+    return tokens, at
 
 
 def _line(text: str, at: int) -> int:
