@@ -235,7 +235,7 @@ SCRIPT_FLAGS = ("model", "config", "dataset", "tuning")  # flags whose values th
 PROMPTED = (
     "grpo",
     "rloo",
-    async_grpo.ASYNC_GRPO,
+    async_grpo.ASYNC_METHOD,
 )  # methods of scripts that generate completions to prompts
 HELD = (
     *ALWAYS_STATED["grpo"],
