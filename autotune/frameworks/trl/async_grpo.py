@@ -45,7 +45,7 @@ from autotune.frameworks.trl.trainers import (
     TrlScripted,
 )
 
-ASYNC_GRPO = "async-grpo"
+ASYNC_METHOD = "async-grpo"
 SERVED: Mapping[str, KnobValue] = {
     "use_vllm": True,
     "vllm_mode": "server",
@@ -62,7 +62,7 @@ NOT_IN_STEP = frozenset(
 class TrlAsyncGrpo(TrlScripted):
     """Rollouts of a vLLM server on GPUs of its own, trained on as they arrive."""
 
-    method = space = ASYNC_GRPO
+    method = space = ASYNC_METHOD
     requires: Mapping[str, str] = {"trl": "trl>=1.16,<1.17"}
     completions_each = 0
 
@@ -158,8 +158,8 @@ def _settings_of(knobs: Knobs, task: Task) -> dict[str, KnobValue]:
         if value is not None:
             chosen[name] = value
     settings: dict[str, KnobValue] = {"server_gpus": 1, **chosen}
-    for name in ALWAYS_STATED[ASYNC_GRPO]:
-        settings.setdefault(name, default(name, ASYNC_GRPO))
+    for name in ALWAYS_STATED[ASYNC_METHOD]:
+        settings.setdefault(name, default(name, ASYNC_METHOD))
     settings |= SERVED
     # 2. Lengths and batch shape.
     settings.setdefault("max_prompt_length", DEFAULT_PROMPT_LENGTH)
@@ -167,11 +167,11 @@ def _settings_of(knobs: Knobs, task: Task) -> dict[str, KnobValue]:
     if ACCUMULATION not in chosen:
         ranks = max(1, ranks_of(settings, task.hardware.count))
         per_step = rollouts_per_step(settings, ranks) * ranks
-        settings[ACCUMULATION] = accumulation(per_step, task, ASYNC_GRPO)
+        settings[ACCUMULATION] = accumulation(per_step, task, ASYNC_METHOD)
     # 3. Precision and adapter.
     settings |= precision_settings(chosen, task)
     settings |= adapter_settings(chosen, task)
-    dtype = chosen.get("dtype", default("dtype", ASYNC_GRPO))
+    dtype = chosen.get("dtype", default("dtype", ASYNC_METHOD))
     settings["dtype"] = loaded_dtype(dtype, task.workload.model.config)
     return {name: value for name, value in settings.items() if is_read(name, settings)}
 
@@ -188,7 +188,7 @@ def _server(settings: Settings, task: Task, batch: int) -> SplitEngines:
         micro = count_of(settings, MICRO_BATCH)
         steps = count_of(settings, ACCUMULATION)
         generating = max(1, staleness) * micro * steps * ranks
-    queue = default("queue_maxsize", ASYNC_GRPO)
+    queue = default("queue_maxsize", ASYNC_METHOD)
     waiting = count_of({"queue_maxsize": queue, **settings}, "queue_maxsize")
     sync_steps = max(1, count_of(settings, "weight_sync_steps"))
     usable = float(staleness * sync_steps)
