@@ -23,7 +23,7 @@ from autotune.frameworks.trl.user_config import TRAINED, UserConfig
 from autotune.request.origins import Origin, Source
 from autotune.request.values import FileChoice, UserFile
 
-PROMPTED = ("grpo", "rloo", async_grpo.ASYNC_GRPO)  # methods that generate completions to prompts
+PROMPTED = ("grpo", "rloo", async_grpo.ASYNC_METHOD)  # methods that generate completions to prompts
 HELD = (
     *ALWAYS_STATED["grpo"],
     *ALWAYS_STATED["async-grpo"],
