@@ -8,7 +8,7 @@
     SEARCH        --search: the choices of a knob             another setting: both stand
     TUNING        --tuning, or the launch script's kind of    wins
                   tuning: use_peft and load_in_4bit
-    FILE          --config, --from-command or --script        another setting: both stand
+    FILE          --config, --from-command or --script        wins
     VARIABLE      exported PYTORCH_ALLOC_CONF                 another setting: both stand
     FILE_DEFAULT  the framework's defaults with which the     another setting: both stand
                   user's file trains

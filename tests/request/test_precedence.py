@@ -122,13 +122,23 @@ def test_an_exported_variable_and_the_defaults_of_a_file_stand_side_by_side(
     assert stated(request, "num_generations") == (8, Source.FILE_DEFAULT)
 
 
-def test_an_exported_variable_and_a_file_stand_side_by_side(
-    config: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("variable", [ALLOCATOR, "PYTORCH_ALLOC_CONF"])
+def test_a_file_wins_over_an_exported_variable(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
+    """TRL sets the block `env` of its file, and a script its own exports, after the shell."""
     monkeypatch.setenv(ALLOCATOR, "max_split_size_mb:64")
-    request = request_of(config=write(config, num_generations=4), mode="emulate")
-    assert stated(request, ALLOCATOR) == ("max_split_size_mb:64", Source.VARIABLE)
-    assert stated(request, "num_generations") == (4, Source.FILE)
+    value = "expandable_segments:True"
+    request = request_of(config=write(config, env={variable: value}), mode="emulate")
+    assert ALLOCATOR not in request.job.task.workload.held
+    assert request.job.task.workload.user_settings["env"] == {variable: value}
+
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f"export {variable}={value}\ntrl grpo --model_name_or_path Qwen/Qwen2.5-0.5B\n"
+    )
+    request = request_of(from_command=str(script), mode="emulate")
+    assert ALLOCATOR not in request.job.task.workload.held
 
 
 def test_a_file_wins_over_the_defaults(config: Path) -> None:
