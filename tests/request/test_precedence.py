@@ -179,6 +179,33 @@ def test_a_hold_wins_over_the_tuning() -> None:
     assert stated(request, "load_in_4bit") == (True, Source.HOLD)
 
 
+@pytest.mark.parametrize(
+    ("tuning", "hold", "trained"),
+    [
+        (None, "use_peft=false", "full"),
+        (None, "load_in_4bit=true", "qlora"),
+        ("lora", "load_in_4bit=true", "qlora"),
+        ("qlora", "load_in_4bit=false", "lora"),
+        ("full", "use_peft=true", "lora"),
+        ("lora", "use_peft=true", "lora"),
+    ],
+)
+def test_the_tuning_of_the_job_is_that_of_the_settings_that_won(
+    tuning: str | None, hold: str, trained: str
+) -> None:
+    request = request_of(model="Qwen2.5-0.5B", tuning=tuning, hold=(hold,))
+    settings = candidate_of_job(request).settings
+    assert request.job.task.workload.tuning == trained
+    assert settings["use_peft"] is (trained != "full")
+    assert bool(settings.get("load_in_4bit")) is (trained == "qlora")
+    assert not any(note.startswith(("LoRA", "full fine")) for note in request.assumed)
+
+
+def test_a_held_adapter_has_a_rank() -> None:
+    request = request_of(model="Qwen2.5-0.5B", tuning="full", hold=("use_peft=true",), lora_rank=8)
+    assert candidate_of_job(request).settings["lora_r"] == 8
+
+
 def test_a_set_wins_over_a_hold() -> None:
     request = request_of(
         model="Qwen2.5-0.5B", hold=("num_generations=8",), set=("num_generations=4",)
