@@ -42,7 +42,7 @@ from autotune.request.resources import (
 from autotune.request.searched_space import accepted_settings, named_choices, space_around
 from autotune.request.sources import length_sources
 from autotune.request.sources.config_file import read_config_file
-from autotune.request.sources.exported_variables import exported_allocator
+from autotune.request.sources.exported_variables import exported_allocator, sets_allocator
 from autotune.request.sources.launch_script import read_launch_script
 from autotune.request.sources.reader import SourceReader
 from autotune.request.sources.training_script import read_training_script
@@ -202,7 +202,9 @@ def _read_sources(flags: FlagValues, reader: SourceReader) -> Sources:
         space=space,
         python=python,
         file=file,
-        exported=_exported(flags.settings, space, trainer, hardware),
+        exported=None
+        if sets_allocator(file)
+        else _exported(flags.settings, space, trainer, hardware),
     )
 
 

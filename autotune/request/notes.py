@@ -26,7 +26,7 @@ def assumptions(
     """Yield the values that no flag states."""
     workload = job.task.workload
     source = " (as the configuration has it)" if config else ""
-    if tuning.origin is None:
+    if not tuning.is_stated:
         yield f"{TUNING_NAMES[workload.tuning]}{_assumed_rank(flags, job)}{source}"
     if flags.settings.global_batch is None and workload.global_batch is not None:
         yield f"global batch {workload.global_batch}{source}"

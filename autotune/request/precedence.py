@@ -8,7 +8,7 @@
     SEARCH        --search: the choices of a knob             another setting: both stand
     TUNING        --tuning, or the launch script's kind of    wins
                   tuning: use_peft and load_in_4bit
-    FILE          --config, --from-command or --script        another setting: both stand
+    FILE          --config, --from-command or --script        wins
     VARIABLE      exported PYTORCH_ALLOC_CONF                 another setting: both stand
     FILE_DEFAULT  the framework's defaults with which the     another setting: both stand
                   user's file trains
@@ -34,7 +34,14 @@ from typing import cast
 from autotune.core.errors import BadInput
 from autotune.core.job import Tuning
 from autotune.core.space import KnobValue, SearchSpace
-from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, by_name
+from autotune.request.origins import (
+    HeldSetting,
+    HeldSettings,
+    Origin,
+    Source,
+    by_name,
+    values_of,
+)
 from autotune.request.values import FlagValues, SettingChoice, TrainingChoice, UserFile
 
 DEFAULT_FRAMEWORK, DEFAULT_METHOD = "trl", "grpo"
@@ -88,34 +95,43 @@ class ChosenTuning:
     """Trained parameters of a request."""
 
     tuning: Tuning
-    origin: Origin | None  # None: it follows from the settings of the file, or from the space
-
-    @property
-    def settings(self) -> HeldSettings:
-        """Return the settings of TRL that a stated tuning means."""
-        if self.origin is None:
-            return {}
-        values = {"use_peft": self.tuning != "full", "load_in_4bit": self.tuning == "qlora"}
-        return by_name(
-            HeldSetting(name=name, value=value, origin=self.origin)
-            for name, value in values.items()
-        )
+    is_stated: bool  # by a flag or a launch script; else the file's settings or the space decide
+    settings: HeldSettings  # settings of TRL that --tuning or the launch script means
 
 
 def choose_tuning(flags: FlagValues, file: UserFile | None, space: SearchSpace) -> ChosenTuning:
+    # 1. --tuning, the launch script, the settings of the file, or the space.
+    origin = None
     if flags.model.tuning is not None:
-        origin = Origin(source=Source.TUNING, place="--tuning")
-        return ChosenTuning(tuning=flags.model.tuning, origin=origin)
-    if file is None:
-        return ChosenTuning(tuning=cast(Tuning, space.assume.get("tuning", "lora")), origin=None)
-    if file.tuning is not None:
-        origin = Origin(source=Source.TUNING, place=str(file.config.path))
-        return ChosenTuning(tuning=file.tuning, origin=origin)
-    settings = file.config.settings
-    if not settings.get("use_peft", False):
-        return ChosenTuning(tuning="full", origin=None)
-    in_4bit = settings.get("load_in_4bit", False)
-    return ChosenTuning(tuning="qlora" if in_4bit else "lora", origin=None)
+        tuning, origin = flags.model.tuning, Origin(source=Source.TUNING, place="--tuning")
+    elif file is None:
+        tuning = cast(Tuning, space.assume.get("tuning", "lora"))
+    elif file.tuning is not None:
+        place = str(file.config.path)
+        tuning, origin = file.tuning, Origin(source=Source.TUNING, place=place)
+    else:
+        tuning = _tuning_under(file.config.settings, "full")
+    settings = {} if origin is None else _tuning_settings(tuning, origin)
+
+    # 2. --hold and --set of the same settings win over all of them.
+    held = values_of({**flags.settings.hold, **flags.settings.set})
+    trained = _tuning_under(held, tuning)
+    is_stated = origin is not None or trained != tuning
+    return ChosenTuning(tuning=trained, is_stated=is_stated, settings=settings)
+
+
+def _tuning_under(settings: Mapping[str, KnobValue], otherwise: Tuning) -> Tuning:
+    """Return the tuning that settings of TRL mean; `otherwise`: where they state nothing."""
+    if not settings.get("use_peft", otherwise != "full"):
+        return "full"
+    return "qlora" if settings.get("load_in_4bit", otherwise == "qlora") else "lora"
+
+
+def _tuning_settings(tuning: Tuning, origin: Origin) -> HeldSettings:
+    values = {"use_peft": tuning != "full", "load_in_4bit": tuning == "qlora"}
+    return by_name(
+        HeldSetting(name=name, value=value, origin=origin) for name, value in values.items()
+    )
 
 
 # Settings.

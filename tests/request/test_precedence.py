@@ -122,13 +122,23 @@ def test_an_exported_variable_and_the_defaults_of_a_file_stand_side_by_side(
     assert stated(request, "num_generations") == (8, Source.FILE_DEFAULT)
 
 
-def test_an_exported_variable_and_a_file_stand_side_by_side(
-    config: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("variable", [ALLOCATOR, "PYTORCH_ALLOC_CONF"])
+def test_a_file_wins_over_an_exported_variable(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
+    """TRL sets the block `env` of its file, and a script its own exports, after the shell."""
     monkeypatch.setenv(ALLOCATOR, "max_split_size_mb:64")
-    request = request_of(config=write(config, num_generations=4), mode="emulate")
-    assert stated(request, ALLOCATOR) == ("max_split_size_mb:64", Source.VARIABLE)
-    assert stated(request, "num_generations") == (4, Source.FILE)
+    value = "expandable_segments:True"
+    request = request_of(config=write(config, env={variable: value}), mode="emulate")
+    assert ALLOCATOR not in request.job.task.workload.held
+    assert request.job.task.workload.user_settings["env"] == {variable: value}
+
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f"export {variable}={value}\ntrl grpo --model_name_or_path Qwen/Qwen2.5-0.5B\n"
+    )
+    request = request_of(from_command=str(script), mode="emulate")
+    assert ALLOCATOR not in request.job.task.workload.held
 
 
 def test_a_file_wins_over_the_defaults(config: Path) -> None:
@@ -167,6 +177,33 @@ def test_what_is_held_is_not_searched() -> None:
 def test_a_hold_wins_over_the_tuning() -> None:
     request = request_of(model="Qwen2.5-0.5B", tuning="full", hold=("load_in_4bit=true",))
     assert stated(request, "load_in_4bit") == (True, Source.HOLD)
+
+
+@pytest.mark.parametrize(
+    ("tuning", "hold", "trained"),
+    [
+        (None, "use_peft=false", "full"),
+        (None, "load_in_4bit=true", "qlora"),
+        ("lora", "load_in_4bit=true", "qlora"),
+        ("qlora", "load_in_4bit=false", "lora"),
+        ("full", "use_peft=true", "lora"),
+        ("lora", "use_peft=true", "lora"),
+    ],
+)
+def test_the_tuning_of_the_job_is_that_of_the_settings_that_won(
+    tuning: str | None, hold: str, trained: str
+) -> None:
+    request = request_of(model="Qwen2.5-0.5B", tuning=tuning, hold=(hold,))
+    settings = candidate_of_job(request).settings
+    assert request.job.task.workload.tuning == trained
+    assert settings["use_peft"] is (trained != "full")
+    assert bool(settings.get("load_in_4bit")) is (trained == "qlora")
+    assert not any(note.startswith(("LoRA", "full fine")) for note in request.assumed)
+
+
+def test_a_held_adapter_has_a_rank() -> None:
+    request = request_of(model="Qwen2.5-0.5B", tuning="full", hold=("use_peft=true",), lora_rank=8)
+    assert candidate_of_job(request).settings["lora_r"] == 8
 
 
 def test_a_set_wins_over_a_hold() -> None:

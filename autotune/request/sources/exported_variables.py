@@ -8,6 +8,20 @@ from collections.abc import Mapping
 from autotune.frameworks.trl.settings import ALLOCATOR_VARIABLE, NEWER_ALLOCATOR_VARIABLE
 from autotune.request.assignments import parse_value
 from autotune.request.origins import HeldSetting, Origin, Source
+from autotune.request.values import UserFile
+
+
+def sets_allocator(file: UserFile | None) -> bool:
+    """Return True if the user's file sets the variables itself, whatever the shell exports: TRL's
+    block `env`, or an export of the launch script.
+    """
+    if file is None:
+        return False
+    variables = file.config.rest.get("env")
+    names = set(variables) if isinstance(variables, Mapping) else set()
+    if file.launch is not None:
+        names.update(file.launch.environment)
+    return bool(names & {ALLOCATOR, OTHER_ALLOCATOR})
 
 
 def exported_allocator(variables: Mapping[str, str] = os.environ) -> HeldSetting | None:
