@@ -40,7 +40,7 @@ def compare(trial: Trial, other: Trial, view: TrialView) -> SpeedRatio | None:
 
 
 def _evident_speed(trial: Trial, view: TrialView) -> Speed | None:
-    return view.confirmations.get(trial.candidate.id, trial).measurement.ranking_speed
+    return view.evidence(trial).measurement.ranking_speed
 
 
 def as_fast_as(fastest: Trial, view: TrialView) -> list[Trial]:
@@ -48,7 +48,7 @@ def as_fast_as(fastest: Trial, view: TrialView) -> list[Trial]:
     the spread.
     """
     tier = view.tier_of_choice()
-    if tier is None or fastest.candidate.id not in view.confirmations:
+    if tier is None or not view.is_confirmed(fastest.candidate):
         return []
     equals = []
     for trial in view.contenders(tier):
