@@ -74,7 +74,7 @@ def acquisition_values(view: TrialView, pool: IndexArray, live: Collection[str] 
     if not view.problem.surrogate.options.value_per_second:
         return gain
     seconds = _seconds_to_measure(view.table, view.completed, estimates, live)
-    return gain / seconds[pool] ** COST_EXPONENT
+    return np.asarray(gain / seconds[pool] ** COST_EXPONENT)
 
 
 def _oom_exponent(trials: Sequence[Trial]) -> float:
@@ -95,7 +95,7 @@ def _seconds_to_measure(
         live = {last.candidate.load_key}
     load_first = np.where(table.is_loaded(live), 0.0, load)
     load_again = (1 - estimates.fits) * load
-    return probe + load_first + load_again
+    return np.asarray(probe + load_first + load_again)
 
 
 def _probe_seconds(trials: Sequence[Trial], estimates: Estimates) -> FloatArray:

@@ -345,8 +345,8 @@ def _on_one_load(tier: Tier, pool: IndexArray, view: TrialView) -> IndexArray:
         on_live = pool[view.table.is_loaded([live])[pool]]
         if len(on_live) and live not in abandoned:
             return on_live
-    others = pool[~view.table.is_loaded(abandoned)[pool]]
-    return others if len(others) else pool
+    remaining = pool[~view.table.is_loaded(abandoned)[pool]]
+    return remaining if len(remaining) else pool
 
 
 def _abandoned_loads(tier: Tier, view: TrialView) -> set[str]:

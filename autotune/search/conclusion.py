@@ -86,11 +86,11 @@ def _what_is_proven(view: TrialView, winner: Trial | None, proven: Proven | None
 
 def _runner_ups(view: TrialView, tier: Tier, winner: Trial) -> list[Trial]:
     """Return the next best of the winner's tier, by confirmation if there is any."""
-    others = []
+    evidence = []
     for trial in view.contenders(tier):
         if trial is not winner:
-            others.append(view.evidence(trial))
-    return sorted(others, key=speed_of, reverse=True)[:MAX_RUNNER_UPS]
+            evidence.append(view.evidence(trial))
+    return sorted(evidence, key=speed_of, reverse=True)[:MAX_RUNNER_UPS]
 
 
 def _best_of_other_tiers(view: TrialView, tier_of_choice: Tier | None) -> list[Trial]:

@@ -148,7 +148,7 @@ def _affordable(view: TrialView, seconds: float, share: float) -> bool:
     if not _has_time(view, seconds):
         return False
     searching = sum(map(_seconds_of, view.probes))
-    confirming = []
+    confirming: list[float] = []
     for confirmations in view.rounds.values():
         confirming += map(_seconds_of, confirmations)
     return sum(confirming) + min(confirming) <= share * searching

@@ -89,11 +89,11 @@ class Observations:
     residual: FloatArray
     variance: FloatArray  # Own variance, in addition to the common noise; 0 for a plain measurement
 
-    def equals(self, other: Observations) -> bool:
+    def equals(self, observations: Observations) -> bool:
         return (
-            np.array_equal(self.rows, other.rows)
-            and np.array_equal(self.residual, other.residual)
-            and np.array_equal(self.variance, other.variance)
+            np.array_equal(self.rows, observations.rows)
+            and np.array_equal(self.residual, observations.residual)
+            and np.array_equal(self.variance, observations.variance)
         )
 
 
@@ -313,15 +313,15 @@ class Regression:
         """Return the posterior; its means depend on the observations alone. `noises`: those
         still possible, if fewer.
         """
-        fit = self._fit(observed, noises or self._noises)
+        current_fit = self._fit(observed, noises or self._noises)
         if not len(pending):
-            return fit.posterior
+            return current_fit.posterior
         if self._pending is None or not self._pending.included <= set(pending.tolist()):
-            self._pending = _PendingVariance(fit, self._default_model)
+            self._pending = _PendingVariance(current_fit, self._default_model)
         factor = self._pending.deviation_factor(pending)
-        covariance_with = partial(_scaled_covariance, fit.posterior, factor)
-        deviation = fit.posterior.deviation * factor
-        return replace(fit.posterior, deviation=deviation, covariance_with=covariance_with)
+        covariance_with = partial(_scaled_covariance, current_fit.posterior, factor)
+        deviation = current_fit.posterior.deviation * factor
+        return replace(current_fit.posterior, deviation=deviation, covariance_with=covariance_with)
 
     @property
     def _default_model(self) -> CovarianceModel:
@@ -333,14 +333,14 @@ class Regression:
             last_noises, last_fit = self._last
             if last_noises == noises and last_fit.observed.equals(observed):
                 return last_fit
-        fit = Fit(self._kernels, self._amplitude, observed, noises, self._structures)
-        self._last = noises, fit
+        current_fit = Fit(self._kernels, self._amplitude, observed, noises, self._structures)
+        self._last = noises, current_fit
         self._pending = None
-        return fit
+        return current_fit
 
 
 def _scaled_covariance(posterior: Posterior, factor: FloatArray, row: int) -> FloatArray:
-    return posterior.covariance_with(row) * factor * factor[row]
+    return np.asarray(posterior.covariance_with(row) * factor * factor[row])
 
 
 class _PendingVariance:
@@ -349,14 +349,14 @@ class _PendingVariance:
     time.
     """
 
-    def __init__(self, fit: Fit, default: CovarianceModel) -> None:
-        self._fit = fit
-        self._model = max(fit.models, key=lambda model: model.weight, default=default)
-        root = np.linalg.cholesky(fit.covariance(self._model))
-        cross = fit.cross(self._model.shares)
+    def __init__(self, observed_fit: Fit, default: CovarianceModel) -> None:
+        self._fit = observed_fit
+        self._model = max(observed_fit.models, key=lambda model: model.weight, default=default)
+        root = np.linalg.cholesky(observed_fit.covariance(self._model))
+        cross = observed_fit.cross(self._model.shares)
         self._whitened = np.linalg.inv(root) @ cross * self._model.scale**2
         removed = (self._whitened**2).sum(axis=0)
-        self._before = np.maximum(fit.prior_variance(self._model) - removed, MIN_VARIANCE)
+        self._before = np.maximum(observed_fit.prior_variance(self._model) - removed, MIN_VARIANCE)
         self._remaining = self._before.copy()
         self.included: set[int] = set()
         """Rows of the pending candidates so far."""

@@ -153,12 +153,12 @@ def _random_number_of(codes: IndexArray, random: np.random.Generator) -> IndexAr
     return numbers[codes]
 
 
-def _determine_each_other(left: IndexArray, right: IndexArray) -> bool:
+def _determine_each_other(codes: IndexArray, other_codes: IndexArray) -> bool:
     """Return True for a bijection, like that between accumulation and micro-batch at a fixed global
     batch. A column and itself are one.
     """
-    pairs = len(np.unique(left * (right.max() + 1) + right))
-    return bool(pairs == left.max() + 1 == right.max() + 1)
+    pairs = len(np.unique(codes * (other_codes.max() + 1) + other_codes))
+    return bool(pairs == codes.max() + 1 == other_codes.max() + 1)
 
 
 def _codes(column: FloatArray | IndexArray) -> IndexArray:

@@ -133,15 +133,15 @@ class Kernels:
     @cached_property
     def diagonal(self) -> SimilarityParts:
         """Return S_p[i, i] for each part. The linear kernel of `single` is not 1 there."""
-        ones = np.ones(self.size)
-        single = ones + sum(effect.weight for effect in self._categorical)
+        unit = np.ones(self.size)
+        single = unit + sum(effect.weight for effect in self._categorical)
         for effect in self._numeric:
             actual = 3.0 * (effect.actual - 0.5) ** 2
             predicted = 3.0 * (effect.predicted - 0.5) ** 2
             line = 1 + (1 - effect.trust) * actual + effect.trust * predicted
             single += effect.weight * 0.5 * line
         return SimilarityParts(
-            bias=ones, single=single / self._total_weight, joint=ones, identity=ones
+            bias=unit, single=single / self._total_weight, joint=unit, identity=unit
         )
 
 
@@ -157,13 +157,13 @@ def _mixed(similarity: SimilarityFunction, effect: KnobEffect, rows: IndexArray)
     return effect.trust * predicted + (1 - effect.trust) * actual
 
 
-def _squared_exponential(left: FloatArray, right: FloatArray) -> FloatArray:
-    return np.exp(-0.5 * ((left - right) / LENGTH_SCALE) ** 2)
+def _squared_exponential(x_i: FloatArray, x_j: FloatArray) -> FloatArray:
+    return np.exp(-0.5 * ((x_i - x_j) / LENGTH_SCALE) ** 2)
 
 
-def _linear(left: FloatArray, right: FloatArray) -> FloatArray:
-    return 3.0 * (left - 0.5) * (right - 0.5)
+def _linear(x_i: FloatArray, x_j: FloatArray) -> FloatArray:
+    return 3.0 * (x_i - 0.5) * (x_j - 0.5)
 
 
-def _equal(left: FloatArray, right: FloatArray) -> FloatArray:
-    return np.asarray(left == right, dtype=float)
+def _equal(x_i: FloatArray, x_j: FloatArray) -> FloatArray:
+    return np.asarray(x_i == x_j, dtype=float)

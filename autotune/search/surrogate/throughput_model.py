@@ -115,10 +115,10 @@ class ThroughputModel:
     @classmethod
     def has_phase_times(cls, predictions: Sequence[Prediction | None]) -> bool:
         """Return True if every prediction has seconds by phase."""
-        known = [prediction for prediction in predictions if prediction is not None]
-        if not known:
+        predicted = [prediction for prediction in predictions if prediction is not None]
+        if not predicted:
             return False
-        return all(_is_timed(prediction) for prediction in known)
+        return all(_is_timed(prediction) for prediction in predicted)
 
     def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
         """Return the posterior of log(tokens per second)."""
@@ -388,4 +388,4 @@ def _log_figures(seconds: FloatArray) -> FloatArray | None:
     longest = float(seconds.max())
     if longest <= 0:
         return None
-    return np.log(np.maximum(seconds, longest * MIN_PHASE_SHARE))
+    return np.asarray(np.log(np.maximum(seconds, longest * MIN_PHASE_SHARE)))
