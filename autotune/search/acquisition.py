@@ -24,7 +24,7 @@ import numpy as np
 
 from autotune.catalog import complexity
 from autotune.core.answer import Trial
-from autotune.core.space import Candidate, Knobs
+from autotune.core.space import Candidate
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates
 from autotune.search.surrogate.gaussian_process import expected_improvement
@@ -67,7 +67,8 @@ def acquisition_values(view: TrialView, pool: IndexArray, live: Collection[str] 
         lead, deviation = estimates.speed.lead_over(view.leader(contenders))
         improvement = expected_improvement(lead[pool], deviation[pool], 0.0)
     else:
-        mean, deviation = estimates.speed.mean[pool], estimates.speed.deviation[pool]
+        mean = estimates.speed.mean[pool]
+        deviation = estimates.speed.deviation[pool]
         improvement = expected_improvement(mean, deviation, float(np.max(mean)) - 1.0)
     gain = improvement * estimates.fits[pool] ** _oom_exponent(view.completed)
     if not view.problem.surrogate.options.value_per_second:
@@ -92,17 +93,19 @@ def _seconds_to_measure(
     last = trials[-1]
     if not live and not last.measurement.outcome.is_out_of_memory:
         live = {last.candidate.load_key}
-    live_numbers = [table.load_number[key] for key in live if key in table.load_number]
-    is_live = np.isin(table.loads, live_numbers)
-    return np.asarray(probe + np.where(is_live, 0.0, load) + (1 - estimates.fits) * load)
+    load_first = np.where(table.is_loaded(live), 0.0, load)
+    load_again = (1 - estimates.fits) * load
+    return np.asarray(probe + load_first + load_again)
 
 
 def _probe_seconds(trials: Sequence[Trial], estimates: Estimates) -> FloatArray:
     """Median seconds of a probe times the candidate's expected slowdown, within bounds."""
-    probes = [trial for trial in trials if trial.purpose != "confirm"] or trials[-1:]
-    costs = [trial.measurement.cost for trial in probes]
-    usual = statistics.median(cost.total_seconds - cost.load_seconds for cost in costs)
-    usual = max(usual, MIN_PROBE_SECONDS)
+    probes = [trial for trial in trials if trial.purpose != "confirm"]
+    seconds = []
+    for trial in probes or trials[-1:]:
+        cost = trial.measurement.cost
+        seconds.append(cost.total_seconds - cost.load_seconds)
+    usual_seconds = max(statistics.median(seconds), MIN_PROBE_SECONDS)
 
     speeds = []
     for trial in trials:
@@ -110,10 +113,10 @@ def _probe_seconds(trials: Sequence[Trial], estimates: Estimates) -> FloatArray:
         if speed is not None:
             speeds.append(speed.tokens_per_second)
     if not speeds:
-        return np.full(len(estimates.fits), usual)
+        return np.full(len(estimates.fits), usual_seconds)
     log_slowdown = np.log(statistics.median(speeds)) - estimates.speed.mean
     bounded = np.clip(log_slowdown, -MAX_LOG_SLOWDOWN, MAX_LOG_SLOWDOWN)
-    return np.asarray(usual * np.exp(bounded))
+    return np.asarray(usual_seconds * np.exp(bounded))
 
 
 def _load_seconds(
@@ -122,29 +125,21 @@ def _load_seconds(
     """Median seconds of the measured loads that share the most settings with the candidate's
     load.
     """
-    measured: dict[str, tuple[Knobs, list[float]]] = {}
-    for trial in trials:
-        seconds = trial.measurement.cost.load_seconds
-        if seconds > 0:
-            load = trial.candidate.load
-            measured.setdefault(trial.candidate.load_key, (load, []))[1].append(seconds)
-
+    loading = [trial for trial in trials if trial.measurement.cost.load_seconds > 0]
     by_load = np.full(len(table.load_examples), DEFAULT_LOAD_PROBES * probe_seconds)
-    if measured:
+    if loading:
         for number, example in table.load_examples.items():
-            by_load[number] = _most_similar_seconds(example, list(measured.values()))
-    return np.asarray(by_load[table.loads])
+            by_load[number] = _most_similar_seconds(example, loading)
+    return by_load[table.loads]
 
 
-def _most_similar_seconds(
-    candidate: Candidate, measured: Sequence[tuple[Knobs, list[float]]]
-) -> float:
+def _most_similar_seconds(candidate: Candidate, loading: Sequence[Trial]) -> float:
     """Return the median seconds of the loads with the most equal settings."""
-    most_equal, nearest = -1, list[float]()
-    for load, seconds in measured:
-        equal = sum(load.get(name) == value for name, value in candidate.load.items())
-        if equal > most_equal:
-            most_equal, nearest = equal, []
-        if equal == most_equal:
-            nearest += seconds
-    return statistics.median(nearest)
+    seconds_by_equality: dict[int, list[float]] = {}
+    for trial in loading:
+        equal_settings = 0
+        for name, value in candidate.load.items():
+            equal_settings += trial.candidate.load.get(name) == value
+        seconds = seconds_by_equality.setdefault(equal_settings, [])
+        seconds.append(trial.measurement.cost.load_seconds)
+    return statistics.median(seconds_by_equality[max(seconds_by_equality)])

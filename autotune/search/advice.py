@@ -1,9 +1,9 @@
 """Advice: the cheapest changes that make a candidate fit, with their effect on speed.
 
 Changes are tried by kind: smaller batches, or one knob. Kinds without an effect on learning come
-first. Of each kind the strongest change is tried first: if it does not fit, no milder one does. If it
-fits, the mildest one that fits is the advice. Only if no kind suffices are pairs of kinds tried: the
-strongest change of one with the mildest of the other.
+first. Of each kind the strongest change is tried first: if it does not fit, no milder one does. If
+it fits, the mildest one that fits is the advice. Only if no kind suffices are pairs of kinds tried:
+the strongest change of one with the mildest of the other.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class _Adviser:
         for knob in (*space.knobs, *space.remedies):
             if knob.name not in BATCH_KNOBS:
                 kinds.append(self._knob_changes(knob))
-        possible = [kind for kind in kinds if kind.changes]
-        return sorted(possible, key=lambda kind: kind.learning)
+        kinds.sort(key=lambda kind: kind.learning)
+        return [kind for kind in kinds if kind.changes]
 
     def _smaller_batches(self) -> Kind:
         """Return smaller micro-batches with more accumulation, at the same global batch; powers of
@@ -110,29 +110,30 @@ class _Adviser:
         steps = self.candidate.settings.get(ACCUMULATION)
         if not isinstance(micro, int) or not isinstance(steps, int):
             return Kind(changes=(), learning=False)
-        sizes = [size for size in range(micro - 1, 0, -1) if (micro * steps) % size == 0]
-        powers_of_two = [size for size in sizes if size & (size - 1) == 0]
         changes: list[KnobValues] = []
-        for size in powers_of_two or sizes:
-            changes.append({MICRO_BATCH: size, ACCUMULATION: micro * steps // size})
-        return Kind(changes=tuple(changes), learning=False)
+        to_powers_of_two: list[KnobValues] = []
+        for size in range(micro - 1, 0, -1):
+            new_steps, remainder = divmod(micro * steps, size)
+            if remainder:
+                continue
+            change = {MICRO_BATCH: size, ACCUMULATION: new_steps}
+            changes.append(change)
+            if size & (size - 1) == 0:
+                to_powers_of_two.append(change)
+        return Kind(changes=tuple(to_powers_of_two or changes), learning=False)
 
     def _knob_changes(self, knob: Knob) -> Kind:
         settings = self.candidate.settings
         current = settings.get(knob.name)
         learning = knob.effect_under(settings) == "learning"
         is_ordered = learning or knob.memory in ("grows", "shrinks")
-        choices: list[KnobValue]
-        if current not in knob.choices or not is_ordered:
-            choices = [
-                choice for choice in knob.choices if choice != current and choice is not None
-            ]
+        choices = knob.choices
+        if current not in choices or not is_ordered:
+            choices = tuple(choice for choice in choices if choice not in (current, None))
         elif learning:  # ordered by preference
-            position = knob.choices.index(current)
-            choices = list(knob.choices[position + 1 :])
+            choices = choices[choices.index(current) + 1 :]
         else:  # ordered by memory
-            position = knob.choices.index(current)
-            choices = list(reversed(knob.choices[:position]))
+            choices = choices[: choices.index(current)][::-1]
         return Kind(changes=tuple({knob.name: choice} for choice in choices), learning=learning)
 
     # 2. Ways to fit.

@@ -208,7 +208,8 @@ def _refused(tier: Tier, view: TrialView) -> NextProbe | None:
     # 1. Stop after a check that did not fit, and where the limit was located by measurement.
     probed, contenders = view.probed_in(tier), view.contenders(tier)
     checks = [trial for trial in probed if trial.purpose == "refused"]
-    if len(checks) >= MAX_REFUSED_PROBES or not all(trial.verdict.fits for trial in checks):
+    all_fitted = all(trial.verdict.fits for trial in checks)
+    if not all_fitted or len(checks) >= MAX_REFUSED_PROBES:
         return None
     if contenders and any(ran_out(trial.measurement) for trial in probed):
         return None
@@ -221,7 +222,8 @@ def _refused(tier: Tier, view: TrialView) -> NextProbe | None:
     chances = view.estimates.fits[pool]
     if not len(pool) or chances.max() < MIN_REFUSED_CHANCE:
         return None
-    return NextProbe(purpose="refused", pool=pool[[int(chances.argmax())]])
+    likeliest = int(chances.argmax())
+    return NextProbe(purpose="refused", pool=pool[[likeliest]])
 
 
 def _last_resort(view: TrialView) -> NextProbe | SearchEnd:
@@ -232,9 +234,11 @@ def _last_resort(view: TrialView) -> NextProbe | SearchEnd:
     highest_chance = -math.inf
     for tier in view.tiers:
         safest = _safest(tier, view)
-        if safest is not None and view.estimates.fits[safest].max() > highest_chance:
-            likeliest = safest
-            highest_chance = view.estimates.fits[safest].max()
+        if safest is None:
+            continue
+        chance = view.estimates.fits[safest].max()
+        if chance > highest_chance:
+            likeliest, highest_chance = safest, chance
     if likeliest is not None:
         return NextProbe(purpose="anchor", pool=likeliest)
 
@@ -284,8 +288,9 @@ def promising(estimates: Estimates, pool: IndexArray, leader: int) -> BoolArray:
     MIN_CHANCE. The lead's deviation excludes the error that both have in common.
     """
     lead, deviation = estimates.speed.lead_over(leader)
-    faster = normal_cdf((lead[pool] - math.log1p(MIN_GAIN)) / deviation[pool])
-    return np.asarray(estimates.fits[pool] * faster >= MIN_CHANCE)
+    beyond_gain = lead[pool] - math.log1p(MIN_GAIN)
+    chance_of_gain = normal_cdf(beyond_gain / deviation[pool])
+    return estimates.fits[pool] * chance_of_gain >= MIN_CHANCE
 
 
 # 4. The budget.
@@ -295,10 +300,10 @@ def _leaves_confirmation(step: NextProbe, view: TrialView, budget: RemainingBudg
     """Return True if the probe leaves time for one confirmation of the incumbent."""
     if budget.probes <= 0:
         return False
-    ready = budget.live or {trial.candidate.load_key for trial in view.probes[-1:]}
-    number_by_key = view.table.load_number
-    ready_numbers = [number_by_key[key] for key in ready if key in number_by_key]
-    loads = not np.isin(view.table.loads[step.pool], ready_numbers).any()
+    ready = budget.live
+    if not ready and view.probes:
+        ready = frozenset({view.probes[-1].candidate.load_key})
+    loads = not view.table.is_loaded(ready)[step.pool].any()
 
     incumbent, reserve = view.best(), 0.0
     if incumbent is not None:
@@ -319,9 +324,8 @@ def _load_by_load(tier: Tier, pool: IndexArray, view: TrialView) -> NextProbe | 
 def _stopped_improving(tier: Tier, pool: IndexArray, view: TrialView) -> bool:
     """Return True if every load was measured and the last probes brought no improvement."""
     probed = view.probed_in(tier)
-    open_loads = {view.table.candidates[row].load_key for row in pool}
     measured_loads = {trial.candidate.load_key for trial in probed}
-    if not open_loads <= measured_loads:
+    if not view.table.is_loaded(measured_loads)[pool].all():
         return False
     best, without_gain = 0.0, 0
     for trial in probed:
@@ -335,26 +339,26 @@ def _stopped_improving(tier: Tier, pool: IndexArray, view: TrialView) -> bool:
 
 def _on_one_load(tier: Tier, pool: IndexArray, view: TrialView) -> IndexArray:
     """Return the part of the pool that needs no load, unless the live load is abandoned."""
-    loads_of_pool = view.table.loads[pool]
     abandoned = _abandoned_loads(tier, view)
     if view.probes:
-        live = view.table.load_number.get(view.probes[-1].candidate.load_key)
-        if live is not None and live not in abandoned and live in loads_of_pool:
-            return np.asarray(pool[loads_of_pool == live])
-    others = pool[~np.isin(loads_of_pool, list(abandoned))]
-    return others if len(others) else pool
+        live = view.probes[-1].candidate.load_key
+        on_live = pool[view.table.is_loaded([live])[pool]]
+        if len(on_live) and live not in abandoned:
+            return on_live
+    remaining = pool[~view.table.is_loaded(abandoned)[pool]]
+    return remaining if len(remaining) else pool
 
 
-def _abandoned_loads(tier: Tier, view: TrialView) -> set[int]:
-    """Return the loads that stayed slower than the incumbent."""
-    best = max((speed_of(trial) for trial in view.contenders(tier)), default=0.0)
-    speeds_by_load: dict[int | None, list[float]] = {}
+def _abandoned_loads(tier: Tier, view: TrialView) -> set[str]:
+    """Return the keys of the loads that stayed slower than the incumbent."""
+    best = max(map(speed_of, view.contenders(tier)), default=0.0)
+    speeds_by_load: dict[str, list[float]] = {}
     for trial in view.probed_in(tier):
-        load = view.table.load_number.get(trial.candidate.load_key)
-        speeds_by_load.setdefault(load, []).append(speed_of(trial))
+        speeds = speeds_by_load.setdefault(trial.candidate.load_key, [])
+        speeds.append(speed_of(trial))
     abandoned = set()
-    for load, speeds in speeds_by_load.items():
+    for load_key, speeds in speeds_by_load.items():
         is_slower = max(speeds) < MIN_LOAD_SHARE * best
-        if load is not None and is_slower and len(speeds) >= MIN_LOAD_PROBES:
-            abandoned.add(load)
+        if is_slower and len(speeds) >= MIN_LOAD_PROBES:
+            abandoned.add(load_key)
     return abandoned

@@ -27,6 +27,7 @@ from autotune.search.speed_comparison import as_fast_as, compare
 from autotune.search.trial_view import Tier, TrialView, learning_values, speed_of
 
 MAX_RUNNER_UPS = 4
+FAILURES = (Outcome.CRASH, Outcome.TIMEOUT, Outcome.ILLEGAL)  # Other failures than for memory
 
 
 def conclude(
@@ -46,7 +47,10 @@ def conclude(
         if view.baseline is not None:
             changes = changes_between(job, view.baseline, winner.candidate)
 
-    refuted = [trial for trial in view.confirmations.values() if not trial.verdict.fits]
+    refuted = []
+    for confirmation in view.confirmations.values():
+        if not confirmation.verdict.fits:
+            refuted.append(confirmation)
     probe_seconds = sum(trial.measurement.cost.total_seconds for trial in view.all)
     return Recommendation(
         winner=winner,
@@ -82,11 +86,11 @@ def _what_is_proven(view: TrialView, winner: Trial | None, proven: Proven | None
 
 def _runner_ups(view: TrialView, tier: Tier, winner: Trial) -> list[Trial]:
     """Return the next best of the winner's tier, by confirmation if there is any."""
-    others = []
+    evidence = []
     for trial in view.contenders(tier):
         if trial is not winner:
-            others.append(view.confirmations.get(trial.candidate.id, trial))
-    return sorted(others, key=speed_of, reverse=True)[:MAX_RUNNER_UPS]
+            evidence.append(view.evidence(trial))
+    return sorted(evidence, key=speed_of, reverse=True)[:MAX_RUNNER_UPS]
 
 
 def _best_of_other_tiers(view: TrialView, tier_of_choice: Tier | None) -> list[Trial]:
@@ -105,7 +109,7 @@ def _baseline(view: TrialView, job: Job) -> Trial | None:
     baseline = view.baseline
     for trial in view.probes:
         if trial.purpose == "baseline" or trial.candidate == baseline:
-            return view.confirmations.get(trial.candidate.id, trial)
+            return view.evidence(trial)
     if baseline is None:
         return None
     if baseline.id in view.implied:
@@ -136,17 +140,21 @@ def _baseline(view: TrialView, job: Job) -> Trial | None:
 
 
 def _counts(view: TrialView, loads: int) -> Counts:
-    outcomes = [trial.measurement.outcome for trial in view.all]
+    out_of_memory = failed = confirmations = 0
+    for trial in view.all:
+        out_of_memory += trial.measurement.outcome.is_out_of_memory
+        failed += trial.measurement.outcome in FAILURES
+        confirmations += trial.purpose == "confirm"
     refused = [trial for trial in view.probes if trial.purpose == "refused"]
     return Counts(
         candidates=sum(len(tier.candidates) for tier in view.tiers),
         screened=len(view.screened),
         implied=len(view.implied),
         probed=len(view.probes),
-        out_of_memory=sum(outcome.is_out_of_memory for outcome in outcomes),
-        failed=sum(outcome in ("crash", "timeout", "illegal") for outcome in outcomes),
+        out_of_memory=out_of_memory,
+        failed=failed,
         loads=loads,
-        confirmations=sum(trial.purpose == "confirm" for trial in view.all),
+        confirmations=confirmations,
         refused_probed=len(refused),
         false_refusals=sum(trial.verdict.fits for trial in refused),
     )
@@ -158,8 +166,11 @@ def relaxed_in(job: Job, chosen: Candidate) -> dict[str, KnobValue]:
     """
     if job.space.objective == "throughput":
         return {}
-    values = learning_values(job.space, chosen)
-    return {name: value for name, value in values.items() if value != job.space[name].choices[0]}
+    relaxed = {}
+    for name, value in learning_values(job.space, chosen).items():
+        if value != job.space[name].choices[0]:
+            relaxed[name] = value
+    return relaxed
 
 
 def changes_between(job: Job, baseline: Candidate, chosen: Candidate) -> tuple[Change, ...]:
@@ -173,8 +184,9 @@ def changes_between(job: Job, baseline: Candidate, chosen: Candidate) -> tuple[C
         effect, why = knob.effect_under(chosen.settings), knob.says
         if effect == "learning":
             why = _why_learning_knob_changed(job.space, knob, after)
-        change = Change(name=name, baseline=before, recommended=after, effect=effect, why=why)
-        changes.append(change)
+        changes.append(
+            Change(name=name, baseline=before, recommended=after, effect=effect, why=why)
+        )
     return tuple(sorted(changes, key=lambda change: change.effect != "learning"))
 
 
@@ -207,7 +219,7 @@ def choose(view: TrialView, *, finished: bool) -> tuple[Trial | None, Advantage 
     # 2. The baseline stays unless a faster candidate is measurably so, and confirmed.
     if ratio.low <= 1.0:
         return baseline, _advantage(fastest, ratio, "within the noise")
-    if finished and fastest.candidate.id not in view.confirmations:
+    if finished and not view.is_confirmed(fastest.candidate):
         return baseline, _advantage(fastest, ratio, "not confirmed")
 
     # 3. The simplest of the fastest.
@@ -218,7 +230,11 @@ def choose(view: TrialView, *, finished: bool) -> tuple[Trial | None, Advantage 
 
 def _advantage(trial: Trial, ratio: SpeedRatio, why: AdvantageKind) -> Advantage:
     return Advantage(
-        candidate_id=trial.candidate.id, why=why, ratio=ratio.value, low=ratio.low, high=ratio.high
+        candidate_id=trial.candidate.id,
+        why=why,
+        ratio=ratio.value,
+        low=ratio.low,
+        high=ratio.high,
     )
 
 
@@ -228,7 +244,7 @@ def _simplest(fastest: Trial, view: TrialView, baseline: Trial | None = None) ->
     """
     choices = [fastest]
     for trial in as_fast_as(fastest, view):
-        if trial.candidate.id not in view.confirmations:
+        if not view.is_confirmed(trial.candidate):
             continue
         ratio = None if baseline is None else compare(trial, baseline, view)
         if ratio is None or ratio.low > 1.0:

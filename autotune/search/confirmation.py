@@ -73,8 +73,9 @@ def _finalists(view: TrialView) -> list[Trial]:
     finalists = _most_promising(contenders, view)
 
     # A probe that was faster than every confirmation was lucky, or the confirmations were unlucky.
-    confirmed_speeds = [speed_of(trial) for trial in view.confirmed_among(contenders)]
-    threshold = (1 + _close_share(view)) * max(confirmed_speeds, default=math.inf)
+    confirmed_speeds = map(speed_of, view.confirmed_among(contenders))
+    fastest_confirmed = max(confirmed_speeds, default=math.inf)
+    threshold = (1 + _close_share(view)) * fastest_confirmed
     for trial in contenders[:MAX_FINALISTS]:
         if speed_of(trial) > threshold and trial not in finalists:
             finalists.append(trial)
@@ -132,7 +133,7 @@ def _simpler_rival(view: TrialView) -> Candidate | None:
         return None
     candidates = [trial.candidate for trial in (fastest, *rivals)]
     simplest = min(candidates, key=lambda candidate: complexity(candidate, view.baseline))
-    return None if simplest.id in view.confirmations else simplest
+    return None if view.is_confirmed(simplest) else simplest
 
 
 def _has_time(view: TrialView, seconds: float) -> bool:
@@ -146,11 +147,15 @@ def _affordable(view: TrialView, seconds: float, share: float) -> bool:
     """
     if not _has_time(view, seconds):
         return False
-    confirming = []
-    for trials in view.rounds.values():
-        confirming += [trial.measurement.cost.total_seconds for trial in trials]
-    searching = sum(trial.measurement.cost.total_seconds for trial in view.probes)
+    searching = sum(map(_seconds_of, view.probes))
+    confirming: list[float] = []
+    for confirmations in view.rounds.values():
+        confirming += map(_seconds_of, confirmations)
     return sum(confirming) + min(confirming) <= share * searching
+
+
+def _seconds_of(trial: Trial) -> float:
+    return trial.measurement.cost.total_seconds
 
 
 def _in_turn(finalists: list[Trial], round_number: int, view: TrialView) -> list[Trial]:
@@ -165,15 +170,18 @@ def _in_turn(finalists: list[Trial], round_number: int, view: TrialView) -> list
         load = trial.candidate.load_key
         return load != first_load, load
 
-    return sorted(finalists, key=order)[:: -1 if round_number % 2 else 1]
+    ordered = sorted(finalists, key=order)
+    return ordered[::-1] if round_number % 2 else ordered
 
 
 def _close_to_fastest(finalists: list[Trial], view: TrialView) -> list[Trial]:
-    speeds = []
-    for trial in finalists:
-        speeds.append(speed_of(view.confirmations.get(trial.candidate.id, trial)))
+    speeds = [speed_of(view.evidence(trial)) for trial in finalists]
     threshold = (1 - _close_share(view)) * max(speeds)
-    return [trial for trial, speed in zip(finalists, speeds, strict=True) if speed >= threshold]
+    close = []
+    for trial, speed in zip(finalists, speeds, strict=True):
+        if speed >= threshold:
+            close.append(trial)
+    return close
 
 
 def _close_share(view: TrialView) -> float:

@@ -62,11 +62,11 @@ class RetryPolicy:
     def __call__(self, call: Callable[[], Result]) -> Result:
         """Return the call's result; StorageLost if the database does not come back."""
         began, pause, notified = time.monotonic(), FIRST_PAUSE_SECONDS, False
-        where = without_password(self.url)
+        database = without_password(self.url)
         while True:
             if self._is_deleted():
                 if time.monotonic() - began > MAX_MISSING_SECONDS:
-                    lost = f"The study's database {where} was {DELETED}."
+                    lost = f"The study's database {database} was {DELETED}."
                     raise StorageLost(f"{lost} {_way_out(DELETED)}")
                 time.sleep(pause)
                 continue
@@ -76,10 +76,12 @@ class RetryPolicy:
             except (StorageInternalError, DBAPIError, PendingRollbackError) as error:
                 reason, waited = self._reason(error), time.monotonic() - began
                 if not _is_temporary(error, reason) or waited > self._patience:
-                    lost = f"The study's database {where} can't be used any more ({reason})."
+                    lost = f"The study's database {database} can't be used any more ({reason})."
                     raise StorageLost(f"{lost} {_way_out(reason)}") from error
                 if waited > NOTIFY_AFTER_SECONDS and not notified:
-                    self.notify(f"The database {where} does not answer ({reason}); waiting for it.")
+                    self.notify(
+                        f"The database {database} does not answer ({reason}); waiting for it."
+                    )
                     notified = True
             time.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)

@@ -6,6 +6,7 @@ predicted once more from a trace of its own step; if that does not fit, the next
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -34,10 +35,12 @@ def forecast(
     began = time.monotonic()
     ends = began + job.budget_seconds
     tiers = tiers_of(job.space, candidates)
-    preferred_first = [candidate for tier in tiers for candidate in tier.candidates]
+    preferred_first: list[Candidate] = []
+    for tier in tiers:
+        preferred_first += tier.candidates
     predictions = service.screen(preferred_first, seconds=job.budget_seconds)
     by_tier = [_predicted_members(tier, predictions) for tier in tiers]
-    predicted = [member for members in by_tier for member in members]
+    predicted = list(itertools.chain.from_iterable(by_tier))
 
     # 2. Choose.
     winner, chosen_tier = _first_confirmed(service, by_tier, baseline, ends=ends)

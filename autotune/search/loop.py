@@ -60,13 +60,13 @@ def legal_candidates(job: Job, trainer: Trainer) -> tuple[Candidate, ...]:
 
 
 def _nothing_legal(space: str, refusals: Counter[str]) -> BadInput:
-    what = f"The space {space!r} holds no legal candidate"
+    message = f"The space {space!r} holds no legal candidate"
     if len(refusals) == 1 and refusals.total() > 1:
         # The text of the rule that rejects every candidate is the way out.
-        return BadInput(f"{what}:", way_out=next(iter(refusals)))
+        return BadInput(f"{message}:", way_out=next(iter(refusals)))
     common = refusals.most_common(1)[0][0] if refusals else "it has no assignment at all"
     return BadInput(
-        f"{what}; most often because {common}",
+        f"{message}; most often because {common}",
         way_out="Widen it with --search KNOB=V1,V2, or hold fewer values.",
     )
 

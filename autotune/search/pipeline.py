@@ -105,9 +105,9 @@ def _stored_answer(
     for name, version in source.versions.items():
         if name in NAMED_PACKAGES:
             packages.append(f"{name} {version}")
-    where = f"{request.job.task.hardware.basis} {source.when} on {source.where}"
+    origin = f"{request.job.task.hardware.basis} {source.when} on {source.where}"
     with_packages = " ".join(packages)
-    listener(Note(text=f"From the record: {where} with {with_packages}. --fresh measures again."))
+    listener(Note(text=f"From the record: {origin} with {with_packages}. --fresh measures again."))
     job = request.job
     if stored.relaxed:
         wider = relaxed_job(job, request.whole_space, request.pinned, request.trainer)
@@ -170,10 +170,10 @@ class _Searcher:
         )
         candidates = legal_candidates(wider.job, self.trainer)
         second = self.run(wider.job, candidates, first_trials=first.trials)
-        both = combined(first, second, rows_left_out(wider, second, self.trainer))
-        if both.winner is not None:
-            self._note(describe_relaxation(both, request.job.space))
-        return SearchAnswer(job=wider.job, recommendation=both)
+        joined = combined(first, second, rows_left_out(wider, second, self.trainer))
+        if joined.winner is not None:
+            self._note(describe_relaxation(joined, request.job.space))
+        return SearchAnswer(job=wider.job, recommendation=joined)
 
     def _lacks_memory(self, answer: Recommendation) -> bool:
         """Return True if nothing fits for lack of memory, and there is time for a wider search."""

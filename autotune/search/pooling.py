@@ -29,13 +29,21 @@ def pooled(confirmations: Sequence[Trial]) -> Trial:
 
 
 def _pooled_measurement(measurements: Sequence[Measurement]) -> Measurement:
+    memories, costs, worst, typical = [], [], [], []
+    optimizer_steps = 0
+    for measurement in measurements:
+        memories.append(measurement.memory)
+        costs.append(measurement.cost)
+        worst.append(measurement.worst)
+        typical.append(measurement.typical)
+        optimizer_steps += measurement.optimizer_steps
     return replace(
         measurements[-1],
-        memory=_highest_memory([measurement.memory for measurement in measurements]),
-        worst=_all_cycles([measurement.worst for measurement in measurements]),
-        typical=_all_cycles([measurement.typical for measurement in measurements]),
-        optimizer_steps=sum(measurement.optimizer_steps for measurement in measurements),
-        cost=_summed_cost([measurement.cost for measurement in measurements]),
+        memory=_highest_memory(memories),
+        worst=_all_cycles(worst),
+        typical=_all_cycles(typical),
+        optimizer_steps=optimizer_steps,
+        cost=_summed_cost(costs),
     )
 
 
@@ -58,23 +66,34 @@ def _summed_cost(costs: Sequence[Cost]) -> Cost:
 
 
 def _all_cycles(speeds: Sequence[Speed | None]) -> Speed | None:
-    timed = [speed for speed in speeds if speed is not None]
-    if not timed:
-        return None
+    """Return the cycles of all runs as those of one; None if no run was timed."""
     cycle_seconds: list[float] = []
     cycle_loss_tokens: list[int] = []
     phase_seconds: Counter[str] = Counter()
-    for speed in timed:
+    prompt_tokens, runs = 0, 0
+    user_reward_seconds: float = 0
+    cut_short = False
+    last: Speed | None = None
+    for speed in speeds:
+        if speed is None:
+            continue
         cycle_seconds += speed.cycle_seconds
         cycle_loss_tokens += speed.cycle_loss_tokens
         phase_seconds.update(speed.phase_seconds)
+        prompt_tokens += speed.prompt_tokens
+        runs += speed.runs
+        user_reward_seconds += speed.user_reward_seconds
+        cut_short = cut_short or speed.cut_short
+        last = speed
+    if last is None:
+        return None
     return replace(
-        timed[-1],
+        last,
         cycle_seconds=tuple(cycle_seconds),
         cycle_loss_tokens=tuple(cycle_loss_tokens),
         phase_seconds=dict(phase_seconds),
-        prompt_tokens=sum(speed.prompt_tokens for speed in timed),
-        user_reward_seconds=sum(speed.user_reward_seconds for speed in timed),
-        cut_short=any(speed.cut_short for speed in timed),
-        runs=sum(speed.runs for speed in timed),
+        prompt_tokens=prompt_tokens,
+        user_reward_seconds=user_reward_seconds,
+        cut_short=cut_short,
+        runs=runs,
     )

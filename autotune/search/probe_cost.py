@@ -64,7 +64,7 @@ def _cycle_seconds(prediction: Prediction) -> Estimate | None:
 
 
 def _probe_seconds(cycle: Estimate, plan: ProbePlan, prediction: Prediction) -> Estimate:
-    seconds = efficiency("worker_start_seconds")
+    seconds: Estimate = efficiency("worker_start_seconds")
     if prediction.engine is not None:
         seconds += efficiency("engine_start_seconds")
     seconds += cycle.scaled(plan.warmup_cycles + plan.timed_cycles)

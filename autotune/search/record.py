@@ -118,14 +118,14 @@ class Store:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = default_folder() if folder is None else folder
 
-    def append(self, here: Circumstances, trials: Iterable[Trial], *, when: str) -> None:
+    def append(self, conditions: Circumstances, trials: Iterable[Trial], *, when: str) -> None:
         """Append measured trials; each line in one write, which allows concurrent studies."""
         lines = []
         for trial in trials:
             line = StoredLine(schema=SCHEMA, when=when, trial=trial)
             lines.append(msgspec.json.encode(plain(line)) + b"\n")
         with contextlib.suppress(OSError):
-            path = self._measurements(here)
+            path = self._measurements(conditions)
             self._make_folder(path.parent)
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, FOR_ITS_OWNER)
             try:
@@ -135,10 +135,10 @@ class Store:
             finally:
                 os.close(descriptor)
 
-    def measured(self, here: Circumstances) -> StoredTrials:
+    def measured(self, conditions: Circumstances) -> StoredTrials:
         """Return all trials measured under these conditions."""
         trials, unreadable = [], 0
-        for text in _last_lines(self._measurements(here)):
+        for text in _last_lines(self._measurements(conditions)):
             line = _read(text, StoredLine) if len(text) <= MAX_LINE_BYTES else None
             if line is None or line.schema != SCHEMA:
                 unreadable += 1
@@ -157,7 +157,7 @@ class Store:
         """Return the stored value; None if it is absent or unreadable."""
         return _read_file(self._path(folder, key), kind)
 
-    def newest(self, folder: str, kind: type[_Kind], most: int) -> tuple[_Kind, ...]:
+    def newest(self, folder: str, kind: type[_Kind], count: int) -> tuple[_Kind, ...]:
         """Return the latest values of a folder, newest first."""
         try:
             files = list((self.folder / folder).glob("*.json"))
@@ -165,7 +165,7 @@ class Store:
         except OSError:
             return ()
         values = []
-        for file in files[:most]:
+        for file in files[:count]:
             value = _read_file(file, kind)
             if value is not None:
                 values.append(value)
@@ -174,8 +174,8 @@ class Store:
     def _path(self, folder: str, key: str) -> Path:
         return self.folder / folder / f"{key}.json"
 
-    def _measurements(self, here: Circumstances) -> Path:
-        return self.folder / MEASUREMENTS / f"{here.key}.jsonl"
+    def _measurements(self, conditions: Circumstances) -> Path:
+        return self.folder / MEASUREMENTS / f"{conditions.key}.jsonl"
 
     def _make_folder(self, folder: Path) -> None:
         make_private_folder(self.folder)
@@ -255,13 +255,13 @@ class Record:
     def storing_probes(self, listener: Listener) -> Listener:
         """Wrap the listener to store every probe at once, so that a killed search loses none."""
 
-        def both(event: Event) -> None:
+        def store_and_forward(event: Event) -> None:
             # A deadline or a signal is no outcome of the candidate's own.
             if isinstance(event, ProbeEnded) and _is_candidates_own(event.trial):
                 self._store.append(self.here, [event.trial], when=_now())
             listener(event)
 
-        return both
+        return store_and_forward
 
     def keep_answer(self, answer: Recommendation) -> None:
         """Store a conclusive answer for the same job; an interrupted or empty one is not stored."""

@@ -64,10 +64,12 @@ def relaxed_job(
     return RelaxedJob(job=wider_job, prompts=prompts)
 
 
-def _softer(knob: Knob, whole: SearchSpace, prompts: PromptLengths | None) -> tuple[KnobValue, ...]:
+def _softer(
+    knob: Knob, whole_space: SearchSpace, prompts: PromptLengths | None
+) -> tuple[KnobValue, ...]:
     """Return further values below the least preferred one, mildest first."""
     last = knob.choices[-1]
-    listed = whole[knob.name].choices if knob.name in whole else ()
+    listed = whole_space[knob.name].choices if knob.name in whole_space else ()
     if not isinstance(last, int) or isinstance(last, bool):
         return tuple(value for value in listed if value not in knob.choices)
     if knob.name == PROMPT_KNOB and prompts is not None:

@@ -23,12 +23,13 @@ MAX_SPEED_LOSS = 0.03
 EQUAL_SPEED_SHARE = 0.05
 
 
-def compare(trial: Trial, other: Trial, view: TrialView) -> SpeedRatio | None:
+def compare(trial: Trial, reference: Trial, view: TrialView) -> SpeedRatio | None:
     """Return the ratio of the best evidence about two candidates; None without both speeds."""
-    speed, other_speed = _evident_speed(trial, view), _evident_speed(other, view)
-    if speed is None or other_speed is None:
+    speed = _evident_speed(trial, view)
+    reference_speed = _evident_speed(reference, view)
+    if speed is None or reference_speed is None:
         return None
-    ratio = view.run_spread.compare(speed, other_speed)
+    ratio = view.run_spread.compare(speed, reference_speed)
     if not trial.measurement.emulated:
         return ratio
     # On emulated cards speeds are predicted, without a spread between runs.
@@ -40,7 +41,7 @@ def compare(trial: Trial, other: Trial, view: TrialView) -> SpeedRatio | None:
 
 
 def _evident_speed(trial: Trial, view: TrialView) -> Speed | None:
-    return view.confirmations.get(trial.candidate.id, trial).measurement.ranking_speed
+    return view.evidence(trial).measurement.ranking_speed
 
 
 def as_fast_as(fastest: Trial, view: TrialView) -> list[Trial]:
@@ -48,7 +49,7 @@ def as_fast_as(fastest: Trial, view: TrialView) -> list[Trial]:
     the spread.
     """
     tier = view.tier_of_choice()
-    if tier is None or fastest.candidate.id not in view.confirmations:
+    if tier is None or not view.is_confirmed(fastest.candidate):
         return []
     equals = []
     for trial in view.contenders(tier):

@@ -248,9 +248,11 @@ def _delete_claims_unless_active(storage: BaseStorage, name: str) -> None:
     delete_claims(storage.engine, name)
 
 
-def sweep_stale(trials: TrialWriter, claims: Claims | None, mine: Collection[int] = ()) -> None:
-    """Fail the trials that a terminated driver left running, except `mine`: their candidates are
-    open again.
+def sweep_stale(
+    trials: TrialWriter, claims: Claims | None, open_trials: Collection[int] = ()
+) -> None:
+    """Fail the trials that a terminated driver left running, except `open_trials`: their
+    candidates are open again.
     """
     states = (TrialState.RUNNING, TrialState.WAITING)
     running = trials.study.get_trials(deepcopy=False, states=states)
@@ -259,7 +261,7 @@ def sweep_stale(trials: TrialWriter, claims: Claims | None, mine: Collection[int
         # Read second: the driver of every such trial was there before.
         active = {driver.driver for driver in claims.active_drivers}
     for trial in running:
-        if trial.number in mine:
+        if trial.number in open_trials:
             continue
         owner = trial.user_attrs.get(DRIVER)
         # A trial without one was begun a moment ago, if any other driver is active.
@@ -273,13 +275,13 @@ def the_study_in(storage: BaseStorage, name: str | None, url: str) -> str:
     """Return the name of the named study, or of the only one."""
     names = [study.study_name for study in storage.get_all_studies()]
     listed = ", ".join(names) or "no study at all"
-    where = without_password(url)
+    database = without_password(url)
     if name is None and len(names) == 1:
         return names[0]
     if name is None:
         raise BadInput(
-            f"{where} holds {len(names)} studies.", way_out=f"Name one with --study: {listed}."
+            f"{database} holds {len(names)} studies.", way_out=f"Name one with --study: {listed}."
         )
     if name not in names:
-        raise BadInput(f"{where} holds no study {name!r}.", way_out=f"It holds: {listed}.")
+        raise BadInput(f"{database} holds no study {name!r}.", way_out=f"It holds: {listed}.")
     return name

@@ -153,8 +153,8 @@ class Study:
         claim = candidate.id
         if step.purpose == "confirm":
             claim += f" confirm {self.view.confirmation_count(candidate)}"
-        taken = self._claims is None or self._claims.take(claim)
-        if taken and not self.catch_up():
+        is_claimed = self._claims is None or self._claims.take(claim)
+        if is_claimed and not self.catch_up():
             request = TrialRequest(
                 number=trial.number,
                 purpose=step.purpose,
@@ -164,7 +164,7 @@ class Study:
             )
             self.open[request.number] = request
             return request
-        if taken:
+        if is_claimed:
             self._release(claim)
         end = trial_storage.failed_end("another driver of this study was faster")
         self._writer.end(trial, end)
@@ -338,8 +338,8 @@ def _of_other_studies(earlier: Sequence[Trial], recorded: Sequence[Trial]) -> tu
     user's store as well.
     """
     recorded_keys = {(trial.candidate.id, trial.measurement.cost) for trial in recorded}
-    others = []
+    unrecorded = []
     for trial in earlier:
         if (trial.candidate.id, trial.measurement.cost) not in recorded_keys:
-            others.append(trial)
-    return tuple(others)
+            unrecorded.append(trial)
+    return tuple(unrecorded)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,21 +64,21 @@ def tiers_of(space: SearchSpace, candidates: Iterable[Candidate]) -> tuple[Tier,
 
 def learning_values(space: SearchSpace, candidate: Candidate) -> dict[str, KnobValue]:
     """Return the candidate's learning knobs, which identify its tier."""
-    knobs = space.learning_knobs(candidate.settings)
-    return {knob.name: candidate.knobs[knob.name] for knob in knobs if knob.name in candidate.knobs}
+    values = {}
+    for knob in space.learning_knobs(candidate.settings):
+        if knob.name in candidate.knobs:
+            values[knob.name] = candidate.knobs[knob.name]
+    return values
 
 
 def _rank(space: SearchSpace, candidate: Candidate) -> tuple[int, ...]:
     """Return each learning knob's position in its preference order, the most protected knob
     first.
     """
-    positions: dict[str, int] = {}
-    for knob in space.learning_knobs(candidate.settings):
-        if knob.name in candidate.knobs:
-            positions[knob.name] = knob.choices.index(candidate.knobs[knob.name])
-    never_relaxed = [name for name in positions if name not in space.relax]
-    relaxed_last_first = [name for name in reversed(space.relax) if name in positions]
-    return tuple(positions[name] for name in [*never_relaxed, *relaxed_last_first])
+    values = learning_values(space, candidate)
+    names = [name for name in values if name not in space.relax]
+    names += [name for name in reversed(space.relax) if name in values]
+    return tuple(space[name].choices.index(values[name]) for name in names)
 
 
 def speed_of(trial: Trial) -> float:
@@ -144,10 +144,12 @@ class TrialView:
                 self.rounds.setdefault(trial.candidate.id, []).append(trial)
             else:
                 self.probes.append(trial)
-        self.measured: Mapping[str, Trial] = {trial.candidate.id: trial for trial in self.probes}
-        self.confirmations = {
-            candidate_id: pooled(rounds) for candidate_id, rounds in self.rounds.items()
-        }
+        self.measured: dict[str, Trial] = {}  # Last probe by candidate id
+        for trial in self.probes:
+            self.measured[trial.candidate.id] = trial
+        self.confirmations: dict[str, Trial] = {}  # Pooled, by candidate id
+        for candidate_id, confirmations in self.rounds.items():
+            self.confirmations[candidate_id] = pooled(confirmations)
         self._contenders: dict[Tier, list[Trial]] = {}
 
     # 1. Estimates, and the states of the candidates.
@@ -175,13 +177,13 @@ class TrialView:
     @cached_property
     def _implied(self) -> BoolArray:
         impossible = self.problem.surrogate.implied(self._observed).impossible
-        return np.asarray(impossible & ~self._measured)
+        return impossible & ~self._measured
 
     @cached_property
     def _refused(self) -> BoolArray:
         if not self.problem.surrogate.screens:
             return np.zeros_like(self._measured)
-        return np.asarray(self.estimates.refused & ~self._measured & ~self._implied)
+        return self.estimates.refused & ~self._measured & ~self._implied
 
     @cached_property
     def _pending(self) -> BoolArray:
@@ -189,7 +191,7 @@ class TrialView:
 
     @cached_property
     def _open(self) -> BoolArray:
-        return np.asarray(~(self._measured | self._implied | self._refused | self._pending))
+        return ~(self._measured | self._implied | self._refused | self._pending)
 
     @property
     def implied(self) -> frozenset[str]:
@@ -211,7 +213,7 @@ class TrialView:
         return self._in_tier(tier, self._open)
 
     def refused_in(self, tier: Tier) -> IndexArray:
-        return self._in_tier(tier, np.asarray(self._refused & ~self._pending))
+        return self._in_tier(tier, self._refused & ~self._pending)
 
     def _in_tier(self, tier: Tier, mask: BoolArray) -> IndexArray:
         rows = self.problem.rows[tier]
@@ -228,12 +230,12 @@ class TrialView:
         """Return the tier's trials that fit and that no confirmation refuted, fastest first."""
         if tier not in self._contenders:
             fitting = [trial for trial in self.probed_in(tier) if self._still_fits(trial)]
-            self._contenders[tier] = sorted(fitting, key=speed_of, reverse=True)
+            fitting.sort(key=speed_of, reverse=True)
+            self._contenders[tier] = fitting
         return self._contenders[tier]
 
     def _still_fits(self, trial: Trial) -> bool:
-        confirmation = self.confirmations.get(trial.candidate.id, trial)
-        return trial.verdict.fits and confirmation.verdict.fits
+        return trial.verdict.fits and self.evidence(trial).verdict.fits
 
     def same_tier_contenders(self, candidate: Candidate) -> list[Trial]:
         """Return the contenders of this candidate's tier, fastest first."""
@@ -242,7 +244,10 @@ class TrialView:
 
     def tier_of_choice(self) -> Tier | None:
         """Return the most preferred tier with a candidate that fits."""
-        return next((tier for tier in self.tiers if self.contenders(tier)), None)
+        for tier in self.tiers:
+            if self.contenders(tier):
+                return tier
+        return None
 
     def best(self) -> Trial | None:
         """Return the incumbent: the fastest of the tier of choice, by confirmation if there is
@@ -255,14 +260,22 @@ class TrialView:
         confirmed = self.confirmed_among(contenders)
         if not confirmed:
             return contenders[0]
-        return self.measured[max(confirmed, key=speed_of).candidate.id]
+        fastest = max(confirmed, key=speed_of)
+        return self.measured[fastest.candidate.id]
+
+    def evidence(self, trial: Trial) -> Trial:
+        """Return the candidate's pooled confirmations; without any, its probe."""
+        return self.confirmations.get(trial.candidate.id, trial)
+
+    def is_confirmed(self, candidate: Candidate) -> bool:
+        return candidate.id in self.confirmations
 
     def confirmed_among(self, trials: Iterable[Trial]) -> list[Trial]:
         """Return the pooled confirmations of those of the candidates that have any."""
         confirmed = []
         for trial in trials:
-            if trial.candidate.id in self.confirmations:
-                confirmed.append(self.confirmations[trial.candidate.id])
+            if self.is_confirmed(trial.candidate):
+                confirmed.append(self.evidence(trial))
         return confirmed
 
     def confirmation_count(self, candidate: Candidate) -> int:
@@ -272,8 +285,9 @@ class TrialView:
         """Return the row with the highest estimated speed, which a single lucky probe moves
         little.
         """
-        rows = [self.table.row_by_id[trial.candidate.id] for trial in contenders]
-        return max(rows, key=lambda row: float(self.estimates.speed.mean[row]))
+        rows = self.table.rows_of(trial.candidate for trial in contenders)
+        speeds = self.estimates.speed.mean[rows]
+        return int(rows[speeds.argmax()])
 
     def fitting_baseline(self) -> Trial | None:
         """Return the baseline's probe if it fits, was requested, and has the learning knobs of
@@ -296,10 +310,14 @@ class TrialView:
         """Return the expected seconds of a further probe; 0 before the first measurement."""
         if not self.probes:
             return 0.0
-        costs = [trial.measurement.cost for trial in self.probes]
-        seconds = statistics.median(cost.total_seconds - cost.load_seconds for cost in costs)
+        probe_seconds, load_seconds = [], []
+        for trial in self.probes:
+            cost = trial.measurement.cost
+            probe_seconds.append(cost.total_seconds - cost.load_seconds)
+            load_seconds.append(cost.load_seconds)
+        seconds = statistics.median(probe_seconds)
         if load:
-            seconds += max(cost.load_seconds for cost in costs)
+            seconds += max(load_seconds)
         return seconds
 
     @cached_property

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.core.space import Candidate, Knob, SearchSpace
+from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
 
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float64]
@@ -78,6 +78,14 @@ class CandidateTable:
         rows = [self.row_by_id[candidate.id] for candidate in candidates]
         return np.array(rows, dtype=np.int64)
 
+    def is_loaded(self, load_keys: Iterable[str]) -> BoolArray:
+        """Return True for candidates with one of these loads; unknown loads are ignored."""
+        loaded = np.zeros(len(self.load_number), dtype=bool)
+        for key in load_keys:
+            if key in self.load_number:
+                loaded[self.load_number[key]] = True
+        return loaded[self.loads]
+
     # 1. Order of memory demand.
 
     @cached_property
@@ -97,7 +105,9 @@ class CandidateTable:
             for column in _demand_columns(knob, self.candidates)[:columns_per_knob]:
                 if len(column) and (column != column[0]).any():
                     varying.append(column)
-        return np.column_stack(varying) if varying else np.zeros((len(self), 1))
+        if not varying:
+            return np.zeros((len(self), 1))
+        return np.column_stack(varying)
 
     def demanding_at_least(self, row: int) -> BoolArray:
         """Return True for candidates that need at least this one's memory, itself included."""
@@ -173,12 +183,12 @@ class CandidateTable:
         """One-hot columns of the set of knobs that apply: a candidate with an engine has other
         knobs than one without.
         """
-        knob_sets = [frozenset(candidate.knobs) for candidate in self.candidates]
-        distinct = list(dict.fromkeys(knob_sets))
-        one_hot = np.zeros((len(self), len(distinct)))
-        for row, knob_set in enumerate(knob_sets):
-            one_hot[row, distinct.index(knob_set)] = 1.0
-        return one_hot
+        numbers: dict[frozenset[str], int] = {}
+        kinds = []
+        for candidate in self.candidates:
+            knob_names = frozenset(candidate.knobs)
+            kinds.append(numbers.setdefault(knob_names, len(numbers)))
+        return np.eye(len(numbers))[np.array(kinds, dtype=np.int64)]
 
     @cached_property
     def steps(self) -> FloatArray:
@@ -212,9 +222,12 @@ def _demand_columns(knob: Knob, candidates: Sequence[Candidate]) -> list[FloatAr
     for row, candidate in enumerate(candidates):
         value = effective_value(knob, candidate)
         if knob.memory == "unclear" or not isinstance(value, (int, float)):
-            category[row] = codes.setdefault((type(value), value), len(codes) + 1.0)
+            key = (type(value), value)
+            category[row] = codes.setdefault(key, len(codes) + 1.0)
+        elif knob.memory == "grows":
+            size[row] = value
         else:
-            size[row] = float(value) if knob.memory == "grows" else -float(value)
+            size[row] = -value
     return [category, -category, size]
 
 
@@ -224,20 +237,25 @@ def effective_value(knob: Knob, candidate: Candidate) -> object:
     """
     if not knob.through:
         return candidate.knobs.get(knob.name)
-    factors = [candidate.settings.get(name) for name in knob.through]
-    if not all(factors):
-        return None
-    return math.prod(factor for factor in factors if isinstance(factor, int))
+    product = 1
+    for name in knob.through:
+        factor = candidate.settings.get(name)
+        if not factor:
+            return None
+        if isinstance(factor, int):
+            product *= factor
+    return product
 
 
-def _is_scale(values: set[object]) -> bool:
+def _is_scale(values: set[KnobValue]) -> bool:
     """Return True for enough numbers. None does not count: a candidate without a value differs in
     another knob as well.
     """
     values = values - {None}
-    numbers = (isinstance(value, (int, float)) for value in values)
-    switches = (isinstance(value, bool) for value in values)
-    return len(values) >= MIN_SCALE_VALUES and all(numbers) and not any(switches)
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+    return len(values) >= MIN_SCALE_VALUES
 
 
 def _scaled(values: Sequence[object]) -> FloatArray:
@@ -254,7 +272,10 @@ def _scaled(values: Sequence[object]) -> FloatArray:
 
 def _coded(values: Sequence[object]) -> IndexArray:
     codes: dict[tuple[type, object], int] = {}
-    column = [codes.setdefault((type(value), value), len(codes)) for value in values]
+    column = []
+    for value in values:
+        key = (type(value), value)
+        column.append(codes.setdefault(key, len(codes)))
     return np.array(column, dtype=np.int64)
 
 
@@ -262,13 +283,12 @@ def _doublings(values: Sequence[object]) -> FloatArray:
     """Return log2(value / smallest value); 0 for a value that is no positive number."""
     if all(isinstance(value, bool) for value in values):
         return SWITCH_DOUBLINGS * np.array(values, dtype=float)
+    positive: dict[int, float] = {}
+    for row, value in enumerate(values):
+        if isinstance(value, (int, float)) and value > 0:
+            positive[row] = value
     doublings = np.zeros(len(values))
-    positive = {
-        row: float(value)
-        for row, value in enumerate(values)
-        if isinstance(value, (int, float)) and value > 0
-    }
     smallest = min(positive.values(), default=1.0)
-    for row, value in positive.items():
-        doublings[row] = math.log2(value / smallest)
+    for row, number in positive.items():
+        doublings[row] = math.log2(number / smallest)
     return doublings

@@ -68,13 +68,13 @@ def normal_cdf(deviations: FloatArray) -> FloatArray:
 
 def normal_density(deviations: FloatArray) -> FloatArray:
     """φ(x) of the standard normal distribution."""
-    return np.asarray(np.exp(-0.5 * deviations**2) / math.sqrt(2 * math.pi))
+    return np.exp(-0.5 * deviations**2) / math.sqrt(2 * math.pi)
 
 
 def expected_improvement(mean: FloatArray, deviation: FloatArray, best: float) -> FloatArray:
     """E[max(0, value - best)] = (μ - best) Φ(z) + s φ(z), with z = (μ - best) / s."""
     z = (mean - best) / deviation
-    return np.asarray((mean - best) * normal_cdf(z) + deviation * normal_density(z))
+    return (mean - best) * normal_cdf(z) + deviation * normal_density(z)
 
 
 def interval_width(estimate: Estimate) -> float:
@@ -89,11 +89,11 @@ class Observations:
     residual: FloatArray
     variance: FloatArray  # Own variance, in addition to the common noise; 0 for a plain measurement
 
-    def equals(self, other: Observations) -> bool:
+    def equals(self, observations: Observations) -> bool:
         return (
-            np.array_equal(self.rows, other.rows)
-            and np.array_equal(self.residual, other.residual)
-            and np.array_equal(self.variance, other.variance)
+            np.array_equal(self.rows, observations.rows)
+            and np.array_equal(self.residual, observations.residual)
+            and np.array_equal(self.variance, observations.variance)
         )
 
 
@@ -165,11 +165,9 @@ class Fit:
         self._cross: dict[Shares, FloatArray] = {}
         self._covariance: dict[Shares, FloatArray] = {}
 
-        candidates = [
-            CovarianceModel(shares=shares, scale=scale, noise=noise)
-            for shares, scale, noise in itertools.product(structures, SCALES, noises)
-        ]
-        self.models = self._weighted(candidates) if len(observed.rows) else []
+        self.models: list[CovarianceModel] = []
+        if len(observed.rows):
+            self.models = self._weighted(structures, noises)
         self.posterior = self._mixture(noises[0])
 
     def cross(self, shares: Shares) -> FloatArray:
@@ -189,17 +187,23 @@ class Fit:
             amplitude = self.amplitude[self.observed.rows]
             self._covariance[shares] = self._prior_covariance(similarity, amplitude)
         own_variance = np.diag(self.observed.variance + model.noise**2)
-        return np.asarray(self._covariance[shares] * model.scale**2 + own_variance)
+        return self._covariance[shares] * model.scale**2 + own_variance
 
     def _prior_covariance(self, similarity: FloatArray, amplitude: FloatArray) -> FloatArray:
         """Return (a[o] aᵀ) ∘ similarity, for the columns with this amplitude."""
         observed_amplitude = self.amplitude[self.observed.rows]
-        return np.asarray(similarity * observed_amplitude[:, None] * amplitude[None, :])
+        return similarity * observed_amplitude[:, None] * amplitude[None, :]
 
-    def _weighted(self, models: Sequence[CovarianceModel]) -> list[CovarianceModel]:
+    def _weighted(
+        self, structures: Sequence[Shares], noises: Sequence[float]
+    ) -> list[CovarianceModel]:
         """Return the models with their weights: likelihood over the sum of likelihoods."""
-        evidence = np.array([self._log_likelihood(model) for model in models])
-        weights = np.exp(evidence - evidence.max())
+        models, evidence = [], []
+        for shares, scale, noise in itertools.product(structures, SCALES, noises):
+            model = CovarianceModel(shares=shares, scale=scale, noise=noise)
+            models.append(model)
+            evidence.append(self._log_likelihood(model))
+        weights = np.exp(np.array(evidence) - max(evidence))
         weights[weights < MIN_RELATIVE_WEIGHT] = 0.0
         weights /= weights.sum()
         weighted = []
@@ -215,12 +219,14 @@ class Fit:
         h keeps the matrix positive definite.
         """
         residual = self.observed.residual
-        h = float(residual @ residual) / model.noise**2 + 1.0
-        row, column = residual[None, :], residual[:, None]
-        bordered = np.block([[self.covariance(model), column], [row, np.array([[h]])]])
+        size = len(residual)
+        bordered = np.empty((size + 1, size + 1))
+        bordered[:size, :size] = self.covariance(model)
+        bordered[size, :size] = bordered[:size, size] = residual
+        bordered[size, size] = float(residual @ residual) / model.noise**2 + 1.0  # h
         root = np.linalg.cholesky(bordered)
-        whitened_residual = root[-1, :-1]
-        log_root_determinant = float(np.log(np.diag(root)[:-1]).sum())
+        whitened_residual = root[size, :size]
+        log_root_determinant = float(np.log(np.diag(root)[:size]).sum())
         return -0.5 * float(whitened_residual @ whitened_residual) - log_root_determinant
 
     def _mixture(self, default_noise: float) -> Posterior:
@@ -231,18 +237,26 @@ class Fit:
         """
         size = self.kernels.size
         if not self.models:
-            return Posterior(np.zeros(size), self.amplitude.copy(), default_noise)
+            return Posterior(
+                mean=np.zeros(size), deviation=self.amplitude.copy(), noise=default_noise
+            )
+        posteriors = []
         mean, square, variance = np.zeros(size), np.zeros(size), np.zeros(size)
-        posteriors = [self._condition(model) for model in self.models]
-        for posterior in posteriors:
-            weight = posterior.model.weight
-            model_variance = self.prior_variance(posterior.model) - posterior.removed_variance
-            mean += weight * posterior.mean
-            square += weight * posterior.mean**2
-            variance += weight * np.maximum(model_variance, 0.0)
-        deviation = np.sqrt(np.maximum(variance + square - mean**2, 0.0))
-        noise = sum(model.weight * model.noise for model in self.models)
-        return Posterior(mean, deviation, noise, partial(self._covariance_with, posteriors, mean))
+        noise = 0.0
+        for model in self.models:
+            posterior = self._condition(model)
+            posteriors.append(posterior)
+            model_variance = self.prior_variance(model) - posterior.removed_variance
+            mean += model.weight * posterior.mean
+            square += model.weight * posterior.mean**2
+            variance += model.weight * np.maximum(model_variance, 0.0)
+            noise += model.weight * model.noise
+        return Posterior(
+            mean=mean,
+            deviation=np.sqrt(np.maximum(variance + square - mean**2, 0.0)),
+            noise=noise,
+            covariance_with=partial(self._covariance_with, posteriors, mean),
+        )
 
     def _condition(self, model: CovarianceModel) -> ModelPosterior:
         cross = self.cross(model.shares) * model.scale**2
@@ -299,15 +313,15 @@ class Regression:
         """Return the posterior; its means depend on the observations alone. `noises`: those
         still possible, if fewer.
         """
-        fit = self._fit(observed, noises or self._noises)
+        current_fit = self._fit(observed, noises or self._noises)
         if not len(pending):
-            return fit.posterior
+            return current_fit.posterior
         if self._pending is None or not self._pending.included <= set(pending.tolist()):
-            self._pending = _PendingVariance(fit, self._default_model)
+            self._pending = _PendingVariance(current_fit, self._default_model)
         factor = self._pending.deviation_factor(pending)
-        covariance_with = partial(_scaled_covariance, fit.posterior, factor)
-        deviation = fit.posterior.deviation * factor
-        return replace(fit.posterior, deviation=deviation, covariance_with=covariance_with)
+        covariance_with = partial(_scaled_covariance, current_fit.posterior, factor)
+        deviation = current_fit.posterior.deviation * factor
+        return replace(current_fit.posterior, deviation=deviation, covariance_with=covariance_with)
 
     @property
     def _default_model(self) -> CovarianceModel:
@@ -319,14 +333,14 @@ class Regression:
             last_noises, last_fit = self._last
             if last_noises == noises and last_fit.observed.equals(observed):
                 return last_fit
-        fit = Fit(self._kernels, self._amplitude, observed, noises, self._structures)
-        self._last = noises, fit
+        current_fit = Fit(self._kernels, self._amplitude, observed, noises, self._structures)
+        self._last = noises, current_fit
         self._pending = None
-        return fit
+        return current_fit
 
 
 def _scaled_covariance(posterior: Posterior, factor: FloatArray, row: int) -> FloatArray:
-    return posterior.covariance_with(row) * factor * factor[row]
+    return np.asarray(posterior.covariance_with(row) * factor * factor[row])
 
 
 class _PendingVariance:
@@ -335,14 +349,14 @@ class _PendingVariance:
     time.
     """
 
-    def __init__(self, fit: Fit, default: CovarianceModel) -> None:
-        self._fit = fit
-        self._model = max(fit.models, key=lambda model: model.weight, default=default)
-        root = np.linalg.cholesky(fit.covariance(self._model))
-        cross = fit.cross(self._model.shares)
+    def __init__(self, observed_fit: Fit, default: CovarianceModel) -> None:
+        self._fit = observed_fit
+        self._model = max(observed_fit.models, key=lambda model: model.weight, default=default)
+        root = np.linalg.cholesky(observed_fit.covariance(self._model))
+        cross = observed_fit.cross(self._model.shares)
         self._whitened = np.linalg.inv(root) @ cross * self._model.scale**2
         removed = (self._whitened**2).sum(axis=0)
-        self._before = np.maximum(fit.prior_variance(self._model) - removed, MIN_VARIANCE)
+        self._before = np.maximum(observed_fit.prior_variance(self._model) - removed, MIN_VARIANCE)
         self._remaining = self._before.copy()
         self.included: set[int] = set()
         """Rows of the pending candidates so far."""
@@ -362,7 +376,8 @@ class _PendingVariance:
         similarity = self._fit.kernels.rows(new).mixed(model.shares) * model.scale**2
         prior = similarity * amplitude[new][:, None] * amplitude[None, :]
         covariance = prior - self._whitened[:, new].T @ self._whitened  # B
-        root = np.linalg.cholesky(covariance[:, new] + model.noise**2 * np.eye(len(new)))
+        noise_variance = model.noise**2 * np.eye(len(new))
+        root = np.linalg.cholesky(covariance[:, new] + noise_variance)
         rows = np.linalg.inv(root) @ covariance
         self._whitened = np.concatenate([self._whitened, rows])
         self._remaining = np.maximum(self._remaining - (rows**2).sum(axis=0), MIN_VARIANCE)

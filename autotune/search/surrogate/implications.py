@@ -41,9 +41,9 @@ class Implications:
     impossible: BoolArray  # A candidate that needs at most as much ran out of memory
     possible: BoolArray  # A candidate that needs at least as much fits
 
-    def joined(self, other: Implications) -> Implications:
-        impossible = self.impossible | other.impossible
-        possible = (self.possible | other.possible) & ~impossible
+    def joined(self, newer: Implications) -> Implications:
+        impossible = self.impossible | newer.impossible
+        possible = (self.possible | newer.possible) & ~impossible
         return Implications(impossible=impossible, possible=possible)
 
 
@@ -169,9 +169,9 @@ def _directions(failure: Failure, failed_load: Knobs) -> dict[str, str]:
     return {name: direction for name, direction in directions.items() if name in failed_load}
 
 
-def _equal_except(left: Knobs, right: Knobs, ignored: Collection[str]) -> bool:
-    compared = {*left, *right}.difference(ignored)
-    return all(left.get(name) == right.get(name) for name in compared)
+def _equal_except(failed_load: Knobs, load: Knobs, ignored: Collection[str]) -> bool:
+    compared = {*failed_load, *load}.difference(ignored)
+    return all(failed_load.get(name) == load.get(name) for name in compared)
 
 
 def _is_no_cure(failed: Knobs, load: Knobs, directions: Mapping[str, str]) -> bool:

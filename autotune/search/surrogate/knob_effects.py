@@ -50,8 +50,9 @@ def knob_effects(
     """Return the effects of numeric and of categorical columns; `figures`: logarithms of the
     predictions, if any.
     """
-    columns = [column.astype(float) for part in table.features for column in part.T]
-    of_load = [bool(flag) for part in table.decided_by_load for flag in part]
+    numeric, categorical = table.features
+    columns = [*numeric.T, *categorical.T.astype(float)]
+    of_load = np.concatenate(table.decided_by_load)
     trust = 1.0
     weights = [1.0] * len(columns)
     predicted = columns
@@ -67,11 +68,11 @@ def knob_effects(
                 predicted=predicted[number],
                 trust=trust,
                 weight=weights[number],
-                of_load=of_load[number],
+                of_load=bool(of_load[number]),
             )
         )
-    numeric_columns = table.features.numeric.shape[1]
-    return effects[:numeric_columns], effects[numeric_columns:]
+    numeric_count = numeric.shape[1]
+    return effects[:numeric_count], effects[numeric_count:]
 
 
 def _trust_and_weights(
@@ -88,13 +89,19 @@ def _trust_and_weights(
     shares_within_kinds = []
     for column in columns:
         codes = _codes(column)
-        if all(len(np.unique(codes[rows])) == 1 for rows in rows_by_kind):
+        if _is_constant_within(rows_by_kind, codes):
             shares.append(_effect_share(codes, figures, [every_row]))
         else:
-            shares.append(_effect_share(codes, figures, rows_by_kind))
-            shares_within_kinds.append(shares[-1])
+            share = _effect_share(codes, figures, rows_by_kind)
+            shares.append(share)
+            shares_within_kinds.append(share)
     trust = (1 - MIN_WEIGHT) * max(shares_within_kinds, default=1.0)
-    return trust, [max(share, 1 - trust) for share in shares]
+    weights = [max(share, 1 - trust) for share in shares]
+    return trust, weights
+
+
+def _is_constant_within(groups: Sequence[IndexArray], codes: IndexArray) -> bool:
+    return all(len(np.unique(codes[rows])) == 1 for rows in groups)
 
 
 def _effect_share(codes: IndexArray, figures: FloatArray, groups: Sequence[IndexArray]) -> float:
@@ -141,16 +148,17 @@ def _merge_equal_positions(columns: Sequence[FloatArray], figures: FloatArray) -
 
 def _random_number_of(codes: IndexArray, random: np.random.Generator) -> IndexArray:
     """Return one random number for each code, by row."""
-    numbers = random.integers(2**62, size=codes.max() + 1, dtype=np.int64)
+    count = codes.max() + 1
+    numbers: IndexArray = random.integers(2**62, size=count, dtype=np.int64)
     return numbers[codes]
 
 
-def _determine_each_other(left: IndexArray, right: IndexArray) -> bool:
+def _determine_each_other(codes: IndexArray, other_codes: IndexArray) -> bool:
     """Return True for a bijection, like that between accumulation and micro-batch at a fixed global
     batch. A column and itself are one.
     """
-    pairs = len(np.unique(left * (right.max() + 1) + right))
-    return bool(pairs == left.max() + 1 == right.max() + 1)
+    pairs = len(np.unique(codes * (other_codes.max() + 1) + other_codes))
+    return bool(pairs == codes.max() + 1 == other_codes.max() + 1)
 
 
 def _codes(column: FloatArray | IndexArray) -> IndexArray:

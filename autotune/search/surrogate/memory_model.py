@@ -64,7 +64,21 @@ MIN_BOUND_DEVIATION = 0.01  # Lower bound of the standard deviation that a bound
 # Deviations from which λ of a truncated distribution equals z, and the least Φ(-z) to divide by
 ASYMPTOTIC_DEVIATIONS, MIN_PROBABILITY = 5, 1e-9
 
-Residual = tuple[int, float]  # Row, and measured y_s minus its prior
+
+class _Residuals:
+    """Measured y_s minus its prior, by row."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.values: list[float] = []
+
+    def add(self, row: int, value: float) -> None:
+        self.rows.append(row)
+        self.values.append(value)
+
+    def observations(self) -> Observations:
+        rows = np.array(self.rows, dtype=np.int64)
+        return Observations(rows, np.array(self.values), np.zeros(len(rows)))
 
 
 @dataclass(frozen=True)
@@ -84,14 +98,15 @@ class MemoryModel:
     ) -> None:
         self._table = table
         self._limit_bytes = limit_bytes
-        self._training_devices = [
-            None if prediction is None else prediction.training_devices
-            for prediction in predictions
-        ]
-        predicted = np.array([prediction is not None for prediction in predictions], dtype=bool)
-        by_phase = bool(predicted.any()) and all(
-            prediction.phases for prediction in predictions if prediction is not None
-        )
+        self._training_devices: list[int | None] = [None] * len(predictions)
+        predicted = np.zeros(len(predictions), dtype=bool)
+        by_phase = True
+        for row, prediction in enumerate(predictions):
+            if prediction is not None:
+                self._training_devices[row] = prediction.training_devices
+                predicted[row] = True
+                by_phase = by_phase and bool(prediction.phases)
+        by_phase = by_phase and bool(predicted.any())
         guess = np.where(predicted, 0.0, NEED_PER_DOUBLING * table.steps)
         phases_by_stretch = STRETCHES if by_phase else WHOLE_CYCLE
         self._stretches: dict[str, _Stretch] = {}
@@ -117,39 +132,46 @@ class MemoryModel:
             if row is not None and not blames_engine(trial.measurement):
                 measurements.append((row, trial.measurement))
 
-        posteriors = [self._corrected(name, measurements, pending) for name in self._stretches]
-        means = np.array([posterior.mean for posterior in posteriors])
-        deviations = np.array([posterior.deviation for posterior in posteriors])
-        noise = statistics.fmean(posterior.noise for posterior in posteriors)
+        means_by_stretch, deviations_by_stretch, noises = [], [], []
+        for name in self._stretches:
+            posterior = self._corrected(name, measurements, pending)
+            means_by_stretch.append(posterior.mean)
+            deviations_by_stretch.append(posterior.deviation)
+            noises.append(posterior.noise)
+        means, deviations = np.array(means_by_stretch), np.array(deviations_by_stretch)
 
-        highest, rows = means.argmax(axis=0), np.arange(means.shape[1])
-        need = Posterior(means[highest, rows], deviations[highest, rows], noise)
+        highest = means.argmax(axis=0)
+        rows = np.arange(len(self._table))
+        need = Posterior(
+            mean=means[highest, rows],
+            deviation=deviations[highest, rows],
+            noise=statistics.fmean(noises),
+        )
         fits = np.prod(normal_cdf(-means / deviations), axis=0)
         lower = (means - INTERVAL_DEVIATIONS * deviations).max(axis=0)
-        return need, fits, np.asarray(lower)
+        return need, fits, lower
 
     def _corrected(
         self, name: str, measurements: Sequence[tuple[int, Measurement]], pending: IndexArray
     ) -> Posterior:
         """Return the posterior of one stretch."""
         stretch = self._stretches[name]
-        peaks: list[Residual] = []
-        bounds: list[Residual] = []
+        peaks, bounds = _Residuals(), _Residuals()
         for row, measurement in measurements:
             if measurement.outcome.is_out_of_memory:
                 if self._ran_out_in(name, row, measurement):
                     need = math.log(minimum_need(measurement) / self._limit_bytes)
-                    bounds.append((row, need - stretch.prior[row]))
+                    bounds.add(row, need - stretch.prior[row])
             elif measurement.worst is not None:
                 peak_bytes = self._peak_in(name, row, measurement)
                 if peak_bytes:
                     need = math.log(peak_bytes / self._limit_bytes)
-                    peaks.append((row, need - stretch.prior[row]))
+                    peaks.add(row, need - stretch.prior[row])
 
-        observed = _observations(peaks)
-        if bounds:
+        observed = peaks.observations()
+        if bounds.rows:
             unbounded = Fit(stretch.kernels, stretch.width, observed, NOISE).posterior
-            observed = _with_bounds(observed, bounds, unbounded)
+            observed = _with_bounds(observed, bounds.observations(), unbounded)
         residual = stretch.regression.posterior(observed, pending)
         deviation = np.maximum(residual.deviation, MIN_DEVIATION)
         return replace(residual, mean=residual.mean + stretch.prior, deviation=deviation)
@@ -216,14 +238,8 @@ def _predicted_peak(prediction: Prediction, phases: tuple[Phase, ...], by_phase:
     return max(peaks, key=lambda peak: peak.value, default=unpredicted)
 
 
-def _observations(residuals: Sequence[Residual]) -> Observations:
-    rows = np.array([row for row, _ in residuals], dtype=np.int64)
-    values = np.array([residual for _, residual in residuals])
-    return Observations(rows, values, np.zeros(len(residuals)))
-
-
 def _with_bounds(
-    observed: Observations, bounds: Sequence[Residual], posterior: Posterior
+    observed: Observations, bounds: Observations, posterior: Posterior
 ) -> Observations:
     """Add lower bounds b as the moments of the normal distribution truncated to values above b.
 
@@ -231,8 +247,7 @@ def _with_bounds(
 
         E = μ + s λ,  Var = s² (1 + z λ - λ²)
     """
-    bounded = _observations(bounds)
-    rows, b = bounded.rows, bounded.residual
+    rows, b = bounds.rows, bounds.residual
     mean = posterior.mean[rows]
     deviation = np.maximum(posterior.deviation[rows], MIN_BOUND_DEVIATION)
     z = (b - mean) / deviation

@@ -58,7 +58,10 @@ class SimilarityParts(NamedTuple):
 
     def mixed(self, shares: Shares) -> FloatArray:
         """Return Σ_p share_p S_p."""
-        return np.asarray(sum(share * part for share, part in zip(shares, self, strict=True)))
+        mixed = np.zeros_like(self.bias)
+        for share, part in zip(shares, self, strict=True):
+            mixed += share * part
+        return mixed
 
 
 class Kernels:
@@ -78,32 +81,25 @@ class Kernels:
         self._numeric, self._categorical = knob_effects(table, figures)
         composition = np.ones((self.size, 1)) if sources is None else sources
         self._sources = composition / np.linalg.norm(composition, axis=1, keepdims=True)
-        effects = (*self._numeric, *self._categorical)
-        self._total_weight = 1 + sum(effect.weight for effect in effects)
-        self._cached_rows: dict[int, SimilarityParts] = {}
+        weights = [effect.weight for effect in (*self._numeric, *self._categorical)]
+        self._total_weight = 1 + sum(weights)
+        self._cached_rows: dict[int, FloatArray] = {}  # Of the four parts, shape (4, n)
 
     def rows(self, rows: IndexArray) -> SimilarityParts:
         """Return S_p[rows, :] for each part."""
         requested = rows.tolist()
         missing = [row for row in dict.fromkeys(requested) if row not in self._cached_rows]
         if missing:
-            computed = self._compute(np.array(missing))
+            computed = np.array(self._compute(np.array(missing)))
             for place, row in enumerate(missing):
-                self._cached_rows[row] = SimilarityParts(*(part[place] for part in computed))
+                self._cached_rows[row] = computed[:, place]
 
-        result = self._stack([self._cached_rows[row] for row in requested])
+        parts = np.empty((4, len(requested), self.size))
+        for place, row in enumerate(requested):
+            parts[:, place] = self._cached_rows[row]
         for row in list(self._cached_rows)[:-MAX_CACHED_ROWS]:
             del self._cached_rows[row]
-        return result
-
-    def _stack(self, rows: list[SimilarityParts]) -> SimilarityParts:
-        shape = (len(rows), self.size)
-        return SimilarityParts(
-            bias=np.array([row.bias for row in rows]).reshape(shape),
-            single=np.array([row.single for row in rows]).reshape(shape),
-            joint=np.array([row.joint for row in rows]).reshape(shape),
-            identity=np.array([row.identity for row in rows]).reshape(shape),
-        )
+        return SimilarityParts(*parts)
 
     def _compute(self, rows: IndexArray) -> SimilarityParts:
         shape = (len(rows), self.size)
@@ -126,8 +122,9 @@ class Kernels:
             identity *= 1 - difference
             if effect.of_load:
                 load *= 1 - difference
+        by_source = SOURCE_SHARE * self._sources[rows] @ self._sources.T
         return SimilarityParts(
-            bias=1 - SOURCE_SHARE + SOURCE_SHARE * self._sources[rows] @ self._sources.T,
+            bias=1 - SOURCE_SHARE + by_source,
             single=(single + load) / self._total_weight,
             joint=joint,
             identity=identity,
@@ -136,15 +133,15 @@ class Kernels:
     @cached_property
     def diagonal(self) -> SimilarityParts:
         """Return S_p[i, i] for each part. The linear kernel of `single` is not 1 there."""
-        ones = np.ones(self.size)
-        single = ones + sum(effect.weight for effect in self._categorical)
+        unit = np.ones(self.size)
+        single = unit + sum(effect.weight for effect in self._categorical)
         for effect in self._numeric:
             actual = 3.0 * (effect.actual - 0.5) ** 2
             predicted = 3.0 * (effect.predicted - 0.5) ** 2
             line = 1 + (1 - effect.trust) * actual + effect.trust * predicted
             single += effect.weight * 0.5 * line
         return SimilarityParts(
-            bias=ones, single=single / self._total_weight, joint=ones, identity=ones
+            bias=unit, single=single / self._total_weight, joint=unit, identity=unit
         )
 
 
@@ -160,13 +157,13 @@ def _mixed(similarity: SimilarityFunction, effect: KnobEffect, rows: IndexArray)
     return effect.trust * predicted + (1 - effect.trust) * actual
 
 
-def _squared_exponential(left: FloatArray, right: FloatArray) -> FloatArray:
-    return np.asarray(np.exp(-0.5 * ((left - right) / LENGTH_SCALE) ** 2))
+def _squared_exponential(x_i: FloatArray, x_j: FloatArray) -> FloatArray:
+    return np.exp(-0.5 * ((x_i - x_j) / LENGTH_SCALE) ** 2)
 
 
-def _linear(left: FloatArray, right: FloatArray) -> FloatArray:
-    return 3.0 * (left - 0.5) * (right - 0.5)
+def _linear(x_i: FloatArray, x_j: FloatArray) -> FloatArray:
+    return 3.0 * (x_i - 0.5) * (x_j - 0.5)
 
 
-def _equal(left: FloatArray, right: FloatArray) -> FloatArray:
-    return np.asarray(left == right, dtype=float)
+def _equal(x_i: FloatArray, x_j: FloatArray) -> FloatArray:
+    return np.asarray(x_i == x_j, dtype=float)

@@ -115,8 +115,10 @@ class ThroughputModel:
     @classmethod
     def has_phase_times(cls, predictions: Sequence[Prediction | None]) -> bool:
         """Return True if every prediction has seconds by phase."""
-        known = [prediction for prediction in predictions if prediction is not None]
-        return bool(known) and all(map(_is_timed, known))
+        predicted = [prediction for prediction in predictions if prediction is not None]
+        if not predicted:
+            return False
+        return all(_is_timed(prediction) for prediction in predicted)
 
     def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
         """Return the posterior of log(tokens per second)."""
@@ -138,7 +140,9 @@ class ThroughputModel:
             corrected[group] = predicted_seconds * np.exp(level + error.mean)
 
         # 3. The cycle: the sum of its groups.
-        cycle_seconds = np.asarray(sum(corrected.values()))
+        cycle_seconds = np.zeros(len(self._table))
+        for seconds in corrected.values():
+            cycle_seconds += seconds
         variance = np.zeros(len(self._table))
         covariances = []
         for group, seconds in corrected.items():
@@ -146,10 +150,10 @@ class ThroughputModel:
             variance += (weight * errors[group].deviation) ** 2
             covariances.append((weight, errors[group].covariance_with))
         return Posterior(
-            np.log(self._tokens / cycle_seconds),
-            np.maximum(np.sqrt(variance), MIN_DEVIATION),
-            min(errors["rollout"].noise, errors["training"].noise),
-            partial(_weighted_covariance, covariances),
+            mean=np.log(self._tokens / cycle_seconds),
+            deviation=np.maximum(np.sqrt(variance), MIN_DEVIATION),
+            noise=min(errors["rollout"].noise, errors["training"].noise),
+            covariance_with=partial(_weighted_covariance, covariances),
         )
 
     def _cycle(self, trial: Trial) -> _Cycle | None:
@@ -208,24 +212,32 @@ class ThroughputModel:
         pending: IndexArray,
     ) -> Posterior:
         """Return the posterior of d_g."""
-        informative = self._informative(group, cycles)
-        rows = np.array([cycle.row for cycle in informative], dtype=np.int64)
-        error = np.array([self._error(group, cycle) - level for cycle in informative])
-        deviation = np.array([cycle.deviation for cycle in informative])
-        is_cliff = np.array(
-            [self._is_cliff(group, cycle, level) for cycle in informative], dtype=bool
+        # 1. The usual errors, and those of outliers.
+        rows, errors, deviations = [], [], []
+        cliffs: list[tuple[int, float]] = []
+        for cycle in self._informative(group, cycles):
+            error = self._error(group, cycle) - level
+            if self._is_cliff(group, cycle, level):
+                cliffs.append((cycle.row, error))
+            else:
+                rows.append(cycle.row)
+                errors.append(error)
+                deviations.append(cycle.deviation)
+        observed = Observations(
+            rows=np.array(rows, dtype=np.int64),
+            residual=np.array(errors),
+            variance=np.array(deviations) ** 2,
         )
-        usual = ~is_cliff
-        observed = Observations(rows[usual], error[usual], deviation[usual] ** 2)
         posterior = self._regressions[group].posterior(observed, pending, noises)
 
-        # An outlier's error applies to every candidate of its load that was not measured without
+        # 2. An outlier's error applies to every candidate of its load that was not measured without
         # it.
         mean, loads = posterior.mean.copy(), self._table.loads
-        measured = np.isin(np.arange(len(mean)), rows[usual])
-        for row, cliff_error in zip(rows[is_cliff], error[is_cliff], strict=True):
-            mean[(loads == loads[row]) & ~measured] = cliff_error
-            mean[row] = cliff_error
+        unmeasured = np.ones(len(mean), dtype=bool)
+        unmeasured[observed.rows] = False
+        for row, error in cliffs:
+            mean[(loads == loads[row]) & unmeasured] = error
+            mean[row] = error
         return replace(posterior, mean=mean)
 
 
@@ -259,8 +271,8 @@ class CycleModel:
         measured = {row: statistics.fmean(logs) for row, logs in logs_by_row.items()}
 
         prior = self._centred_prior(measured)
-        residual = np.array([speed - prior[row] for row, speed in measured.items()])
         rows = np.array(list(measured), dtype=np.int64)
+        residual = np.array(list(measured.values())) - prior[rows]
         observed = Observations(rows, residual, np.zeros(len(measured)))
         posterior = self._regression.posterior(observed, pending)
         deviation = np.maximum(posterior.deviation, MIN_DEVIATION)
@@ -302,8 +314,10 @@ def _weighted_covariance(
     covariances: Sequence[tuple[FloatArray, Covariance]], row: int
 ) -> FloatArray:
     """Return Σ_g w_g w_g[row] cov_g: errors of different groups are independent."""
-    terms = (weight * weight[row] * covariance_with(row) for weight, covariance_with in covariances)
-    return np.asarray(sum(terms))
+    total = np.zeros(len(covariances[0][0]))
+    for weight, covariance_with in covariances:
+        total += weight * weight[row] * covariance_with(row)
+    return total
 
 
 def _split(speed: Speed, cycle_seconds: float) -> Mapping[str, float]:
@@ -371,7 +385,7 @@ def _filled(figures: Sequence[float | None]) -> FloatArray:
 
 def _log_figures(seconds: FloatArray) -> FloatArray | None:
     """Return None for a group that takes no time anywhere: it was not predicted."""
-    longest = seconds.max()
+    longest = float(seconds.max())
     if longest <= 0:
         return None
     return np.asarray(np.log(np.maximum(seconds, longest * MIN_PHASE_SHARE)))
