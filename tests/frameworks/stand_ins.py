@@ -14,7 +14,7 @@ from autotune.catalog.model_lookup import find_model
 from autotune.core.job import Hardware, Task, Workload
 from autotune.core.space import Candidate, KnobValue
 from autotune.frameworks.base import Trainer
-from autotune.frameworks.framework_facts import COMPARED, PLACEHOLDER, StatedRule
+from autotune.frameworks.rules import COMPARED, PLACEHOLDER, StatedRule
 
 GIB = 2**30
 

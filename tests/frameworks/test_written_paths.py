@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from autotune.core.files import comment
 from autotune.core.job import Model, Task
 from autotune.frameworks import trainer
-from autotune.frameworks.stand_in import quoted
+from autotune.frameworks.hydra_strings import quoted
 from autotune.frameworks.trl.script_files import ScriptAdvice, how_to_apply
 from autotune.report.output_folder import publish
 from tests.frameworks.conftest import make_task
