@@ -62,13 +62,14 @@ def _refuse_unmeasurable(hardware: Hardware) -> None:
             way_out="Leave --mode out for a prediction.",
         )
     if not hardware.here:
-        local = hardware_detection.hardware("local")
-        present = "no NVIDIA GPU" if local.kind == "cpu" else str(local)
+        names = sorted({device.name for device in hardware_detection.devices_here()})
+        present = ", ".join(names) or "no NVIDIA GPU"
+        alternative = "type --gpus local" if names else "type --gpus cpu"
         raise HardwareNotHere(
             f"{hardware} is not on this machine, which has {present}, so it can't be measured"
             " here.",
             way_out=(
-                "Run this command on the machine that has it, type --gpus local, or leave --mode"
+                f"Run this command on the machine that has it, {alternative}, or leave --mode"
                 " out for a prediction."
             ),
         )

@@ -27,6 +27,8 @@ def refused(
 ) -> Done:
     before = set(here.rglob("*"))
     given = [*(["--model", "model"] if model else []), *arguments]
+    if "--gpus" not in arguments:
+        given += ["--gpus", "cpu"]
     done = autotune("run", *given, cwd=here, **variables)
     assert done.code == 2, done.err
     assert done.out == "", "an error says nothing on stdout"
@@ -120,7 +122,7 @@ def test_an_ambiguous_gpu(here: Path) -> None:
 
 def test_missing_hardware_is_reported_first(here: Path) -> None:
     asked = ["--gpus", "64xB200", "--mode", "probe"]
-    done = refused(here, *asked, says="64xB200 is not on this machine", instead="--gpus local")
+    done = refused(here, *asked, says="64xB200 is not on this machine", instead="--gpus cpu")
     assert "can't be measured" in done.err.splitlines()[0]
 
 

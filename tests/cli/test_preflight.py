@@ -52,7 +52,7 @@ def test_a_note_is_shown_once(
         ),
         ([CONFIG, "--tune", "--", "true"], "does not name train.yaml", "AUTOTUNE_CONFIG"),
         ([CONFIG, "--gpus", "99xcpu", "--", "true", CONFIG], "99 CPU ranks", "at most"),
-        ([CONFIG, "--gpus", "8xH100"], "8xH100 is not on this machine", "--gpus local"),
+        ([CONFIG, "--gpus", "8xH100"], "8xH100 is not on this machine", "--gpus cpu"),
     ],
     ids=["no file", "no program", "a tuned file would not arrive", "too many ranks", "not here"],
 )

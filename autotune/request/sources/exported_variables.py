@@ -21,7 +21,7 @@ def sets_allocator(file: UserFile | None) -> bool:
     names = set(variables) if isinstance(variables, Mapping) else set()
     if file.launch is not None:
         names.update(file.launch.environment)
-    return bool(names & {ALLOCATOR, OTHER_ALLOCATOR})
+    return bool(names & {ALLOCATOR_VARIABLE, NEWER_ALLOCATOR_VARIABLE})
 
 
 def exported_allocator(variables: Mapping[str, str] = os.environ) -> HeldSetting | None:
