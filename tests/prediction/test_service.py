@@ -19,8 +19,8 @@ from autotune.core.job import Model, Task, Workload
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate
 from autotune.core.units import MIB
-from autotune.estimate.screening import Family, phase_peaks, point_of, traced_request
-from autotune.estimate.screening.step_model import sizes_at
+from autotune.estimate.screening import Family, point_of, traced_request
+from autotune.estimate.screening.step_model import phase_peaks, sizes_at
 from autotune.machine.hardware_detection import hardware
 from autotune.prediction.service import PredictionService, predict_candidates
 from autotune.prediction.trace_cache import TraceCache
