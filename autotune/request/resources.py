@@ -17,6 +17,7 @@ from autotune.core.units import format_bytes
 from autotune.emulator.cards import emulated_machine
 from autotune.frameworks.base import STAND_IN, Trainer
 from autotune.machine import environment, hardware_detection
+from autotune.machine.nvml import devices_here
 from autotune.request.sources.reader import SourceReader
 from autotune.request.values import HardwareChoice, MemoryLimit
 
@@ -62,7 +63,7 @@ def _refuse_unmeasurable(hardware: Hardware) -> None:
             way_out="Leave --mode out for a prediction.",
         )
     if not hardware.here:
-        names = sorted({device.name for device in hardware_detection.devices_here()})
+        names = sorted({device.name for device in devices_here()})
         present = ", ".join(names) or "no NVIDIA GPU"
         alternative = "type --gpus local" if names else "type --gpus cpu"
         raise HardwareNotHere(

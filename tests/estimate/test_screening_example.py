@@ -10,7 +10,8 @@ import numpy as np
 from autotune.core.trace import Inventory, Mark, Part, Trace, Work
 from autotune.estimate.screening import Point, StepModel, initial_traces, repetition_of, survey
 from autotune.estimate.screening.blocks import BlockedTrace
-from autotune.estimate.screening.pairing import Address, BlockCopy, Counterpart, Pairing
+from autotune.estimate.screening.pairing import NONE, BlockCopy, Maker, Pairing
+from autotune.estimate.screening.references import References
 from autotune.estimate.screening.repetition import LayerRepetition
 from autotune.estimate.screening.step_model import phase_peaks, sizes_at, steps_at
 
@@ -123,15 +124,19 @@ def test_each_block_of_the_longer_model_repeats_one_of_the_short_model() -> None
     ]
     assert pairing.group_blocks == {2, 5}
     assert pairing.per_group == {0}
-    assert pairing.counterparts[1] == Counterpart(0, growth=0)
-    assert pairing.counterparts[8] == Counterpart(6, growth=8)
-    # f(0) and f(1) of the backward pass of the group's layer.
-    freed = [pairing.allocation_at(place=5, instance=i, offset=0) for i in (0, 1)]
-    assert freed == [5, 6]
-    assert [pairing.address_of(number) for number in freed] == [
-        Address(place=2, instance=0, offset=0),
-        Address(place=2, instance=1, offset=0),
-    ]
+    assert pairing.counterparts == [NONE, 0, 1, 2, 3, 4, 4, 5, 6]
+    assert pairing.growth == [0] * 8 + [8]
+
+
+def test_each_instance_frees_what_it_has_made() -> None:
+    pairing = Pairing(BlockedTrace(step(FIRST, 3)), BlockedTrace(step(FIRST, 4)), REPETITION)
+    # f(0) and f(1) of the backward pass of the group's layer, made in its forward pass.
+    lower, upper = pairing.allocations_at(place=5, offset=0)
+    assert (lower, upper) == (5, 6)
+    assert pairing.maker_of(lower) == Maker(place=2, instance=0, offset=0)
+    assert pairing.maker_of(upper) == Maker(place=2, instance=1, offset=0)
+    addresses = References(pairing, REPETITION.copies).freed_by_layer(place=5, offset=0)
+    assert addresses == [(2, instance, 0, 0) for instance in range(4)]
 
 
 def test_the_full_trace_has_six_layers() -> None:

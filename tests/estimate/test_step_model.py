@@ -12,16 +12,16 @@ from autotune.estimate.screening import (
     LayerRepetition,
     NotUniform,
     Point,
-    error_at,
-    picked_points,
     repetition_of,
     survey,
 )
 from autotune.estimate.screening.alignment import aligned
+from autotune.estimate.screening.planned_traces import corner, picked_points
 from autotune.estimate.screening.points import Sample
 from autotune.estimate.screening.size_model import fit_sizes
-from autotune.estimate.screening.step_model import sizes_at
+from autotune.estimate.screening.step_model import phase_peaks, sizes_at
 from autotune.estimate.screening.stretching import stretched
+from autotune.estimate.screening.surveying import error_at
 from tests.estimate.synthetic import replay
 
 NAMES: tuple[Part, ...] = ("weights", "activations", "logits", "optimizer")

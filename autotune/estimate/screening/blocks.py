@@ -132,13 +132,6 @@ def blocks_of(trace: Trace) -> tuple[TraceBlock, ...]:
     return tuple(blocks)
 
 
-class Origin(NamedTuple):
-    """The event that makes an allocation."""
-
-    block: int
-    offset: int  # of the event in its block
-
-
 class BlockedTrace:
     """A trace in blocks, with the marks and the uses of modules of each block.
 
@@ -166,13 +159,13 @@ class BlockedTrace:
         number = abs(event) - 1
         return self.trace.sizes[number], self.trace.parts[number]
 
-    def _origins(self) -> list[Origin]:
-        """Return the origin of each allocation."""
-        origins = [Origin(0, 0)] * len(self.trace.sizes)
+    def _origins(self) -> list[tuple[int, int]]:
+        """Return block and offset of the event that makes each allocation."""
+        origins = [(0, 0)] * len(self.trace.sizes)
         for block in range(len(self.spans)):
             for offset, event in enumerate(self.events_of(block)):
                 if event > 0:
-                    origins[event - 1] = Origin(block, offset)
+                    origins[event - 1] = (block, offset)
         return origins
 
     def _marks_by_block(self) -> list[list[tuple[int, Mark]]]:

@@ -18,6 +18,8 @@ from autotune.estimate.screening.blocks import BlockedTrace, BlockKey
 from autotune.estimate.screening.points import NotUniform
 from autotune.estimate.screening.repetition import LayerRepetition
 
+NONE = -1  # no counterpart
+
 
 class BlockCopy(NamedTuple):
     """A block of a model with further groups of layers."""
@@ -26,20 +28,12 @@ class BlockCopy(NamedTuple):
     instance: int  # of the group, counted from the lowest layers; 0: also blocks of other layers
 
 
-class Address(NamedTuple):
-    """An allocation, by the event that makes it."""
+class Maker(NamedTuple):
+    """The event of the longer model that makes an allocation."""
 
-    place: int
+    place: int  # its block, as of a `BlockCopy`
     instance: int
-    offset: int  # of the event in its block of the longer model
-    group: int = 0  # which group's, for an allocation outside the layers that each group adds
-
-
-class Counterpart(NamedTuple):
-    """The short model's allocation that one of the longer model repeats."""
-
-    number: int
-    growth: int  # additional bytes in the longer model
+    offset: int  # in the block
 
 
 def block_order(keys: Sequence[BlockKey], repetition: LayerRepetition) -> list[BlockCopy]:
@@ -96,11 +90,12 @@ class Pairing:
         self.blocks = {copy: block for block, copy in enumerate(order)}
         self.group_blocks = {copy.place for copy in order if copy.instance}
         """The short model's blocks that each group repeats."""
-        self.counterparts: dict[int, Counterpart] = {}
-        """By the longer model's allocation; the others are in `per_group`."""
+        # By the longer model's allocation:
+        count = len(longer.trace.sizes)
+        self.counterparts = [NONE] * count  # the short model's that it repeats
+        self.growth = [0] * count  # bytes above that one's
         self.per_group: set[int] = set()
-        """The longer model's allocations outside the layers that the short one lacks: each further
-        group adds as many."""
+        """Those without a counterpart: outside the layers, as many for each further group."""
         for block, copy in enumerate(order):
             self._pair(copy.place, block)
 
@@ -108,15 +103,19 @@ class Pairing:
         """Return the longer model's block that any copy repeats."""
         return self.blocks[BlockCopy(copy.place, min(copy.instance, 1))]
 
-    def address_of(self, number: int) -> Address:
-        """Return the address of one of the longer model's allocations."""
+    def maker_of(self, number: int) -> Maker:
+        """Return what makes one of the longer model's allocations."""
         block, offset = self.longer.origins[number]
-        return Address(*self.copies[block], offset)
+        return Maker(*self.copies[block], offset)
 
-    def allocation_at(self, place: int, instance: int, offset: int) -> int:
-        """Return the longer model's allocation that the event there makes or frees."""
-        block = self.blocks[BlockCopy(place, instance)]
-        return abs(self.longer.event_at(block, offset)) - 1
+    def twice(self, place: int) -> tuple[int, int]:
+        """Return instances 0 and 1 of a block of the group: blocks of the longer model."""
+        return self.blocks[BlockCopy(place, 0)], self.blocks[BlockCopy(place, 1)]
+
+    def allocations_at(self, place: int, offset: int) -> tuple[int, int]:
+        """Return what an event of the group makes or frees in instances 0 and 1."""
+        lower, upper = (self.longer.event_at(block, offset) for block in self.twice(place))
+        return abs(lower) - 1, abs(upper) - 1
 
     def _pair(self, place: int, block: int) -> None:
         """Find the counterparts of a block's allocations."""
@@ -129,7 +128,7 @@ class Pairing:
         if _equal_events(short, short_events, longer, longer_events):
             for short_event, longer_event in zip(short_events, longer_events, strict=True):
                 if longer_event > 0:
-                    self.counterparts[longer_event - 1] = Counterpart(short_event - 1, growth=0)
+                    self.counterparts[longer_event - 1] = short_event - 1
         elif place in self.group_blocks or longer_key.layer is not None:
             raise NotUniform(
                 f"layer {longer_key.layer} in phase {longer_key.stay.phase} differs from its"
@@ -150,8 +149,9 @@ class Pairing:
         for short_number, place in zip(short_numbers, places, strict=True):
             number = longer_numbers[place]
             self.per_group.remove(number)
-            growth = self.longer.trace.sizes[number] - self.short.trace.sizes[short_number]
-            self.counterparts[number] = Counterpart(short_number, growth)
+            self.counterparts[number] = short_number
+            size = self.longer.trace.sizes[number]
+            self.growth[number] = size - self.short.trace.sizes[short_number]
 
 
 def _equal_events(

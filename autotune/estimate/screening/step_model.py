@@ -52,15 +52,13 @@ def sizes_at(model: StepModel, point: Point) -> Integers:
 def steps_at(model: StepModel, points: Sequence[Point]) -> Iterator[PointStep]:
     """Yield the step at each point."""
     events = np.array(model.trace.events, dtype=np.int64)
-    signs, numbers = np.sign(events), np.abs(events) - 1
     works = model.work.work_at(rows_of(points))
     extras = model.sizes.high_extra_bytes(points)
     for point, work, extra in zip(points, works, extras, strict=True):
         sizes = sizes_at(model, point)
         margin = 0
         if model.residual:
-            peak = int(np.cumsum(signs * sizes[numbers]).max())
-            margin = round(model.residual * peak)
+            margin = round(model.residual * int(requested_bytes(events, sizes).max()))
         yield PointStep(
             point=point,
             sizes=sizes,
@@ -78,10 +76,15 @@ def phase_peaks(trace: Trace, sizes: Integers | None = None) -> dict[Phase, int]
     if sizes is None:
         sizes = np.array(trace.sizes, dtype=np.int64)
     events = np.array(trace.events, dtype=np.int64)
-    live = np.append(0, np.cumsum(np.sign(events) * sizes[np.abs(events) - 1]))
+    requested = np.append(0, requested_bytes(events, sizes))
     peaks: dict[Phase, int] = {}
     for mark, span in trace.stretches():
         if len(span):
-            peak = int(live[span.start : span.stop + 1].max())
+            peak = int(requested[span.start : span.stop + 1].max())
             peaks[mark.phase] = max(peak, peaks.get(mark.phase, 0))
     return peaks
+
+
+def requested_bytes(events: Integers, sizes: Integers) -> Integers:
+    """Return the requested bytes that are live after each event."""
+    return np.cumsum(np.sign(events) * sizes[np.abs(events) - 1])

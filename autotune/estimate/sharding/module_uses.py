@@ -17,5 +17,5 @@ class UseKind(IntEnum):
     READ = 6  # a parameter is read by a module that does not own it
 
 
-ENDINGS = (UseKind.FORWARD_DONE, UseKind.BACKWARD_DONE, UseKind.GRADIENT)
+ENDINGS = frozenset({UseKind.FORWARD_DONE, UseKind.BACKWARD_DONE, UseKind.GRADIENT})
 """Kinds that end something: they belong to the events before them, the others to those after."""
