@@ -1,4 +1,4 @@
-"""Names in the package: a class, type alias or module constant has one meaning, a module one home."""
+"""Names in the package: a class, alias or module constant has one meaning, a module one home."""
 
 from __future__ import annotations
 
