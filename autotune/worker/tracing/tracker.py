@@ -26,7 +26,7 @@ from . import Untraceable, dispatch_cache, integer_values
 from .dispatch_cache import CachedResult
 from .ledger import Ledger
 from .operands import cost_of, flops_of
-from .workspaces import Call, Workspace
+from .workspaces import OperationCall, Workspace
 
 aten = torch.ops.aten
 
@@ -267,7 +267,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         if info.multiplies:
             self.ledger.note_product()
         if info.workspace is not None:
-            self._record_workspace(info.workspace(Call(args, kwargs, out)))
+            self._record_workspace(info.workspace(OperationCall(args, kwargs, out)))
         return out
 
     def _run(

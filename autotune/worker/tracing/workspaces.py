@@ -22,7 +22,7 @@ from . import Spec, attention, capability
 aten = torch.ops.aten
 
 
-class Call(NamedTuple):
+class OperationCall(NamedTuple):
     """Arguments and result of one operation."""
 
     args: tuple[Any, ...]
@@ -30,7 +30,7 @@ class Call(NamedTuple):
     result: Any
 
 
-Workspace = Callable[[Call], "int | tuple[int, ...]"]
+Workspace = Callable[[OperationCall], "int | tuple[int, ...]"]
 """Bytes inside an operation's kernel, of one block or of several at the same time."""
 
 FLOAT32_BYTES = 4
@@ -39,7 +39,7 @@ INT64_BYTES = 8
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def _argument(call: Call, position: int, name: str) -> Any:
+def _argument(call: OperationCall, position: int, name: str) -> Any:
     if len(call.args) > position:
         return call.args[position]
     return call.kwargs.get(name)
@@ -52,7 +52,7 @@ def round_up(value: int, step: int) -> int:
 # 1. Attention.
 
 
-def _flash_backward(call: Call) -> tuple[int, ...]:
+def _flash_backward(call: OperationCall) -> tuple[int, ...]:
     """`mha_bwd` in flash-attention's `flash_api.cpp`, as vendored by torch.
 
     A gradient in another layout is copied first. Then the row sums of dO x O and a float32
@@ -84,7 +84,7 @@ def _bytes_of_copy(gradient: Any) -> int:
     return int(gradient.nbytes)
 
 
-def _flash_package_backward(call: Call) -> int:
+def _flash_package_backward(call: OperationCall) -> int:
     """The same for the package's layouts: batch, row, head, size, or packed rows
     (`mha_varlen_bwd`).
 
@@ -145,7 +145,7 @@ def _flash3_blocks(head_size: int) -> tuple[int, int]:
     return _FLASH3_ON_AMPERE[head_size]
 
 
-def flash3_backward(call: Call) -> tuple[int, ...]:
+def flash3_backward(call: OperationCall) -> tuple[int, ...]:
     """`mha_bwd` in `hopper/flash_api.cpp`: two numbers per row, a float32 accumulator of dq and,
     under grouped queries, of dk and dv. Rows are rounded up with a block for each sequence,
     heads to 64, 96, 128, 192 or 256.
@@ -166,13 +166,13 @@ def flash3_backward(call: Call) -> tuple[int, ...]:
     return tuple(blocks)
 
 
-def _cudnn_backward(call: Call) -> int:
+def _cudnn_backward(call: OperationCall) -> int:
     """`SDPABackwardNode` in cudnn-frontend: `dQ_accum` and `softmax_sum`, both float32."""
     batch, heads, length, head_size = call.args[1].shape
     return int(batch * heads * length * (head_size + 1) * FLOAT32_BYTES)
 
 
-def _efficient_backward(call: Call) -> int:
+def _efficient_backward(call: OperationCall) -> int:
     """`_efficient_attention_backward` in `attention_backward.cu`, `workspace_size` in
     `mem_eff_attention/kernel_backward.h`.
 
@@ -228,7 +228,7 @@ def _efficient_tile(head_size: int, half: bool) -> tuple[int, int, int]:
 # 2. Gathers and scatters.
 
 
-def _embedding_backward(call: Call) -> int:
+def _embedding_backward(call: OperationCall) -> int:
     """`embedding_dense_backward_cuda` in `Embedding.cu`, `embedding_backward_cuda_kernel` in
     `EmbeddingBackwardKernel.cu`.
 
@@ -247,7 +247,7 @@ def _embedding_backward(call: Call) -> int:
     return int(sorting + 3 * segments * index_bytes + partial_sums)
 
 
-def _index_put_backward(call: Call) -> int:
+def _index_put_backward(call: OperationCall) -> int:
     """`index_put_with_sort_kernel` in `Indexing.cu`: linear index, sorted with its origins."""
     if not _argument(call, 3, "accumulate"):
         return 0
@@ -258,12 +258,12 @@ def _index_put_backward(call: Call) -> int:
 # 3. Reductions.
 
 
-def _logsumexp(call: Call) -> int:
+def _logsumexp(call: OperationCall) -> int:
     """`logsumexp_out_impl` in `ReduceOps.cpp`: the shifted exponentials in full, and the maxima."""
     return int(call.args[0].nbytes + call.result.nbytes)
 
 
-def _softmax(call: Call) -> int:
+def _softmax(call: OperationCall) -> int:
     """`host_softmax` in `SoftMax.cu`, `softmax_cpu_out` and `log_softmax_cpu_out` in `SoftMax.cpp`.
 
     A non-contiguous input (logits without the last position) is copied first.
@@ -298,7 +298,7 @@ RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 """Compute capability -> threads that a multiprocessor holds; 2,048 for the others."""
 
 
-def _reduction(call: Call) -> int:
+def _reduction(call: OperationCall) -> int:
     """`setReduceConfig` and `global_memory_size` in `Reduce.cuh`, for sums over the leading
     dimensions: the gradients of biases and of norms' weights.
 
@@ -365,7 +365,7 @@ def _power_of_two_below(size: int) -> int:
     return 1 << (size.bit_length() - 1)
 
 
-def _foreach_norm(call: Call) -> int:
+def _foreach_norm(call: OperationCall) -> int:
     """`foreach_tensor_norm_cuda` in `ForeachReduceOp.cu`: a float per 65,536 numbers, for each
     tensor as for the largest.
     """

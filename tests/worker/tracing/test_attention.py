@@ -168,14 +168,14 @@ def test_flash_backward_inside() -> None:
     table = workspaces.ON_CUDA[torch.ops.aten._scaled_dot_product_flash_attention_backward.default]
     accumulators = 2 * 8 * 128 * (96 + 1) * 4
     assert (
-        sum(table(workspaces.Call((q, q, k, k), {}, None)))
+        sum(table(workspaces.OperationCall((q, q, k, k), {}, None)))
         == accumulators + 2 * 2 * 8 * 100 * 80 * 2
     )  # type: ignore[arg-type]
-    assert table(workspaces.Call((q, q, q, q), {}, None)) == (
+    assert table(workspaces.OperationCall((q, q, q, q), {}, None)) == (
         2 * 8 * 128 * 4,
         2 * 8 * 128 * 96 * 4,
     )  # blocks of their own
-    copied = table(workspaces.Call((meta(2, 8, 100, 80), q, q, q), {}, None))
+    copied = table(workspaces.OperationCall((meta(2, 8, 100, 80), q, q, q), {}, None))
     assert sum(copied) == accumulators + 2 * 100 * 8 * 80 * 2  # type: ignore[arg-type]
 
 
@@ -190,7 +190,7 @@ def test_efficient_backward_inside(capability: Any, size: int, rows_: int, colum
         torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
     ]
     with traced_gpu({"capability": capability}):
-        taken = table(workspaces.Call((q, q, q, q), {}, None))
+        taken = table(workspaces.OperationCall((q, q, q, q), {}, None))
     tiles = math.ceil(300 / rows_) * math.ceil(size / columns) * (16 + rows_ * columns * 4)
     assert taken == 2 * 8 * (tiles + 300 * 4)
 
@@ -201,7 +201,7 @@ def test_efficient_backward_splits_the_keys_beyond_the_registers() -> None:
         torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
     ]
     with traced_gpu({"capability": RTX4090}):
-        taken = table(workspaces.Call((q, q, q, q), {}, None))
+        taken = table(workspaces.OperationCall((q, q, q, q), {}, None))
     tiles, splits = 8 * 2 * (16 + 64 * 64 * 4), 8
     assert taken == 1 * 2 * (tiles + splits * 64 * (128 + 128) * 4 + 512 * 4)
 

@@ -68,7 +68,7 @@ def test_clipping_computes_all_norms_at_once() -> None:
     assert peaks.most - peaks.left < NUMBERS
     table = workspaces.ON_CUDA[torch.ops.aten._foreach_norm.Scalar]
     gradients = [torch.empty(size, device="meta") for size in (65_536 * 3 + 1, 10)]
-    assert table(workspaces.Call((gradients,), {}, None)) == 2 * 4 * 4
+    assert table(workspaces.OperationCall((gradients,), {}, None)) == 2 * 4 * 4
 
 
 def kept(code: Any, dtype: Any, device: str = "cuda") -> int:
@@ -122,10 +122,10 @@ def test_embeddings_sort_their_indices_for_the_gradient() -> None:
         torch.empty(3072, dtype=torch.long, device="meta"),
         torch.empty(4096, dtype=torch.long, device="meta"),
     )
-    assert table(workspaces.Call((gradient, few, 1000), {}, None)) == 0
+    assert table(workspaces.OperationCall((gradient, few, 1000), {}, None)) == 0
     segments, parts = 1000, 4096 // 10 + 1000
     assert table(
-        workspaces.Call((gradient, many, 1000), {}, None)
+        workspaces.OperationCall((gradient, many, 1000), {}, None)
     ) == 4 * 4096 * 8 + 3 * segments * 8 + parts * (8 + 64 * 4)
 
 
@@ -139,14 +139,21 @@ def test_sums_over_rows_leave_a_part_of_each_block() -> None:
         torch.empty(2048, 1536, device="meta", dtype=torch.bfloat16),
     )
     assert (
-        table(workspaces.Call((norm, [0, 1], True), {}, None)) == 4 * 896 * 130 * 128 == 59_637_760
+        table(workspaces.OperationCall((norm, [0, 1], True), {}, None))
+        == 4 * 896 * 130 * 128
+        == 59_637_760
     )
-    assert table(workspaces.Call((bias, [0], True), {}, None)) == 24 * 2**20
-    assert table(workspaces.Call((norm, [2]), {}, None)) == 0  # along a row, within a block
+    assert table(workspaces.OperationCall((bias, [0], True), {}, None)) == 24 * 2**20
     assert (
-        table(workspaces.Call((torch.empty(200, 1536, device="meta"), [0]), {}, None)) == 0
+        table(workspaces.OperationCall((norm, [2]), {}, None)) == 0
+    )  # along a row, within a block
+    assert (
+        table(workspaces.OperationCall((torch.empty(200, 1536, device="meta"), [0]), {}, None)) == 0
     )  # too few rows to be divided
-    assert table(workspaces.Call((torch.empty(8, 0, 4, device="meta"), [0, 1]), {}, None)) == 0
+    assert (
+        table(workspaces.OperationCall((torch.empty(8, 0, 4, device="meta"), [0, 1]), {}, None))
+        == 0
+    )
 
 
 def test_the_gpu_is_the_specifications() -> None:
