@@ -116,7 +116,10 @@ def prompt_figures(request: Request) -> Answer:
     figures: Answer = {"splits": {}}
     for index, (name, split) in enumerate(splits.items()):
         lengths = lengths_of(split, tokenizer, options)
-        kept_rows = [row for row, length in enumerate(lengths) if limit is None or length <= limit]
+        kept_rows = []
+        for row, length in enumerate(lengths):
+            if limit is None or length <= limit:
+                kept_rows.append(row)
         figures["splits"][name] = {"rows": len(lengths), "kept": len(kept_rows)}
         if index == 0:  # the training split
             figures.update(_split_figures(lengths, kept_rows))
@@ -159,12 +162,13 @@ def prompt_lengths(tokenizer: Any, prompts: Sequence[Any], options: Mapping[str,
 
 def _split_figures(lengths: Sequence[int], kept_rows: Sequence[int]) -> Answer:
     ordered = sorted(lengths)
+    kept_lengths = [lengths[row] for row in kept_rows]
     return {
         "rows": len(lengths),
         "kept": len(kept_rows),
         "dropped": len(lengths) - len(kept_rows),
         "longest_prompt": ordered[-1],
-        "longest_kept": max((lengths[row] for row in kept_rows), default=None),
+        "longest_kept": max(kept_lengths, default=None),
         "percentiles": {str(share): percentile(ordered, share) for share in PERCENTILES},
     }
 
@@ -198,9 +202,12 @@ def row_figures(request: Request) -> Answer:
         trust_remote_code=bool(request.get("trust_remote_code")),
     )
     stride = math.ceil(len(rows) / MAX_ROWS)
-    sample = rows if stride == 1 else rows.select(range(0, len(rows), stride))
+    sample = rows
+    if stride > 1:
+        sample = rows.select(range(0, len(rows), stride))
+    options = request.get("chat_template_kwargs") or {}
     lengths: list[int] = []
-    for texts in texts_of(sample, tokenizer, request.get("chat_template_kwargs") or {}):
+    for texts in texts_of(sample, tokenizer, options):
         encoded = tokenizer(texts, add_special_tokens=False)
         lengths += [len(ids) for ids in encoded["input_ids"]]
     ordered = sorted(lengths)
@@ -229,12 +236,13 @@ def texts_of(rows: Any, tokenizer: Any, options: Mapping[str, Any]) -> Iterator[
     """Yield batches of rows as the text to tokenise."""
     text_of = _text_function(set(rows.column_names), tokenizer, options)
     for start in range(0, len(rows), BATCH):
-        batch = rows[start : start + BATCH]
-        size = len(next(iter(batch.values())))
-        yield [
-            text_of({name: values[index] for name, values in batch.items()})
-            for index in range(size)
-        ]
+        stop = min(start + BATCH, len(rows))
+        batch = rows[start:stop]
+        texts = []
+        for index in range(stop - start):
+            row = {name: values[index] for name, values in batch.items()}
+            texts.append(text_of(row))
+        yield texts
 
 
 def _text_function(

@@ -110,7 +110,8 @@ class _LaunchedRun:
 
     def go(self) -> None:
         # 1. Start.
-        for name, text in (self._request.get("files") or {}).items():
+        files = self._request.get("files") or {}
+        for name, text in files.items():
             path = self._folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
@@ -135,7 +136,8 @@ class _LaunchedRun:
             raise self._no_figures()
 
     def _failure(self, code: int) -> CommandFailed:
-        text = " | ".join(line for line in self._last_lines if line.strip())
+        lines = [line for line in self._last_lines if line.strip()]
+        text = " | ".join(lines)
         ended = {"signal": None, "exit": code}
         if code < 0:
             ended = {"signal": -code, "exit": None}
@@ -171,7 +173,8 @@ class _LaunchedRun:
 
     def _environment(self) -> dict[str, str]:
         environment = dict(os.environ)
-        for name, value in (self._request.get("environment") or {}).items():
+        variables = self._request.get("environment") or {}
+        for name, value in variables.items():
             environment[name] = self._resolved(value)
         environment |= model_watch.environment(
             self._request.get("watch"), self._folder, environment
@@ -189,8 +192,9 @@ class _LaunchedRun:
         for line in process.stdout:
             sys.stdout.buffer.write(line)
             sys.stdout.flush()
+            text = line.decode(errors="replace")
             with self._lock:
-                self._printed.append(line.decode(errors="replace").rstrip("\n"))
+                self._printed.append(text.rstrip("\n"))
 
     # Its output.
 

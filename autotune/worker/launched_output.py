@@ -61,7 +61,9 @@ class MetricReader:
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self._spec = spec
-        self._line = re.compile(spec["line"]) if spec.get("line") else None
+        self._line: re.Pattern[str] | None = None
+        if spec.get("line"):
+            self._line = re.compile(spec["line"])
         self._previous: float | None = None  # time of the record before
         self._tokens_so_far: float | None = None
         self.records = 0  # lines with figures, including the first, which may have no duration
@@ -109,9 +111,10 @@ class MetricReader:
         record = self._record(line)
         if not isinstance(record, dict):
             return {}
-        keys, products = self._spec.get("keys"), self._spec.get("products") or {}
+        keys = self._spec.get("keys")
         sums = _combined(sum, record, ITSELF if keys is None else keys)
-        return {**sums, **_combined(math.prod, record, products)}
+        products = _combined(math.prod, record, self._spec.get("products") or {})
+        return {**sums, **products}
 
     def _record(self, text: str) -> Any:
         """Parse a record. Return its part with the figures; None if it can't be read."""
@@ -222,8 +225,11 @@ class LaunchedSettings:
     """Reader of printed settings line by line, or of a settings file after the run."""
 
     def __init__(self, spec: Mapping[str, Any] | None, resolve: Callable[[str], str]) -> None:
-        self._kind = spec["kind"] if spec else None
-        self._file = Path(resolve(spec["file"])) if spec and spec.get("file") else None
+        spec = spec or {}
+        self._kind = spec.get("kind")
+        self._file: Path | None = None
+        if spec.get("file"):
+            self._file = Path(resolve(spec["file"]))
         self._printed: dict[str, Any] = {}  # of a namespace or a table
         self._in_table = False
         self._yaml: list[str] = []  # lines of a printed document
@@ -312,7 +318,8 @@ def from_namespace(line: str) -> dict[str, Any]:
         return {}
     text = line[start.start() :].strip()
     try:
-        return dict(_from_call(ast.parse(text, mode="eval").body, ""))
+        tree = ast.parse(text, mode="eval")
+        return dict(_from_call(tree.body, ""))
     except _UNREADABLE:
         return {}
 

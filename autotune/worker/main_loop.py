@@ -108,7 +108,8 @@ class Worker:
         """Pass the command on, and report the ranks that exited since the load."""
         for live in self._ranks:
             live.wire.send(message)
-        for number in set(self._expected_ranks) - {live.number for live in self._ranks}:
+        live_numbers = {live.number for live in self._ranks}
+        for number in set(self._expected_ranks) - live_numbers:
             self._send(protocol.LOST, rank=number, signal=None, exit=None)
 
     # Imports.
@@ -124,10 +125,12 @@ class Worker:
                 versions = adapter.warm(message["load"])
         except BaseException as error:
             excerpt = traceback.format_exc()[-rank.EXCERPT_BYTES :]
-            self._send(
-                protocol.UNREADY,
-                error={"type": type(error).__name__, "text": str(error), "traceback": excerpt},
-            )
+            description = {
+                "type": type(error).__name__,
+                "text": str(error),
+                "traceback": excerpt,
+            }
+            self._send(protocol.UNREADY, error=description)
             return False
         self._adapter = adapter
         self._helpers = frozenset(processes.descendants(os.getpid()))
@@ -263,7 +266,8 @@ class _EndOnHangup:
 
 
 def _command(adapter: str, fd: int) -> list[str]:
-    return [sys.executable, str(Path(__file__).parent), "--adapter", adapter, "--fd", str(fd)]
+    program = str(Path(__file__).parent)
+    return [sys.executable, program, "--adapter", adapter, "--fd", str(fd)]
 
 
 def _exec(command: list[str], environment: Mapping[str, str]) -> NoReturn:
@@ -296,8 +300,8 @@ def main(arguments: list[str]) -> NoReturn:
     processes.adopt_orphans()
     parent = Wire(connection)
     if not options.spawn_ranks:
-        versions = {"python": platform.python_version()}
-        versions |= releases.versions(filter(None, options.packages.split(",")))
+        packages = filter(None, options.packages.split(","))
+        versions = {"python": platform.python_version(), **releases.versions(packages)}
         parent.send({"event": protocol.ENVIRONMENT, "pid": os.getpid(), "versions": versions})
     Worker(parent, options.adapter, spawns=options.spawn_ranks).run()
 

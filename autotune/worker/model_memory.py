@@ -49,9 +49,10 @@ def sum_up(
     import torch
 
     totals = _Totals(device)
+    other_models = [ModelBytes(role=OTHER_ROLE, model=module) for module in unassigned]
     with torch.no_grad():
         _add_models(totals, list(models))
-        _add_models(totals, [ModelBytes(role=OTHER_ROLE, model=module) for module in unassigned])
+        _add_models(totals, other_models)
     return totals.bytes_by_part
 
 
@@ -67,11 +68,14 @@ def _add_models(totals: _Totals, models: list[ModelBytes]) -> None:
 
 def _add_model(totals: _Totals, model_bytes: ModelBytes) -> None:
     role, model, optimizer = model_bytes
-    parameters, wrappers = list(model.parameters()), list(_layers(optimizer))
-    state = getattr(wrappers[-1], "state", None) if wrappers else None
+    parameters = list(model.parameters())
     has_adapter = any(hasattr(module, "peft_config") for module in model.modules())
+    state: Any = None
+    for inner in _layers(optimizer):
+        state = getattr(inner, "state", None)
 
-    totals.add(role, "gradients", [parameter.grad for parameter in parameters])
+    gradients = [parameter.grad for parameter in parameters]
+    totals.add(role, "gradients", gradients)
     for parameter in parameters:
         is_adapter = has_adapter and parameter.requires_grad
         part = "adapters" if is_adapter else "weights"
@@ -92,7 +96,8 @@ def _add_shared_optimizer_state(totals: _Totals, role: str, optimizer: Any) -> N
                 gradients.append(master.grad)
         totals.add(role, "gradients", gradients)
         totals.add(role, "optimizer", masters)
-    totals.add(role, "optimizer", list(getattr(inner, "state", {}).values()))
+    state = getattr(inner, "state", {})
+    totals.add(role, "optimizer", list(state.values()))
     for group in getattr(inner, "param_groups", ()):
         totals.add(role, "optimizer", group["params"])
 

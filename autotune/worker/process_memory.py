@@ -136,9 +136,11 @@ class HighWaterMeter(MemoryMeter):
     def take_peak(self) -> int:
         sizes = status()
         CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
+        current = sizes["RssAnon"] + sizes["RssShmem"]
         # The mark includes file pages. They only grow, at the first touch of a library, so those of
         # now bound those of then.
-        return max(sizes["RssAnon"] + sizes["RssShmem"], sizes["VmHWM"] - sizes["RssFile"])
+        peak = sizes["VmHWM"] - sizes["RssFile"]
+        return max(current, peak)
 
 
 class SamplingMeter(HighWaterMeter):
@@ -253,9 +255,8 @@ class CudaMeter(MemoryMeter):
 
     def _counts(self) -> _AllocationCounts:
         stats = self._cuda.memory_stats()
-        return _AllocationCounts(
-            retries=int(stats.get("num_alloc_retries", 0)), failures=int(stats.get("num_ooms", 0))
-        )
+        retries, failures = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
+        return _AllocationCounts(int(retries), int(failures))
 
 
 class _AllocationCounts(NamedTuple):
@@ -267,8 +268,12 @@ class _AllocationCounts(NamedTuple):
 
 def device_uuid(cuda: Any) -> str | None:
     """UUID of the current GPU in NVML's form; None if this torch does not report it."""
-    uuid = getattr(cuda.get_device_properties(cuda.current_device()), "uuid", None)
-    return None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
+    properties = cuda.get_device_properties(cuda.current_device())
+    uuid = getattr(properties, "uuid", None)
+    if uuid is None:
+        return None
+    number = str(uuid).removeprefix("GPU-")
+    return f"GPU-{number}"
 
 
 def cpu_meter() -> MemoryMeter:

@@ -126,7 +126,8 @@ class _Rank:
                 result = self._adapter.measure(self._loaded, message["request"], recorder)
             event, report = protocol.MEASURED, {"result": result}
         except BaseException as error:
-            event, report = protocol.FAILED, {"phase": recorder.phase, **_describe(error, recorder)}
+            event, report = protocol.FAILED, _describe(error, recorder)
+            report = {"phase": recorder.phase, **report}
         finally:
             recorder.close()
         stays = self._recover()
@@ -154,10 +155,11 @@ class _Rank:
         if limit_bytes is None and growth_bytes is not None:
             limit_bytes = base_bytes + max(0, growth_bytes)
 
-        def emit(event: Message) -> None:
-            self._wire.send({**event, "id": message.get("id"), "rank": self._place.rank})
-
         rank, ranks, local = self._place
+
+        def emit(event: Message) -> None:
+            self._wire.send({**event, "id": message.get("id"), "rank": rank})
+
         devices = message.get("devices") or []
         recorder = PhaseRecorder(
             rank=rank,
@@ -175,7 +177,8 @@ class _Rank:
 
 
 def _guard(message: Message) -> process_memory.Guard:
-    return process_memory.Guard(message.get("guard_bytes"), message.get("slack_bytes", 0))
+    growth_bytes, slack_bytes = message.get("guard_bytes"), message.get("slack_bytes", 0)
+    return process_memory.Guard(growth_bytes, slack_bytes)
 
 
 def _describe(error: BaseException, recorder: PhaseRecorder) -> Message:
@@ -184,7 +187,8 @@ def _describe(error: BaseException, recorder: PhaseRecorder) -> Message:
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     frames = []
     for link in chain:
-        for frame in list(traceback.extract_tb(link.__traceback__))[-MAX_FRAMES:]:
+        summary = traceback.extract_tb(link.__traceback__)
+        for frame in list(summary)[-MAX_FRAMES:]:
             frames.append(f"{frame.filename}:{frame.name}")
     description = {
         **_excerpt(error),

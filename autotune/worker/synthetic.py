@@ -148,9 +148,14 @@ def write_zero_weights(folder: Path, model: Any) -> None:
         if id(tensor) in written:
             continue  # a checkpoint has tied weights once
         written.add(id(tensor))
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        dtype = SAFETENSORS_TYPES[str(tensor.dtype).removeprefix("torch.")]
-        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin = end
+        end += tensor.numel() * tensor.element_size()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        header[name] = {
+            "dtype": SAFETENSORS_TYPES[dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with (folder / "model.safetensors").open("wb") as file:
@@ -202,8 +207,9 @@ def _special_ids(config: Mapping[str, Any]) -> dict[str, int]:
             f" {BYTES + 4} or more."
         )
     ids: dict[str, int] = {}
-    for token, name in ((END, "eos_token_id"), (PAD, "pad_token_id"), (START, "bos_token_id")):
-        value = config.get(name)
+    fields = {END: "eos_token_id", PAD: "pad_token_id", START: "bos_token_id"}
+    for token, field in fields.items():
+        value = config.get(field)
         if isinstance(value, Sequence) and value:
             value = value[0]
         if isinstance(value, int) and 0 <= value < vocab and value not in ids.values():
@@ -277,9 +283,12 @@ def write_prompts(
     draw = random.Random(seed)
     lines = []
     for _ in range(rows):
-        numbers = [draw.randrange(100) for _ in range(draw.randint(shortest, longest))]
-        prompt = [{"role": "user", "content": "What is " + " + ".join(map(str, numbers)) + " ?"}]
-        lines.append(json.dumps({"prompt": prompt, "answer": str(sum(numbers))}))
+        count = draw.randint(shortest, longest)
+        numbers = [draw.randrange(100) for _ in range(count)]
+        terms = " + ".join(map(str, numbers))
+        prompt = [{"role": "user", "content": f"What is {terms} ?"}]
+        row = {"prompt": prompt, "answer": str(sum(numbers))}
+        lines.append(json.dumps(row))
     (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -300,7 +309,8 @@ SIZES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
-    config = tiny_config(**{name: getattr(options, name) for name in SIZES})
+    sizes = {name: getattr(options, name) for name in SIZES}
+    config = tiny_config(**sizes)
     folder = write_model_folder(
         options.folder, config, weights=not options.no_weights, seed=options.seed
     )

@@ -27,16 +27,20 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 def folder_for(model: Request, scratch: Path) -> Path:
     """Return a folder with config and tokenizer: the user's, or a synthetic one."""
     folder = Path(model["folder"]) if model.get("folder") else None
-    if folder is not None and any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if folder is not None and _has_tokenizer(folder):
         return folder
     if model["weights"] == "real":
         raise FileNotFoundError(
             f"real weights were requested, but {folder} holds no tokenizer to train them with."
         )
-    config = model.get("config")
-    if not config:
-        config = {} if folder is None else json.loads((folder / "config.json").read_text())
+    config = model.get("config") or {}
+    if not config and folder is not None:
+        config = json.loads((folder / "config.json").read_text())
     return synthetic.write_model_folder(scratch / "model", config)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
@@ -319,7 +323,8 @@ def request_at_once(size: int, place: str) -> None:
 
     if hasattr(loading, "caching_allocator_warmup") and place != "cpu":
         _, total_bytes = torch.cuda.mem_get_info(place)
-        torch.empty(min(size, total_bytes - KEPT_FREE_BYTES), dtype=torch.uint8, device=place)
+        size = min(size, total_bytes - KEPT_FREE_BYTES)
+        torch.empty(size, dtype=torch.uint8, device=place)
 
 
 def build_quantised(random: Callable[[], Any], quantised: Any, *, dtype: Any, place: str) -> Any:

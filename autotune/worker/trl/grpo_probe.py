@@ -164,8 +164,9 @@ def _use_device(request: Request, recorder: Any, settings: Settings | None = Non
     others_bytes = recorder.device.get("others_bytes")
     _cap_allocator(torch.cuda, cap_bytes, others_bytes or 0)
     # An engine may be built only by the first candidate.
-    options = {**(settings or {}), **(request.get("engine") or {})}
-    has_engine = bool(request.get("engine") or options.get("use_vllm"))
+    engine = request.get("engine") or {}
+    options = {**(settings or {}), **engine}
+    has_engine = bool(engine or options.get("use_vllm"))
     sleeps = has_engine and bool(options.get("vllm_enable_sleep_mode"))
     meter = process_memory.CudaMeter(torch, others_bytes=others_bytes, sleeps=sleeps)
     recorder.use_meter(meter)
@@ -255,9 +256,8 @@ def _measure(
 
 def _longest_lengths(request: Request) -> ForcedLengths:
     lengths = request["lengths"]
-    return ForcedLengths(
-        prompt=lengths.get("prompt"), completion=int(lengths["completion"]), pad_prompts=True
-    )
+    completion = int(lengths["completion"])
+    return ForcedLengths(prompt=lengths.get("prompt"), completion=completion, pad_prompts=True)
 
 
 def _usual_lengths(request: Request, run_class: type[TrainerRun]) -> ForcedLengths:

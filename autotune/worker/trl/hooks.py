@@ -11,9 +11,12 @@ from typing import Any
 
 from .trainer_settings import ForcedLengths
 
-# Replacement of a trainer's method: hook(trainer, original, *args, **kwargs), with `original`
-# bound.
+Method = Callable[..., Any]
+
 Hook = Callable[..., Any]
+"""Replacement of a trainer's method: hook(trainer, original, *args, **kwargs), with `original`
+bound.
+"""
 
 NOT_IN_LOSS = -100
 """Label of a token that is not learned from."""
@@ -103,7 +106,7 @@ def _row_lengths(inputs: Mapping[str, Any]) -> list[int]:
 def observed(trainer_class: Any, hooks: Mapping[str, Hook]) -> Any:
     """Return a subclass whose methods run through `hooks`, under the name of the original class."""
 
-    def method(name: str, hook: Hook) -> Callable[..., Any]:
+    def method(name: str, hook: Hook) -> Method:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             original = getattr(super(subclass, self), name)
             return hook(self, original, *args, **kwargs)
@@ -118,7 +121,7 @@ def observed(trainer_class: Any, hooks: Mapping[str, Hook]) -> Any:
 def in_phase(recorder: Any, phase: str) -> Hook:
     """Return a hook that runs the method in a phase."""
 
-    def hook(_: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def hook(_: Any, original: Method, *args: Any, **kwargs: Any) -> Any:
         with recorder.inside(phase):
             return original(*args, **kwargs)
 
@@ -128,7 +131,7 @@ def in_phase(recorder: Any, phase: str) -> Hook:
 def scoring(recorder: Any) -> Hook:
     """Return a hook of a pass that is phase `score` without gradients, else of the current one."""
 
-    def hook(_: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def hook(_: Any, original: Method, *args: Any, **kwargs: Any) -> Any:
         import torch
 
         if torch.is_grad_enabled():
@@ -161,7 +164,7 @@ def fit(ids: list[int], lengths: ForcedLengths) -> list[int]:
 # Hooks of other objects' methods.
 
 
-def within(recorder: Any, phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def within(recorder: Any, phase: str, method: Method) -> Method:
     """Return the method, run in a phase."""
 
     def inside(*args: Any, **kwargs: Any) -> Any:

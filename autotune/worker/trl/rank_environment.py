@@ -44,7 +44,8 @@ def is_sharded(request: Request) -> bool:
 
 
 def sharding_of(request: Request) -> str:
-    return str((request.get("launch") or {}).get("sharding", "none"))
+    launch = request.get("launch") or {}
+    return str(launch.get("sharding", "none"))
 
 
 def enter_launch(request: Request, scratch: Path) -> None:
@@ -53,7 +54,8 @@ def enter_launch(request: Request, scratch: Path) -> None:
     if launch:  # the candidate alone decides, not what the user's shell exports
         for name in ALLOCATOR:
             os.environ.pop(name, None)
-    for name, value in (launch.get("environment") or {}).items():
+    variables = launch.get("environment") or {}
+    for name, value in variables.items():
         os.environ[name] = str(value)
     if is_sharded(request):
         if "RANK" not in os.environ:  # a launch of one rank: offloading is useful on one GPU, too

@@ -181,7 +181,10 @@ def ending_at(draws: LengthDraws | None, trainer: Any, model: Any) -> Iterator[N
         yield
 
 
-def _by_engine(draws: LengthDraws, generate: Callable[..., Any]) -> Callable[..., Any]:
+Generate = Callable[..., Any]
+
+
+def _by_engine(draws: LengthDraws, generate: Generate) -> Generate:
     """Return vLLM's `generate` with a drawn length for each prompt."""
 
     def engine_generate(prompts: Sequence[Any], sampling_params: Any, **options: Any) -> Any:
@@ -195,7 +198,7 @@ def _by_engine(draws: LengthDraws, generate: Callable[..., Any]) -> Callable[...
     return engine_generate
 
 
-def _by_model(draws: LengthDraws, generate: Callable[..., Any]) -> Callable[..., Any]:
+def _by_model(draws: LengthDraws, generate: Generate) -> Generate:
     """Return transformers' `generate` with a drawn length for each row."""
 
     def model_generate(*args: Any, generation_config: Any, **kwargs: Any) -> Any:

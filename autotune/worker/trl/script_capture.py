@@ -70,7 +70,9 @@ class CapturedConfig:
         return settings
 
     def now(self, name: str) -> Any:
-        return getattr(self.config, name) if name in self.changed else self.raw.get(name)
+        if name in self.changed:
+            return getattr(self.config, name)
+        return self.raw.get(name)
 
     @property
     def changed(self) -> frozenset[str]:
@@ -161,8 +163,8 @@ def _run(script: str, arguments: Sequence[str], capture: Capture) -> types.Modul
     except ScriptFailed:
         raise
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        raise ScriptFailed("crashed", text, line=_line_of(error, str(path))) from error
+        text, line = f"{type(error).__name__}: {error}", _line_of(error, str(path))
+        raise ScriptFailed("crashed", text, line=line) from error
     return main
 
 

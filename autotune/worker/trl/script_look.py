@@ -94,9 +94,13 @@ def _accepted_as_on(device: str | None) -> Iterator[None]:
     with ExitStack() as stack:
         if device == "cuda" and not torch.cuda.is_available():
             for name in ("is_torch_bf16_gpu_available", "is_torch_tf32_available"):
-                stack.enter_context(swapped(vars(training_args), name, lambda: True))
-            stack.enter_context(attribute(torch.cuda, "is_bf16_supported", lambda *_, **__: True))
+                stack.enter_context(swapped(vars(training_args), name, _supported))
+            stack.enter_context(attribute(torch.cuda, "is_bf16_supported", _supported))
         yield
+
+
+def _supported(*_: Any, **__: Any) -> bool:
+    return True
 
 
 def _describe_failure(failure: ScriptFailed) -> dict[str, Any]:
@@ -173,7 +177,9 @@ def _model(arguments: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     if isinstance(model, str):
         options = dict(settings.get("model_init_kwargs") or {})
         quantisation = quantisation or options.get("quantization_config")
-        dtype = options.get("dtype", options.get("torch_dtype", settings.get("dtype")))
+        dtype = settings.get("dtype")
+        for name in ("torch_dtype", "dtype"):
+            dtype = options.get(name, dtype)
         return {
             "name": model,
             "given": False,
@@ -275,7 +281,8 @@ def _class_name(callback: Any) -> str:
 
 def _own_modules() -> list[str]:
     """Return the files of the script and of its own imports: those outside all installations."""
-    installations = (sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[1]))
+    worker = Path(__file__).resolve().parents[1]
+    installations = (sys.prefix, sys.base_prefix, str(worker))
     files = set()
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)

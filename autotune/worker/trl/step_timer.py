@@ -191,9 +191,9 @@ class StepTimer:
                 "tokens": tokens,
             }
         )
-        since_start = round(time.perf_counter() - self._began, 4)
-        memory = self._recorder.take_cycle()
-        self.cycles.append({"steps": self.steps, "seconds": since_start, **memory})
+        seconds_so_far = time.perf_counter() - self._began
+        cycle = {"steps": self.steps, "seconds": round(seconds_so_far, 4)}
+        self.cycles.append({**cycle, **self._recorder.take_cycle()})
 
         # 3. The timing and the decision to stop, after the warm-up.
         if unit <= self._plan.warmup:

@@ -22,7 +22,7 @@ from ..protocol import Request, Settings
 from ..stand_in.trace import load as load
 from ..stand_in.trace import release as release
 from ..stand_in.trace import traced_on_fake_tensors
-from ..tracing import Untraceable
+from ..tracing import Untraceable, sharding_kind
 from . import base_model, grpo_probe, hooks, methods, seams, trainer_settings, training_data
 from .seams import supported as supported
 from .trace_plan import TracedLengths, TracePlan, plan_trace
@@ -87,7 +87,8 @@ def run(
     from ..tracing import annotators
 
     with tempfile.TemporaryDirectory() as scratch, traced_method(spec).traced_kernel(spec):
-        trainer = build(spec, annotator or annotators.NullAnnotator(), Path(scratch), device="cpu")
+        annotator = annotator or annotators.NullAnnotator()
+        trainer = build(spec, annotator, Path(scratch), device="cpu")
         before(trainer)
         trainer.train()
     return trainer
@@ -106,7 +107,10 @@ def _built_on_meta(
             trainer = build(spec, annotator, Path(scratch), device="meta")
 
         def steps(after_backward: Callable[[], None]) -> Any:
-            hooks.wrap(trainer.accelerator, "backward", after=lambda *_, **__: after_backward())
+            def after(*_: Any, **__: Any) -> None:
+                after_backward()
+
+            hooks.wrap(trainer.accelerator, "backward", after=after)
             trainer.train()
             return trainer.optimizer.param_groups
 
@@ -164,7 +168,7 @@ def build(spec: Request, annotator: Any, scratch: Path, *, device: str) -> Any:
     config = _config(config_class, settings, spec, lengths, scratch)
     plan = _plan(spec, config)
     config.max_steps = plan.optimizer_steps
-    if (spec.get("sharding") or {}).get("kind") == "zero3":
+    if sharding_kind(spec) == "zero3":
         # TRL reads it: adapters keep the model's dtype, and checkpointing is reentrant beside them.
         config.deepspeed_plugin = SimpleNamespace(zero_stage=3)
     model_arguments = trl.ModelConfig(
@@ -344,7 +348,8 @@ def _config(
     if "weight_decay" in settings:
         arguments["weight_decay"] = settings["weight_decay"]
     # 2. The configuration of one of `ranks` ranks: a generation batch has all ranks' rows.
-    ranks = int((spec.get("sharding") or {}).get("ranks") or 1)
+    sharding = spec.get("sharding") or {}
+    ranks = int(sharding.get("ranks") or 1)
 
     class Config(config_class):  # type: ignore[misc]
         completed = False

@@ -339,9 +339,9 @@ class TrainerRun(TrainingMethod):
         # makes all candidates equal.
         transformers.set_seed(trainer.args.seed + trainer.accelerator.process_index)
         drawn = self.lengths.drawn
-        draws = None
+        draws, seed = None, int(self.request.get("seed", 42))
         if drawn:
-            draws = rollouts.LengthDraws(drawn, int(self.request.get("seed", 42)))
+            draws = rollouts.LengthDraws(drawn, seed)
         began = time.perf_counter()
         try:
             with (

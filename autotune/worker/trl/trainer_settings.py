@@ -202,8 +202,9 @@ def _model_settings(trainer: Any) -> dict[str, Any]:
     base = model.get_base_model() if has_adapter else model
     parameters = list(model.parameters())
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    first = next(base.parameters())
     settings: dict[str, Any] = {
-        "dtype": str(next(base.parameters()).dtype).removeprefix("torch."),
+        "dtype": str(first.dtype).removeprefix("torch."),
         "gradient_checkpointing": bool(getattr(base, "is_gradient_checkpointing", False)),
         "attn_implementation": getattr(base.config, "_attn_implementation", None),
         "parameters": sum(map(_numel, parameters)),
@@ -265,13 +266,13 @@ def model_bytes(trainer: Any) -> dict[str, int]:
     candidates = [(role, getattr(trainer, name, None)) for role, name in OTHER_MODELS]
     for reward in getattr(trainer, "reward_funcs", None) or ():
         candidates.append(("reward", reward))
-    models = []
+    models, optimizer = [], trainer.optimizer
     for role, model in candidates:
         if hasattr(model, "parameters"):  # neither missing nor a function
             model = trainer.accelerator.unwrap_model(model)
-            models.append(ModelBytes(role=role, model=model, optimizer=trainer.optimizer))
+            models.append(ModelBytes(role, model, optimizer))
     # Last: tensors that it shares count for the others.
-    models.append(ModelBytes(role="", model=policy_of(trainer), optimizer=trainer.optimizer))
+    models.append(ModelBytes("", policy_of(trainer), optimizer))
     return sum_up(models, trainer.accelerator.device.type)
 
 

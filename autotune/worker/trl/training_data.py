@@ -335,7 +335,8 @@ def image_rows(
     from datasets import Dataset
     from PIL import Image
 
-    picture = Image.new("RGB", (images["width"], images["height"]))
+    size = images["width"], images["height"]
+    picture = Image.new("RGB", size)
     pictures = [picture] * int(images["count"])
     content: list[dict[str, Any]] = []
     for _ in pictures:
@@ -383,12 +384,14 @@ def longest_rows(
 
 def _shortlist(source: Any, column: str) -> set[int]:
     """Return rows with the most pixels, the most images and the longest texts."""
-    sample = range(0, len(source), math.ceil(len(source) / MAX_IMAGE_ROWS))
+    stride = math.ceil(len(source) / MAX_IMAGE_ROWS)
+    sample = range(0, len(source), stride)
     images = undecoded(source.select_columns([column]), column)
     texts = source.remove_columns([column])
     pixels, image_counts, text_lengths = {}, {}, {}
     for index in sample:
-        sizes = [size_of(image) for image in listed(images[index][column])]
+        row_images = listed(images[index][column])
+        sizes = [size_of(image) for image in row_images]
         pixels[index] = sum(width * height for width, height in sizes)
         image_counts[index] = len(sizes)
         text_lengths[index] = len(str(texts[index]))

@@ -307,7 +307,8 @@ class Server:
         while not healthy(self.port):
             code = self.process.poll()
             if code is not None:
-                tail = self._log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+                output = self._log.read_bytes()[-TAIL_BYTES:]
+                tail = output.decode(errors="replace")
                 raise ServerEnded(f"the vLLM server ended with {code} before it was up:\n{tail}")
             time.sleep(POLL_INTERVAL_S)
 
@@ -342,7 +343,8 @@ class Server:
     def close(self) -> None:
         """End the server and its engine processes, which would outlive it with their memory."""
         if self.process.poll() is None:
-            for pid in [self.process.pid, *processes.descendants(self.process.pid)]:
+            server = self.process.pid
+            for pid in [server, *processes.descendants(server)]:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
         self.process.wait()
@@ -401,7 +403,8 @@ def server_environment(server: Request) -> dict[str, str]:
             environment[name] = value
     gpus = visible_gpus()
     if gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[-int(server["gpus"]) :])
+        count = int(server["gpus"])
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[-count:])
     return environment
 
 
@@ -413,13 +416,15 @@ def without_its_gpus(server: Request) -> dict[str, str]:
     gpus = visible_gpus()
     if not gpus:
         return {}
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[: -int(server["gpus"])])}
+    count = int(server["gpus"])
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[:-count])}
 
 
 def visible_gpus() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip()]
+        names = [name.strip() for name in visible.split(",")]
+        return [name for name in names if name]
     import torch
 
     return [str(index) for index in range(torch.cuda.device_count())]
