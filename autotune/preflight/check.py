@@ -132,7 +132,7 @@ def preflight(
     own_options = {"config": str(config), "out": str(out), "budget": budget, "fresh": fresh}
     # No other flags: the proof must refer to the file.
     flags = flags_of(
-        {**options, **own_options}, known={*CommonOptions.__annotations__, *own_options}
+        {**options, **own_options}, names={*CommonOptions.__annotations__, *own_options}
     )
     return preflight_flags(flags, tune=tune, listener=listener)
 

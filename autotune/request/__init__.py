@@ -5,9 +5,11 @@
     sources/                      reads each source into small frozen values (values.py)
       |  command_line.py            flags            -> FlagValues
       |  config_file.py             --config         -> UserFile
-      |  launch_script.py           --from-command   -> UserFile
+      |  launch_script.py           --from-command   -> UserFile, with the TOML or YAML that it names
       |  training_script.py         --script         -> UserFile
       |  exported_variables.py      the shell        -> HeldSetting
+      |  length_sources.py          --lengths        -> TokenLengths
+      |  reader.py                  remembers what was read
       |
     precedence.py                 merges them: which source wins, in one table
       |
@@ -19,6 +21,8 @@
     measured_data.py              completes it with lengths of the user's data
       |
     request_parser.py             is the way through: Flags -> RequestSources -> ParsedRequest
+
+Helpers: assignments.py (`K=V`), origins.py, resources.py (hardware, packages, storage), images.py.
 
 Only `sources/` sees what a user wrote: flags, files and variables. What is behind it sees values
 whose names and types are checked. Each held setting carries its origin (origins.py): the flag, the

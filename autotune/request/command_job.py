@@ -55,10 +55,10 @@ def parse_command_request(flags: FlagValues, command: OwnCommand) -> ParsedReque
 
 def _refuse_missing_program(program: str, named_python: str | None, python: Path) -> None:
     """Refuse a command whose program is neither on the path nor beside the named interpreter."""
-    found = shutil.which(program)
-    if found is None and named_python:
-        found = shutil.which(program, path=str(python.parent))
-    if found is None:
+    path = shutil.which(program)
+    if path is None and named_python:
+        path = shutil.which(program, path=str(python.parent))
+    if path is None:
         raise TrainingEnvironmentError(
             f"The command begins with {program!r}, which is no program here. Give its path, or with"
             " --python the interpreter of the environment that has it."

@@ -596,7 +596,7 @@ if TYPE_CHECKING:
     class Flags:
         """Values of all flags of a request, as typed; None: not given."""
 
-        def __init__(self, **given: Any) -> None: ...
+        def __init__(self, **values: Any) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
         def replace(self, **changes: Any) -> Flags: ...
 
@@ -610,28 +610,27 @@ else:
     )
 
 
-def flags_of(given: Mapping[str, Any], known: Collection[str] | None = None) -> Flags:
-    """Convert keyword arguments; an unknown one is an error with the nearest names."""
-    names = DEFAULTS if known is None else known
-    for name in given:
+def flags_of(options: Mapping[str, Any], names: Collection[str] = tuple(DEFAULTS)) -> Flags:
+    """Convert keyword arguments; one outside `names` is an error with the nearest names."""
+    for name in options:
         if name not in names:
             raise UnknownName("keyword", name, names)
-    return Flags(**{name: _as_typed(name, value) for name, value in given.items()})
+    return Flags(**{name: _as_typed(name, value) for name, value in options.items()})
 
 
 def typed(flags: Flags) -> list[str]:
     """Return the command-line words of all non-default flags. Storage passwords are redacted."""
-    words: list[str] = []
+    line: list[str] = []
     for name in sorted(FLAGS, key=lambda name: name not in _TYPED_FIRST):
         value = getattr(flags, name)
         if value == DEFAULTS[name]:
             continue
         if isinstance(value, bool):
-            words.append(option_name(name))
-        else:
-            for one in value if isinstance(value, tuple) else (value,):
-                words += [option_name(name), without_password(str(one))]
-    return [*words, "--", *flags.arguments] if flags.arguments else words
+            line.append(option_name(name))
+            continue
+        for item in value if isinstance(value, tuple) else (value,):
+            line += [option_name(name), without_password(str(item))]
+    return [*line, "--", *flags.arguments] if flags.arguments else line
 
 
 def option_name(name: str) -> str:
@@ -640,16 +639,17 @@ def option_name(name: str) -> str:
 
 
 def _as_typed(name: str, value: Any) -> Any:
+    """Return the value of a keyword argument in the form of the command line."""
     if isinstance(value, Mapping):
-        lists = {
-            knob: one if isinstance(one, list | tuple | range) else (one,)
-            for knob, one in value.items()
-        }
-        texts = {
-            knob: [one if isinstance(one, str) else json.dumps(one) for one in ones]
-            for knob, ones in lists.items()
-        }
-        return tuple(f"{knob}={','.join(ones)}" for knob, ones in texts.items())
+        return tuple(f"{knob}={_listed(choices)}" for knob, choices in value.items())
     if isinstance(value, PathLike):
         return str(value)
     return tuple(value) if isinstance(value, list) or name in REPEATED else value
+
+
+def _listed(choices: Any) -> str:
+    """Return `4,8` for a list of values, or one value, of a knob."""
+    if not isinstance(choices, list | tuple | range):
+        choices = (choices,)
+    texts = [choice if isinstance(choice, str) else json.dumps(choice) for choice in choices]
+    return ",".join(texts)

@@ -473,8 +473,8 @@ def _refuse_illegal_file(job: Job, trainer: Trainer, of_file: HeldSettings) -> N
         return
     if trainer.why_illegal(trainer.complete({}, task), task) is None:
         return
-    alone = replace(task, workload=replace(task.workload, held=values_of(of_file)))
-    reason = trainer.why_illegal(trainer.complete({}, alone), alone)
+    file_task = replace(task, workload=replace(task.workload, held=values_of(of_file)))
+    reason = trainer.why_illegal(trainer.complete({}, file_task), file_task)
     if reason is not None:
         raise IllegalConfiguration(
             f"{task.workload.config_file} can't be trained as it is: {reason}",

@@ -64,16 +64,16 @@ def choose_training(
     if space is None:
         return framework or DEFAULT_FRAMEWORK, method or DEFAULT_METHOD
 
-    others = []
+    contradictions = []
     if framework not in (None, space.framework):
-        others.append(f"--framework {framework}")
+        contradictions.append(f"--framework {framework}")
     if method not in (None, space.method):
-        others.append(f"--method {method}")
-    if others:
-        left_out = "--space" if stated_by_file else " and ".join(others)
+        contradictions.append(f"--method {method}")
+    if contradictions:
+        left_out = "--space" if stated_by_file else " and ".join(contradictions)
         raise BadInput(
             f"--space: {flags.space} is for {space.method} with {space.framework}, not for"
-            f" {' '.join(others)}.",
+            f" {' '.join(contradictions)}.",
             way_out=f"Name another of `autotune show spaces`, or leave out {left_out}.",
         )
     return space.framework, space.method
@@ -114,8 +114,8 @@ def choose_tuning(flags: FlagValues, file: UserFile | None, space: SearchSpace) 
     settings = {} if origin is None else _tuning_settings(tuning, origin)
 
     # 2. --hold and --set of the same settings win over all of them.
-    held = values_of({**flags.settings.hold, **flags.settings.set})
-    trained = _tuning_under(held, tuning)
+    stated = values_of({**flags.settings.hold, **flags.settings.set})
+    trained = _tuning_under(stated, tuning)
     is_stated = origin is not None or trained != tuning
     return ChosenTuning(tuning=trained, is_stated=is_stated, settings=settings)
 
@@ -164,17 +164,17 @@ def held_settings(file: HeldSettings, flags: HeldSettings) -> HeldSettings:
     """Return all held settings. A micro-batch of a flag drops the file's accumulation, which made
     the file's global batch with the file's micro-batch.
     """
-    kept = dict(file)
+    of_file = dict(file)
     if MICRO_BATCH in flags and ACCUMULATION not in flags:
-        kept.pop(ACCUMULATION, None)
-    return merged([*kept.values(), *flags.values()])
+        of_file.pop(ACCUMULATION, None)
+    return merged([*of_file.values(), *flags.values()])
 
 
 def merged(settings: Iterable[HeldSetting]) -> dict[str, HeldSetting]:
     """Return each setting once, as the highest source states it."""
     chosen: dict[str, HeldSetting] = {}
     for setting in settings:
-        other = chosen.get(setting.name)
-        if other is None or setting.origin.source >= other.origin.source:
+        lower = chosen.get(setting.name)
+        if lower is None or setting.origin.source >= lower.origin.source:
             chosen[setting.name] = setting
     return chosen

@@ -116,15 +116,15 @@ class RequestSources:
     def with_value(self, name: SettingName, value: KnobValue) -> RequestSources:
         """Return the request with another value of one setting."""
         choice, own_name = self.values.settings, name.of_autotune
-        hold, settings, own = dict(choice.hold), dict(choice.set), dict(choice.own)
+        hold, settings, by_flag = dict(choice.hold), dict(choice.set), dict(choice.own)
         hold.pop(name.of_framework, None)
         settings.pop(name.of_framework, None)
         if own_name is None:
             settings.update(_assumed({name.of_framework: value}, "--set"))
         else:
             origin = Origin(source=Source.FLAG, place=option_name(FLAG_OF_SETTING[own_name]))
-            own[own_name] = HeldSetting(name=own_name, value=value, origin=origin)
-        return self._with_settings(replace(choice, hold=hold, set=settings, own=own))
+            by_flag[own_name] = HeldSetting(name=own_name, value=value, origin=origin)
+        return self._with_settings(replace(choice, hold=hold, set=settings, own=by_flag))
 
     def _with_settings(self, choice: SettingChoice) -> RequestSources:
         return replace(self, values=replace(self.values, settings=choice))

@@ -33,8 +33,8 @@ def named_choices(
     """Return the choices of all knobs that flags name: with a flag of their own, --hold, --set or
     --search. BadInput: a name that is not known, that is given twice, or a value of another type.
     """
-    held = values_of({**choice.hold, **choice.set})
-    own: dict[str, KnobValue] = {}
+    assigned = values_of({**choice.hold, **choice.set})
+    by_flag: dict[str, KnobValue] = {}
     for name, setting in choice.own.items():
         if name not in trainer.canonical:
             raise BadInput(
@@ -43,10 +43,11 @@ def named_choices(
                     f"Leave it out, and --hold one of `autotune show knobs --space {space.name}`."
                 ),
             )
-        own[trainer.canonical[name]] = setting.value
+        by_flag[trainer.canonical[name]] = setting.value
 
     # 1. Each setting is given once.
-    twice = (held.keys() | own.keys()) & choice.searched.keys() | held.keys() & own.keys()
+    twice = assigned.keys() & by_flag.keys()
+    twice |= (assigned.keys() | by_flag.keys()) & choice.searched.keys()
     for name in twice:
         raise BadInput(
             f"{name} is both held and given another way.",
@@ -59,10 +60,10 @@ def named_choices(
         )
 
     # 2. Names and values are possible.
-    check_names(held, space, accepted_settings(trainer))
+    check_names(assigned, space, accepted_settings(trainer))
     check_names(choice.searched, space)
     choices: dict[str, tuple[KnobValue, ...]] = {}
-    for name, value in {**held, **own}.items():
+    for name, value in {**assigned, **by_flag}.items():
         if name in space:
             choices[name] = (value,)
     choices.update(choice.searched)
@@ -109,9 +110,9 @@ def _choices_with(knob: Knob, value: int | float) -> tuple[KnobValue, ...]:
     numbers = [choice for choice in knob.choices if _is_number(choice)]
     if not numbers or value in numbers:
         return knob.choices
-    others = [choice for choice in knob.choices if not _is_number(choice)]
+    names = [choice for choice in knob.choices if not _is_number(choice)]
     falls = len(numbers) > 1 and numbers == sorted(numbers, reverse=True)
-    return (*others, *sorted([*numbers, value], reverse=falls))
+    return (*names, *sorted([*numbers, value], reverse=falls))
 
 
 def _is_number(value: KnobValue) -> TypeGuard[int | float]:

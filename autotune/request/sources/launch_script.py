@@ -208,9 +208,9 @@ def _trl_config(
     path = Path(launch.path)
 
     # 1. The file.
-    named = launch.stated.get("config")
-    if named is not None and named.text:
-        path = _beside(launch, named.text)
+    config_file = launch.stated.get("config")
+    if config_file is not None and config_file.text:
+        path = _beside(launch, config_file.text)
         document = read_document(path)
         content.update((str(name), value) for name, value in document.content.items())
         places.update(document.places)

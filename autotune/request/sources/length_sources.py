@@ -207,7 +207,7 @@ def _lengths_in_tables(folder: Path, tables: Sequence[Path]) -> list[float]:
             raise BadInput(
                 f"--lengths {file}: no column `completion` can be read.", way_out=WAY_OUT
             ) from error
-        lengths += [len(_text(one)) / CHARACTERS_PER_TOKEN for one in completions]
+        lengths += [len(_text(completion)) / CHARACTERS_PER_TOKEN for completion in completions]
     return lengths
 
 

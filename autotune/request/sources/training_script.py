@@ -82,14 +82,14 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
             stated[name] = inspection.raw[name]
     stated.update(inspection.settings)
     settings: dict[str, KnobValue] = {}
-    rest: dict[str, object] = {}
+    passed_on: dict[str, object] = {}
     for name, value in stated.items():
         if name not in fields:
             continue
         if _is_plain(value) and not name.startswith(SIDE_EFFECTS):
             settings[name] = value
         else:
-            rest[name] = value
+            passed_on[name] = value
 
     # 2. Settings of TRL's ModelConfig. TRL loads a model that is named in float32.
     model, adapter = inspection.model, inspection.adapter
@@ -108,7 +108,7 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
     if inspection.method in PROMPTED:
         settings["max_prompt_length"] = _longest_prompt(inspection.prompts)
     return UserConfig(
-        path=Path(script.path), settings=settings, rest=rest, notes=tuple(_notes(script))
+        path=Path(script.path), settings=settings, rest=passed_on, notes=tuple(_notes(script))
     )
 
 
