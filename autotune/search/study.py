@@ -194,15 +194,19 @@ class Study:
         if len(self._screened) >= trial_storage.MAX_SCREENED_RECORDS:
             return
         screened = self.view.screened
+        row_by_id = self.view.table.row_by_id
         predicted = [name for name in screened if name in self._predictions]
-        nearest = sorted(predicted, key=lambda name: self._predictions[name].peak_memory_bytes.low)
-        recorded = nearest[: trial_storage.MAX_SCREENED_RECORDS]
+
+        def order(name: str) -> tuple[float, int]:
+            """Nearest first; equal ones by row, since the order of a set differs by process."""
+            return self._predictions[name].peak_memory_bytes.low, row_by_id[name]
+
+        recorded = sorted(predicted, key=order)[: trial_storage.MAX_SCREENED_RECORDS]
         new = [name for name in recorded if name not in self._screened]
         if new:
             self._study.set_user_attr(trial_storage.ALL_SCREENED, len(screened))
         for name in new:
-            row = self.view.table.row_by_id[name]
-            trial, candidate = self._begin("search", np.array([row]))
+            trial, candidate = self._begin("search", np.array([row_by_id[name]]))
             end = trial_storage.screened_end(candidate, self._predictions[name])
             self._writer.end(trial, end)
             self._screened.add(name)

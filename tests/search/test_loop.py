@@ -15,8 +15,10 @@ from autotune.core.errors import BadInput, ProbeError, StudyMismatch
 from autotune.core.events import Event, ProbeEnded
 from autotune.core.job import Job
 from autotune.core.measurement import Failure, Measurement, Outcome, ProbePlan
+from autotune.core.prediction import Estimate
 from autotune.core.space import Candidate
 from autotune.report.answer_document import caveats_of
+from autotune.search.agenda import RemainingBudget
 from autotune.search.loop import (
     EMULATED_DEADLINE_S,
     LONG_PROBE,
@@ -27,6 +29,7 @@ from autotune.search.loop import (
     run_search,
 )
 from autotune.search.study import open_study
+from autotune.search.trial_storage import CANDIDATE_ID, MAX_SCREENED_RECORDS, OUTCOME
 from tests.inline_executor import InlineExecutor
 from tests.search.test_claims import fill
 from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space
@@ -459,3 +462,23 @@ def test_a_probe_on_emulated_cards_has_the_time_that_a_few_cores_need(
     hardware = replace(job.task.hardware, kind="cuda", emulated=emulated)
     run(replace(job, task=replace(job.task, hardware=hardware)), machine)
     assert machine.asked[0][1].deadline_seconds == seconds
+
+
+def test_equally_screened_candidates_are_recorded_in_the_order_of_the_table(
+    tmp_path: Path,
+) -> None:
+    """The order of a set differs between processes, and Optuna's samplers learn from the record."""
+    machine = Machine(limit_bytes=900 * MIB)
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes, storage="memory://", sampler="tpe")
+    candidates = legal_candidates(job, ToyTrainer())
+    beyond = Estimate(value=3000.0 * MIB, low=2900.0 * MIB, high=3100.0 * MIB)
+    predictions = {}
+    for name, prediction in Oracle(machine=machine).screen(candidates).items():
+        predictions[name] = replace(prediction, peak_memory_bytes=beyond, fits=False)
+    study = open_study(job, candidates, None, predictions)
+    study.ask(RemainingBudget(seconds=600.0, probes=100))
+    recorded = []
+    for trial in study._study.get_trials(deepcopy=False):
+        if trial.user_attrs.get(OUTCOME) == "screened":
+            recorded.append(trial.user_attrs[CANDIDATE_ID])
+    assert recorded == [candidate.id for candidate in candidates[:MAX_SCREENED_RECORDS]]
