@@ -11,8 +11,8 @@ one's come again for each group, and sizes that differ grow by as much with each
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -20,7 +20,12 @@ import numpy as np
 
 from autotune.core.trace import Mark, ModuleUse, Parameter, Trace
 from autotune.estimate.screening.blocks import BlockedTrace, Use
-from autotune.estimate.screening.growth import grown_inventory, grown_parameters, parameter_kinds
+from autotune.estimate.screening.growth import (
+    ParameterKind,
+    grown_inventory,
+    grown_parameters,
+    parameter_kinds,
+)
 from autotune.estimate.screening.pairing import NONE, BlockCopy, Pairing, block_order
 from autotune.estimate.screening.points import Integers, NotUniform
 from autotune.estimate.screening.references import Address, References
@@ -103,6 +108,8 @@ class _Stretching:
         _require_consistent(trace)
         return StretchedTrace(trace=trace, origin=origin, growth=sizes - base)
 
+    # 1. Events, marks and uses of a block.
+
     def _write_block(self, copy: BlockCopy) -> None:
         """Write a copy of the longer model's block."""
         block = self.pairing.pattern_of(copy)
@@ -130,9 +137,7 @@ class _Stretching:
             yield from ((offset, 0) for offset in range(len(events)))
             return
         per_group = [self.references.comes_per_group(block, event) for event in events]
-        for comes_again, series in groupby(
-            range(len(events)), key=lambda offset: per_group[offset]
-        ):
+        for comes_again, series in groupby(range(len(events)), key=per_group.__getitem__):
             offsets = list(series)
             groups = range(1, self.repetition.copies + 1) if comes_again else (0,)
             for group in groups:
@@ -235,25 +240,31 @@ class _Stretching:
         layers = {self.short.keys[place].last_layer for place in self.pairing.group_blocks}
         second = {layer + self.added_layers for layer in layers if layer is not None}
         parameters, modules = grown_parameters(short, longer, second, self.repetition.copies - 1)
-        # 2. Their allocations: parameters of one kind are allocated in the order of the layers.
-        kinds: dict[int, object] = {}
-        for parameter, kind in zip(
-            longer.parameters, parameter_kinds(longer.parameters), strict=True
-        ):
+        # 2. Their allocations.
+        placed = self._placed(longer.parameters, parameters)
+        return replace(longer, parameters=tuple(placed), modules=modules, uses=tuple(self.uses))
+
+    def _placed(
+        self, longer: Sequence[Parameter], parameters: Sequence[Parameter]
+    ) -> Iterator[Parameter]:
+        """Yield the parameters with their allocations: those of one kind are allocated in the order
+        of the layers. `longer`: the longer model's.
+        """
+        kinds: dict[int, ParameterKind] = {}  # by the longer model's allocation
+        for parameter, kind in zip(longer, parameter_kinds(longer), strict=True):
             if parameter.number is not None:
                 kinds[parameter.number] = kind
-        allocated: dict[object, list[int]] = defaultdict(list)
+        allocated: dict[ParameterKind, deque[int]] = defaultdict(deque)
         for number, pattern in enumerate(self.patterns):
             if pattern in kinds:
                 allocated[kinds[pattern]].append(number)
-        placed: list[Parameter] = []
         for parameter, kind in zip(parameters, parameter_kinds(parameters), strict=True):
-            if parameter.number is not None:
-                if not allocated[kind]:
-                    raise NotUniform("parameters are made in another order")
-                parameter = replace(parameter, number=allocated[kind].pop(0))
-            placed.append(parameter)
-        return replace(longer, parameters=tuple(placed), modules=modules, uses=tuple(self.uses))
+            if parameter.number is None:
+                yield parameter
+                continue
+            if not allocated[kind]:
+                raise NotUniform("parameters are made in another order")
+            yield replace(parameter, number=allocated[kind].popleft())
 
 
 def _require_consistent(trace: Trace) -> None:
