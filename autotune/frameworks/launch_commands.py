@@ -381,11 +381,12 @@ def stated_value(stated: StatedSetting, field: Field) -> KnobValue:
     if isinstance(value, str) and not takes_text and (takes_float or takes_int):
         with contextlib.suppress(ValueError):
             value = float(value)
-    if isinstance(value, float) and takes_int and not takes_float and value == int(value):
+    if isinstance(value, float) and takes_int and not takes_float and value.is_integer():
         value = int(value)
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if is_int and takes_float and not takes_int:
-        value = float(value)
+        with contextlib.suppress(OverflowError):
+            value = float(value)
 
     # 2. What is no plain value, or of another type than the setting, stays a text.
     if not isinstance(value, bool | int | float | str | None):
