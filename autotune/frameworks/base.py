@@ -262,6 +262,11 @@ def as_word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def ceil_divided(total: int, parts: int) -> int:
+    """Return total / parts, rounded up."""
+    return -(-total // parts)
+
+
 def model_path(task: Task) -> str:
     """Return the model's folder, or its name on the hub."""
     return str(task.workload.model.folder or task.workload.model.name)

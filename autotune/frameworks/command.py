@@ -67,9 +67,10 @@ class Command(Launched):
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the first value of each knob."""
-        knobs = {}
-        for knob in space.knobs:
-            knobs[knob.name] = task.workload.held.get(knob.name, knob.choices[0])
+        knobs = {knob.name: knob.choices[0] for knob in space.knobs}
+        for name, value in task.workload.held.items():
+            if name in knobs:
+                knobs[name] = value
         return knobs
 
     def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
@@ -78,8 +79,9 @@ class Command(Launched):
         environment = {}
         if user_settings.get("python_named"):
             # The interpreter's folder comes first: it contains torchrun, accelerate and deepspeed.
-            folders = [str(task.workload.python.parent), os.environ.get("PATH", os.defpath)]
-            environment["PATH"] = os.pathsep.join(folders)
+            folder = str(task.workload.python.parent)
+            path = os.environ.get("PATH", os.defpath)
+            environment["PATH"] = os.pathsep.join([folder, path])
         return Launch(
             argv=filled(argv_of(task), candidate.settings),
             figures=figures_of(task),

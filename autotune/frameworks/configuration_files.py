@@ -207,8 +207,7 @@ def _sources(path: str, rules: FileRules, arguments: Sequence[Word]) -> Iterator
     while remaining:
         word = remaining.popleft()
         if word.text == FILE_SIGN:
-            file_name = remaining.popleft() if remaining else None
-            yield _file(path, "", file_name, word)
+            yield _file(path, "", _next_word(remaining), word)
         elif word.text.startswith("--") and word.text != "--":
             yield _option_or_file(path, rules, word, remaining)
 
@@ -224,8 +223,7 @@ def _option_or_file(
     name = flag.replace("-", "_")
     if remaining and remaining[0].text == FILE_SIGN:
         remaining.popleft()
-        file_name = remaining.popleft() if remaining else None
-        return _file(path, name, file_name, option)
+        return _file(path, name, _next_word(remaining), option)
     if remaining and remaining[0].text.startswith(FILE_SIGN):
         joined = remaining.popleft().text.removeprefix(FILE_SIGN)
         return _file(path, name, Word(text=joined, line=option.line, span=None), option)
@@ -235,6 +233,10 @@ def _option_or_file(
         values.append(remaining.popleft())
     text = " ".join(word.text for word in values)
     return _option(rules, flag, text or None, [option, *values])
+
+
+def _next_word(remaining: collections.deque[Word]) -> Word | None:
+    return remaining.popleft() if remaining else None
 
 
 def _file(path: str, name: str, file_name: Word | None, sign: Word) -> _Source:
@@ -273,7 +275,9 @@ def _option(rules: FileRules, flag: str, text: str | None, option: Sequence[Word
     elif text is None:
         value = {} if name in rules.parts else "true"
     first, last = option[0].span, option[-1].span
-    span = (first[0], last[1]) if first and last else None
+    span = None
+    if first is not None and last is not None:
+        span = first[0], last[1]
     return _Source(content=_nested(name, value), line=option[0].line, span=span)
 
 
@@ -282,9 +286,9 @@ def _option(rules: FileRules, flag: str, text: str | None, option: Sequence[Word
 
 def _nested(name: str, value: Any) -> Tree:
     """Return the settings with the value at a dotted name; an empty name: the value itself."""
-    parts = name.split(".") if name else []
-    for part in reversed(parts):
-        value = {part: value}
+    if name:
+        for part in reversed(name.split(".")):
+            value = {part: value}
     return value if isinstance(value, dict) else {}
 
 

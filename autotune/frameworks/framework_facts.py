@@ -146,4 +146,8 @@ def filled(template: Any, values: Mapping[str, object]) -> Any:
     placeholder = _PLACEHOLDER.fullmatch(template)
     if placeholder is not None and placeholder[1] in values:
         return values[placeholder[1]]
-    return _PLACEHOLDER.sub(lambda match: str(values.get(match[1], match[0])), template)
+
+    def value_of(match: re.Match[str]) -> str:
+        return str(values.get(match[1], match[0]))
+
+    return _PLACEHOLDER.sub(value_of, template)

@@ -149,8 +149,11 @@ def find_launch(path: str, text: str, commands: Sequence[SimpleCommand]) -> Laun
     flags = set()
     for word in training.arguments:
         if word.text.startswith("--"):
-            flags.add(word.text[2:].partition("=")[0].replace("-", "_"))
-    has_former_flags = bool(flags & kind.former.keys())
+            flag, _, _ = word.text[2:].partition("=")
+            flags.add(flag.replace("-", "_"))
+    former_flags: dict[str, str] = {}
+    if flags & kind.former.keys():
+        former_flags = kind.former_flags
     return LaunchScript(
         path=path,
         text=text,
@@ -163,7 +166,7 @@ def find_launch(path: str, text: str, commands: Sequence[SimpleCommand]) -> Laun
         environment=command.environment,
         in_files=kind.files is not None,
         shared=shared,
-        former=kind.former_flags if has_former_flags else {},
+        former=former_flags,
     )
 
 
@@ -214,8 +217,9 @@ def _training_at(
         for pair in pairs:
             program, argument = pair.split()
             if Path(text).name == program and texts[index + 1 : index + 2] == [argument]:
-                is_argument = argument == FILE_SIGN  # with the name of a file behind it
-                return _Training(command, kind, method, index + (1 if is_argument else 2))
+                # `@` is an argument already, with the name of a file behind it.
+                entry_words = 1 if argument == FILE_SIGN else 2
+                return _Training(command, kind, method, index + entry_words)
     return None
 
 
@@ -286,7 +290,9 @@ def _method(path: str, training: _Training, stated: Mapping[str, StatedSetting])
     if name in kind.methods:
         return kind.methods[name]
 
-    place = path if setting is None else f"{path}, line {setting.line}"
+    place = path
+    if setting is not None:
+        place = f"{path}, line {setting.line}"
     way_out = f"Modelled are {', '.join(kind.methods)}. "
     name_in_trl = "reward" if name == "rm" else name
     if name_in_trl in kind_of("trl").modules:
@@ -322,9 +328,9 @@ def _assignments(arguments: Sequence[Word]) -> Iterator[tuple[str, StatedSetting
         if not equals or name.startswith(("~", "-", "hydra.")):
             continue
         prefix = full_name.removesuffix(name)
-        is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-        text = value[1:-1] if is_quoted else value
-        yield name, StatedSetting(text=text, line=word.line, span=word.span, prefix=prefix)
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1]
+        yield name, StatedSetting(text=value, line=word.line, span=word.span, prefix=prefix)
 
 
 def _options(
@@ -347,8 +353,11 @@ def _options(
         values: list[Word] = []
         while remaining and len(values) < most_values and not remaining[0].text.startswith("--"):
             values.append(remaining.popleft())
-        text = " ".join(word.text for word in values) if values else None
-        span = values[0].span if len(values) == 1 else None
+        text, span = None, None
+        if values:
+            text = " ".join(word.text for word in values)
+        if len(values) == 1:
+            span = values[0].span
         yield name, StatedSetting(text=text, line=option.line, span=span, option=option.span)
 
 
@@ -372,11 +381,12 @@ def stated_value(stated: StatedSetting, field: Field) -> KnobValue:
     if isinstance(value, str) and not takes_text and (takes_float or takes_int):
         with contextlib.suppress(ValueError):
             value = float(value)
-    if isinstance(value, float) and takes_int and not takes_float and value == int(value):
+    if isinstance(value, float) and takes_int and not takes_float and value.is_integer():
         value = int(value)
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if is_int and takes_float and not takes_int:
-        value = float(value)
+        with contextlib.suppress(OverflowError):
+            value = float(value)
 
     # 2. What is no plain value, or of another type than the setting, stays a text.
     if not isinstance(value, bool | int | float | str | None):
@@ -461,8 +471,9 @@ def _argument(launch: LaunchScript, name: str, value: KnobValue) -> str:
     word = shlex.quote(as_word(value))
     if launch.dotted:
         stated = launch.stated.get(name)
-        prefix = "" if stated is None else stated.prefix
-        return f"{prefix}{name}={word}"
+        if stated is None:
+            return f"{name}={word}"
+        return f"{stated.prefix}{name}={word}"
     if launch.in_files:
         flag = name.replace("_", "-")
         if isinstance(value, bool):
@@ -484,5 +495,7 @@ def unified_diff(before: str, after: str, name: str) -> str:
     )
     diff = ""
     for line in lines:
-        diff += line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        diff += line
+        if not line.endswith("\n"):
+            diff += "\n\\ No newline at end of file\n"
     return diff

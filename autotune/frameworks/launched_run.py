@@ -317,5 +317,7 @@ def _quoted(word: str) -> str:
     """Quote a word for the shell; `$out` replaces the placeholder."""
     if OUT not in word:
         return shlex.quote(word)
-    parts = [shlex.quote(part) if part else "" for part in word.split(OUT)]
+    parts = []
+    for part in word.split(OUT):
+        parts.append(shlex.quote(part) if part else "")
     return '"$out"'.join(parts)

@@ -130,12 +130,15 @@ def _critic(values: Values, task: Task) -> OtherModel:
     model = values.text("critic_pretrain")
     if model == model_path(task):
         model = task.workload.model.name
+    bytes_for_its_turn = MASTER_AND_MOMENTS
+    if values.is_on("adam_offload"):
+        bytes_for_its_turn = 0
     return OtherModel(
         role="critic",
         model=model,
         trains=True,
         state_bytes_per_weight=0,
-        offloaded_bytes_per_weight=0 if values.is_on("adam_offload") else MASTER_AND_MOMENTS,
+        offloaded_bytes_per_weight=bytes_for_its_turn,
     )
 
 

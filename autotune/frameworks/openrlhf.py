@@ -17,7 +17,7 @@ from typing import Any
 from autotune.core.composition import Role, SplitEngines
 from autotune.core.job import Task
 from autotune.core.space import KnobValue
-from autotune.frameworks.base import Settings, Values, count_of
+from autotune.frameworks.base import Settings, Values, ceil_divided, count_of
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, OtherModel, SpecFields
 
@@ -91,16 +91,17 @@ class OpenRlhf(StandIn):
         stated_rows = values.count("train.micro_batch_size")
         score_rows = values.count("rollout.micro_batch_size")
         if values.is_on(HAS_TOKEN_BUDGET):
-            row_tokens = -(-longest // ring)  # a row over the budget is a micro-batch of its own
-            batch_tokens = -(-batch // groups) * longest // ring
+            # A row over the budget is a micro-batch of its own.
+            row_tokens = ceil_divided(longest, ring)
+            batch_tokens = ceil_divided(batch, groups) * longest // ring
             tokens = max(row_tokens, min(values.count(TOKEN_BUDGET), batch_tokens))
             score_budget = values.count("rollout.max_tokens_per_gpu") or tokens
             score_tokens = max(row_tokens, score_budget)
             rows = max(1, tokens * ring // max(1, longest))
         else:
             rows = stated_rows
-            tokens = -(-rows * longest // ring)
-            score_tokens = -(-score_rows * longest // ring)
+            tokens = ceil_divided(rows * longest, ring)
+            score_tokens = ceil_divided(score_rows * longest, ring)
 
         serves = values.count(ENGINES) * values.count(TENSOR_PARALLEL)
         stated_prompt = count_of(values.settings, "max_prompt_length")
@@ -114,7 +115,7 @@ class OpenRlhf(StandIn):
             "groups": groups,
             "per_pass": stated_rows * groups,
             "score_passes": completions // max(1, score_rows),
-            "row_tokens": -(-values.count(LONGEST_ROW) // ring),
+            "row_tokens": ceil_divided(values.count(LONGEST_ROW), ring),
             "longest_row": stated_prompt + values.count(LONGEST_COMPLETION),
             "policy": policy_gpus,
             "serves": serves,

@@ -25,7 +25,7 @@ from autotune.core.files import comments
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue
-from autotune.frameworks.base import Settings, Values, model_path
+from autotune.frameworks.base import Settings, Values, ceil_divided, model_path
 from autotune.frameworks.configuration_files import ABSENT
 from autotune.frameworks.framework_facts import filled
 from autotune.frameworks.launched_run import OUT, Launch, probe_steps
@@ -87,9 +87,9 @@ class PrimeRl(StandIn):
         parallel = max(1, values.count(f"{MODEL}.cp"))
         budget = values.count(f"{MODEL}.seq_len")
         completions = values.count("orchestrator.batch_size")
-        packs = -(-completions * longest // max(1, budget))
+        packs = ceil_divided(completions * longest, max(1, budget))
         return {
-            "tokens": -(-budget // parallel),
+            "tokens": ceil_divided(budget, parallel),
             "micro_batch": max(1, budget // max(1, longest)),
             "accumulation": max(1, packs * parallel // max(1, trains)),
             "generation_batch": completions,

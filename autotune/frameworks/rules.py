@@ -111,7 +111,9 @@ def _condition_holds(condition: Condition, value: KnobValue, lookup: Lookup) -> 
         return value in condition
     if condition == "given":
         return value not in (None, "")
-    comparison = COMPARED.fullmatch(condition) if isinstance(condition, str) else None
+    if not isinstance(condition, str):
+        return value == condition
+    comparison = COMPARED.fullmatch(condition)
     if comparison is None:
         return value == condition
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from autotune.core.job import Task
 from autotune.core.space import Candidate
-from autotune.frameworks.base import Settings, Values
+from autotune.frameworks.base import Settings, Values, ceil_divided
 from autotune.frameworks.hydra_strings import without_references
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import OtherModel, SpecFields
@@ -86,11 +86,12 @@ class SkyRl(StandIn):
         if budget > 0:
             rows = max(1, budget // max(1, longest))
             # A row over the budget is a micro-batch of its own.
-            tokens = score_tokens = -(-max(budget, longest) // sequence)
+            tokens = score_tokens = ceil_divided(max(budget, longest), sequence)
         else:
             rows = values.count(MICRO_BATCH)
-            tokens = -(-rows * longest // sequence)
-            score_tokens = -(-values.count(SCORE_MICRO_BATCH) * longest // sequence)
+            tokens = ceil_divided(rows * longest, sequence)
+            score_rows = values.count(SCORE_MICRO_BATCH)
+            score_tokens = ceil_divided(score_rows * longest, sequence)
 
         serves = math.prod(values.count(name) for name in ENGINE_SIZES)
         uses_reference = values.is_on("trainer.algorithm.use_kl_loss") or values.is_on(

@@ -403,7 +403,11 @@ class StandIn(Launched):
         # 1. Settings and files: a probe has bounds, and synthetic rows without a dataset.
         settings = dict(candidate.settings)
         files: dict[str, str] = {}
+        environment: Mapping[str, str] = {}
+        reported_settings = None
         if plan is not None:
+            environment = facts.environment
+            reported_settings = facts.reported_settings
             files = self._probe_files(candidate.settings)
             settings |= self._bounds(candidate.settings, plan)
             settings |= self.data(task.workload.dataset or f"{OUT}/{facts.rows_file}")
@@ -420,10 +424,10 @@ class StandIn(Launched):
         return Launch(
             argv=(str(task.workload.python), *launcher, *arguments),
             figures=self._figures(settings),
-            environment=facts.environment if plan else {},
+            environment=environment,
             files=files,
             phases=facts.phases,
-            effective=facts.reported_settings if plan else None,
+            effective=reported_settings,
         )
 
     def _figures(self, settings: Settings) -> Figures:
@@ -449,10 +453,9 @@ class StandIn(Launched):
             values.count(facts.rows), longest_prompt - facts.prompt_overhead
         )
         rows = [filled(facts.row, {"prompt": prompt}) for prompt in prompts]
-        if facts.rows_file.endswith("l"):
+        text = json.dumps(rows)
+        if facts.rows_file.endswith(".jsonl"):
             text = "".join(f"{json.dumps(row)}\n" for row in rows)
-        else:
-            text = json.dumps(rows)
         if facts.reward is None or facts.reward_setting is None:
             return {facts.rows_file: text}
         return {"reward.py": facts.reward, facts.rows_file: text}

@@ -219,14 +219,14 @@ def _policy(spec: StandInSpec, task: Task) -> Resident:
 
 
 def _other_resident(model: OtherModel, spec: StandInSpec, task: Task) -> Resident:
-    sharding = "none" if model.replicated else SPREAD_BY.get(spec.sharded_by, "none")
+    sharding = SPREAD_BY.get(spec.sharded_by, "none")
     return Resident(
         role=model.role,
         model=model.model,
         ranks=tuple(range(spec.ranks)),
         dtype=model.dtype,
         trains=model.trains,
-        sharding=sharding,
+        sharding="none" if model.replicated else sharding,
         quantised_bits=_quantised_bits(spec, task),
         awake=() if model.on_host else None,
         state_bytes_per_weight=model.state_bytes_per_weight,

@@ -64,6 +64,7 @@ OFFLOADED = {
 }
 """Part of the policy -> setting that moves it to the host during a rollout."""
 
+COMMANDS = {"sft": "sft", "grpo": "rlhf"}
 PORT = "8000"
 
 
@@ -136,8 +137,8 @@ class Swift(TransformersTrainer):
             arguments |= {"vllm_server_host": "127.0.0.1", "vllm_server_port": PORT}
         arguments.pop("server_gpus", None)
 
-        command = "rlhf" if self.online else "sft"
         python = str(task.workload.python)
+        command = COMMANDS[self.method]
         return Launch(
             argv=(python, "-m", "swift.cli.main", command, *_options(arguments)),
             figures=self.figures(settings, task, "output/logging.jsonl", "num_input_tokens_seen"),
@@ -176,7 +177,9 @@ class Swift(TransformersTrainer):
         """Return different rows of at least the longest length: one word is at least one token.
 
         A prompt of GRPO has an eighth of that."""
-        word_count = count_of(settings, "max_length") // (8 if self.online else 1)
+        word_count = count_of(settings, "max_length")
+        if self.online:
+            word_count //= 8
         lines = []
         for text in synthetic_texts(N_SYNTHETIC_ROWS, word_count):
             if self.online:

@@ -67,7 +67,9 @@ class TransformersTrainer(Launched):
         fields: dict[str, Field] = {}
         for row in self.facts.untraced:
             default = row.modelled[-1]
-            kind = "str" if default is None else KINDS[type(default)]
+            kind = "str"
+            if default is not None:
+                kind = KINDS[type(default)]
             for name in row.settings:
                 fields[name] = Field(kinds=(kind, "null"), default=default)
         return fields | dict(super().fields())

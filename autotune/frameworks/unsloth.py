@@ -101,8 +101,12 @@ class Unsloth(TransformersTrainer):
     def _script(self, settings: Settings, task: Task, plan: ProbePlan | None) -> str:
         trainer, config_class = TRAINER_CLASSES[self.method]
         title = f"{self.method.upper()} with unsloth: {task.workload.model.name}"
-        dataset = task.workload.dataset
-        rows = f'str(OUT / "{SYNTHETIC_ROWS}")' if dataset is None else _literal(dataset)
+        rows = f'str(OUT / "{SYNTHETIC_ROWS}")'
+        if task.workload.dataset is not None:
+            rows = _literal(task.workload.dataset)
+        reward, reward_argument = "", ""
+        if self.online:
+            reward, reward_argument = REWARD, "reward_funcs=reward, "
         return SCRIPT.read_text(encoding="utf-8").format(
             title=repr(title),
             config_class=config_class,
@@ -112,8 +116,8 @@ class Unsloth(TransformersTrainer):
             config=_literal(self._config_arguments(settings, task, plan)),
             dataset=rows,
             settings=_literal(sorted(settings)),
-            reward=REWARD if self.online else "",
-            reward_argument="reward_funcs=reward, " if self.online else "",
+            reward=reward,
+            reward_argument=reward_argument,
         )
 
     def _config_arguments(

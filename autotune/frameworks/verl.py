@@ -29,7 +29,7 @@ from autotune.core.composition import SplitEngines
 from autotune.core.job import Task
 from autotune.core.space import KnobValue
 from autotune.core.units import MIB
-from autotune.frameworks.base import Settings, Values
+from autotune.frameworks.base import Settings, Values, ceil_divided
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import OtherModel, SpecFields
 
@@ -103,15 +103,17 @@ class Verl(StandIn):
         # 1. Tokens of a micro-batch on one GPU, of which Ulysses divides each row.
         if values.is_on(HAS_TOKEN_BUDGET):
             groups = ranks // sequence or 1
-            mini_tokens = -(-mini_prompts * generations // groups) * longest // sequence
-            all_tokens = -(-prompts * generations // groups) * longest // sequence
+            mini_rows = ceil_divided(mini_prompts * generations, groups)
+            all_rows = ceil_divided(prompts * generations, groups)
+            mini_tokens = mini_rows * longest // sequence
+            all_tokens = all_rows * longest // sequence
             tokens = max(1, min(budget, mini_tokens))
             score_tokens = max(1, min(values.count(SCORE_TOKEN_BUDGET), all_tokens))
             rows = max(1, min(budget, mini_tokens) * sequence // longest)
         else:
             rows = micro_batch or 1
-            tokens = -(-rows * longest // sequence)
-            score_tokens = -(-(scored or 1) * longest // sequence)
+            tokens = ceil_divided(rows * longest, sequence)
+            score_tokens = ceil_divided((scored or 1) * longest, sequence)
         if all(values.is_on(name) is bypassed for name, bypassed in BYPASS.items()):
             score_tokens = 0
 
@@ -136,7 +138,7 @@ class Verl(StandIn):
             "scored": scored,
             "between_syncs": _prompts_between_syncs(values),
             "sequence_budget": budget * sequence,
-            "row_tokens": -(-longest // sequence),
+            "row_tokens": ceil_divided(longest, sequence),
             "engine_gpus": values.count(f"{ROLLOUT}.tensor_model_parallel_size") * replicas,
         }
 

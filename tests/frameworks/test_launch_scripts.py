@@ -17,6 +17,8 @@ import yaml
 from autotune import frameworks
 from autotune.core.errors import BadInput
 from autotune.core.shell_script import commands_of
+from autotune.core.user_script import StatedSetting
+from autotune.frameworks.base import Field
 from autotune.frameworks.launch_commands import (
     changed_script,
     changes_of,
@@ -395,3 +397,13 @@ def test_a_launchers_option_before_the_script_has_one_value(program: str) -> Non
         "config_file": "fsdp.yaml",
         "learning_rate": "1e-6",
     }
+
+
+@pytest.mark.parametrize("text", [".inf", ".nan", "1e400", "1" + 400 * "0"])
+@pytest.mark.parametrize("kinds", [("int",), ("float",)])
+def test_a_number_that_is_none_of_the_settings_is_read_without_an_error(
+    text: str, kinds: tuple[str, ...]
+) -> None:
+    """The type check of the framework's settings refuses it by name."""
+    stated = StatedSetting(text=text, line=1, span=None)
+    assert isinstance(stated_value(stated, Field(kinds=kinds, default=1)), int | float)
