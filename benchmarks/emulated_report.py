@@ -11,7 +11,8 @@ from typing import Any
 from emulated_setups import SETUPS, Setup
 
 from autotune.catalog.model_lookup import find_model
-from autotune.estimate import model_shape, rollout_engine
+from autotune.estimate import model_shape
+from autotune.estimate.engine_passes import outside_torch_bytes
 
 GIB = 1 << 30
 ALLOCATED = {"median": 0.003, "share": 0.95, "within": 0.01}
@@ -126,7 +127,7 @@ def _compared(
     memory: Mapping[str, Any],
     prediction: Mapping[str, Any],
 ) -> Row:
-    outside = rollout_engine.outside_torch_bytes(setup.tensor_parallel).value
+    outside = outside_torch_bytes(setup.tensor_parallel).value
     late = lines.get("late", {}).get("measurement", {}).get("memory", {})
     driver, late_peak = (
         lines["emulated"]["emulator"],

@@ -9,6 +9,10 @@ on one stream serves no other. Three figures, as in torch:
 - reserved: size of the segments taken from the driver, cached blocks included. Its peak is
   `torch.cuda.max_memory_reserved`.
 
+Example: a request of 3,000,000 bytes takes a segment of 20 MiB, and 3,000,320 bytes of it are
+allocated. After its free the segment is cached: a request of 12 MiB is served from it, one of
+24 MiB takes another segment.
+
 A memory fraction (`set_per_process_memory_fraction`) acts like a smaller device: pass it as the
 capacity. `garbage_collection_threshold` is not modelled.
 """
@@ -16,7 +20,7 @@ capacity. `garbage_collection_threshold` is not modelled.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autotune.core.units import MIB
@@ -30,6 +34,7 @@ EXACT_FROM = 10 * MIB  # from here on, one segment per request, rounded up to SE
 SEGMENT_ROUNDING = 2 * MIB
 LEAST_LARGE_REMAINDER = MIB  # large pool: smaller remainders are not split off
 ADDRESS_SPACE_BYTES = 1 << 50  # of an expandable segment: more than any device has
+UNLIMITED_SPLIT = 1 << 62  # no block is this large
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +47,16 @@ class AllocatorSettings:
     @classmethod
     def of(cls, text: str) -> AllocatorSettings:
         """Parse `PYTORCH_CUDA_ALLOC_CONF`; other options are ignored."""
-        given = dict(part.strip().split(":", 1) for part in text.split(",") if ":" in part)
-        split = given.get("max_split_size_mb", "").strip()
+        options: dict[str, str] = {}
+        for option in text.split(","):
+            name, colon, value = option.strip().partition(":")
+            if colon:
+                options[name] = value.strip()
+        expandable = options.get("expandable_segments", "").lower()
+        split_mib = options.get("max_split_size_mb", "")
         return cls(
-            expandable_segments=given.get("expandable_segments", "").strip().lower()
-            in ("true", "1"),
-            max_split_bytes=int(split) * MIB if split.isdigit() else None,
+            expandable_segments=expandable in ("true", "1"),
+            max_split_bytes=int(split_mib) * MIB if split_mib.isdigit() else None,
         )
 
 
@@ -59,14 +68,15 @@ class OutOfMemory(Exception):
             f"requested {request_bytes} with {reserved_bytes} reserved and {allocated_bytes}"
             " allocated"
         )
-        self.request_bytes, self.reserved_bytes, self.allocated_bytes = (
-            request_bytes,
-            reserved_bytes,
-            allocated_bytes,
-        )
+        self.request_bytes = request_bytes
+        self.reserved_bytes = reserved_bytes
+        self.allocated_bytes = allocated_bytes
 
 
-IN_USE, FREE, UNMAPPED = range(3)
+# States of a block. Plain integers: they are compared for every request of a replay.
+IN_USE = 0
+FREE = 1
+UNMAPPED = 2
 
 
 class AllocatorBlock:
@@ -75,9 +85,19 @@ class AllocatorBlock:
     __slots__ = ("address", "after", "before", "pool", "size", "state")
 
     def __init__(self, address: int, size: int, state: int, pool: Pool) -> None:
-        self.address, self.size, self.state, self.pool = address, size, state, pool
+        self.address = address
+        self.size = size
+        self.state = state
+        self.pool = pool
         self.before: AllocatorBlock | None = None
         self.after: AllocatorBlock | None = None
+
+    @property
+    def growable_size(self) -> int:
+        """Size that a block of an expandable segment can reach."""
+        if self.after is None or self.after.state != UNMAPPED:
+            return self.size
+        return self.size + self.after.size
 
 
 class Pool:
@@ -94,9 +114,8 @@ class Pool:
         insort(self.free, (block.size, block.address, block))
 
     def remove(self, block: AllocatorBlock) -> None:
-        self.free.pop(
-            bisect_left(self.free, (block.size, block.address))
-        )  # a shorter tuple sorts before its extension
+        # A shorter tuple sorts before its extension.
+        self.free.pop(bisect_left(self.free, (block.size, block.address)))
 
     def take_in_neighbours(self, block: AllocatorBlock) -> None:
         """Merge free neighbours into the block."""
@@ -104,6 +123,10 @@ class Pool:
             if neighbour is not None and neighbour.state == FREE:
                 self.remove(neighbour)
                 _join(block, neighbour, self)
+
+    def whole_pages(self, size: int) -> int:
+        """Return the size rounded up to pages of an expandable segment."""
+        return -(-size // self.page_bytes) * self.page_bytes
 
 
 class CachingAllocator:
@@ -124,17 +147,20 @@ class CachingAllocator:
     ) -> None:
         self.settings = settings or AllocatorSettings()
         self.capacity_bytes = capacity_bytes
-        self.requested = self.allocated = self.reserved = 0
+        self.requested = 0
+        self.allocated = 0
+        self.reserved = 0
         self.retries = 0  # cache flushes for want of room: torch's `num_alloc_retries`
         self._pools: dict[int, tuple[Pool, Pool]] = {}  # stream -> (large, small)
-        self._in_use: dict[int, tuple[AllocatorBlock, int]] = {}
-        self._streams, self._returns = streams or {}, returns or {}
+        self._in_use: dict[int, tuple[AllocatorBlock, int]] = {}  # block and requested bytes
+        self._streams = streams or {}
+        self._returns = returns or {}
         self._deferred: dict[int, AllocatorBlock] = {}
-        self._due: dict[int, list[int]] = {}
+        self._due: dict[int, list[int]] = {}  # allocation -> blocks that return before it
         for number, before in self._returns.items():
             self._due.setdefault(before, []).append(number)
         self._lowest_address = ADDRESS_SPACE_BYTES
-        self._max_split = self.settings.max_split_bytes or (1 << 62)
+        self._max_split = self.settings.max_split_bytes or UNLIMITED_SPLIT
 
     def malloc(self, number: int, size: int) -> None:
         """Allocate `size` bytes under this number, after the blocks that return before it."""
@@ -143,12 +169,8 @@ class CachingAllocator:
         if size == 0:
             return  # torch hands out no block for an empty tensor
         rounded = -(-size // MIN_BLOCK) * MIN_BLOCK
-        stream = self._streams.get(number, 0)
-        pools = self._pools.get(stream) or self._pools.setdefault(
-            stream, (Pool(small=False), Pool(small=True))
-        )
-        pool = pools[rounded <= SMALL_REQUEST]
-        block = self._cached(pool, rounded) or self._fresh(pool, rounded)
+        pool = self._pool(self._streams.get(number, 0), rounded)
+        block = self._best_fit(pool, rounded) or self._new_block(pool, rounded)
         if self._splits(block, rounded):
             pool.add(_cut(block, rounded))
         block.state = IN_USE
@@ -168,6 +190,29 @@ class CachingAllocator:
         else:
             self._to_cache(block)
 
+    def empty_cache(self) -> None:
+        """Return unused segments (or pages) to the driver, after all streams passed."""
+        for number in list(self._deferred):
+            self._finish_free(number)
+        for pool in self._all_pools():
+            for _, _, block in list(pool.free):
+                if self.settings.expandable_segments:
+                    self._unmap(pool, block)
+                elif block.before is None and block.after is None:
+                    self._release(pool, block)
+
+    def _pool(self, stream: int, size: int) -> Pool:
+        pools = self._pools.get(stream)
+        if pools is None:
+            pools = self._pools[stream] = (Pool(small=False), Pool(small=True))
+        large, small = pools
+        return small if size <= SMALL_REQUEST else large
+
+    def _all_pools(self) -> Iterator[Pool]:
+        for large, small in self._pools.values():
+            yield large
+            yield small
+
     def _finish_free(self, number: int) -> None:
         """Return a deferred block to the cache: the other stream has passed."""
         if number in self._deferred:
@@ -177,48 +222,36 @@ class CachingAllocator:
         block.pool.take_in_neighbours(block)
         block.pool.add(block)
 
-    def empty_cache(self) -> None:
-        """Return unused segments (or pages) to the driver, after all streams passed."""
-        for number in list(self._deferred):
-            self._finish_free(number)
-        for pool in [pool for pools in self._pools.values() for pool in pools]:
-            for _, _, block in list(pool.free):
-                if self.settings.expandable_segments:
-                    self._unmap(pool, block)
-                elif block.before is None and block.after is None:
-                    self._release(pool, block)
-
     # Search for room.
 
-    def _cached(self, pool: Pool, size: int) -> AllocatorBlock | None:
-        """Take the best fit: the smallest free block of at least `size` bytes."""
-        at = bisect_left(pool.free, (size,))
-        if at == len(pool.free):
+    def _best_fit(self, pool: Pool, size: int) -> AllocatorBlock | None:
+        """Take the smallest free block of at least `size` bytes out of the pool."""
+        free = pool.free
+        place = bisect_left(free, (size,))
+        if place == len(free):
             return None
         if self.settings.expandable_segments:
             # A free block that can still grow counts with the size that it could reach.
-            while at + 1 < len(pool.free) and _growable_size(pool.free[at + 1][2]) < _growable_size(
-                pool.free[at][2]
-            ):
-                at += 1
-        found = pool.free[at][2]
-        if size < self._max_split <= found.size:
+            while place + 1 < len(free):
+                if free[place + 1][2].growable_size >= free[place][2].growable_size:
+                    break
+                place += 1
+        block = free[place][2]
+        if size < self._max_split <= block.size:
             return None
-        if size >= self._max_split and found.size >= size + LARGE_SEGMENT:
+        if size >= self._max_split and block.size >= size + LARGE_SEGMENT:
             return None
-        del pool.free[at]
-        return found
+        del free[place]
+        return block
 
-    def _fresh(self, pool: Pool, size: int) -> AllocatorBlock:
+    def _new_block(self, pool: Pool, size: int) -> AllocatorBlock:
         """Take a new segment from the driver; the cache is emptied if there is no room."""
         if self.settings.expandable_segments:
             return self._grown(pool, size)
         segment = segment_bytes(size)
-        if not self._take(segment) and not (
-            self._release_oversized(pool, size) and self._take(segment)
-        ):
+        if not self._reserve(segment) and not self._reserve_after_release(pool, size, segment):
             self._count_retry()
-            if not self._take(segment):
+            if not self._reserve(segment):
                 raise self._out_of_memory(size)
         # The driver hands out addresses downwards, which decides between free blocks of one size.
         self._lowest_address -= segment
@@ -227,11 +260,14 @@ class CachingAllocator:
     def _has_room(self, size: int) -> bool:
         return self.capacity_bytes is None or self.reserved + size <= self.capacity_bytes
 
-    def _take(self, size: int) -> bool:
+    def _reserve(self, size: int) -> bool:
         if not self._has_room(size):
             return False
         self.reserved += size
         return True
+
+    def _reserve_after_release(self, pool: Pool, size: int, segment: int) -> bool:
+        return self._release_oversized(pool, size) and self._reserve(segment)
 
     def _count_retry(self) -> None:
         self.empty_cache()
@@ -246,16 +282,17 @@ class CachingAllocator:
         """Release unsplittable cached blocks: the smallest sufficient, else the largest."""
         if self.settings.max_split_bytes is None:
             return False
-        wanted = max(size, self._max_split)
-        at = bisect_left(pool.free, (wanted,))
-        if at < len(pool.free):
-            self._release(pool, pool.free[at][2])
+        needed = max(size, self._max_split)
+        place = bisect_left(pool.free, (needed,))
+        if place < len(pool.free):
+            self._release(pool, pool.free[place][2])
             return True
         released = 0
-        while released < wanted and pool.free and pool.free[-1][0] >= self._max_split:
-            released += pool.free[-1][0]
-            self._release(pool, pool.free[-1][2])
-        return released >= wanted
+        while released < needed and pool.free and pool.free[-1][0] >= self._max_split:
+            largest = pool.free[-1][2]
+            released += largest.size
+            self._release(pool, largest)
+        return released >= needed
 
     def _release(self, pool: Pool, block: AllocatorBlock) -> None:
         pool.remove(block)
@@ -273,12 +310,12 @@ class CachingAllocator:
         """Map the pages behind a free block until it is large enough."""
         while True:
             stretch, missing = self._growth_place(pool, size)
-            pages = -(-missing // pool.page_bytes) * pool.page_bytes
-            if self._take(pages):
+            pages = pool.whole_pages(missing)
+            if self._reserve(pages):
                 break
             self._count_retry()  # afterwards another place may be the first that is large enough
             _, missing = self._growth_place(pool, size)
-            if not self._has_room(-(-missing // pool.page_bytes) * pool.page_bytes):
+            if not self._has_room(pool.whole_pages(missing)):
                 raise self._out_of_memory(size)
         if stretch.size > pages:
             _cut(stretch, pages).state = UNMAPPED
@@ -291,16 +328,7 @@ class CachingAllocator:
             pool.first = AllocatorBlock(0, ADDRESS_SPACE_BYTES, UNMAPPED, pool)
         stretch: AllocatorBlock | None = pool.first
         while stretch is not None:
-            before = (
-                stretch.before.size
-                if stretch.before is not None and stretch.before.state == FREE
-                else 0
-            )
-            after = (
-                stretch.after.size
-                if stretch.after is not None and stretch.after.state == FREE
-                else 0
-            )
+            before, after = _free_size(stretch.before), _free_size(stretch.after)
             if stretch.state == UNMAPPED and before + stretch.size + after >= size:
                 return stretch, min(size - before, stretch.size)
             stretch = stretch.after
@@ -308,7 +336,7 @@ class CachingAllocator:
 
     def _unmap(self, pool: Pool, block: AllocatorBlock) -> None:
         """Return the whole pages inside a free block; its ends stay free."""
-        start = -(-block.address // pool.page_bytes) * pool.page_bytes
+        start = pool.whole_pages(block.address)
         end = (block.address + block.size) // pool.page_bytes * pool.page_bytes
         if end <= start:
             return
@@ -327,31 +355,37 @@ class CachingAllocator:
 
 
 def segment_bytes(size: int) -> int:
+    """Return the size of a new segment for a request."""
     if size <= SMALL_REQUEST:
         return SMALL_SEGMENT
-    return LARGE_SEGMENT if size < EXACT_FROM else -(-size // SEGMENT_ROUNDING) * SEGMENT_ROUNDING
+    if size < EXACT_FROM:
+        return LARGE_SEGMENT
+    return -(-size // SEGMENT_ROUNDING) * SEGMENT_ROUNDING
 
 
-def _growable_size(block: AllocatorBlock) -> int:
-    return block.size + (
-        block.after.size if block.after is not None and block.after.state == UNMAPPED else 0
-    )
+def _free_size(block: AllocatorBlock | None) -> int:
+    if block is None or block.state != FREE:
+        return 0
+    return block.size
 
 
 def _cut(block: AllocatorBlock, size: int) -> AllocatorBlock:
     """Shrink the block to `size` bytes; return the rest, linked behind it."""
     rest = AllocatorBlock(block.address + size, block.size - size, block.state, block.pool)
-    rest.before, rest.after = block, block.after
+    rest.before = block
+    rest.after = block.after
     if block.after is not None:
         block.after.before = rest
-    block.after, block.size = rest, size
+    block.after = rest
+    block.size = size
     return rest
 
 
 def _join(block: AllocatorBlock, neighbour: AllocatorBlock, pool: Pool) -> None:
     """Merge the neighbour into the block."""
     if neighbour is block.before:
-        block.address, block.before = neighbour.address, neighbour.before
+        block.address = neighbour.address
+        block.before = neighbour.before
         if block.before is not None:
             block.before.after = block
     else:

@@ -5,6 +5,14 @@ implements torch's default settings alone, and a test compares the two. Both sta
 time: a replay of 8,600 events (mean of 10 traces of TRL steps) takes 1.6 ms here and 33 ms there,
 and screening replays each of its candidates twice (5,040 candidates: 16 s instead of 330 s). One
 implementation for both, run on lists without numba, took 1.7 and 2.9 times as long.
+
+Blocks are numbers. Everything about them is in two arrays, the heap:
+
+    blocks   one row per block: ADDRESS, SIZE, STATE, BEFORE, AFTER, POOL
+    lists    row TOTALS: counters; row LENGTHS: free blocks of each pool; row SPARE: unused numbers;
+             from row POOLS on, one row per pool: its free blocks by (size, address)
+
+Codes are plain constants, which cost nothing once compiled.
 """
 
 from __future__ import annotations
@@ -25,8 +33,35 @@ except ImportError:  # then `allocator` replays everything, with the same result
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Integers = NDArray[np.int64]
+Heap = tuple[Integers, Integers]  # only two arrays: numba passes each one at every call
 
 NONE = -1
+LARGEST_SUM = 1 << 62  # of all sizes, in int64
+
+PEAK_REQUESTED, PEAK_ALLOCATED, PEAK_RESERVED, AT_EVENT = range(4)
+"""Columns of the peaks, in bytes; AT_EVENT: event of the allocated peak."""
+
+PEAK_COLUMNS = 4
+
+IN_USE, FREE = rules.IN_USE, rules.FREE
+ADDRESS, SIZE, STATE, BEFORE, AFTER, POOL = range(6)
+"""Columns of the blocks; BEFORE, AFTER: neighbours in the segment."""
+
+BLOCK_COLUMNS = 6
+
+TOTALS, LENGTHS, SPARE, POOLS = range(4)
+"""Rows of the lists."""
+
+REQUESTED, ALLOCATED, RESERVED, ADDRESSES, RETRIES, SPARES, CAPACITY, REFUSED = range(8)
+"""Columns of the counters; REFUSED: bytes of the request that found no room."""
+
+LARGE, SMALL = range(2)
+"""Pools of one stream."""
+
+POOLS_PER_STREAM = 2
+
+INITIAL_BLOCKS = 4096  # setting up more than needed takes longer than the replay itself
+MORE_BLOCKS = 4  # times as many where they do not suffice
 
 
 class EventArrays(NamedTuple):
@@ -44,8 +79,7 @@ class EventArrays(NamedTuple):
 class ReplayPeaks(NamedTuple):
     """Result of one replay."""
 
-    # per row: requested, allocated, reserved bytes, event of the second; last: snapshot
-    peaks: Integers
+    peaks: Integers  # one row per result row, and the snapshot's last
     reached: Integers  # 1: the row's stretches were reached
     retries: int
     out_of_memory: rules.OutOfMemory | None
@@ -79,64 +113,56 @@ def _uncounted(array: Integers) -> Integers:
     return same
 
 
-Heap = tuple[
-    Integers, Integers
-]  # blocks, and lists of block numbers. Only two arrays: numba passes each one at every call.
-IN_USE, FREE = 0, 1
-ADDRESS, SIZE, STATE, BEFORE, AFTER, POOL = range(
-    6
-)  # columns of the blocks; BEFORE, AFTER: neighbours in the segment
-
-# Rows of the lists: counters; number of free blocks by pool;
-# unused block numbers; and from POOLS on, one row per pool: its free blocks by (size, address).
-TOTALS, LENGTHS, SPARE, POOLS = range(4)
-
-REQUESTED, ALLOCATED, RESERVED, ADDRESSES, RETRIES, SPARES, CAPACITY, REFUSED = range(8)
-"""Columns of the counters; REFUSED: bytes of the request that found no room."""
-
-INITIAL_BLOCKS = 4096  # setting up more than needed takes longer than the replay itself
-
-
 def replay_events(
     arrays: EventArrays, sizes: Integers, rows: int, capacity: int | None
 ) -> ReplayPeaks:
     """Return the peaks of every row. `arrays` must be sound; IndexError for invalid sizes."""
-    if (
-        len(sizes) != len(arrays.streams)
-        or sizes.min(initial=0) < 0
-        or sizes.sum(dtype=np.float64) > 1 << 62
-    ):  # int64 overflows
-        raise IndexError("the sizes are not those of the trace's allocations")
+    _require_sizes(arrays, sizes)
     sizes = np.ascontiguousarray(sizes, dtype=np.int64)
-    pools = 2 * (1 + int(arrays.streams.max(initial=0)))
+    pools = POOLS_PER_STREAM * (1 + int(arrays.streams.max(initial=0)))
+    any_waits = arrays.waits.max(initial=NONE) > NONE
     most = INITIAL_BLOCKS
     while True:  # all arrays are held here while `_run` uses them: see `_uncounted`
-        blocks, lists = (
-            np.zeros((most, 6), dtype=np.int64),
-            np.zeros((POOLS + pools, max(most, pools)), dtype=np.int64),
-        )
-        lists[TOTALS, SPARES], lists[TOTALS, CAPACITY] = (
-            most,
-            NONE if capacity is None else capacity,
-        )
-        lists[TOTALS, ADDRESSES] = rules.ADDRESS_SPACE_BYTES
-        lists[SPARE, :most] = np.arange(most)
+        blocks, lists = _empty_heap(most, pools, capacity)
         holder = np.full(len(sizes), NONE, dtype=np.int64)
-        waiting = np.zeros(
-            len(sizes) if arrays.waits.max(initial=NONE) > NONE else 0, dtype=np.int64
-        )
-        peaks, reached = np.zeros((rows + 1, 4), dtype=np.int64), np.zeros(rows + 1, dtype=np.int64)
-        peaks[:, 3] = NONE
+        waiting = np.zeros(len(sizes) if any_waits else 0, dtype=np.int64)
+        peaks = np.zeros((rows + 1, PEAK_COLUMNS), dtype=np.int64)
+        peaks[:, AT_EVENT] = NONE
+        reached = np.zeros(rows + 1, dtype=np.int64)
         completed = bool(_run(*arrays, sizes, blocks, lists, holder, waiting, peaks, reached))
-        if lists[TOTALS, SPARES] >= 0:
-            request, reserved, allocated, retries = (
-                int(lists[TOTALS, at]) for at in (REFUSED, RESERVED, ALLOCATED, RETRIES)
-            )
-            failure = rules.OutOfMemory(
-                request_bytes=request, reserved_bytes=reserved, allocated_bytes=allocated
-            )
-            return ReplayPeaks(peaks, reached, retries, None if completed else failure)
-        most *= 4  # they did not suffice
+        counters = lists[TOTALS]
+        if counters[SPARES] >= 0:
+            failure = None if completed else _out_of_memory(counters)
+            return ReplayPeaks(peaks, reached, int(counters[RETRIES]), failure)
+        most *= MORE_BLOCKS
+
+
+def _require_sizes(arrays: EventArrays, sizes: Integers) -> None:
+    fits = len(sizes) == len(arrays.streams) and sizes.min(initial=0) >= 0
+    if not fits or sizes.sum(dtype=np.float64) > LARGEST_SUM:
+        raise IndexError("the sizes are not those of the trace's allocations")
+
+
+def _empty_heap(most: int, pools: int, capacity: int | None) -> Heap:
+    """Return arrays for so many blocks, none of which exists yet."""
+    blocks = np.zeros((most, BLOCK_COLUMNS), dtype=np.int64)
+    lists = np.zeros((POOLS + pools, max(most, pools)), dtype=np.int64)
+    lists[TOTALS, SPARES] = most
+    lists[TOTALS, CAPACITY] = NONE if capacity is None else capacity
+    lists[TOTALS, ADDRESSES] = rules.ADDRESS_SPACE_BYTES
+    lists[SPARE, :most] = np.arange(most)
+    return blocks, lists
+
+
+def _out_of_memory(counters: Integers) -> rules.OutOfMemory:
+    return rules.OutOfMemory(
+        request_bytes=int(counters[REFUSED]),
+        reserved_bytes=int(counters[RESERVED]),
+        allocated_bytes=int(counters[ALLOCATED]),
+    )
+
+
+# Lists of free blocks.
 
 
 @compiled
@@ -183,23 +209,6 @@ def _insert(heap: Heap, block: int) -> None:
 
 
 @compiled
-def _new_block(heap: Heap, address: int, size: int, pool: int) -> int:
-    blocks, lists = heap
-    lists[TOTALS, SPARES] -= 1
-    block = lists[SPARE, lists[TOTALS, SPARES]]
-    blocks[block, ADDRESS], blocks[block, SIZE], blocks[block, POOL] = address, size, pool
-    blocks[block, BEFORE], blocks[block, AFTER] = NONE, NONE
-    return int(block)
-
-
-@compiled
-def _drop_block(heap: Heap, block: int) -> None:
-    _, lists = heap
-    lists[SPARE, lists[TOTALS, SPARES]] = block
-    lists[TOTALS, SPARES] += 1
-
-
-@compiled
 def _shrink_into(heap: Heap, place: int, rest: int) -> None:
     """Put the rest of a split free block into its place in the list, or below."""
     blocks, lists = heap
@@ -236,27 +245,71 @@ def _grow_into(heap: Heap, place: int, block: int) -> None:
     lists[POOLS + pool, at] = block
 
 
+# Blocks.
+
+
+@compiled
+def _new_block(heap: Heap, address: int, size: int, pool: int) -> int:
+    blocks, lists = heap
+    lists[TOTALS, SPARES] -= 1
+    block = lists[SPARE, lists[TOTALS, SPARES]]
+    blocks[block, ADDRESS] = address
+    blocks[block, SIZE] = size
+    blocks[block, POOL] = pool
+    blocks[block, BEFORE] = NONE
+    blocks[block, AFTER] = NONE
+    return int(block)
+
+
+@compiled
+def _drop_block(heap: Heap, block: int) -> None:
+    _, lists = heap
+    lists[SPARE, lists[TOTALS, SPARES]] = block
+    lists[TOTALS, SPARES] += 1
+
+
+@compiled
+def _cut(heap: Heap, block: int, size: int) -> int:
+    """Shrink the block to `size` bytes; return the rest, which is in no list yet."""
+    blocks, _ = heap
+    rest = _new_block(
+        heap, blocks[block, ADDRESS] + size, blocks[block, SIZE] - size, blocks[block, POOL]
+    )
+    after = blocks[block, AFTER]
+    blocks[rest, BEFORE] = block
+    blocks[rest, AFTER] = after
+    if after != NONE:
+        blocks[after, BEFORE] = rest
+    blocks[block, AFTER] = rest
+    blocks[block, SIZE] = size
+    return rest
+
+
 @compiled
 def _absorb(heap: Heap, block: int, other: int) -> None:
     """Merge a free neighbour, already out of its list, into the block."""
     blocks, _ = heap
     if other == blocks[block, BEFORE]:
-        blocks[block, ADDRESS], blocks[block, BEFORE] = (
-            blocks[other, ADDRESS],
-            blocks[other, BEFORE],
-        )
-        if blocks[block, BEFORE] != NONE:
-            blocks[blocks[block, BEFORE], AFTER] = block
+        before = blocks[other, BEFORE]
+        blocks[block, ADDRESS] = blocks[other, ADDRESS]
+        blocks[block, BEFORE] = before
+        if before != NONE:
+            blocks[before, AFTER] = block
     else:
-        blocks[block, AFTER] = blocks[other, AFTER]
-        if blocks[block, AFTER] != NONE:
-            blocks[blocks[block, AFTER], BEFORE] = block
+        after = blocks[other, AFTER]
+        blocks[block, AFTER] = after
+        if after != NONE:
+            blocks[after, BEFORE] = block
     blocks[block, SIZE] += blocks[other, SIZE]
     _drop_block(heap, other)
 
 
+# Requests.
+
+
 @compiled
 def _to_cache(heap: Heap, block: int) -> None:
+    """Merge a block with its free neighbours, and put it into the list."""
     blocks, _ = heap
     before, after = blocks[block, BEFORE], blocks[block, AFTER]
     place = NONE
@@ -323,26 +376,11 @@ def _fresh(heap: Heap, holder: Integers, waiting: Integers, pool: int, size: int
 
 
 @compiled
-def _cut(heap: Heap, block: int, size: int) -> int:
-    """Shrink the block to `size` bytes; return the rest, which is in no list yet."""
-    blocks, _ = heap
-    rest = _new_block(
-        heap, blocks[block, ADDRESS] + size, blocks[block, SIZE] - size, blocks[block, POOL]
-    )
-    blocks[rest, BEFORE], blocks[rest, AFTER] = block, blocks[block, AFTER]
-    if blocks[block, AFTER] != NONE:
-        blocks[blocks[block, AFTER], BEFORE] = rest
-    blocks[block, AFTER], blocks[block, SIZE] = rest, size
-    return rest
-
-
-@compiled
-def _splits(whole: int, size: int) -> bool:
-    return (
-        whole - size >= rules.MIN_BLOCK
-        if size <= rules.SMALL_REQUEST
-        else whole - size > rules.LEAST_LARGE_REMAINDER
-    )
+def _splits(block_size: int, size: int) -> bool:
+    remainder = block_size - size
+    if size <= rules.SMALL_REQUEST:
+        return remainder >= rules.MIN_BLOCK
+    return remainder > rules.LEAST_LARGE_REMAINDER
 
 
 @compiled
@@ -355,7 +393,8 @@ def _malloc(
         lists[TOTALS, SPARES] = NONE
         return False
     size = -(-request // rules.MIN_BLOCK) * rules.MIN_BLOCK
-    pool = 2 * stream + (1 if size <= rules.SMALL_REQUEST else 0)
+    kind = SMALL if size <= rules.SMALL_REQUEST else LARGE
+    pool = POOLS_PER_STREAM * stream + kind
     place = _place(heap, pool, size, NONE)  # best fit: the smallest free block that is large enough
     if place == lists[LENGTHS, pool]:
         block = _fresh(heap, holder, waiting, pool, size)
@@ -376,12 +415,17 @@ def _malloc(
     return True
 
 
+# The events of a trace.
+
+
 @compiled
 def _note(peaks: Integers, row: int, lists: Integers, event: int) -> None:
-    if lists[TOTALS, ALLOCATED] > peaks[row, 1]:
-        peaks[row, 1], peaks[row, 3] = lists[TOTALS, ALLOCATED], event
-    peaks[row, 0] = max(peaks[row, 0], lists[TOTALS, REQUESTED])
-    peaks[row, 2] = max(peaks[row, 2], lists[TOTALS, RESERVED])
+    """Raise the peaks of a row to what is held after an event."""
+    allocated = lists[TOTALS, ALLOCATED]
+    if allocated > peaks[row, PEAK_ALLOCATED]:
+        peaks[row, PEAK_ALLOCATED], peaks[row, AT_EVENT] = allocated, event
+    peaks[row, PEAK_REQUESTED] = max(peaks[row, PEAK_REQUESTED], lists[TOTALS, REQUESTED])
+    peaks[row, PEAK_RESERVED] = max(peaks[row, PEAK_RESERVED], lists[TOTALS, RESERVED])
 
 
 @compiled
@@ -415,8 +459,8 @@ def _run(
     """Replay all events; return False if there was no room."""
     blocks, lists = heap = _uncounted(blocks), _uncounted(lists)
     holder, waiting, peaks = _uncounted(holder), _uncounted(waiting), _uncounted(peaks)
-    several = len(waiting) > 0
-    due, next_due = _due(waits if several else waits[:0])
+    any_waits = len(waiting) > 0
+    due, next_due = _due(waits if any_waits else waits[:0])
     for stretch in range(len(starts)):
         # 1. Between stretches: empty the cache, note the resting state.
         start = starts[stretch]
@@ -432,7 +476,8 @@ def _run(
         _note(peaks, row, lists, start - 1)
         for at in range(start, starts[stretch + 1]):
             number = abs(events[at]) - 1
-            if events[at] < 0:  # 2. Free.
+            # 2. Free.
+            if events[at] < 0:
                 if holder[number] == NONE:
                     continue
                 lists[TOTALS, REQUESTED] -= requests[number]
@@ -442,9 +487,8 @@ def _run(
                 else:
                     _to_cache(heap, holder[number])
                 continue
-            back = (
-                due[number] if several else NONE
-            )  # 3. Allocate, after the blocks that return before it.
+            # 3. Allocate, after the blocks that return before it.
+            back = due[number] if any_waits else NONE
             while back != NONE:
                 _finish_free(heap, holder, waiting, back)
                 back = next_due[back]

@@ -1,17 +1,23 @@
 """Weights and cache of a vLLM engine on one rank.
 
-Weights: in vLLM's layout, and in the blocks into which they are loaded. Cache: paged into blocks,
-in vLLM's own integer arithmetic. Layers with equal caches form a group. All groups take blocks from
-one pool; a block holds one page of each layer of a group. Pages are equally large: a layer with
-less per token has more tokens in one. A recurrent layer stores its state in a page, and attention's
-pages grow until one is as large. A test compares this with the installed vLLM's own functions.
+Weights: in vLLM's layout, and in the blocks into which they are loaded. With ranks r of tensor
+parallelism and e of expert parallelism, a layer's parameters on one rank are
+
+    here    = (split - experts) / r + experts / e + key_value · heads here / heads + copied
+    bytes   = matrices · bytes per quantised weight + (here - matrices) · bytes per element
+
+Cache: paged into blocks, in vLLM's own integer arithmetic. Layers with equal caches form a group.
+All groups take blocks from one pool; a block holds one page of each layer of a group. Pages are
+equally large: a layer with less per token has more tokens in one. A recurrent layer stores its
+state in a page, and attention's pages grow until one is as large. A test compares this with the
+installed vLLM's own functions.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,7 +29,8 @@ from autotune.estimate.model_shape import Shape, dtype_bytes
 MAX_CACHED = 256  # results per function: thousands of candidates share a few shapes and settings
 VOCABULARY_MULTIPLE = 64  # vLLM pads the vocabulary to it
 
-FLOAT32_BYTES, WEIGHTS_PER_STATISTIC = 4, 64  # bitsandbytes, 4 bits
+FLOAT32_BYTES = 4
+WEIGHTS_PER_STATISTIC = 64  # bitsandbytes, 4 bits
 
 LOADING = AllocatorSettings(max_split_bytes=20 * MIB)
 """vLLM's allocator settings while it loads weights (`_scoped_allocator_max_split`)."""
@@ -41,20 +48,19 @@ def weight_bytes(
 ) -> int:
     """Bytes of this rank's weights in vLLM's layout, with its rotary tables."""
     size = dtype_bytes(dtype)
-    outside = (
-        table_bytes(shape, 1, tensor_parallel) * (2 if shape.head else 1)
-        + shape.layer_embeddings
-        + shape.final_norm
-        + shape.towers
-        + shape.rotary_rows * shape.rotary_dim
-    )
-    per_weight = size if quantised_bits is None else quantised_bytes(quantised_bits, method)
-    return outside * size + sum(
-        _layer_bytes(
-            layer, size, tensor_parallel, max(tensor_parallel, expert_parallel), per_weight
-        )
-        for layer in shape.layers
-    )
+    tables = 2 if shape.head else 1
+    outside = table_bytes(shape, 1, tensor_parallel) * tables
+    outside += shape.layer_embeddings + shape.final_norm + shape.towers
+    outside += shape.rotary_rows * shape.rotary_dim
+
+    per_weight: float = size
+    if quantised_bits is not None:
+        per_weight = quantised_bytes(quantised_bits, method)
+    expert_ranks = max(tensor_parallel, expert_parallel)
+    total = outside * size
+    for layer in shape.layers:
+        total += _layer_bytes(layer, size, tensor_parallel, expert_ranks, per_weight)
+    return total
 
 
 def table_bytes(shape: Shape, size: int, ranks: int) -> int:
@@ -63,17 +69,8 @@ def table_bytes(shape: Shape, size: int, ranks: int) -> int:
     return vocabulary * shape.hidden // ranks * size
 
 
-ADAPTER_RANKS = (
-    1,
-    8,
-    16,
-    32,
-    64,
-    128,
-    256,
-    320,
-    512,
-)  # ranks of a slot: an adapter's is rounded up
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of a slot: an adapter's is rounded up."""
 
 
 @lru_cache(MAX_CACHED)
@@ -84,23 +81,22 @@ def adapter_slot_bytes(shape: Shape, size: int, ranks: int, rank: int) -> int:
     B of products that are split by columns, and A of those split by rows, have a rank's part.
     (`lora/layers/base_linear.py`, vLLM 0.26.)
     """
-    slot = next((one for one in ADAPTER_RANKS if one >= rank), rank)
-    heads, cached = shape.heads * shape.head_dim, shape.key_value_heads * shape.head_dim
-    attention = 3 * shape.hidden + (heads + 2 * cached) // ranks + heads // ranks + shape.hidden
-    dense = sum(
-        3 * shape.hidden + 3 * layer.width // ranks for layer in shape.layers if layer.width
-    )
-    return slot * size * (len(shape.layers) * attention + dense)
+    slot = next((slot_rank for slot_rank in ADAPTER_RANKS if slot_rank >= rank), rank)
+    queries = shape.heads * shape.head_dim
+    keys = shape.key_value_heads * shape.head_dim
+    joint = 3 * shape.hidden + (queries + 2 * keys) // ranks  # queries, keys and values
+    output = queries // ranks + shape.hidden
+    elements = len(shape.layers) * (joint + output)
+    for layer in shape.layers:
+        if layer.width:
+            elements += 3 * shape.hidden + 3 * layer.width // ranks
+    return slot * size * elements
 
 
 def _layer_bytes(layer: Layer, size: int, ranks: int, expert_ranks: int, per_weight: float) -> int:
     heads = max(1, layer.cache_heads // ranks) / layer.cache_heads
-    here = (
-        (layer.split - layer.experts) / ranks
-        + layer.experts / expert_ranks
-        + layer.key_value * heads
-        + layer.copied
-    )
+    dense = (layer.split - layer.experts) / ranks
+    here = dense + layer.experts / expert_ranks + layer.key_value * heads + layer.copied
     matrices = here * layer.matrices / layer.parameters
     return round(matrices * per_weight + (here - matrices) * size)
 
@@ -110,16 +106,21 @@ def quantised_bytes(bits: int, method: str | None = None) -> float:
     bitsandbytes: float32 per 64 after loading; 8 bits: one per channel (not counted)."""
     if bits != 4:
         return bits / 8
-    return bits / 8 + (
-        (2 + 0.5) / 128 if method in ("awq", "gptq") else FLOAT32_BYTES / WEIGHTS_PER_STATISTIC
-    )
+    if method in ("awq", "gptq"):
+        return bits / 8 + (2 + 0.5) / 128
+    return bits / 8 + FLOAT32_BYTES / WEIGHTS_PER_STATISTIC
 
 
 def quantisation(config: Mapping[str, object]) -> str | None:
     """Return the quantisation method that the model's own config names."""
     stated = config.get("quantization_config")
-    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
+    if not isinstance(stated, Mapping):
+        return None
+    method = stated.get("quant_method")
     return method if isinstance(method, str) else None
+
+
+# Blocks into which weights are loaded.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +138,8 @@ class LoadedBlocks:
 def loaded_in_blocks(shape: Shape, size: int, ranks: int) -> LoadedBlocks:
     """Return the blocks of weights that are loaded as they are."""
     allocator = CachingAllocator(LOADING)
-    for number, weight in enumerate(_matrices(shape, ranks)):
-        allocator.malloc(number, weight * size)
+    for number, elements in enumerate(_matrices(shape, ranks)):
+        allocator.malloc(number, elements * size)
     return LoadedBlocks(
         unsplit_bytes=allocator.allocated - allocator.requested,
         open_bytes=allocator.reserved - allocator.allocated,
@@ -149,18 +150,25 @@ def _matrices(shape: Shape, ranks: int) -> Iterator[int]:
     """Yield elements of the fused matrices, in the order in which they are made; latent
     attention has others.
     """
-    yield table_bytes(shape, 1, ranks)
+    table = table_bytes(shape, 1, ranks)
+    yield table
     for layer in shape.layers:
         if layer.cached == 2 * shape.key_value_heads * shape.head_dim:
-            yield from _fused(shape, layer, ranks)[:2]
-        experts = (
-            layer.experts // (3 * layer.expert_width * shape.hidden) if layer.expert_width else 0
-        )
-        for width in (layer.width, layer.expert_width * experts):
+            attention = _fused(shape, layer, ranks)
+            yield attention.joint
+            yield attention.output
+        for width in (layer.width, layer.expert_width * _expert_count(shape, layer)):
             if width:
-                yield from (2 * width * shape.hidden // ranks, width * shape.hidden // ranks)
+                yield 2 * width * shape.hidden // ranks  # gate and up projection
+                yield width * shape.hidden // ranks
     if shape.head:
-        yield table_bytes(shape, 1, ranks)
+        yield table
+
+
+def _expert_count(shape: Shape, layer: Layer) -> int:
+    if not layer.expert_width:
+        return 0
+    return layer.experts // (3 * layer.expert_width * shape.hidden)
 
 
 @lru_cache(MAX_CACHED)
@@ -173,59 +181,90 @@ def quantised_in_blocks(
     made in 32 bits, kept in 8, and written back in 32. A free segment of 20 MiB is not split, so
     that nothing smaller finds room in it: each layer leaves some.
     """
-    allocator, numbers = CachingAllocator(LOADING), itertools.count()
+    loading = _QuantisedLoading(size)
+    table = table_bytes(shape, size, ranks)
+    # 1. Parameters, packed, and the rotary tables.
+    loading.make(table)
+    for index, layer in enumerate(shape.layers):
+        attention = _fused(shape, layer, ranks)
+        loading.make_packed(attention.joint, attention.output)
+        if index == 0:
+            loading.make_rotary_tables(shape.rotary_rows * shape.rotary_dim)
+        loading.make_packed(attention.gate_and_up, attention.down)
+    if shape.head or makes_head_first:
+        head = loading.make(table)
+        if not shape.head:
+            loading.free(head)
 
-    def make(count: float) -> int:
-        number = next(numbers)
-        allocator.malloc(number, int(count))
+    # 2. One matrix of the checkpoint after the other; then the statistics of fused matrices.
+    matrices: list[int] = []
+    for layer in shape.layers:
+        matrices += _separate(shape, layer, ranks)
+    loading.quantise(matrices)
+
+    # 3. The engine empties its cache.
+    reserved = loading.allocator.reserved
+    loading.allocator.empty_cache()
+    return LoadedBlocks(
+        unsplit_bytes=loading.allocator.allocated - loading.allocator.requested,
+        open_bytes=loading.allocator.reserved - loading.allocator.allocated,
+        left_bytes=reserved - loading.allocator.reserved,
+    )
+
+
+class _QuantisedLoading:
+    """Allocations of bitsandbytes' loader in vLLM, one after the other."""
+
+    def __init__(self, size: int) -> None:
+        self.allocator = CachingAllocator(LOADING)
+        self._numbers = itertools.count()
+        self._size = size  # bytes per element of the checkpoint
+
+    def make(self, size: float) -> int:
+        number = next(self._numbers)
+        self.allocator.malloc(number, int(size))
         return number
 
-    # 1. Parameters, packed, and the tables of rotary embeddings: angles, cosines and sines, both, in the model's dtype.
-    rotary = shape.rotary_rows * shape.rotary_dim
-    make(table_bytes(shape, size, ranks))
-    for index, layer in enumerate(shape.layers):
-        for part, elements in enumerate(_fused(shape, layer, ranks)):
-            if index == 0 and part == 2:
-                *parts, both = (
-                    make(rotary * 2),
-                    make(rotary * 2),
-                    make(rotary * 2),
-                    make(rotary * FLOAT32_BYTES),
-                )
-                for one in parts:
-                    allocator.free(one)
-                make(rotary * size)
-                allocator.free(both)
-            make(elements / 2)
-    if shape.head or makes_head_first:
-        head = make(table_bytes(shape, size, ranks))
-        if not shape.head:
-            allocator.free(head)
-    # 2. One matrix of the checkpoint after the other.
-    read = packed = None
-    kept: list[tuple[int, int]] = []
-    for elements in (
-        elements for layer in shape.layers for elements in _separate(shape, layer, ranks)
-    ):
-        read = _replaced(allocator, read, make(elements * size))
-        wide = make(elements * FLOAT32_BYTES / WEIGHTS_PER_STATISTIC)
-        new = make(elements / 2)
-        kept.append((make(elements / WEIGHTS_PER_STATISTIC), elements))
-        allocator.free(wide)
-        packed = _replaced(allocator, packed, new)
-    for number in (read, packed):
-        _replaced(allocator, number, None)
-    # 3. Statistics of fused matrices.
-    for narrow, elements in kept:
-        make(elements * FLOAT32_BYTES / WEIGHTS_PER_STATISTIC)
-        allocator.free(narrow)
-    reserved = allocator.reserved
-    allocator.empty_cache()
-    return LoadedBlocks(
-        unsplit_bytes=allocator.allocated - allocator.requested,
-        open_bytes=allocator.reserved - allocator.allocated,
-        left_bytes=reserved - allocator.reserved,
-    )
+    def free(self, number: int | None) -> None:
+        if number is not None:
+            self.allocator.free(number)
+
+    def make_packed(self, *elements: int) -> None:
+        """Make the parameters of fused matrices: two weights a byte."""
+        for count in elements:
+            self.make(count / 2)
+
+    def make_rotary_tables(self, elements: int) -> None:
+        """Make angles, cosines and sines, both together, and both in the model's dtype; only the
+        last stays.
+        """
+        half = elements * FLOAT32_BYTES // 2
+        parts = [self.make(half), self.make(half), self.make(half)]
+        both = self.make(elements * FLOAT32_BYTES)
+        for part in parts:
+            self.free(part)
+        self.make(elements * self._size)
+        self.free(both)
+
+    def quantise(self, matrices: Iterable[int]) -> None:
+        """Read and pack matrices of so many elements; write their statistics back in the end."""
+        read: int | None = None
+        packed: int | None = None
+        statistics: list[tuple[int, int]] = []  # in 8 bits, and the matrix's elements
+        for elements in matrices:
+            earlier, read = read, self.make(elements * self._size)
+            self.free(earlier)
+            wide = self.make(elements * FLOAT32_BYTES / WEIGHTS_PER_STATISTIC)
+            earlier, result = packed, self.make(elements / 2)
+            statistics.append((self.make(elements / WEIGHTS_PER_STATISTIC), elements))
+            self.free(wide)
+            self.free(earlier)
+            packed = result
+        self.free(read)
+        self.free(packed)
+        for narrow, elements in statistics:
+            self.make(elements * FLOAT32_BYTES / WEIGHTS_PER_STATISTIC)
+            self.free(narrow)
 
 
 @lru_cache(MAX_CACHED)
@@ -234,25 +273,30 @@ def dequantised_bytes(shape: Shape, size: int, ranks: int) -> int:
     captured graph keeps them.
     """
     allocator = CachingAllocator()
-    kinds = dict.fromkeys(shape.layers)
-    for number, elements in enumerate(
-        elements for layer in kinds for elements in _separate(shape, layer, ranks)
-    ):
-        allocator.malloc(number, elements * size)
-        allocator.free(number)
+    number = 0
+    for layer in dict.fromkeys(shape.layers):
+        for elements in _separate(shape, layer, ranks):
+            allocator.malloc(number, elements * size)
+            allocator.free(number)
+            number += 1
     return allocator.reserved
 
 
-def _replaced(allocator: CachingAllocator, old: int | None, new: int | None) -> int | None:
-    if old is not None:
-        allocator.free(old)
-    return new
+@dataclass(frozen=True, kw_only=True)
+class _FusedMatrices:
+    """Elements of a dense layer's four fused matrices."""
+
+    joint: int  # queries, keys and values
+    output: int
+    gate_and_up: int
+    down: int
 
 
-def _fused(shape: Shape, layer: Layer, ranks: int) -> tuple[int, ...]:
-    """Return elements of a dense layer's four fused matrices."""
-    queries, keys, values, out, gate, up, down = _separate(shape, layer, ranks)
-    return queries + keys + values, out, gate + up, down
+def _fused(shape: Shape, layer: Layer, ranks: int) -> _FusedMatrices:
+    queries, keys, values, output, gate, up, down = _separate(shape, layer, ranks)
+    return _FusedMatrices(
+        joint=queries + keys + values, output=output, gate_and_up=gate + up, down=down
+    )
 
 
 def _separate(shape: Shape, layer: Layer, ranks: int) -> tuple[int, ...]:
@@ -270,6 +314,7 @@ LATENT_BLOCK_TOKENS = 64  # of latent attention's kernels
 # per sequence and group of recurrent layers: running, and at the last whole block (prefix caching)
 STATE_BLOCKS = 2
 WIDE_STATE_BYTES = 4  # per element of a state in float32
+CLOSE_COUNTS = 1.5  # ratio of layer counts up to which groups have the commonest kind's
 MANUAL = "https://docs.vllm.ai/en/latest/configuration/conserving_memory/"
 
 
@@ -290,27 +335,34 @@ class Pages:
 
     def blocks_per_sequence(self, length: int) -> int:
         """Blocks that a sequence of this length can hold at a time."""
-        found = 0
+        blocks = 0
         for window, tokens in zip(self.windows, self.group_tokens, strict=True):
             if not tokens:
-                found += STATE_BLOCKS
+                blocks += STATE_BLOCKS
             elif window is None:
-                found += -(-length // tokens)
+                blocks += -(-length // tokens)
             else:  # a window can begin in the middle of a block
-                found += -(-min(window - 1 + self.in_flight_tokens, length) // tokens) + 1
-        return found
+                held = min(window - 1 + self.in_flight_tokens, length)
+                blocks += -(-held // tokens) + 1
+        return blocks
 
     def needed(self, length: int) -> int:
         """Bytes for one sequence of this length."""
         return self.block_bytes * self.blocks_per_sequence(length)
 
+    def usable(self, available: int) -> int:
+        """Bytes for sequences: one block is reserved as the null block."""
+        return available - self.block_bytes
+
     def longest(self, available: int, at_most: int) -> int:
         """Return the longest sequence, up to `at_most`, that fits; 0: none."""
-        usable = available - self.block_bytes  # one block is reserved as the null block
         low, high = 0, at_most
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.needed(middle) <= usable else (low, middle - 1)
+            if self.needed(middle) <= self.usable(available):
+                low = middle
+            else:
+                high = middle - 1
         return low
 
     def concurrency(self, available: int, length: int) -> float:
@@ -323,21 +375,20 @@ class Pages:
 
     def refusal(self, available: int, length: int) -> str | None:
         """Return vLLM's error message if the cache is too small for one sequence of this length."""
-        usable = available - self.block_bytes
+        usable, needed = self.usable(available), self.needed(length)
         if usable <= 0:
             return (
                 "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"
                 " when initializing the engine (this flag also controls CPU memory reservation on"
                 f" the CPU backend, despite its name). See {MANUAL} for more details."
             )
-        if self.needed(length) <= usable:
+        if needed <= usable:
             return None
-        needed, longest = self.needed(length), self.longest(available, length)
-        estimated = (
-            f"Based on the available memory, the estimated maximum model length is {longest}. "
-            if longest
-            else ""
-        )
+        estimated = ""
+        if longest := self.longest(available, length):
+            estimated = (
+                f"Based on the available memory, the estimated maximum model length is {longest}. "
+            )
         return (
             f"To serve at least one request with the model's max seq len ({length}), ({gib(needed)}"
             " GiB KV cache is needed, which is larger than the available KV cache memory"
@@ -357,40 +408,50 @@ def pages(
     concurrent_batches: int = 2,
 ) -> Pages:
     """Return the paging on one rank. One batch runs while the next is scheduled."""
-    latent = all(layer.cache_heads == 1 and layer.key_value == 0 for layer in shape.layers)
-    smallest = LATENT_BLOCK_TOKENS if latent else BLOCK_TOKENS
+    # 1. A page: the tokens of a block in the layer with the most per token. It holds a state.
     layers = [layer for layer in shape.layers if layer.cached or layer.state or layer.wide_state]
-    page = max(bytes_per_token(layer, element_bytes, tensor_parallel) for layer in layers)
-    state = max(
-        (layer.state * element_bytes + layer.wide_state * WIDE_STATE_BYTES) // tensor_parallel
-        for layer in layers
-    )
-    block_tokens = smallest * max(1, -(-state // (smallest * page)))
+    token_bytes = max(bytes_per_token(layer, element_bytes, tensor_parallel) for layer in layers)
+    state_bytes = max(_state_bytes(layer, element_bytes) // tensor_parallel for layer in layers)
+    smallest = LATENT_BLOCK_TOKENS if _is_latent(shape) else BLOCK_TOKENS
+    block_tokens = smallest * max(1, -(-state_bytes // (smallest * token_bytes)))
 
-    def tokens(layer: Layer) -> int:
-        return (
-            block_tokens * (page // bytes_per_token(layer, element_bytes, tensor_parallel))
-            if layer.cached
-            else 0
-        )
+    def tokens_in_page(layer: Layer) -> int:
+        if not layer.cached:
+            return 0
+        own_bytes = bytes_per_token(layer, element_bytes, tensor_parallel)
+        return block_tokens * (token_bytes // own_bytes)
 
-    # Layers per group: the rarest kind's count, or a close commonest.
-    kinds = Counter((layer.window, tokens(layer)) for layer in layers)
+    # 2. Layers per group: the rarest kind's count, or a close commonest.
+    kinds = Counter((layer.window, tokens_in_page(layer)) for layer in layers)
     fewest, most = min(kinds.values()), max(kinds.values())
-    layers_per_group = most if most < fewest * 1.5 else fewest
-    groups = [kind for kind, count in kinds.items() for _ in range(-(-count // layers_per_group))]
+    layers_per_group = most if most < fewest * CLOSE_COUNTS else fewest
+    windows: list[int | None] = []
+    group_tokens: list[int] = []
+    for (window, tokens), count in kinds.items():
+        groups = -(-count // layers_per_group)
+        windows += [window] * groups
+        group_tokens += [tokens] * groups
     return Pages(
-        windows=tuple(window for window, _ in groups),
-        block_bytes=page * block_tokens * layers_per_group,
+        windows=tuple(windows),
+        block_bytes=token_bytes * block_tokens * layers_per_group,
         block_tokens=block_tokens,
-        group_tokens=tuple(count for _, count in groups),
+        group_tokens=tuple(group_tokens),
         in_flight_tokens=concurrent_batches * max_num_batched_tokens,
     )
 
 
+def _is_latent(shape: Shape) -> bool:
+    return all(layer.cache_heads == 1 and layer.key_value == 0 for layer in shape.layers)
+
+
+def _state_bytes(layer: Layer, element_bytes: int) -> int:
+    return layer.state * element_bytes + layer.wide_state * WIDE_STATE_BYTES
+
+
 def bytes_per_token(layer: Layer, element_bytes: int, ranks: int) -> int:
     """Bytes per token of one layer on one rank: heads are divided, at least one per rank."""
-    return layer.cached // layer.cache_heads * max(1, layer.cache_heads // ranks) * element_bytes
+    heads = max(1, layer.cache_heads // ranks)
+    return layer.cached // layer.cache_heads * heads * element_bytes
 
 
 def gib(size: int) -> str:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from autotune.core.errors import BadInput
-from autotune.estimate.layer_shape import (
+from autotune.estimate.layer_shape import Layer, decoder_layer, layer_embeddings
+from autotune.estimate.model_config import (
     Config,
-    Layer,
+    Traits,
     architectures,
-    decoder_layer,
-    layer_embeddings,
     number,
     own_head_dim,
     own_key_value_heads,
@@ -21,6 +20,8 @@ from autotune.estimate.layer_shape import (
 from autotune.estimate.vision import tower_parameters
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
+TABLES_OF_TWO_KINDS = 6  # `Traits.every` of models with rotary tables for two kinds of layers
+MAX_CACHED = 4  # shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,94 +75,123 @@ _recent: list[tuple[dict[str, object], Shape]] = []
 
 def shape(config: Config) -> Shape:
     """Return the shape of the config's language model. The last four are cached."""
-    for known, found in _recent:
-        if known == config:
-            return found
-    made = _shape(config)
-    _recent[:] = [(dict(config), made), *_recent[:3]]
-    return made
+    for recent_config, recent_shape in _recent:
+        if recent_config == config:
+            return recent_shape
+    new_shape = _shape(config)
+    _recent[:] = [(dict(config), new_shape), *_recent[: MAX_CACHED - 1]]
+    return new_shape
 
 
 def _shape(config: Config) -> Shape:
     towers = tower_parameters(config)
-    config = text_config(config)
-    # 1. GPT-BigCode's field names, and the fields that it leaves out.
-    names = architectures().field_names.get(str(config.get("model_type")))
-    if names is not None:
-        usual: dict[str, object] = {
-            name: config[other] for name, other in names.items() if config.get(other) is not None
-        }
-        usual.setdefault("intermediate_size", 4 * number(usual, "hidden_size"))
-        usual["num_key_value_heads"] = (
-            1 if config.get("multi_query", True) else usual["num_attention_heads"]
-        )
-        config = {**config, **usual}
-    # 2. The architecture's traits.
-    known = architectures().traits
-    traits = known.get(str(config.get("model_type")))
-    if traits is None:
-        raise BadInput(
-            f"No shape is known for the architecture {config.get('model_type')!r}.",
-            way_out=f"Known are {', '.join(sorted(known))}.",
-        )
-    # 3. Widths.
+    config = _with_usual_names(text_config(config))
+    traits = _traits(config)
     hidden, vocabulary = number(config, "hidden_size"), number(config, "vocab_size")
     positions = number(config, "max_position_embeddings", 2048)
-    layers = tuple(
-        decoder_layer(config, traits, index) for index in range(number(config, "num_hidden_layers"))
-    )
-    heads, head_dim = number(config, "num_attention_heads"), own_head_dim(config, traits)
-    key_value_heads, factor = (
-        own_key_value_heads(config, traits),
-        config.get("partial_rotary_factor"),
-    )
-    rotary_dim = int(head_dim * (factor if isinstance(factor, (int, float)) else 1))
-    unfolded = 2 * key_value_heads * head_dim
-    if traits.latent:
-        rotary_dim = number(config, "qk_rope_head_dim")
-        unfolded = heads * (
-            number(config, "qk_nope_head_dim") + rotary_dim + number(config, "v_head_dim")
-        )
+    count = number(config, "num_hidden_layers")
+    layers = tuple(decoder_layer(config, traits, index) for index in range(count))
+    table = vocabulary * hidden
+    learned_positions = positions * hidden if traits.learned_positions else 0
+    is_tied = bool(config.get("tie_word_embeddings", traits.tied))
+    has_two_tables = traits.every == TABLES_OF_TWO_KINDS
     return Shape(
         kind=str(config["model_type"]),
         layers=layers,
-        embedding=vocabulary * hidden + (positions * hidden if traits.learned_positions else 0),
+        embedding=table + learned_positions,
         layer_embeddings=layer_embeddings(config) if traits.gemma4 else 0,
         final_norm=hidden * (2 if traits.norm_bias else 1),
         towers=towers,
-        head=0 if bool(config.get("tie_word_embeddings", traits.tied)) else vocabulary * hidden,
+        head=0 if is_tied else table,
         hidden=hidden,
-        heads=heads,
-        key_value_heads=key_value_heads,
-        head_dim=head_dim,
+        heads=number(config, "num_attention_heads"),
+        key_value_heads=own_key_value_heads(config, traits),
+        head_dim=own_head_dim(config, traits),
         vocabulary=vocabulary,
         positions=positions,
-        rotary_rows=_rotary_rows(config, positions, two_tables=traits.every == 6),
-        rotary_dim=rotary_dim,
-        unfolded=unfolded,
+        rotary_rows=_rotary_rows(config, positions, two_tables=has_two_tables),
+        rotary_dim=_rotary_dim(config, traits),
+        unfolded=_unfolded(config, traits),
     )
+
+
+def _with_usual_names(config: Config) -> Config:
+    """Return the config with GPT-BigCode's field names replaced, and the fields that it leaves
+    out.
+    """
+    names = architectures().field_names.get(str(config.get("model_type")))
+    if names is None:
+        return config
+    usual: dict[str, object] = {}
+    for name, other_name in names.items():
+        if config.get(other_name) is not None:
+            usual[name] = config[other_name]
+    usual.setdefault("intermediate_size", 4 * number(usual, "hidden_size"))
+    is_multi_query = config.get("multi_query", True)
+    usual["num_key_value_heads"] = 1 if is_multi_query else usual["num_attention_heads"]
+    return {**config, **usual}
+
+
+def _traits(config: Config) -> Traits:
+    by_type = architectures().traits
+    traits = by_type.get(str(config.get("model_type")))
+    if traits is None:
+        raise BadInput(
+            f"No shape is known for the architecture {config.get('model_type')!r}.",
+            way_out=f"Known are {', '.join(sorted(by_type))}.",
+        )
+    return traits
+
+
+def _rotary_dim(config: Config, traits: Traits) -> int:
+    if traits.latent:
+        return number(config, "qk_rope_head_dim")
+    factor = config.get("partial_rotary_factor")
+    if not isinstance(factor, (int, float)):
+        factor = 1
+    return int(own_head_dim(config, traits) * factor)
+
+
+def _unfolded(config: Config, traits: Traits) -> int:
+    """Return elements of keys and values per token and layer as attention reads them."""
+    if not traits.latent:
+        return 2 * own_key_value_heads(config, traits) * own_head_dim(config, traits)
+    keys = number(config, "qk_nope_head_dim") + number(config, "qk_rope_head_dim")
+    return number(config, "num_attention_heads") * (keys + number(config, "v_head_dim"))
+
+
+def _rotary_rows(config: Config, positions: int, *, two_tables: bool) -> int:
+    """Return the rows of vLLM's rotary tables; long-context variants have one table per range."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, Mapping):
+        scaling = {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    factor = scaling.get("factor")
+    name = "original_max_position_embeddings"
+    original = scaling.get(name) or config.get(name)
+    if kind == "longrope" and isinstance(original, int):
+        return original + positions
+    if kind == "yarn" and isinstance(original, int) and isinstance(factor, (int, float)):
+        return int(original * factor)
+    return 2 * positions if two_tables else positions
 
 
 def text_config(config: Config) -> Config:
     """Return the language part of a multimodal config; any other unchanged. Qwen2.5-VL has it at
     the top.
     """
-    inner = config.get("text_config")
+    inner, outer_type = config.get("text_config"), config.get("model_type")
     if not isinstance(inner, Mapping):
-        return (
-            {**config, "model_type": f"{config.get('model_type')}_text"}
-            if "vision_config" in config
-            else config
-        )
-    kind = {"gemma3": "gemma3_text"}.get(
-        str(config.get("model_type")), str(inner.get("model_type", config.get("model_type")))
-    )
-    tied = (
-        {"tie_word_embeddings": config["tie_word_embeddings"]}
-        if "tie_word_embeddings" in config
-        else {}
-    )
-    return {**tied, **inner, "model_type": kind}
+        if "vision_config" not in config:
+            return config
+        return {**config, "model_type": f"{outer_type}_text"}
+    inner_type = str(inner.get("model_type", outer_type))
+    if outer_type == "gemma3":
+        inner_type = "gemma3_text"
+    text = {**inner, "model_type": inner_type}
+    if "tie_word_embeddings" in config:
+        text = {"tie_word_embeddings": config["tie_word_embeddings"], **text}
+    return text
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -172,19 +202,3 @@ def dtype_bytes(dtype: str) -> int:
             f"The precision {dtype!r} is not known.", way_out=f"Known are {', '.join(DTYPE_BYTES)}."
         )
     return DTYPE_BYTES[name]
-
-
-def _rotary_rows(config: Config, positions: int, *, two_tables: bool) -> int:
-    """Return the rows of vLLM's rotary tables; long-context variants have one table per range."""
-    scaling = config.get("rope_scaling") or config.get("rope_parameters")
-    scaling = scaling if isinstance(scaling, Mapping) else {}
-    kind = scaling.get("rope_type", scaling.get("type"))
-    original = scaling.get("original_max_position_embeddings") or config.get(
-        "original_max_position_embeddings"
-    )
-    factor = scaling.get("factor")
-    if kind == "longrope" and isinstance(original, int):
-        return original + positions
-    if kind == "yarn" and isinstance(original, int) and isinstance(factor, (int, float)):
-        return int(original * factor)
-    return 2 * positions if two_tables else positions

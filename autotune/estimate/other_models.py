@@ -15,7 +15,7 @@ from autotune.core.measurement import PHASES, Phase
 from autotune.core.trace import Part, Trace
 from autotune.estimate import model_shape
 from autotune.estimate.model_shape import Shape
-from autotune.estimate.replay import TraceUsage
+from autotune.estimate.replay import PhaseUse, TraceUsage
 
 TRAINING: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 GRADIENT_PHASES: frozenset[Phase] = frozenset({"backward", "optimizer"})
@@ -30,6 +30,9 @@ FLOAT32_BYTES = 4
 
 # the one model outside a framework's traced step: there are no completions to judge
 REWARD_ROLE = "reward"
+WITHOUT_VOCABULARY = ("critic", "reward")  # roles whose model has one output
+
+ModelPart = tuple[str, int]  # part and bytes
 
 
 def other_model_bytes(
@@ -39,26 +42,24 @@ def other_model_bytes(
 
     `config`: the policy's config.json.
     """
-    held: dict[Phase, Counter[str]] = {phase: Counter() for phase in PHASES}
+    by_phase: dict[Phase, Counter[str]] = {phase: Counter() for phase in PHASES}
     for resident in composition.residents:
-        if resident.role in ("policy", "engine") or resident.shares_weights_with is not None:
-            continue
-        if trace.basis == "traced" and resident.role != REWARD_ROLE:
+        if not _is_outside(resident, trace):
             continue
         model = _OtherModel(resident, trace, composition, used, config)
-        named = [
-            (phase, dict(model.standing(phase)))
-            for phase in (PHASES if resident.awake is None else resident.awake)
-        ]
-        named += [
-            (phase, model.own_step())
-            for phase in (TRAINING if resident.trains_concurrently else ())
-        ]
-        for phase, parts in (*named, *model.own_turn()):
-            held[phase].update({f"{resident.role}_{part}": size for part, size in parts.items()})
+        for phase, parts in model.phases():
+            for part, size in parts.items():
+                by_phase[phase][f"{resident.role}_{part}"] += size
     for phase, size in kept_logits(composition, used, config):
-        held[phase]["logits"] += size
-    return {phase: dict(parts) for phase, parts in held.items() if parts}
+        by_phase[phase]["logits"] += size
+    return {phase: dict(parts) for phase, parts in by_phase.items() if parts}
+
+
+def _is_outside(resident: Resident, trace: Trace) -> bool:
+    """Return True for a model that the trace does not contain."""
+    if resident.role in ("policy", "engine") or resident.shares_weights_with is not None:
+        return False
+    return trace.basis != "traced" or resident.role == REWARD_ROLE
 
 
 def kept_logits(
@@ -68,17 +69,23 @@ def kept_logits(
 
     The previous rollout's are still held while the next ones are made. Those end up in one piece:
     a second copy, made when the last completions' own are stacked or when the cache is freed.
+
+        in a rollout = max(2 · all + those of the last completions, 3 · all - the rollout's growth)
     """
-    each = FLOAT32_BYTES * composition.completion_length * model_shape.shape(config).vocabulary
-    whole = composition.retained_logits * each
-    last = (composition.generation_micro_batch or composition.retained_logits) * each
-    rollout = max((use.requested_bytes for use in used.phases if use.phase == "rollout"), default=0)
-    growing = max(0, rollout - used.resting.requested_bytes)
-    for phase in PHASES if whole else ():
+    completions = composition.retained_logits
+    vocabulary = model_shape.shape(config).vocabulary
+    row_bytes = FLOAT32_BYTES * composition.completion_length * vocabulary
+    all_bytes = completions * row_bytes
+    if not all_bytes:
+        return
+    last_bytes = (composition.generation_micro_batch or completions) * row_bytes
+    rollouts = [use.requested_bytes for use in used.phases if use.phase == "rollout"]
+    growth = max(0, max(rollouts, default=0) - used.resting.requested_bytes)
+    for phase in PHASES:
         if phase == "rollout":
-            yield phase, max(2 * whole + last, 3 * whole - growing)
+            yield phase, max(2 * all_bytes + last_bytes, 3 * all_bytes - growth)
         elif phase != "load":
-            yield phase, whole
+            yield phase, all_bytes
 
 
 class _OtherModel:
@@ -92,104 +99,118 @@ class _OtherModel:
         used: TraceUsage,
         config: Mapping[str, object],
     ) -> None:
-        self.resident, self.trace, self.composition, self.used, self.config = (
-            resident,
-            trace,
-            composition,
-            used,
-            config,
-        )
-        policy = composition["policy"]
+        self.resident, self.inventory = resident, trace.inventory
+        self.composition, self.used, self.config = composition, used, config
+        self.policy = composition["policy"]
         # Another model than the policy's, or the same in another quantisation.
-        self.differs = resident.weight_bytes is None and (
-            resident.model != policy.model or resident.quantised_bits != policy.quantised_bits
-        )
-        self.gradient_phases = (
-            GRADIENT_PHASES | {"forward"} if composition.accumulation > 1 else GRADIENT_PHASES
-        )
+        same_model = resident.model == self.policy.model
+        same_bits = resident.quantised_bits == self.policy.quantised_bits
+        self.differs = resident.weight_bytes is None and not (same_model and same_bits)
+        self.gradient_phases = GRADIENT_PHASES
+        if composition.accumulation > 1:
+            self.gradient_phases = GRADIENT_PHASES | {"forward"}
 
-    def standing(self, phase: Phase) -> Iterator[tuple[str, int]]:
+    def phases(self) -> Iterator[tuple[Phase, Mapping[str, int]]]:
+        """Yield what it holds in each phase, in several pieces."""
+        awake = PHASES if self.resident.awake is None else self.resident.awake
+        for phase in awake:
+            yield phase, dict(self._standing(phase))
+        if self.resident.trains_concurrently:
+            for phase in TRAINING:
+                yield phase, self._own_step()
+        takes_turns = self.resident.trains and not self.resident.trains_concurrently
+        if self.differs and takes_turns:
+            yield from self._own_turn()
+
+    def _standing(self, phase: Phase) -> Iterator[ModelPart]:
         """Yield what it holds in a phase in which it is awake, without a step of its own."""
-        resident, rests = (
-            self.resident,
-            self.used.resting.parts,
-        )  # rests: the policy's state between two steps
-        if resident.weight_bytes is not None:
-            yield "weights", resident.weight_bytes
+        if self.resident.weight_bytes is not None:
+            yield "weights", self.resident.weight_bytes
         elif self.differs:
-            count = self._parameters()
-            yield "weights", self._in_dtype(count, "parameters")
-            if resident.trains_concurrently:
-                yield from self._training(count, phase)
-            elif resident.trains and resident.state_bytes_per_weight:
-                yield "optimizer", self._state(count * resident.state_bytes_per_weight)
-        elif not resident.trains:
-            held = self.trace.inventory.weight_bytes
-            yield "weights", self._per_rank(held) if resident.sharding == "parameters" else held
-        elif self.composition["policy"].adapter_rank is None:
-            # Held like the policy. They train in turns: gradients share their memory.
-            parts: tuple[Part, ...] = (
-                ("weights", "optimizer") if resident.state_bytes_per_weight else ("weights",)
-            )
-            yield from ((part, rests[part]) for part in parts if part in rests)
+            yield from self._another_model(phase)
+        elif not self.resident.trains:
+            size = self.inventory.weight_bytes
+            is_sharded = self.resident.sharding == "parameters"
+            yield "weights", self._per_rank(size) if is_sharded else size
         else:
-            yield "weights", rests.get("weights", 0)
-            yield from self._training(
-                self.trace.inventory.parameters - self.trace.inventory.trainable_parameters, phase
-            )
+            yield from self._trained_like_policy(phase)
 
-    def own_step(self) -> dict[str, int]:
+    def _another_model(self, phase: Phase) -> Iterator[ModelPart]:
+        count, state_size = self._parameters(), self.resident.state_bytes_per_weight
+        yield "weights", self._in_dtype(count, "parameters")
+        if self.resident.trains_concurrently:
+            yield from self._training(count, phase)
+        elif self.resident.trains and state_size:
+            yield "optimizer", self._state(count * state_size)
+
+    def _trained_like_policy(self, phase: Phase) -> Iterator[ModelPart]:
+        state = self.used.resting.parts  # the policy's, between two steps
+        if self.policy.adapter_rank is not None:
+            yield "weights", state.get("weights", 0)
+            count = self.inventory.parameters - self.inventory.trainable_parameters
+            yield from self._training(count, phase)
+            return
+        # Held like the policy. They train in turns: gradients share their memory.
+        for part in STATE:
+            is_held = part == "weights" or self.resident.state_bytes_per_weight
+            if is_held and part in state:
+                yield part, state[part]
+
+    def _own_step(self) -> dict[str, int]:
         """Return its concurrent step: like the policy's without logits.
 
         Activations of another model are scaled by depth and width; gradients: `_training`.
         """
         scale = self._scale() if self.differs else 1.0
-        parts: Counter[str] = Counter()
+        highest: Counter[str] = Counter()
         for use in self.used.phases:
-            if use.phase in TRAINING:
-                own = {
-                    "activations": round(use.parts.get("activations", 0) * scale),
-                    "inputs": use.parts.get("inputs", 0),
-                }
-                gradients = {} if self.differs else {"gradients": use.parts.get("gradients", 0)}
-                parts |= Counter({**own, **gradients})
-        return dict(parts)
+            if use.phase not in TRAINING:
+                continue
+            parts: Counter[str] = Counter()
+            parts["activations"] = round(use.parts.get("activations", 0) * scale)
+            parts["inputs"] = use.parts.get("inputs", 0)
+            if not self.differs:
+                parts["gradients"] = use.parts.get("gradients", 0)
+            highest |= parts
+        return dict(highest)
 
-    def own_turn(self) -> Iterator[tuple[Phase, Mapping[str, int]]]:
+    def _own_turn(self) -> Iterator[tuple[Phase, Mapping[str, int]]]:
         """Yield the excess of its turn over the policy's, if the two train in turns.
 
         A model of the policy's own shape has no excess: one value per token instead of logits.
         """
-        resident = self.resident
-        if not (self.differs and resident.trains and not resident.trains_concurrently):
-            return
-        count, scale = self._parameters(), self._scale()
-        offloaded = tuple(part for part in STATE if part in self.composition.offloaded_in_rollout)
+        offloaded = [part for part in STATE if part in self.composition.offloaded_in_rollout]
         for use in self.used.phases:
             if use.phase not in TRAINING:
                 continue
-            own = {
-                "weights": self._in_dtype(count, "parameters") if resident.awake == () else 0,
-                "optimizer": self._state(count * resident.offloaded_bytes_per_weight),
-                "gradients": (
-                    self._in_dtype(count, "parameters", "gradients")
-                    if use.phase in self.gradient_phases
-                    else 0
-                ),
-                "activations": round(use.parts.get("activations", 0) * scale),
-            }
+            parts = self._parts_in_turn(use)
             policy = sum(use.parts.get(part, 0) for part in (*TURN_PARTS, *offloaded))
-            # The excess, filled up with its parts in their order.
-            left, excess = max(0, sum(own.values()) - policy), {}
-            for part, size in own.items():
-                taken = min(size, left)
-                left -= taken
-                if taken:
-                    excess[part] = taken
-            yield use.phase, excess
+            yield use.phase, _filled(parts, max(0, sum(parts.values()) - policy))
+
+    def _parts_in_turn(self, use: PhaseUse) -> dict[str, int]:
+        count, resident = self._parameters(), self.resident
+        weights = gradients = 0
+        if resident.awake == ():
+            weights = self._in_dtype(count, "parameters")
+        if use.phase in self.gradient_phases:
+            gradients = self._in_dtype(count, "parameters", "gradients")
+        return {
+            "weights": weights,
+            "optimizer": self._state(count * resident.offloaded_bytes_per_weight),
+            "gradients": gradients,
+            "activations": round(use.parts.get("activations", 0) * self._scale()),
+        }
+
+    def _training(self, count: int, phase: Phase) -> Iterator[ModelPart]:
+        """Yield optimizer state and gradients of full training."""
+        yield "optimizer", self._state(count * self.resident.state_bytes_per_weight)
+        if phase in self.gradient_phases:
+            yield "gradients", self._in_dtype(count, "parameters", "gradients")
+
+    # Sizes.
 
     def _shape(self) -> Shape:
-        if self.resident.model == self.composition["policy"].model:
+        if self.resident.model == self.policy.model:
             return model_shape.shape(self.config)
         try:
             return model_shape.shape(model_lookup.find_model(self.resident.model).config)
@@ -206,13 +227,9 @@ class _OtherModel:
     def _parameters(self) -> int:
         """Return the parameters; critics and rewards have one output, no vocabulary."""
         shape = self._shape()
-        return shape.parameters - (shape.head if self.resident.role in ("critic", "reward") else 0)
-
-    def _training(self, count: int, phase: Phase) -> Iterator[tuple[str, int]]:
-        """Yield optimizer state and gradients of full training."""
-        yield "optimizer", self._state(count * self.resident.state_bytes_per_weight)
-        if phase in self.gradient_phases:
-            yield "gradients", self._in_dtype(count, "parameters", "gradients")
+        if self.resident.role in WITHOUT_VOCABULARY:
+            return shape.parameters - shape.head
+        return shape.parameters
 
     def _in_dtype(self, count: int, *sharded: str) -> int:
         """Return the bytes of weights or gradients, which these kinds of sharding divide among
@@ -226,3 +243,14 @@ class _OtherModel:
 
     def _per_rank(self, size: int) -> int:
         return size // max(1, len(self.resident.ranks))
+
+
+def _filled(parts: Mapping[str, int], total: int) -> dict[str, int]:
+    """Return the first parts in their order, up to this total."""
+    filled, left = {}, total
+    for part, size in parts.items():
+        taken = min(size, left)
+        left -= taken
+        if taken:
+            filled[part] = taken
+    return filled

@@ -1,4 +1,10 @@
-"""Prediction of one candidate: peaks, parts, speed, and whether it fits."""
+"""Prediction of one candidate: peaks, parts, speed, and whether it fits.
+
+    trace -> context -> replay -> timeline of the phases -> verdict
+
+On a GPU: 1. the trainer and the other models, 2. the engine in the memory that is left, 3. the
+phases, under pressure those of an allocator with this capacity, 4. the verdict.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +15,14 @@ from collections.abc import Iterator, Mapping
 from autotune import catalog
 from autotune.catalog import communication, estimate, percent
 from autotune.core.composition import Composition, EngineSettings
-from autotune.core.measurement import PHASES
-from autotune.core.prediction import Estimate, PhasePrediction, Prediction, highest
+from autotune.core.measurement import PHASES, Phase
+from autotune.core.prediction import EngineFit, Estimate, PhasePrediction, Prediction, highest
 from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
-from autotune.estimate import insertion, rollout_engine, timeline
+from autotune.estimate import rollout_engine, timeline, weight_sync
+from autotune.estimate.engine_use import EngineUse
 from autotune.estimate.other_models import other_model_bytes
-from autotune.estimate.replay import PhaseUse, StepStage
-from autotune.estimate.rollout_engine import EngineUse
+from autotune.estimate.replay import PhaseUse, StepStage, TraceUsage
 from autotune.estimate.throughput import with_speed
 from autotune.estimate.timeline import EngineShare, Scene, TimelinePoint, whole_bytes
 from autotune.estimate.trace_context import PredictionInput, step_context
@@ -34,61 +40,68 @@ CPU_PARTS = (
 )
 
 
-def predict(given: PredictionInput, stage: StepStage | None = None) -> Prediction:
+def predict(inputs: PredictionInput, stage: StepStage | None = None) -> Prediction:
     """Return memory and verdict, and speed if the device's is known."""
-    return with_speed(given, memory(given, stage or stage_of(given)))
+    return with_speed(inputs, memory(inputs, stage or stage_of(inputs)))
 
 
-def stage_of(given: PredictionInput) -> StepStage:
+def stage_of(inputs: PredictionInput) -> StepStage:
     """Return the trace in this candidate's context, ready to be replayed."""
-    return StepStage(given.trace, step_context(given))
+    return StepStage(inputs.trace, step_context(inputs))
 
 
-def memory(given: PredictionInput, stage: StepStage) -> Prediction:
+def memory(inputs: PredictionInput, stage: StepStage) -> Prediction:
     """Return memory and verdict: functions of the composition and the context. `stage`: the
     trace in its context, possibly with other sizes than the trace's own.
     """
-    return _on_cpu(given, stage) if given.hardware.kind == "cpu" else _on_gpu(given, stage)
+    return _on_cpu(inputs, stage) if inputs.on_cpu else _on_gpu(inputs, stage)
 
 
 # On GPUs.
 
 
-def _on_gpu(given: PredictionInput, stage: StepStage) -> Prediction:
-    # 1. The trainer and the other models.
-    composition, used = given.composition, stage.usage()
-    if "optimizer" in composition.offloaded_in_rollout and composition.sync_gathers is not None:
-        phases = [
-            use.without(("optimizer",)) if use.phase == "sync" else use for use in used.phases
-        ]
-        used = dataclasses.replace(
-            used, phases=tuple(phases)
-        )  # weights are back to be sent, its state is not
-    ranks = given.hardware.count if joins_server(composition) else composition.ranks
-    scene = Scene(
-        usage=used,
-        trace=given.trace,
-        composition=composition,
-        context=catalog.context(given.gpu).scaled(composition.processes),
-        communication=communication(given.gpu, ranks, communicators(composition)),
-        communication_at_engine_start=communication(
-            given.gpu, ranks, communicators_at_engine_start(composition)
-        ),
-        others=other_model_bytes(given.trace, composition, used, given.config),
-    )
-    # 2. The engine, in the memory that is left.
-    engine, uncertain = _engine(given, scene)
-    scene = dataclasses.replace(
-        scene, engine=None if engine is None else EngineShare.of(engine, composition)
-    )
-    # 3. The phases; under pressure, those of an allocator with this capacity.
+def _on_gpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
+    scene = _scene(inputs, stage)
+    start = _engine_start(inputs, scene)
+    if start.engine is not None:
+        share = EngineShare.of(start.engine, inputs.composition)
+        scene = dataclasses.replace(scene, engine=share)
     points = timeline.timeline_points(scene)
-    room, tight = _room(given), None
+    room = _room(inputs)
+    tight = None
     if timeline.peak(points).device_bytes.value > room.value:
         tight = timeline.squeezed(stage, scene, room)
-    return _prediction(
-        given, stage, scene, tight or points, engine, uncertain=uncertain, retried=tight is not None
+    return _prediction(inputs, stage, scene, start, points, tight)
+
+
+def _scene(inputs: PredictionInput, stage: StepStage) -> Scene:
+    """Return the trainer and the other models, without the engine."""
+    composition, gpu = inputs.composition, inputs.gpu
+    usage = _with_weights_back(stage.usage(), composition)
+    ranks = inputs.hardware.count if joins_server(composition) else composition.ranks
+    at_engine_start = communicators_at_engine_start(composition)
+    return Scene(
+        usage=usage,
+        trace=inputs.trace,
+        composition=composition,
+        context=catalog.context(gpu).scaled(composition.processes),
+        communication=communication(gpu, ranks, communicators(composition)),
+        communication_at_engine_start=communication(gpu, ranks, at_engine_start),
+        others=other_model_bytes(inputs.trace, composition, usage, inputs.config),
     )
+
+
+def _with_weights_back(usage: TraceUsage, composition: Composition) -> TraceUsage:
+    """Return the usage with a sync without an offloaded optimizer: the weights are back to be sent,
+    its state is not.
+    """
+    offloaded = "optimizer" in composition.offloaded_in_rollout
+    if not offloaded or composition.sync_gathers is None:
+        return usage
+    phases = []
+    for use in usage.phases:
+        phases.append(use.without(("optimizer",)) if use.phase == "sync" else use)
+    return dataclasses.replace(usage, phases=tuple(phases))
 
 
 def communicators(composition: Composition) -> int:
@@ -100,10 +113,16 @@ def communicators(composition: Composition) -> int:
     engine under tensor parallelism its own and, in the trainer's process, one in which its prompts
     are gathered; the one with a server, to which weights are sent.
     """
-    engine = composition.engine
-    own = (composition.ranks > 1) + (composition.sharded_by in ("zero1", "zero2"))
-    of_engine = 0 if engine is None or engine.tensor_parallel == 1 else 2 - engine.apart
-    return max(composition.processes, own + of_engine + joins_server(composition))
+    engine, count = composition.engine, 0
+    if composition.ranks > 1:
+        count += 1
+    if composition.sharded_by in ("zero1", "zero2"):
+        count += 1
+    if engine is not None and engine.tensor_parallel > 1:
+        count += 1 if engine.apart else 2
+    if joins_server(composition):
+        count += 1
+    return max(composition.processes, count)
 
 
 def communicators_at_engine_start(composition: Composition) -> int:
@@ -122,152 +141,209 @@ def joins_server(composition: Composition) -> bool:
     return composition.generation == "server" and composition.split is not None
 
 
-def _split_engine(given: PredictionInput) -> EngineUse | None:
+# The engine.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _EngineStart:
+    """Engine on the training devices, and one on GPUs of its own."""
+
+    engine: EngineUse | None = None
+    uncertain: bool = False  # the ends of the other memory's interval disagree on its start
+    split: EngineUse | None = None
+
+    @property
+    def refusal(self) -> str | None:
+        return None if self.engine is None else self.engine.failure
+
+    @property
+    def certain_refusal(self) -> str | None:
+        """Return the error of a start that surely fails."""
+        if self.refusal is not None and not self.uncertain:
+            return self.refusal
+        if self.split is not None and self.split.sure:
+            return self.split.failure
+        return None
+
+    @property
+    def possible_refusal(self) -> str | None:
+        return self.refusal if self.uncertain else None
+
+    @property
+    def cache(self) -> EngineFit | None:
+        """Return the cache of the engine that generates."""
+        use = self.engine or self.split
+        return None if use is None else use.kv
+
+
+def _engine_start(inputs: PredictionInput, scene: Scene) -> _EngineStart:
+    """Fit the engine beside the other memory's value."""
+    settings, split = inputs.composition.engine, _split_engine(inputs)
+    if settings is None:
+        return _EngineStart(split=split)
+    if settings.shares_weights:  # it loads them, and the trainer takes them from it
+        return _EngineStart(engine=_fitted(inputs, round(scene.context.value)), split=split)
+    beside = scene.context + Estimate.exactly(_trainer_at_engine_start(inputs, scene))
+    low, middle, high = (
+        _fitted(inputs, min(round(other_bytes), inputs.hardware.memory_bytes))
+        for other_bytes in (beside.low, beside.value, beside.high)
+    )
+    uncertain = (low.failure is None) != (high.failure is None)
+    return _EngineStart(engine=middle, uncertain=uncertain, split=split)
+
+
+def _trainer_at_engine_start(inputs: PredictionInput, scene: Scene) -> int:
+    """Return the trainer's and the other models' bytes on the device."""
+    loaded = scene.usage.loaded_bytes
+    if inputs.composition.empties_before_engine:
+        loaded = min(loaded, scene.usage.resting.allocated_bytes)
+    others = sum(scene.others.get("rollout", {}).values())
+    return max(0, loaded + others - min(scene.away_bytes, loaded))
+
+
+def _split_engine(inputs: PredictionInput) -> EngineUse | None:
     """Fit an engine that has GPUs of its own."""
-    split = given.composition.split
+    split = inputs.composition.split
     if split is None:
         return None
-    context = catalog.context(given.gpu)
-    use = _fitted(given, round(context.value), split.engine, split.dtype)
-    room = _room(given).high - context.low - use.reserved_bytes.low
-    failure = insertion.receiving_failure(given.composition, given.trace, room)
-    return (
-        use
-        if use.failure or failure is None
-        else dataclasses.replace(use, failure=failure, sure=True)
-    )
-
-
-def _engine(given: PredictionInput, scene: Scene) -> tuple[EngineUse | None, bool]:
-    """Fit the engine beside the other memory's value; True if its start is uncertain: the ends
-    of that memory disagree.
-    """
-    settings = given.composition.engine
-    if settings is None:
-        return None, False
-    if settings.shares_weights:  # it loads them, and the trainer takes them from it
-        return _fitted(given, round(scene.context.value)), False
-    loaded = scene.usage.loaded_bytes
-    if given.composition.empties_before_engine:
-        loaded = min(loaded, scene.usage.resting.allocated_bytes)
-    others = sum(scene.others.get("rollout", {}).values()) - min(scene.away_bytes, loaded)
-    held = scene.context + Estimate.exactly(max(0, loaded + others))
-    whole = given.hardware.memory_bytes  # upper bound of anything held
-    low, middle, high = (
-        _fitted(given, min(round(other), whole)) for other in (held.low, held.value, held.high)
-    )
-    return middle, (low.failure is None) != (high.failure is None)
+    context = catalog.context(inputs.gpu)
+    use = _fitted(inputs, round(context.value), split.engine, split.dtype)
+    if use.failure:
+        return use
+    room = _room(inputs).high - context.low - use.reserved_bytes.low
+    failure = weight_sync.receiving_failure(inputs.composition, inputs.trace, room)
+    if failure is None:
+        return use
+    return dataclasses.replace(use, failure=failure, sure=True)
 
 
 def _fitted(
-    given: PredictionInput,
+    inputs: PredictionInput,
     other_bytes: int,
     settings: EngineSettings | None = None,
     dtype: str | None = None,
 ) -> EngineUse:
-    settings = settings or given.composition.engine
+    composition = inputs.composition
+    settings = settings or composition.engine
     assert settings is not None
-    adapter_rank = (
-        given.composition["policy"].adapter_rank if given.composition.syncs_adapter_only else None
-    )
+    adapter_rank = None
+    if composition.syncs_adapter_only:
+        adapter_rank = composition["policy"].adapter_rank
     return rollout_engine.fit(
-        given.config,
+        inputs.config,
         settings,
-        dtype=dtype or given.composition["engine"].dtype,
-        gpu=given.gpu,
-        device_memory_bytes=given.hardware.memory_bytes,
-        limit_bytes=given.limit_bytes,
+        dtype=dtype or composition["engine"].dtype,
+        gpu=inputs.gpu,
+        device_memory_bytes=inputs.hardware.memory_bytes,
+        limit_bytes=inputs.limit_bytes,
         other_bytes=other_bytes,
-        vllm=given.trace.versions.get("vllm"),
-        on_cpu=given.hardware.kind == "cpu",
+        vllm=inputs.trace.versions.get("vllm"),
+        on_cpu=inputs.on_cpu,
         adapter_rank=adapter_rank or 0,
     )
 
 
+# The verdict.
+
+
 def _prediction(
-    given: PredictionInput,
+    inputs: PredictionInput,
     stage: StepStage,
     scene: Scene,
+    start: _EngineStart,
     points: tuple[TimelinePoint, ...],
-    engine: EngineUse | None,
-    *,
-    uncertain: bool,
-    retried: bool,
+    tight: tuple[TimelinePoint, ...] | None,
 ) -> Prediction:
+    """Return the prediction of these phases; `tight`: those within the room, if there are any."""
+    retried = tight is not None
+    points = tight or points
+    composition, trace = inputs.composition, inputs.trace
     # 1. The verdict.
-    top, room = timeline.peak(points), _room(given)
+    room, top = _room(inputs), timeline.peak(points)
     total = highest(point.device_bytes for point in points)
-    refused = None if engine is None else engine.failure
-    failure, startup = (None, refused) if uncertain else (refused, None)
-    if (split := _split_engine(given)) is not None and split.sure:
-        failure = failure or split.failure
+    failure, startup = start.certain_refusal, start.possible_refusal
     fits = False if failure is not None else timeline.verdict(total, room)
-    if uncertain and fits is not False:
+    if start.uncertain and fits is not False:
         fits = None
     if fits is None and startup is None and timeline.certainly_fits(stage, scene, points, room):
-        fits, retried = True, True
-        total = Estimate(
-            value=total.value, low=total.low, high=max(total.value, min(total.high, room.high))
-        )
-    # 2. torch counts an engine's weights and cache while they have addresses, also offloaded ones.
-    settings, in_torch = given.composition.engine, 0
-    if (
-        engine is not None
-        and settings is not None
-        and (settings.shares_weights or not settings.apart)
-    ):
-        in_torch = engine.weights_bytes + engine.parts.get("kv_cache", 0)
-    basis, extra = scene.trace.basis, scene.trace.possible_extra_bytes
-    allocated = [
-        timeline.around(use.allocated_bytes, timeline.error_bytes(use, basis), extra)
-        + timeline.other_models(scene.others.get(use.phase, {}), basis)
-        for use in scene.usage.phases
-    ]
-    own_reserved = highest(point.torch_reserved for point in points)
-    ranks = given.composition.ranks
+        fits = retried = True
+        high = max(total.value, min(total.high, room.high))
+        total = Estimate(value=total.value, low=total.low, high=high)
+    depends_on: tuple[str, ...] = ()
+    if fits is None:
+        causes = deciding(scene, top, room, trace, engine_may_refuse=startup is not None)
+        depends_on = tuple(causes)
+
+    # 2. torch's own figures.
+    in_torch = Estimate.exactly(_engine_in_torch(composition, start.engine))
+    reserved = highest(point.torch_reserved for point in points)
+    host = _processes(1).scaled(composition.ranks)
+    host += Estimate.exactly(inputs.host_bytes * composition.ranks)
     return Prediction(
-        candidate_id=given.candidate_id,
-        basis=given.trace.basis,
+        candidate_id=inputs.candidate_id,
+        basis=trace.basis,
         fits=fits,
-        depends_on=(
-            tuple(deciding(scene, top, room, given.trace, engine_may_refuse=startup is not None))
-            if fits is None
-            else ()
-        ),
+        depends_on=depends_on,
         failure=failure,
-        limit_bytes=given.limit_bytes,
+        limit_bytes=inputs.limit_bytes,
         peak_memory_bytes=total,
-        training_devices=ranks if joins_server(given.composition) else None,
-        torch_peak_allocated_bytes=whole_bytes(highest(allocated) + Estimate.exactly(in_torch)),
-        torch_peak_reserved_bytes=whole_bytes(own_reserved + Estimate.exactly(in_torch)),
-        host_memory_bytes=whole_bytes(
-            _processes(1).scaled(ranks) + Estimate.exactly(given.host_bytes * ranks)
-        ),
+        training_devices=composition.ranks if joins_server(composition) else None,
+        torch_peak_allocated_bytes=whole_bytes(_torch_allocated(scene) + in_torch),
+        torch_peak_reserved_bytes=whole_bytes(reserved + in_torch),
+        host_memory_bytes=whole_bytes(host),
         phases=timeline.phase_predictions(scene, points),
         breakdown=top.parts,
-        engine=engine.kv if engine is not None else split.kv if split is not None else None,
-        effective=given.trace.effective,
+        engine=start.cache,
+        effective=trace.effective,
         assumptions=(
-            *_assumed(given, total, room, startup, retried=retried),
-            *given.composition.notes,
-            *given.trace.notes,
+            *_assumed(inputs, total, room, startup, retried=retried),
+            *composition.notes,
+            *trace.notes,
         ),
-        versions=given.trace.versions,
+        versions=trace.versions,
     )
 
 
-def _room(given: PredictionInput) -> Estimate:
+def _engine_in_torch(composition: Composition, engine: EngineUse | None) -> int:
+    """Return what torch counts of an engine: weights and cache while they have addresses, also
+    offloaded ones.
+    """
+    settings = composition.engine
+    if engine is None or settings is None:
+        return 0
+    if settings.apart and not settings.shares_weights:
+        return 0
+    return engine.weights_bytes + engine.parts.get("kv_cache", 0)
+
+
+def _torch_allocated(scene: Scene) -> Estimate:
+    """Return the peak that torch allocates for the trainer and the other models."""
+    basis, extra_bytes = scene.trace.basis, scene.trace.possible_extra_bytes
+    allocated = []
+    for use in scene.usage.phases:
+        error = timeline.error_bytes(use, basis)
+        policy = timeline.around(use.allocated_bytes, error, extra_bytes)
+        others = timeline.other_models(scene.others.get(use.phase, {}), basis)
+        allocated.append(policy + others)
+    return highest(allocated)
+
+
+def _room(inputs: PredictionInput) -> Estimate:
     """Return the memory that a job may use: min(limit, memory that CUDA offers)."""
-    return catalog.offered(given.hardware.memory_bytes, given.gpu).at_most(given.limit_bytes)
+    offered = catalog.offered(inputs.hardware.memory_bytes, inputs.gpu)
+    return offered.at_most(inputs.limit_bytes)
 
 
 def _assumed(
-    given: PredictionInput, peak: Estimate, room: Estimate, startup: str | None, *, retried: bool
+    inputs: PredictionInput, peak: Estimate, room: Estimate, startup: str | None, *, retried: bool
 ) -> Iterator[str]:
-    device_bytes = given.hardware.memory_bytes
-    if given.gpu is None:
+    """Yield what the prediction assumes, for the reader."""
+    composition, gpu, trace = inputs.composition, inputs.gpu, inputs.trace
+    device_bytes = inputs.hardware.memory_bytes
+    if gpu is None:
         yield (
-            f"{given.hardware.name} is not in the catalogue: its CUDA context is known only roughly"
+            f"{inputs.hardware.name} is not in the catalogue: its CUDA context is known only"
+            " roughly"
         )
     if room.value < device_bytes and room.low < peak.high:
         by_driver = room.low < room.high  # the driver's part alone is uncertain; a limit is exact
@@ -282,17 +358,17 @@ def _assumed(
             f"the peak is above {CROWDED:.0%} of the device, where torch empties its cache and"
             " retries: uncertain"
         )
-    if given.composition.ranks > 1 and (given.gpu is None or given.gpu.link is None):
+    if composition.ranks > 1 and (gpu is None or gpu.link is None):
         yield "the GPU interconnect, which decides NCCL's buffers, is unknown"
     if startup is not None:
         yield f"the engine may refuse to start: {startup}"
-    if given.composition.generation == "server" and given.composition.split is None:
+    if composition.generation == "server" and composition.split is None:
         yield "the engine runs on other devices, which are not included"
-    if given.trace.basis == "generic":
+    if trace.basis == "generic":
         yield "a generic step replaces the framework's own"
-    if given.trace.high_extra_bytes:
+    if trace.high_extra_bytes:
         yield (
-            f"up to {format_bytes(given.trace.high_extra_bytes)} more if tokens concentrate on few"
+            f"up to {format_bytes(trace.high_extra_bytes)} more if tokens concentrate on few"
             " experts"
         )
 
@@ -303,33 +379,45 @@ def deciding(
     """Yield the widest causes of the interval."""
     if engine_may_refuse:
         yield "free memory of the device when the engine starts"
-    use = next((use for use in scene.usage.phases if use.phase == top.phase), scene.usage.resting)
-    errors = timeline.error_bytes(use, scene.trace.basis)
-    fused = sum(size for part, size in use.parts.items() if part in scene.composition.fused_parts)
-    widths = {
+    widths = _widths_by_cause(scene, top, room, trace)
+    whole_width = sum(widths.values())
+    named = []
+    for cause, width in widths.items():
+        if width > 0 and width >= NAMED_SHARE * whole_width:
+            named.append((width, cause))
+    for _, cause in sorted(named, reverse=True):
+        yield cause
+    if not named and not engine_may_refuse:
+        yield "several uncertain figures, none of them dominant"
+
+
+def _widths_by_cause(
+    scene: Scene, top: TimelinePoint, room: Estimate, trace: Trace
+) -> dict[str, float]:
+    """Return how much each cause adds to the interval at the peak."""
+    use = scene.usage.resting
+    for phase_use in scene.usage.phases:
+        if phase_use.phase == top.phase:
+            use = phase_use
+            break
+    generic = 0.0
+    if scene.trace.basis == "generic":
+        generic = _width(timeline.error_bytes(use, scene.trace.basis))
+    fused = scene.composition.fused_parts
+    saved = sum(size for part, size in use.parts.items() if part in fused)
+    engine = 0.0 if scene.engine is None else _width(scene.engine.held(top.phase))
+    return {
         "size of the CUDA context and its kernels": _width(scene.context),
         "size of NCCL's buffers": _width(scene.communication),
         "fragmentation of torch's cache, which depends on the lengths of earlier batches": float(
             use.reserved_high_bytes - use.allocated_bytes
         ),
-        "difference between the generic step and the framework's own": (
-            _width(errors) if scene.trace.basis == "generic" else 0.0
-        ),
-        "memory that the framework's fused kernels save": float(fused),
+        "difference between the generic step and the framework's own": generic,
+        "memory that the framework's fused kernels save": float(saved),
         "distribution of tokens over the experts": float(trace.high_extra_bytes),
-        "engine memory beyond its share": (
-            0.0 if scene.engine is None else _width(scene.engine.held(top.phase))
-        ),
+        "engine memory beyond its share": engine,
         "memory reserved by the driver": _width(room),
     }
-    whole = sum(widths.values())
-    named = sorted(
-        ((width, cause) for cause, width in widths.items() if 0 < width >= NAMED_SHARE * whole),
-        reverse=True,
-    )
-    yield from (cause for _, cause in named)
-    if not named and not engine_may_refuse:
-        yield "several uncertain figures, none of them dominant"
 
 
 def _width(estimate: Estimate) -> float:
@@ -339,60 +427,62 @@ def _width(estimate: Estimate) -> float:
 # On CPUs.
 
 
-def _on_cpu(given: PredictionInput, stage: StepStage) -> Prediction:
+def _on_cpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
     """Anonymous and shared memory of all processes together. Nothing is reserved or cached on a
     CPU. The processes themselves, known only roughly, weigh more than a small model, and an
     allocation counts only once it is written to: the interval is wide.
     """
-    used = stage.usage()
-    engine = None if given.composition.engine is None else _fitted(given, used.loaded_bytes)
-    others = other_model_bytes(given.trace, given.composition, used, given.config)
-    uses = {use.phase: use for use in used.phases}
-    if engine is not None:
-        uses.setdefault("rollout", used.resting)
-    phases = tuple(
-        _phase_on_cpu(
-            given, dataclasses.replace(uses[phase], phase=phase), engine, others.get(phase, {})
-        )
-        for phase in PHASES
-        if phase in uses
-    )
+    composition, trace, usage = inputs.composition, inputs.trace, stage.usage()
+    engine = None
+    uses = {use.phase: use for use in usage.phases}
+    if composition.engine is not None:
+        engine = _fitted(inputs, usage.loaded_bytes)
+        uses.setdefault("rollout", usage.resting)
+    others = other_model_bytes(trace, composition, usage, inputs.config)
+    phases = []
+    for phase in PHASES:
+        if phase in uses:
+            use = dataclasses.replace(uses[phase], phase=phase)
+            phases.append(_phase_on_cpu(inputs, use, engine, others.get(phase, {})))
+
     total = highest(phase.peak_bytes for phase in phases)
-    fits = timeline.verdict(total, Estimate.exactly(given.limit_bytes))
-    # Per rank, without a caching allocator: requested = allocated = reserved.
-    basis = given.trace.basis
-    beside = {
-        use.phase: timeline.other_models(others.get(use.phase, {}), basis) for use in used.phases
-    }
-    top = max(used.phases, key=lambda use: use.requested_bytes + beside[use.phase].value)
-    own = timeline.around(
-        top.requested_bytes, timeline.error_bytes(top, basis), given.trace.possible_extra_bytes
-    )
-    requested = whole_bytes(own + beside[top.phase])
+    fits = timeline.verdict(total, Estimate.exactly(inputs.limit_bytes))
+    requested = _requested_on_cpu(usage, others, trace)
+    uncertain = ("memory of the processes and the C library's heap beside the tensors",)
     return Prediction(
-        candidate_id=given.candidate_id,
-        basis=given.trace.basis,
+        candidate_id=inputs.candidate_id,
+        basis=trace.basis,
         fits=fits,
-        depends_on=(
-            ()
-            if fits is not None
-            else ("memory of the processes and the C library's heap beside the tensors",)
-        ),
-        limit_bytes=given.limit_bytes,
+        depends_on=uncertain if fits is None else (),
+        limit_bytes=inputs.limit_bytes,
         peak_memory_bytes=total,
         torch_peak_allocated_bytes=requested,
         torch_peak_reserved_bytes=requested,
         host_memory_bytes=total,
-        phases=phases,
+        phases=tuple(phases),
         breakdown=max(phases, key=lambda phase: phase.peak_bytes.value).parts,
         engine=None if engine is None else engine.kv,
-        effective=given.trace.effective,
+        effective=trace.effective,
         assumptions=(
             "on a CPU the peak is that of all processes; tensors are one part of it",
-            *given.trace.notes,
+            *trace.notes,
         ),
-        versions=given.trace.versions,
+        versions=trace.versions,
     )
+
+
+def _requested_on_cpu(
+    usage: TraceUsage, others: Mapping[Phase, Mapping[str, int]], trace: Trace
+) -> Estimate:
+    """Return one rank's peak, without a caching allocator: requested = allocated = reserved."""
+    other_bytes = {}
+    for use in usage.phases:
+        parts = others.get(use.phase, {})
+        other_bytes[use.phase] = timeline.other_models(parts, trace.basis)
+    top = max(usage.phases, key=lambda use: use.requested_bytes + other_bytes[use.phase].value)
+    error = timeline.error_bytes(top, trace.basis)
+    policy = timeline.around(top.requested_bytes, error, trace.possible_extra_bytes)
+    return whole_bytes(policy + other_bytes[top.phase])
 
 
 def _processes(ranks: int) -> Estimate:
@@ -401,51 +491,55 @@ def _processes(ranks: int) -> Estimate:
 
 
 def _phase_on_cpu(
-    given: PredictionInput, use: PhaseUse, engine: EngineUse | None, others: Mapping[str, int]
+    inputs: PredictionInput, use: PhaseUse, engine: EngineUse | None, others: Mapping[str, int]
 ) -> PhasePrediction:
     """Return the peak of all ranks together. `others`: models outside the step."""
-    ranks, trace = given.composition.ranks, given.trace
+    ranks = inputs.composition.ranks
+    total = _tensors_on_cpu(inputs.trace, use, others).scaled(ranks) + _processes(ranks)
+    parts: Counter[str] = Counter()
+    for sizes in (use.parts, others):
+        parts.update({str(name): size * ranks for name, size in sizes.items()})
+    if engine is not None:
+        engine_bytes = _engine_on_cpu(engine, inputs.composition).scaled(ranks)
+        total += engine_bytes
+        parts["engine"] = round(engine_bytes.value)
+    parts["processes"] = round(total.value) - sum(parts.values())
+    return PhasePrediction(
+        name=use.phase,
+        peak_bytes=whole_bytes(total),
+        seconds=None,
+        parts={name: parts[name] for name in CPU_PARTS if parts.get(name)},
+    )
+
+
+def _tensors_on_cpu(trace: Trace, use: PhaseUse, others: Mapping[str, int]) -> Estimate:
+    """Bytes of one rank's tensors, on the C library's heap."""
     other_bytes = timeline.other_models(others, trace.basis)
-    # 1. Tensors of one rank.
     tensors = use.requested_bytes + round(other_bytes.value)
     heap = percent("cpu_heap_percent").scaled(tensors)
     touched = tensors - use.largest_bytes  # a buffer can be larger than the part that is written
-    own = Estimate(
-        value=tensors,
-        low=max(0, touched + heap.low),
-        high=tensors + heap.high + trace.possible_extra_bytes,
-    )
+    low = max(0, touched + heap.low)
+    high = tensors + heap.high + trace.possible_extra_bytes
     if trace.basis == "generic":
         error = percent("generic_error_percent").scaled(use.requested_bytes)
-        own = Estimate(value=own.value, low=max(0, own.low + error.low), high=own.high + error.high)
-    error = Estimate(
-        value=0, low=other_bytes.low - other_bytes.value, high=other_bytes.high - other_bytes.value
-    )
-    # 2. All ranks, the engine, the processes.
-    total = (own + error).scaled(ranks) + _processes(ranks)
-    parts: Counter[str] = Counter()
-    for held in (use.parts, others):
-        parts.update({str(name): size * ranks for name, size in held.items()})
-    if engine is not None:
-        engine_bytes = _engine_on_cpu(engine, given.composition).scaled(ranks)
-        total, parts["engine"] = total + engine_bytes, round(engine_bytes.value)
-    parts["processes"] = round(total.value) - sum(parts.values())
-    named = {name: parts[name] for name in CPU_PARTS if parts.get(name)}
-    return PhasePrediction(name=use.phase, peak_bytes=whole_bytes(total), seconds=None, parts=named)
+        low = max(0, low + error.low)
+        high = high + error.high
+    low += other_bytes.low - other_bytes.value
+    high += other_bytes.high - other_bytes.value
+    return Estimate(value=tensors, low=low, high=high)
 
 
 def _engine_on_cpu(engine: EngineUse, composition: Composition) -> Estimate:
     """Bytes of weights and imports, and the part of the cache that is written to."""
-    imports, settings, kv = estimate("cpu_engine_mib"), composition.engine, engine.kv
-    written = 0.0 if kv is None else kv.kv_cache_bytes.value
-    if kv is not None and settings is not None and kv.kv_cache_tokens:
-        written = min(
-            written,
-            written / kv.kv_cache_tokens * settings.max_num_seqs * settings.max_model_length,
-        )
-    low = engine.weights_bytes + imports.low
+    imports, settings, cache = estimate("cpu_engine_mib"), composition.engine, engine.kv
+    written = 0.0
+    if cache is not None:
+        written = cache.kv_cache_bytes.value
+        if settings is not None and cache.kv_cache_tokens:
+            most_tokens = settings.max_num_seqs * settings.max_model_length
+            written = min(written, written / cache.kv_cache_tokens * most_tokens)
     return Estimate(
         value=engine.weights_bytes + imports.value + written,
-        low=low,
+        low=engine.weights_bytes + imports.low,
         high=engine.reserved_bytes.high + imports.high,
     )

@@ -2,6 +2,8 @@
 
 A step in its context is replayed twice: as traced, and after a first step of shorter sequences,
 whose cached blocks fit no later request.
+
+    trace + context -> StepStage -> Track -> replay -> TraceUsage
 """
 
 from __future__ import annotations
@@ -16,17 +18,27 @@ from autotune.core.measurement import Phase
 from autotune.core.trace import Part, Trace
 from autotune.estimate import allocator_compiled
 from autotune.estimate.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
-from autotune.estimate.allocator_compiled import NONE, EventArrays, Integers, ReplayPeaks
+from autotune.estimate.allocator_compiled import (
+    AT_EVENT,
+    NONE,
+    PEAK_ALLOCATED,
+    PEAK_COLUMNS,
+    PEAK_REQUESTED,
+    PEAK_RESERVED,
+    EventArrays,
+    Integers,
+    ReplayPeaks,
+)
 from autotune.estimate.insertion import Insertion, inserted
-from autotune.estimate.trace_context import (
+from autotune.estimate.step_in_context import (
     Places,
-    TraceContext,
     emptied,
     insertions,
     loaded_once,
     places_in,
     second_cycle,
 )
+from autotune.estimate.trace_context import TraceContext
 
 SHORTER_SHARE = 0.85
 """Length of the first step in the second replay, as a share of the longest: its cached blocks are
@@ -51,14 +63,15 @@ class PhaseUse:
 
     def without(self, parts: Collection[str]) -> PhaseUse:
         """Return the peak with these parts offloaded."""
-        size = sum(held for part, held in self.parts.items() if part in parts)
+        remaining = {part: size for part, size in self.parts.items() if part not in parts}
+        offloaded = sum(self.parts.values()) - sum(remaining.values())
         return replace(
             self,
-            requested_bytes=self.requested_bytes - size,
-            allocated_bytes=self.allocated_bytes - size,
-            reserved_bytes=self.reserved_bytes - size,
-            reserved_high_bytes=self.reserved_high_bytes - size,
-            parts={part: held for part, held in self.parts.items() if part not in parts},
+            requested_bytes=self.requested_bytes - offloaded,
+            allocated_bytes=self.allocated_bytes - offloaded,
+            reserved_bytes=self.reserved_bytes - offloaded,
+            reserved_high_bytes=self.reserved_high_bytes - offloaded,
+            parts=remaining,
         )
 
 
@@ -73,7 +86,7 @@ class Replay:
 
     @property
     def reserved_bytes(self) -> int:
-        return max(held.reserved_bytes for held in self.phases)
+        return max(use.reserved_bytes for use in self.phases)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,59 +107,55 @@ class TraceUsage:
         return max(use.reserved_bytes for use in self.phases)
 
 
+# A step in its context.
+
+
 class StepStage:
     """Step in its context, ready to be replayed with its own or other sizes."""
 
     def __init__(self, trace: Trace, context: TraceContext) -> None:
         step = loaded_once(trace)
-        self._places = places_in(step)
+        self._context, self._places = context, places_in(step)
         added = _sorted_insertions(self._places, context)
         whole = inserted(step, added)
-        self._context, self._key = context, _event_key(added, context)
+        self._event_key = _event_key(added, context)
         self._track = Track(
             whole,
             empty_cache_before=frozenset(emptied(whole, context)),
             resting_before=second_cycle(whole),
         )
         self._sizes = self._track.sizes
-        # The first step's allocations whose size depends on the batch's length.
-        shrinking = {index for index, part in enumerate(whole.part_names) if part in BATCH_PARTS}
-        spans = [
-            span for mark, span in whole.stretches() if mark.step == 0 and mark.phase != "load"
-        ]
-        made = [whole.events[at] - 1 for span in spans for at in span if whole.events[at] > 0]
-        self._shrinking = np.array(
-            [number for number in made if whole.parts[number] in shrinking], dtype=np.int64
-        )
-        self._cached: dict[int | None, TraceUsage] = {}
+        self._batch_sized = _batch_sized_in_first_step(whole)
+        self._usage: dict[int | None, TraceUsage] = {}  # by capacity
 
     def at(self, sizes: Integers, context: TraceContext) -> StepStage | None:
         """Return the same step with these sizes; None if the context has other events."""
         added = _sorted_insertions(self._places, context)
-        if _event_key(added, context) != self._key:
+        if _event_key(added, context) != self._event_key:
             return None
         other = object.__new__(StepStage)
-        other.__dict__.update(self.__dict__, _context=context, _cached={})
-        other._sizes = np.concatenate(
-            [sizes, *(np.array(one.sizes, dtype=np.int64) for one in added)]
-        )
+        other.__dict__.update(self.__dict__, _context=context, _usage={})
+        added_sizes = [np.array(insertion.sizes, dtype=np.int64) for insertion in added]
+        other._sizes = np.concatenate([sizes, *added_sizes])
         return other
 
     def usage(self, capacity_bytes: int | None = None) -> TraceUsage:
         """Return peaks with unlimited memory, or with this much (then as traced alone)."""
-        if capacity_bytes not in self._cached:
-            if capacity_bytes is not None:
-                found = _as_usage(self._replay(self._sizes, capacity_bytes), {})
-            else:
-                with ThreadPoolExecutor(
-                    1
-                ) as pool:  # a compiled replay holds no lock: the two run on two cores
-                    later = pool.submit(
-                        self._track.reserved, self._shorter_first(), settings=self._context.settings
-                    )
-                    found = _as_usage(self._replay(self._sizes, None), later.result())
-            self._cached[capacity_bytes] = found
-        return self._cached[capacity_bytes]
+        if capacity_bytes not in self._usage:
+            self._usage[capacity_bytes] = (
+                self._unlimited_usage()
+                if capacity_bytes is None
+                else _as_usage(self._replay(self._sizes, capacity_bytes), {})
+            )
+        return self._usage[capacity_bytes]
+
+    def _unlimited_usage(self) -> TraceUsage:
+        # A compiled replay holds no lock: the two run on two cores.
+        settings = self._context.settings
+        with ThreadPoolExecutor(1) as pool:
+            shorter = pool.submit(self._track.reserved, self._shorter_first(), settings=settings)
+            as_traced = self._replay(self._sizes, None)
+            return _as_usage(as_traced, shorter.result())
 
     def cannot_fit(self, capacity_bytes: int) -> bool:
         """Return True if the requests alone exceed the capacity: no replay is needed."""
@@ -156,10 +165,12 @@ class StepStage:
         """Return True if the steps run in this much memory, for either first length."""
         if capacity_bytes >= max(use.reserved_high_bytes for use in self.usage().phases):
             return True
-        return not self.cannot_fit(capacity_bytes) and all(
-            self._replay(sizes, capacity_bytes).out_of_memory is None
-            for sizes in (self._sizes, self._shorter_first())
-        )
+        if self.cannot_fit(capacity_bytes):
+            return False
+        for sizes in (self._sizes, self._shorter_first()):
+            if self._replay(sizes, capacity_bytes).out_of_memory is not None:
+                return False
+        return True
 
     def _replay(self, sizes: Integers, capacity_bytes: int | None) -> Replay:
         return self._track.replay(
@@ -167,40 +178,61 @@ class StepStage:
         )
 
     def _shorter_first(self) -> Integers:
+        """Return the sizes with a first step of shorter sequences."""
         sizes = self._sizes.copy()
-        sizes[self._shrinking] = np.maximum(
-            1, (sizes[self._shrinking] * SHORTER_SHARE).astype(np.int64)
-        )
+        shorter = (sizes[self._batch_sized] * SHORTER_SHARE).astype(np.int64)
+        sizes[self._batch_sized] = np.maximum(1, shorter)
         return sizes
 
 
-def _as_usage(plain: Replay, after_shorter: Mapping[Phase, int]) -> TraceUsage:
+def _batch_sized_in_first_step(trace: Trace) -> Integers:
+    """Return the first step's allocations whose size depends on the batch's length."""
+    batch_parts = {at for at, part in enumerate(trace.part_names) if part in BATCH_PARTS}
+    numbers = []
+    for mark, span in trace.stretches():
+        if mark.step != 0 or mark.phase == "load":
+            continue
+        for entry in trace.events[span.start : span.stop]:
+            if entry > 0 and trace.parts[entry - 1] in batch_parts:
+                numbers.append(entry - 1)
+    return np.array(numbers, dtype=np.int64)
+
+
+def _as_usage(as_traced: Replay, after_shorter: Mapping[Phase, int]) -> TraceUsage:
     """Return each phase's highest occurrence; of equals the latest."""
     by_phase: dict[Phase, list[PhaseUse]] = {}
-    for held in plain.phases:
-        by_phase.setdefault(held.phase, []).append(held)
+    for use in as_traced.phases:
+        by_phase.setdefault(use.phase, []).append(use)
     phases = []
-    for phase, several in by_phase.items():
-        top = max(reversed(several), key=lambda held: held.allocated_bytes)
-        reserved = max(held.reserved_bytes for held in several)
-        high = max(reserved, after_shorter.get(phase, 0))
-        phases.append(replace(top, step=0, reserved_bytes=reserved, reserved_high_bytes=high))
+    for phase, uses in by_phase.items():
+        highest = max(reversed(uses), key=lambda use: use.allocated_bytes)
+        reserved = max(use.reserved_bytes for use in uses)
+        reserved_high = max(reserved, after_shorter.get(phase, 0))
+        phases.append(
+            replace(highest, step=0, reserved_bytes=reserved, reserved_high_bytes=reserved_high)
+        )
+    last = as_traced.phases[-1]
     return TraceUsage(
         phases=tuple(phases),
-        resting=plain.resting or replace(plain.phases[-1], step=0),
+        resting=as_traced.resting or replace(last, step=0),
         loaded_bytes=by_phase["load"][0].reserved_bytes if "load" in by_phase else 0,
-        out_of_memory=plain.phases[-1].phase if plain.out_of_memory is not None else None,
+        out_of_memory=None if as_traced.out_of_memory is None else last.phase,
     )
 
 
 def _sorted_insertions(places: Places, context: TraceContext) -> list[Insertion]:
-    return sorted(insertions(places, context), key=lambda one: one.event)
+    return sorted(insertions(places, context), key=lambda insertion: insertion.event)
 
 
 def _event_key(added: Sequence[Insertion], context: TraceContext) -> tuple[object, ...]:
     """Return everything about the inserted events but their sizes."""
-    orders = tuple((one.event, one.phase, tuple(one.order)) for one in added)
+    orders = tuple(
+        (insertion.event, insertion.phase, tuple(insertion.order)) for insertion in added
+    )
     return orders, context.empties_before_rollout, context.empty_cache_steps, context.settings
+
+
+# A trace on arrays.
 
 
 class Track:
@@ -220,32 +252,24 @@ class Track:
         self.trace = trace
         self.sizes = np.array(trace.sizes, dtype=np.int64)
         self._parts = np.array(trace.parts, dtype=np.int64)
-        spans = [span for _, span in trace.stretches()]
         self._rows = list(dict.fromkeys((mark.phase, mark.step) for mark in trace.marks))
-        places = {row: place for place, row in enumerate(self._rows)}
-        self._has_snapshot, snapshot = resting_before is not None, NONE
-        if resting_before is not None:
-            snapshot = next(
-                (at for at, span in enumerate(spans) if span.start >= resting_before), len(spans)
-            )
+        self._has_snapshot = resting_before is not None
+        spans = [span for _, span in trace.stretches()]
+        starts = [span.start for span in spans]
+        row_numbers = {row: number for number, row in enumerate(self._rows)}
         self.arrays = EventArrays(
             events=np.array(trace.events, dtype=np.int64),
-            starts=np.array([*(span.start for span in spans), len(trace.events)], dtype=np.int64),
-            rows=np.array([places[mark.phase, mark.step] for mark in trace.marks], dtype=np.int64),
-            emptied=np.array([span.start in empty_cache_before for span in spans], dtype=np.int64),
-            snapshot=snapshot,
+            starts=np.array([*starts, len(trace.events)], dtype=np.int64),
+            rows=np.array(
+                [row_numbers[mark.phase, mark.step] for mark in trace.marks], dtype=np.int64
+            ),
+            emptied=np.array([start in empty_cache_before for start in starts], dtype=np.int64),
+            snapshot=_stretch_of_snapshot(starts, resting_before),
             streams=_by_allocation(trace.streams, len(trace.sizes), 0),
             waits=_by_allocation(trace.returns, len(trace.sizes), NONE),
         )
         _require_sound(self.arrays, len(self._rows))
-        # Events that make and free each allocation; one past the last where there is none.
-        events = self.arrays.events
-        self._made, self._freed = (
-            np.full(len(self.sizes), len(events), dtype=np.int64) for _ in range(2)
-        )
-        for times, sign in ((self._made, 1), (self._freed, -1)):
-            at = np.flatnonzero(sign * events > 0)
-            times[sign * events[at] - 1] = at
+        self._made_at, self._freed_at = _lifetimes(self.arrays.events, len(self.sizes))
 
     def replay(
         self,
@@ -257,16 +281,18 @@ class Track:
         """Replay with the trace's own sizes, or with these."""
         sizes = self.sizes if sizes is None else sizes
         result = self._run(sizes, settings, capacity_bytes)
-        held = tuple(
-            self._held(row, result.peaks[at], sizes)
-            for at, row in enumerate(self._rows)
-            if result.reached[at]
-        )
-        resting = (
-            self._held(("optimizer", 0), result.peaks[-1], sizes) if self._has_snapshot else None
-        )
+        phases = []
+        for number, (phase, step) in enumerate(self._rows):
+            if result.reached[number]:
+                phases.append(self._phase_use(phase, step, result.peaks[number], sizes))
+        resting = None
+        if self._has_snapshot:
+            resting = self._phase_use("optimizer", 0, result.peaks[-1], sizes)
         return Replay(
-            phases=held, retries=result.retries, resting=resting, out_of_memory=result.out_of_memory
+            phases=tuple(phases),
+            retries=result.retries,
+            resting=resting,
+            out_of_memory=result.out_of_memory,
         )
 
     def reserved(
@@ -274,29 +300,29 @@ class Track:
     ) -> Mapping[Phase, int]:
         """Return reserved bytes by phase alone: the parts take as long as the replay."""
         result = self._run(sizes, settings, None)
-        found: dict[Phase, int] = {}
-        for at, (phase, _) in enumerate(self._rows):
-            if result.reached[at]:
-                found[phase] = max(int(result.peaks[at][2]), found.get(phase, 0))
-        return found
+        reserved: dict[Phase, int] = {}
+        for number, (phase, _) in enumerate(self._rows):
+            if result.reached[number]:
+                size = int(result.peaks[number][PEAK_RESERVED])
+                reserved[phase] = max(size, reserved.get(phase, 0))
+        return reserved
 
     def _run(
         self, sizes: Integers, settings: AllocatorSettings | None, capacity_bytes: int | None
     ) -> ReplayPeaks:
+        rows = len(self._rows)
         if allocator_compiled.available() and settings in (None, AllocatorSettings()):
-            return allocator_compiled.replay_events(
-                self.arrays, sizes, len(self._rows), capacity_bytes
-            )
+            return allocator_compiled.replay_events(self.arrays, sizes, rows, capacity_bytes)
         # Without numba, and with settings that the compiled form lacks.
-        streams, returns = self.trace.streams, self.trace.returns
         allocator = CachingAllocator(
-            settings, capacity_bytes=capacity_bytes, streams=streams, returns=returns
+            settings,
+            capacity_bytes=capacity_bytes,
+            streams=self.trace.streams,
+            returns=self.trace.returns,
         )
-        peaks, reached = (
-            np.zeros((len(self._rows) + 1, 4), dtype=np.int64),
-            np.zeros(len(self._rows) + 1, dtype=np.int64),
-        )
-        peaks[:, 3] = NONE
+        peaks = np.zeros((rows + 1, PEAK_COLUMNS), dtype=np.int64)
+        peaks[:, AT_EVENT] = NONE
+        reached = np.zeros(rows + 1, dtype=np.int64)
         failure = None
         try:
             self._run_events(allocator, sizes.tolist(), peaks, reached)
@@ -308,47 +334,69 @@ class Track:
         self, allocator: CachingAllocator, sizes: Sequence[int], peaks: Integers, reached: Integers
     ) -> None:
         events, starts = self.arrays.events.tolist(), self.arrays.starts.tolist()
-        for stretch, row in enumerate([*self.arrays.rows.tolist(), -1]):
-            if row >= 0 and self.arrays.emptied[stretch]:
+        end = NONE  # row of the stretch after the last one
+        for stretch, row in enumerate([*self.arrays.rows.tolist(), end]):
+            if row != end and self.arrays.emptied[stretch]:
                 allocator.empty_cache()
             if stretch == self.arrays.snapshot:
                 _note(peaks[-1], allocator, starts[stretch] - 1)
-            if row < 0:
+            if row == end:
                 return
             reached[row] = 1
-            top = peaks[row].tolist()
+            peak = peaks[row].tolist()
             try:
-                _note(top, allocator, starts[stretch] - 1)
+                _note(peak, allocator, starts[stretch] - 1)
                 for at in range(starts[stretch], starts[stretch + 1]):
                     entry = events[at]
                     if entry < 0:
                         allocator.free(-entry - 1)
                     else:
                         allocator.malloc(entry - 1, sizes[entry - 1])
-                        _note(top, allocator, at)
+                        _note(peak, allocator, at)
             finally:
-                peaks[row] = top
+                peaks[row] = peak
 
-    def _held(self, row: tuple[Phase, int], peak: Integers, sizes: Integers) -> PhaseUse:
-        requested, allocated, reserved, event = (int(one) for one in peak)
-        live = np.flatnonzero((self._made <= event) & (self._freed > event))
-        by_part = np.bincount(
-            self._parts[live], weights=sizes[live], minlength=len(self.trace.part_names)
-        )
+    def _phase_use(self, phase: Phase, step: int, peak: Integers, sizes: Integers) -> PhaseUse:
+        event, reserved = int(peak[AT_EVENT]), int(peak[PEAK_RESERVED])
+        live = np.flatnonzero((self._made_at <= event) & (self._freed_at > event))
+        part_names = self.trace.part_names
+        by_part = np.bincount(self._parts[live], weights=sizes[live], minlength=len(part_names))
+        parts = {}
+        for part, size in zip(part_names, by_part, strict=True):
+            if size:
+                parts[part] = int(size)
         return PhaseUse(
-            phase=row[0],
-            step=row[1],
-            requested_bytes=requested,
-            allocated_bytes=allocated,
+            phase=phase,
+            step=step,
+            requested_bytes=int(peak[PEAK_REQUESTED]),
+            allocated_bytes=int(peak[PEAK_ALLOCATED]),
             reserved_bytes=reserved,
             reserved_high_bytes=reserved,
-            parts={
-                part: int(size)
-                for part, size in zip(self.trace.part_names, by_part, strict=True)
-                if size
-            },
+            parts=parts,
             largest_bytes=int(sizes[live].max(initial=0)),
         )
+
+
+def _stretch_of_snapshot(starts: Sequence[int], resting_before: int | None) -> int:
+    """Return the stretch before which the resting state is noted; one past the last for the end."""
+    if resting_before is None:
+        return NONE
+    for stretch, start in enumerate(starts):
+        if start >= resting_before:
+            return stretch
+    return len(starts)
+
+
+def _lifetimes(events: Integers, count: int) -> tuple[Integers, Integers]:
+    """Return the events that make and free each allocation; one past the last where there is
+    none.
+    """
+    made_at = np.full(count, len(events), dtype=np.int64)
+    freed_at = made_at.copy()
+    mallocs, frees = np.flatnonzero(events > 0), np.flatnonzero(events < 0)
+    made_at[events[mallocs] - 1] = mallocs
+    freed_at[-events[frees] - 1] = frees
+    return made_at, freed_at
 
 
 def _require_sound(arrays: EventArrays, rows: int) -> None:
@@ -368,17 +416,17 @@ def _require_sound(arrays: EventArrays, rows: int) -> None:
         raise IndexError("a stretch refers to no row")
 
 
-def _by_allocation(given: Mapping[int, int], count: int, otherwise: int) -> Integers:
-    found = np.full(count, otherwise, dtype=np.int64)
-    for number, value in given.items():
+def _by_allocation(values: Mapping[int, int], count: int, default: int) -> Integers:
+    by_allocation = np.full(count, default, dtype=np.int64)
+    for number, value in values.items():
         if number < count:
-            found[number] = value
-    return found
+            by_allocation[number] = value
+    return by_allocation
 
 
 def _note(peak: MutableSequence[int] | Integers, allocator: CachingAllocator, event: int) -> None:
     """Raise the peaks to what is held after an event."""
-    if allocator.allocated > peak[1]:
-        peak[1], peak[3] = allocator.allocated, event
-    peak[0] = max(peak[0], allocator.requested)
-    peak[2] = max(peak[2], allocator.reserved)
+    if allocator.allocated > peak[PEAK_ALLOCATED]:
+        peak[PEAK_ALLOCATED], peak[AT_EVENT] = allocator.allocated, event
+    peak[PEAK_REQUESTED] = max(peak[PEAK_REQUESTED], allocator.requested)
+    peak[PEAK_RESERVED] = max(peak[PEAK_RESERVED], allocator.reserved)

@@ -1,9 +1,11 @@
 """Timeline: device memory (NVML) of every phase, by part, each figure an interval with a known
 cause.
 
-- allocated = a ± e: trace against torch's own peak; e is larger for a generic step
-- reserved: low: `allocated`; value: the replay; high: the replay after a shorter first step
-- device memory = reserved + CUDA context with kernels + NCCL buffers, each with its own interval
+    allocated = a ± e                  e: trace against torch's own peak; larger for a generic step
+    reserved  = low:   a ± e
+                value: the replay
+                high:  the replay after a shorter first step, + e
+    device    = reserved + CUDA context with kernels + NCCL buffers + engine
 
 The trainer's part comes from the replay of its trace. The engine shares the trainer's process, its
 CUDA context and torch's cache. Its weights, KV cache and graphs are added while it is awake;
@@ -21,8 +23,8 @@ from autotune.core.composition import Composition
 from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import Estimate, PhasePrediction, TraceBasis
 from autotune.core.trace import Trace
+from autotune.estimate.engine_use import EngineUse
 from autotune.estimate.replay import PhaseUse, StepStage, TraceUsage
-from autotune.estimate.rollout_engine import EngineUse
 from autotune.estimate.trace_context import parts_at_engine_start
 
 POLICY_PARTS = (
@@ -62,38 +64,40 @@ TRAINING_PHASES = ("score", "forward", "backward", "optimizer")
 
 def error_bytes(use: PhaseUse, basis: TraceBasis) -> Estimate:
     """Error of the trace itself in this phase, around 0."""
-    share = percent("trace_error_percent").scaled(use.requested_bytes)
+    error = percent("trace_error_percent").scaled(use.requested_bytes)
     if basis == "traced":
-        return share
-    sent = (
-        {"communication"} if use.phase == "sync" else set()
-    )  # whole weights and a buffer: counted, not a step's
-    moving = sum(size for part, size in use.parts.items() if part not in STATE and part not in sent)
-    return share + percent("generic_error_percent").scaled(moving)
+        return error
+    counted = STATE
+    if use.phase == "sync":  # whole weights and a buffer: counted, not a step's
+        counted = STATE | {"communication"}
+    moving = sum(size for part, size in use.parts.items() if part not in counted)
+    return error + percent("generic_error_percent").scaled(moving)
 
 
 def other_models(parts: Mapping[str, int], basis: TraceBasis) -> Estimate:
     """Bytes of models outside the step, with activations scaled from the policy's."""
-    size, scaled = (
-        sum(parts.values()),
-        sum(size for part, size in parts.items() if part.endswith("_activations")),
-    )
+    total = Estimate.exactly(sum(parts.values()))
     if basis == "traced":
-        return Estimate.exactly(size)
-    return Estimate.exactly(size) + percent("generic_error_percent").scaled(scaled)
+        return total
+    scaled = sum(size for part, size in parts.items() if part.endswith("_activations"))
+    return total + percent("generic_error_percent").scaled(scaled)
 
 
 def around(size: int, error: Estimate, high_extra_bytes: int) -> Estimate:
     """Return size + error, at least 0."""
     return Estimate(
-        value=size, low=max(0, size + error.low), high=size + error.high + high_extra_bytes
+        value=size,
+        low=max(0, size + error.low),
+        high=size + error.high + high_extra_bytes,
     )
 
 
 def whole_bytes(estimate: Estimate) -> Estimate:
     value = round(estimate.value)
     return Estimate(
-        value=value, low=min(value, round(estimate.low)), high=max(value, round(estimate.high))
+        value=value,
+        low=min(value, round(estimate.low)),
+        high=max(value, round(estimate.high)),
     )
 
 
@@ -101,7 +105,9 @@ def verdict(peak: Estimate, room: Estimate) -> bool | None:
     """Return True or False if the two intervals do not overlap, else None."""
     if peak.high <= room.low:
         return True
-    return False if peak.low > room.high else None
+    if peak.low > room.high:
+        return False
+    return None
 
 
 # What is on the device.
@@ -127,24 +133,28 @@ class EngineShare:
         """Split off its temporary activations, which come out of the shared cache."""
         settings = composition.engine
         assert settings is not None
-        passing = 0 if settings.apart else use.parts.get("activations", 0)
-        cache = use.parts.get("kv_cache", 0)
-        awake, asleep = use.reserved_bytes, use.asleep_bytes
+        reserved, asleep = use.reserved_bytes, use.asleep_bytes
         if settings.shares_weights:
-            value, low, high = (
-                max(0.0, end - use.weights_bytes) for end in (awake.value, awake.low, awake.high)
-            )
-            awake, asleep = Estimate(value=value, low=low, high=high), Estimate.exactly(0)
-        value = max(0.0, awake.value - passing)
-        standing = loading = Estimate(
-            value=value, low=min(value, awake.low), high=max(value, awake.high - passing)
+            reserved = _without(reserved, use.weights_bytes)
+            asleep = Estimate.exactly(0)
+
+        passing = 0 if settings.apart else use.parts.get("activations", 0)
+        value = max(0.0, reserved.value - passing)
+        awake = Estimate(
+            value=value,
+            low=min(value, reserved.low),
+            high=max(value, reserved.high - passing),
         )
+        cache = use.parts.get("kv_cache", 0)
+        loading = awake
         if value >= cache:
             loading = Estimate(
-                value=value - cache, low=max(0.0, standing.low - cache), high=standing.high - cache
+                value=value - cache,
+                low=max(0.0, awake.low - cache),
+                high=awake.high - cache,
             )
         return cls(
-            awake=standing,
+            awake=awake,
             loading=loading,
             asleep=asleep,
             kv_cache_bytes=cache,
@@ -155,6 +165,7 @@ class EngineShare:
         )
 
     def held(self, phase: Phase) -> Estimate:
+        """Return its memory in a phase."""
         if phase == "load" and self.starts_after_load:
             return Estimate.exactly(0)
         if self.has_cache(phase):
@@ -164,14 +175,22 @@ class EngineShare:
     def has_cache(self, phase: Phase) -> bool:
         if phase == "load":
             return not self.starts_after_load
-        return not self.sleeps or phase == "rollout" or (phase == "sync" and self.wakes_at_once)
+        if not self.sleeps or phase == "rollout":
+            return True
+        return phase == "sync" and self.wakes_at_once
 
     def passes(self, phase: Phase) -> int:
-        return (
-            self.passing_bytes
-            if phase == "rollout" or (phase == "load" and not self.starts_after_load)
-            else 0
-        )
+        """Return the temporary activations of a phase in which it makes forward passes."""
+        starts = phase == "load" and not self.starts_after_load
+        return self.passing_bytes if starts or phase == "rollout" else 0
+
+
+def _without(estimate: Estimate, size: int) -> Estimate:
+    return Estimate(
+        value=max(0.0, estimate.value - size),
+        low=max(0.0, estimate.low - size),
+        high=max(0.0, estimate.high - size),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,16 +210,29 @@ class Scene:
 
     @property
     def away_bytes(self) -> int:
-        return sum(
-            size
-            for part, size in self.usage.resting.parts.items()
-            if part in self.composition.offloaded_in_rollout
-        )
+        """State that is on the host during a rollout."""
+        offloaded = self.composition.offloaded_in_rollout
+        state = self.usage.resting.parts
+        return sum(size for part, size in state.items() if part in offloaded)
 
     @property
     def outside(self) -> Estimate:
         """Memory of the process outside torch's allocator."""
         return self.context + self.communication
+
+    @property
+    def engine_while_training(self) -> Estimate:
+        if self.engine is None:
+            return Estimate.exactly(0)
+        return self.engine.held("backward")
+
+    @property
+    def other_models_bytes(self) -> int:
+        """Models outside the step, in the phase that has most of them."""
+        return max((sum(parts.values()) for parts in self.others.values()), default=0)
+
+
+# The phases.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,58 +251,35 @@ def timeline_points(scene: Scene) -> tuple[TimelinePoint, ...]:
     """Return every phase that runs, in the order of `PHASES`."""
     uses = {use.phase: use for use in scene.usage.phases}
     if scene.engine is not None:
-        for phase in ("rollout", "sync"):
-            uses.setdefault(phase, _resting(scene, phase))
-    return tuple(
-        (_load_point if phase == "load" else _point)(scene, uses[phase])
-        for phase in PHASES
-        if phase in uses
-    )
+        uses.setdefault("rollout", _resting(scene, "rollout"))
+        uses.setdefault("sync", _resting(scene, "sync"))
+    points = []
+    for phase in PHASES:
+        if phase not in uses:
+            continue
+        point_of = _load_point if phase == "load" else _point
+        points.append(point_of(scene, uses[phase]))
+    return tuple(points)
 
 
-def peak(several: tuple[TimelinePoint, ...]) -> TimelinePoint:
+def peak(points: tuple[TimelinePoint, ...]) -> TimelinePoint:
     """Return the highest point; of equals the least fragmented one, which filled the cache."""
-    return max(
-        several, key=lambda point: (point.device_bytes.value, -point.parts.get("fragmentation", 0))
-    )
+
+    def height(point: TimelinePoint) -> tuple[float, int]:
+        return point.device_bytes.value, -point.parts.get("fragmentation", 0)
+
+    return max(points, key=height)
 
 
 def phase_predictions(
     scene: Scene, points: tuple[TimelinePoint, ...]
 ) -> tuple[PhasePrediction, ...]:
-    """Return the phases as a meter sees them: a sync begins beside the cache of the step before it.
-
-    The trainer empties that cache before an engine that sleeps wakes. It is no higher than the
-    step, so that no peak depends on it. Beside an engine that never sleeps the cache stays: from
-    the third cycle on, all phases find it.
-    """
-    at = {point.phase: point for point in points}
-    engine, step = scene.engine, at.get("optimizer")
-    if engine is not None and not engine.sleeps:
-        top = max(
-            (point for point in points if point.phase != "load"),
-            key=lambda point: point.device_bytes.value,
-            default=None,
-        )
-        points = tuple(
-            (
-                point
-                if point.phase == "load" or top is None
-                else replace(
-                    point,
-                    device_bytes=top.device_bytes,
-                    parts=_filled_up(point.parts, top.device_bytes.value),
-                )
-            )
-            for point in points
-        )
-    elif engine is not None and "sync" in at and step is not None:
-        arrival = _point(scene, replace(_resting(scene, "sync"), phase="optimizer"))
-        begun = replace(
-            step, phase="sync", parts=_filled_up(arrival.parts, step.device_bytes.value)
-        )
-        higher = max(begun, at["sync"], key=lambda point: point.device_bytes.value)
-        points = tuple(higher if point.phase == "sync" else point for point in points)
+    """Return the phases as a meter sees them."""
+    if scene.engine is not None:
+        if scene.engine.sleeps:
+            points = _with_cache_at_sync(scene, points)
+        else:
+            points = _with_lasting_cache(points)
     return tuple(
         PhasePrediction(
             name=point.phase, peak_bytes=point.device_bytes, seconds=None, parts=point.parts
@@ -279,29 +288,62 @@ def phase_predictions(
     )
 
 
+def _with_lasting_cache(points: tuple[TimelinePoint, ...]) -> tuple[TimelinePoint, ...]:
+    """Return the points beside an engine that never sleeps: the step's cache stays, and from the
+    third cycle on all phases find it.
+    """
+    after_load = [point for point in points if point.phase != "load"]
+    if not after_load:
+        return points
+    highest = max(after_load, key=lambda point: point.device_bytes.value)
+    lasting = []
+    for point in points:
+        if point.phase != "load":
+            parts = _filled_up(point.parts, highest.device_bytes.value)
+            point = replace(point, device_bytes=highest.device_bytes, parts=parts)
+        lasting.append(point)
+    return tuple(lasting)
+
+
+def _with_cache_at_sync(
+    scene: Scene, points: tuple[TimelinePoint, ...]
+) -> tuple[TimelinePoint, ...]:
+    """Return the points with a sync that begins beside the cache of the step before it.
+
+    The trainer empties that cache before the engine wakes. It is no higher than the step, so that
+    no peak depends on it.
+    """
+    by_phase = {point.phase: point for point in points}
+    if "sync" not in by_phase or "optimizer" not in by_phase:
+        return points
+    step, sync = by_phase["optimizer"], by_phase["sync"]
+    arrival = _point(scene, replace(_resting(scene, "sync"), phase="optimizer"))
+    parts = _filled_up(arrival.parts, step.device_bytes.value)
+    begun = replace(step, phase="sync", parts=parts)
+    higher = max(begun, sync, key=lambda point: point.device_bytes.value)
+    return tuple(higher if point.phase == "sync" else point for point in points)
+
+
 def _filled_up(parts: Mapping[str, int], total: float) -> dict[str, int]:
     """Return the parts in their order; fragmentation is the remainder, so that they sum to the
     total.
     """
-    known = {name: size for name, size in parts.items() if name != "fragmentation"}
-    known["fragmentation"] = round(total) - sum(known.values())
-    return {name: known[name] for name in PARTS if known.get(name)}
+    sizes = dict(parts)
+    sizes["fragmentation"] = 0
+    sizes["fragmentation"] = round(total) - sum(sizes.values())
+    return {name: sizes[name] for name in PARTS if sizes.get(name)}
 
 
 def _resting(scene: Scene, phase: Phase) -> PhaseUse:
     """Return the trainer between two steps: state, and cache unless an engine emptied it."""
-    uses, resting = scene.usage.phases, scene.usage.resting
-    cached = (
-        0
-        if scene.engine is not None and scene.engine.sleeps
-        else max(use.reserved_bytes for use in uses)
-    )
-    cached_high = 0 if not cached else max(use.reserved_high_bytes for use in uses)
-    rest = resting.without(scene.composition.offloaded_in_rollout if phase == "rollout" else ())
-    high = max(rest.reserved_high_bytes, cached_high)
-    return replace(
-        rest, phase=phase, reserved_bytes=max(rest.reserved_bytes, cached), reserved_high_bytes=high
-    )
+    uses = scene.usage.phases
+    offloaded = scene.composition.offloaded_in_rollout if phase == "rollout" else ()
+    state = scene.usage.resting.without(offloaded)
+    reserved, reserved_high = state.reserved_bytes, state.reserved_high_bytes
+    if scene.engine is None or not scene.engine.sleeps:
+        reserved = max(reserved, *(use.reserved_bytes for use in uses))
+        reserved_high = max(reserved_high, *(use.reserved_high_bytes for use in uses))
+    return replace(state, phase=phase, reserved_bytes=reserved, reserved_high_bytes=reserved_high)
 
 
 def _load_point(scene: Scene, use: PhaseUse) -> TimelinePoint:
@@ -310,55 +352,62 @@ def _load_point(scene: Scene, use: PhaseUse) -> TimelinePoint:
     """
     if scene.engine is None or scene.engine.starts_after_load:
         return _point(scene, use)
-    found = use
-    made = parts_at_engine_start(scene.composition)
-    if made is not None:
-        parts = {part: size for part, size in use.parts.items() if part in made}
-        size = sum(parts.values())
-        found = replace(
-            use,
-            requested_bytes=size,
-            allocated_bytes=size,
-            reserved_bytes=size,
-            reserved_high_bytes=size,
-            parts=parts,
-        )
-    start = _point(replace(scene, communication=scene.communication_at_engine_start), found)
+    at_start = replace(scene, communication=scene.communication_at_engine_start)
+    start = _point(at_start, _loaded_at_engine_start(scene, use))
     whole = _point(scene, use, engine_phase="backward")
     return max(start, whole, key=lambda point: point.device_bytes.value)
 
 
+def _loaded_at_engine_start(scene: Scene, use: PhaseUse) -> PhaseUse:
+    """Return the trainer's parts that exist when the engine starts."""
+    made = parts_at_engine_start(scene.composition)
+    if made is None:
+        return use
+    parts = {part: size for part, size in use.parts.items() if part in made}
+    size = sum(parts.values())
+    return replace(
+        use,
+        requested_bytes=size,
+        allocated_bytes=size,
+        reserved_bytes=size,
+        reserved_high_bytes=size,
+        parts=parts,
+    )
+
+
 def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> TimelinePoint:
     """Sum of trainer, engine's activations beyond the free cache, other models, CUDA, engine."""
-    at, engine, others = engine_phase or use.phase, scene.engine, scene.others.get(use.phase, {})
+    phase, engine, trace = engine_phase or use.phase, scene.engine, scene.trace
+    others = scene.others.get(use.phase, {})
     # 1. torch's cache.
-    passing = (
-        0
-        if engine is None
-        else max(0, engine.passes(at) - (use.reserved_bytes - use.allocated_bytes))
-    )
-    error = error_bytes(use, scene.trace.basis)
-    held = Estimate(
+    free_in_cache = use.reserved_bytes - use.allocated_bytes
+    passing = 0 if engine is None else max(0, engine.passes(phase) - free_in_cache)
+    error = error_bytes(use, trace.basis)
+    trainer = Estimate(
         value=use.reserved_bytes,
         low=max(0, min(use.reserved_bytes, use.allocated_bytes + error.low)),
-        high=use.reserved_high_bytes + error.high + scene.trace.possible_extra_bytes,
+        high=use.reserved_high_bytes + error.high + trace.possible_extra_bytes,
     )
-    reserved = held + Estimate.exactly(passing) + other_models(others, scene.trace.basis)
-    # 2. The device.
+    reserved = trainer + Estimate.exactly(passing) + other_models(others, trace.basis)
+
+    # 2. The device. Fused kernels may save some parts.
     total = reserved + scene.outside
     if engine is not None:
-        total = total + engine.held(at)
-    fused_parts = sum(
-        size for part, size in use.parts.items() if part in scene.composition.fused_parts
-    )
-    total = Estimate(value=total.value, low=max(0.0, total.low - fused_parts), high=total.high)
+        total = total + engine.held(phase)
+    fused = scene.composition.fused_parts
+    saved = sum(size for part, size in use.parts.items() if part in fused)
+    total = Estimate(value=total.value, low=max(0.0, total.low - saved), high=total.high)
+
     # 3. By part.
-    parts: Counter[str] = Counter({str(name): size for name, size in use.parts.items()})
+    parts: Counter[str] = Counter()
+    parts.update({str(name): size for name, size in use.parts.items()})
     parts.update(others)
-    parts.update(context=round(scene.context.value), communication=round(scene.communication.value))
+    parts["context"] += round(scene.context.value)
+    parts["communication"] += round(scene.communication.value)
     if engine is not None:
-        cache = engine.kv_cache_bytes if engine.has_cache(at) else 0
-        parts.update(kv_cache=cache, engine=round(engine.held(at).value) - cache + passing)
+        cache = engine.kv_cache_bytes if engine.has_cache(phase) else 0
+        parts["kv_cache"] += cache
+        parts["engine"] += round(engine.held(phase).value) - cache + passing
     return TimelinePoint(
         phase=use.phase,
         torch_reserved=reserved,
@@ -372,53 +421,45 @@ def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> Ti
 
 def squeezed(stage: StepStage, scene: Scene, room: Estimate) -> tuple[TimelinePoint, ...] | None:
     """Return the phases within the room, cache emptied where needed; None if they do not fit."""
-    capacity = round(room.value - scene.outside.value - _engine(scene).value - _other_models(scene))
+    left = room.value - scene.outside.value - scene.engine_while_training.value
+    capacity = round(left - scene.other_models_bytes)
     if capacity <= 0 or stage.cannot_fit(capacity):
         return None
     tight = stage.usage(capacity)
     if tight.out_of_memory is not None:
         return None
-    loose = {use.phase: use.reserved_high_bytes for use in scene.usage.phases}
-    phases = tuple(
-        replace(use, reserved_high_bytes=max(use.reserved_bytes, loose.get(use.phase, 0)))
-        for use in tight.phases
-    )
-    return timeline_points(replace(scene, usage=replace(tight, phases=phases)))
+    high_bytes = {use.phase: use.reserved_high_bytes for use in scene.usage.phases}
+    phases = []
+    for use in tight.phases:
+        high = max(use.reserved_bytes, high_bytes.get(use.phase, 0))
+        phases.append(replace(use, reserved_high_bytes=high))
+    usage = replace(tight, phases=tuple(phases))
+    return timeline_points(replace(scene, usage=usage))
 
 
 def certainly_fits(
-    stage: StepStage, scene: Scene, phases: tuple[TimelinePoint, ...], room: Estimate
+    stage: StepStage, scene: Scene, points: tuple[TimelinePoint, ...], room: Estimate
 ) -> bool:
     """Return True if every step runs, and an engine wakes, with all else at its highest and the
     room at its lowest.
     """
-    error = (
-        max(error_bytes(use, scene.trace.basis).high for use in scene.usage.phases)
-        + scene.trace.possible_extra_bytes
-    )
-    capacity = int(
-        room.low - scene.outside.high - _engine(scene).high - _other_models(scene) - error
-    )
-    if capacity <= 0:
+    errors = [error_bytes(use, scene.trace.basis).high for use in scene.usage.phases]
+    error = max(errors) + scene.trace.possible_extra_bytes
+    left = room.low - scene.outside.high - scene.engine_while_training.high
+    capacity = int(left - scene.other_models_bytes - error)
+    if capacity <= 0 or not _engine_certainly_fits(scene, points, room):
         return False
-    engine = scene.engine
-    if engine is not None and engine.sleeps:
-        if any(
-            point.device_bytes.high > room.low
-            for point in phases
-            if point.phase not in TRAINING_PHASES
-        ):
-            return False
-    elif engine is not None:  # it counts in all phases
-        needed = scene.usage.resting.allocated_bytes + engine.passing_bytes
-        if needed + scene.outside.high + engine.awake.high > room.low:
-            return False
     return stage.fits(capacity)
 
 
-def _engine(scene: Scene) -> Estimate:
-    return Estimate.exactly(0) if scene.engine is None else scene.engine.held("backward")
-
-
-def _other_models(scene: Scene) -> int:
-    return max((sum(parts.values()) for parts in scene.others.values()), default=0)
+def _engine_certainly_fits(scene: Scene, points: tuple[TimelinePoint, ...], room: Estimate) -> bool:
+    engine = scene.engine
+    if engine is None:
+        return True
+    if not engine.sleeps:  # it counts in all phases
+        needed = scene.usage.resting.allocated_bytes + engine.passing_bytes
+        return needed + scene.outside.high + engine.awake.high <= room.low
+    for point in points:
+        if point.phase not in TRAINING_PHASES and point.device_bytes.high > room.low:
+            return False
+    return True

@@ -1,41 +1,26 @@
-"""Traced step in its context: allocations inserted around it, and the points where the cache is
-emptied.
-"""
+"""Context of a traced step: what happens around it on its device in the job of one candidate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from autotune.catalog import Gpu, cublas_workspace
 from autotune.core.composition import Composition
 from autotune.core.dataset import TokenLengths
 from autotune.core.job import Hardware
-from autotune.core.measurement import Phase
-from autotune.core.trace import Mark, Part, Trace
+from autotune.core.trace import Trace
 from autotune.estimate import rollout_engine
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.insertion import (
-    SYNC_STREAM,
-    Generation,
-    Insertion,
-    PassGathering,
-    packed_blocks,
-    packs,
-    rollout,
-    sync_blocks,
-    trainer_rollout,
-)
 from autotune.estimate.model_shape import shape
+from autotune.estimate.trainer_rollout import Generation, trainer_rollout
+from autotune.estimate.weight_sync import Block, packed_blocks, packs, sync_blocks
 from autotune.worker.releases import release_numbers
 
 LOADS_AT_ONCE_FROM = (
     4,
     50,
 )  # first transformers release that requests all weights in one block before loading
-
-
-# 1. The context.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +40,10 @@ class PredictionInput:
     host_bytes: int = 0  # per rank, offloaded
     lengths: TokenLengths | None = None  # completions that occur; None: only the longest are known
 
+    @property
+    def on_cpu(self) -> bool:
+        return self.hardware.kind == "cpu"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TraceContext:
@@ -66,10 +55,8 @@ class TraceContext:
     )
     engine_starts_first: bool = False  # before the model is on the device
     generation: Generation | None = None
-    sync: tuple[
-        tuple[Part, int], ...
-    ] = ()  # blocks held together by the weight sync: gathered weights, a merged adapter
-    first_sync: tuple[tuple[Part, int], ...] = ()  # further ones of the first sync
+    sync: tuple[Block, ...] = ()  # held together by the weight sync: gathered weights, an adapter
+    first_sync: tuple[Block, ...] = ()  # further ones of the first sync
     sync_streams: int = (
         0  # of its first blocks, each is on a stream of its own, and on another one in each sync
     )
@@ -85,49 +72,27 @@ class TraceContext:
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
 
 
-def step_context(given: PredictionInput) -> TraceContext:
-    composition, config, trace = given.composition, given.config, given.trace
-    on_cpu = given.hardware.kind == "cpu"
-    every, engine, policy = (
-        given.settings.get("torch_empty_cache_steps"),
-        composition.engine,
-        composition["policy"],
-    )
-    sync = tuple(block for block in sync_blocks(composition, config, trace) if block[1])
-    # The base weights are sent before the first adapter: the last part sent is still referenced
-    # while the adapter's part is gathered and merged.
-    base_first = composition.syncs_adapter_only and composition.first_sync_is_whole
-    # On one rank, or quantised, the model is loaded straight onto the device.
-    straight = trace.basis == "traced" and (
-        composition.ranks == 1 or policy.quantised_bits is not None
-    )
+def step_context(inputs: PredictionInput) -> TraceContext:
+    composition, engine = inputs.composition, inputs.composition.engine
+    blocks = sync_blocks(composition, inputs.config, inputs.trace)
+    sync = tuple(block for block in blocks if block[1])
+    workspace_bytes, engine_inputs_bytes = 0, None
+    if not inputs.on_cpu:
+        workspace_bytes = cublas_workspace(inputs.gpu)
+        engine_inputs_bytes = rollout_engine.inputs_beside(composition, inputs.config)
+    engine_sleeps = engine is not None and engine.sleep
     return TraceContext(
-        cublas_workspace_bytes=0 if on_cpu else cublas_workspace(given.gpu),
-        engine_inputs_bytes=None if on_cpu else rollout_engine.inputs_beside(composition, config),
+        cublas_workspace_bytes=workspace_bytes,
+        engine_inputs_bytes=engine_inputs_bytes,
         engine_starts_first=parts_at_engine_start(composition) == (),
-        generation=(
-            trainer_rollout(composition, shape(config), trace)
-            if composition.generation == "trainer"
-            else None
-        ),
+        generation=_generation(inputs),
         sync=sync,
-        first_sync=(
-            tuple(block for block in sync if block[0] == "communication") if base_first else ()
-        ),
-        sync_streams=(
-            sum(map(bool, packed_blocks(composition, trace)))
-            if packs(composition, trace.versions)
-            else 0
-        ),
-        loads_at_once=(
-            straight
-            and not on_cpu
-            and release_numbers(trace.versions.get("transformers") or "0") >= LOADS_AT_ONCE_FROM
-        ),
-        empties_before_rollout=composition.empties_rollout_cache
-        or (engine is not None and engine.sleep),
-        empty_cache_steps=every if isinstance(every, int) and every > 0 else None,
-        settings=given.allocator,
+        first_sync=_first_sync(composition, sync),
+        sync_streams=_sync_streams(composition, inputs.trace),
+        loads_at_once=_loads_at_once(inputs),
+        empties_before_rollout=composition.empties_rollout_cache or engine_sleeps,
+        empty_cache_steps=_empty_cache_steps(inputs.settings),
+        settings=inputs.allocator,
     )
 
 
@@ -143,185 +108,43 @@ def parts_at_engine_start(composition: Composition) -> tuple[str, ...] | None:
     return () if composition.sharded_by.startswith("fsdp") else ("weights", "adapters")
 
 
-# 2. Events of the step at which contexts insert.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """Events of a step at which contexts insert; the same for every context."""
-
-    loaded_bytes: int  # weights held after loading
-    # the first after the weights are there, before they are prepared for training on several ranks
-    prepared_event: int
-    multiplying: tuple[int, ...]  # events after which a thread has a cuBLAS workspace
-    cycles: tuple[tuple[int, int], ...]  # (event, step) of each rollout
-    gathering: PassGathering | None = None  # of the first forward pass
-
-
-def loaded_once(trace: Trace) -> Trace:
-    """Assign work that is marked as loading between two phases to the phase before it, and what
-    lies between the last backward pass and the optimizer's step, such as clipping, to the backward
-    pass: it is no forward pass.
-    """
-    marks: list[Mark] = []
-    for mark in trace.marks:
-        before = next((one.phase for one in reversed(marks) if one.phase != "load"), None)
-        marks.append(
-            mark if mark.phase != "load" or before is None else replace(mark, phase=before)
-        )
-    late = False
-    for at in reversed(range(len(marks))):
-        clipping = late and marks[at].phase == "forward"
-        late = marks[at].phase == "optimizer" or clipping
-        if clipping:
-            marks[at] = replace(marks[at], phase="backward")
-    return replace(trace, marks=tuple(marks))
-
-
-def places_in(trace: Trace) -> Places:
-    # 1. The end of loading; 0 if nothing is loaded.
-    end = 0
-    if any(mark.phase == "load" for mark in trace.marks):
-        end = next((mark.event for mark in trace.marks if mark.phase != "load"), len(trace.events))
-    weights = trace.live_parts_at(end - 1).get("weights", 0) if end else 0
-    prepared = (
-        at
-        for at, entry in enumerate(trace.events[:end])
-        if entry > 0
-        and (
-            entry - 1 in trace.emptied
-            or trace.part_names[trace.parts[entry - 1]] in ("communication", "optimizer")
-        )
-    )
-    # 2. The first product of each cuBLAS thread: the forward pass's and autograd's.
-    products = [trace.events.index(number + 1) + 1 for number in trace.products]
-    for phases in () if products else (("score", "forward"), ("backward",)):
-        first = next(
-            (span for mark, span in trace.stretches() if mark.phase in phases and len(span)), None
-        )
-        products += [] if first is None else [first.start + 1]
-    # 3. The rollouts: one before the first step, whose cache the step meets, and one with all state.
-    cycles: list[tuple[int, int]] = []
-    if (second := second_cycle(trace)) is not None:
-        begin = next(mark for mark in trace.marks if mark.phase != "load")
-        cycles += [(begin.event, begin.step)] if begin.event < second else []
-        cycles.append(
-            (second, next(mark.step for mark in reversed(trace.marks) if mark.event <= second))
-        )
-    return Places(
-        loaded_bytes=max(
-            0, weights - trace.inventory.statistics_bytes
-        ),  # quantised weights' are made later, as adapters are
-        prepared_event=next(prepared, end),
-        multiplying=tuple(products),
-        cycles=tuple(cycles),
-        gathering=_pass_gathering(trace),
-    )
-
-
-def second_cycle(trace: Trace) -> int | None:
-    """Return the event of the next rollout; the end if one step was traced."""
-    loaded = False
-    for mark in trace.marks:
-        if mark.step >= 1 and mark.phase != "load":
-            return mark.event
-        loaded = loaded or mark.phase == "load"
-    return len(trace.events) if loaded and len(trace.marks) > 1 else None
-
-
-def _pass_gathering(trace: Trace) -> PassGathering | None:
-    """Return what the first forward pass of a sharded step gathers; None: nothing."""
-    numbers: dict[int, int] = {}
-    order: list[int] = []
-    phase: Phase | None = None
-    for mark, span in trace.stretches():
-        if mark.phase not in ("score", "forward") or (phase is not None and mark.phase != phase):
-            if phase is not None:
-                break
-            continue
-        for entry in (trace.events[at] for at in span):
-            number = abs(entry) - 1
-            if entry > 0 and trace.part_names[trace.parts[number]] == "communication":
-                numbers[number] = len(numbers)
-                phase = mark.phase
-            if number in numbers:
-                order.append(numbers[number] + 1 if entry > 0 else -(numbers[number] + 1))
-    if not numbers:
+def _generation(inputs: PredictionInput) -> Generation | None:
+    if inputs.composition.generation != "trainer":
         return None
-    sizes, freed = (
-        [trace.sizes[number] for number in numbers],
-        {-entry for entry in order if entry < 0},
-    )
-    # A layer computes at the highest point after the largest buffer, the root's, was given back.
-    live = top = turn = 0
-    given_back = False
-    for at, entry in enumerate(order):
-        live += sizes[abs(entry) - 1] * (1 if entry > 0 else -1)
-        given_back = given_back or (entry < 0 and sizes[-entry - 1] == max(sizes))
-        if given_back and live > top:
-            top, turn = live, at + 1
-    return PassGathering(
-        sizes=tuple(sizes),
-        streams=tuple(trace.streams.get(number, 0) for number in numbers),
-        order=tuple(order),
-        turn=turn or len(order),
-        kept=tuple(-one for one in range(1, len(sizes) + 1) if one not in freed),
-    )
+    return trainer_rollout(inputs.composition, shape(inputs.config), inputs.trace)
 
 
-def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
-    if context.loads_at_once and places.loaded_bytes:
-        yield Insertion(
-            event=0, sizes=(places.loaded_bytes,), parts=("weights",), order=(1, -1), phase="load"
-        )
-    # The first product of the main thread is the engine's, or one of the first rollout, where the
-    # trainer generates.
-    generates = context.generation is not None and bool(places.cycles)
-    if context.engine_inputs_bytes is not None:
-        generates, event = True, 0 if context.engine_starts_first else places.prepared_event
-        sizes = (context.engine_inputs_bytes, context.cublas_workspace_bytes)
-        yield Insertion(event=event, sizes=sizes, parts=("inputs", "workspaces"), order=(1, 2))
-    for event in places.multiplying[generates:] if context.cublas_workspace_bytes else ():
-        yield Insertion(
-            event=event, sizes=(context.cublas_workspace_bytes,), parts=("workspaces",), order=(1,)
-        )
-    for number, (event, step) in enumerate(places.cycles):
-        blocks = context.first_sync + context.sync if number == 0 else context.sync
-        if blocks:
-            parts, sizes = zip(*blocks, strict=True)
-            made = range(1, len(sizes) + 1)
-            order = (*made, *(-one for one in made))
-            first = SYNC_STREAM + number * context.sync_streams
-            streams = {at: first + at for at in range(context.sync_streams)}
-            yield Insertion(
-                event=event,
-                sizes=sizes,
-                parts=parts,
-                order=order,
-                phase="sync",
-                step=step,
-                streams=streams,
-            )
-        if context.generation is not None:
-            workspace = context.cublas_workspace_bytes if number == 0 else 0
-            gathering = places.gathering if context.generation.gathers_like_step else None
-            yield rollout(context.generation, event, step, workspace, gathering)
+def _first_sync(composition: Composition, sync: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Return what the first sync holds beside its own blocks.
+
+    Where base weights are sent before the first adapter, the last part sent is still referenced
+    while the adapter's part is gathered and merged.
+    """
+    if not (composition.syncs_adapter_only and composition.first_sync_is_whole):
+        return ()
+    return tuple(block for block in sync if block[0] == "communication")
 
 
-def emptied(whole: Trace, context: TraceContext) -> Iterator[int]:
-    """Yield the events before which the cache is emptied."""
-    yield from (whole.events.index(number + 1) for number in whole.emptied)
-    previous: Phase | None = None
-    begun: set[int] = set()
-    for mark, span in whole.stretches():
-        if not len(span) or mark.phase == previous:
-            continue
-        begins = mark.phase != "load" and mark.step not in begun
-        generated = previous in ("rollout", "sync") and mark.phase not in ("rollout", "sync")
-        if context.empties_before_rollout and (begins or generated):
-            yield span.start
-        every = context.empty_cache_steps
-        if mark.phase == "backward" and every and mark.step % every == 0:
-            yield span.start
-        begun |= {mark.step} if begins else set()
-        previous = mark.phase
+def _sync_streams(composition: Composition, trace: Trace) -> int:
+    """Return the number of packed buffers, each on a stream of its own."""
+    if not packs(composition, trace.versions):
+        return 0
+    return sum(size > 0 for size in packed_blocks(composition, trace))
+
+
+def _loads_at_once(inputs: PredictionInput) -> bool:
+    """Return True if the model is loaded straight onto the device, on one rank or quantised, by a
+    transformers release that requests one block for all weights first.
+    """
+    composition, trace = inputs.composition, inputs.trace
+    if inputs.on_cpu or trace.basis != "traced":
+        return False
+    quantised = composition["policy"].quantised_bits is not None
+    if composition.ranks > 1 and not quantised:
+        return False
+    return release_numbers(trace.versions.get("transformers") or "0") >= LOADS_AT_ONCE_FROM
+
+
+def _empty_cache_steps(settings: Mapping[str, object]) -> int | None:
+    steps = settings.get("torch_empty_cache_steps")
+    return steps if isinstance(steps, int) and steps > 0 else None

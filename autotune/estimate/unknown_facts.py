@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -31,6 +31,9 @@ class FactVariant:
     prediction: Prediction
 
 
+# Lengths of rows.
+
+
 def with_lower_bound(longest: Prediction, shortest: Prediction) -> Prediction:
     """Return the longest rows' prediction, with intervals down to the shortest rows'.
 
@@ -40,23 +43,23 @@ def with_lower_bound(longest: Prediction, shortest: Prediction) -> Prediction:
     """
     if longest.fits is True or shortest.peak_memory_bytes.low >= longest.peak_memory_bytes.low:
         return longest
-    fits = False if shortest.fits is False else None
-    both = (longest, shortest)
+    fits = None if shortest.fits is not False else False
+    depends_on: tuple[str, ...] = ()
+    if fits is None:
+        others = [cause for cause in longest.depends_on if cause != ROW_LENGTHS]
+        depends_on = (ROW_LENGTHS, *others)
 
-    def down_to(figure: Callable[[Prediction], Estimate]) -> Estimate:
-        return dataclasses.replace(figure(longest), low=min(figure(one).low for one in both))
+    def down_to_shortest(figure: Callable[[Prediction], Estimate]) -> Estimate:
+        low = min(figure(longest).low, figure(shortest).low)
+        return dataclasses.replace(figure(longest), low=low)
 
     return dataclasses.replace(
         longest,
         fits=fits,
-        peak_memory_bytes=down_to(lambda one: one.peak_memory_bytes),
-        torch_peak_allocated_bytes=down_to(lambda one: one.torch_peak_allocated_bytes),
-        torch_peak_reserved_bytes=down_to(lambda one: one.torch_peak_reserved_bytes),
-        depends_on=(
-            ()
-            if fits is not None
-            else (ROW_LENGTHS, *(cause for cause in longest.depends_on if cause != ROW_LENGTHS))
-        ),
+        depends_on=depends_on,
+        peak_memory_bytes=down_to_shortest(lambda row: row.peak_memory_bytes),
+        torch_peak_allocated_bytes=down_to_shortest(lambda row: row.torch_peak_allocated_bytes),
+        torch_peak_reserved_bytes=down_to_shortest(lambda row: row.torch_peak_reserved_bytes),
     )
 
 
@@ -72,23 +75,33 @@ def fullest_rows(
     """
     if composition.token_budget:
         return None
-    longest_prompt, rows = (
-        composition.prompt_length,
-        min(MAX_DRAWN, composition.generation_batch // composition.ranks),
-    )
-    prompts = (
-        TokenLengths.of("", [longest_prompt]) if prompts is None else prompts.up_to(longest_prompt)
-    )
+    longest_prompt = composition.prompt_length
+    if prompts is None:
+        prompts = TokenLengths.of("", [longest_prompt])
+    else:
+        prompts = prompts.up_to(longest_prompt)
     completions = completions.up_to(composition.completion_length)
-    if not composition.packs_rows:
-        return tuple(round(one.expected_longest(max(1, rows))) for one in (prompts, completions))  # type: ignore[return-value]
-    each = min(composition.micro_batch, max(1, rows))
-    drawn = list(
-        zip(prompts.draw(max(each, rows), seed=1), completions.draw(max(each, rows)), strict=True)
-    )
-    batches = [drawn[start : start + each] for start in range(0, len(drawn) - each + 1, each)]
+    rows = min(MAX_DRAWN, composition.generation_batch // composition.ranks)
+    rows = max(1, rows)
+    if composition.packs_rows:
+        return _fullest_packed(prompts, completions, rows, min(composition.micro_batch, rows))
+    return round(prompts.expected_longest(rows)), round(completions.expected_longest(rows))
+
+
+def _fullest_packed(
+    prompts: TokenLengths, completions: TokenLengths, rows: int, micro_batch: int
+) -> tuple[int, int]:
+    """Return the mean prompt and completion of the micro-batch with most tokens."""
+    drawn = list(zip(prompts.draw(rows, seed=1), completions.draw(rows), strict=True))
+    starts = range(0, len(drawn) - micro_batch + 1, micro_batch)
+    batches = [drawn[start : start + micro_batch] for start in starts]
     fullest = max(batches, key=lambda batch: sum(map(sum, batch)))
-    return tuple(max(1, round(fmean(part))) for part in zip(*fullest, strict=True))  # type: ignore[return-value]
+    mean_prompt = fmean(prompt for prompt, _ in fullest)
+    mean_completion = fmean(completion for _, completion in fullest)
+    return max(1, round(mean_prompt)), max(1, round(mean_completion))
+
+
+# Unknown facts.
 
 
 def worst(variants: Sequence[FactVariant]) -> FactVariant:
@@ -100,55 +113,76 @@ def agreed(variants: Sequence[FactVariant]) -> Prediction:
     """Return the worst variant with intervals over all; a verdict only if all agree."""
     if len(variants) == 1:
         return variants[0].prediction
-    top, everyone = worst(variants).prediction, [variant.prediction for variant in variants]
-    verdicts = {one.fits for one in everyone}
-    fits = verdicts.pop() if len(verdicts) == 1 else None
-    causes = (*_deciding(variants), *(cause for one in everyone for cause in one.depends_on))
-    assumed = " ".join(f"{name}={value}" for name, value in worst(variants).facts.items())
+    top, predictions = worst(variants), [variant.prediction for variant in variants]
+    fits = _common_verdict(predictions)
+    depends_on: tuple[str, ...] = ()
+    if fits is None:
+        causes = [*_deciding(variants)]
+        for prediction in predictions:
+            causes += prediction.depends_on
+        depends_on = tuple(dict.fromkeys(causes))
+    facts = " ".join(f"{name}={value}" for name, value in top.facts.items())
+
+    def over_all(figure: Callable[[Prediction], Estimate]) -> Estimate:
+        return _hull(figure(top.prediction), map(figure, predictions))
+
     return dataclasses.replace(
-        top,
+        top.prediction,
         fits=fits,
-        failure=top.failure if fits is False else None,
-        depends_on=() if fits is not None else tuple(dict.fromkeys(causes)),
-        peak_memory_bytes=_hull(top.peak_memory_bytes, [one.peak_memory_bytes for one in everyone]),
-        torch_peak_allocated_bytes=_hull(
-            top.torch_peak_allocated_bytes, [one.torch_peak_allocated_bytes for one in everyone]
-        ),
-        torch_peak_reserved_bytes=_hull(
-            top.torch_peak_reserved_bytes, [one.torch_peak_reserved_bytes for one in everyone]
-        ),
-        phases=tuple(_phase(phase, everyone) for phase in top.phases),
+        failure=top.prediction.failure if fits is False else None,
+        depends_on=depends_on,
+        peak_memory_bytes=over_all(lambda row: row.peak_memory_bytes),
+        torch_peak_allocated_bytes=over_all(lambda row: row.torch_peak_allocated_bytes),
+        torch_peak_reserved_bytes=over_all(lambda row: row.torch_peak_reserved_bytes),
+        phases=tuple(_phase_over_all(phase, predictions) for phase in top.prediction.phases),
         tokens_per_second=None,
-        assumptions=(*top.assumptions, f"worst case of the unknown facts: {assumed}"),
+        assumptions=(
+            *top.prediction.assumptions,
+            f"worst case of the unknown facts: {facts}",
+        ),
     )
 
 
-def _hull(top: Estimate, several: Sequence[Estimate]) -> Estimate:
+def _common_verdict(predictions: Iterable[Prediction]) -> bool | None:
+    verdicts = {prediction.fits for prediction in predictions}
+    return verdicts.pop() if len(verdicts) == 1 else None
+
+
+def _hull(top: Estimate, estimates: Iterable[Estimate]) -> Estimate:
+    """Return the value of the first, with the interval over all."""
+    ends = list(estimates)
     return Estimate(
-        value=top.value, low=min(one.low for one in several), high=max(one.high for one in several)
+        value=top.value,
+        low=min(estimate.low for estimate in ends),
+        high=max(estimate.high for estimate in ends),
     )
 
 
-def _phase(phase: PhasePrediction, everyone: Sequence[Prediction]) -> PhasePrediction:
-    same = [
-        other.peak_bytes for one in everyone for other in one.phases if other.name == phase.name
-    ]
-    return dataclasses.replace(phase, peak_bytes=_hull(phase.peak_bytes, same), seconds=None)
+def _phase_over_all(phase: PhasePrediction, predictions: Iterable[Prediction]) -> PhasePrediction:
+    peaks = []
+    for prediction in predictions:
+        for other in prediction.phases:
+            if other.name == phase.name:
+                peaks.append(other.peak_bytes)
+    return dataclasses.replace(phase, peak_bytes=_hull(phase.peak_bytes, peaks), seconds=None)
 
 
 def _deciding(variants: Sequence[FactVariant]) -> Iterator[str]:
     """Yield the facts that change the verdict when they alone change."""
     for name in variants[0].facts:
-        by_value: dict[KnobValue, set[bool | None]] = {}
-        by_others: dict[frozenset[tuple[str, KnobValue]], set[bool | None]] = {}
-        for one in variants:
-            others = frozenset((fact, value) for fact, value in one.facts.items() if fact != name)
-            by_value.setdefault(one.facts[name], set()).add(one.prediction.fits)
-            by_others.setdefault(others, set()).add(one.prediction.fits)
-        if any(len(found) > 1 for found in by_others.values()):
-            verdicts = {
-                value: next(iter(found)) if len(found) == 1 else None
-                for value, found in by_value.items()
-            }
-            texts = (f"{VERDICTS[verdict]} with {value}" for value, verdict in verdicts.items())
-            yield f"{name}, which is not given: {', '.join(texts)}"
+        by_value: dict[KnobValue, list[Prediction]] = {}
+        by_other_facts: dict[frozenset[tuple[str, KnobValue]], list[Prediction]] = {}
+        for variant in variants:
+            others = {fact: value for fact, value in variant.facts.items() if fact != name}
+            by_value.setdefault(variant.facts[name], []).append(variant.prediction)
+            by_other_facts.setdefault(frozenset(others.items()), []).append(variant.prediction)
+        if not any(_differ(predictions) for predictions in by_other_facts.values()):
+            continue
+        texts = []
+        for value, predictions in by_value.items():
+            texts.append(f"{VERDICTS[_common_verdict(predictions)]} with {value}")
+        yield f"{name}, which is not given: {', '.join(texts)}"
+
+
+def _differ(predictions: Iterable[Prediction]) -> bool:
+    return len({prediction.fits for prediction in predictions}) > 1

@@ -1,8 +1,9 @@
 """Images in a vision-language model: parameters and memory of its towers, tokens of an image by the
 rules of its processor.
 
-d: hidden size, m: MLP width, h: hidden size of the language model. Tests compare the sums with
-transformers' own models, the tokens with its processors.
+    d  hidden size    m  MLP width    h  hidden size of the language model    k  merged side
+
+Tests compare the sums with transformers' own models, the tokens with its processors.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from autotune.core.dataset import Images
 from autotune.core.errors import BadInput
 from autotune.core.files import read_loose_json
 from autotune.core.space import KnobValue
-from autotune.estimate.layer_shape import Config, number, numbers
+from autotune.estimate.model_config import Config, number, numbers
+
+# Parameters.
 
 
 def tower_parameters(config: Config) -> int:
@@ -24,79 +27,68 @@ def tower_parameters(config: Config) -> int:
     if not isinstance(vision, Mapping):
         return _audio(config)
     text = config.get("text_config")
-    hidden = number(text if isinstance(text, Mapping) else config, "hidden_size")
+    text_hidden = number(text if isinstance(text, Mapping) else config, "hidden_size")
     kind = str(vision.get("model_type", config.get("model_type")))
     if kind not in _TOWERS:
         raise BadInput(
             f"No shape is known for the vision tower {kind!r}.",
             way_out="Give the language model's config alone.",
         )
-    return _TOWERS[kind](vision, hidden) + _audio(config)
+    return _TOWERS[kind](vision, text_hidden) + _audio(config)
 
 
 def _plain_layer(hidden: int, width: int) -> int:
     """Four projections, a plain MLP and two layer norms, all with biases."""
-    return 4 * hidden * (hidden + 1) + 2 * hidden * width + width + hidden + 4 * hidden
+    projections = 4 * hidden * (hidden + 1)
+    mlp = 2 * hidden * width + width + hidden
+    norms = 4 * hidden
+    return projections + mlp + norms
 
 
 def _siglip(vision: Config, text_hidden: int) -> int:
     """SigLIP with Gemma 3's projection."""
     hidden, width, patch = numbers(vision, "hidden_size", "intermediate_size", "patch_size")
     side = number(vision, "image_size") // patch
-    patches = (
-        hidden * (number(vision, "num_channels", 3) * patch * patch + 1) + side * side * hidden
-    )
+    pixels = number(vision, "num_channels", 3) * patch * patch
+    patches = hidden * (pixels + 1) + side * side * hidden
+    layers = number(vision, "num_hidden_layers") * _plain_layer(hidden, width)
     projection = hidden * text_hidden + hidden
-    return (
-        patches
-        + number(vision, "num_hidden_layers") * _plain_layer(hidden, width)
-        + 2 * hidden
-        + projection
-    )
+    return patches + layers + 2 * hidden + projection
 
 
 def _qwen2_5_vl(vision: Config, text_hidden: int) -> int:
     """RMS norms and a gated MLP; merger: 4d·4d + 4d·h."""
     hidden, width = number(vision, "hidden_size"), number(vision, "intermediate_size", 3420)
-    layer = 4 * hidden * (hidden + 1) + 3 * hidden * width + 2 * width + hidden + 2 * hidden
-    return (
-        _patches(vision, 14)
-        + number(vision, "depth", 32) * layer
-        + hidden
-        + _merger(vision, text_hidden)
-    )
+    projections = 4 * hidden * (hidden + 1)
+    mlp = 3 * hidden * width + 2 * width + hidden
+    norms = 2 * hidden
+    layers = number(vision, "depth", 32) * (projections + mlp + norms)
+    return _patches(vision, 14) + layers + hidden + _merger(vision, text_hidden)
 
 
 def _qwen3_vl(vision: Config, text_hidden: int) -> int:
     """Layer norms and a plain MLP, positions, and a merger beside each layer of DeepStack."""
     hidden, width = numbers(vision, "hidden_size", "intermediate_size")
     merged = hidden * number(vision, "spatial_merge_size", 2) ** 2
-    deep = vision.get("deepstack_visual_indexes")
-    mergers = (len(deep) if isinstance(deep, list) else 0) * (
-        2 * merged + _merger(vision, text_hidden)
-    )
-    outside = (
-        _patches(vision, 16) + hidden + number(vision, "num_position_embeddings", 2304) * hidden
-    )
-    return (
-        outside
-        + number(vision, "depth") * _plain_layer(hidden, width)
-        + 2 * hidden
-        + _merger(vision, text_hidden)
-        + mergers
-    )
+    merger = _merger(vision, text_hidden)
+    deep_mergers = _deepstack_levels(vision) * (2 * merged + merger)
+    positions = number(vision, "num_position_embeddings", 2304) * hidden
+    outside = _patches(vision, 16) + hidden + positions
+    layers = number(vision, "depth") * _plain_layer(hidden, width)
+    return outside + layers + 2 * hidden + merger + deep_mergers
 
 
-def _patches(vision: Config, patch: int) -> int:
+def _deepstack_levels(vision: Config) -> int:
+    levels = vision.get("deepstack_visual_indexes")
+    return len(levels) if isinstance(levels, list) else 0
+
+
+def _patches(vision: Config, default_side: int) -> int:
+    """Projection of a patch: d · channels · frames · side²."""
     channels = number(vision, "in_channels", number(vision, "in_chans", 3))
-    side = number(vision, "patch_size", number(vision, "spatial_patch_size", patch))
-    return (
-        number(vision, "hidden_size")
-        * channels
-        * number(vision, "temporal_patch_size", 2)
-        * side
-        * side
-    )
+    side = number(vision, "patch_size", number(vision, "spatial_patch_size", default_side))
+    frames = number(vision, "temporal_patch_size", 2)
+    return number(vision, "hidden_size") * channels * frames * side * side
 
 
 def _merger(vision: Config, text_hidden: int) -> int:
@@ -110,12 +102,15 @@ def _gemma4(vision: Config, text_hidden: int) -> int:
     tables.
     """
     hidden, width, patch = numbers(vision, "hidden_size", "intermediate_size", "patch_size")
-    head = number(vision, "head_dim", hidden // number(vision, "num_attention_heads"))
-    query, key = (
-        number(vision, name) * head for name in ("num_attention_heads", "num_key_value_heads")
-    )
-    layer = 2 * hidden * query + 2 * hidden * key + 3 * hidden * width + 2 * head + 4 * hidden
-    patches = 3 * patch * patch * hidden + 2 * number(vision, "position_embedding_size") * hidden
+    heads = number(vision, "num_attention_heads")
+    head_dim = number(vision, "head_dim", hidden // heads)
+    queries = heads * head_dim
+    keys = number(vision, "num_key_value_heads") * head_dim
+
+    attention = 2 * hidden * queries + 2 * hidden * keys + 2 * head_dim
+    layer = attention + 3 * hidden * width + 4 * hidden
+    positions = 2 * number(vision, "position_embedding_size") * hidden
+    patches = 3 * patch * patch * hidden + positions
     return patches + number(vision, "num_hidden_layers") * layer + hidden * text_hidden
 
 
@@ -126,20 +121,17 @@ def _gemma4_unified(vision: Config, text_hidden: int) -> int:
     width, projected = numbers(vision, "mm_embed_dim", "output_proj_dims")
     side = number(vision, "patch_size", 16) * number(vision, "pooling_kernel_size", 3)
     pixels = 3 * side * side
+    projection = pixels * width + width
     norms = 2 * pixels + 4 * width
-    return (
-        pixels * width
-        + width
-        + norms
-        + 2 * number(vision, "mm_posemb_size") * width
-        + projected * text_hidden
-    )
+    positions = 2 * number(vision, "mm_posemb_size") * width
+    return projection + norms + positions + projected * text_hidden
 
 
 def _llama4(vision: Config, text_hidden: int) -> int:
     hidden, width, patch = numbers(vision, "hidden_size", "intermediate_size", "patch_size")
     places = (number(vision, "image_size") // patch) ** 2 + 1
-    patches = number(vision, "num_channels", 3) * patch * patch * hidden + hidden + places * hidden
+    pixels = number(vision, "num_channels", 3) * patch * patch
+    patches = pixels * hidden + hidden + places * hidden
     first, second = numbers(vision, "projector_input_dim", "projector_output_dim")
     adapter = width * first + second * second
     projection = number(vision, "vision_output_dim") * text_hidden
@@ -147,14 +139,20 @@ def _llama4(vision: Config, text_hidden: int) -> int:
     return patches + 4 * hidden + layers + adapter + projection
 
 
+_QWEN3_TOWERS = (
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_vl_vision",
+    "qwen3_vl_moe_vision",
+    "qwen3_5_vision",
+    "qwen3_5_moe_vision",
+)
 _TOWERS: Mapping[str, Callable[[Config, int], int]] = {
     "siglip_vision_model": _siglip,
     "qwen2_5_vl": _qwen2_5_vl,
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen3_vl),
-    **dict.fromkeys(
-        ("qwen3_vl_vision", "qwen3_vl_moe_vision", "qwen3_5_vision", "qwen3_5_moe_vision"),
-        _qwen3_vl,
-    ),
+    **dict.fromkeys(_QWEN3_TOWERS, _qwen3_vl),
     "gemma4_vision": _gemma4,
     "gemma4_unified_vision": _gemma4_unified,
     "llama4_vision_model": _llama4,
@@ -168,7 +166,20 @@ def _audio(config: Config) -> int:
         return 0
     if audio.get("model_type") == "gemma4_unified_audio":
         return number(audio, "output_proj_dims") * number(text, "hidden_size")
-    hidden, out = number(audio, "hidden_size"), number(audio, "output_proj_dims")
+    hidden, out = numbers(audio, "hidden_size", "output_proj_dims")
+    heads, kernel = number(audio, "num_attention_heads"), number(audio, "conv_kernel_size")
+
+    feed_forward = 2 * 4 * hidden * hidden + 2 * hidden
+    attention = 5 * hidden * hidden + hidden // heads
+    convolution = 3 * hidden * hidden + kernel * hidden + 2 * hidden
+    layer = 2 * feed_forward + attention + convolution + 3 * hidden
+    projection = hidden * out + out + out * number(text, "hidden_size")
+    layers = number(audio, "num_hidden_layers") * layer
+    return _subsampling(audio, hidden) + projection + layers
+
+
+def _subsampling(audio: Config, hidden: int) -> int:
+    """Two convolutions of 3 x 3 with norms, and a projection of a quarter of the bands."""
     match audio.get("subsampling_conv_channels"):
         case None:
             first, second = 128, 32
@@ -179,18 +190,11 @@ def _audio(config: Config) -> int:
                 "The model's config states no two numbers as subsampling_conv_channels.",
                 way_out="Give the whole config.json of the model.",
             )
-    subsampling = 9 * first + first + 9 * first * second + second + first // 4 * second * hidden
-    feed_forward = 2 * 4 * hidden * hidden + 2 * hidden
-    attention = 5 * hidden * hidden + hidden // number(audio, "num_attention_heads")
-    convolution = (
-        2 * hidden * hidden
-        + hidden * hidden
-        + number(audio, "conv_kernel_size") * hidden
-        + 2 * hidden
-    )
-    layer = 2 * feed_forward + attention + convolution + 3 * hidden
-    outside = subsampling + hidden * out + out + out * number(text, "hidden_size")
-    return outside + number(audio, "num_hidden_layers") * layer
+    convolutions = 9 * first + first + 9 * first * second + second
+    return convolutions + first // 4 * second * hidden
+
+
+# Memory in an engine.
 
 
 def profiled_encoder(config: Config, size: int, *, hidden: int, tokens: int) -> tuple[int, int]:
@@ -201,17 +205,18 @@ def profiled_encoder(config: Config, size: int, *, hidden: int, tokens: int) -> 
     cache = N · hidden · size · (1 + deepstack levels), held during the decoder's run
     tower = P · size · (2 · d + max(3 · m, 6 · d))
     """
-    image, patches = largest(config)
+    image_tokens, image_patches = largest(config)
     vision = config.get("vision_config")
-    if not image or not isinstance(vision, Mapping):
+    if not image_tokens or not isinstance(vision, Mapping):
         return 0, 0
-    images = max(tokens, image) // image
-    deep = vision.get("deepstack_visual_indexes")
-    width, wide = number(vision, "hidden_size"), number(vision, "intermediate_size", 3420)
-    levels = 1 + (len(deep) if isinstance(deep, list | tuple) else 0)
-    return images * image * hidden * size * levels, images * patches * size * (
-        2 * width + max(3 * wide, 6 * width)
-    )
+    images = max(tokens, image_tokens) // image_tokens
+    width = number(vision, "hidden_size")
+    mlp_width = number(vision, "intermediate_size", 3420)
+    levels = vision.get("deepstack_visual_indexes")
+    outputs = 1 + (len(levels) if isinstance(levels, list | tuple) else 0)
+    cache = images * image_tokens * hidden * size * outputs
+    tower = images * image_patches * size * (2 * width + max(3 * mlp_width, 6 * width))
+    return cache, tower
 
 
 # Tokens of an image.
@@ -242,16 +247,21 @@ def images_of(
             f"--image-size: the tokens of an image are not known for {kind}.",
             way_out=f"Leave it out, or use one of {', '.join(sorted(_RULES))}.",
         )
-    file = None if folder is None else folder / "preprocessor_config.json"
-    stated: object = None
-    if file is not None and file.is_file():
-        stated = read_loose_json(
-            file, largest_bytes=MAX_PREPROCESSOR_BYTES, way_out="Save or download the model again."
-        )
-    tokens, options = _RULES[kind](
-        config, stated if isinstance(stated, dict) else {}, height, width
-    )
+    tokens, options = _RULES[kind](config, _preprocessor(folder), height, width)
     return Images(count=count, width=width, height=height, tokens=tokens, processor=options)
+
+
+def _preprocessor(folder: Path | None) -> Config:
+    """Return the content of preprocessor_config.json; empty if it is not there."""
+    if folder is None:
+        return {}
+    file = folder / "preprocessor_config.json"
+    if not file.is_file():
+        return {}
+    stated = read_loose_json(
+        file, largest_bytes=MAX_PREPROCESSOR_BYTES, way_out="Save or download the model again."
+    )
+    return stated if isinstance(stated, dict) else {}
 
 
 def largest(config: Config) -> tuple[int, int]:
@@ -263,14 +273,12 @@ def largest(config: Config) -> tuple[int, int]:
         return 0, 0
     vision = _vision(config)
     if kind == "gemma3":
-        return (
-            number(config, "mm_tokens_per_image", 256),
-            (number(vision, "image_size") // number(vision, "patch_size")) ** 2,
-        )
-    name, usual = (
-        ("pooling_kernel_size", 3) if kind.startswith("gemma4") else ("spatial_merge_size", 2)
-    )
-    pooled = number(vision, name, usual)
+        patches = number(vision, "image_size") // number(vision, "patch_size")
+        return number(config, "mm_tokens_per_image", 256), patches**2
+    if kind.startswith("gemma4"):
+        pooled = number(vision, "pooling_kernel_size", 3)
+    else:
+        pooled = number(vision, "spatial_merge_size", 2)
     tokens, _ = _RULES[kind](config, {}, LARGEST_SIDE, LARGEST_SIDE)
     return tokens, tokens * pooled**2
 
@@ -293,40 +301,61 @@ def _multiples(least_pixels: int, most_pixels: int, patch: int) -> Rule:
         edges = size if isinstance(size, Mapping) else {}
         least = number(preprocessor, "min_pixels", number(edges, "shortest_edge", least_pixels))
         most = number(preprocessor, "max_pixels", number(edges, "longest_edge", most_pixels))
-        options: Options = {"patch_size": side, "merge_size": merge, "temporal_patch_size": 2}
-        options |= {"min_pixels": least, "max_pixels": most}
         factor = side * merge
-        high, wide = (max(factor, round(pixels / factor) * factor) for pixels in (height, width))
-        if high * wide > most:
-            scale = math.sqrt(height * width / most)
-            high, wide = (
-                max(factor, math.floor(pixels / scale / factor) * factor)
-                for pixels in (height, width)
-            )
-        elif high * wide < least:
-            scale = math.sqrt(least / (height * width))
-            high, wide = (math.ceil(pixels * scale / factor) * factor for pixels in (height, width))
+        high, wide = _scaled(height, width, factor, least, most)
+        options: Options = {
+            "patch_size": side,
+            "merge_size": merge,
+            "temporal_patch_size": 2,
+            "min_pixels": least,
+            "max_pixels": most,
+        }
         return high * wide // factor**2, options
 
     return rule
 
 
+def _scaled(height: int, width: int, factor: int, least: int, most: int) -> tuple[int, int]:
+    """Return the sides as multiples of the factor, with least to most pixels together."""
+
+    def rounded(pixels: int) -> int:
+        return max(factor, round(pixels / factor) * factor)
+
+    def smaller(pixels: int) -> int:
+        scale = math.sqrt(height * width / most)
+        return max(factor, math.floor(pixels / scale / factor) * factor)
+
+    def larger(pixels: int) -> int:
+        scale = math.sqrt(least / (height * width))
+        return math.ceil(pixels * scale / factor) * factor
+
+    pixels = rounded(height) * rounded(width)
+    if pixels > most:
+        return smaller(height), smaller(width)
+    if pixels < least:
+        return larger(height), larger(width)
+    return rounded(height), rounded(width)
+
+
 def _fixed(config: Config, preprocessor: Config, height: int, width: int) -> tuple[int, Options]:
-    """Every image has one size and one number of tokens."""
+    """Return the one number of tokens that every image has, and the one size."""
     side = number(_vision(config), "image_size")
     return number(config, "mm_tokens_per_image", 256), {"size": {"height": side, "width": side}}
 
 
 def _fitted(config: Config, preprocessor: Config, height: int, width: int) -> tuple[int, Options]:
-    """The largest size of these proportions within a number of patches, pooled."""
+    """Return the tokens of the largest size of these proportions within a number of patches,
+    pooled.
+    """
     vision = _vision(config)
     patch, pool = number(vision, "patch_size", 16), number(vision, "pooling_kernel_size", 3)
-    tokens = number(config, "vision_soft_tokens_per_image", number(vision, "num_soft_tokens", 280))
+    most = number(config, "vision_soft_tokens_per_image", number(vision, "num_soft_tokens", 280))
     side = patch * pool
-    scale = math.sqrt(tokens * side * side / (height * width))
-    high, wide = (max(1, math.floor(scale * pixels / side)) for pixels in (height, width))
-    options: Options = {"patch_size": patch, "pooling_kernel_size": pool, "max_soft_tokens": tokens}
-    return min(tokens, high * wide), options
+    scale = math.sqrt(most * side * side / (height * width))
+    rows = max(1, math.floor(scale * height / side))
+    columns = max(1, math.floor(scale * width / side))
+    options: Options = {"patch_size": patch, "pooling_kernel_size": pool, "max_soft_tokens": most}
+    return min(most, rows * columns), options
 
 
 # Bounds of the models' preprocessor_config.json on the hub (Qwen/Qwen2.5-VL-7B-Instruct,

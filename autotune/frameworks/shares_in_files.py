@@ -16,7 +16,7 @@ from autotune.core.engine_share import share_of_gpu, share_of_limit, share_scale
 from autotune.core.job import Hardware, Job, Task
 from autotune.core.space import Candidate, KnobValue
 from autotune.core.units import format_bytes
-from autotune.estimate.rollout_engine import shared_bytes
+from autotune.estimate.engine_use import shared_bytes
 from autotune.frameworks.base import Field, Settings, Trainer
 from autotune.frameworks.trl.settings import with_server
 from autotune.machine.hardware_detection import gpu_of

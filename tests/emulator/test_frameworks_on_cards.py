@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.estimate import rollout_engine
+from autotune.estimate.engine_passes import outside_torch_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = Path(os.environ.get("AUTOTUNE_CUDA_FRAMEWORKS", ROOT / ".venvs"))
@@ -49,8 +49,6 @@ def test_real_steps_stay_within_the_prediction(framework: str, tmp_path: Path) -
         # The emulated driver has nothing of what vLLM holds outside torch: the cache of an engine
         # in this process takes it.
         outside = (
-            rollout_engine.outside_torch_bytes(1).value
-            if "engine start" in trainer["phase_peak_bytes"]
-            else 0
+            outside_torch_bytes(1).value if "engine start" in trainer["phase_peak_bytes"] else 0
         )
         assert allocated["low"] <= trainer["torch_allocated_bytes"] - outside <= allocated["high"]

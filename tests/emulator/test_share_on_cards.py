@@ -10,7 +10,7 @@ import pytest
 
 from autotune import catalog
 from autotune.core.units import GIB
-from autotune.estimate.rollout_engine import shared_bytes
+from autotune.estimate.engine_use import shared_bytes
 from tests.emulator.on_cards import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

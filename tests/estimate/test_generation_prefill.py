@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from autotune.estimate import model_shape
+from autotune.estimate.prefill_events import prefill_events
 from autotune.estimate.transformers_generation import (
     CACHE,
-    prefill_events,
     prefill_sizes,
-    sizes_of,
+    sizes_by_name,
     transformers_generation,
 )
 
@@ -35,7 +35,9 @@ def test_the_peak_of_the_events_is_that_of_the_formula(changed: dict[str, int]) 
     config, batch, prompt = {**CONFIG, **changed}, 8, 512
     shape = model_shape.shape(config)
     cached = batch * prompt * 2 * shape.key_value_heads * shape.head_dim
-    sizes = sizes_of(prefill_sizes(shape, dtype="bfloat16", batch=batch, prompt=prompt), cached, 0)
+    sizes = sizes_by_name(
+        prefill_sizes(shape, dtype="bfloat16", batch=batch, prompt=prompt), cached, 0
+    )
     found = prefill_events(len(shape.layers), frozenset(sizes))
     live = peak = 0
     for entry in found.order:
@@ -52,7 +54,7 @@ def test_the_peak_of_the_events_is_that_of_the_formula(changed: dict[str, int]) 
 
 
 def test_each_layer_makes_its_cache_before_the_next_one_begins() -> None:
-    sizes = sizes_of(
+    sizes = sizes_by_name(
         prefill_sizes(model_shape.shape(CONFIG), dtype="bfloat16", batch=8, prompt=512), 1000, 0
     )
     found = prefill_events(3, frozenset(sizes))

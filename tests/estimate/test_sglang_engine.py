@@ -11,7 +11,9 @@ import yaml
 from autotune.catalog.model_lookup import find_model
 from autotune.core.composition import EngineSettings
 from autotune.core.units import GIB
-from autotune.estimate import engine_memory, model_shape, rollout_engine
+from autotune.estimate import engine_memory, model_shape, rollout_engine, sglang_engine
+from autotune.estimate.engine_passes import graph_bytes
+from autotune.estimate.engine_use import EngineUse
 
 LOGS: list[dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("sglang_logs.yaml").read_text(encoding="utf-8")
@@ -35,8 +37,8 @@ def name(row: dict[str, Any]) -> str:
 def test_the_cache_is_what_the_log_says(row: dict[str, Any]) -> None:
     ranks, shape = row.get("tensor_parallel", 1), shape_of(row)
     weights = row["free"] - row["after_weights"]
-    cache = rollout_engine.cache_bytes(row["free"] * GIB, row["fraction"], weights * GIB)
-    assert cache // rollout_engine.cache_bytes_per_token(shape, 2, ranks) == pytest.approx(
+    cache = sglang_engine.cache_bytes(row["free"] * GIB, row["fraction"], weights * GIB)
+    assert cache // sglang_engine.cache_bytes_per_token(shape, 2, ranks) == pytest.approx(
         row["tokens"], rel=0.001
     )
     computed = engine_memory.weight_bytes(shape, dtype="bfloat16", tensor_parallel=ranks) / GIB
@@ -48,23 +50,21 @@ def test_the_table_of_requests_is_most_of_what_the_pools_take_besides(row: dict[
     shape = shape_of(row)
     cache = (
         row["tokens"]
-        * rollout_engine.cache_bytes_per_token(shape, 2, row.get("tensor_parallel", 1))
+        * sglang_engine.cache_bytes_per_token(shape, 2, row.get("tensor_parallel", 1))
         / GIB
     )
     besides = row["after_weights"] - cache - row["pool_end"]
-    table = rollout_engine.request_table_bytes(shape, row["requests"]) / GIB
+    table = sglang_engine.request_table_bytes(shape, row["requests"]) / GIB
     assert table * LOGGED_POSITIONS / shape.positions == pytest.approx(besides, abs=0.2)
 
 
 @pytest.mark.parametrize("row", CAPTURED, ids=name)
 def test_captured_graphs_are_in_the_interval(row: dict[str, Any]) -> None:
-    found = rollout_engine.graph_bytes(
-        shape_of(row), 2, row.get("tensor_parallel", 1), row["captured"], 8192
-    )
+    found = graph_bytes(shape_of(row), 2, row.get("tensor_parallel", 1), row["captured"], 8192)
     assert found.low <= row["graphs"] * GIB <= found.high
 
 
-def fitted(**about: Any) -> rollout_engine.EngineUse:
+def fitted(**about: Any) -> EngineUse:
     other = about.pop("other", 0)
     settings = EngineSettings(
         **{

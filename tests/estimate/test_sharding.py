@@ -9,7 +9,7 @@ import pytest
 
 from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Part, Trace
 from autotune.core.units import MIB
-from autotune.estimate.insertion import gathered_bytes, inserted
+from autotune.estimate.insertion import inserted
 from autotune.estimate.sharding import Ddp, Sharding, apply, compared_ranks, fsdp1
 from autotune.estimate.sharding.fsdp1 import broadcast_copies, flat_units
 from autotune.estimate.sharding.rewriter import (
@@ -22,7 +22,9 @@ from autotune.estimate.sharding.rewriter import (
     optimizer_of,
 )
 from autotune.estimate.sharding.zero import fullest_rank
-from autotune.estimate.trace_context import TraceContext, emptied, insertions, places_in
+from autotune.estimate.step_in_context import emptied, insertions, places_in
+from autotune.estimate.trace_context import TraceContext
+from autotune.estimate.weight_sync import gathered_bytes
 from tests.estimate.synthetic import composition, replay
 from tests.estimate.test_trace_context import generation
 

@@ -12,8 +12,10 @@ import pytest
 from autotune.core.composition import Composition, EngineSettings
 from autotune.core.trace import Trace
 from autotune.core.units import MIB
-from autotune.estimate.insertion import Insertion, inserted, receiving_failure
-from autotune.estimate.trace_context import TraceContext, insertions, places_in, step_context
+from autotune.estimate.insertion import Insertion, inserted
+from autotune.estimate.step_in_context import insertions, places_in
+from autotune.estimate.trace_context import TraceContext, step_context
+from autotune.estimate.weight_sync import receiving_failure
 from tests.estimate.synthetic import Book, composition, hardware, situation, training
 
 ENGINE = EngineSettings(utilization=0.3, max_model_length=1024, max_num_seqs=8, sleep=True)

@@ -9,9 +9,10 @@ import pytest
 
 from autotune.core.trace import Trace
 from autotune.core.units import MIB
-from autotune.estimate.insertion import Generation
 from autotune.estimate.replay import PhaseUse, StepStage, TraceUsage
-from autotune.estimate.trace_context import TraceContext, loaded_once, places_in
+from autotune.estimate.step_in_context import loaded_once, places_in
+from autotune.estimate.trace_context import TraceContext
+from autotune.estimate.trainer_rollout import Generation
 from tests.estimate.synthetic import Book, training
 
 WORKSPACE = 8 * MIB + 128 * 1024

@@ -15,10 +15,11 @@ import pytest
 from autotune import catalog
 from autotune.core.composition import EngineSettings
 from autotune.core.units import GIB, MIB
-from autotune.estimate import engine_memory, rollout_engine
+from autotune.estimate import engine_memory, engine_passes
 from autotune.estimate.engine_memory import Pages, pages
+from autotune.estimate.engine_use import EngineUse
 from autotune.estimate.model_shape import Shape, shape
-from autotune.estimate.rollout_engine import EngineUse, fit
+from autotune.estimate.rollout_engine import fit
 
 LOGS = [
     json.loads(line)
@@ -116,8 +117,8 @@ def test_an_offloaded_engine_has_no_weights_and_no_cache() -> None:
 
 def test_eager_captures_nothing() -> None:
     assert used(eager=True).parts["cuda_graphs"] == 0
-    assert rollout_engine.captured_sizes(32, 4096) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
-    assert rollout_engine.captured_sizes(1024, 8192)[-1] == 512 and rollout_engine.captured_sizes(
+    assert engine_passes.captured_sizes(32, 4096) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
+    assert engine_passes.captured_sizes(1024, 8192)[-1] == 512 and engine_passes.captured_sizes(
         1, 4096
     ) == [1, 2]
 
@@ -292,7 +293,7 @@ def test_profiling_peaks_equal_public_logs(row: Mapping[str, Any]) -> None:
     """Within 4 percent; a release that does not compile holds more at a time, which the interval
     covers.
     """
-    found = rollout_engine.activation_bytes(
+    found = engine_passes.activation_bytes(
         shape(config_of(row["model"])),
         2,
         row["tensor_parallel"],

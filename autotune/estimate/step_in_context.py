@@ -1,0 +1,286 @@
+"""A traced step put into its context: the places in the step, what is inserted there, and the
+points where the cache is emptied.
+
+    load | first sync | first rollout | step 0 | sync | rollout | step 1 | ...
+
+Inserted are: while loading, a block for all weights and the buffers of an engine in the trainer's
+process; with the first product of each thread that multiplies, the forward pass's and autograd's, a
+workspace of cuBLAS; and what a sync and a rollout hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from autotune.core.measurement import Phase
+from autotune.core.trace import Mark, Part, Trace
+from autotune.estimate.insertion import Insertion
+from autotune.estimate.trace_context import TraceContext
+from autotune.estimate.trainer_rollout import PassGathering, rollout
+from autotune.estimate.weight_sync import SYNC_STREAM, Block
+
+FORWARD_PHASES: tuple[Phase, ...] = ("score", "forward")
+BETWEEN_STEPS: tuple[Phase, ...] = ("rollout", "sync")
+MADE_WHILE_PREPARING: tuple[Part, ...] = ("communication", "optimizer")
+
+
+# 1. The phases of a step.
+
+
+def loaded_once(trace: Trace) -> Trace:
+    """Assign work that is marked as loading between two phases to the phase before it, and what
+    lies between the last backward pass and the optimizer's step, such as clipping, to the backward
+    pass: it is no forward pass.
+    """
+    marks: list[Mark] = []
+    running: Phase | None = None
+    for mark in trace.marks:
+        if mark.phase != "load":
+            running = mark.phase
+        elif running is not None:
+            mark = replace(mark, phase=running)
+        marks.append(mark)
+
+    before_optimizer = False
+    for at in reversed(range(len(marks))):
+        if before_optimizer and marks[at].phase == "forward":
+            marks[at] = replace(marks[at], phase="backward")
+        else:
+            before_optimizer = marks[at].phase == "optimizer"
+    return replace(trace, marks=tuple(marks))
+
+
+# 2. The places.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Events of a step at which contexts insert; the same for every context."""
+
+    loaded_bytes: int  # weights held after loading
+    # the first after the weights are there, before they are prepared for training on several ranks
+    prepared_event: int
+    multiplying: tuple[int, ...]  # events after which a thread has a cuBLAS workspace
+    cycles: tuple[tuple[int, int], ...]  # (event, step) of each rollout
+    gathering: PassGathering | None = None  # of the first forward pass
+
+
+def places_in(trace: Trace) -> Places:
+    loaded = _end_of_loading(trace)
+    weights = trace.live_parts_at(loaded - 1).get("weights", 0) if loaded else 0
+    # Statistics of quantised weights are made later, as adapters are.
+    weights = max(0, weights - trace.inventory.statistics_bytes)
+    return Places(
+        loaded_bytes=weights,
+        prepared_event=_first_preparation(trace, loaded),
+        multiplying=tuple(_first_products(trace)),
+        cycles=tuple(_cycles(trace)),
+        gathering=_pass_gathering(trace),
+    )
+
+
+def _end_of_loading(trace: Trace) -> int:
+    """Return the first event after loading; 0 if nothing is loaded."""
+    if not any(mark.phase == "load" for mark in trace.marks):
+        return 0
+    return next((mark.event for mark in trace.marks if mark.phase != "load"), len(trace.events))
+
+
+def _first_preparation(trace: Trace, loaded: int) -> int:
+    """Return the event at which loaded weights begin to be prepared; else the end of loading."""
+    for event, entry in enumerate(trace.events[:loaded]):
+        if entry < 0:
+            continue
+        part = trace.part_names[trace.parts[entry - 1]]
+        if part in MADE_WHILE_PREPARING or entry - 1 in trace.emptied:
+            return event
+    return loaded
+
+
+def _first_products(trace: Trace) -> list[int]:
+    """Return the events after the first product of each cuBLAS thread: the forward pass's and
+    autograd's. Without a note in the trace: the first event of the pass.
+    """
+    if trace.products:
+        return [trace.events.index(number + 1) + 1 for number in trace.products]
+    events = []
+    for phases in (FORWARD_PHASES, ("backward",)):
+        for mark, span in trace.stretches():
+            if mark.phase in phases and len(span):
+                events.append(span.start + 1)
+                break
+    return events
+
+
+def _cycles(trace: Trace) -> Iterator[tuple[int, int]]:
+    """Yield the rollouts: one before the first step, whose cache the step meets, and one with all
+    state.
+    """
+    second = second_cycle(trace)
+    if second is None:
+        return
+    begin = next(mark for mark in trace.marks if mark.phase != "load")
+    if begin.event < second:
+        yield begin.event, begin.step
+    yield second, next(mark.step for mark in reversed(trace.marks) if mark.event <= second)
+
+
+def second_cycle(trace: Trace) -> int | None:
+    """Return the event of the next rollout; the end if one step was traced."""
+    loads = False
+    for mark in trace.marks:
+        if mark.phase == "load":
+            loads = True
+        elif mark.step >= 1:
+            return mark.event
+    return len(trace.events) if loads and len(trace.marks) > 1 else None
+
+
+def _pass_gathering(trace: Trace) -> PassGathering | None:
+    """Return what the first forward pass of a sharded step gathers; None: nothing."""
+    numbers: dict[int, int] = {}  # allocation -> its number among the gathered ones
+    order: list[int] = []
+    for entry in _first_gathering_pass(trace):
+        number = abs(entry) - 1
+        if entry > 0 and _is_gathered(trace, number):
+            numbers[number] = len(numbers)
+        if number in numbers:
+            own_entry = numbers[number] + 1
+            order.append(own_entry if entry > 0 else -own_entry)
+    if not numbers:
+        return None
+    sizes = [trace.sizes[number] for number in numbers]
+    frees = range(-1, -len(sizes) - 1, -1)
+    done = frozenset(order)
+    return PassGathering(
+        sizes=tuple(sizes),
+        streams=tuple(trace.streams.get(number, 0) for number in numbers),
+        order=tuple(order),
+        turn=_highest_after_root(sizes, order),
+        kept=tuple(free for free in frees if free not in done),
+    )
+
+
+def _first_gathering_pass(trace: Trace) -> Iterator[int]:
+    """Yield the entries of the forward passes, up to the end of the first one that gathers."""
+    gathering: Phase | None = None
+    for mark, span in trace.stretches():
+        if gathering is not None and mark.phase != gathering:
+            return
+        if mark.phase not in FORWARD_PHASES:
+            continue
+        for event in span:
+            entry = trace.events[event]
+            if entry > 0 and _is_gathered(trace, entry - 1):
+                gathering = mark.phase
+            yield entry
+
+
+def _is_gathered(trace: Trace, number: int) -> bool:
+    return trace.part_names[trace.parts[number]] == "communication"
+
+
+def _highest_after_root(sizes: list[int], order: list[int]) -> int:
+    """Return the events up to the highest point after the largest buffer, the root's, was given
+    back: a layer computes there. Without one: all events.
+    """
+    live = top = turn = 0
+    root, root_freed = max(sizes), False
+    for at, entry in enumerate(order):
+        size = sizes[abs(entry) - 1]
+        live += size if entry > 0 else -size
+        root_freed = root_freed or (entry < 0 and size == root)
+        if root_freed and live > top:
+            top, turn = live, at + 1
+    return turn or len(order)
+
+
+# 3. What is inserted.
+
+
+def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
+    """Yield everything that the context inserts into the step."""
+    yield from _while_loading(places, context)
+    yield from _workspaces(places, context)
+    for number, (event, step) in enumerate(places.cycles):
+        yield from _sync(number, event, step, context)
+        if context.generation is not None:
+            workspace_bytes = context.cublas_workspace_bytes if number == 0 else 0
+            gathering = places.gathering if context.generation.gathers_like_step else None
+            yield rollout(context.generation, event, step, workspace_bytes, gathering)
+
+
+def _while_loading(places: Places, context: TraceContext) -> Iterator[Insertion]:
+    if context.loads_at_once and places.loaded_bytes:
+        yield Insertion(
+            event=0, sizes=(places.loaded_bytes,), parts=("weights",), order=(1, -1), phase="load"
+        )
+    if context.engine_inputs_bytes is not None:
+        yield Insertion(
+            event=0 if context.engine_starts_first else places.prepared_event,
+            sizes=(context.engine_inputs_bytes, context.cublas_workspace_bytes),
+            parts=("inputs", "workspaces"),
+            order=(1, 2),
+        )
+
+
+def _workspaces(places: Places, context: TraceContext) -> Iterator[Insertion]:
+    """Yield a workspace of cuBLAS for each thread that multiplies.
+
+    The first product of the main thread is the engine's, or one of the first rollout, where the
+    trainer generates: their insertions have its workspace.
+    """
+    if not context.cublas_workspace_bytes:
+        return
+    generates = context.generation is not None and bool(places.cycles)
+    has_workspace = generates or context.engine_inputs_bytes is not None
+    events = places.multiplying[1:] if has_workspace else places.multiplying
+    for event in events:
+        yield Insertion(
+            event=event, sizes=(context.cublas_workspace_bytes,), parts=("workspaces",), order=(1,)
+        )
+
+
+def _sync(number: int, event: int, step: int, context: TraceContext) -> Iterator[Insertion]:
+    """Yield the weight sync before a rollout, if it holds anything."""
+    blocks: tuple[Block, ...] = context.sync
+    if number == 0:
+        blocks = context.first_sync + context.sync
+    if not blocks:
+        return
+    entries = range(1, len(blocks) + 1)
+    first_stream = SYNC_STREAM + number * context.sync_streams
+    yield Insertion(
+        event=event,
+        sizes=tuple(size for _, size in blocks),
+        parts=tuple(part for part, _ in blocks),
+        order=(*entries, *(-entry for entry in entries)),
+        phase="sync",
+        step=step,
+        streams={block: first_stream + block for block in range(context.sync_streams)},
+    )
+
+
+# 4. Where the cache is emptied.
+
+
+def emptied(trace: Trace, context: TraceContext) -> Iterator[int]:
+    """Yield the events of a trace with insertions before which the cache is emptied."""
+    for number in trace.emptied:
+        yield trace.events.index(number + 1)
+    every = context.empty_cache_steps
+    previous: Phase | None = None
+    begun: set[int] = set()
+    for mark, span in trace.stretches():
+        if not len(span) or mark.phase == previous:
+            continue
+        begins_step = mark.phase != "load" and mark.step not in begun
+        ends_rollout = previous in BETWEEN_STEPS and mark.phase not in BETWEEN_STEPS
+        if context.empties_before_rollout and (begins_step or ends_rollout):
+            yield span.start
+        if mark.phase == "backward" and every and mark.step % every == 0:
+            yield span.start
+        if begins_step:
+            begun.add(mark.step)
+        previous = mark.phase
