@@ -96,7 +96,10 @@ def run_flags(flags: Flags, *, listener: Listener = ignore_events) -> RunAnswer:
 
 
 def run_request(
-    sources: RequestSources, *, listener: Listener, pinned: frozenset[str] = frozenset()
+    sources: RequestSources,
+    *,
+    listener: Listener,
+    pinned: frozenset[str] = frozenset(),
 ) -> RunAnswer:
     """Run a search. `pinned` settings are never relaxed, like those of --hold."""
     from autotune.report.output_folder import check_folder, claimed_folder
@@ -138,12 +141,17 @@ def _with_share_notes(request: ParsedRequest, candidates: tuple[Candidate, ...])
 
 def _started(request: ParsedRequest, candidates: tuple[Candidate, ...]) -> JobStarted:
     return JobStarted(
-        job=request.job, candidates=candidates, assumed=request.assumed, notes=request.notes
+        job=request.job,
+        candidates=candidates,
+        assumed=request.assumed,
+        notes=request.notes,
     )
 
 
 def _forecast(
-    request: ParsedRequest, candidates: tuple[Candidate, ...], sources: RequestSources
+    request: ParsedRequest,
+    candidates: tuple[Candidate, ...],
+    sources: RequestSources,
 ) -> RunAnswer:
     """Predict all candidates; nothing is measured."""
     from autotune.prediction.service import open_prediction_service
@@ -166,7 +174,12 @@ def _forecast(
         warnings=request.notes,
         confirm_with=shlex.join(sources.command_line(mode="probe")),
     )
-    return RunAnswer(job=job, recommendation=None, forecast=answer, document=document)
+    return RunAnswer(
+        job=job,
+        recommendation=None,
+        forecast=answer,
+        document=document,
+    )
 
 
 def _search(
@@ -199,11 +212,18 @@ def _search(
         raise StorageLost(
             f"{recommendation.fault} {unwritten.what} Go on with: {commands['go on']}"
         ) from unwritten
-    return RunAnswer(job=found.job, recommendation=recommendation, forecast=None, document=document)
+    return RunAnswer(
+        job=found.job,
+        recommendation=recommendation,
+        forecast=None,
+        document=document,
+    )
 
 
 def _write_answer(
-    request: ParsedRequest, answer: Recommendation, sources: RequestSources
+    request: ParsedRequest,
+    answer: Recommendation,
+    sources: RequestSources,
 ) -> Mapping[str, Any]:
     """Write the winner's files and the page into the output folder; return the document."""
     from autotune.report.output_folder import head_lines
@@ -254,7 +274,11 @@ def _publish(
     return publish(job.out, write, describe, render)
 
 
-def _next_commands(out: Path, answer: Recommendation, sources: RequestSources) -> dict[str, str]:
+def _next_commands(
+    out: Path,
+    answer: Recommendation,
+    sources: RequestSources,
+) -> dict[str, str]:
     """Return the commands to train, to measure again and to continue. Flags go before a bare
     `--`.
     """
@@ -297,7 +321,11 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
         for variant in possible:
             prediction = service.of(variant.request.job).predict(variant.candidate)
             variants.append(
-                FactVariant(facts=variant.facts, candidate=variant.candidate, prediction=prediction)
+                FactVariant(
+                    facts=variant.facts,
+                    candidate=variant.candidate,
+                    prediction=prediction,
+                )
             )
 
         # 2. The worst combination represents the request.
@@ -326,7 +354,11 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
         unknown=variants if worst_variant.facts else (),
     )
     return PredictAnswer(
-        job=request.job, candidate=candidate, prediction=prediction, ways=ways, document=document
+        job=request.job,
+        candidate=candidate,
+        prediction=prediction,
+        ways=ways,
+        document=document,
     )
 
 
@@ -357,7 +389,13 @@ def _legal_variants(sources: RequestSources) -> tuple[list[_LegalVariant], tuple
             stated = " ".join(f"{name}={value}" for name, value in facts.items())
             notes.append(f"{stated} is left out: {refusal.what}")
         else:
-            variants.append(_LegalVariant(facts=facts, request=request, candidate=candidate))
+            variants.append(
+                _LegalVariant(
+                    facts=facts,
+                    request=request,
+                    candidate=candidate,
+                )
+            )
     if not variants:
         raise refusals[0]
     return variants, tuple(notes)

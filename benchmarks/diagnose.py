@@ -182,7 +182,11 @@ def reading_seconds(lines: int) -> float:
 
 def _commit() -> str:
     return subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "rev-parse", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout.strip()
 
 

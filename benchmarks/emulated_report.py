@@ -41,7 +41,11 @@ REASONS = (Path(__file__).parent / "texts/emulated_reasons.md").read_text().spli
 Row = dict[str, Any]
 
 
-def row(setup: Setup, lines: Mapping[str, Mapping[str, Any]], predicted: Mapping[str, Any]) -> Row:
+def row(
+    setup: Setup,
+    lines: Mapping[str, Mapping[str, Any]],
+    predicted: Mapping[str, Any],
+) -> Row:
     """Return one line of the table. A setup that gave no figure states the reason."""
     made: Row = {
         "setup": setup.name,
@@ -165,7 +169,9 @@ def _of_trainer(setup: Setup, memory: Mapping[str, Any]) -> int | None:
 
 
 def _with_larger_cache(
-    prediction: Mapping[str, Any], kind: str, outside: float
+    prediction: Mapping[str, Any],
+    kind: str,
+    outside: float,
 ) -> Mapping[str, float]:
     """Return torch's peak of this kind. An engine's cache takes what vLLM holds outside torch on
     a real card.
@@ -180,7 +186,9 @@ def _with_larger_cache(
 
 
 def _beside(
-    predicted: Mapping[str, float], emulated: float | None, upper: float | None = None
+    predicted: Mapping[str, float],
+    emulated: float | None,
+    upper: float | None = None,
 ) -> Row | None:
     if not emulated:
         return None
@@ -196,7 +204,10 @@ def _beside(
 
 
 def _kv_blocks(
-    setup: Setup, effective: Mapping[str, Any], engine: Mapping[str, Any] | None, outside: float
+    setup: Setup,
+    effective: Mapping[str, Any],
+    engine: Mapping[str, Any] | None,
+    outside: float,
 ) -> Row | None:
     """Return the blocks of the engine's cache, where all layers have one kind of cache."""
     tokens = effective.get("kv_cache_tokens")
@@ -217,7 +228,11 @@ def _kv_blocks(
     }
 
 
-def _error(value: float, low: float, high: float) -> float:
+def _error(
+    value: float,
+    low: float,
+    high: float,
+) -> float:
     """Return the distance to the bracket, as a share of its nearer end; 0 inside."""
     low, high = min(low, high), max(low, high)
     nearest = min(max(value, low), high)

@@ -131,8 +131,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="a tiny made-up one otherwise")
     parser.add_argument("--gpus", default="cpu")
     parser.add_argument("--memory-limit", default="2G")
-    parser.add_argument("--prompt", type=int, default=32, help="tokens of every prompt")
-    parser.add_argument("--completion", type=int, default=32, help="tokens of every completion")
+    parser.add_argument(
+        "--prompt",
+        type=int,
+        default=32,
+        help="tokens of every prompt",
+    )
+    parser.add_argument(
+        "--completion",
+        type=int,
+        default=32,
+        help="tokens of every completion",
+    )
     parser.add_argument("--global-batch", type=int, default=16)
     parser.add_argument("--budget", default="10m", help="of the search on rigs")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/rig_reuse.json"))

@@ -123,7 +123,12 @@ def _tasks(seeds: int, arguments: argparse.Namespace) -> list[tuple[str, str, in
     return tasks
 
 
-def _seeds(where: str, who: str, usual: int, arguments: argparse.Namespace) -> int:
+def _seeds(
+    where: str,
+    who: str,
+    usual: int,
+    arguments: argparse.Namespace,
+) -> int:
     """Return the number of seeds; more for our search where there are few simulated cases."""
     if who in SLOW:
         return arguments.slow_seeds or usual
@@ -132,14 +137,20 @@ def _seeds(where: str, who: str, usual: int, arguments: argparse.Namespace) -> i
     return max(usual, math.ceil(FEASIBLE / len(simulated))) if more else usual
 
 
-def _is_wanted(where: str, who: str, wanted: set[str]) -> bool:
+def _is_wanted(
+    where: str,
+    who: str,
+    wanted: set[str],
+) -> bool:
     known = {*names(), *names(worse=True)}
     here, there = wanted & known, wanted - known
     return (not here or where in here) and (not there or who in there)
 
 
 def _all_studies(
-    tasks: Sequence[tuple[str, str, int]], processes: int, raw: Path | None
+    tasks: Sequence[tuple[str, str, int]],
+    processes: int,
+    raw: Path | None,
 ) -> list[Result]:
     kept = {(one.setup, one.searcher, one.seed): one for one in _kept(raw)}
     results = [kept[task] for task in tasks if task in kept]

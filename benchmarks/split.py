@@ -79,7 +79,11 @@ def side(ratio: float) -> int:
     return 0 if abs(ratio - 1) <= EQUAL else 1 if ratio > 1 else -1
 
 
-def _predicted(run: Mapping[str, Any], report: Mapping[str, Any], mode: str) -> dict[str, Any]:
+def _predicted(
+    run: Mapping[str, Any],
+    report: Mapping[str, Any],
+    mode: str,
+) -> dict[str, Any]:
     settings = {**report["settings"], **report[mode]}
     options = {
         "lengths": report["lengths"],

@@ -105,7 +105,10 @@ class Oracle:
             self._tracers[trainer.trace_adapter] = open_tracers(job.task, trainer)
         kept: Any = Kept(self._tracers[trainer.trace_adapter])
         return PredictionService(
-            task=job.task, trainer=trainer, limit_bytes=job.memory_limit_bytes, tracer=kept
+            task=job.task,
+            trainer=trainer,
+            limit_bytes=job.memory_limit_bytes,
+            tracer=kept,
         )
 
     def ways(self, flags: Flags) -> list[FactVariant]:
@@ -121,7 +124,9 @@ class Oracle:
         candidate = candidate_of_job(understood)
         foresight = self.open(understood.job, understood.trainer)
         return FactVariant(
-            facts=facts, candidate=candidate, prediction=foresight.predict(candidate)
+            facts=facts,
+            candidate=candidate,
+            prediction=foresight.predict(candidate),
         )
 
     def predict(self, flags: Flags) -> Prediction:

@@ -187,7 +187,9 @@ SLOW = {
         says="launch.sh",
     ),
     "autotune run --from-command run.sh --gpus local": Run(
-        instead={"--gpus local": f"{CPU} --out seven"}, before=_launch_script, says="changed-run.sh"
+        instead={"--gpus local": f"{CPU} --out seven"},
+        before=_launch_script,
+        says="changed-run.sh",
     ),
     "autotune run --script train.py --memory-limit 38G -- --learning_rate 1e-6": Run(
         instead={
@@ -209,9 +211,17 @@ SLOW = {
     (
         "autotune predict --config train.yaml --gpus A100-40G"
         " --unknown per_device_train_batch_size=1,8"
-    ): Run(instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="fits"),
+    ): Run(
+        instead={"train.yaml": "gpus.yaml"},
+        before=_for_gpus,
+        says="fits",
+    ),
     "autotune predict --config train.yaml --gpus A100-80G --set per_device_train_batch_size=16": (
-        Run(instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="fits")
+        Run(
+            instead={"train.yaml": "gpus.yaml"},
+            before=_for_gpus,
+            says="fits",
+        )
     ),
     "autotune predict --model Llama-3.1-8B --gpus 4xH100 --tuning full --set sharding=zero3": Run(
         says="predicted"
@@ -221,10 +231,14 @@ SLOW = {
         instead=TINY, says="surely fits"
     ),
     "autotune solve per_device_train_batch_size --config train.yaml --gpus 2xA100-80G": Run(
-        instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="surely fits"
+        instead={"train.yaml": "gpus.yaml"},
+        before=_for_gpus,
+        says="surely fits",
     ),
     "autotune solve gpus --price prices.yaml --model Qwen2.5-7B": Run(
-        instead=TINY, before=_prices, says="cheapest per hour"
+        instead=TINY,
+        before=_prices,
+        says="cheapest per hour",
     ),
     "autotune diagnose train.log --config train.yaml --gpus 2xA100-40G": Run(says="optimizer"),
     "torchrun --nproc_per_node 2 train.py 2>&1 | tee train.log | autotune diagnose -": Run(
@@ -237,7 +251,9 @@ SLOW = {
         instead=PREFLIGHT, says="train_runtime"
     ),
     "autotune preflight train.yaml --tune -- trl grpo --config train.yaml": Run(
-        instead=PREFLIGHT, before=_never_trained, says="train_runtime"
+        instead=PREFLIGHT,
+        before=_never_trained,
+        says="train_runtime",
     ),
     "pip install .": Run(
         instead={"install .": f"install --dry-run --no-deps --no-build-isolation {ROOT}"},
@@ -369,7 +385,12 @@ def _environment(folder: Path) -> dict[str, str]:
     )
 
 
-def _really(line: str, run: Run, folder: Path, seconds: float) -> None:
+def _really(
+    line: str,
+    run: Run,
+    folder: Path,
+    seconds: float,
+) -> None:
     shutil.copy(HERE / "diagnosis" / "logs-third" / "eight-bit-managed.log", folder / "train.log")
     run.before(folder)
     command = ["bash", "-c", run.typed(line)]

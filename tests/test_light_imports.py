@@ -69,7 +69,11 @@ def test_importing_autotune_loads_none_of_its_rooms() -> None:
         " name.startswith('autotune.')])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert done.stdout.strip() == "[]"
 

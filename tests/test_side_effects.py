@@ -80,7 +80,12 @@ def test_a_rehearsed_command_uploads_nothing(tmp_path: Path, kept: str) -> None:
     }
     words = [sys.executable, "-c", UPLOADS]
     done = subprocess.run(
-        words, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60
+        words,
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=60,
     )
     assert (done.returncode == 0) is (kept == "0"), done.stderr
     if kept == "0":

@@ -169,14 +169,22 @@ def cublas_workspace(gpu: Gpu | None) -> int:
     return int(estimate(name).value)
 
 
-def communication(gpu: Gpu | None, ranks: int, count: int = 1) -> Estimate:
+def communication(
+    gpu: Gpu | None,
+    ranks: int,
+    count: int = 1,
+) -> Estimate:
     """Bytes of the buffers of this many of NCCL's communicators on each GPU."""
     if ranks < 2 or count < 1:
         return Estimate.exactly(0)
     pcie = estimate("nccl_mib_pcie")
     nvlink = estimate("nccl_mib_two_nvlink" if ranks == 2 else "nccl_mib_many_nvlink")
     if gpu is None or gpu.link is None:
-        buffers = Estimate(value=nvlink.value, low=pcie.low, high=nvlink.high)
+        buffers = Estimate(
+            value=nvlink.value,
+            low=pcie.low,
+            high=nvlink.high,
+        )
     elif gpu.link == "nvlink":
         buffers = nvlink
     else:

@@ -137,13 +137,23 @@ def _cached_model(hub_id: str) -> Model | None:
     folder = _cached_folder(hub_id)
     if folder is None:
         return None
-    return Model(name=hub_id, config=_config(folder), folder=folder, origin="hub cache")
+    return Model(
+        name=hub_id,
+        config=_config(folder),
+        folder=folder,
+        origin="hub cache",
+    )
 
 
 def _catalogued_model(hub_id: str) -> Model | None:
     for known in catalog.models():
         if hub_id in known.ids:
-            return Model(name=hub_id, config=known.config, folder=None, origin="catalogue")
+            return Model(
+                name=hub_id,
+                config=known.config,
+                folder=None,
+                origin="catalogue",
+            )
     return None
 
 

@@ -74,7 +74,10 @@ def _key_path(message: str) -> KeyPath:
 
 
 def _refuse_unknown_keys(
-    document: Document, content: Mapping[str, object], kind: type, at: KeyPath
+    document: Document,
+    content: Mapping[str, object],
+    kind: type,
+    at: KeyPath,
 ) -> None:
     fields = [field.name for field in dataclasses.fields(kind)]
     for key in content:
@@ -113,7 +116,12 @@ def _check(document: Document, space: SearchSpace) -> None:
             )
 
 
-def _check_knob(document: Document, space: SearchSpace, knob: Knob, at: KeyPath) -> None:
+def _check_knob(
+    document: Document,
+    space: SearchSpace,
+    knob: Knob,
+    at: KeyPath,
+) -> None:
     if not knob.choices:
         raise document.error(
             (*at, "choices"),

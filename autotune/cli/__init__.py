@@ -90,7 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         for word in words:
             _refuse_other_encoding(word)
-        result = autotune_command.main(args=words, prog_name="autotune", standalone_mode=False)
+        result = autotune_command.main(
+            args=words,
+            prog_name="autotune",
+            standalone_mode=False,
+        )
         sys.stdout.flush()
     except BaseException as error:  # all exit codes are decided in one place
         ignore_stop_signals()  # a second Ctrl-C must not interrupt the report

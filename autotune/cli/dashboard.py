@@ -42,7 +42,12 @@ if TYPE_CHECKING:
     "--json", "as_json", is_flag=True, help="Print one JSON document with the address, then serve."
 )
 def command(
-    folder: str, storage: str | None, name: str | None, host: str, port: int, as_json: bool
+    folder: str,
+    storage: str | None,
+    name: str | None,
+    host: str,
+    port: int,
+    as_json: bool,
 ) -> int:
     """Serve a study in optuna-dashboard until Ctrl-C. The best trial is the best that fits. Trials
     out of memory are infeasible. Notes contain the outcome of each trial and the recommendation.
@@ -75,7 +80,9 @@ def command(
         print(message, flush=True)
         # Separate thread: an interrupt inside a request would count as a failure of the request.
         thread = threading.Thread(
-            target=server.serve_forever, name="autotune-dashboard", daemon=True
+            target=server.serve_forever,
+            name="autotune-dashboard",
+            daemon=True,
         )
         with contextlib.suppress(KeyboardInterrupt), interruptible():
             thread.start()

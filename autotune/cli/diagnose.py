@@ -86,14 +86,24 @@ def command(
     return DONE if diagnosis is None or diagnosis.known else UNDECIDED
 
 
-def _diagnosis(log: str, config: str | None, gpus: str | None, python: str | None) -> Diagnosis:
+def _diagnosis(
+    log: str,
+    config: str | None,
+    gpus: str | None,
+    python: str | None,
+) -> Diagnosis:
     from autotune.api import diagnose
     from autotune.diagnosis.log_files import lines_of_file, lines_of_stream
 
     lines = (
         lines_of_stream(sys.stdin.buffer, "Standard input") if log == "-" else lines_of_file(log)
     )
-    return diagnose(lines, config=config, gpus=gpus or "local", python=python)
+    return diagnose(
+        lines,
+        config=config,
+        gpus=gpus or "local",
+        python=python,
+    )
 
 
 def _traps(python: str | None) -> Sequence[ActiveTrap]:

@@ -66,7 +66,12 @@ def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
             return _report(FAULT, what, f"The traceback is in {_write_traceback(error)}.", as_json)
 
 
-def _report(code: int, what: str, way_out: str, as_json: bool) -> int:
+def _report(
+    code: int,
+    what: str,
+    way_out: str,
+    as_json: bool,
+) -> int:
     say(f"Error: {what} {way_out}".rstrip(), sys.stderr)
     if as_json:
         error = {"exit_code": code, "what": what, "way_out": way_out}
@@ -83,7 +88,11 @@ def _sentence(text: str) -> str:
 def _write_traceback(error: BaseException) -> str:
     try:
         with tempfile.NamedTemporaryFile(
-            "w", prefix="autotune-traceback-", suffix=".txt", delete=False, encoding="utf-8"
+            "w",
+            prefix="autotune-traceback-",
+            suffix=".txt",
+            delete=False,
+            encoding="utf-8",
         ) as file:
             file.writelines(traceback.format_exception(error))
         return file.name

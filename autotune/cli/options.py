@@ -58,7 +58,12 @@ def request_options(options: Options) -> Callable[[F], F]:
     """Add the declared options of `run`, `predict` or `solve`, and the words after two dashes."""
     metavar = "[-- COMMAND|ARGUMENTS...]" if options is RunOptions else "[-- ARGUMENTS...]"
     names = [name for name in FLAGS if name in options.__annotations__]
-    arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar=metavar)
+    arguments = click.argument(
+        "arguments",
+        nargs=-1,
+        type=click.UNPROCESSED,
+        metavar=metavar,
+    )
 
     def decorate(command: F) -> F:
         command = arguments(command)
@@ -163,7 +168,9 @@ def _completion(
     """Return a completion of names, or of paths (`dir`, `file`) if no name matches."""
 
     def complete(
-        context: click.Context, parameter: click.Parameter, incomplete: str
+        context: click.Context,
+        parameter: click.Parameter,
+        incomplete: str,
     ) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 

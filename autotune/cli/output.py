@@ -48,7 +48,12 @@ def text_columns() -> int:
     return min(MAX_TEXT_COLUMNS, max(MIN_COLUMNS, columns))
 
 
-def wrapped(text: str, columns: int | None, *, indent: str = "") -> str:
+def wrapped(
+    text: str,
+    columns: int | None,
+    *,
+    indent: str = "",
+) -> str:
     """Wrap to `columns`; None: unchanged."""
     if columns is None:
         return indent + text
@@ -169,7 +174,10 @@ class Waiting:
             from rich.console import Console
 
             self._status = Console(
-                file=sys.stderr, markup=False, highlight=False, emoji=False
+                file=sys.stderr,
+                markup=False,
+                highlight=False,
+                emoji=False,
             ).status("")
             self._status.start()
         self._status.update(text)

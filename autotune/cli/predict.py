@@ -22,7 +22,9 @@ EXIT_CODES = {True: DONE, False: NOTHING_FITS, None: UNDECIDED}
 
 
 @click.command(
-    name="predict", cls=RequestCommand, short_help="say without a GPU whether a configuration fits"
+    name="predict",
+    cls=RequestCommand,
+    short_help="say without a GPU whether a configuration fits",
 )
 @request_options(PredictOptions)
 @click.option(

@@ -38,7 +38,12 @@ VARIABLE = "AUTOTUNE_CONFIG"  # environment variable for COMMAND with the file t
 
 @click.command(name="preflight", short_help="prove that a configuration fits, then start the run")
 @click.argument("config", metavar="CONFIG")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+@click.argument(
+    "words",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="[-- COMMAND...]",
+)
 @declared_option(
     "gpus", help="Devices of this machine for the job. Example: local, 2xlocal, cpu, 2xcpu."
 )
@@ -105,7 +110,11 @@ class _PreflightDisplay(Terminal):
             self.output.print(f"note     {note}")
 
 
-def _check_command(config: str, words: Sequence[str], tune: bool) -> None:
+def _check_command(
+    config: str,
+    words: Sequence[str],
+    tune: bool,
+) -> None:
     """Refuse a missing command, or one without a place for the tuned file, before any GPU time."""
     if not Path(config).is_file():
         raise BadInput(
@@ -134,7 +143,11 @@ def names(word: str, config: str) -> bool:
     )
 
 
-def with_file(words: Sequence[str], config: str, use: Path) -> list[str]:
+def with_file(
+    words: Sequence[str],
+    config: str,
+    use: Path,
+) -> list[str]:
     """Return the command with CONFIG replaced by the file to train with."""
     if _same_file(str(use), config):
         return list(words)

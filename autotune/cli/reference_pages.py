@@ -16,7 +16,10 @@ _WIDTH = 110
 def pages() -> dict[str, str]:
     """Return file name -> content, one page per command; subcommands are sections."""
     context = click.Context(
-        autotune_command, info_name="autotune", terminal_width=_WIDTH, max_content_width=_WIDTH
+        autotune_command,
+        info_name="autotune",
+        terminal_width=_WIDTH,
+        max_content_width=_WIDTH,
     )
     contents = {}
     for name in autotune_command.list_commands(context):
@@ -26,9 +29,17 @@ def pages() -> dict[str, str]:
     return contents
 
 
-def _page(command: click.Command, parent: click.Context, name: str) -> Iterator[str]:
+def _page(
+    command: click.Command,
+    parent: click.Context,
+    name: str,
+) -> Iterator[str]:
     context = click.Context(
-        command, info_name=name, parent=parent, terminal_width=_WIDTH, max_content_width=_WIDTH
+        command,
+        info_name=name,
+        parent=parent,
+        terminal_width=_WIDTH,
+        max_content_width=_WIDTH,
     )
     yield f"# `{context.command_path}`"
     yield ""

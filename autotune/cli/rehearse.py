@@ -38,7 +38,12 @@ _EDGES = ("start", "end")  # phases outside the command's own work
 
 
 @click.command(name="rehearse", short_help="run a training command on emulated GPUs")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.argument(
+    "words",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="-- COMMAND...",
+)
 @declared_option(
     "gpus",
     default=None,
@@ -52,7 +57,12 @@ _EDGES = ("start", "end")  # phases outside the command's own work
     help="Work finishes as late as a GPU allows: the upper end of what torch reserves.",
 )
 @click.option(
-    "--stride", type=click.IntRange(1), default=1, show_default=True, metavar="TOKENS", help=_STRIDE
+    "--stride",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="TOKENS",
+    help=_STRIDE,
 )
 @as_json_option("Print one JSON document on stdout; COMMAND's output goes to stderr.")
 def command(

@@ -20,7 +20,11 @@ from autotune.core.files import write_output
     "--to", "target", metavar="FILE", help="Output file. Default: report.html in the folder."
 )
 @as_json_option("Print one JSON document with the page's path.")
-def command(folder: str, target: str | None, as_json: bool) -> int:
+def command(
+    folder: str,
+    target: str | None,
+    as_json: bool,
+) -> int:
     """Write the page of an answer: one HTML file for any browser, without a network. `autotune run`
     writes it as well; this command generates it again from recommendation.json in FOLDER
     (autotune-out), or from a named file.

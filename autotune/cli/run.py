@@ -29,7 +29,11 @@ EXITS = {
 """Status of the document -> exit code."""
 
 
-@click.command(name="run", cls=RequestCommand, short_help="measure candidates on this machine")
+@click.command(
+    name="run",
+    cls=RequestCommand,
+    short_help="measure candidates on this machine",
+)
 @request_options(RunOptions)
 @as_json_option()
 def command(as_json: bool, **flags: Any) -> int:

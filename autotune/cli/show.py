@@ -205,7 +205,11 @@ def _offered(row: dict[str, Any]) -> str:
 
 
 def _show(
-    as_json: bool, kind: str, rows: list[dict[str, Any]], columns: list[str], shown: list[list[Any]]
+    as_json: bool,
+    kind: str,
+    rows: list[dict[str, Any]],
+    columns: list[str],
+    shown: list[list[Any]],
 ) -> None:
     if as_json:
         click.echo(json.dumps({"schema": 1, kind: rows}, indent=2))

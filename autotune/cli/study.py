@@ -36,7 +36,12 @@ def command() -> None:
 @_STORAGE
 @_NAME
 @_AS_JSON
-def export_study(file: str, storage: str, name: str | None, as_json: bool) -> int:
+def export_study(
+    file: str,
+    storage: str,
+    name: str | None,
+    as_json: bool,
+) -> int:
     """Write a whole study into one JSON file.
 
     \b
@@ -59,7 +64,12 @@ def export_study(file: str, storage: str, name: str | None, as_json: bool) -> in
 @_STORAGE
 @_NAME
 @_AS_JSON
-def import_study(file: str, storage: str, name: str | None, as_json: bool) -> int:
+def import_study(
+    file: str,
+    storage: str,
+    name: str | None,
+    as_json: bool,
+) -> int:
     """Create a study from a file of `export`. `autotune run --resume` continues it.
 
     \b
@@ -76,7 +86,11 @@ def import_study(file: str, storage: str, name: str | None, as_json: bool) -> in
     return DONE
 
 
-def _say(as_json: bool, row: dict[str, object], text: str) -> None:
+def _say(
+    as_json: bool,
+    row: dict[str, object],
+    text: str,
+) -> None:
     if as_json:
         print(json.dumps({"schema": 1, **row}))
     else:

@@ -129,7 +129,12 @@ class TokenLengths:
         return cls(source, tuple(quantiles))
 
     @classmethod
-    def lognormal(cls, source: str, mean: float, p95: float) -> TokenLengths:
+    def lognormal(
+        cls,
+        source: str,
+        mean: float,
+        p95: float,
+    ) -> TokenLengths:
         """Return quantiles of a lognormal distribution.
 
         mean = exp(m + s²/2); p95 = exp(m + z·s), z: 95 % quantile of the normal distribution; so

@@ -40,7 +40,14 @@ class BadInput(AutotuneError):
 class UnknownName(BadInput):
     """Unknown name; the message offers the nearest known names."""
 
-    def __init__(self, kind: str, name: str, choices: Iterable[str], *, listing: str = "") -> None:
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        choices: Iterable[str],
+        *,
+        listing: str = "",
+    ) -> None:
         sentences = [_suggestion(name, sorted(set(choices)))]
         if listing:
             sentences.append(f"`{listing}` lists them all.")

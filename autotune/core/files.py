@@ -57,7 +57,12 @@ def sqlite_file(url: str) -> Path | None:
     return Path(unquote(file))
 
 
-def read_bounded(file: Path, *, largest_bytes: int, way_out: str) -> bytes:
+def read_bounded(
+    file: Path,
+    *,
+    largest_bytes: int,
+    way_out: str,
+) -> bytes:
     """Return the content of a regular file up to this size; any obstacle becomes a BadInput."""
     try:
         # Without O_NONBLOCK, a pipe would be waited for.
@@ -78,7 +83,11 @@ def read_bounded(file: Path, *, largest_bytes: int, way_out: str) -> bytes:
     return content
 
 
-def _unreadable(file: Path, error: OSError | ValueError, way_out: str) -> BadInput:
+def _unreadable(
+    file: Path,
+    error: OSError | ValueError,
+    way_out: str,
+) -> BadInput:
     """Return the refusal of a file that cannot be opened."""
     if isinstance(error, OSError):
         return BadInput(f"{file} can't be read: {error.strerror}.", way_out=way_out)
@@ -103,7 +112,12 @@ def refuse_special_files(place: Path, *, way_out: str) -> None:
         raise _unreadable(place, error, way_out) from None
 
 
-def read_text(file: Path, *, largest_bytes: int, way_out: str) -> str:
+def read_text(
+    file: Path,
+    *,
+    largest_bytes: int,
+    way_out: str,
+) -> str:
     """Return the content of a UTF-8 file."""
     try:
         return read_bounded(file, largest_bytes=largest_bytes, way_out=way_out).decode("utf-8")
@@ -111,7 +125,12 @@ def read_text(file: Path, *, largest_bytes: int, way_out: str) -> str:
         raise BadInput(f"{file} is not UTF-8 text (byte {error.start}).", way_out=way_out) from None
 
 
-def read_loose_json(file: Path, *, largest_bytes: int, way_out: str) -> Any:
+def read_loose_json(
+    file: Path,
+    *,
+    largest_bytes: int,
+    way_out: str,
+) -> Any:
     """Decode a JSON file as Python's parser does, which accepts NaN and Infinity."""
     content = read_bounded(file, largest_bytes=largest_bytes, way_out=way_out)
     _refuse_many_values(file, content, MAX_JSON_VALUES, way_out)
@@ -144,7 +163,12 @@ def read_json(
         raise BadInput(f"{file} holds no JSON: {error}.", way_out=way_out) from None
 
 
-def _refuse_many_values(file: Path, content: bytes, most_values: int, way_out: str) -> None:
+def _refuse_many_values(
+    file: Path,
+    content: bytes,
+    most_values: int,
+    way_out: str,
+) -> None:
     """Refuse content whose decoded form would be many times larger: `[],[],[]` takes 20 bytes
     per byte.
     """
@@ -155,7 +179,11 @@ def _refuse_many_values(file: Path, content: bytes, most_values: int, way_out: s
         )
 
 
-def shallow(file: Path, decoded: T, way_out: str) -> T:
+def shallow(
+    file: Path,
+    decoded: T,
+    way_out: str,
+) -> T:
     """Refuse deep nesting, on which later stages would recurse."""
     level: list[Any] = [decoded]
     for _ in range(MAX_DEPTH):
@@ -184,7 +212,12 @@ def too_deep(file: Path, way_out: str) -> BadInput:
     return BadInput(f"{file} is nested more than {MAX_DEPTH} levels deep.", way_out=way_out)
 
 
-def write_output(file: Path, content: bytes, *, way_out: str) -> None:
+def write_output(
+    file: Path,
+    content: bytes,
+    *,
+    way_out: str,
+) -> None:
     """Write a user's file atomically; any obstacle becomes a BadInput."""
     try:
         write_atomically(file, content)
@@ -192,7 +225,12 @@ def write_output(file: Path, content: bytes, *, way_out: str) -> None:
         raise BadInput(f"{file} can't be written: {error.strerror}.", way_out=way_out) from error
 
 
-def write_atomically(file: Path, content: bytes, *, mode: int = FOR_EVERYBODY) -> None:
+def write_atomically(
+    file: Path,
+    content: bytes,
+    *,
+    mode: int = FOR_EVERYBODY,
+) -> None:
     """Write a temporary file and rename it. The user's umask applies to `mode`."""
     handle, name = tempfile.mkstemp(prefix=".unfinished-", dir=file.absolute().parent)
     try:

@@ -344,9 +344,21 @@ def judge(measurement: Measurement) -> Verdict:
     margin = None if peak is None else limit - peak
     if measurement.outcome is not Outcome.OK:
         evidence = measurement.failure.evidence if measurement.failure else "no reason was given"
-        return Verdict(fits=False, why=f"{measurement.outcome}: {evidence}", margin_bytes=margin)
+        return Verdict(
+            fits=False,
+            why=f"{measurement.outcome}: {evidence}",
+            margin_bytes=margin,
+        )
     if peak is None:
         why = "it ended well, but its peak memory could not be measured"
-        return Verdict(fits=False, why=why, margin_bytes=None)
+        return Verdict(
+            fits=False,
+            why=why,
+            margin_bytes=None,
+        )
     why = f"peak {format_bytes(peak)} against the limit of {format_bytes(limit)}"
-    return Verdict(fits=peak <= limit, why=why, margin_bytes=margin)
+    return Verdict(
+        fits=peak <= limit,
+        why=why,
+        margin_bytes=margin,
+    )

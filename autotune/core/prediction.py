@@ -34,7 +34,11 @@ class Estimate:
 
     @classmethod
     def exactly(cls, value: float) -> Estimate:
-        return cls(value=value, low=value, high=value)
+        return cls(
+            value=value,
+            low=value,
+            high=value,
+        )
 
     def __add__(self, addend: Estimate) -> Estimate:
         """Add values and bounds: errors are assumed fully correlated."""
@@ -54,11 +58,17 @@ class Estimate:
 
     def at_most(self, limit: float) -> Estimate:
         return Estimate(
-            value=min(self.value, limit), low=min(self.low, limit), high=min(self.high, limit)
+            value=min(self.value, limit),
+            low=min(self.low, limit),
+            high=min(self.high, limit),
         )
 
     def scaled(self, factor: float) -> Estimate:
-        return Estimate(value=self.value * factor, low=self.low * factor, high=self.high * factor)
+        return Estimate(
+            value=self.value * factor,
+            low=self.low * factor,
+            high=self.high * factor,
+        )
 
 
 def highest(estimates: Iterable[Estimate]) -> Estimate:
@@ -71,7 +81,11 @@ def highest(estimates: Iterable[Estimate]) -> Estimate:
         value = max(value, estimate.value)
         low = max(low, estimate.low)
         high = max(high, estimate.high)
-    return Estimate(value=value, low=low, high=high)
+    return Estimate(
+        value=value,
+        low=low,
+        high=high,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,11 @@ class RunSpread:
         ratio = speed.tokens_per_second / reference.tokens_per_second
         error = math.hypot(self._error(speed), self._error(reference))
         factor = math.exp(self._quantile(ONE_SIDED) * error)
-        return SpeedRatio(value=ratio, low=ratio / factor, high=ratio * factor)
+        return SpeedRatio(
+            value=ratio,
+            low=ratio / factor,
+            high=ratio * factor,
+        )
 
     def _error(self, speed: Speed) -> float:
         """Return the standard error of log speed: a run with unsteady cycles has a larger one.
@@ -125,7 +129,11 @@ def learn_run_spread(runs_by_candidate: Iterable[Sequence[Speed]]) -> RunSpread:
     prior = min(MAX_DEVIATION, max(MIN_DEVIATION, prior))
     freedom = PRIOR_FREEDOM + repeats
     deviation = math.sqrt((PRIOR_FREEDOM * prior**2 + squares) / freedom)
-    return RunSpread(deviation=deviation, freedom=freedom, repeats=repeats)
+    return RunSpread(
+        deviation=deviation,
+        freedom=freedom,
+        repeats=repeats,
+    )
 
 
 def _squared_deviations(values: Iterable[float], mean: float) -> float:

@@ -31,7 +31,11 @@ def output_of(command: str, expansion: Expansion) -> str:
     return text.rstrip("\n")
 
 
-def _stage(steps: Sequence[str], received: str, expansion: Expansion) -> str | None:
+def _stage(
+    steps: Sequence[str],
+    received: str,
+    expansion: Expansion,
+) -> str | None:
     """Return the output of `cd FOLDER && pwd`, or of one program."""
     folder: str | None = None
     for step in steps[:-1]:

@@ -213,7 +213,13 @@ class _Shell:
             status = self.run(node, certain=certain)
         return status
 
-    def run(self, node: Node, *, certain: bool, redirects: Sequence[Node] = ()) -> Status:
+    def run(
+        self,
+        node: Node,
+        *,
+        certain: bool,
+        redirects: Sequence[Node] = (),
+    ) -> Status:
         """Follow one statement; return its result."""
         self.budget.spend(steps=1)
         match node.type:
@@ -299,7 +305,12 @@ class _Shell:
             taken = None if holds is None else taken
         return True if taken is False else None
 
-    def _branch(self, body: Sequence[Node], certain: bool, is_certain: bool) -> Status:
+    def _branch(
+        self,
+        body: Sequence[Node],
+        certain: bool,
+        is_certain: bool,
+    ) -> Status:
         if is_certain:
             return self.run_all(body, certain=certain)
         return self._uncertain(body)
@@ -415,7 +426,12 @@ class _Shell:
             self.functions[self.source.raw(name)] = body
         return True
 
-    def _call(self, name: str, arguments: Sequence[Word], certain: bool) -> Status:
+    def _call(
+        self,
+        name: str,
+        arguments: Sequence[Word],
+        certain: bool,
+    ) -> Status:
         if self.budget.nesting <= 0:
             return None
         self._called.add(name)
@@ -480,14 +496,25 @@ class _Shell:
                 items += self._words_of(child)
         return items
 
-    def _assign_item(self, name: str, index: str, text: str) -> Value:
+    def _assign_item(
+        self,
+        name: str,
+        index: str,
+        text: str,
+    ) -> Value:
         held = self.variables.get(name, [])
         number = self.expansion.arithmetic(index)
         if isinstance(held, list) and number.isascii() and number.isdigit():
             place = int(number)
             if place <= len(held):
                 items = list(held)
-                items[place : place + 1] = [Word(text=text, line=1, span=None)]
+                items[place : place + 1] = [
+                    Word(
+                        text=text,
+                        line=1,
+                        span=None,
+                    )
+                ]
                 self.variables[name] = items
                 return items
         table = dict(held) if isinstance(held, dict) else {}
@@ -522,7 +549,12 @@ class _Shell:
 
     # Simple commands.
 
-    def _command(self, node: Node, certain: bool, redirects: Sequence[Node]) -> Status:
+    def _command(
+        self,
+        node: Node,
+        certain: bool,
+        redirects: Sequence[Node],
+    ) -> Status:
         # 1. Its words, and the variables set for it alone.
         own: dict[str, str] = {}
         words: list[Word] = []
@@ -566,9 +598,20 @@ class _Shell:
                 self.source.raw(node), node.start_point.row + 1, self.source.span(node)
             )
         except NotClosed:
-            return [Word(text=UNKNOWN, line=node.start_point.row + 1, span=self.source.span(node))]
+            return [
+                Word(
+                    text=UNKNOWN,
+                    line=node.start_point.row + 1,
+                    span=self.source.span(node),
+                )
+            ]
 
-    def shift(self, words: Sequence[Word], certain: bool, inputs: Sequence[Node]) -> Status:
+    def shift(
+        self,
+        words: Sequence[Word],
+        certain: bool,
+        inputs: Sequence[Node],
+    ) -> Status:
         count = words[1].text if len(words) > 1 else "1"
         if not certain or not (count.isascii() and count.isdigit()):
             self.expansion.arguments = [UNKNOWN for _ in self.expansion.arguments]
@@ -578,13 +621,23 @@ class _Shell:
         self.expansion.arguments = self.expansion.arguments[int(count) :]
         return True
 
-    def set_arguments(self, words: Sequence[Word], certain: bool, inputs: Sequence[Node]) -> Status:
+    def set_arguments(
+        self,
+        words: Sequence[Word],
+        certain: bool,
+        inputs: Sequence[Node],
+    ) -> Status:
         texts = [word.text for word in words[1:]]
         if "--" in texts:
             self.expansion.arguments = texts[texts.index("--") + 1 :]
         return True
 
-    def change_folder(self, words: Sequence[Word], certain: bool, inputs: Sequence[Node]) -> Status:
+    def change_folder(
+        self,
+        words: Sequence[Word],
+        certain: bool,
+        inputs: Sequence[Node],
+    ) -> Status:
         folders = [word.text for word in words[1:] if not word.text.startswith("-")]
         target = folders[0] if folders else self.expansion.text("HOME")
         folder = os.path.normpath(os.path.join(self.expansion.text("PWD"), target))  # noqa: PTH118
@@ -592,7 +645,12 @@ class _Shell:
         self.variables["PWD"] = folder if is_known else UNKNOWN
         return True
 
-    def read(self, words: Sequence[Word], certain: bool, inputs: Sequence[Node]) -> Status:
+    def read(
+        self,
+        words: Sequence[Word],
+        certain: bool,
+        inputs: Sequence[Node],
+    ) -> Status:
         """`read -r -d '' NAME <<EOF` and `read A B <<< TEXT`."""
         names = [word.text for word in words[1:] if NAME.fullmatch(word.text)]
         text = self._input(inputs) if certain else None
@@ -622,7 +680,12 @@ class _Shell:
             return self._test_text(f'"{quoted}"')
         return None
 
-    def get_option(self, words: Sequence[Word], certain: bool, inputs: Sequence[Node]) -> Status:
+    def get_option(
+        self,
+        words: Sequence[Word],
+        certain: bool,
+        inputs: Sequence[Node],
+    ) -> Status:
         """`getopts OPTIONS NAME`: the next option among the arguments."""
         if not certain or len(words) < 3:
             return None
@@ -650,7 +713,12 @@ class _Shell:
         self.variables[name] = letter if letter in options.replace(":", "") else "?"
         return True
 
-    def evaluate(self, words: Sequence[Word], certain: bool, inputs: Sequence[Node]) -> Status:
+    def evaluate(
+        self,
+        words: Sequence[Word],
+        certain: bool,
+        inputs: Sequence[Node],
+    ) -> Status:
         """`eval TEXT`: the commands of the text, at the place of this command."""
         text = " ".join(word.text for word in words[1:])
         if self.budget.nesting <= 0 or UNKNOWN in text:
@@ -668,7 +736,12 @@ class _Shell:
             end = max(end, 0 if word.span is None else word.span[1])
         for command in nested.commands:
             moved = tuple(
-                Word(text=word.text, line=line, span=None, unset=word.unset)
+                Word(
+                    text=word.text,
+                    line=line,
+                    span=None,
+                    unset=word.unset,
+                )
                 for word in command.words
             )
             self.commands.append(
@@ -682,7 +755,12 @@ class _Shell:
             )
         return status
 
-    def prefixed(self, words: Sequence[Word], certain: bool, inputs: Sequence[Node]) -> Status:
+    def prefixed(
+        self,
+        words: Sequence[Word],
+        certain: bool,
+        inputs: Sequence[Node],
+    ) -> Status:
         """`exec`, `command` and `builtin`: the command behind it."""
         remainder = tuple(words[1:])
         if not remainder or remainder[0].text.startswith("-"):
@@ -701,7 +779,12 @@ class _Shell:
             raise _Exit
         return True
 
-    def leave(self, words: Sequence[Word], certain: bool, inputs: Sequence[Node]) -> Status:
+    def leave(
+        self,
+        words: Sequence[Word],
+        certain: bool,
+        inputs: Sequence[Node],
+    ) -> Status:
         """`exit`, `return`, `break` and `continue`."""
         if not certain:
             return None
@@ -713,19 +796,45 @@ class _Shell:
             case name:
                 raise _Break(goes_on=name == "continue")
 
-    def tested(self, words: Sequence[Word], certain: bool, inputs: Sequence[Node]) -> Status:
+    def tested(
+        self,
+        words: Sequence[Word],
+        certain: bool,
+        inputs: Sequence[Node],
+    ) -> Status:
         return test_outcome([(word.text, True) for word in words[1:]])
 
-    def unknown_array(self, words: Sequence[Word], certain: bool, inputs: Sequence[Node]) -> Status:
+    def unknown_array(
+        self,
+        words: Sequence[Word],
+        certain: bool,
+        inputs: Sequence[Node],
+    ) -> Status:
         """`mapfile` and `readarray`: lines that only a run knows."""
         if NAME.fullmatch(words[-1].text):
-            self.variables[words[-1].text] = [Word(text=UNKNOWN, line=words[0].line, span=None)]
+            self.variables[words[-1].text] = [
+                Word(
+                    text=UNKNOWN,
+                    line=words[0].line,
+                    span=None,
+                )
+            ]
         return None
 
-    def true(self, words: Sequence[Word], certain: bool, inputs: Sequence[Node]) -> Status:
+    def true(
+        self,
+        words: Sequence[Word],
+        certain: bool,
+        inputs: Sequence[Node],
+    ) -> Status:
         return True
 
-    def false(self, words: Sequence[Word], certain: bool, inputs: Sequence[Node]) -> Status:
+    def false(
+        self,
+        words: Sequence[Word],
+        certain: bool,
+        inputs: Sequence[Node],
+    ) -> Status:
         return False
 
 
@@ -832,7 +941,13 @@ def _unknown(value: Value, node: Node) -> Value:
     """Return the value that an assignment has which a run may reach or not."""
     if isinstance(value, str):
         return UNKNOWN
-    return [Word(text=UNKNOWN, line=node.start_point.row + 1, span=None)]
+    return [
+        Word(
+            text=UNKNOWN,
+            line=node.start_point.row + 1,
+            span=None,
+        )
+    ]
 
 
 def _added(before: Value, value: Value) -> Value:
@@ -842,7 +957,17 @@ def _added(before: Value, value: Value) -> Value:
     if isinstance(value, list):
         if isinstance(before, list):
             return [*before, *value]
-        first = [Word(text=before, line=1, span=None)] if isinstance(before, str) and before else []
+        first = (
+            [
+                Word(
+                    text=before,
+                    line=1,
+                    span=None,
+                )
+            ]
+            if isinstance(before, str) and before
+            else []
+        )
         return [*first, *value]
     if isinstance(before, str) and isinstance(value, str):
         return before + value

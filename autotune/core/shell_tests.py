@@ -130,7 +130,12 @@ def _unary(sign: str, operand: str) -> bool | None:
         return None
 
 
-def _compared(first: str, sign: str, second: str, is_quoted: bool) -> bool | None:
+def _compared(
+    first: str,
+    sign: str,
+    second: str,
+    is_quoted: bool,
+) -> bool | None:
     if UNKNOWN in first or UNKNOWN in second:
         return None
     if sign in _COMPARISONS:

@@ -51,7 +51,13 @@ class Budget:
     steps: int = MAX_STEPS
     nesting: int = MAX_NESTING
 
-    def spend(self, *, text: int = 0, words: int = 0, steps: int = 0) -> None:
+    def spend(
+        self,
+        *,
+        text: int = 0,
+        words: int = 0,
+        steps: int = 0,
+    ) -> None:
         self.text -= text
         self.words -= words
         self.steps -= steps
@@ -88,7 +94,12 @@ class Expansion:
 
     # Words.
 
-    def words(self, raw: str, line: int, span: tuple[int, int] | None) -> list[Word]:
+    def words(
+        self,
+        raw: str,
+        line: int,
+        span: tuple[int, int] | None,
+    ) -> list[Word]:
         """Return the words of one word of the script: unquoted variables are split at blanks, and
         an array yields a word for each of its items.
         """
@@ -121,7 +132,10 @@ class Expansion:
         return value[0].text if value else ""
 
     def _split(
-        self, pieces: Sequence[_Piece], line: int, span: tuple[int, int] | None
+        self,
+        pieces: Sequence[_Piece],
+        line: int,
+        span: tuple[int, int] | None,
     ) -> list[Word]:
         # 1. Fields, each a list of parts: blanks of unquoted text and items of arrays end one.
         fields: list[list[str]] = [[]]
@@ -153,7 +167,14 @@ class Expansion:
                 continue
             own_span = span if len(filled) == 1 else None
             text = "".join(fields[index])
-            expanded.append(Word(text=text, line=line, span=own_span, unset=unset))
+            expanded.append(
+                Word(
+                    text=text,
+                    line=line,
+                    span=own_span,
+                    unset=unset,
+                )
+            )
         return expanded
 
     # Quotes.
@@ -176,7 +197,12 @@ class Expansion:
         if literal:
             yield _Piece(literal, in_quotes)
 
-    def _special(self, raw: str, place: int, in_quotes: bool) -> tuple[int, list[_Piece] | None]:
+    def _special(
+        self,
+        raw: str,
+        place: int,
+        in_quotes: bool,
+    ) -> tuple[int, list[_Piece] | None]:
         """Return the end and the value of a quote or an expansion here; None for a plain
         character.
         """
@@ -241,7 +267,14 @@ class Expansion:
     def _argument(self, name: str) -> str | list[Word]:
         """Return `$@`, or one argument by its number."""
         if name in ("@", "*"):
-            return [Word(text=argument, line=1, span=None) for argument in self.arguments]
+            return [
+                Word(
+                    text=argument,
+                    line=1,
+                    span=None,
+                )
+                for argument in self.arguments
+            ]
         number = int(name)
         if number == 0:
             return self.script
@@ -290,7 +323,12 @@ class Expansion:
             return str(len(_items(self.variables.get(match["name"], []))))
         return str(len(self.text(name)))
 
-    def _modified(self, name: str, value: str | list[Word], operation: str) -> str | list[Word]:
+    def _modified(
+        self,
+        name: str,
+        value: str | list[Word],
+        operation: str,
+    ) -> str | list[Word]:
         """Return the value after an operator of `${name...}`."""
         slice_ = _SLICE.fullmatch(operation)
         if slice_ is not None:
@@ -313,7 +351,11 @@ class Expansion:
         return cases[operation]() if operation in cases else UNKNOWN
 
     def _sliced(
-        self, name: str, value: str | list[Word], start_text: str, length_text: str | None
+        self,
+        name: str,
+        value: str | list[Word],
+        start_text: str,
+        length_text: str | None,
     ) -> str | list[Word]:
         start = int(start_text)
         if isinstance(value, list) and name in ("@", "*"):
@@ -322,7 +364,11 @@ class Expansion:
         return value[start:end]
 
     def _defaulted(
-        self, name: str, value: str | list[Word], sign: str, alternative: str
+        self,
+        name: str,
+        value: str | list[Word],
+        sign: str,
+        alternative: str,
     ) -> str | list[Word]:
         """Return the value, or the alternative: `:` also replaces an empty value."""
         has_text = bool(value)
@@ -373,14 +419,27 @@ def _items(value: Value) -> list[Word]:
     if isinstance(value, list):
         return value
     texts = value.values() if isinstance(value, dict) else [value]
-    return [Word(text=text, line=1, span=None) for text in texts]
+    return [
+        Word(
+            text=text,
+            line=1,
+            span=None,
+        )
+        for text in texts
+    ]
 
 
 def _joined(words: Sequence[Word]) -> str:
     return " ".join(word.text for word in words)
 
 
-def _stripped(text: str, pattern: str, *, at_front: bool, longest: bool) -> str:
+def _stripped(
+    text: str,
+    pattern: str,
+    *,
+    at_front: bool,
+    longest: bool,
+) -> str:
     """Return the text without the part at one end that matches the pattern."""
     lengths = range(len(text) + 1)
     for length in reversed(lengths) if longest else lengths:
@@ -470,7 +529,11 @@ class NotClosed(Exception):
         self.mark = mark
 
 
-def quote_end(text: str, mark: str, place: int) -> int:
+def quote_end(
+    text: str,
+    mark: str,
+    place: int,
+) -> int:
     """Return the offset behind the closing mark."""
     while True:
         end = text.find(mark, place)

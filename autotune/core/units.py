@@ -74,6 +74,10 @@ def format_seconds(duration: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
+def counted(
+    count: int,
+    noun: str,
+    plural: str = "",
+) -> str:
     """Return a number with its noun: `1 probe`, `2 probes`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"

@@ -48,7 +48,13 @@ class Document:
         line, column = self.places.get(path, (1, 1))
         return f"{self.path}, line {line}, column {column}"
 
-    def error(self, path: KeyPath, what: str, *, way_out: str = "") -> BadInput:
+    def error(
+        self,
+        path: KeyPath,
+        what: str,
+        *,
+        way_out: str = "",
+    ) -> BadInput:
         return BadInput(f"{self.where(path)}: {what}", way_out=way_out)
 
 
@@ -74,7 +80,11 @@ def read_document(path: Path) -> Document:
         )
     places: dict[KeyPath, Place] = {}
     _note_places(root, (), places, path)
-    return Document(path=path, content=content, places=places)
+    return Document(
+        path=path,
+        content=content,
+        places=places,
+    )
 
 
 def _place_of(error: yaml.YAMLError) -> str:
@@ -128,7 +138,11 @@ def _bounded(text: str) -> yaml.Node | None:
     return root
 
 
-def _count(node: yaml.Node, counts: dict[int, int], ancestors: tuple[int, ...]) -> int:
+def _count(
+    node: yaml.Node,
+    counts: dict[int, int],
+    ancestors: tuple[int, ...],
+) -> int:
     """Return the values below a node with every alias replaced; each node is visited once.
 
     `counts` are those of the visited nodes; it and `ancestors` name nodes by their id.
@@ -164,7 +178,12 @@ def _constructed(text: str, root: yaml.Node) -> object:
         raise _BeyondLimits(str(error), root.start_mark) from error
 
 
-def _note_places(node: yaml.Node, path: KeyPath, places: dict[KeyPath, Place], file: Path) -> None:
+def _note_places(
+    node: yaml.Node,
+    path: KeyPath,
+    places: dict[KeyPath, Place],
+    file: Path,
+) -> None:
     """Note the place of each part below a node, whose own path is `path`."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -191,7 +210,11 @@ def _start_of(node: yaml.Node) -> Place:
     return node.start_mark.line + 1, node.start_mark.column + 1
 
 
-def packaged_table(package: str, file: str, kind: type[Decoded]) -> Decoded:
+def packaged_table(
+    package: str,
+    file: str,
+    kind: type[Decoded],
+) -> Decoded:
     """Return a YAML file of the package, checked against the type."""
     import msgspec.yaml
 

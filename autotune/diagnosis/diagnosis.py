@@ -120,7 +120,11 @@ def _verdict(diagnosis: Diagnosis) -> str:
     return f"{kind}{place}: {CAUSES[diagnosis.cause]} ({diagnosis.cause})."
 
 
-def _figure(name: str, says: str, value: int | float) -> str:
+def _figure(
+    name: str,
+    says: str,
+    value: int | float,
+) -> str:
     match name.rpartition("_")[2]:
         case "bytes":
             return f"{says} {format_bytes(int(value))}"
@@ -158,8 +162,16 @@ def _figures(figures: Mapping[str, Any]) -> str:
     )
 
 
-def _row(label: str, text: str, width: int) -> str:
+def _row(
+    label: str,
+    text: str,
+    width: int,
+) -> str:
     start, indent = label.ljust(_INDENT), " " * _INDENT
     return textwrap.fill(
-        text, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False
+        text,
+        width,
+        initial_indent=start,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
     )

@@ -163,7 +163,12 @@ class GpuNeighbours:
             self._names[pid] = name
         self._begun = any(word in lowered for word in _BEGUN) and "nvidia" not in lowered
 
-    def are_own(self, evidence: str, frames: Sequence[str], phase: str | None) -> bool:
+    def are_own(
+        self,
+        evidence: str,
+        frames: Sequence[str],
+        phase: str | None,
+    ) -> bool:
         """Return True if the listed processes belong to the job: they print into the same log, or
         share its GPUs as actors.
 
@@ -277,7 +282,12 @@ class HostMemoryUsers:
             sentences.append(f"The most host memory was held by {largest}: {size}.")
         return tuple(sentences)
 
-    def _note(self, pid: str, name: str, held_bytes: int) -> None:
+    def _note(
+        self,
+        pid: str,
+        name: str,
+        held_bytes: int,
+    ) -> None:
         if len(self._held_bytes) < _MOST_PROCESSES:
             self._held_bytes[_process(pid, name.strip())] = held_bytes
 

@@ -45,7 +45,11 @@ def lines_of_file(log: str) -> Iterator[str]:
         ) from error
 
 
-def lines_of_stream(stream: BinaryIO, name: str, log: str = "-") -> Iterator[str]:
+def lines_of_stream(
+    stream: BinaryIO,
+    name: str,
+    log: str = "-",
+) -> Iterator[str]:
     """Yield the lines of an open stream; `name` is used in messages, `log` in the command that
     they suggest.
     """
@@ -115,7 +119,11 @@ def _refuse_what_is_no_file(log: str) -> None:
         )
 
 
-def _refuse_what_is_no_text(name: str, log: str, head: bytes) -> None:
+def _refuse_what_is_no_text(
+    name: str,
+    log: str,
+    head: bytes,
+) -> None:
     for magic, program in _MAGIC.items():
         if head.startswith(magic):
             raise BadInput(

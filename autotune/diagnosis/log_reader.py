@@ -276,7 +276,11 @@ class LogReader:
             return _at_the_end("none", line, remarks)
         if line := self._ends.caught_before(self._last_position):
             return _at_the_end("unknown_memory", line, remarks)
-        return Diagnosis(known=False, evidence=one_line(self._last), remarks=remarks)
+        return Diagnosis(
+            known=False,
+            evidence=one_line(self._last),
+            remarks=remarks,
+        )
 
     def _keep(self, candidate: _Candidate) -> None:
         self._steps_since = 0
@@ -328,7 +332,11 @@ def _crash(line: LogLine, position: int) -> _Candidate:
     )
 
 
-def _message(finding: Finding, line: LogLine, position: int) -> _Candidate:
+def _message(
+    finding: Finding,
+    line: LogLine,
+    position: int,
+) -> _Candidate:
     """Return the candidate for a known message that was printed without a traceback."""
     rank = line.rank
     if rank is None:
@@ -410,7 +418,11 @@ def _weakness(finding: Finding) -> tuple[bool, bool, bool]:
     return not finding.is_memory, not (has_purpose and not is_by_place), is_by_place
 
 
-def _tier(finding: Finding, text: str, has_traceback: bool) -> _Tier:
+def _tier(
+    finding: Finding,
+    text: str,
+    has_traceback: bool,
+) -> _Tier:
     if finding.row is None:
         first_line = text.partition("\n")[0]
         is_of_another = _WRAPPERS.match(text) or _OF_ANOTHER.search(first_line)
@@ -429,13 +441,21 @@ def _phase_of_row(finding: Finding) -> Phase | None:
     return None if finding.row is None else _row(finding).phase
 
 
-def _at_the_end(cause: str, line: str, remarks: tuple[str, ...]) -> Diagnosis:
+def _at_the_end(
+    cause: str,
+    line: str,
+    remarks: tuple[str, ...],
+) -> Diagnosis:
     """Return the diagnosis by the last lines: `unknown_memory` where a loop caught the error
     itself, so that its place is unknown.
     """
     is_memory = cause in MEMORY_CAUSES
     return Diagnosis(
-        known=True, is_memory=is_memory, cause=cause, evidence=one_line(line), remarks=remarks
+        known=True,
+        is_memory=is_memory,
+        cause=cause,
+        evidence=one_line(line),
+        remarks=remarks,
     )
 
 

@@ -213,7 +213,11 @@ Change: TypeAlias = Mapping[str, KnobValue]
 _SWITCH: Mapping[str, bool] = {"on": True, "off": False}
 
 
-def changes_of(advice: Advice, space: SearchSpace, candidate: Candidate) -> Iterator[Change]:
+def changes_of(
+    advice: Advice,
+    space: SearchSpace,
+    candidate: Candidate,
+) -> Iterator[Change]:
     """Yield the changes from the mildest to the strongest; none for a setting outside the space."""
     knobs = {knob.name: knob for knob in (*space.remedies, *space.knobs)}
     for setting, advised in advice.change.items():
@@ -241,7 +245,10 @@ def _smaller_batches(candidate: Candidate) -> Iterator[Change]:
 
 
 def _values(
-    knob: Knob, current: KnobValue, direction: str, bound: int | None
+    knob: Knob,
+    current: KnobValue,
+    direction: str,
+    bound: int | None,
 ) -> Sequence[KnobValue]:
     """Return the knob's values in this direction, the nearest to the current one first."""
     if direction in _SWITCH:
@@ -267,7 +274,10 @@ SECONDS = 120.0  # time limit for predictions; the remaining remedies get no fig
 
 
 def with_effects(
-    diagnosis: Diagnosis, request: ParsedRequest, candidate: Candidate, service: PredictionService
+    diagnosis: Diagnosis,
+    request: ParsedRequest,
+    candidate: Candidate,
+    service: PredictionService,
 ) -> Diagnosis:
     """Return the diagnosis with the prediction for the configuration that failed, and for each
     remedy that has one.
@@ -316,7 +326,10 @@ def _effect(
 
 
 def _predicted_after(
-    change: Change, request: ParsedRequest, candidate: Candidate, service: PredictionService
+    change: Change,
+    request: ParsedRequest,
+    candidate: Candidate,
+    service: PredictionService,
 ) -> Prediction | None:
     """Return the prediction of the changed candidate, None if it is the same or illegal."""
     task = request.job.task

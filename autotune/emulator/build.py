@@ -111,7 +111,11 @@ def _describe(python: Path) -> dict[str, Any]:
     """Return what `_LOOK` prints in this environment."""
     try:
         answer = subprocess.run(
-            [str(python), "-c", _LOOK], capture_output=True, text=True, timeout=60, check=True
+            [str(python), "-c", _LOOK],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         )
         description: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
@@ -121,7 +125,11 @@ def _describe(python: Path) -> dict[str, Any]:
     return description
 
 
-def _cuda_version(python: Path, torch_version: str, stated: str) -> tuple[int, int]:
+def _cuda_version(
+    python: Path,
+    torch_version: str,
+    stated: str,
+) -> tuple[int, int]:
     match = re.match(r"(\d+)\.(\d+)", stated)
     if match is None:
         raise TrainingEnvironmentError(
@@ -145,7 +153,11 @@ def _install(python: Path) -> str:
     )
 
 
-def _refuse_a_static_runtime(python: Path, torch: Path, version: str) -> None:
+def _refuse_a_static_runtime(
+    python: Path,
+    torch: Path,
+    version: str,
+) -> None:
     """Refuse a runtime inside torch's own libraries: it is out of reach of a preloaded one."""
     library = torch / "lib" / "libc10_cuda.so"
     try:
@@ -174,7 +186,10 @@ def _libraries_in(folders: list[Path]) -> tuple[Path, ...]:
 
 
 def _headers(
-    python: Path, wheels: list[Path], prefix: Path, cuda: tuple[int, int]
+    python: Path,
+    wheels: list[Path],
+    prefix: Path,
+    cuda: tuple[int, int],
 ) -> tuple[Path, ...]:
     """Return the folders with headers, those with the runtime's first."""
     folders: list[Path] = []
@@ -215,7 +230,11 @@ def build(installation: Installation, cache: Path | None = None) -> Built:
     if not (folder / LIST).is_file():
         _build_into(installation, folder)
     stubs = [Stub(**fields) for fields in json.loads((folder / LIST).read_text())]
-    return Built(folder=folder, stubs=tuple(stubs), cuda=installation.cuda)
+    return Built(
+        folder=folder,
+        stubs=tuple(stubs),
+        cuda=installation.cuda,
+    )
 
 
 def _default_cache() -> Path:
@@ -297,7 +316,12 @@ def _build_into(installation: Installation, folder: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _compile(compiler: str, installation: Installation, sources: list[Path], library: Path) -> None:
+def _compile(
+    compiler: str,
+    installation: Installation,
+    sources: list[Path],
+    library: Path,
+) -> None:
     """Compile and link. The soname makes the loader take the library wherever something was linked
     with the driver.
     """

@@ -218,7 +218,11 @@ class EmulatedMachine:
         }
 
 
-def _slice_fields(card: EmulatedCard, identity: str, profile: str) -> dict[str, object]:
+def _slice_fields(
+    card: EmulatedCard,
+    identity: str,
+    profile: str,
+) -> dict[str, object]:
     """Return the fields in which a slice differs from its card."""
     multiprocessors, memory_mib = card.slice(profile)
     return {

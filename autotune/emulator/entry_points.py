@@ -131,7 +131,9 @@ def needed_by(path: Path) -> tuple[str, ...]:
 
 
 def _entries(
-    path: Path, kind: int, layout: str
+    path: Path,
+    kind: int,
+    layout: str,
 ) -> Iterator[tuple[Callable[[int], str], tuple[int, ...]]]:
     """Yield the entries of every section of this kind, with the function that reads a name of
     theirs.
@@ -158,7 +160,11 @@ def _sections(data: mmap.mmap) -> list[tuple[int, ...]]:
         raise ElfError("a broken section table") from error
 
 
-def _text(data: mmap.mmap, names: int, at: int) -> str:
+def _text(
+    data: mmap.mmap,
+    names: int,
+    at: int,
+) -> str:
     """Return the text at a place of a table of names."""
     start = names + at
     return data[start : data.find(b"\0", start)].decode(errors="replace")
@@ -277,7 +283,9 @@ class Stub:
 
 
 def stubs_for(
-    names: Iterable[str], written: frozenset[str], outs: Mapping[str, Mapping[int, int]]
+    names: Iterable[str],
+    written: frozenset[str],
+    outs: Mapping[str, Mapping[int, int]],
 ) -> tuple[Stub, ...]:
     """Return a stub for each name that is not written by hand, in alphabetical order."""
     stubs = []
@@ -285,7 +293,13 @@ def stubs_for(
         kind = _kind(name) or "success"
         if name in outs and kind not in ("text", "refusal"):
             kind = "zeros"
-        stubs.append(Stub(name=name, kind=kind, judged=judged(name)))
+        stubs.append(
+            Stub(
+                name=name,
+                kind=kind,
+                judged=judged(name),
+            )
+        )
     return tuple(stubs)
 
 
@@ -297,7 +311,11 @@ def c_text(stubs: Sequence[Stub], outs: Mapping[str, Mapping[int, int]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _definition(place: int, stub: Stub, outs: Mapping[int, int]) -> str:
+def _definition(
+    place: int,
+    stub: Stub,
+    outs: Mapping[int, int],
+) -> str:
     name = stub.name
     count = f"COUNT({place});"
     if stub.kind == "text":

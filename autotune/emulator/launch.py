@@ -73,7 +73,11 @@ class Stand:
         return reports.read(self.reports, self.built.stubs)
 
     def environment(
-        self, variables: Mapping[str, str], *, phases: bool = False, stride: int | None = None
+        self,
+        variables: Mapping[str, str],
+        *,
+        phases: bool = False,
+        stride: int | None = None,
     ) -> dict[str, str]:
         """Return the environment of a command whose processes are to see the emulated cards, from
         the variables of this process.
@@ -120,7 +124,11 @@ class Stand:
         return module
 
 
-def set_up(machine: EmulatedMachine, built: Built, folder: Path) -> Stand:
+def set_up(
+    machine: EmulatedMachine,
+    built: Built,
+    folder: Path,
+) -> Stand:
     """Return a machine in this folder, with nothing on its cards yet."""
     stand = Stand(folder=folder, built=built)
     stand.reports.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ class Insertion:
 
 
 class EventWriter:
-    """Parts and order of an insertion, written event by event; the entry of allocation n is n + 1."""
+    """Parts and order of an insertion, event by event; the entry of allocation n is n + 1."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
@@ -106,7 +106,11 @@ class _TraceCopy:
                 self._part_names.append(part)
             self._parts.append(self._part_names.index(part))
         if insertion.phase is not None:
-            mark = Mark(event=len(self._events), phase=insertion.phase, step=insertion.step)
+            mark = Mark(
+                event=len(self._events),
+                phase=insertion.phase,
+                step=insertion.step,
+            )
             self._marks.append(mark)
         self._events.extend(shifted(entry, first) for entry in insertion.order)
         if insertion.phase is not None:

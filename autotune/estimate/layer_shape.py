@@ -48,7 +48,11 @@ class Layer:
         return self.parameters - self.experts + self.experts_used
 
 
-def decoder_layer(config: Config, traits: Traits, index: int) -> Layer:
+def decoder_layer(
+    config: Config,
+    traits: Traits,
+    index: int,
+) -> Layer:
     """Return the layer with this index."""
     attends, feeds = attention(config, traits, index), mlp(config, traits, index)
     return Layer(
@@ -84,7 +88,11 @@ def _norms(config: Config, traits: Traits) -> int:
     return norms * hidden + router
 
 
-def _window(config: Config, traits: Traits, index: int) -> int | None:
+def _window(
+    config: Config,
+    traits: Traits,
+    index: int,
+) -> int | None:
     """Return the window of the layer's attention; None: it is unlimited."""
     window = config.get("sliding_window")
     if not isinstance(window, int) or traits.windows == "none":
@@ -92,7 +100,11 @@ def _window(config: Config, traits: Traits, index: int) -> int | None:
     return window if _slides(config, traits, index) else None
 
 
-def _slides(config: Config, traits: Traits, index: int) -> bool:
+def _slides(
+    config: Config,
+    traits: Traits,
+    index: int,
+) -> bool:
     kind = layer_kind(config, index)
     if kind is not None:
         return kind == "sliding_attention"

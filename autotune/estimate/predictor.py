@@ -189,7 +189,11 @@ def _engine_start(inputs: PredictionInput, scene: Scene) -> _EngineStart:
         for other_bytes in (beside.low, beside.value, beside.high)
     )
     uncertain = (low.failure is None) != (high.failure is None)
-    return _EngineStart(engine=middle, uncertain=uncertain, split=split)
+    return _EngineStart(
+        engine=middle,
+        uncertain=uncertain,
+        split=split,
+    )
 
 
 def _trainer_at_engine_start(inputs: PredictionInput, scene: Scene) -> int:
@@ -268,7 +272,11 @@ def _prediction(
     if fits is None and startup is None and timeline.certainly_fits(stage, scene, points, room):
         fits = retried = True
         high = max(total.value, min(total.high, room.high))
-        total = Estimate(value=total.value, low=total.low, high=high)
+        total = Estimate(
+            value=total.value,
+            low=total.low,
+            high=high,
+        )
     depends_on: tuple[str, ...] = ()
     if fits is None:
         causes = deciding(scene, top, room, trace, engine_may_refuse=startup is not None)
@@ -335,7 +343,12 @@ def _room(inputs: PredictionInput) -> Estimate:
 
 
 def _assumed(
-    inputs: PredictionInput, peak: Estimate, room: Estimate, startup: str | None, *, retried: bool
+    inputs: PredictionInput,
+    peak: Estimate,
+    room: Estimate,
+    startup: str | None,
+    *,
+    retried: bool,
 ) -> Iterator[str]:
     """Yield what the prediction assumes, for the reader."""
     composition, gpu, trace = inputs.composition, inputs.gpu, inputs.trace
@@ -374,7 +387,12 @@ def _assumed(
 
 
 def deciding(
-    scene: Scene, top: TimelinePoint, room: Estimate, trace: Trace, *, engine_may_refuse: bool
+    scene: Scene,
+    top: TimelinePoint,
+    room: Estimate,
+    trace: Trace,
+    *,
+    engine_may_refuse: bool,
 ) -> Iterator[str]:
     """Yield the widest causes of the interval."""
     if engine_may_refuse:
@@ -392,7 +410,10 @@ def deciding(
 
 
 def _widths_by_cause(
-    scene: Scene, top: TimelinePoint, room: Estimate, trace: Trace
+    scene: Scene,
+    top: TimelinePoint,
+    room: Estimate,
+    trace: Trace,
 ) -> dict[str, float]:
     """Return how much each cause adds to the interval at the peak."""
     use = scene.usage.resting
@@ -472,7 +493,9 @@ def _on_cpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
 
 
 def _requested_on_cpu(
-    usage: TraceUsage, others: Mapping[Phase, Mapping[str, int]], trace: Trace
+    usage: TraceUsage,
+    others: Mapping[Phase, Mapping[str, int]],
+    trace: Trace,
 ) -> Estimate:
     """Return one rank's peak, without a caching allocator: requested = allocated = reserved."""
     other_bytes = {}
@@ -491,7 +514,10 @@ def _processes(ranks: int) -> Estimate:
 
 
 def _phase_on_cpu(
-    inputs: PredictionInput, use: PhaseUse, engine: EngineUse | None, others: Mapping[str, int]
+    inputs: PredictionInput,
+    use: PhaseUse,
+    engine: EngineUse | None,
+    others: Mapping[str, int],
 ) -> PhasePrediction:
     """Return the peak of all ranks together. `others`: models outside the step."""
     ranks = inputs.composition.ranks
@@ -512,7 +538,11 @@ def _phase_on_cpu(
     )
 
 
-def _tensors_on_cpu(trace: Trace, use: PhaseUse, others: Mapping[str, int]) -> Estimate:
+def _tensors_on_cpu(
+    trace: Trace,
+    use: PhaseUse,
+    others: Mapping[str, int],
+) -> Estimate:
     """Bytes of one rank's tensors, on the C library's heap."""
     other_bytes = timeline.other_models(others, trace.basis)
     tensors = use.requested_bytes + round(other_bytes.value)
@@ -526,7 +556,11 @@ def _tensors_on_cpu(trace: Trace, use: PhaseUse, others: Mapping[str, int]) -> E
         high = high + error.high
     low += other_bytes.low - other_bytes.value
     high += other_bytes.high - other_bytes.value
-    return Estimate(value=tensors, low=low, high=high)
+    return Estimate(
+        value=tensors,
+        low=low,
+        high=high,
+    )
 
 
 def _engine_on_cpu(engine: EngineUse, composition: Composition) -> Estimate:

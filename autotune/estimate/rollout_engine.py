@@ -42,7 +42,12 @@ def fit(
     if settings.kind != "vllm":
         return sglang_engine.fit(config, settings, place, dtype=dtype)
     return vllm_engine.fit(
-        config, settings, place, dtype=dtype, vllm=vllm, adapter_rank=adapter_rank
+        config,
+        settings,
+        place,
+        dtype=dtype,
+        vllm=vllm,
+        adapter_rank=adapter_rank,
     )
 
 

@@ -83,7 +83,11 @@ def other_models(parts: Mapping[str, int], basis: TraceBasis) -> Estimate:
     return total + percent("generic_error_percent").scaled(scaled)
 
 
-def around(size: int, error: Estimate, high_extra_bytes: int) -> Estimate:
+def around(
+    size: int,
+    error: Estimate,
+    high_extra_bytes: int,
+) -> Estimate:
     """Return size + error, at least 0."""
     return Estimate(
         value=size,
@@ -282,7 +286,10 @@ def phase_predictions(
             points = _with_lasting_cache(points)
     return tuple(
         PhasePrediction(
-            name=point.phase, peak_bytes=point.device_bytes, seconds=None, parts=point.parts
+            name=point.phase,
+            peak_bytes=point.device_bytes,
+            seconds=None,
+            parts=point.parts,
         )
         for point in points
     )
@@ -343,7 +350,12 @@ def _resting(scene: Scene, phase: Phase) -> PhaseUse:
     if scene.engine is None or not scene.engine.sleeps:
         reserved = max(reserved, *(use.reserved_bytes for use in uses))
         reserved_high = max(reserved_high, *(use.reserved_high_bytes for use in uses))
-    return replace(state, phase=phase, reserved_bytes=reserved, reserved_high_bytes=reserved_high)
+    return replace(
+        state,
+        phase=phase,
+        reserved_bytes=reserved,
+        reserved_high_bytes=reserved_high,
+    )
 
 
 def _load_point(scene: Scene, use: PhaseUse) -> TimelinePoint:
@@ -375,7 +387,11 @@ def _loaded_at_engine_start(scene: Scene, use: PhaseUse) -> PhaseUse:
     )
 
 
-def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> TimelinePoint:
+def _point(
+    scene: Scene,
+    use: PhaseUse,
+    engine_phase: Phase | None = None,
+) -> TimelinePoint:
     """Sum of trainer, engine's activations beyond the free cache, other models, CUDA, engine."""
     phase, engine, trace = engine_phase or use.phase, scene.engine, scene.trace
     others = scene.others.get(use.phase, {})
@@ -396,7 +412,11 @@ def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> Ti
         total = total + engine.held(phase)
     fused = scene.composition.fused_parts
     saved = sum(size for part, size in use.parts.items() if part in fused)
-    total = Estimate(value=total.value, low=max(0.0, total.low - saved), high=total.high)
+    total = Estimate(
+        value=total.value,
+        low=max(0.0, total.low - saved),
+        high=total.high,
+    )
 
     # 3. By part.
     parts: Counter[str] = Counter()
@@ -419,7 +439,11 @@ def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> Ti
 # Memory pressure: near the limit torch empties its cache and retries, so less memory suffices.
 
 
-def squeezed(stage: StepStage, scene: Scene, room: Estimate) -> tuple[TimelinePoint, ...] | None:
+def squeezed(
+    stage: StepStage,
+    scene: Scene,
+    room: Estimate,
+) -> tuple[TimelinePoint, ...] | None:
     """Return the phases within the room, cache emptied where needed; None if they do not fit."""
     left = room.value - scene.outside.value - scene.engine_while_training.value
     capacity = round(left - scene.other_models_bytes)
@@ -438,7 +462,10 @@ def squeezed(stage: StepStage, scene: Scene, room: Estimate) -> tuple[TimelinePo
 
 
 def certainly_fits(
-    stage: StepStage, scene: Scene, points: tuple[TimelinePoint, ...], room: Estimate
+    stage: StepStage,
+    scene: Scene,
+    points: tuple[TimelinePoint, ...],
+    room: Estimate,
 ) -> bool:
     """Return True if every step runs, and an engine wakes, with all else at its highest and the
     room at its lowest.
@@ -452,7 +479,11 @@ def certainly_fits(
     return stage.fits(capacity)
 
 
-def _engine_certainly_fits(scene: Scene, points: tuple[TimelinePoint, ...], room: Estimate) -> bool:
+def _engine_certainly_fits(
+    scene: Scene,
+    points: tuple[TimelinePoint, ...],
+    room: Estimate,
+) -> bool:
     engine = scene.engine
     if engine is None:
         return True

@@ -113,7 +113,11 @@ def classify_exception(raised: ReportedException) -> Finding:
         return replace(_limit_hit(raised), secondary=match is not None)
     if match is None:
         evidence = _one_line(texts[0] if texts else "no error was reported")
-        return Finding(outcome=Outcome.CRASH, evidence=evidence, phase=raised.phase)
+        return Finding(
+            outcome=Outcome.CRASH,
+            evidence=evidence,
+            phase=raised.phase,
+        )
     return _finding(match, raised)
 
 
@@ -124,7 +128,11 @@ def _limit_hit(raised: ReportedException) -> Finding:
     return _memory(None, evidence, raised.phase, raised.frames)
 
 
-def classify_logged(thrown: LoggedException, phase: Phase | None, device: DeviceKind) -> Finding:
+def classify_logged(
+    thrown: LoggedException,
+    phase: Phase | None,
+    device: DeviceKind,
+) -> Finding:
     """Return the finding of an exception read from a log. The lines behind it are added when the
     exception alone is not decisive.
     """
@@ -162,11 +170,19 @@ def classify_exit(ending: ProcessExit) -> Finding:
         return _host_memory(f"{evidence}: the machine ran out of memory", ending.phase)
     match = _from_print(ending.printed, only_memory=True)
     if match is not None and ending.signal != signal.SIGKILL:
-        raised = ReportedException(chain=(), phase=ending.phase, device=ending.device)
+        raised = ReportedException(
+            chain=(),
+            phase=ending.phase,
+            device=ending.device,
+        )
         return _finding(match, raised)
     if ending.signal in OUTSIDE_SIGNALS:
         return ended_from_outside(evidence, ending)
-    return Finding(outcome=Outcome.CRASH, evidence=evidence, phase=ending.phase)
+    return Finding(
+        outcome=Outcome.CRASH,
+        evidence=evidence,
+        phase=ending.phase,
+    )
 
 
 def _how_it_ended(ending: ProcessExit) -> str:
@@ -247,7 +263,9 @@ def classify_line(line: str, *, is_error: bool) -> Finding | None:
 
 
 def classify_quoted(
-    exceptions: Sequence[str], lines: Sequence[str], frames: Sequence[str] = ()
+    exceptions: Sequence[str],
+    lines: Sequence[str],
+    frames: Sequence[str] = (),
 ) -> Finding | None:
     """Return the known failure of a short excerpt, whose lines are all there is: each may be the
     message.
@@ -262,13 +280,19 @@ def classify_quoted(
             texts += lines
         match = _first_match(texts, (row,), frames)
         if match is not None:
-            raised = ReportedException(chain=(), frames=frames, device="cuda")
+            raised = ReportedException(
+                chain=(),
+                frames=frames,
+                device="cuda",
+            )
             return _finding(match, raised)
     return None
 
 
 def _first_match(
-    texts: Sequence[str], rows: Sequence[FailureRow] = ROWS, frames: Sequence[str] = ()
+    texts: Sequence[str],
+    rows: Sequence[FailureRow] = ROWS,
+    frames: Sequence[str] = (),
 ) -> RowMatch | None:
     for row in rows:
         for text in texts:
@@ -317,7 +341,12 @@ def _matched_lines(match: re.Match[str]) -> str:
 
 
 def _host_memory(evidence: str, phase: Phase | None) -> Finding:
-    return Finding(outcome=Outcome.OOM_HOST, evidence=evidence, cause="host_ram", phase=phase)
+    return Finding(
+        outcome=Outcome.OOM_HOST,
+        evidence=evidence,
+        cause="host_ram",
+        phase=phase,
+    )
 
 
 def _memory(
@@ -349,7 +378,11 @@ def _memory(
     )
 
 
-def _purpose(frames: Sequence[str], numbers: Numbers, phase: Phase | None) -> str:
+def _purpose(
+    frames: Sequence[str],
+    numbers: Numbers,
+    phase: Phase | None,
+) -> str:
     purpose = cause_of(frames)
     # A cache that is joined anew at each token leaves its former pieces idle behind: they come with
     # it.

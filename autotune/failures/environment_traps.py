@@ -78,7 +78,10 @@ def environment_facts(python: Path) -> EnvironmentFacts:
     """
     try:
         reported = subprocess.run(
-            [str(python), "-c", _ASK], capture_output=True, timeout=SECONDS, check=True
+            [str(python), "-c", _ASK],
+            capture_output=True,
+            timeout=SECONDS,
+            check=True,
         ).stdout
         facts = msgspec.json.decode(reported.strip().splitlines()[-1], type=EnvironmentFacts)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError) as error:
@@ -293,7 +296,11 @@ def _is_met(requirement: Requirement, version: Version) -> bool:
     )
 
 
-def _requirements(name: str, facts: EnvironmentFacts, extra: str = "") -> Iterator[Requirement]:
+def _requirements(
+    name: str,
+    facts: EnvironmentFacts,
+    extra: str = "",
+) -> Iterator[Requirement]:
     for text in facts.requires.get(canonicalize_name(name), ()):
         try:
             requirement = Requirement(text)

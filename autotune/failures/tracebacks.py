@@ -63,7 +63,12 @@ def read_line(raw: str) -> LogLine:
         level_name = _first_of(groups, _LEVELS)
         if level_name is not None:
             level = "error" if level_name[0] in "EFC" else "lower"
-    return LogLine(text=text, source=source, rank=rank, level=level)
+    return LogLine(
+        text=text,
+        source=source,
+        rank=rank,
+        level=level,
+    )
 
 
 def _prefix(text: str) -> re.Match[str] | None:
@@ -263,7 +268,12 @@ class Tracebacks:
                 return tuple(open_.frames)
         return ()
 
-    def _begin(self, line: LogLine, position: int, open_: _Open | None) -> Iterator[ExceptionChain]:
+    def _begin(
+        self,
+        line: LogLine,
+        position: int,
+        open_: _Open | None,
+    ) -> Iterator[ExceptionChain]:
         if open_ is not None and open_.text and line.text.startswith(_ORIGINAL):
             # A loader's worker: what it failed with follows the words that it did.
             open_.close_exception()
@@ -284,7 +294,12 @@ class Tracebacks:
             )
         self._harmless.discard(line.source)
 
-    def _go_on(self, open_: _Open, line: LogLine, position: int) -> Iterator[ExceptionChain]:
+    def _go_on(
+        self,
+        open_: _Open,
+        line: LogLine,
+        position: int,
+    ) -> Iterator[ExceptionChain]:
         text = line.text.removeprefix(open_.mark).rstrip()
         open_.in_more = False
         if open_.in_frames:
@@ -309,7 +324,12 @@ class Tracebacks:
         else:
             open_.noise += 1
 
-    def _in_frames(self, open_: _Open, line: LogLine, text: str) -> Iterator[ExceptionChain]:
+    def _in_frames(
+        self,
+        open_: _Open,
+        line: LogLine,
+        text: str,
+    ) -> Iterator[ExceptionChain]:
         frame = _frame(text)
         if frame is not None:
             open_.frames.append(frame)

@@ -165,7 +165,11 @@ class Trainer(Protocol):
         return gpus
 
     def trained_defaults(
-        self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path
+        self,
+        stated: Settings,
+        rest: Mapping[str, object],
+        space: SearchSpace,
+        python: Path,
     ) -> Knobs:
         """Return the settings of a run that the user's file does not state; `rest`: its contents
         that are no plain settings.
@@ -211,7 +215,10 @@ class Trainer(Protocol):
         """Return the request to load this candidate, as JSON."""
 
     def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan,
     ) -> Mapping[str, object]:
         """Return the request to run and measure this candidate, as JSON."""
 
@@ -229,7 +236,11 @@ class Trainer(Protocol):
         """Return the resident models and the shape of the step."""
 
     def write_files(
-        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+        self,
+        candidate: Candidate,
+        task: Task,
+        folder: Path,
+        destination: Path | None = None,
     ) -> list[Path]:
         """Write the framework's own files for the final run, complete and ready to use.
 
@@ -238,7 +249,11 @@ class Trainer(Protocol):
         """
 
 
-def other_global_batch(task: Task, product: str, total: int) -> Iterator[str]:
+def other_global_batch(
+    task: Task,
+    product: str,
+    total: int,
+) -> Iterator[str]:
     """Yield the conflict with the requested global batch, if any."""
     requested = task.workload.global_batch
     if requested is not None and requested != total:

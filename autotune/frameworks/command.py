@@ -73,7 +73,12 @@ class Command(Launched):
                 knobs[name] = value
         return knobs
 
-    def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
+    def launch(
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan | None = None,
+    ) -> Launch:
         """Return the same command for a probe and for the final run. The runner ends a probe."""
         user_settings = task.workload.user_settings
         environment = {}

@@ -66,7 +66,9 @@ class _Source:
 
 
 def settings_of(
-    path: str, rules: FileRules, arguments: Sequence[Word]
+    path: str,
+    rules: FileRules,
+    arguments: Sequence[Word],
 ) -> tuple[dict[str, StatedSetting], tuple[SharedSetting, ...]]:
     """Return the settings of these arguments of the script at `path` by dotted name, and the
     shared ones among them.
@@ -83,7 +85,12 @@ def settings_of(
         for name in rules.shared.keys() & source.content.keys():
             targets = rules.shared[name]
             shared.append(
-                SharedSetting(name=name, targets=targets, file=source.file, span=source.span)
+                SharedSetting(
+                    name=name,
+                    targets=targets,
+                    file=source.file,
+                    span=source.span,
+                )
             )
 
     # 2. Settings that follow from others.
@@ -103,11 +110,19 @@ def settings_of(
     for name, text in values.items():
         table = name.rpartition(".")[0]
         line = lines.get(name, lines.get(table, first_line))
-        stated[name] = StatedSetting(text=text, line=line, span=None)
+        stated[name] = StatedSetting(
+            text=text,
+            line=line,
+            span=None,
+        )
     return stated, tuple(shared)
 
 
-def _state_parts(values: dict[str, str], content: Tree, rules: FileRules) -> None:
+def _state_parts(
+    values: dict[str, str],
+    content: Tree,
+    rules: FileRules,
+) -> None:
     """State optional parts by their settings: present, left out, or neither."""
     for table, settings in rules.parts.items():
         part = _below(content, table)
@@ -123,7 +138,11 @@ def _state_parts(values: dict[str, str], content: Tree, rules: FileRules) -> Non
             values[part] = "true"
 
 
-def _hand_down_shared(values: dict[str, str], rules: FileRules, path: str) -> None:
+def _hand_down_shared(
+    values: dict[str, str],
+    rules: FileRules,
+    path: str,
+) -> None:
     """Replace each shared setting by those that have its value."""
     for name, targets in rules.shared.items():
         if name not in values:
@@ -138,7 +157,10 @@ def _hand_down_shared(values: dict[str, str], rules: FileRules, path: str) -> No
 
 
 def why_unread(
-    rules: FileRules, name: str, text: str | None, fields: Mapping[str, object]
+    rules: FileRules,
+    name: str,
+    text: str | None,
+    fields: Mapping[str, object],
 ) -> str | None:
     """Return the reason why a setting can't be read; None if it can."""
     is_off = text in ("null", "false")
@@ -201,7 +223,11 @@ def _without_setting(file: Path, name: str) -> str:
 # The arguments.
 
 
-def _sources(path: str, rules: FileRules, arguments: Sequence[Word]) -> Iterator[_Source]:
+def _sources(
+    path: str,
+    rules: FileRules,
+    arguments: Sequence[Word],
+) -> Iterator[_Source]:
     """Yield the files and options of a command line; other words are left out."""
     remaining = collections.deque(arguments)
     while remaining:
@@ -213,7 +239,10 @@ def _sources(path: str, rules: FileRules, arguments: Sequence[Word]) -> Iterator
 
 
 def _option_or_file(
-    path: str, rules: FileRules, option: Word, remaining: collections.deque[Word]
+    path: str,
+    rules: FileRules,
+    option: Word,
+    remaining: collections.deque[Word],
 ) -> _Source:
     """Return `--name=value`, `--name value`, `--name`, `--name @ file` or `--name @file`."""
     flag, equals, value = option.text[2:].partition("=")
@@ -226,7 +255,16 @@ def _option_or_file(
         return _file(path, name, _next_word(remaining), option)
     if remaining and remaining[0].text.startswith(FILE_SIGN):
         joined = remaining.popleft().text.removeprefix(FILE_SIGN)
-        return _file(path, name, Word(text=joined, line=option.line, span=None), option)
+        return _file(
+            path,
+            name,
+            Word(
+                text=joined,
+                line=option.line,
+                span=None,
+            ),
+            option,
+        )
 
     values: list[Word] = []
     while remaining and remaining[0].text != FILE_SIGN and not remaining[0].text.startswith("--"):
@@ -239,7 +277,12 @@ def _next_word(remaining: collections.deque[Word]) -> Word | None:
     return remaining.popleft() if remaining else None
 
 
-def _file(path: str, name: str, file_name: Word | None, sign: Word) -> _Source:
+def _file(
+    path: str,
+    name: str,
+    file_name: Word | None,
+    sign: Word,
+) -> _Source:
     """Read a file below an option, or below none."""
     if file_name is None or UNKNOWN in file_name.text:
         raise BadInput(
@@ -261,10 +304,21 @@ def _file(path: str, name: str, file_name: Word | None, sign: Word) -> _Source:
             way_out="Write it as TOML.",
         )
     content = _nested(name, read_toml(file))
-    return _Source(content=content, line=sign.line, file=file, below=name, span=file_name.span)
+    return _Source(
+        content=content,
+        line=sign.line,
+        file=file,
+        below=name,
+        span=file_name.span,
+    )
 
 
-def _option(rules: FileRules, flag: str, text: str | None, option: Sequence[Word]) -> _Source:
+def _option(
+    rules: FileRules,
+    flag: str,
+    text: str | None,
+    option: Sequence[Word],
+) -> _Source:
     """Return an option with its text; None: a switch."""
     name = flag.replace("-", "_")
     value: object = text
@@ -278,7 +332,11 @@ def _option(rules: FileRules, flag: str, text: str | None, option: Sequence[Word
     span = None
     if first is not None and last is not None:
         span = first[0], last[1]
-    return _Source(content=_nested(name, value), line=option[0].line, span=span)
+    return _Source(
+        content=_nested(name, value),
+        line=option[0].line,
+        span=span,
+    )
 
 
 # Nested settings.

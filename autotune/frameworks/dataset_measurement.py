@@ -31,7 +31,11 @@ _measured: dict[str, PromptLengths] = {}
 _filtered: dict[str, tuple[Answer, tempfile.TemporaryDirectory[str]]] = {}
 
 
-def measure_rows(task: Task, dataset: Dataset, kind: type[Measured]) -> Measured:
+def measure_rows(
+    task: Task,
+    dataset: Dataset,
+    kind: type[Measured],
+) -> Measured:
     """Measure the lengths of the rows, or read the sizes of their images. Raises BadInput for an
     unreadable dataset.
     """
@@ -39,7 +43,11 @@ def measure_rows(task: Task, dataset: Dataset, kind: type[Measured]) -> Measured
     return msgspec.json.decode(_measure(unit, task, dataset), type=kind)
 
 
-def prompt_lengths(task: Task, dataset: Dataset, limit: int | None) -> PromptLengths:
+def prompt_lengths(
+    task: Task,
+    dataset: Dataset,
+    limit: int | None,
+) -> PromptLengths:
     """Measure the prompts, once per process and state of the files. Raises BadInput for an
     unreadable dataset.
     """
@@ -50,7 +58,13 @@ def prompt_lengths(task: Task, dataset: Dataset, limit: int | None) -> PromptLen
     return _measured[key]
 
 
-def filter_prompts(task: Task, dataset: Dataset, *, limit: int, out: Path) -> Answer:
+def filter_prompts(
+    task: Task,
+    dataset: Dataset,
+    *,
+    limit: int,
+    out: Path,
+) -> Answer:
     """Write the dataset without longer prompts into `out`; cached, since every better
     recommendation is written anew.
     """
@@ -64,7 +78,13 @@ def filter_prompts(task: Task, dataset: Dataset, *, limit: int, out: Path) -> An
     return {**answer, "dataset_name": str(out)}
 
 
-def measure_prompts(task: Task, dataset: Dataset, *, limit: int | None, out: Path | None) -> Answer:
+def measure_prompts(
+    task: Task,
+    dataset: Dataset,
+    *,
+    limit: int | None,
+    out: Path | None,
+) -> Answer:
     """Measure the prompts. With `out`, also write the dataset without prompts longer than
     `limit`.
     """
@@ -117,7 +137,11 @@ def _measure(
     return result.stdout
 
 
-def _state(task: Task, dataset: Dataset, limit: int | None) -> str:
+def _state(
+    task: Task,
+    dataset: Dataset,
+    limit: int | None,
+) -> str:
     """Return the key of a measurement: the interpreter, the tokenizer, the dataset and its
     files.
     """

@@ -135,7 +135,11 @@ def kind_of(framework: str) -> LaunchKind:
 # Recognition of the training command.
 
 
-def find_launch(path: str, text: str, commands: Sequence[SimpleCommand]) -> LaunchScript:
+def find_launch(
+    path: str,
+    text: str,
+    commands: Sequence[SimpleCommand],
+) -> LaunchScript:
     """Return the one training command among these. Raises BadInput without one, and for several."""
     training = _the_training(path, commands)
     kind, command = training.kind, training.command
@@ -206,7 +210,10 @@ def _training_in(command: SimpleCommand) -> _Training | None:
 
 
 def _training_at(
-    index: int, texts: Sequence[str], kind: LaunchKind, command: SimpleCommand
+    index: int,
+    texts: Sequence[str],
+    kind: LaunchKind,
+    command: SimpleCommand,
 ) -> _Training | None:
     """Return the framework's training whose module or first word is at this place."""
     text = texts[index]
@@ -255,7 +262,11 @@ def _nothing_known(path: str, commands: Sequence[SimpleCommand]) -> BadInput:
     return BadInput(f"{path} starts no training of {frameworks}.", way_out=OTHER_PROGRAMS)
 
 
-def _near_miss(path: str, word: Word, kind: LaunchKind) -> BadInput | None:
+def _near_miss(
+    path: str,
+    word: Word,
+    kind: LaunchKind,
+) -> BadInput | None:
     """Return the error about a word that names the framework without starting a training."""
     place = f"{path}, line {word.line}"
     if " " in word.text and any(name in word.text for name in kind.entry_points):
@@ -277,7 +288,11 @@ def _near_miss(path: str, word: Word, kind: LaunchKind) -> BadInput | None:
     )
 
 
-def _method(path: str, training: _Training, stated: Mapping[str, StatedSetting]) -> str:
+def _method(
+    path: str,
+    training: _Training,
+    stated: Mapping[str, StatedSetting],
+) -> str:
     kind = training.kind
     if training.method != ANY:
         return training.method
@@ -330,11 +345,21 @@ def _assignments(arguments: Sequence[Word]) -> Iterator[tuple[str, StatedSetting
         prefix = full_name.removesuffix(name)
         if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
             value = value[1:-1]
-        yield name, StatedSetting(text=value, line=word.line, span=word.span, prefix=prefix)
+        yield (
+            name,
+            StatedSetting(
+                text=value,
+                line=word.line,
+                span=word.span,
+                prefix=prefix,
+            ),
+        )
 
 
 def _options(
-    kind: LaunchKind, arguments: Sequence[Word], most_values: int
+    kind: LaunchKind,
+    arguments: Sequence[Word],
+    most_values: int,
 ) -> Iterator[tuple[str, StatedSetting]]:
     """Yield each option with its values."""
     remaining = collections.deque(arguments)
@@ -346,7 +371,12 @@ def _options(
         name = flag.replace("-", "_")
         name = kind.former.get(name, name)
         if equals:
-            setting = StatedSetting(text=value, line=option.line, span=None, option=option.span)
+            setting = StatedSetting(
+                text=value,
+                line=option.line,
+                span=None,
+                option=option.span,
+            )
             yield name, setting
             continue
 
@@ -358,7 +388,15 @@ def _options(
             text = " ".join(word.text for word in values)
         if len(values) == 1:
             span = values[0].span
-        yield name, StatedSetting(text=text, line=option.line, span=span, option=option.span)
+        yield (
+            name,
+            StatedSetting(
+                text=text,
+                line=option.line,
+                span=span,
+                option=option.span,
+            ),
+        )
 
 
 def is_known(setting: StatedSetting) -> bool:
@@ -422,7 +460,9 @@ def changes_of(
 
 
 def changed_script(
-    launch: LaunchScript, changes: Mapping[str, KnobValue], other_edits: Sequence[Edit] = ()
+    launch: LaunchScript,
+    changes: Mapping[str, KnobValue],
+    other_edits: Sequence[Edit] = (),
 ) -> str:
     """Return the text with each change at the place of its setting, or at the command's end."""
     edits = list(other_edits)
@@ -441,7 +481,11 @@ def changed_script(
     return text
 
 
-def _edit(launch: LaunchScript, name: str, value: KnobValue) -> Edit | None:
+def _edit(
+    launch: LaunchScript,
+    name: str,
+    value: KnobValue,
+) -> Edit | None:
     """Return the change at the place of the setting; None where that is not one word of the
     file.
     """
@@ -466,7 +510,11 @@ def _edit(launch: LaunchScript, name: str, value: KnobValue) -> Edit | None:
     return None
 
 
-def _argument(launch: LaunchScript, name: str, value: KnobValue) -> str:
+def _argument(
+    launch: LaunchScript,
+    name: str,
+    value: KnobValue,
+) -> str:
     """Return a setting as words of the command; empty: none."""
     word = shlex.quote(as_word(value))
     if launch.dotted:
@@ -485,7 +533,11 @@ def _argument(launch: LaunchScript, name: str, value: KnobValue) -> str:
     return f"--{flag} {word}"
 
 
-def unified_diff(before: str, after: str, name: str) -> str:
+def unified_diff(
+    before: str,
+    after: str,
+    name: str,
+) -> str:
     """Return a diff for `patch -p1`; empty without a change."""
     lines = difflib.unified_diff(
         before.splitlines(keepends=True),

@@ -118,7 +118,9 @@ class Launch:
 
 
 def probe_request(
-    launch: Launch, plan: ProbePlan, settings: Iterable[str] = ()
+    launch: Launch,
+    plan: ProbePlan,
+    settings: Iterable[str] = (),
 ) -> dict[str, object]:
     """Return a bounded run as JSON; `settings` are to be read back."""
     return {**asdict(launch), "plan": asdict(plan), "settings": list(settings)}
@@ -144,7 +146,12 @@ class Launched(Trainer):
     trace_adapter = ""
 
     @abstractmethod
-    def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
+    def launch(
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan | None = None,
+    ) -> Launch:
         """Return the final run; with a plan, a run that ends after a few steps and saves
         nothing.
         """
@@ -175,7 +182,11 @@ class Launched(Trainer):
         return fields
 
     def trained_defaults(
-        self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path
+        self,
+        stated: Settings,
+        rest: Mapping[str, object],
+        space: SearchSpace,
+        python: Path,
     ) -> Knobs:
         fields = self.fields()
         defaults: dict[str, KnobValue] = {}
@@ -195,7 +206,11 @@ class Launched(Trainer):
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
         settings = {**self.defaults, **task.workload.held, **knobs}
-        return Candidate(knobs=knobs, settings=settings, load=self.load_of(settings, task))
+        return Candidate(
+            knobs=knobs,
+            settings=settings,
+            load=self.load_of(settings, task),
+        )
 
     def load_of(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
         """Return the same load for all candidates: the rank that starts them loads nothing."""
@@ -241,14 +256,21 @@ class Launched(Trainer):
         return {"device": task.hardware.kind}
 
     def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan,
     ) -> Mapping[str, object]:
         launch = self.launch(candidate, task, plan)
         watch = asdict(self.watch) if self.watch is not None else None
         return {**probe_request(launch, plan, candidate.settings), "watch": watch}
 
     def write_files(
-        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+        self,
+        candidate: Candidate,
+        task: Task,
+        folder: Path,
+        destination: Path | None = None,
     ) -> list[Path]:
         """Write the files of the final run and a script that starts it; none of them names a
         folder.
@@ -282,7 +304,11 @@ def synthetic_texts(count: int, word_count: int) -> list[str]:
     return texts
 
 
-def _shell_script(launch: Launch, candidate: Candidate, task: Task) -> str:
+def _shell_script(
+    launch: Launch,
+    candidate: Candidate,
+    task: Task,
+) -> str:
     """Return the launch as a shell script that can be started from any folder."""
     # 1. Comments: what is started, and what has to be replaced.
     assignments = [f"{name}={value}" for name, value in candidate.knobs.items()]

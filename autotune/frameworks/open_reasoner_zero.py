@@ -118,11 +118,20 @@ class OpenReasonerZero(StandIn):
         return models
 
 
-def _frozen_model(role: Role, model: str, values: Values) -> OtherModel:
+def _frozen_model(
+    role: Role,
+    model: str,
+    values: Values,
+) -> OtherModel:
     """Return the reference or the reward model, which only ZeRO-3 shards and can offload."""
     stage = values.count("zero_stage")
     is_offloaded = stage == 3 and values.is_on("ref_reward_offload")
-    return OtherModel(role=role, model=model, replicated=stage < 3, on_host=is_offloaded)
+    return OtherModel(
+        role=role,
+        model=model,
+        replicated=stage < 3,
+        on_host=is_offloaded,
+    )
 
 
 def _critic(values: Values, task: Task) -> OtherModel:

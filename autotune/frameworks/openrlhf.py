@@ -167,7 +167,11 @@ class OpenRlhf(StandIn):
             return self.engines_apart(values, gpus, overlap="batch")
         batches_ahead = float(values.count("train.async_queue_size"))
         return self.engines_apart(
-            values, gpus, overlap="stream", at_sync="pause", batches_ahead=batches_ahead
+            values,
+            gpus,
+            overlap="stream",
+            at_sync="pause",
+            batches_ahead=batches_ahead,
         )
 
     def _other_models(self, values: Values, task: Task) -> list[OtherModel]:
@@ -202,7 +206,12 @@ def _policy_gpus(values: Values) -> int:
     return nodes * values.count("actor.num_gpus_per_node")
 
 
-def _frozen_model(role: Role, model: str, section: str, values: Values) -> OtherModel:
+def _frozen_model(
+    role: Role,
+    model: str,
+    section: str,
+    values: Values,
+) -> OtherModel:
     """Return the reference or the reward model, which only ZeRO-3 shards and can offload."""
     is_sharded = values.count("ds.zero_stage") == 3
     is_offloaded = is_sharded and values.is_on(f"{section}.offload")
@@ -214,7 +223,11 @@ def _frozen_model(role: Role, model: str, section: str, values: Values) -> Other
     )
 
 
-def _critic(reward: str, values: Values, task: Task) -> OtherModel:
+def _critic(
+    reward: str,
+    values: Values,
+    task: Task,
+) -> OtherModel:
     """Return the critic, by default a copy of the reward model or of the policy.
 
     Its optimizer is on the host, or with `ds.enable_sleep` on the device for its turn only."""

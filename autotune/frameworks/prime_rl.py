@@ -156,7 +156,12 @@ class PrimeRl(StandIn):
             lines.append(f"{name} = {text}\n")
         return "".join(lines)
 
-    def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
+    def launch(
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan | None = None,
+    ) -> Launch:
         """Return `rl`; a probe is only the trainer in its benchmark mode, on full synthetic
         micro-batches.
         """
@@ -180,7 +185,11 @@ class PrimeRl(StandIn):
         )
 
     def write_files(
-        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+        self,
+        candidate: Candidate,
+        task: Task,
+        folder: Path,
+        destination: Path | None = None,
     ) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         head = comments(

@@ -71,7 +71,11 @@ class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return value in self.modelled
 
 
-def refuse_untraced(rows: Iterable[Untraced], settings: Settings, framework: str) -> None:
+def refuse_untraced(
+    rows: Iterable[Untraced],
+    settings: Settings,
+    framework: str,
+) -> None:
     """Refuse settings that change the step's memory without a counterpart in the stand-in step."""
     for row in rows:
         for name in row.settings:
@@ -83,7 +87,11 @@ def refuse_untraced(rows: Iterable[Untraced], settings: Settings, framework: str
                 )
 
 
-def texts_that_apply(rules: Iterable[StatedRule], method: str, lookup: Lookup) -> Iterator[str]:
+def texts_that_apply(
+    rules: Iterable[StatedRule],
+    method: str,
+    lookup: Lookup,
+) -> Iterator[str]:
     """Yield the texts of the rules that apply, with their values filled in."""
     for rule in rules:
         concerns_method = not rule.methods or method in rule.methods
@@ -106,7 +114,11 @@ def holds(when: Mapping[str, Condition], lookup: Lookup) -> bool:
     )
 
 
-def _condition_holds(condition: Condition, value: KnobValue, lookup: Lookup) -> bool:
+def _condition_holds(
+    condition: Condition,
+    value: KnobValue,
+    lookup: Lookup,
+) -> bool:
     if isinstance(condition, tuple):
         return value in condition
     if condition == "given":

@@ -131,7 +131,11 @@ class SkyRl(StandIn):
         }
         if sizes["references"]:
             # The dispatcher offloads the reference before the policy is loaded.
-            reference = OtherModel(role="reference", model=task.workload.model.name, on_host=True)
+            reference = OtherModel(
+                role="reference",
+                model=task.workload.model.name,
+                on_host=True,
+            )
             composition["other_models"] = (reference,)
             composition["processes"] += 1
         if values.is_on(COLOCATED):

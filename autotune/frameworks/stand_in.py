@@ -156,7 +156,11 @@ class StandIn(Launched):
             settings.setdefault(name, value)
         for name in self.facts.core:
             settings.setdefault(name, values.value(name))
-        return Candidate(knobs=knobs, settings=settings, load=self.load_of(settings, task))
+        return Candidate(
+            knobs=knobs,
+            settings=settings,
+            load=self.load_of(settings, task),
+        )
 
     def _stated(self, knobs: Knobs, task: Task) -> dict[str, KnobValue]:
         """Return the held settings and the knobs under the framework's names.
@@ -305,7 +309,10 @@ class StandIn(Launched):
             yield from other_global_batch(task, product, value * unit // steps)
 
     def _texts(
-        self, rules: tuple[StatedRule, ...], settings: Settings, task: Task
+        self,
+        rules: tuple[StatedRule, ...],
+        settings: Settings,
+        task: Task,
     ) -> tuple[str, ...]:
         return tuple(texts_that_apply(rules, self.method, self._lookup(settings, task)))
 
@@ -394,11 +401,21 @@ class StandIn(Launched):
     def engines_apart(self, values: Values, gpus: int, **schedule: Any) -> SplitEngines:
         """Return engines on GPUs of their own; `schedule`: how they overlap with training."""
         engine = dataclasses.replace(self.engine_settings(values), sleep=False)
-        return SplitEngines(gpus=gpus, engine=engine, dtype="bfloat16", **schedule)
+        return SplitEngines(
+            gpus=gpus,
+            engine=engine,
+            dtype="bfloat16",
+            **schedule,
+        )
 
     # The run.
 
-    def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
+    def launch(
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan | None = None,
+    ) -> Launch:
         facts = self.facts
         # 1. Settings and files: a probe has bounds, and synthetic rows without a dataset.
         settings = dict(candidate.settings)
@@ -478,7 +495,11 @@ class StandIn(Launched):
         return arguments
 
     def write_files(
-        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+        self,
+        candidate: Candidate,
+        task: Task,
+        folder: Path,
+        destination: Path | None = None,
     ) -> list[Path]:
         """Write the command line, one setting per line."""
         folder.mkdir(parents=True, exist_ok=True)

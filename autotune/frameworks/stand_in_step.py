@@ -218,7 +218,11 @@ def _policy(spec: StandInSpec, task: Task) -> Resident:
     )
 
 
-def _other_resident(model: OtherModel, spec: StandInSpec, task: Task) -> Resident:
+def _other_resident(
+    model: OtherModel,
+    spec: StandInSpec,
+    task: Task,
+) -> Resident:
     sharding = SPREAD_BY.get(spec.sharded_by, "none")
     return Resident(
         role=model.role,
@@ -235,7 +239,11 @@ def _other_resident(model: OtherModel, spec: StandInSpec, task: Task) -> Residen
     )
 
 
-def _engine_resident(engine: EngineSettings, spec: StandInSpec, task: Task) -> Resident:
+def _engine_resident(
+    engine: EngineSettings,
+    spec: StandInSpec,
+    task: Task,
+) -> Resident:
     return Resident(
         role="engine",
         model=task.workload.model.name,
@@ -274,4 +282,9 @@ def served(
         tensor_parallel=max(1, tensor_parallel),
         apart=True,
     )
-    return SplitEngines(gpus=gpus, engine=engine, dtype=dtype, **schedule)
+    return SplitEngines(
+        gpus=gpus,
+        engine=engine,
+        dtype=dtype,
+        **schedule,
+    )

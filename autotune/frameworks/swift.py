@@ -102,7 +102,12 @@ class Swift(TransformersTrainer):
 
     # The run.
 
-    def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
+    def launch(
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan | None = None,
+    ) -> Launch:
         settings = candidate.settings
         ranks = self.ranks(settings, task.hardware.count)
         environment: dict[str, str] = {}
@@ -164,7 +169,10 @@ class Swift(TransformersTrainer):
         return bounds
 
     def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan,
     ) -> Mapping[str, object]:
         if uses_server(candidate.settings):
             raise IllegalConfiguration(
@@ -220,12 +228,23 @@ class Swift(TransformersTrainer):
             "sync_parts": count_of(settings, "move_model_batches") or 1,
         }
 
-    def _reference(self, settings: Settings, task: Task, kind: str) -> tuple[OtherModel, ...]:
+    def _reference(
+        self,
+        settings: Settings,
+        task: Task,
+        kind: str,
+    ) -> tuple[OtherModel, ...]:
         """Return the reference model; with an adapter, it is the policy without it."""
         if not self.online or settings.get("tuner_type") != "full" or not settings.get("beta"):
             return ()
         model = task.workload.model.name
-        return (OtherModel(role="reference", model=model, replicated=kind != "zero3"),)
+        return (
+            OtherModel(
+                role="reference",
+                model=model,
+                replicated=kind != "zero3",
+            ),
+        )
 
     def _generation(self, settings: Settings, task: Task) -> SpecFields:
         """Return what generates: nothing in SFT, the trainer, an engine, or a server."""
@@ -276,7 +295,11 @@ def _sharding(deepspeed: str) -> tuple[str, tuple[str, ...]]:
     return kind, ("offload_optimizer",)
 
 
-def _server_script(arguments: Mapping[str, object], task: Task, ranks: int) -> str:
+def _server_script(
+    arguments: Mapping[str, object],
+    task: Task,
+    ranks: int,
+) -> str:
     """Return the script that starts vLLM on the last GPUs, before training."""
     options: dict[str, object] = {}
     for name in ("model", "model_type", "template", *OF_THE_SERVER):

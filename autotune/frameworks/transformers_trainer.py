@@ -93,7 +93,11 @@ class TransformersTrainer(Launched):
             if holds(row.when, settings.get):
                 unread.update(row.settings)
         effective = {name: value for name, value in settings.items() if name not in unread}
-        return Candidate(knobs=knobs, settings=effective, load=self.load_of(effective, task))
+        return Candidate(
+            knobs=knobs,
+            settings=effective,
+            load=self.load_of(effective, task),
+        )
 
     def _rows(self, settings: Settings, task: Task) -> int:
         """Return the rows of one micro-step over all GPUs."""
@@ -114,7 +118,10 @@ class TransformersTrainer(Launched):
         yield from other_global_batch(task, self.facts.batch_factors, total)
 
     def _texts(
-        self, rules: tuple[StatedRule, ...], settings: Settings, task: Task
+        self,
+        rules: tuple[StatedRule, ...],
+        settings: Settings,
+        task: Task,
     ) -> Iterator[str]:
         values = {
             **settings,
@@ -126,13 +133,23 @@ class TransformersTrainer(Launched):
         }
         return texts_that_apply(rules, self.method, values.get)
 
-    def figures(self, settings: Settings, task: Task, file: str, tokens_so_far: str) -> Figures:
+    def figures(
+        self,
+        settings: Settings,
+        task: Task,
+        file: str,
+        tokens_so_far: str,
+    ) -> Figures:
         """Return the source of tokens in a log of JSON lines; seconds are the time between two
         lines.
         """
         log = f"{OUT}/{file}"
         if not self.online:
-            return Figures(kind="json", file=log, keys={"tokens_so_far": (tokens_so_far,)})
+            return Figures(
+                kind="json",
+                file=log,
+                keys={"tokens_so_far": (tokens_so_far,)},
+            )
         return Figures(
             kind="json",
             file=log,

@@ -85,7 +85,12 @@ class Unsloth(TransformersTrainer):
 
     # The run.
 
-    def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
+    def launch(
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan | None = None,
+    ) -> Launch:
         settings = candidate.settings
         files = {"train.py": self._script(settings, task, plan)}
         if task.workload.dataset is None:
@@ -98,7 +103,12 @@ class Unsloth(TransformersTrainer):
             effective=ReportedSettings(kind="json", file=f"{OUT}/settings.json"),
         )
 
-    def _script(self, settings: Settings, task: Task, plan: ProbePlan | None) -> str:
+    def _script(
+        self,
+        settings: Settings,
+        task: Task,
+        plan: ProbePlan | None,
+    ) -> str:
         trainer, config_class = TRAINER_CLASSES[self.method]
         title = f"{self.method.upper()} with unsloth: {task.workload.model.name}"
         rows = f'str(OUT / "{SYNTHETIC_ROWS}")'
@@ -121,7 +131,10 @@ class Unsloth(TransformersTrainer):
         )
 
     def _config_arguments(
-        self, settings: Settings, task: Task, plan: ProbePlan | None
+        self,
+        settings: Settings,
+        task: Task,
+        plan: ProbePlan | None,
     ) -> dict[str, object]:
         """Return the arguments of the trainer's configuration class."""
         arguments: dict[str, object] = {}

@@ -264,7 +264,11 @@ def _prompts_between_syncs(values: Values) -> int:
     return values.count(MINI_PROMPTS) * values.count(f"{SEPARATE}.parameter_sync_step")
 
 
-def _rows(values: Values, task: Task, name: str) -> int:
+def _rows(
+    values: Values,
+    task: Task,
+    name: str,
+) -> int:
     """Return a micro-batch per GPU. The older setting counts over all GPUs."""
     per_gpu = values.count(f"{name}_per_gpu")
     if per_gpu:

@@ -44,7 +44,13 @@ class CudaGauge:
     device's used bytes are read in that case.
     """
 
-    def __init__(self, torch: Any, device: Any, *, sleeps: bool) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        device: Any,
+        *,
+        sleeps: bool,
+    ) -> None:
         self._cuda, self._device, self._sleeps = torch.cuda, device, sleeps
         self._peak = 0
 
@@ -91,9 +97,18 @@ class CpuGauge:
             )
         return min(readings, key=lambda reading: reading.margin_bytes)
 
-    def _peak_of(self, used: int, limit: int, by: str) -> GaugeReading:
+    def _peak_of(
+        self,
+        used: int,
+        limit: int,
+        by: str,
+    ) -> GaugeReading:
         self._peaks[by] = max(self._peaks.get(by, 0), used)
-        return GaugeReading(peak_bytes=self._peaks[by], limit_bytes=limit, by=by)
+        return GaugeReading(
+            peak_bytes=self._peaks[by],
+            limit_bytes=limit,
+            by=by,
+        )
 
 
 def _resident(sizes: dict[str, int]) -> int:
@@ -108,14 +123,14 @@ def _sizes_of(pid: int) -> dict[str, int]:
         return {}
 
 
+# Margins relative to the limit; each is reported once when the margin falls below it
 WARNING_SHARES = (
     0.1,
     0.05,
     0.02,
-)  # margins relative to the limit; each is reported once when the margin falls below it
-MAX_POINTS = (
-    64  # above this, half of the points are dropped: the trend covers the whole run in bounded time
 )
+# Above this, half of the points are dropped: the trend covers the whole run in bounded time
+MAX_POINTS = 64
 
 
 @dataclass
@@ -129,7 +144,12 @@ class Margin:
     _reported: set[str] = field(default_factory=set)
     _every: int = 1
 
-    def look(self, step: int, reading: GaugeReading, length: int | None = None) -> list[str]:
+    def look(
+        self,
+        step: int,
+        reading: GaugeReading,
+        length: int | None = None,
+    ) -> list[str]:
         """Return new warnings after a step; `length`: longest completion, if known."""
         if step > SOAK_WARMUP_CYCLES and step % self._every == 0:
             self.by_step.append(_point(step, reading))
@@ -192,7 +212,10 @@ class Margin:
 
 def _point(at: int, reading: GaugeReading) -> CycleMemory:
     return CycleMemory(
-        steps=at, seconds=0.0, peak_bytes=reading.peak_bytes, held_bytes=reading.peak_bytes
+        steps=at,
+        seconds=0.0,
+        peak_bytes=reading.peak_bytes,
+        held_bytes=reading.peak_bytes,
     )
 
 

@@ -38,10 +38,11 @@ FOLDER = "out-of-memory"
 NEXT = "next.yaml"
 WIDTH = 120
 
+# Causes whose remedies are tried when those of the diagnosed cause are exhausted
 LAST_RESORT = (
     "activations",
     "unknown_memory",
-)  # causes whose remedies are tried when those of the diagnosed cause are exhausted
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +150,11 @@ def write(
     return document, text, folder / NEXT
 
 
-def _configuration(running: Running, following: Next, moment: OomMoment) -> str:
+def _configuration(
+    running: Running,
+    following: Next,
+    moment: OomMoment,
+) -> str:
     before = {name: running.candidate.settings.get(name) for name in following.change}
     notes = [
         _effect_text(following),
@@ -229,12 +234,20 @@ def running(trainer: Any, limit_bytes: int) -> Running | None:
         return None
     from_file = task.workload.config_file is not None and task.workload.config_file.is_file()
     return Running(
-        task=task, trainer=framework, space=space, candidate=candidate, from_file=from_file
+        task=task,
+        trainer=framework,
+        space=space,
+        candidate=candidate,
+        from_file=from_file,
     )
 
 
 def _job(
-    trainer: Any, framework: Trainer, method: str, limit_bytes: int, arguments: Sequence[str]
+    trainer: Any,
+    framework: Trainer,
+    method: str,
+    limit_bytes: int,
+    arguments: Sequence[str],
 ) -> Task:
     args, fields = trainer.args, framework.fields()
     config_file = _file_behind(arguments)
@@ -265,7 +278,11 @@ def _job(
         user_settings={**(file.rest if file else {}), **parts},
     )
     hardware = Hardware(
-        kind=kind, name=kind, count=args.world_size, memory_bytes=limit_bytes, here=True
+        kind=kind,
+        name=kind,
+        count=args.world_size,
+        memory_bytes=limit_bytes,
+        here=True,
     )
     return Task(workload=workload, hardware=hardware)
 

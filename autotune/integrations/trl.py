@@ -38,10 +38,11 @@ RESERVE_BYTES = 16 * MIB  # host memory released when memory runs out: writing t
 GUARDED = ("training_step", "evaluate", "_save_checkpoint")
 """Memory-critical methods of the trainer; the optimizer's `step` is guarded as well."""
 
+# TRL's log keys for the longest completion, newest name first
 LENGTHS = (
     "completions/max_length",
     "completion_length",
-)  # TRL's log keys for the longest completion, newest name first
+)
 Warn = Callable[[str], None]
 
 
@@ -147,7 +148,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         before = sys.excepthook
 
         def hook(
-            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+            kind: type[BaseException],
+            error: BaseException,
+            trace: TracebackType | None,
         ) -> None:
             self.out_of_memory(error)
             before(kind, error, trace)
@@ -212,7 +215,11 @@ def _trainer_that_calls(callback: TrainerCallback) -> Any:
     return None
 
 
-def _wrap(owner: Any, name: str, report: Callable[[BaseException], None]) -> Callable[[], None]:
+def _wrap(
+    owner: Any,
+    name: str,
+    report: Callable[[BaseException], None],
+) -> Callable[[], None]:
     """Wrap one object's method: report and re-raise errors. Return the undo function."""
     method = getattr(owner, name)
 

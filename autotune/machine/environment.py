@@ -67,7 +67,11 @@ def package_folder(python: Path, package: str) -> Path | None:
     return Path(folder) if isinstance(folder, str) else None
 
 
-def _query(python: Path, question: str, packages: Sequence[str]) -> dict[str, object]:
+def _query(
+    python: Path,
+    question: str,
+    packages: Sequence[str],
+) -> dict[str, object]:
     try:
         reply = subprocess.run(
             [str(python), "-c", _QUERY, question, *packages],

@@ -55,7 +55,11 @@ def hardware(text: str, here: Sequence[Device] | None = None) -> Hardware:
     return _named(count, gpu_named(name), devices)
 
 
-def _count(digits: str, text: str, name: str) -> int:
+def _count(
+    digits: str,
+    text: str,
+    name: str,
+) -> int:
     if len(digits) > len(str(MAX_DEVICES)) or int(digits) > MAX_DEVICES:
         raise BadInput(
             f"{text!r:.60} is more than {MAX_DEVICES} devices.",
@@ -186,7 +190,11 @@ def _cpu(count: int) -> Hardware:
             way_out=f"Request at most {max(cores, 2)}xcpu.",
         )
     return Hardware(
-        kind="cpu", name="cpu", count=count, memory_bytes=machine_memory_bytes(), here=True
+        kind="cpu",
+        name="cpu",
+        count=count,
+        memory_bytes=machine_memory_bytes(),
+        here=True,
     )
 
 
@@ -216,11 +224,19 @@ def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
     memory = min(device.memory_bytes for device in devices)
     name = gpu.name if gpu else devices[0].name
     return Hardware(
-        kind="cuda", name=name, count=count or len(devices), memory_bytes=memory, here=True
+        kind="cuda",
+        name=name,
+        count=count or len(devices),
+        memory_bytes=memory,
+        here=True,
     )
 
 
-def _named(count: int, gpu: catalog.Gpu, devices: tuple[Device, ...]) -> Hardware:
+def _named(
+    count: int,
+    gpu: catalog.Gpu,
+    devices: tuple[Device, ...],
+) -> Hardware:
     """Return the named GPUs; `here` if a job would get exactly these."""
     alike = [device for device in devices if recognise(device) == gpu]
     memory = min((device.memory_bytes for device in alike), default=gpu.memory_bytes)
@@ -231,10 +247,20 @@ def _named(count: int, gpu: catalog.Gpu, devices: tuple[Device, ...]) -> Hardwar
             f"A job of {count}x{gpu.name} would get other GPUs here ({first}).",
             way_out=_choices(tuple(alike), "index"),
         )
-    return Hardware(kind="cuda", name=gpu.name, count=count, memory_bytes=memory, here=here)
+    return Hardware(
+        kind="cuda",
+        name=gpu.name,
+        count=count,
+        memory_bytes=memory,
+        here=here,
+    )
 
 
-def _by_memory(count: int, name: str, memory: str) -> Hardware:
+def _by_memory(
+    count: int,
+    name: str,
+    memory: str,
+) -> Hardware:
     """Return a card of this memory for predictions; a known name has the catalogue's other
     figures.
     """
@@ -249,7 +275,11 @@ def _by_memory(count: int, name: str, memory: str) -> Hardware:
     except UnknownName:
         name = f"GPU={memory}" if name.lower() in ("cpu", "local", "gpu") else name
     return Hardware(
-        kind="cuda", name=name, count=count, memory_bytes=parse_bytes(memory), here=False
+        kind="cuda",
+        name=name,
+        count=count,
+        memory_bytes=parse_bytes(memory),
+        here=False,
     )
 
 

@@ -170,7 +170,12 @@ def v2_home() -> Path:
     raise ProbeError("There is no cgroup v2 memory controller for children of ours here.")
 
 
-def place_of(mountinfo: str, path: str, kind: str, controller: str | None) -> Path:
+def place_of(
+    mountinfo: str,
+    path: str,
+    kind: str,
+    controller: str | None,
+) -> Path:
     """Return the mounted path of a cgroup. A container may see only a part of the hierarchy."""
     for line in mountinfo.splitlines():
         mount_fields, _, filesystem_fields = line.partition(" - ")

@@ -190,7 +190,12 @@ class Nvml:
                 slice_handle = self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
                 yield self._card(index, slice_handle, gpu_uuid)
 
-    def _card(self, index: int, handle: Any, slice_of: str | None) -> Device:
+    def _card(
+        self,
+        index: int,
+        handle: Any,
+        slice_of: str | None,
+    ) -> Device:
         uuid = _text(self._call("nvmlDeviceGetUUID", handle))
         self._handles[uuid] = handle
         info = self._memory_info(handle)
@@ -299,7 +304,9 @@ def devices_of(nvml: Nvml, variable: str | None) -> tuple[Device, ...]:
 
 
 def visible(
-    devices: Sequence[Device], variable: str | None, unreadable: Collection[int] = ()
+    devices: Sequence[Device],
+    variable: str | None,
+    unreadable: Collection[int] = (),
 ) -> tuple[Device, ...]:
     """Filter by CUDA_VISIBLE_DEVICES, in its order. Like CUDA, stop at the first unknown entry; the
     numbers of `unreadable` GPUs are known."""
@@ -332,7 +339,13 @@ def _by_nvidia_smi() -> list[Device]:
         return []
     query = [program, "--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits"]
     try:
-        reply = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+        reply = subprocess.run(
+            query,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
     except (subprocess.SubprocessError, OSError):
         return []
     devices = []

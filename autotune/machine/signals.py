@@ -131,7 +131,11 @@ def _deadline(force_end: Callable[[], None]) -> Iterator[None]:
                     return
         os.close(read_end)
 
-    threading.Thread(target=watch, name="stop-signals", daemon=True).start()
+    threading.Thread(
+        target=watch,
+        name="stop-signals",
+        daemon=True,
+    ).start()
     try:
         yield
     finally:

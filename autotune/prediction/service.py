@@ -65,7 +65,12 @@ class PredictionService:
     """Predicts the candidates of one job; tracing starts at the first cache miss."""
 
     def __init__(
-        self, *, task: Task, trainer: Trainer, limit_bytes: int, tracer: TracerPool
+        self,
+        *,
+        task: Task,
+        trainer: Trainer,
+        limit_bytes: int,
+        tracer: TracerPool,
     ) -> None:
         self._task = task
         self._trainer = trainer
@@ -186,7 +191,10 @@ class PredictionService:
         self._tracer.expect(map(traced_request, requests))
 
     def _worst_rank(
-        self, candidate: Candidate, request: Request, trace: Trace
+        self,
+        candidate: Candidate,
+        request: Request,
+        trace: Trace,
     ) -> tuple[PredictionInput, StepStage]:
         """Return the rank that reserves most in this candidate's context, which decides where
         blocks lie, and its step there.
@@ -205,7 +213,12 @@ class PredictionService:
             ranks, key=lambda rank: (rank[1].usage().reserved_bytes, rank[0].trace.peak_bytes)
         )
 
-    def _input(self, candidate: Candidate, trace: Trace, host_bytes: int) -> PredictionInput:
+    def _input(
+        self,
+        candidate: Candidate,
+        trace: Trace,
+        host_bytes: int,
+    ) -> PredictionInput:
         task, settings = self._task, candidate.settings
         group_size = self._trainer.canonical.get("num_generations", "num_generations")
         return PredictionInput(
@@ -397,7 +410,9 @@ def open_tracers(task: Task, trainer: Trainer) -> TracerPool:
 
 
 def predict_candidates(
-    job: Job, trainer: Trainer, candidates: Sequence[Candidate]
+    job: Job,
+    trainer: Trainer,
+    candidates: Sequence[Candidate],
 ) -> Mapping[str, Prediction]:
     """Predict every candidate, by id; empty on a CPU, whose limit counts more than a trace, and
     if a step cannot be traced.

@@ -83,7 +83,11 @@ class TraceCache:
         return self.folder / f"{key}.json.z"
 
 
-def key_of(specification: Mapping[str, object], versions: Mapping[str, str], adapter: str) -> str:
+def key_of(
+    specification: Mapping[str, object],
+    versions: Mapping[str, str],
+    adapter: str,
+) -> str:
     """Return the file name of a trace: a hash of all that decides it."""
     inputs = {
         "specification": specification,

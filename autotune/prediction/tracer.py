@@ -207,14 +207,24 @@ class Tracer:
             self.close()
             raise
 
-    def _request(self, message: Message, expected: str, seconds: float) -> Message:
+    def _request(
+        self,
+        message: Message,
+        expected: str,
+        seconds: float,
+    ) -> Message:
         assert self._spawned is not None
         self._requests_sent += 1
         if not self._spawned.wire.send({**message, "id": self._requests_sent}):
             raise _WorkerGone("has ended")
         return self._receive(expected, time.monotonic() + seconds, self._requests_sent)
 
-    def _receive(self, expected: str, deadline: float, number: int | None = None) -> Message:
+    def _receive(
+        self,
+        expected: str,
+        deadline: float,
+        number: int | None = None,
+    ) -> Message:
         """Return the expected reply, or the one that reports a failure."""
         assert self._spawned is not None
         wire = self._spawned.wire
@@ -372,7 +382,10 @@ class TracerPool:
         _ = tracer.versions  # read here: later only the worker's thread may use the tracer
         worker = _Worker(tracer)
         worker.thread = threading.Thread(
-            target=self._compute, args=(worker,), name="tracer", daemon=True
+            target=self._compute,
+            args=(worker,),
+            name="tracer",
+            daemon=True,
         )
         self._workers.append(worker)
         worker.thread.start()

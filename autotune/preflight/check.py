@@ -138,7 +138,10 @@ def preflight(
 
 
 def preflight_flags(
-    flags: Flags, *, tune: bool = False, listener: Listener = ignore_events
+    flags: Flags,
+    *,
+    tune: bool = False,
+    listener: Listener = ignore_events,
 ) -> Preflight:
     start = time.monotonic()
     sources = read_sources(flags, mode="probe")
@@ -282,7 +285,13 @@ def _measured(
         measurement=measurement,
         verdict=judge(measurement),
     )
-    record(ProbeEnded(trial=trial, best=trial if trial.verdict.fits else None, seconds_left=0.0))
+    record(
+        ProbeEnded(
+            trial=trial,
+            best=trial if trial.verdict.fits else None,
+            seconds_left=0.0,
+        )
+    )
     return trial
 
 
@@ -311,7 +320,11 @@ def _search_that_learns_the_same(
     return sources.as_search(held, study=study, memory_limit_bytes=limit_bytes)
 
 
-def _tuned(checked: Preflight, search: RequestSources, listener: Listener) -> Preflight:
+def _tuned(
+    checked: Preflight,
+    search: RequestSources,
+    listener: Listener,
+) -> Preflight:
     """Search for another configuration; an earlier study of this preflight is resumed."""
     pinned = frozenset(checked.candidate.settings) | frozenset(checked.job.space.relax)
     answer = run_request(search, listener=listener, pinned=pinned)

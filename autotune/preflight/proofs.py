@@ -58,7 +58,11 @@ class Proofs:
     """Record of proofs for one configuration under the present circumstances."""
 
     def __init__(
-        self, job: Job, trainer: Trainer, candidate: Candidate, versions: Mapping[str, str]
+        self,
+        job: Job,
+        trainer: Trainer,
+        candidate: Candidate,
+        versions: Mapping[str, str],
     ) -> None:
         self._job, self._store = job, Store()
         self.facts = facts_of(job, trainer, candidate, versions)
@@ -112,7 +116,10 @@ def decided(trial: Trial) -> bool | None:
 
 
 def facts_of(
-    job: Job, trainer: Trainer, candidate: Candidate, versions: Mapping[str, str]
+    job: Job,
+    trainer: Trainer,
+    candidate: Candidate,
+    versions: Mapping[str, str],
 ) -> dict[str, object]:
     """Return all inputs of the measurement; of a dataset only the longest prompt matters."""
     # 1. The requests of the probe. Config, weights and data of the model are separate facts.
@@ -165,7 +172,11 @@ def _host_memory_lacks(peak_bytes: int | None) -> str | None:
     )
 
 
-def longest_prompt(job: Job, trainer: Trainer, versions: Mapping[str, str]) -> int:
+def longest_prompt(
+    job: Job,
+    trainer: Trainer,
+    versions: Mapping[str, str],
+) -> int:
     """Return the longest prompt of the dataset in tokens, cached per state of its files."""
     # 1. From the cache.
     store, key = Store(), _lengths_key(job, versions)

@@ -104,7 +104,10 @@ class KernelReport:
 
 
 def failure_of(
-    reply: CommandReply, kernel: KernelReport, device: DeviceKind, seconds: float
+    reply: CommandReply,
+    kernel: KernelReport,
+    device: DeviceKind,
+    seconds: float,
 ) -> tuple[Outcome, Failure]:
     """Return the root failure of a command; ProbeError if the candidate is not its cause."""
     if reply.failures:
@@ -122,7 +125,9 @@ def failure_of(
 
 
 def _root_failure(
-    reply: CommandReply, kernel: KernelReport, device: DeviceKind
+    reply: CommandReply,
+    kernel: KernelReport,
+    device: DeviceKind,
 ) -> tuple[Outcome, Failure]:
     findings = [_finding(message, reply, kernel, device) for message in reply.failures]
     pairs = zip(reply.failures, findings, strict=True)
@@ -132,7 +137,11 @@ def _root_failure(
     return finding.outcome, _failure(finding, message, reply)
 
 
-def _deadline_evidence(reply: CommandReply, phase: Phase | None, seconds: float) -> str:
+def _deadline_evidence(
+    reply: CommandReply,
+    phase: Phase | None,
+    seconds: float,
+) -> str:
     place = f" in phase {phase}" if phase else ""
     ending = f"no answer after {seconds:.1f} s{place}: ended at its deadline"
     progress = f"{reply.quiet_seconds:.1f} s before ({reply.moving})"
@@ -159,7 +168,10 @@ def _blame_order(finding: Finding) -> int:
 
 
 def _finding(
-    message: Message, reply: CommandReply, kernel: KernelReport, device: DeviceKind
+    message: Message,
+    reply: CommandReply,
+    kernel: KernelReport,
+    device: DeviceKind,
 ) -> Finding:
     finding = _classified(message, reply, kernel, device)
     if finding.row == HOST_KILLED and not kernel.is_about_memory:
@@ -170,7 +182,10 @@ def _finding(
 
 
 def _classified(
-    message: Message, reply: CommandReply, kernel: KernelReport, device: DeviceKind
+    message: Message,
+    reply: CommandReply,
+    kernel: KernelReport,
+    device: DeviceKind,
 ) -> Finding:
     phase: Phase | None = message.get("phase") or reply.phase_of(message.get("rank"))
     if message["event"] == LOST:
@@ -192,7 +207,11 @@ def _classified(
 
 
 def _ending(
-    message: Message, phase: Phase | None, kernel: KernelReport, device: DeviceKind, printed: str
+    message: Message,
+    phase: Phase | None,
+    kernel: KernelReport,
+    device: DeviceKind,
+    printed: str,
 ) -> ProcessExit:
     exhausted: Literal["limit", "machine", "others"] | None = None
     machine: Literal["machine", "others"] = "machine" if kernel.mostly_own else "others"
@@ -221,7 +240,11 @@ def end_of(text: str) -> str:
     return end.partition("\n")[2] or end
 
 
-def _failure(finding: Finding, message: Message, reply: CommandReply) -> Failure:
+def _failure(
+    finding: Finding,
+    message: Message,
+    reply: CommandReply,
+) -> Failure:
     excerpt = (message.get("error") or {}).get("traceback") or reply.printed
     return Failure(
         evidence=finding.evidence,
@@ -300,7 +323,10 @@ class Peaks:
 
 
 def tree_peaks(
-    reply: CommandReply, meter_peak: int, meter_phases: Mapping[str, int], ceiling_bytes: int | None
+    reply: CommandReply,
+    meter_peak: int,
+    meter_phases: Mapping[str, int],
+    ceiling_bytes: int | None,
 ) -> Peaks:
     """Return the CPU peaks. The ranks' own figures are exact; the meter only samples.
 

@@ -62,7 +62,12 @@ def split(
     ours = set(ours) - set(before.processes or {})
     why = _unusable(now, before, ours, is_here, own_namespace)
     if why is not None:
-        return Split(foreign_bytes=before.used_bytes, listed_bytes=None, others={}, why=why)
+        return Split(
+            foreign_bytes=before.used_bytes,
+            listed_bytes=None,
+            others={},
+            why=why,
+        )
     own_bytes = 0
     foreign = {}
     for pid, used in (now.processes or {}).items():
@@ -124,7 +129,11 @@ def read(nvml: Nvml, uuid: str) -> Reading:
     try:
         processes = nvml.processes(uuid)
     except NvmlNotSupported as reason:
-        return Reading(used_bytes=used, processes=None, why=str(reason))
+        return Reading(
+            used_bytes=used,
+            processes=None,
+            why=str(reason),
+        )
     return Reading(used_bytes=used, processes=processes)
 
 

@@ -29,7 +29,9 @@ UNSEEN_PEAK = "torch's figures mislead under vLLM's sleep mode"
 
 
 def device_memories(
-    gpus: Gpus, peaks: Mapping[str, DevicePeaks], by_rank: Mapping[int, RankResult]
+    gpus: Gpus,
+    peaks: Mapping[str, DevicePeaks],
+    by_rank: Mapping[int, RankResult],
 ) -> tuple[DeviceMemory, ...]:
     """Return one entry per GPU: peak = max(sampled peak, torch's peak), as samples miss peaks."""
     memories = []
@@ -162,7 +164,10 @@ def without_neighbours(text: Any) -> Any:
 
 
 def _memory(
-    gpus: Gpus, slot: GpuSlot, sampled: DevicePeaks | None, result: RankResult
+    gpus: Gpus,
+    slot: GpuSlot,
+    sampled: DevicePeaks | None,
+    result: RankResult,
 ) -> DeviceMemory:
     if sampled is None:
         return _by_torch(gpus, slot, result)
@@ -195,7 +200,11 @@ def _memory(
     )
 
 
-def _by_torch(gpus: Gpus, slot: GpuSlot, result: RankResult) -> DeviceMemory:
+def _by_torch(
+    gpus: Gpus,
+    slot: GpuSlot,
+    result: RankResult,
+) -> DeviceMemory:
     """Return the rank's own figures, where NVML samples nothing."""
     identity = _identity(gpus, slot)
     if result.torch_reserved_why is not None:
@@ -240,7 +249,12 @@ def _by_phase(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, 
     return higher
 
 
-def gpu_notes(hardware: Hardware, limit_bytes: int, *, library: object = None) -> tuple[str, ...]:
+def gpu_notes(
+    hardware: Hardware,
+    limit_bytes: int,
+    *,
+    library: object = None,
+) -> tuple[str, ...]:
     """Describe other processes on the GPUs, and the enforcement of a limit below their size."""
     if hardware.kind != "cuda" or not hardware.here:
         return ()

@@ -231,7 +231,12 @@ class Gpus:
         if not self.slots:
             self.slots = _by_cuda_number(count, chosen)
 
-    def _by_nvml(self, count: int, library: object, chosen: str | None) -> list[GpuSlot]:
+    def _by_nvml(
+        self,
+        count: int,
+        library: object,
+        chosen: str | None,
+    ) -> list[GpuSlot]:
         try:
             nvml = Nvml.open(library)
         except NvmlUnavailable as reason:
@@ -433,11 +438,22 @@ def _by_cuda_number(count: int, chosen: str | None) -> list[GpuSlot]:
         names = [part.strip() for part in chosen.split(",")]
     slots = []
     for number, name in enumerate(names[:count]):
-        slots.append(GpuSlot(number=number, visible=name, cuda_name=name, device=None))
+        slots.append(
+            GpuSlot(
+                number=number,
+                visible=name,
+                cuda_name=name,
+                device=None,
+            )
+        )
     return slots
 
 
-def _nvml_slots(nvml: Nvml, count: int, chosen: str | None) -> list[GpuSlot]:
+def _nvml_slots(
+    nvml: Nvml,
+    count: int,
+    chosen: str | None,
+) -> list[GpuSlot]:
     devices = devices_of(nvml, None)
     by_number = not nvml.unreadable and not any(device.slice_of for device in devices)
     slots = []

@@ -249,7 +249,10 @@ def best_limit(limit_bytes: int) -> Limit:
 def _verify(limit: Limit) -> None:
     """Enter a process, check that it is counted, and kill it through the limit."""
     with subprocess.Popen(
-        ["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        ["/bin/cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
     ) as trial:
         try:
             limit.enter(trial.pid)

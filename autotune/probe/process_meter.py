@@ -43,7 +43,13 @@ class Timeline:
         samples = []
         for number, (used, phase) in sorted(self._intervals.items()):
             seconds = round((number + 1) * self._width, 3)
-            samples.append(MemorySample(seconds=seconds, peak_bytes=used, phase=phase))
+            samples.append(
+                MemorySample(
+                    seconds=seconds,
+                    peak_bytes=used,
+                    phase=phase,
+                )
+            )
         return tuple(samples)
 
     def _current_interval(self) -> int:
@@ -56,14 +62,21 @@ class Timeline:
         for number, (used, phase) in finer.items():
             self._raise_to(number // 2, used, phase)
 
-    def _raise_to(self, number: int, used_bytes: int, phase: Phase | None) -> None:
+    def _raise_to(
+        self,
+        number: int,
+        used_bytes: int,
+        phase: Phase | None,
+    ) -> None:
         peak = self._intervals.get(number)
         if peak is None or used_bytes >= peak[0]:
             self._intervals[number] = (used_bytes, phase)
 
 
 def concatenated(
-    first: Sequence[MemorySample], then: Sequence[MemorySample], later_seconds: float
+    first: Sequence[MemorySample],
+    then: Sequence[MemorySample],
+    later_seconds: float,
 ) -> tuple[MemorySample, ...]:
     """Join the timelines of two commands; the second began `later_seconds` after the first."""
     joined = list(first)
@@ -139,7 +152,11 @@ class Meter:
         self._stop = threading.Event()
         self._phase: Phase | None = None
         self._timeline = Timeline()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=self._run,
+            name=name,
+            daemon=True,
+        )
 
     def enter(self, phase: Phase | None) -> None:
         """Attribute the following samples to this phase."""

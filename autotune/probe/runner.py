@@ -65,7 +65,12 @@ class ProcessRunner:
     """Loads at its first measurement, and again after a loss of ranks; the imports stay."""
 
     def __init__(
-        self, *, load_key: str, worker: WorkerProcess, ranks: int, requests: RequestBuilders
+        self,
+        *,
+        load_key: str,
+        worker: WorkerProcess,
+        ranks: int,
+        requests: RequestBuilders,
     ) -> None:
         self.load_key = load_key
         self.worker = worker
@@ -103,7 +108,12 @@ class ProcessRunner:
 
 
 class _Probe:
-    def __init__(self, runner: ProcessRunner, candidate: Candidate, plan: ProbePlan) -> None:
+    def __init__(
+        self,
+        runner: ProcessRunner,
+        candidate: Candidate,
+        plan: ProbePlan,
+    ) -> None:
         self._runner = runner
         self._worker = runner.worker
         self._candidate = candidate
@@ -241,7 +251,12 @@ class _Probe:
         }
 
     def _receive(
-        self, reply: CommandReply, number: int, expected: str, replies: int, kills_before: int
+        self,
+        reply: CommandReply,
+        number: int,
+        expected: str,
+        replies: int,
+        kills_before: int,
     ) -> None:
         first_failure: float | None = None
         while len(reply.results) + len(reply.failures) < replies:
@@ -267,7 +282,12 @@ class _Probe:
                 return ROOT_CAUSE_SECONDS
         return VICTIM_SECONDS  # the killed rank is not reported yet
 
-    def _record(self, reply: CommandReply, message: Message, expected: str) -> None:
+    def _record(
+        self,
+        reply: CommandReply,
+        message: Message,
+        expected: str,
+    ) -> None:
         event = message.get("event")
         rank = message.get("rank", 0)
         sign = _sign_of_progress(message)
@@ -457,7 +477,11 @@ def _sign_of_progress(message: Message) -> str | None:
     return None
 
 
-def _record_loss(reply: CommandReply, message: Message, rank: int) -> None:
+def _record_loss(
+    reply: CommandReply,
+    message: Message,
+    rank: int,
+) -> None:
     """Record the end of a rank, unless it reported its failure or announced its exit."""
     if any(failure.get("rank") == rank for failure in reply.failures):
         return

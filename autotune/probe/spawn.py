@@ -170,10 +170,19 @@ def spawn(
     finally:
         theirs.close()
     log.start()
-    return Spawned(process=process, wire=Wire(ours), log=log, mark=mark)
+    return Spawned(
+        process=process,
+        wire=Wire(ours),
+        log=log,
+        mark=mark,
+    )
 
 
-def environment(inherited: Mapping[str, str], scratch: Path, mark: str) -> dict[str, str]:
+def environment(
+    inherited: Mapping[str, str],
+    scratch: Path,
+    mark: str,
+) -> dict[str, str]:
     """Return the user's environment without the variables that would change a probe."""
     variables = {}
     for name, value in inherited.items():
@@ -214,7 +223,11 @@ def end_processes(spawned: Spawned) -> None:
         time.sleep(0.01)
 
 
-def require_supported(supported: Supported, versions: Mapping[str, str], python: Path) -> None:
+def require_supported(
+    supported: Supported,
+    versions: Mapping[str, str],
+    python: Path,
+) -> None:
     """Raise TrainingEnvironmentError, with an install command, for an unsupported package."""
     for package, (oldest, beyond) in supported.items():
         version = versions.get(package)
@@ -226,11 +239,19 @@ def require_supported(supported: Supported, versions: Mapping[str, str], python:
             )
 
 
-def _is_between(version: str, oldest: str, beyond: str) -> bool:
+def _is_between(
+    version: str,
+    oldest: str,
+    beyond: str,
+) -> bool:
     return release_numbers(oldest) <= release_numbers(version) < release_numbers(beyond)
 
 
-def install_hint(python: Path, package: str, supported: tuple[str, str]) -> str:
+def install_hint(
+    python: Path,
+    package: str,
+    supported: tuple[str, str],
+) -> str:
     """Return the command that installs a supported version, as a sentence."""
     return f"Install it with: {python} -m pip install '{package}>={supported[0]},<{supported[1]}'"
 
@@ -257,7 +278,10 @@ class OutputLog:
     """Reader of a pipe, until its last writer exits."""
 
     def __init__(
-        self, path: Path, older: Path, environment: Mapping[str, str] = os.environ
+        self,
+        path: Path,
+        older: Path,
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._path, self._older = path, older
         self._read, self.write_end = os.pipe()
@@ -268,7 +292,11 @@ class OutputLog:
         self._tail = b""
         self._seen = 0
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._pump, name="autotune-output", daemon=True)
+        self._thread = threading.Thread(
+            target=self._pump,
+            name="autotune-output",
+            daemon=True,
+        )
 
     def start(self) -> None:
         """Close our copy of the write end, which the child has inherited, and start to read."""

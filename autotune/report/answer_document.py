@@ -135,7 +135,10 @@ def document(
 
 
 def _measured_fields(
-    job: Job, answer: Recommendation, commands: Mapping[str, str], confirm_with: str
+    job: Job,
+    answer: Recommendation,
+    commands: Mapping[str, str],
+    confirm_with: str,
 ) -> dict[str, Any]:
     """Return the fields of a measured or emulated answer; `winner`: the figures of its
     recommendation.
@@ -196,7 +199,11 @@ def _status(answer: Recommendation) -> str:
     return "ok" if answer.winner else "nothing_fits"
 
 
-def _winner_fields(job: Job, answer: Recommendation, proof: Trial) -> dict[str, Any]:
+def _winner_fields(
+    job: Job,
+    answer: Recommendation,
+    proof: Trial,
+) -> dict[str, Any]:
     measurement = proof.measurement
     return {
         "basis": measurement.basis,

@@ -74,7 +74,11 @@ def _longest_rows(proof: Trial, activity: LoopActivity) -> Item:
     return _item("longest rows", reached, f"of {rows}; asked for {longest}")
 
 
-def _longest_lengths(job: Job, proof: Trial, activity: LoopActivity) -> Item:
+def _longest_lengths(
+    job: Job,
+    proof: Trial,
+    activity: LoopActivity,
+) -> Item:
     settings = proof.candidate.settings
     prompt, completion = settings.get("max_prompt_length"), settings.get("max_completion_length")
     prompts = _range(activity.shortest_prompt, activity.longest_prompt)
@@ -126,7 +130,12 @@ _ONLINE_ITEMS = (
 )
 
 
-def _item(name: str, done: int | None, says: str, why_not: str = "") -> Item:
+def _item(
+    name: str,
+    done: int | None,
+    says: str,
+    why_not: str = "",
+) -> Item:
     """Return an item; None for `done`: not applicable, for the reason `why_not`."""
     if done is None:
         return {"name": name, "state": "not applicable", "says": why_not}

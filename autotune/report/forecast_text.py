@@ -60,7 +60,12 @@ def show_prediction(
 
 
 def show_forecast(
-    console: Console, job: Job, answer: Forecast, described: Mapping[str, Any], *, confirm_with: str
+    console: Console,
+    job: Job,
+    answer: Forecast,
+    described: Mapping[str, Any],
+    *,
+    confirm_with: str,
 ) -> None:
     """Print the predicted recommendation, or the reason that there is none, and the command that
     measures it.
@@ -101,7 +106,11 @@ def show_forecast(
     console.print(f"To confirm it, where the hardware is: {confirm_with}")
 
 
-def _show_winner(console: Console, answer: Forecast, winner: PredictedCandidate) -> None:
+def _show_winner(
+    console: Console,
+    answer: Forecast,
+    winner: PredictedCandidate,
+) -> None:
     if answer.relaxed:
         console.print(
             "Nothing surely fits at the preferred settings. Relaxed, which changes what is learned:"
@@ -260,7 +269,11 @@ def show_ways_of_baseline(console: Console, ways: Sequence[WayToFit]) -> None:
         _list_ways(console, ways, flag="--hold")
 
 
-def _list_ways(console: Console, ways: Sequence[WayToFit], flag: str) -> None:
+def _list_ways(
+    console: Console,
+    ways: Sequence[WayToFit],
+    flag: str,
+) -> None:
     for way in ways:
         margin = way.prediction.margin_bytes
         speed = "" if way.speed_ratio is None else f", {way.speed_ratio:.2f} times the speed"

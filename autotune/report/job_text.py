@@ -107,7 +107,11 @@ def assignments(knobs: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={setting_text(value)}" for name, value in knobs.items())
 
 
-def show_notes(console: Console, job: Job, notes: Sequence[str]) -> None:
+def show_notes(
+    console: Console,
+    job: Job,
+    notes: Sequence[str],
+) -> None:
     """Print the lengths of the user's rows, and the notes."""
     for line in (*data_lines(job.data), *(f"note     {note}" for note in notes)):
         print_line(console, line)
@@ -167,7 +171,11 @@ class Progress:
         # No markup or highlight: knob values are data. Whole lines in a pipe, wrapped ones on a
         # terminal.
         self._console: Console = Console(
-            file=target, markup=False, highlight=False, emoji=False, soft_wrap=not target.isatty()
+            file=target,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            soft_wrap=not target.isatty(),
         )
         self._live: Live | None = None
         self._probes = 0

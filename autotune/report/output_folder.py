@@ -269,7 +269,12 @@ def write_files(
     return [*files, *launch_files], _file_section(job, files)
 
 
-def _launch_files(job: Job, trainer: Trainer, candidate: Candidate, folder: Path) -> list[Path]:
+def _launch_files(
+    job: Job,
+    trainer: Trainer,
+    candidate: Candidate,
+    folder: Path,
+) -> list[Path]:
     """Write the user's launch script with the changed flags, and the difference."""
     workload = job.task.workload
     launch = workload.launch

@@ -35,7 +35,11 @@ MAX_CHARACTERS = 160
 
 
 def show_answer(
-    console: Console, job: Job, answer: Recommendation, files: Sequence[str], confirm_with: str = ""
+    console: Console,
+    job: Job,
+    answer: Recommendation,
+    files: Sequence[str],
+    confirm_with: str = "",
 ) -> None:
     """Print the recommendation with its evidence; if nothing fits, the nearest miss and the
     relaxed knobs.
@@ -56,7 +60,11 @@ def show_answer(
 
 
 def _show_winner(
-    console: Console, job: Job, answer: Recommendation, winner: Trial, files: Sequence[str]
+    console: Console,
+    job: Job,
+    answer: Recommendation,
+    winner: Trial,
+    files: Sequence[str],
 ) -> None:
     # 1. What changed, and what that gains.
     if answer.relaxed:
@@ -118,7 +126,12 @@ def _show_winner(
         console.print(f"Written: {', '.join(files)}")
 
 
-def _show_side_by_side(console: Console, job: Job, answer: Recommendation, winner: Trial) -> None:
+def _show_side_by_side(
+    console: Console,
+    job: Job,
+    answer: Recommendation,
+    winner: Trial,
+) -> None:
     """Print the figures of the baseline and the recommendation, and the knobs that were searched
     or that differ; the common ones were printed before the search.
     """
@@ -187,7 +200,12 @@ def _show_phases(console: Console, measured: Measurement) -> None:
     _show_table(console, ("phase", f"{emulated}peak memory", f"{predicted}share of the time"), rows)
 
 
-def _show_runner_ups(console: Console, job: Job, answer: Recommendation, winner: Trial) -> None:
+def _show_runner_ups(
+    console: Console,
+    job: Job,
+    answer: Recommendation,
+    winner: Trial,
+) -> None:
     if not answer.runner_ups:
         return
     moving, rows = {knob.name for knob in searched_knobs(job)}, []
@@ -216,7 +234,11 @@ def _show_runner_ups(console: Console, job: Job, answer: Recommendation, winner:
     )
 
 
-def _show_proof(console: Console, job: Job, answer: Recommendation) -> None:
+def _show_proof(
+    console: Console,
+    job: Job,
+    answer: Recommendation,
+) -> None:
     if answer.certificate is None:
         console.print(
             f"Not confirmed: the search was {answer.proven} before the longer worst-case probe."
@@ -265,7 +287,11 @@ def _show_proof(console: Console, job: Job, answer: Recommendation) -> None:
         )
 
 
-def _show_nothing_fits(console: Console, job: Job, answer: Recommendation) -> None:
+def _show_nothing_fits(
+    console: Console,
+    job: Job,
+    answer: Recommendation,
+) -> None:
     if failed_without_memory(answer):
         fitted = any(trial.verdict.fits for trial in answer.trials)
         if fitted and any(trial.purpose == "confirm" for trial in answer.trials):
@@ -351,11 +377,19 @@ def _what_next(job: Job, answer: Recommendation) -> str:
     return f"Next: {smaller}, raise --memory-limit, or request more or larger devices with --gpus."
 
 
-def _show_table(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def _show_table(
+    console: Console,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+) -> None:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        header_style="bold",
+    )
     for index, column in enumerate(columns):
         table.add_column(
             column,
@@ -381,7 +415,11 @@ def _peak(trial: Trial | None) -> str:
     return UNKNOWN if peak is None else format_bytes(peak)
 
 
-def _show_script(console: Console, job: Job, answer: Recommendation) -> None:
+def _show_script(
+    console: Console,
+    job: Job,
+    answer: Recommendation,
+) -> None:
     """Print the steps that apply the recommendation to the script."""
     script = job.task.workload.script
     if script is None or answer.winner is None:

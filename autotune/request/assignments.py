@@ -57,7 +57,11 @@ def parse_value(text: str) -> KnobValue:
     return text.strip()
 
 
-def _split(text: str, flag: str, form: str) -> tuple[str, str]:
+def _split(
+    text: str,
+    flag: str,
+    form: str,
+) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip() or not value.strip():
         raise BadInput(
@@ -67,7 +71,11 @@ def _split(text: str, flag: str, form: str) -> tuple[str, str]:
     return name.strip(), value
 
 
-def check_names(names: Iterable[str], space: SearchSpace, settings: Collection[str] = ()) -> None:
+def check_names(
+    names: Iterable[str],
+    space: SearchSpace,
+    settings: Collection[str] = (),
+) -> None:
     """Raise UnknownName for names outside the space and the framework's `settings`."""
     for name in names:
         if name not in space and name not in settings:
@@ -90,7 +98,11 @@ def check_values(space: SearchSpace, choices: Mapping[str, Sequence[KnobValue]])
                 )
 
 
-def _has_kind_of(knob: Knob, examples: Sequence[KnobValue], value: KnobValue) -> bool:
+def _has_kind_of(
+    knob: Knob,
+    examples: Sequence[KnobValue],
+    value: KnobValue,
+) -> bool:
     """Return True if a value has the type of the knob's choices that are not None."""
     if not examples or value is None:
         return None in knob.choices or value is not None

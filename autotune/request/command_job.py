@@ -53,7 +53,11 @@ def parse_command_request(flags: FlagValues, command: OwnCommand) -> ParsedReque
     )
 
 
-def _refuse_missing_program(program: str, named_python: str | None, python: Path) -> None:
+def _refuse_missing_program(
+    program: str,
+    named_python: str | None,
+    python: Path,
+) -> None:
     """Refuse a command whose program is neither on the path nor beside the named interpreter."""
     path = shutil.which(program)
     if path is None and named_python:
@@ -100,7 +104,12 @@ def _space(
     knobs = []
     for name, values in choices.items():
         effect: Effect = "learning" if name in command.learning else "neutral"
-        knob = Knob(name=name, choices=values, effect=effect, says=f"{{{name}}} in the command")
+        knob = Knob(
+            name=name,
+            choices=values,
+            effect=effect,
+            says=f"{{{name}}} in the command",
+        )
         knobs.append(knob)
     return SearchSpace(
         name=NAME,
@@ -122,10 +131,19 @@ def _name(words: Sequence[str]) -> str:
 
 
 def _workload(
-    flags: FlagValues, command: OwnCommand, name: str, python: Path, held: Mapping[str, KnobValue]
+    flags: FlagValues,
+    command: OwnCommand,
+    name: str,
+    python: Path,
+    held: Mapping[str, KnobValue],
 ) -> Workload:
     return Workload(
-        model=Model(name=name, config={}, folder=None, origin="your own command"),
+        model=Model(
+            name=name,
+            config={},
+            folder=None,
+            origin="your own command",
+        ),
         method=METHOD,
         framework=NAME,
         python=python,

@@ -157,7 +157,13 @@ class CommonOptions(TypedDict, total=False):
         ),
     ]
     seed: Annotated[
-        int, Flag(SEARCH, metavar="N", default=42, help="Random seed of probes and search.")
+        int,
+        Flag(
+            SEARCH,
+            metavar="N",
+            default=42,
+            help="Random seed of probes and search.",
+        ),
     ]
     space: Annotated[
         Name | None,
@@ -231,7 +237,13 @@ class RequestOptions(CommonOptions, total=False):
         ),
     ]
     images_per_sample: Annotated[
-        int | None, Flag(LENGTHS, metavar="N", minimum=1, help="Images in each row. [default: 1]")
+        int | None,
+        Flag(
+            LENGTHS,
+            metavar="N",
+            minimum=1,
+            help="Images in each row. [default: 1]",
+        ),
     ]
     typical_completion_length: Annotated[
         int | None,

@@ -15,7 +15,10 @@ from autotune.request.values import LengthChoice
 
 
 def with_images(
-    choice: LengthChoice, workload: Workload, hardware: Hardware, trainer: Trainer
+    choice: LengthChoice,
+    workload: Workload,
+    hardware: Hardware,
+    trainer: Trainer,
 ) -> tuple[Workload, list[str]]:
     """Return the workload with the images of its rows, and notes on them."""
     model = workload.model
@@ -43,7 +46,11 @@ def with_images(
     return workload, [f"rows of {model.name} are counted as text only; {hint}"]
 
 
-def _stated_images(choice: LengthChoice, workload: Workload, trainer: Trainer) -> Images | None:
+def _stated_images(
+    choice: LengthChoice,
+    workload: Workload,
+    trainer: Trainer,
+) -> Images | None:
     if choice.image_size is None:
         return None
     if not trainer.reads_images:
@@ -83,7 +90,11 @@ def _largest_of_row(sizes: tuple[tuple[int, int], ...], model: Model) -> Images:
     candidates = []
     for width, height in set(sizes):
         images = vision.images_of(
-            model.config, model.folder, count=len(sizes), width=width, height=height
+            model.config,
+            model.folder,
+            count=len(sizes),
+            width=width,
+            height=height,
         )
         candidates.append(images)
     return max(candidates, key=lambda images: (images.tokens, images.width * images.height))

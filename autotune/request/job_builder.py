@@ -220,7 +220,10 @@ def _refuse_config_of_trl(trainer: Trainer) -> None:
 
 
 def _exported(
-    choice: SettingChoice, space: SearchSpace, trainer: Trainer, hardware: Hardware
+    choice: SettingChoice,
+    space: SearchSpace,
+    trainer: Trainer,
+    hardware: Hardware,
 ) -> HeldSetting | None:
     """Return the exported allocator settings, where they count.
 
@@ -265,7 +268,11 @@ def _model(flags: FlagValues, file: UserFile | None) -> Model:
 # Merged settings, and the space around them.
 
 
-def _merge_settings(flags: FlagValues, choice: SettingChoice, sources: Sources) -> MergedSettings:
+def _merge_settings(
+    flags: FlagValues,
+    choice: SettingChoice,
+    sources: Sources,
+) -> MergedSettings:
     trainer, space, file = sources.trainer, sources.space, sources.file
     tuning = choose_tuning(flags, file, space)
     named = named_choices(choice, space, tuning.tuning, trainer)
@@ -289,7 +296,9 @@ def _merge_settings(flags: FlagValues, choice: SettingChoice, sources: Sources) 
 
 
 def _with_shares_of_limit(
-    of_file: HeldSettings, flags: FlagValues, sources: Sources
+    of_file: HeldSettings,
+    flags: FlagValues,
+    sources: Sources,
 ) -> HeldSettings:
     """Return the file's settings with engine shares of the limit: in a file they are of the GPU."""
     trainer, hardware = sources.trainer, sources.hardware
@@ -299,11 +308,19 @@ def _with_shares_of_limit(
     settings = {}
     for name, value in converted.items():
         origin = of_file[name].origin if name in of_file else default
-        settings[name] = HeldSetting(name=name, value=value, origin=origin)
+        settings[name] = HeldSetting(
+            name=name,
+            value=value,
+            origin=origin,
+        )
     return settings
 
 
-def _share_notes(sources: Sources, settings: MergedSettings, job: Job) -> list[str]:
+def _share_notes(
+    sources: Sources,
+    settings: MergedSettings,
+    job: Job,
+) -> list[str]:
     """Return what the user's file states of engine shares that no flag overrides."""
     if sources.file is None:
         return []
@@ -317,7 +334,9 @@ def _share_notes(sources: Sources, settings: MergedSettings, job: Job) -> list[s
 
 
 def _searched_space(
-    choice: SettingChoice, sources: Sources, settings: MergedSettings
+    choice: SettingChoice,
+    sources: Sources,
+    settings: MergedSettings,
 ) -> SearchSpace:
     stated = set(settings.held)
     if choice.global_batch is not None:
@@ -330,7 +349,11 @@ def _searched_space(
 
 
 def _workload(
-    flags: FlagValues, sources: Sources, settings: MergedSettings, space: SearchSpace, model: Model
+    flags: FlagValues,
+    sources: Sources,
+    settings: MergedSettings,
+    space: SearchSpace,
+    model: Model,
 ) -> Workload:
     file, trainer = sources.file, sources.trainer
     held = values_of(settings.held)
@@ -361,7 +384,11 @@ def _workload(
     return workload
 
 
-def _with_file(workload: Workload, file: UserFile, settings: MergedSettings) -> Workload:
+def _with_file(
+    workload: Workload,
+    file: UserFile,
+    settings: MergedSettings,
+) -> Workload:
     """Return the workload with what the user's file states."""
     config = file.config
     unstated: dict[str, KnobValue] = {}
@@ -406,7 +433,10 @@ def _prompt_lengths(choice: LengthChoice) -> TokenLengths | None:
 
 
 def _global_batch(
-    choice: SettingChoice, sources: Sources, settings: MergedSettings, space: SearchSpace
+    choice: SettingChoice,
+    sources: Sources,
+    settings: MergedSettings,
+    space: SearchSpace,
 ) -> int | None:
     """Return completions per optimizer step: by flag, by micro-batch and accumulation of flags or
     file, or as the space assumes. None: they follow from the framework's own settings.
@@ -440,7 +470,13 @@ def _global_batch(
     return micro_batch * accumulation * ranks * trainer.completions_each
 
 
-def build_job(subject: str, flags: FlagValues, task: Task, space: SearchSpace, mode: Mode) -> Job:
+def build_job(
+    subject: str,
+    flags: FlagValues,
+    task: Task,
+    space: SearchSpace,
+    mode: Mode,
+) -> Job:
     """Return the job. The study's default name consists of subject and hardware."""
     search, hardware = flags.search, flags.hardware
     return Job(
@@ -463,7 +499,11 @@ def build_job(subject: str, flags: FlagValues, task: Task, space: SearchSpace, m
     )
 
 
-def _refuse_illegal_file(job: Job, trainer: Trainer, of_file: HeldSettings) -> None:
+def _refuse_illegal_file(
+    job: Job,
+    trainer: Trainer,
+    of_file: HeldSettings,
+) -> None:
     """Refuse a user's file that the framework rejects. Flags may repair the file, or depend on
     knobs that the search has yet to set: if the merged settings are illegal, only the file alone
     is judged, with the framework's defaults.

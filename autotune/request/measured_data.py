@@ -64,7 +64,11 @@ def hold_longest_prompt(request: ParsedRequest, longest: int) -> ParsedRequest:
     held = {**task.workload.held, PROMPT_KNOB: longest}
     task = replace(task, workload=replace(task.workload, held=held))
     origin = Origin(source=Source.DATA, place=task.workload.dataset or "the dataset")
-    setting = HeldSetting(name=PROMPT_KNOB, value=longest, origin=origin)
+    setting = HeldSetting(
+        name=PROMPT_KNOB,
+        value=longest,
+        origin=origin,
+    )
     return replace(
         request,
         job=replace(request.job, task=task),

@@ -21,7 +21,11 @@ TUNING_NAMES = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
 
 
 def assumptions(
-    flags: FlagValues, job: Job, trainer: Trainer, config: UserConfig | None, tuning: ChosenTuning
+    flags: FlagValues,
+    job: Job,
+    trainer: Trainer,
+    config: UserConfig | None,
+    tuning: ChosenTuning,
 ) -> Iterator[str]:
     """Yield the values that no flag states."""
     workload = job.task.workload
@@ -56,7 +60,11 @@ def _assumed_rank(flags: FlagValues, job: Job) -> str:
     return f" of rank {ranks[0]}"
 
 
-def _baseline_setting(job: Job, trainer: Trainer, name: str) -> KnobValue:
+def _baseline_setting(
+    job: Job,
+    trainer: Trainer,
+    name: str,
+) -> KnobValue:
     baseline = trainer.baseline(job.space, job.task)
     return trainer.complete(baseline, job.task).settings.get(name)
 
@@ -69,7 +77,10 @@ def exported_note(setting: HeldSetting) -> str:
 
 
 def job_notes(
-    flags: FlagValues, job: Job, trainer: Trainer, config: UserConfig | None
+    flags: FlagValues,
+    job: Job,
+    trainer: Trainer,
+    config: UserConfig | None,
 ) -> Iterator[str]:
     """Yield the deviations from what one would expect."""
     hardware, lengths = job.task.hardware, job.task.workload.completion_lengths
@@ -91,7 +102,11 @@ def job_notes(
         yield from gpu_notes(hardware, job.memory_limit_bytes)
 
 
-def _basis_notes(flags: FlagValues, job: Job, trainer: Trainer) -> Iterator[str]:
+def _basis_notes(
+    flags: FlagValues,
+    job: Job,
+    trainer: Trainer,
+) -> Iterator[str]:
     """Yield what is measured, emulated or predicted, if that is not what one would expect."""
     hardware: Hardware = job.task.hardware
     if hardware.emulated:

@@ -52,7 +52,9 @@ MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulatio
 
 
 def choose_training(
-    flags: TrainingChoice, file: UserFile | None, space: SearchSpace | None
+    flags: TrainingChoice,
+    file: UserFile | None,
+    space: SearchSpace | None,
 ) -> tuple[str, str]:
     """Return framework and method. `space`: the one of --space; its own have to agree."""
     framework, method = flags.framework, flags.method
@@ -79,7 +81,12 @@ def choose_training(
     return space.framework, space.method
 
 
-def _refuse_other(stated: str | None, of_file: str | None, flag: str, file: UserFile) -> None:
+def _refuse_other(
+    stated: str | None,
+    of_file: str | None,
+    flag: str,
+    file: UserFile,
+) -> None:
     if stated not in (None, of_file):
         raise BadInput(
             f"{flag} {stated}: {file.config.path} trains {file.method} with {file.framework}.",
@@ -99,7 +106,11 @@ class ChosenTuning:
     settings: HeldSettings  # settings of TRL that --tuning or the launch script means
 
 
-def choose_tuning(flags: FlagValues, file: UserFile | None, space: SearchSpace) -> ChosenTuning:
+def choose_tuning(
+    flags: FlagValues,
+    file: UserFile | None,
+    space: SearchSpace,
+) -> ChosenTuning:
     # 1. --tuning, the launch script, the settings of the file, or the space.
     origin = None
     if flags.model.tuning is not None:
@@ -117,7 +128,11 @@ def choose_tuning(flags: FlagValues, file: UserFile | None, space: SearchSpace) 
     stated = values_of({**flags.settings.hold, **flags.settings.set})
     trained = _tuning_under(stated, tuning)
     is_stated = origin is not None or trained != tuning
-    return ChosenTuning(tuning=trained, is_stated=is_stated, settings=settings)
+    return ChosenTuning(
+        tuning=trained,
+        is_stated=is_stated,
+        settings=settings,
+    )
 
 
 def _tuning_under(settings: Mapping[str, KnobValue], otherwise: Tuning) -> Tuning:
@@ -130,7 +145,12 @@ def _tuning_under(settings: Mapping[str, KnobValue], otherwise: Tuning) -> Tunin
 def _tuning_settings(tuning: Tuning, origin: Origin) -> HeldSettings:
     values = {"use_peft": tuning != "full", "load_in_4bit": tuning == "qlora"}
     return by_name(
-        HeldSetting(name=name, value=value, origin=origin) for name, value in values.items()
+        HeldSetting(
+            name=name,
+            value=value,
+            origin=origin,
+        )
+        for name, value in values.items()
     )
 
 
@@ -142,21 +162,39 @@ def settings_of_flags(choice: SettingChoice, canonical: Mapping[str, str]) -> He
     settings = merged([*choice.hold.values(), *choice.set.values()])
     for name, setting in choice.own.items():
         own_name = canonical.get(name, name)
-        settings[own_name] = HeldSetting(name=own_name, value=setting.value, origin=setting.origin)
+        settings[own_name] = HeldSetting(
+            name=own_name,
+            value=setting.value,
+            origin=setting.origin,
+        )
     return settings
 
 
 def settings_of_file(
-    file: UserFile | None, defaults: Mapping[str, KnobValue], tuning: ChosenTuning
+    file: UserFile | None,
+    defaults: Mapping[str, KnobValue],
+    tuning: ChosenTuning,
 ) -> HeldSettings:
     """Return what the user's file trains with, before any flag but --tuning."""
     settings: list[HeldSetting] = []
     if file is not None:
         origin = Origin(source=Source.FILE_DEFAULT, place=str(file.config.path))
         for name, value in defaults.items():
-            settings.append(HeldSetting(name=name, value=value, origin=origin))
+            settings.append(
+                HeldSetting(
+                    name=name,
+                    value=value,
+                    origin=origin,
+                )
+            )
         for name, value in file.config.settings.items():
-            settings.append(HeldSetting(name=name, value=value, origin=file.origins[name]))
+            settings.append(
+                HeldSetting(
+                    name=name,
+                    value=value,
+                    origin=file.origins[name],
+                )
+            )
     return merged([*settings, *tuning.settings.values()])
 
 

@@ -123,14 +123,28 @@ class RequestSources:
             settings.update(_assumed({name.of_framework: value}, "--set"))
         else:
             origin = Origin(source=Source.FLAG, place=option_name(FLAG_OF_SETTING[own_name]))
-            by_flag[own_name] = HeldSetting(name=own_name, value=value, origin=origin)
-        return self._with_settings(replace(choice, hold=hold, set=settings, own=by_flag))
+            by_flag[own_name] = HeldSetting(
+                name=own_name,
+                value=value,
+                origin=origin,
+            )
+        return self._with_settings(
+            replace(
+                choice,
+                hold=hold,
+                set=settings,
+                own=by_flag,
+            )
+        )
 
     def _with_settings(self, choice: SettingChoice) -> RequestSources:
         return replace(self, values=replace(self.values, settings=choice))
 
     def as_search(
-        self, held: Mapping[str, KnobValue], study: str, memory_limit_bytes: int | None
+        self,
+        held: Mapping[str, KnobValue],
+        study: str,
+        memory_limit_bytes: int | None,
     ) -> RequestSources:
         """Return the request of a search for another configuration, with more settings held.
 
@@ -142,7 +156,9 @@ class RequestSources:
             flags = flags.replace(memory_limit=f"{memory_limit_bytes}B")
         return read_sources(
             flags.replace(
-                hold=(*flags.hold, *hold), study=flags.study or study, resume=not flags.fresh
+                hold=(*flags.hold, *hold),
+                study=flags.study or study,
+                resume=not flags.fresh,
             )
         )
 
@@ -157,7 +173,12 @@ class RequestVariant(NamedTuple):
 def _assumed(values: Mapping[str, KnobValue], flag: str) -> HeldSettings:
     origin = Origin(source=Source.SET, place=flag)
     return by_name(
-        HeldSetting(name=name, value=value, origin=origin) for name, value in values.items()
+        HeldSetting(
+            name=name,
+            value=value,
+            origin=origin,
+        )
+        for name, value in values.items()
     )
 
 
@@ -209,7 +230,11 @@ def _refuse_impossible_values(request: ParsedRequest, legal: Collection[Candidat
 
 
 def _refuse_impossible(
-    request: ParsedRequest, name: str, value: KnobValue, *, some_are_legal: bool
+    request: ParsedRequest,
+    name: str,
+    value: KnobValue,
+    *,
+    some_are_legal: bool,
 ) -> None:
     reason = _why_never(request, name, value)
     if reason is None:
@@ -222,7 +247,11 @@ def _refuse_impossible(
     )
 
 
-def _why_never(request: ParsedRequest, name: str, value: KnobValue) -> str | None:
+def _why_never(
+    request: ParsedRequest,
+    name: str,
+    value: KnobValue,
+) -> str | None:
     """Return a reason why all candidates with this value are illegal, if it names the knob."""
     job, trainer = request.job, request.trainer
     for knobs in job.space.with_choices({name: (value,)}).assignments():

@@ -76,7 +76,11 @@ def _refuse_unmeasurable(hardware: Hardware) -> None:
         )
 
 
-def measuring_mode(choice: HardwareChoice, hardware: Hardware, trainer: Trainer) -> Mode:
+def measuring_mode(
+    choice: HardwareChoice,
+    hardware: Hardware,
+    trainer: Trainer,
+) -> Mode:
     """Measure hardware of this machine unless a prediction is requested; predict other hardware."""
     if choice.mode in ("probe", "emulate") and not trainer.measures:
         raise BadInput(
@@ -111,7 +115,12 @@ DOING = {"probe": "Measuring", "emulate": "Emulating", "predict": "Predicting"}
 
 
 def check_packages(
-    trainer: Trainer, mode: Mode, python: Path, *, python_is_named: bool, reader: SourceReader
+    trainer: Trainer,
+    mode: Mode,
+    python: Path,
+    *,
+    python_is_named: bool,
+    reader: SourceReader,
 ) -> bool:
     """Check the framework's packages, and return True if vLLM is installed as well."""
     needs = trainer.needs
@@ -135,7 +144,9 @@ def check_packages(
 
 
 def _missing_packages(
-    python: Path, requirements: Sequence[str], missing: Sequence[str]
+    python: Path,
+    requirements: Sequence[str],
+    missing: Sequence[str],
 ) -> TrainingEnvironmentError:
     return TrainingEnvironmentError(
         f"{python} has no {' and no '.join(missing)}. Install it there, or name another"
@@ -144,7 +155,10 @@ def _missing_packages(
 
 
 def refuse_other_versions(
-    python: Path, subject: str, requirements: Iterable[str], reader: SourceReader | None = None
+    python: Path,
+    subject: str,
+    requirements: Iterable[str],
+    reader: SourceReader | None = None,
 ) -> None:
     """Check the versions that a framework's adapter supports; `git+` requirements have none."""
     required: dict[str, str] = {}

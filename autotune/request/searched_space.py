@@ -28,7 +28,10 @@ def accepted_settings(trainer: Trainer) -> list[str]:
 
 
 def named_choices(
-    choice: SettingChoice, space: SearchSpace, tuning: Tuning, trainer: Trainer
+    choice: SettingChoice,
+    space: SearchSpace,
+    tuning: Tuning,
+    trainer: Trainer,
 ) -> dict[str, tuple[KnobValue, ...]]:
     """Return the choices of all knobs that flags name: with a flag of their own, --hold, --set or
     --search. BadInput: a name that is not known, that is given twice, or a value of another type.

@@ -43,7 +43,11 @@ MIN_PROBE_SECONDS = 1e-3
 MAX_LOG_SLOWDOWN = 1.0  # Bound of a candidate's expected slowdown: a factor of e
 
 
-def most_valuable(view: TrialView, pool: IndexArray, live: Collection[str]) -> int:
+def most_valuable(
+    view: TrialView,
+    pool: IndexArray,
+    live: Collection[str],
+) -> int:
     """Return the row with the highest acquisition value; of nearly equal ones that of the
     simplest candidate. `live`: keys of the loads that are ready; if empty, the load of the last
     probe.
@@ -59,7 +63,11 @@ def most_valuable(view: TrialView, pool: IndexArray, live: Collection[str]) -> i
     return int(pool[best])
 
 
-def acquisition_values(view: TrialView, pool: IndexArray, live: Collection[str] = ()) -> FloatArray:
+def acquisition_values(
+    view: TrialView,
+    pool: IndexArray,
+    live: Collection[str] = (),
+) -> FloatArray:
     """Return the value of each member of the pool; without a leader, all that fits is a gain."""
     estimates = view.estimates
     contenders = view.same_tier_contenders(view.table.candidates[pool[0]])
@@ -83,7 +91,10 @@ def _oom_exponent(trials: Sequence[Trial]) -> float:
 
 
 def _seconds_to_measure(
-    table: CandidateTable, trials: Sequence[Trial], estimates: Estimates, live: Collection[str]
+    table: CandidateTable,
+    trials: Sequence[Trial],
+    estimates: Estimates,
+    live: Collection[str],
 ) -> FloatArray:
     """Return the expected seconds of every candidate."""
     if not trials:
@@ -120,7 +131,9 @@ def _probe_seconds(trials: Sequence[Trial], estimates: Estimates) -> FloatArray:
 
 
 def _load_seconds(
-    table: CandidateTable, trials: Sequence[Trial], probe_seconds: float
+    table: CandidateTable,
+    trials: Sequence[Trial],
+    probe_seconds: float,
 ) -> FloatArray:
     """Median seconds of the measured loads that share the most settings with the candidate's
     load.

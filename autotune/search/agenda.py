@@ -114,7 +114,11 @@ def next_step(view: TrialView, budget: RemainingBudget) -> NextProbe | Wait | Se
     return Wait() if view.pending and needs_all_results else step
 
 
-def _probe(purpose: Purpose, candidate: Candidate, view: TrialView) -> NextProbe:
+def _probe(
+    purpose: Purpose,
+    candidate: Candidate,
+    view: TrialView,
+) -> NextProbe:
     return NextProbe(purpose=purpose, pool=view.table.rows_of([candidate]))
 
 
@@ -173,7 +177,11 @@ def _search(view: TrialView) -> NextProbe | SearchEnd:
     return _last_resort(view)
 
 
-def _whether_fits(tier: Tier, view: TrialView, plausible: float) -> NextProbe | SearchEnd | None:
+def _whether_fits(
+    tier: Tier,
+    view: TrialView,
+    plausible: float,
+) -> NextProbe | SearchEnd | None:
     """Return a probe that may show that the tier fits; None if that is not likely enough."""
     safest = _safest(tier, view)
     if safest is not None:
@@ -269,7 +277,11 @@ def _inside(tier: Tier, view: TrialView) -> NextProbe | SearchEnd | None:
     return NextProbe(purpose="search", pool=pool) if len(pool) else None
 
 
-def _faster_in_earlier_study(pool: IndexArray, best: float, view: TrialView) -> Candidate | None:
+def _faster_in_earlier_study(
+    pool: IndexArray,
+    best: float,
+    view: TrialView,
+) -> Candidate | None:
     """Return the fastest candidate that fitted in an earlier study, if it was faster than the
     best here.
     """
@@ -283,7 +295,11 @@ def _faster_in_earlier_study(pool: IndexArray, best: float, view: TrialView) -> 
     return faster
 
 
-def promising(estimates: Estimates, pool: IndexArray, leader: int) -> BoolArray:
+def promising(
+    estimates: Estimates,
+    pool: IndexArray,
+    leader: int,
+) -> BoolArray:
     """Return True for members of the pool with P(fits) · P(lead over the leader > MIN_GAIN) >=
     MIN_CHANCE. The lead's deviation excludes the error that both have in common.
     """
@@ -296,7 +312,11 @@ def promising(estimates: Estimates, pool: IndexArray, leader: int) -> BoolArray:
 # 4. The budget.
 
 
-def _leaves_confirmation(step: NextProbe, view: TrialView, budget: RemainingBudget) -> bool:
+def _leaves_confirmation(
+    step: NextProbe,
+    view: TrialView,
+    budget: RemainingBudget,
+) -> bool:
     """Return True if the probe leaves time for one confirmation of the incumbent."""
     if budget.probes <= 0:
         return False
@@ -315,13 +335,21 @@ def _leaves_confirmation(step: NextProbe, view: TrialView, budget: RemainingBudg
 # 5. For Optuna's own samplers: one load after the other.
 
 
-def _load_by_load(tier: Tier, pool: IndexArray, view: TrialView) -> NextProbe | SearchEnd:
+def _load_by_load(
+    tier: Tier,
+    pool: IndexArray,
+    view: TrialView,
+) -> NextProbe | SearchEnd:
     if _stopped_improving(tier, pool, view):
         return SearchEnd(proven="stopped improving")
     return NextProbe(purpose="search", pool=_on_one_load(tier, pool, view))
 
 
-def _stopped_improving(tier: Tier, pool: IndexArray, view: TrialView) -> bool:
+def _stopped_improving(
+    tier: Tier,
+    pool: IndexArray,
+    view: TrialView,
+) -> bool:
     """Return True if every load was measured and the last probes brought no improvement."""
     probed = view.probed_in(tier)
     measured_loads = {trial.candidate.load_key for trial in probed}
@@ -337,7 +365,11 @@ def _stopped_improving(tier: Tier, pool: IndexArray, view: TrialView) -> bool:
     return without_gain >= MAX_PROBES_WITHOUT_GAIN
 
 
-def _on_one_load(tier: Tier, pool: IndexArray, view: TrialView) -> IndexArray:
+def _on_one_load(
+    tier: Tier,
+    pool: IndexArray,
+    view: TrialView,
+) -> IndexArray:
     """Return the part of the pool that needs no load, unless the live load is abandoned."""
     abandoned = _abandoned_loads(tier, view)
     if view.probes:

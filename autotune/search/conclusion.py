@@ -31,7 +31,12 @@ FAILURES = (Outcome.CRASH, Outcome.TIMEOUT, Outcome.ILLEGAL)  # Other failures t
 
 
 def conclude(
-    view: TrialView, job: Job, *, proven: Proven | None, loads: int, elapsed_seconds: float
+    view: TrialView,
+    job: Job,
+    *,
+    proven: Proven | None,
+    loads: int,
+    elapsed_seconds: float,
 ) -> Recommendation:
     """Return the winner with its evidence; `proven` is None after an interruption."""
     winner, advantage = choose(view, finished=proven is not None)
@@ -73,7 +78,11 @@ def conclude(
     )
 
 
-def _what_is_proven(view: TrialView, winner: Trial | None, proven: Proven | None) -> Proven:
+def _what_is_proven(
+    view: TrialView,
+    winner: Trial | None,
+    proven: Proven | None,
+) -> Proven:
     """Return the reason of the search's end, as far as the measurements support it."""
     if proven is None:
         return "interrupted"
@@ -84,7 +93,11 @@ def _what_is_proven(view: TrialView, winner: Trial | None, proven: Proven | None
     return proven
 
 
-def _runner_ups(view: TrialView, tier: Tier, winner: Trial) -> list[Trial]:
+def _runner_ups(
+    view: TrialView,
+    tier: Tier,
+    winner: Trial,
+) -> list[Trial]:
     """Return the next best of the winner's tier, by confirmation if there is any."""
     evidence = []
     for trial in view.contenders(tier):
@@ -173,7 +186,11 @@ def relaxed_in(job: Job, chosen: Candidate) -> dict[str, KnobValue]:
     return relaxed
 
 
-def changes_between(job: Job, baseline: Candidate, chosen: Candidate) -> tuple[Change, ...]:
+def changes_between(
+    job: Job,
+    baseline: Candidate,
+    chosen: Candidate,
+) -> tuple[Change, ...]:
     """Return every knob in which the two differ, with the reason; learning knobs first."""
     changes = []
     for name in {**chosen.knobs, **baseline.knobs}:
@@ -185,12 +202,22 @@ def changes_between(job: Job, baseline: Candidate, chosen: Candidate) -> tuple[C
         if effect == "learning":
             why = _why_learning_knob_changed(job.space, knob, after)
         changes.append(
-            Change(name=name, baseline=before, recommended=after, effect=effect, why=why)
+            Change(
+                name=name,
+                baseline=before,
+                recommended=after,
+                effect=effect,
+                why=why,
+            )
         )
     return tuple(sorted(changes, key=lambda change: change.effect != "learning"))
 
 
-def _why_learning_knob_changed(space: SearchSpace, knob: Knob, value: KnobValue) -> str:
+def _why_learning_knob_changed(
+    space: SearchSpace,
+    knob: Knob,
+    value: KnobValue,
+) -> str:
     preferred = knob.choices[0]
     if space.objective == "throughput":
         return "searched for speed alone, as this space declares"
@@ -228,7 +255,11 @@ def choose(view: TrialView, *, finished: bool) -> tuple[Trial | None, Advantage 
     return winner, _advantage(winner, winner_ratio, "measurably faster")
 
 
-def _advantage(trial: Trial, ratio: SpeedRatio, why: AdvantageKind) -> Advantage:
+def _advantage(
+    trial: Trial,
+    ratio: SpeedRatio,
+    why: AdvantageKind,
+) -> Advantage:
     return Advantage(
         candidate_id=trial.candidate.id,
         why=why,
@@ -238,7 +269,11 @@ def _advantage(trial: Trial, ratio: SpeedRatio, why: AdvantageKind) -> Advantage
     )
 
 
-def _simplest(fastest: Trial, view: TrialView, baseline: Trial | None = None) -> Trial:
+def _simplest(
+    fastest: Trial,
+    view: TrialView,
+    baseline: Trial | None = None,
+) -> Trial:
     """Return the simplest confirmed candidate that is as fast as the fastest, and measurably
     faster than the baseline.
     """

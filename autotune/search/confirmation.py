@@ -141,7 +141,11 @@ def _has_time(view: TrialView, seconds: float) -> bool:
     return seconds > PROBES_PER_CONFIRMATION * view.usual_seconds(load=True)
 
 
-def _affordable(view: TrialView, seconds: float, share: float) -> bool:
+def _affordable(
+    view: TrialView,
+    seconds: float,
+    share: float,
+) -> bool:
     """Return True if all confirmations, with one more of the cheapest, take at most this share of
     the search's seconds, and there is time for it.
     """
@@ -158,7 +162,11 @@ def _seconds_of(trial: Trial) -> float:
     return trial.measurement.cost.total_seconds
 
 
-def _in_turn(finalists: list[Trial], round_number: int, view: TrialView) -> list[Trial]:
+def _in_turn(
+    finalists: list[Trial],
+    round_number: int,
+    view: TrialView,
+) -> list[Trial]:
     """Return the finalists of this round, grouped by load, in reverse order every second round."""
     if round_number > 0:
         finalists = _close_to_fastest(finalists, view)

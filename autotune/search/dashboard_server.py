@@ -34,7 +34,11 @@ class Extras:
     best_trial: int | None = None  # Number of the recommended trial; None without a recommendation
 
 
-def application(storage_url: str, study_name: str | None, extras: Extras | None = None) -> Any:
+def application(
+    storage_url: str,
+    study_name: str | None,
+    extras: Extras | None = None,
+) -> Any:
     """Return the WSGI application; BadInput without such a study."""
     try:
         import optuna_dashboard
@@ -46,7 +50,11 @@ def application(storage_url: str, study_name: str | None, extras: Extras | None 
     name = the_study_in(storage, study_name, storage_url)
     extras = extras or Extras()
     shown = DashboardStorage(
-        storage, name, note=extras.note, figures=extras.figures, best_trial=extras.best_trial
+        storage,
+        name,
+        note=extras.note,
+        figures=extras.figures,
+        best_trial=extras.best_trial,
     )
     return optuna_dashboard.wsgi(shown, artifact_store=RecordedArtifacts(storage, name))
 
@@ -55,7 +63,11 @@ class _ServerOf6(WSGIServer):
     address_family = socket.AF_INET6
 
 
-def serve(app: Any, host: str, port: int) -> WSGIServer:
+def serve(
+    app: Any,
+    host: str,
+    port: int,
+) -> WSGIServer:
     """Return a guarded server for `serve_forever`; BadInput if the address is unavailable."""
     server_class = _ServerOf6 if ":" in host else WSGIServer
     try:

@@ -81,7 +81,10 @@ class DashboardStorage(BaseStorage):
         return {**shown, **self._under.get_study_system_attrs(study_id)}
 
     def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+        self,
+        study_id: int,
+        deepcopy: bool = True,
+        states: Container[TrialState] | None = None,
     ) -> list[FrozenTrial]:
         trials = self._under.get_all_trials(study_id, deepcopy=deepcopy, states=states)
         return [self._shown(trial) for trial in trials]

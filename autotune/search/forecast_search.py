@@ -149,7 +149,10 @@ def _first_confirmed(
 
 
 def _neighbour_tiers(
-    tiers: Sequence[Tier], by_tier: TierPredictions, chosen_tier: int, baseline: Candidate | None
+    tiers: Sequence[Tier],
+    by_tier: TierPredictions,
+    chosen_tier: int,
+    baseline: Candidate | None,
 ) -> Iterator[PredictedCandidate]:
     """Yield the best of every tier that differs from the chosen one in a single learning knob."""
     chosen = tiers[chosen_tier].learning

@@ -30,9 +30,18 @@ from autotune.search.study import Study, TrialRequest
 from autotune.search.surrogate.throughput_model import median_scatter
 
 # Probe that decides fit and estimates the speed; probe of one confirmation round.
-SHORT_PROBE = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=3, reuse_rollouts=True)
+SHORT_PROBE = ProbePlan(
+    optimizer_steps=2,
+    warmup_cycles=1,
+    timed_cycles=3,
+    reuse_rollouts=True,
+)
 LONG_PROBE = ProbePlan(
-    optimizer_steps=4, warmup_cycles=1, timed_cycles=5, save_checkpoint=True, evaluate=True
+    optimizer_steps=4,
+    warmup_cycles=1,
+    timed_cycles=5,
+    save_checkpoint=True,
+    evaluate=True,
 )
 # Wall seconds of a probe on emulated cards: few cores compile what a GPU machine's many do
 EMULATED_DEADLINE_S = 1800.0
@@ -95,7 +104,12 @@ class Clock:
 
 
 def run_search(
-    job: Job, *, study: Study, executor: Executor, listener: Listener, clock: Clock
+    job: Job,
+    *,
+    study: Study,
+    executor: Executor,
+    listener: Listener,
+    clock: Clock,
 ) -> Recommendation:
     """Measure until no better candidate is possible or the budget is spent, and return the
     conclusion. That of a search which Ctrl-C or a fault of the machine ended is marked as such.
@@ -125,7 +139,11 @@ def run_search(
 
     # 3. Conclude.
     answer = conclude(
-        study.view, job, proven=proven, loads=executor.loads, elapsed_seconds=clock.elapsed
+        study.view,
+        job,
+        proven=proven,
+        loads=executor.loads,
+        elapsed_seconds=clock.elapsed,
     )
     answer = replace(answer, disturbance=search.disturbance, fault=fault)
     return answer if fault is None else replace(answer, proven="stopped by a fault")
@@ -137,7 +155,12 @@ class Search:
     """
 
     def __init__(
-        self, job: Job, study: Study, executor: Executor, listener: Listener, clock: Clock
+        self,
+        job: Job,
+        study: Study,
+        executor: Executor,
+        listener: Listener,
+        clock: Clock,
     ) -> None:
         self._job = job
         self._study = study
@@ -257,7 +280,13 @@ class Search:
         with uninterrupted():
             trial = self._study.tell(request, measurement)
         best = self._study.view.best()
-        self._listener(ProbeEnded(trial=trial, best=best, seconds_left=self._clock.left))
+        self._listener(
+            ProbeEnded(
+                trial=trial,
+                best=best,
+                seconds_left=self._clock.left,
+            )
+        )
         return measurement.outcome
 
     def _return(self, request: TrialRequest, why: str) -> None:

@@ -95,7 +95,9 @@ def _with_ways_to_fit(result: SearchAnswer, request: ParsedRequest) -> SearchAns
 
 
 def _stored_answer(
-    request: ParsedRequest, record: Record, listener: Listener
+    request: ParsedRequest,
+    record: Record,
+    listener: Listener,
 ) -> SearchAnswer | None:
     stored = record.answer()
     if stored is None or stored.from_record is None:
@@ -126,7 +128,10 @@ class _Searcher:
     versions: Mapping[str, str]
 
     def run(
-        self, job: Job, candidates: Sequence[Candidate], first_trials: Sequence[Trial] = ()
+        self,
+        job: Job,
+        candidates: Sequence[Candidate],
+        first_trials: Sequence[Trial] = (),
     ) -> Recommendation:
         """Search this job. `first_trials`: those of the first search, for a wider one."""
         # 1. Predict.
@@ -151,7 +156,11 @@ class _Searcher:
         # 3. Measure.
         listener = record.storing_probes(self._announcing_best(job, study))
         return run_search(
-            job, study=study, executor=self.executor, listener=listener, clock=self.clock
+            job,
+            study=study,
+            executor=self.executor,
+            listener=listener,
+            clock=self.clock,
         )
 
     def relaxed(self, request: ParsedRequest, first: Recommendation) -> SearchAnswer:
@@ -223,7 +232,10 @@ class _Searcher:
 
 
 def _show_cost(
-    job: Job, predictions: Iterable[Prediction], listener: Listener, clock: Clock
+    job: Job,
+    predictions: Iterable[Prediction],
+    listener: Listener,
+    clock: Clock,
 ) -> None:
     """Report the expected cost of a probe; extend the default budget if it is too small."""
     cost = None if job.task.hardware.emulated else probe_cost(predictions)

@@ -63,7 +63,11 @@ def _cycle_seconds(prediction: Prediction) -> Estimate | None:
     return sum(timed, start=Estimate.exactly(0)) if timed else None
 
 
-def _probe_seconds(cycle: Estimate, plan: ProbePlan, prediction: Prediction) -> Estimate:
+def _probe_seconds(
+    cycle: Estimate,
+    plan: ProbePlan,
+    prediction: Prediction,
+) -> Estimate:
     seconds: Estimate = efficiency("worker_start_seconds")
     if prediction.engine is not None:
         seconds += efficiency("engine_start_seconds")

@@ -15,7 +15,11 @@ PRUNED_PURPOSES: tuple[Purpose, ...] = ("search", "refused")
 """A baseline, an anchor and a confirmation are measured whole."""
 
 
-def speed_to_reach(view: TrialView, purpose: Purpose, candidate: Candidate) -> float | None:
+def speed_to_reach(
+    view: TrialView,
+    purpose: Purpose,
+    candidate: Candidate,
+) -> float | None:
     """Return the tokens per second that the candidate must be able to reach; None if its probe is
     not stopped early.
     """

@@ -118,11 +118,21 @@ class Store:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = default_folder() if folder is None else folder
 
-    def append(self, conditions: Circumstances, trials: Iterable[Trial], *, when: str) -> None:
+    def append(
+        self,
+        conditions: Circumstances,
+        trials: Iterable[Trial],
+        *,
+        when: str,
+    ) -> None:
         """Append measured trials; each line in one write, which allows concurrent studies."""
         lines = []
         for trial in trials:
-            line = StoredLine(schema=SCHEMA, when=when, trial=trial)
+            line = StoredLine(
+                schema=SCHEMA,
+                when=when,
+                trial=trial,
+            )
             lines.append(msgspec.json.encode(plain(line)) + b"\n")
         with contextlib.suppress(OSError):
             path = self._measurements(conditions)
@@ -146,18 +156,33 @@ class Store:
                 trials.append(line.trial)
         return StoredTrials(trials=tuple(trials), unreadable=unreadable)
 
-    def keep(self, folder: str, key: str, value: object) -> None:
+    def keep(
+        self,
+        folder: str,
+        key: str,
+        value: object,
+    ) -> None:
         """Write one value under its key, replacing an earlier one."""
         with contextlib.suppress(OSError):
             path = self._path(folder, key)
             self._make_folder(path.parent)
             write_atomically(path, msgspec.json.encode(plain(value)), mode=FOR_ITS_OWNER)
 
-    def kept(self, folder: str, key: str, kind: type[_Kind]) -> _Kind | None:
+    def kept(
+        self,
+        folder: str,
+        key: str,
+        kind: type[_Kind],
+    ) -> _Kind | None:
         """Return the stored value; None if it is absent or unreadable."""
         return _read_file(self._path(folder, key), kind)
 
-    def newest(self, folder: str, kind: type[_Kind], count: int) -> tuple[_Kind, ...]:
+    def newest(
+        self,
+        folder: str,
+        kind: type[_Kind],
+        count: int,
+    ) -> tuple[_Kind, ...]:
         """Return the latest values of a folder, newest first."""
         try:
             files = list((self.folder / folder).glob("*.json"))
@@ -246,7 +271,12 @@ class Record:
             versions=self._versions,
             elapsed_seconds=stored.answer.elapsed_seconds,
         )
-        return replace(stored.answer, from_record=source, elapsed_seconds=0.0, probe_seconds=0.0)
+        return replace(
+            stored.answer,
+            from_record=source,
+            elapsed_seconds=0.0,
+            probe_seconds=0.0,
+        )
 
     def earlier(self) -> StoredTrials:
         """Return valid measurements of other studies; none with --fresh."""

@@ -39,7 +39,10 @@ class RelaxedJob:
 
 
 def relaxed_job(
-    job: Job, whole_space: SearchSpace, pinned: Collection[str], trainer: Trainer
+    job: Job,
+    whole_space: SearchSpace,
+    pinned: Collection[str],
+    trainer: Trainer,
 ) -> RelaxedJob | None:
     """Return the job to search if nothing of this one fits; None if no knob may be relaxed."""
     names = [name for name in job.space.relax if name not in pinned]
@@ -65,7 +68,9 @@ def relaxed_job(
 
 
 def _softer(
-    knob: Knob, whole_space: SearchSpace, prompts: PromptLengths | None
+    knob: Knob,
+    whole_space: SearchSpace,
+    prompts: PromptLengths | None,
 ) -> tuple[KnobValue, ...]:
     """Return further values below the least preferred one, mildest first."""
     last = knob.choices[-1]
@@ -84,7 +89,9 @@ def _descending(values: Iterable[object], below: int) -> tuple[int, ...]:
 
 
 def combined(
-    first: Recommendation, second: Recommendation, rows_left_out: int | None
+    first: Recommendation,
+    second: Recommendation,
+    rows_left_out: int | None,
 ) -> Recommendation:
     """Return the second search's answer with the measurements of both."""
     counts = {}
@@ -103,7 +110,11 @@ def combined(
     )
 
 
-def rows_left_out(relaxed: RelaxedJob, answer: Recommendation, trainer: Trainer) -> int | None:
+def rows_left_out(
+    relaxed: RelaxedJob,
+    answer: Recommendation,
+    trainer: Trainer,
+) -> int | None:
     """Return the number of dataset rows beyond the answer's shorter prompts; None if prompts
     were not relaxed.
     """
@@ -116,7 +127,11 @@ def rows_left_out(relaxed: RelaxedJob, answer: Recommendation, trainer: Trainer)
     return None if lengths is None else lengths.rows - lengths.kept
 
 
-def _prompt_lengths(job: Job, trainer: Trainer, limit: int | None = None) -> PromptLengths | None:
+def _prompt_lengths(
+    job: Job,
+    trainer: Trainer,
+    limit: int | None = None,
+) -> PromptLengths | None:
     """Return the lengths of the data's prompts; None if they can't be read."""
     try:
         return trainer.prompt_lengths(job.task, limit)

@@ -85,7 +85,12 @@ class StockSampler:
                     positions[row] = _position(distribution, candidate.knobs[name])
             self._positions[name] = positions
 
-    def choose(self, study: optuna.Study, trial: FrozenTrial, pool: IndexArray) -> int:
+    def choose(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        pool: IndexArray,
+    ) -> int:
         """Return the row with the smallest distance to the proposal; ties are drawn."""
         self._sampler.before_trial(study, trial)
         space = self._sampler.infer_relative_search_space(study, trial)

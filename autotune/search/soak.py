@@ -25,7 +25,11 @@ SOAK_OPTIMIZER_STEPS = 3
 
 
 def soak(
-    job: Job, answer: Recommendation, executor: Executor, listener: Listener, seconds: float
+    job: Job,
+    answer: Recommendation,
+    executor: Executor,
+    listener: Listener,
+    seconds: float,
 ) -> Recommendation:
     """Return the answer with its soak; with another winner, or none, if the first did not hold."""
     if answer.winner is None:
@@ -65,14 +69,21 @@ def soak(
                 probe_seconds=answer.probe_seconds + device_seconds,
             )
             trial = replace(
-                finalist, purpose="confirm", measurement=measurement, verdict=judge(measurement)
+                finalist,
+                purpose="confirm",
+                measurement=measurement,
+                verdict=judge(measurement),
             )
             if result.holds:
                 return _with_winner(job, answer, finalist, trial, refuted)
 
             # 3. Go on with the next one.
             why = f"soaked: {result.why}"
-            verdict = Verdict(fits=False, why=why, margin_bytes=trial.verdict.margin_bytes)
+            verdict = Verdict(
+                fits=False,
+                why=why,
+                margin_bytes=trial.verdict.margin_bytes,
+            )
             refuted.append(replace(trial, verdict=verdict))
             _note(listener, "It does not hold; the next finalist replaces it.")
     return _without_winner(answer, refuted)
@@ -95,7 +106,11 @@ def _steps_of_real_run(job: Job) -> int | None:
     return steps if isinstance(steps, int) and steps > 0 else None
 
 
-def _measured(executor: Executor, finalist: Trial, plan: ProbePlan) -> Measurement:
+def _measured(
+    executor: Executor,
+    finalist: Trial,
+    plan: ProbePlan,
+) -> Measurement:
     """Measure, again if another process ended the probe."""
     for _ in range(MAX_ATTEMPTS):
         measurement = executor.open(finalist.candidate).measure(finalist.candidate, plan)

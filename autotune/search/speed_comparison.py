@@ -23,7 +23,11 @@ MAX_SPEED_LOSS = 0.03
 EQUAL_SPEED_SHARE = 0.05
 
 
-def compare(trial: Trial, reference: Trial, view: TrialView) -> SpeedRatio | None:
+def compare(
+    trial: Trial,
+    reference: Trial,
+    view: TrialView,
+) -> SpeedRatio | None:
     """Return the ratio of the best evidence about two candidates; None without both speeds."""
     speed = _evident_speed(trial, view)
     reference_speed = _evident_speed(reference, view)

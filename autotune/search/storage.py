@@ -179,7 +179,10 @@ def open_optuna(job: Job, storage: BaseStorage) -> optuna.Study:
         optuna.delete_study(study_name=name, storage=storage)
         exists = False
     study = optuna.create_study(
-        study_name=name, storage=storage, direction="maximize", load_if_exists=True
+        study_name=name,
+        storage=storage,
+        direction="maximize",
+        load_if_exists=True,
     )
     if exists:
         _check_same(study, job)
@@ -249,7 +252,9 @@ def _delete_claims_unless_active(storage: BaseStorage, name: str) -> None:
 
 
 def sweep_stale(
-    trials: TrialWriter, claims: Claims | None, open_trials: Collection[int] = ()
+    trials: TrialWriter,
+    claims: Claims | None,
+    open_trials: Collection[int] = (),
 ) -> None:
     """Fail the trials that a terminated driver left running, except `open_trials`: their
     candidates are open again.
@@ -271,7 +276,11 @@ def sweep_stale(
             trials.end(trial, TrialEnd(state=TrialState.FAIL))
 
 
-def the_study_in(storage: BaseStorage, name: str | None, url: str) -> str:
+def the_study_in(
+    storage: BaseStorage,
+    name: str | None,
+    url: str,
+) -> str:
     """Return the name of the named study, or of the only one."""
     names = [study.study_name for study in storage.get_all_studies()]
     listed = ", ".join(names) or "no study at all"

@@ -53,7 +53,9 @@ def with_predicted_speed(measurement: Measurement, prediction: Prediction | None
 
 
 def _predicted_cycle(
-    timed: Speed, rate: Estimate | None, phases: Mapping[Phase, Estimate]
+    timed: Speed,
+    rate: Estimate | None,
+    phases: Mapping[Phase, Estimate],
 ) -> Speed | None:
     """Return one cycle with the timed tokens at this rate, divided like the predicted phases."""
     if rate is None or rate.value <= 0:
@@ -171,7 +173,10 @@ class Study:
         return None
 
     def _begin(
-        self, purpose: Purpose, pool: IndexArray, live: frozenset[str] = frozenset()
+        self,
+        purpose: Purpose,
+        pool: IndexArray,
+        live: frozenset[str] = frozenset(),
     ) -> tuple[FrozenTrial, Candidate]:
         """Begin a trial of one candidate of the pool."""
         trial = self._writer.begin(None if self._claims is None else self._claims.driver)

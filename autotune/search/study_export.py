@@ -87,7 +87,11 @@ def read(file: Path) -> MovedStudy:
     """Read an exported file; BadInput if it is none."""
     way_out = "Name a file that `autotune study export` wrote."
     moved = read_json(
-        file, MovedStudy, largest_bytes=MAX_BYTES, way_out=way_out, most_values=MAX_VALUES
+        file,
+        MovedStudy,
+        largest_bytes=MAX_BYTES,
+        way_out=way_out,
+        most_values=MAX_VALUES,
     )
     if moved.schema != SCHEMA:
         raise BadInput(
@@ -97,7 +101,11 @@ def read(file: Path) -> MovedStudy:
     return moved
 
 
-def unpack(moved: MovedStudy, url: str, name: str) -> None:
+def unpack(
+    moved: MovedStudy,
+    url: str,
+    name: str,
+) -> None:
     """Create a study of this name with these trials; BadInput if it exists already or a trial is
     inconsistent.
     """
@@ -108,7 +116,11 @@ def unpack(moved: MovedStudy, url: str, name: str) -> None:
             way_out="Give this one another name with --study NAME.",
         )
     trials = [_unpacked_trial(number, trial) for number, trial in enumerate(moved.trials)]
-    study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
+    study = optuna.create_study(
+        study_name=name,
+        storage=storage,
+        direction="maximize",
+    )
     try:
         for key, value in moved.user_attrs.items():
             study.set_user_attr(key, value)

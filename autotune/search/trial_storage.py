@@ -84,11 +84,17 @@ class TrialEnd:
 
 
 def trial_start(
-    candidate: Candidate, purpose: Purpose, distributions: Mapping[str, BaseDistribution]
+    candidate: Candidate,
+    purpose: Purpose,
+    distributions: Mapping[str, BaseDistribution],
 ) -> TrialStart:
     params = {name: value for name, value in candidate.knobs.items() if name in distributions}
     attributes = {CANDIDATE: plain(candidate), PURPOSE: purpose}
-    return TrialStart(params=params, distributions=distributions, attributes=attributes)
+    return TrialStart(
+        params=params,
+        distributions=distributions,
+        attributes=attributes,
+    )
 
 
 def measured_end(trial: Trial) -> TrialEnd:
@@ -106,7 +112,12 @@ def measured_end(trial: Trial) -> TrialEnd:
     if trial.verdict.fits and speed is not None:
         state, value = TrialState.COMPLETE, speed.tokens_per_second
     violations = {_CONSTRAINT: _violation(measurement)}
-    return TrialEnd(state=state, attributes=attributes, violations=violations, value=value)
+    return TrialEnd(
+        state=state,
+        attributes=attributes,
+        violations=violations,
+        value=value,
+    )
 
 
 def _violation(measurement: Measurement) -> float:
@@ -147,7 +158,11 @@ def screened_end(candidate: Candidate, prediction: Prediction) -> TrialEnd:
         WHY: f"screened: {why}",
     }
     violations = {_CONSTRAINT: max(peak.low / limit_bytes - 1, _MIN_VIOLATION)}
-    return TrialEnd(state=TrialState.PRUNED, attributes=attributes, violations=violations)
+    return TrialEnd(
+        state=TrialState.PRUNED,
+        attributes=attributes,
+        violations=violations,
+    )
 
 
 def failed_end(why: str) -> TrialEnd:
@@ -202,7 +217,12 @@ class AtomicMemoryStorage(InMemoryStorage):
     def begin(self, study_id: int, attributes: Mapping[str, Any]) -> FrozenTrial:
         return self.get_trial(self.create_new_trial(study_id, _running(attributes)))
 
-    def enter(self, study_id: int, trial_id: int, entry: TrialStart) -> None:
+    def enter(
+        self,
+        study_id: int,
+        trial_id: int,
+        entry: TrialStart,
+    ) -> None:
         for name, value in entry.params.items():
             distribution = entry.distributions[name]
             self.set_trial_param(trial_id, name, distribution.to_internal_repr(value), distribution)
@@ -234,7 +254,12 @@ class AtomicRDBStorage(RDBStorage):
     def begin(self, study_id: int, attributes: Mapping[str, Any]) -> FrozenTrial:
         return self._create_new_trial(study_id, _running(attributes))
 
-    def enter(self, study_id: int, trial_id: int, entry: TrialStart) -> None:
+    def enter(
+        self,
+        study_id: int,
+        trial_id: int,
+        entry: TrialStart,
+    ) -> None:
         # If only the reply to an earlier try was lost, the rows exist already: that error is
         # ignored.
         with _create_scoped_session(self.scoped_session, ignore_integrity_error=True) as session:
@@ -302,7 +327,10 @@ class AtomicRDBStorage(RDBStorage):
         return sorted([*unchanged.values(), *trials], key=lambda trial: trial._trial_id)
 
     def _states(
-        self, study_id: int, included: set[int], greater_than: int
+        self,
+        study_id: int,
+        included: set[int],
+        greater_than: int,
     ) -> dict[int, TrialState]:
         """Return the states of the trials that Optuna would read."""
         trial = models.TrialModel
@@ -344,7 +372,12 @@ def _running(attributes: Mapping[str, Any]) -> FrozenTrial:
     return create_trial(state=TrialState.RUNNING, user_attrs=dict(attributes))
 
 
-def _insert(session: Session, model: Any, trial_id: int, attributes: Mapping[str, Any]) -> None:
+def _insert(
+    session: Session,
+    model: Any,
+    trial_id: int,
+    attributes: Mapping[str, Any],
+) -> None:
     rows = []
     for key, value in attributes.items():
         rows.append({"trial_id": trial_id, "key": key, "value_json": json.dumps(value)})
@@ -352,7 +385,11 @@ def _insert(session: Session, model: Any, trial_id: int, attributes: Mapping[str
         session.execute(insert(model), rows)
 
 
-def _has_attributes(session: Session, trial_id: int, attributes: Mapping[str, Any]) -> bool:
+def _has_attributes(
+    session: Session,
+    trial_id: int,
+    attributes: Mapping[str, Any],
+) -> bool:
     """Return True if the trial has all of these attributes, which only this driver could have
     written.
     """

@@ -38,7 +38,11 @@ from autotune.search.surrogate.estimates import Estimates, SurrogateModel
 MAX_ATTEMPTS = 3
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    eq=False,
+)
 class Tier:
     """All candidates with the same learning knobs."""
 
@@ -87,7 +91,11 @@ def speed_of(trial: Trial) -> float:
     return speed.tokens_per_second if speed else float("-inf")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    eq=False,
+)
 class SearchProblem:
     """Fixed part of a study."""
 
@@ -118,7 +126,10 @@ class TrialView:
     """State derived from the recorded trials."""
 
     def __init__(
-        self, problem: SearchProblem, trials: Sequence[Trial], pending: frozenset[str] = frozenset()
+        self,
+        problem: SearchProblem,
+        trials: Sequence[Trial],
+        pending: frozenset[str] = frozenset(),
     ) -> None:
         """`pending`: ids of candidates under measurement, which no other driver starts."""
         self.problem = problem

@@ -37,15 +37,28 @@ def solve(setting: str, *, listener: Listener = ignore_events, **options: Any) -
     return solve_flags(setting, flags, listener=listener)
 
 
-def solve_flags(setting: str, flags: Flags, *, listener: Listener = ignore_events) -> SolveAnswer:
+def solve_flags(
+    setting: str,
+    flags: Flags,
+    *,
+    listener: Listener = ignore_events,
+) -> SolveAnswer:
     """Solve for parsed flags."""
     sources = read_sources(flags, mode="predict")
     if setting == GPUS:
         job, offers = find_cheapest_hardware(sources, listener)
-        return SolveAnswer(job=job, cheapest=offers, document=hardware_document(job, offers))
+        return SolveAnswer(
+            job=job,
+            cheapest=offers,
+            document=hardware_document(job, offers),
+        )
     if sources.values.prices is not None:
         raise BadInput(
             "--price belongs to `autotune solve gpus`.", way_out="Leave it out, or solve for gpus."
         )
     job, largest = find_largest_value(setting, sources, listener)
-    return SolveAnswer(job=job, largest=largest, document=value_document(job, largest))
+    return SolveAnswer(
+        job=job,
+        largest=largest,
+        document=value_document(job, largest),
+    )

@@ -125,10 +125,19 @@ def _started(request: ParsedRequest) -> JobStarted:
     """Return the event with the notes that do not concern one offer's hardware."""
     hardware = str(request.job.task.hardware)
     notes = [note for note in request.notes if hardware not in note and note != SEVERAL_GPUS]
-    return JobStarted(job=request.job, candidates=(), assumed=request.assumed, notes=tuple(notes))
+    return JobStarted(
+        job=request.job,
+        candidates=(),
+        assumed=request.assumed,
+        notes=tuple(notes),
+    )
 
 
-def _predicted(offer: Offer, request: ParsedRequest, service: PredictionService) -> PredictedOffer:
+def _predicted(
+    offer: Offer,
+    request: ParsedRequest,
+    service: PredictionService,
+) -> PredictedOffer:
     """Predict the configuration there; where it does not fit, the best neutral change that makes
     it fit.
     """
@@ -160,7 +169,9 @@ def _predicted(offer: Offer, request: ParsedRequest, service: PredictionService)
 
 
 def step_seconds(
-    prediction: Prediction, composition: Composition, iterations: int = 1
+    prediction: Prediction,
+    composition: Composition,
+    iterations: int = 1,
 ) -> Estimate | None:
     """Return seconds of one optimizer step: its share of a generation cycle.
 
@@ -202,7 +213,11 @@ def read_prices(path: Path) -> tuple[list[Offer], str]:
     return sorted(offers, key=lambda offer: offer.per_hour), currency
 
 
-def _offer(document: Document, name: str, price: object) -> Offer:
+def _offer(
+    document: Document,
+    name: str,
+    price: object,
+) -> Offer:
     if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < math.inf:
         raise document.error((name,), f"{name}: {price!r} is no price above zero.", way_out=EXAMPLE)
     try:
@@ -211,7 +226,11 @@ def _offer(document: Document, name: str, price: object) -> Offer:
         raise document.error((name,), error.what, way_out=error.way_out) from error
     if hardware.kind != "cuda":
         raise document.error((name,), f"{name} is no GPU.", way_out=EXAMPLE)
-    return Offer(gpus=name, hardware=hardware, per_hour=float(price))
+    return Offer(
+        gpus=name,
+        hardware=hardware,
+        per_hour=float(price),
+    )
 
 
 # Output.

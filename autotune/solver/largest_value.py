@@ -74,7 +74,9 @@ class LargestValue:
 
 
 def find_largest_value(
-    setting: str, sources: RequestSources, listener: Listener
+    setting: str,
+    sources: RequestSources,
+    listener: Listener,
 ) -> tuple[Job, LargestValue]:
     """Return the job of the request itself, and the answer."""
     # 1. The request as it is.
@@ -104,7 +106,12 @@ def find_largest_value(
             listener(Predicting(text=f"{name.of_framework}={value}"))
             candidate, job = candidate_of_job(changed), changed.job
             prediction = service.of(job).predict(candidate)
-            return Tried(value=value, job=job, candidate=candidate, prediction=prediction)
+            return Tried(
+                value=value,
+                job=job,
+                candidate=candidate,
+                prediction=prediction,
+            )
 
         search = LargestValueSearch(
             setting=name.of_framework,
@@ -115,7 +122,12 @@ def find_largest_value(
         return request.job, search.run(start)
 
 
-def _value_of(name: str, typed: str, candidate: Candidate, request: ParsedRequest) -> Number:
+def _value_of(
+    name: str,
+    typed: str,
+    candidate: Candidate,
+    request: ParsedRequest,
+) -> Number:
     """Return the request's own value; BadInput if the setting is unknown or no number."""
     fields = request.trainer.fields()
     if name in candidate.settings:
@@ -138,7 +150,9 @@ def _value_of(name: str, typed: str, candidate: Candidate, request: ParsedReques
 
 
 def _legal_request(
-    sources: RequestSources, name: SettingName, value: Number
+    sources: RequestSources,
+    name: SettingName,
+    value: Number,
 ) -> ParsedRequest | IllegalConfiguration:
     """Return the request with another value of the setting, or the refusal of its framework."""
     try:
@@ -149,7 +163,11 @@ def _legal_request(
     return request
 
 
-def _context_bound(name: str, candidate: Candidate, request: ParsedRequest) -> int | None:
+def _context_bound(
+    name: str,
+    candidate: Candidate,
+    request: ParsedRequest,
+) -> int | None:
     """Return the largest length that the model's context holds; None: no length, or an unknown
     context.
     """
@@ -254,7 +272,10 @@ class LargestValueSearch:
         return None, high
 
     def _bisect(
-        self, low: Number | None, high: Number, holds: Callable[[Tried], bool]
+        self,
+        low: Number | None,
+        high: Number,
+        holds: Callable[[Tried], bool],
     ) -> Number | None:
         """Return the last legal value below `high` for which the condition holds, else `low`."""
         between = []

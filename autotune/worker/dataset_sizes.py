@@ -133,7 +133,11 @@ def prompt_figures(request: Request) -> Answer:
     return figures
 
 
-def lengths_of(split: Any, tokenizer: Any, options: Mapping[str, Any]) -> list[int]:
+def lengths_of(
+    split: Any,
+    tokenizer: Any,
+    options: Mapping[str, Any],
+) -> list[int]:
     if "prompt" not in split.column_names:
         raise ValueError(f"the dataset has no column 'prompt'; it has {sorted(split.column_names)}")
     if not len(split):
@@ -145,7 +149,11 @@ def lengths_of(split: Any, tokenizer: Any, options: Mapping[str, Any]) -> list[i
     return lengths
 
 
-def prompt_lengths(tokenizer: Any, prompts: Sequence[Any], options: Mapping[str, Any]) -> list[int]:
+def prompt_lengths(
+    tokenizer: Any,
+    prompts: Sequence[Any],
+    options: Mapping[str, Any],
+) -> list[int]:
     """Tokens of each prompt, as in GRPOTrainer._tokenize_prompts."""
     if isinstance(prompts[0], str):
         encoded = tokenizer(text=list(prompts))
@@ -173,7 +181,11 @@ def _split_figures(lengths: Sequence[int], kept_rows: Sequence[int]) -> Answer:
     }
 
 
-def _write_split(split: Any, folder: Path, name: str) -> None:
+def _write_split(
+    split: Any,
+    folder: Path,
+    name: str,
+) -> None:
     """Write rows atomically, under the name by which `load_dataset` finds the split."""
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
@@ -232,7 +244,11 @@ def load_rows(dataset: Request) -> Any:
     return load_dataset(name, name=dataset.get("dataset_config"), split=train_split_of(dataset))
 
 
-def texts_of(rows: Any, tokenizer: Any, options: Mapping[str, Any]) -> Iterator[list[str]]:
+def texts_of(
+    rows: Any,
+    tokenizer: Any,
+    options: Mapping[str, Any],
+) -> Iterator[list[str]]:
     """Yield batches of rows as the text to tokenise."""
     text_of = _text_function(set(rows.column_names), tokenizer, options)
     for start in range(0, len(rows), BATCH):
@@ -246,7 +262,9 @@ def texts_of(rows: Any, tokenizer: Any, options: Mapping[str, Any]) -> Iterator[
 
 
 def _text_function(
-    columns: set[str], tokenizer: Any, options: Mapping[str, Any]
+    columns: set[str],
+    tokenizer: Any,
+    options: Mapping[str, Any],
 ) -> Callable[[Mapping[str, Any]], str]:
     """Return the function from a row with these columns to its text."""
 
@@ -333,7 +351,12 @@ def _image_source(dataset: Request) -> tuple[Any, bool]:
     is_on_hub = bool(name) and not Path(name).exists()
     if is_on_hub and os.environ.get("HF_HUB_OFFLINE") != "1":
         config = dataset.get("dataset_config")
-        return load_dataset(name, name=config, split=split, streaming=True), True
+        return load_dataset(
+            name,
+            name=config,
+            split=split,
+            streaming=True,
+        ), True
     if Path(name).is_file():
         return load_rows(dataset), False
     return load_splits(dataset)[split], False

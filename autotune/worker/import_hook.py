@@ -17,7 +17,12 @@ class AfterImport(importlib.abc.MetaPathFinder):
     def __init__(self, patches: dict[str, list[Patch]]) -> None:
         self._patches = patches
 
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+    def find_spec(
+        self,
+        fullname: str,
+        path: Any,
+        target: Any = None,
+    ) -> Any:
         if fullname not in self._patches:
             return None
         spec = self._real_spec(fullname, path, target)
@@ -33,7 +38,12 @@ class AfterImport(importlib.abc.MetaPathFinder):
         spec.loader.exec_module = execute_and_patch
         return spec
 
-    def _real_spec(self, fullname: str, path: Any, target: Any) -> Any:
+    def _real_spec(
+        self,
+        fullname: str,
+        path: Any,
+        target: Any,
+    ) -> Any:
         """Return the specification that the import would use without this hook."""
         # Only finders behind this one: another hook of this kind would ask this one again, without
         # end.

@@ -70,7 +70,11 @@ def release(loaded: Any) -> None:
     """Do nothing: `_end` leaves no process behind."""
 
 
-def measure(loaded: Mapping[str, Any], request: Request, recorder: Any) -> dict[str, Any]:
+def measure(
+    loaded: Mapping[str, Any],
+    request: Request,
+    recorder: Any,
+) -> dict[str, Any]:
     recorder.begin()
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=loaded["scratch"]))
     run = _LaunchedRun(request, recorder, folder)
@@ -88,7 +92,12 @@ def measure(loaded: Mapping[str, Any], request: Request, recorder: Any) -> dict[
 class _LaunchedRun:
     """Run of one command, until it ends or has enough cycles."""
 
-    def __init__(self, request: Request, recorder: Any, folder: Path) -> None:
+    def __init__(
+        self,
+        request: Request,
+        recorder: Any,
+        folder: Path,
+    ) -> None:
         self._request, self._recorder, self._folder = request, recorder, folder
         self._plan: Request = request["plan"]
         # Records left out of the timing: the first has the first step, with all one-time work.
@@ -116,7 +125,11 @@ class _LaunchedRun:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         process = self._start()
-        echo = threading.Thread(target=self._pump, args=(process,), daemon=True)
+        echo = threading.Thread(
+            target=self._pump,
+            args=(process,),
+            daemon=True,
+        )
         echo.start()
         # 2. Wait for enough cycles, or for the end.
         try:

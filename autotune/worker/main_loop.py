@@ -43,7 +43,13 @@ class _LiveRank(NamedTuple):
 class Worker:
     """The worker: executes the parent's commands, and relays the messages of its ranks."""
 
-    def __init__(self, parent: Wire, adapter_name: str, *, spawns: bool = False) -> None:
+    def __init__(
+        self,
+        parent: Wire,
+        adapter_name: str,
+        *,
+        spawns: bool = False,
+    ) -> None:
         """`spawns`: start each rank as a fresh interpreter instead of a fork."""
         self._parent, self._adapter_name = parent, adapter_name
         self._spawns = spawns
@@ -110,7 +116,12 @@ class Worker:
             live.wire.send(message)
         live_numbers = {live.number for live in self._ranks}
         for number in set(self._expected_ranks) - live_numbers:
-            self._send(protocol.LOST, rank=number, signal=None, exit=None)
+            self._send(
+                protocol.LOST,
+                rank=number,
+                signal=None,
+                exit=None,
+            )
 
     # Imports.
 
@@ -176,7 +187,12 @@ class Worker:
         for live in self._ranks:
             live.wire.send(message)
 
-    def _fork(self, number: int, ranks: int, span: Message) -> _LiveRank:
+    def _fork(
+        self,
+        number: int,
+        ranks: int,
+        span: Message,
+    ) -> _LiveRank:
         worker_end, rank_end = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -319,7 +335,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         help="packages whose versions are reported first, separated by commas",
     )
     parser.add_argument(
-        "--fd", type=int, required=True, help="file descriptor of the inherited socket"
+        "--fd",
+        type=int,
+        required=True,
+        help="file descriptor of the inherited socket",
     )
     parser.add_argument(
         "--spawn-ranks",

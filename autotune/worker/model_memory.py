@@ -40,7 +40,9 @@ def layers_of(model: Any) -> list[Any]:
 
 
 def sum_up(
-    models: Iterable[ModelBytes], device: str, unassigned: Iterable[Any] = ()
+    models: Iterable[ModelBytes],
+    device: str,
+    unassigned: Iterable[Any] = (),
 ) -> dict[str, int]:
     """Return bytes by part. `unassigned` modules count as `other`, without tensors of `models`.
 
@@ -85,7 +87,11 @@ def _add_model(totals: _Totals, model_bytes: ModelBytes) -> None:
     totals.add(role, "weights", list(model.buffers()))
 
 
-def _add_shared_optimizer_state(totals: _Totals, role: str, optimizer: Any) -> None:
+def _add_shared_optimizer_state(
+    totals: _Totals,
+    role: str,
+    optimizer: Any,
+) -> None:
     """Add the tensors that an optimizer keeps for all parameters together."""
     inner = None
     for inner in _layers(optimizer):
@@ -140,7 +146,12 @@ class _Totals:
         self._counted: set[tuple[str, int]] = set()  # device and address of storages
         self.bytes_by_part: dict[str, int] = {}
 
-    def add(self, role: str, name: str, values: Any) -> None:
+    def add(
+        self,
+        role: str,
+        name: str,
+        values: Any,
+    ) -> None:
         """Add the tensors in these nested values to a part of the role's model."""
         part = f"{role}_{name}" if role else name
         for tensor in _tensors(values):

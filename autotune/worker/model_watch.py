@@ -44,7 +44,11 @@ ENGINES = ("vllm", "sglang")
 # The parent of the run.
 
 
-def environment(watch: Any, folder: Path, before: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    watch: Any,
+    folder: Path,
+    before: Mapping[str, str],
+) -> dict[str, str]:
     """Return the variables to add to the run's environment `before`; none without a table."""
     if not watch:
         return {}
@@ -144,7 +148,12 @@ class ModelWatch:
         forget = functools.partial(self._noted.pop, id(holder))
         self._noted[id(holder)] = weakref.ref(holder, forget)
 
-    def _after_call(self, method: str, is_step: bool, instance: Any) -> None:
+    def _after_call(
+        self,
+        method: str,
+        is_step: bool,
+        instance: Any,
+    ) -> None:
         key = method, id(instance)
         count = self._measurements.get(key, 0)
         if count >= MAX_MEASUREMENTS:
@@ -214,7 +223,12 @@ class ModelWatch:
         return None
 
 
-def _patch_method(module: Any, *, name: str, then: Callable[[Any], None]) -> None:
+def _patch_method(
+    module: Any,
+    *,
+    name: str,
+    then: Callable[[Any], None],
+) -> None:
     """Have `Class.method` of this module call `then` with its object after each return."""
     owner, _, method = name.rpartition(".")
     cls = getattr(module, owner, None)

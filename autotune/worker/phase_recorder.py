@@ -47,7 +47,12 @@ class Trend:
         self._readings: list[_Reading] = []
         self._next_reading = 0
 
-    def progress(self, done: int, total: int, unit: str) -> None:
+    def progress(
+        self,
+        done: int,
+        total: int,
+        unit: str,
+    ) -> None:
         """Record `done` of `total`. Raise LimitForeseen if the rest cannot fit."""
         limit = self._limit_bytes
         if limit is None or done < self._next_reading or done >= total:
@@ -210,7 +215,12 @@ class PhaseRecorder:
         peak, self._cycle_peak = self._cycle_peak, 0
         return {"peak_bytes": peak, "held_bytes": self._meter.now()}
 
-    def progress(self, done: int, total: int, unit: str = "step") -> None:
+    def progress(
+        self,
+        done: int,
+        total: int,
+        unit: str = "step",
+    ) -> None:
         """Record `done` of `total` in this phase. Raise LimitForeseen if memory cannot suffice."""
         self._trend.progress(done, total, unit)
         self.report_progress(f"{unit} {done} of {total}")
@@ -239,7 +249,12 @@ def _merged(stay: dict[str, Any], before: dict[str, Any] | None) -> dict[str, An
     return merged
 
 
-def out_of_reach(rates: Sequence[float], *, goal: float, spread: float) -> bool:
+def out_of_reach(
+    rates: Sequence[float],
+    *,
+    goal: float,
+    spread: float,
+) -> bool:
     """Return True if the upper bound of these cycles' tokens per second is below the goal.
 
     r: rate of a cycle in tokens per second; n: number of cycles

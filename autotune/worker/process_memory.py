@@ -156,7 +156,10 @@ class SamplingMeter(HighWaterMeter):
         # The weak reference lets a meter without other references be collected, which ends the
         # thread.
         self._thread = threading.Thread(
-            target=_sample, args=(weakref.ref(self), self._over), name="memory-meter", daemon=True
+            target=_sample,
+            args=(weakref.ref(self), self._over),
+            name="memory-meter",
+            daemon=True,
         )
         self._thread.start()
 
@@ -196,7 +199,11 @@ class CudaMeter(MemoryMeter):
     """
 
     def __init__(
-        self, torch: Any, *, others_bytes: int | None = None, sleeps: bool = False
+        self,
+        torch: Any,
+        *,
+        others_bytes: int | None = None,
+        sleeps: bool = False,
     ) -> None:
         self._cuda = torch.cuda
         self._others_bytes = others_bytes or 0
@@ -320,7 +327,12 @@ def idle_memory(cuda: Any) -> IdleMemory:
     )
 
 
-def check(before: IdleMemory, now: IdleMemory, *, first: bool) -> IdleMemory:
+def check(
+    before: IdleMemory,
+    now: IdleMemory,
+    *,
+    first: bool,
+) -> IdleMemory:
     """Return the reference for the next check. Raise MemoryKept; `first` may load kernels."""
     allocated = now.allocated_bytes - before.allocated_bytes
     reserved = now.reserved_bytes - before.reserved_bytes

@@ -34,7 +34,10 @@ class Place(NamedTuple):
 
 
 def run(
-    adapter: ModuleType | ImportAdapter, connection: socket.socket, place: Place, worker: int
+    adapter: ModuleType | ImportAdapter,
+    connection: socket.socket,
+    place: Place,
+    worker: int,
 ) -> NoReturn:
     """Serve as a rank. Never returns into the worker's code.
 
@@ -58,7 +61,12 @@ def run(
 
 
 class _Rank:
-    def __init__(self, adapter: ModuleType | ImportAdapter, wire: Wire, place: Place) -> None:
+    def __init__(
+        self,
+        adapter: ModuleType | ImportAdapter,
+        wire: Wire,
+        place: Place,
+    ) -> None:
         self._adapter: Any = adapter
         self._wire, self._place = wire, place
         self._loaded: Any = None

@@ -89,7 +89,10 @@ def tiny_config(
 
 
 def write_model_folder(
-    path: str | Path, config: Mapping[str, Any], weights: bool = False, seed: int = 0
+    path: str | Path,
+    config: Mapping[str, Any],
+    weights: bool = False,
+    seed: int = 0,
 ) -> Path:
     """Write config, generation config, tokenizer and, on request, random weights."""
     folder = Path(path)
@@ -220,7 +223,11 @@ def _special_ids(config: Mapping[str, Any]) -> dict[str, int]:
     return ids
 
 
-def _image_ids(config: Mapping[str, Any], vocab: int, used: Collection[int]) -> dict[str, int]:
+def _image_ids(
+    config: Mapping[str, Any],
+    vocab: int,
+    used: Collection[int],
+) -> dict[str, int]:
     """Ids of the tokens around and in place of images: those of the config, else the last free
     ones.
     """
@@ -275,7 +282,12 @@ def _tokenizer(vocab: int, special_ids: Mapping[str, int]) -> Any:
 
 
 def write_prompts(
-    path: str | Path, *, rows: int = 256, shortest: int = 8, longest: int = 64, seed: int = 0
+    path: str | Path,
+    *,
+    rows: int = 256,
+    shortest: int = 8,
+    longest: int = 64,
+    seed: int = 0,
 ) -> Path:
     """Write a dataset folder: sums of `shortest` to `longest` numbers, and their results."""
     folder = Path(path)
@@ -339,10 +351,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", metavar="FOLDER", help="also write a dataset of prompts")
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument(
-        "--shortest", type=int, default=8, help="numbers in the sum of the shortest prompt"
+        "--shortest",
+        type=int,
+        default=8,
+        help="numbers in the sum of the shortest prompt",
     )
     parser.add_argument(
-        "--longest", type=int, default=64, help="numbers in the sum of the longest prompt"
+        "--longest",
+        type=int,
+        default=64,
+        help="numbers in the sum of the longest prompt",
     )
     return parser.parse_args(argv)
 

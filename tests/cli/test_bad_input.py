@@ -40,7 +40,12 @@ def refused(
 
 
 def test_no_model(here: Path) -> None:
-    refused(here, model=False, says="No model was named", instead="--model Qwen2.5-7B")
+    refused(
+        here,
+        model=False,
+        says="No model was named",
+        instead="--model Qwen2.5-7B",
+    )
 
 
 def test_an_unknown_model(here: Path) -> None:
@@ -470,7 +475,11 @@ def test_training_packages_missing_from_our_own_environment(here: Path) -> None:
     )
     flags = ["run", "--model", "model", "--gpus", "cpu"]
     done = subprocess.run(
-        [sys.executable, "-c", script, *flags], capture_output=True, text=True, cwd=here, timeout=60
+        [sys.executable, "-c", script, *flags],
+        capture_output=True,
+        text=True,
+        cwd=here,
+        timeout=60,
     )
     assert done.returncode == 2
     assert f"pip install '{CLONE}[train]'" in done.stderr

@@ -27,7 +27,13 @@ def run(
         *arguments,
         *(("--", *command) if command else ()),
     )
-    return autotune(*words, cwd=cwd, timeout=timeout, XDG_DATA_HOME=str(cwd / "data"), **variables)
+    return autotune(
+        *words,
+        cwd=cwd,
+        timeout=timeout,
+        XDG_DATA_HOME=str(cwd / "data"),
+        **variables,
+    )
 
 
 TRAIN = (sys.executable, str(SCRIPT), "--bs", "{bs}")
@@ -65,7 +71,10 @@ TRAIN = (sys.executable, str(SCRIPT), "--bs", "{bs}")
     ],
 )
 def test_missing_arguments_are_reported_with_the_fix(
-    arguments: tuple[str, ...], command: tuple[str, ...], said: str, tmp_path: Path
+    arguments: tuple[str, ...],
+    command: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
 ) -> None:
     done = run(*arguments, cwd=tmp_path, command=command)
     assert done.code == 2 and said in done.err and "Traceback" not in done.err

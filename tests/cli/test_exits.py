@@ -50,7 +50,11 @@ def test_a_fault_of_ours_is_1_and_keeps_its_traceback(tmp_path: Path) -> None:
         "from autotune.cli import main; main(['show', 'models'])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
     )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "Traceback (" not in done.stderr
@@ -96,7 +100,11 @@ def test_after_an_interruption_nothing_runs_that_could_take_long(tmp_path: Path)
         "from autotune.cli import main; main(['show', 'models'])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=40
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=40,
     )
     assert (done.returncode, done.stderr.strip()) == (130, "Error: Interrupted.")
 
@@ -176,6 +184,10 @@ def test_an_exit_code_does_not_depend_on_the_reader(tmp_path: Path) -> None:
             " ${PIPESTATUS[0]}"
         )
         done = subprocess.run(
-            ["bash", "-c", words], capture_output=True, text=True, cwd=tmp_path, timeout=60
+            ["bash", "-c", words],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=60,
         )
         assert (done.returncode, done.stderr) == (5, "")

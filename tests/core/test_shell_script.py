@@ -85,7 +85,9 @@ SCRIPTS = {
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_words_are_those_of_bash(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bash = shutil.which("bash")
     if bash is None:
@@ -203,7 +205,11 @@ def test_a_hostile_script_ends_soon_and_in_little_memory(name: str) -> None:
         "try:\n    commands_of(sys.stdin.read())\nexcept BadInput as error:\n    print(error)\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", code], input=BOMBS[name], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        input=BOMBS[name],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
 

@@ -105,7 +105,10 @@ def log(package: str, command: str = "") -> str:
     ],
 )
 def test_advice_in_the_logs_own_words(
-    package: str, command: str, framework: str | None, settings: tuple[str, ...]
+    package: str,
+    command: str,
+    framework: str | None,
+    settings: tuple[str, ...],
 ) -> None:
     found = diagnose(log(package, command))
     assert (found.framework, found.cause) == (framework, "activations")
@@ -140,7 +143,11 @@ def test_advice_in_the_logs_own_words(
         ("verl/workers", "RayPPOTrainer.fit", "data.max_response_length"),
     ],
 )
-def test_the_length_is_that_of_the_method(package: str, command: str, length: str) -> None:
+def test_the_length_is_that_of_the_method(
+    package: str,
+    command: str,
+    length: str,
+) -> None:
     found = diagnose(log(package, command))
     assert found.cause == "activations"
     assert [name for advice in found.remedies for name in advice.change][2] == length

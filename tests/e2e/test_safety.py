@@ -89,7 +89,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
             "run", *asked, "--study", "well", "--out", "out", cwd=folder, timeout=400, **variables
         )
         failing = [*asked, "--study", "ill", "--out", "ill", "--fresh", "--json"]
-        failed = autotune("run", *failing, cwd=folder, timeout=200, RAISE="1", **variables)
+        failed = autotune(
+            "run",
+            *failing,
+            cwd=folder,
+            timeout=200,
+            RAISE="1",
+            **variables,
+        )
         exporting = ["study", "export", "--storage", database.url, "--study", "ill", "moved.json"]
         moved = autotune(*exporting, cwd=folder, **variables)
         assert moved.code == 0, moved.err
@@ -158,7 +165,10 @@ def test_the_launch_script_takes_the_name_as_it_is(ran: Ran) -> None:
     """The shell reads it without running anything, and nothing is left in the scratch folder."""
     script = ran.folder / "out" / "launch.sh"
     read = subprocess.run(
-        ["bash", "-n", str(script)], capture_output=True, text=True, env=environment()
+        ["bash", "-n", str(script)],
+        capture_output=True,
+        text=True,
+        env=environment(),
     )
     assert read.returncode == 0, read.stderr
     assert list((ran.folder / "tmpdir").glob("autotune*")) == []

@@ -36,7 +36,11 @@ def test_torch_sees_the_cards_of_the_catalog(python: str) -> None:
 @pytest.mark.parametrize(
     "visible, expected", [("1", [1, 1]), ("", [0, 0]), ("2,0,7,1", [2, 2]), ("by uuid", [1, 2])]
 )
-def test_cuda_visible_devices(python: str, visible: str, expected: list[int]) -> None:
+def test_cuda_visible_devices(
+    python: str,
+    visible: str,
+    expected: list[int],
+) -> None:
     program = """
         import json, os, sys, torch
         lines = open(os.environ["AUTOTUNE_EMULATED_MACHINE"]).read().splitlines()

@@ -15,7 +15,11 @@ from tests.emulator.on_cards import run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def on(python: str, machine: str, program: str) -> Any:
+def on(
+    python: str,
+    machine: str,
+    program: str,
+) -> Any:
     return run(python, machine, HEAD + program, PYTHONPATH=ROOT).told
 
 

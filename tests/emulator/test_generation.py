@@ -200,8 +200,16 @@ def report(*, calls: tuple[int, ...], peak: int = 5 * 2**30) -> bytes:
 
 
 STUBS = (
-    Stub(name="cublasSgemm_v2", kind="success", judged="computes"),
-    Stub(name="cudaNew", kind="success", judged=None),
+    Stub(
+        name="cublasSgemm_v2",
+        kind="success",
+        judged="computes",
+    ),
+    Stub(
+        name="cudaNew",
+        kind="success",
+        judged=None,
+    ),
 )
 
 

@@ -29,7 +29,11 @@ def start(tmp_path: Path, program: str, **more: str) -> str:
     path = os.pathsep.join([str(INJECTED), str(tmp_path)])
     known = {**os.environ, "PYTHONPATH": path, **more}
     return subprocess.run(
-        [sys.executable, "-c", program], env=known, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        env=known,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
 
 
@@ -106,7 +110,14 @@ print(sorted(seen))
 
 
 def stand(tmp_path: Path) -> Stand:
-    return Stand(folder=tmp_path, built=Built(folder=tmp_path / "built", stubs=(), cuda=(13, 0)))
+    return Stand(
+        folder=tmp_path,
+        built=Built(
+            folder=tmp_path / "built",
+            stubs=(),
+            cuda=(13, 0),
+        ),
+    )
 
 
 def test_a_running_ray_cluster_is_not_joined(tmp_path: Path) -> None:

@@ -20,7 +20,11 @@ L4 = emulated_machine("L4").cards[0]
 HEAD = (Path(__file__).parent / "programs/nvml_head.py.txt").read_text()
 
 
-def on(python: str, machine: EmulatedMachine, program: str) -> Any:
+def on(
+    python: str,
+    machine: EmulatedMachine,
+    program: str,
+) -> Any:
     return run(python, machine, HEAD + program, PYTHONPATH=ROOT).told
 
 

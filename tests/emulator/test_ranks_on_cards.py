@@ -122,7 +122,10 @@ print(json.dumps([before, during, torch.cuda.mem_get_info()[0]]), flush=True)
     [({}, 0), ({"NCCL_RUNTIME_CONNECT": "0"}, 1), ({"NCCL_CUMEM_ENABLE": "0"}, 1)],
 )
 def test_buffers_are_allocated_by_the_first_operation(
-    python: str, tmp_path: Path, variables: dict[str, str], unused: int
+    python: str,
+    tmp_path: Path,
+    variables: dict[str, str],
+    unused: int,
 ) -> None:
     program = """
 free = lambda: torch.cuda.mem_get_info()[0]

@@ -40,7 +40,13 @@ class Book:
         self.marks: list[Mark] = []
 
     def enter(self, phase: Phase, step: int = 0) -> None:
-        self.marks.append(Mark(event=len(self.events), phase=phase, step=step))
+        self.marks.append(
+            Mark(
+                event=len(self.events),
+                phase=phase,
+                step=step,
+            )
+        )
 
     def make(self, size: int, part: Part) -> int:
         self.sizes.append(size)
@@ -96,7 +102,12 @@ def training(
     return book.trace(basis=basis, high_extra_bytes=high_extra_bytes)
 
 
-def _step(book: Book, step: int, micro_batch: int, layers: int) -> None:
+def _step(
+    book: Book,
+    step: int,
+    micro_batch: int,
+    layers: int,
+) -> None:
     book.enter("forward", step)
     kept = [book.make(30 * MIB * micro_batch, "activations") for _ in range(layers)]
     logits = book.make(50 * MIB * micro_batch, "logits")
@@ -185,7 +196,13 @@ def composition(
         ()
         if engine is None
         else (
-            Resident(role="engine", model="made", ranks=everywhere, dtype="bfloat16", trains=False),
+            Resident(
+                role="engine",
+                model="made",
+                ranks=everywhere,
+                dtype="bfloat16",
+                trains=False,
+            ),
         )
     )
     return Composition(

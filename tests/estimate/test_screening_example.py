@@ -20,7 +20,12 @@ WEIGHTS, ACTIVATIONS, OPTIMIZER = range(len(PARTS))
 
 LAYERS = 6
 CONFIG = {"model_type": "synthetic", "num_hidden_layers": LAYERS}
-REPETITION = LayerRepetition(layers=3, first=1, period=1, copies=3)
+REPETITION = LayerRepetition(
+    layers=3,
+    first=1,
+    period=1,
+    copies=3,
+)
 FIRST, SECOND = Point(1, 8, 8, 1), Point(4, 8, 24, 1)
 BETWEEN = Point(2, 8, 16, 1)
 
@@ -35,13 +40,39 @@ def step(point: Point, layers: int) -> Trace:
     events = [*weights, *kept, *(-number for number in reversed(kept))]
     events += [optimizer_list, -optimizer_list]
 
-    marks = [Mark(event=0, phase="load", step=0)]
+    marks = [
+        Mark(
+            event=0,
+            phase="load",
+            step=0,
+        )
+    ]
     for layer in range(layers):
-        marks.append(Mark(event=layers + layer, phase="forward", step=0, layer=layer))
+        marks.append(
+            Mark(
+                event=layers + layer,
+                phase="forward",
+                step=0,
+                layer=layer,
+            )
+        )
     for layer in range(layers):
         event = 2 * layers + layer
-        marks.append(Mark(event=event, phase="backward", step=0, layer=layers - 1 - layer))
-    marks.append(Mark(event=3 * layers, phase="optimizer", step=0))
+        marks.append(
+            Mark(
+                event=event,
+                phase="backward",
+                step=0,
+                layer=layers - 1 - layer,
+            )
+        )
+    marks.append(
+        Mark(
+            event=3 * layers,
+            phase="optimizer",
+            step=0,
+        )
+    )
     return Trace(
         basis="traced",
         versions={},
@@ -64,7 +95,12 @@ def step(point: Point, layers: int) -> Trace:
                     "kernels": 5 * layers,
                 },
             ),
-            Work(phase="optimizer", flops={}, moved_bytes=300 * layers, kernels=layers),
+            Work(
+                phase="optimizer",
+                flops={},
+                moved_bytes=300 * layers,
+                kernels=layers,
+            ),
         ),
         inventory=Inventory(
             parameters=50 * layers,
@@ -133,8 +169,16 @@ def test_each_instance_frees_what_it_has_made() -> None:
     # f(0) and f(1) of the backward pass of the group's layer, made in its forward pass.
     lower, upper = pairing.allocations_at(place=5, offset=0)
     assert (lower, upper) == (5, 6)
-    assert pairing.maker_of(lower) == Maker(place=2, instance=0, offset=0)
-    assert pairing.maker_of(upper) == Maker(place=2, instance=1, offset=0)
+    assert pairing.maker_of(lower) == Maker(
+        place=2,
+        instance=0,
+        offset=0,
+    )
+    assert pairing.maker_of(upper) == Maker(
+        place=2,
+        instance=1,
+        offset=0,
+    )
     addresses = References(pairing, REPETITION.copies).freed_by_layer(place=5, offset=0)
     assert addresses == [(2, instance, 0, 0) for instance in range(4)]
 

@@ -27,7 +27,12 @@ from tests.estimate.synthetic import replay
 NAMES: tuple[Part, ...] = ("weights", "activations", "logits", "optimizer")
 
 SPACE = [
-    Point(micro_batch=batch, prompt=prompt, completion=completion, micro_steps=4)
+    Point(
+        micro_batch=batch,
+        prompt=prompt,
+        completion=completion,
+        micro_steps=4,
+    )
     for batch in (1, 2, 8)
     for prompt in (64, 256)
     for completion in (64, 512)
@@ -43,8 +48,20 @@ class TraceWriter:
         self.events: list[int] = []
         self.marks: list[Mark] = []
 
-    def enter(self, phase: str, step: int, layer: int | None = None) -> None:
-        self.marks.append(Mark(event=len(self.events), phase=phase, step=step, layer=layer))  # type: ignore[arg-type]
+    def enter(
+        self,
+        phase: str,
+        step: int,
+        layer: int | None = None,
+    ) -> None:
+        self.marks.append(
+            Mark(
+                event=len(self.events),
+                phase=phase,
+                step=step,
+                layer=layer,
+            )
+        )  # type: ignore[arg-type]
 
     def make(self, size: int, part: Part) -> int:
         self.sizes.append(size)
@@ -80,7 +97,11 @@ class TraceWriter:
         )
 
 
-def step(point: Point, layers: int, odd_layer: int | None = None) -> Trace:
+def step(
+    point: Point,
+    layers: int,
+    odd_layer: int | None = None,
+) -> Trace:
     """Trace of weights and two steps: activations per layer, logits in tiles, a backward pass,
     clipping and an optimizer.
 
@@ -144,7 +165,12 @@ def test_a_short_model_determines_every_point_of_a_long_one(layers: int) -> None
 
 
 def test_a_model_with_different_layers_is_refused() -> None:
-    repetition = LayerRepetition(layers=3, first=1, period=1, copies=1)
+    repetition = LayerRepetition(
+        layers=3,
+        first=1,
+        period=1,
+        copies=1,
+    )
     with pytest.raises(NotUniform, match="layer"):
         stretched(step(SPACE[0], 3), step(SPACE[0], 4, odd_layer=2), repetition)
 
@@ -181,7 +207,12 @@ def test_points_with_other_phases_are_refused() -> None:
 
 def test_samples_are_reproduced_exactly() -> None:
     samples = [Sample(point=point, trace=step(point, 5)) for point in picked_points(SPACE)]
-    plan = LayerRepetition(layers=5, first=1, period=1, copies=0)
+    plan = LayerRepetition(
+        layers=5,
+        first=1,
+        period=1,
+        copies=0,
+    )
     whole, sizes = stretched(samples[0].trace, None, plan), fit_sizes(samples, None)
     assert [error_at(whole, sizes, sample) for sample in samples] == [0.0] * len(samples)
 
@@ -227,7 +258,9 @@ def test_a_repetition_of_other_events_elsewhere_grows_as_a_whole() -> None:
     ],
 )
 def test_the_short_model_has_all_kinds_of_layers(
-    config: dict[str, object], layers: int | None, period: int | None
+    config: dict[str, object],
+    layers: int | None,
+    period: int | None,
 ) -> None:
     repetition = repetition_of({"model_type": "synthetic", **config})
     assert (

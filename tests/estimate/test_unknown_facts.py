@@ -30,9 +30,18 @@ from tests.estimate.test_predictor import predicted
 
 
 def prediction(
-    low: float, value: float, high: float, *, fits: bool | None, limit: int = 40 * GIB
+    low: float,
+    value: float,
+    high: float,
+    *,
+    fits: bool | None,
+    limit: int = 40 * GIB,
 ) -> Prediction:
-    peak = Estimate(value=value * GIB, low=low * GIB, high=high * GIB)
+    peak = Estimate(
+        value=value * GIB,
+        low=low * GIB,
+        high=high * GIB,
+    )
     return Prediction(
         candidate_id="one",
         basis="traced",
@@ -47,7 +56,13 @@ def prediction(
 
 def variant(facts: Mapping[str, KnobValue], found: Prediction) -> FactVariant:
     return FactVariant(
-        facts=facts, candidate=Candidate(knobs=facts, settings=facts, load={}), prediction=found
+        facts=facts,
+        candidate=Candidate(
+            knobs=facts,
+            settings=facts,
+            load={},
+        ),
+        prediction=found,
     )
 
 
@@ -60,7 +75,11 @@ def test_one_variant_is_unchanged() -> None:
 
 def test_the_interval_covers_all_variants_and_the_value_is_the_worst() -> None:
     found = agreed([variant({"batch": 1}, SMALL), variant({"batch": 8}, LARGE)])
-    assert found.peak_memory_bytes == Estimate(value=50 * GIB, low=9 * GIB, high=52 * GIB)
+    assert found.peak_memory_bytes == Estimate(
+        value=50 * GIB,
+        low=9 * GIB,
+        high=52 * GIB,
+    )
     assert worst([variant({"batch": 1}, SMALL), variant({"batch": 8}, LARGE)]).facts == {"batch": 8}
 
 
@@ -121,9 +140,16 @@ LONG = predicted()
 
 
 def at(value: float, fits: bool | None) -> Prediction:
-    peak = Estimate(value=value, low=0.9 * value, high=1.1 * value)
+    peak = Estimate(
+        value=value,
+        low=0.9 * value,
+        high=1.1 * value,
+    )
     return dataclasses.replace(
-        LONG, peak_memory_bytes=peak, fits=fits, depends_on=("else",) if fits is None else ()
+        LONG,
+        peak_memory_bytes=peak,
+        fits=fits,
+        depends_on=("else",) if fits is None else (),
     )
 
 

@@ -122,7 +122,12 @@ def _rows_of(file: Path) -> list[Row]:
     ]
 
 
-def row_of(fault: Fault, place: str, runs: Sequence[tuple[int, Found]], load_average: float) -> Row:
+def row_of(
+    fault: Fault,
+    place: str,
+    runs: Sequence[tuple[int, Found]],
+    load_average: float,
+) -> Row:
     found = [one for _, one in runs]
     return Row(
         fault=fault.name,
@@ -152,8 +157,17 @@ def _together(former: Row, row: Row) -> Row:
     return msgspec.structs.replace(row, **runs, median_seconds=round(seconds, 1), load_average=load)
 
 
-def left_out(fault: Fault, place: str, why: str) -> Row:
-    return Row(fault=fault.name, how=fault.how, place=place, left_out=why)
+def left_out(
+    fault: Fault,
+    place: str,
+    why: str,
+) -> Row:
+    return Row(
+        fault=fault.name,
+        how=fault.how,
+        place=place,
+        left_out=why,
+    )
 
 
 def line(row: Row) -> str:

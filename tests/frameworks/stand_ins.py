@@ -28,7 +28,13 @@ def task(
     model: str = "Qwen2.5-7B",
     **held: Any,
 ) -> Task:
-    hardware = Hardware(kind="cuda", name="H100", count=gpus, memory_bytes=80 * GIB, here=False)
+    hardware = Hardware(
+        kind="cuda",
+        name="H100",
+        count=gpus,
+        memory_bytes=80 * GIB,
+        here=False,
+    )
     workload = Workload(
         model=find_model(model),
         method=method,

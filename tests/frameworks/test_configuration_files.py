@@ -115,7 +115,9 @@ FILES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("arguments", "expected"), MERGED)
 def test_files_and_options_are_merged_as_its_parser_does_it(
-    arguments: str, expected: dict[str, Any], tmp_path: Path
+    arguments: str,
+    expected: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     found = read(tmp_path, arguments, **FILES)
     assert {name: found.config.settings.get(name) for name in expected} == expected
@@ -156,7 +158,10 @@ def test_its_own_parser_understands_the_same(arguments: str, tmp_path: Path) -> 
     ],
 )
 def test_what_can_not_be_read_is_named(
-    arguments: str, settings: dict[str, Any], says: str, tmp_path: Path
+    arguments: str,
+    settings: dict[str, Any],
+    says: str,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(BadInput) as caught:
         read(tmp_path, arguments, rl=settings)
@@ -203,7 +208,11 @@ def _request(folder: Path, arguments: str) -> ParsedRequest:
 def _written(request: ParsedRequest, **changes: Any) -> tuple[str, Path]:
     first = candidate_of_job(request)
     knobs = {**first.knobs, **{name.replace("__", "."): value for name, value in changes.items()}}
-    candidate = Candidate(knobs=knobs, settings={**first.settings, **knobs}, load={})
+    candidate = Candidate(
+        knobs=knobs,
+        settings={**first.settings, **knobs},
+        load={},
+    )
     request.job.out.mkdir()
     _launch_files(request.job, request.trainer, candidate, request.job.out)
     return (request.job.out / "changed-run.sh").read_text(), request.job.out / "changed-rl.toml"

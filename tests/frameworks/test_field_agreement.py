@@ -68,14 +68,21 @@ def parsed(path: Path, method: str) -> dict[str, Any]:
 
 def job_of(path: Path, method: str, **more: Any) -> tuple[Task, Any]:
     flags = Flags(
-        config=str(path), method=method, gpus="H100", mode="predict", model="Qwen2.5-0.5B", **more
+        config=str(path),
+        method=method,
+        gpus="H100",
+        mode="predict",
+        model="Qwen2.5-0.5B",
+        **more,
     )
     request = parse_request(flags)
     return request.job.task, candidate_of_job(request)
 
 
 def compared(
-    path: Path, method: str, out: Path
+    path: Path,
+    method: str,
+    out: Path,
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, str]]:
     """Return the fields in which the two files differ for TRL, and the listed kind of each
     setting.

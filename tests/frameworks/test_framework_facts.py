@@ -186,7 +186,11 @@ VALUES: dict[str, KnobValue] = {
         ("absent", "< 1", True),
     ],
 )
-def test_a_condition(name: str, condition: Any, holds: bool) -> None:
+def test_a_condition(
+    name: str,
+    condition: Any,
+    holds: bool,
+) -> None:
     rule = msgspec.convert({"text": "it applies", "when": {name: condition}}, StatedRule)
     assert list(texts_that_apply([rule], "grpo", VALUES.get)) == (["it applies"] if holds else [])
 

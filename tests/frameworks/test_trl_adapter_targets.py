@@ -22,7 +22,13 @@ ADAPTER = ("lora_target_modules", "lora_dropout")
 
 
 def made(model: str, **user: Any) -> tuple[Candidate, Task]:
-    about = task("trl", "sft", model=model, gpus=1, tuning="lora")
+    about = task(
+        "trl",
+        "sft",
+        model=model,
+        gpus=1,
+        tuning="lora",
+    )
     about = dataclasses.replace(about, workload=dataclasses.replace(about.workload, **user))
     return frameworks.trainer("trl", "sft").complete({}, about), about
 
@@ -50,7 +56,13 @@ def test_layers_and_dropout_of_the_user_stay() -> None:
 
 
 def test_it_is_written_and_said(tmp_path: Path) -> None:
-    request = parse_request(Flags(model="phi-4", gpus="A100-80G", mode="predict"))
+    request = parse_request(
+        Flags(
+            model="phi-4",
+            gpus="A100-80G",
+            mode="predict",
+        )
+    )
     written = request.trainer.write_files(candidate_of_job(request), request.job.task, tmp_path)
     settings = read_document(
         next(path for path in written if path.name == "recommended.yaml")

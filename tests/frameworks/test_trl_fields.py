@@ -33,7 +33,11 @@ def known_names(listing: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def installed() -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, str(SCRIPT)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     return known_names(json.loads(done.stdout))
 

@@ -59,7 +59,10 @@ def task_at(place: Path) -> Callable[..., Task]:
     def make(ranks: int = 1, **workload: Any) -> Task:
         config = json.loads((place / "model" / "config.json").read_text())
         model = Model(
-            name=str(place / "model"), config=config, folder=place / "model", origin="local folder"
+            name=str(place / "model"),
+            config=config,
+            folder=place / "model",
+            origin="local folder",
         )
         return make_task(
             ranks, **{"model": model, "dataset": str(place / "data"), "global_batch": 8, **workload}
@@ -127,7 +130,9 @@ def agree(said: dict[str, Any], candidate: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_trl_takes_the_files_and_uses_what_we_said(
-    ranks: int, place: Path, task_at: Callable[..., Task]
+    ranks: int,
+    place: Path,
+    task_at: Callable[..., Task],
 ) -> None:
     task = task_at(
         ranks,
@@ -244,7 +249,9 @@ def test_with_vllm_on_a_cpu_the_launch_script_works(
 
 
 def test_the_users_own_settings_are_kept(
-    tmp_path: Path, place: Path, task_at: Callable[..., Task]
+    tmp_path: Path,
+    place: Path,
+    task_at: Callable[..., Task],
 ) -> None:
     user = {
         "reward_funcs": ["my_rewards.spy"],
@@ -255,7 +262,12 @@ def test_the_users_own_settings_are_kept(
         "dataset_config": "main",
     }
     held = {"learning_rate": 3e-6, "temperature": 0.7, "steps_per_generation": 4}
-    task = task_at(1, held=held, user_settings=user, dataset=str(place / "nothing here"))
+    task = task_at(
+        1,
+        held=held,
+        user_settings=user,
+        dataset=str(place / "nothing here"),
+    )
     trainer("trl").write_files(trainer("trl").complete(KNOBS, task), task, tmp_path)
     written = yaml.safe_load((tmp_path / "recommended.yaml").read_text())
     expected = {
@@ -273,7 +285,9 @@ def test_the_users_own_settings_are_kept(
 
 
 def test_a_file_is_whole_or_absent(
-    tmp_path: Path, task_at: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    task_at: Callable[..., Task],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     task = task_at(1, dataset=None)
     candidate = trainer("trl").complete(KNOBS, task)

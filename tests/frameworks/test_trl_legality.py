@@ -58,7 +58,11 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "gradient_checkpointing": st.booleans(),
 }
 # A GPU is not asked for, so bf16 without use_cpu is refused where none is.
-SLOW_FIRST = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW_FIRST = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 @pytest.mark.parametrize("ranks", WORLDS)
@@ -219,7 +223,11 @@ def test_legal_means_that_no_list_refuses() -> None:
     ],
 )
 def test_reasons_state_the_rule_and_the_value(
-    knobs: dict[str, Any], held: dict[str, Any], kind: str, ranks: int, words: list[str]
+    knobs: dict[str, Any],
+    held: dict[str, Any],
+    kind: str,
+    ranks: int,
+    words: list[str],
 ) -> None:
     task = make_task(ranks, kind, global_batch=16, held=held)
     reason = trainer("trl").why_illegal(trainer("trl").complete(knobs, task), task)
@@ -231,7 +239,9 @@ def test_reasons_state_the_rule_and_the_value(
 @pytest.mark.parametrize("ranks", WORLDS)
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_without_a_config_the_baseline_is_trls_shape_at_the_held_knobs(
-    kind: str, ranks: int, space_with: Callable[..., SearchSpace]
+    kind: str,
+    ranks: int,
+    space_with: Callable[..., SearchSpace],
 ) -> None:
     space = space_with(num_generations=[8])
     task = make_task(ranks, kind, global_batch=64 if ranks in (1, 2, 4, 8) else None)

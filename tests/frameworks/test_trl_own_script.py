@@ -179,18 +179,28 @@ def looks(
     return dict(zip(files, zip(files.values(), answers, strict=True), strict=True))
 
 
-def looked(looks: dict[str, tuple[Path, Any]], name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def looked(
+    looks: dict[str, tuple[Path, Any]],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
     """Everything behind the look itself, on what the real one answered."""
     file, answer = looks[name]
     monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
     return script_inspection.look_at(
-        str(file), (), python=Path(sys.executable), hardware=CPU, rewards="real"
+        str(file),
+        (),
+        python=Path(sys.executable),
+        hardware=CPU,
+        rewards="real",
     )
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_tuned_is_said(
-    looks: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    looks: Any,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, kind, what, way_out = REFUSED[name]
     with pytest.raises(AutotuneError) as caught:
@@ -212,7 +222,11 @@ def test_defaults_of_a_script_without_a_configuration_are_held(
     file, answer = looks["quickstart"]
     monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
     monkeypatch.chdir(file.parent)
-    flags = Flags(script=str(file), gpus="H100", mode="predict")
+    flags = Flags(
+        script=str(file),
+        gpus="H100",
+        mode="predict",
+    )
     request = parse_request(flags)
     installed = installed_defaults(Path(sys.executable), "grpo")
     for name in ("num_generations", "max_completion_length", "beta", "loss_type"):
@@ -223,13 +237,21 @@ def test_defaults_of_a_script_without_a_configuration_are_held(
 
 @pytest.mark.parametrize("method", OTHERS)
 def test_trainers_of_rated_answers_are_taken(
-    looks: Any, method: str, monkeypatch: pytest.MonkeyPatch
+    looks: Any,
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file, answer = looks[method]
     monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
     monkeypatch.chdir(file.parent)
     settings = candidate_of_job(
-        parse_request(Flags(script=str(file), gpus="cpu", mode="predict"))
+        parse_request(
+            Flags(
+                script=str(file),
+                gpus="cpu",
+                mode="predict",
+            )
+        )
     ).settings
     assert looked(looks, method, monkeypatch).look.method == method
     assert settings["max_length"] == 64 and settings["max_completion_length"]
@@ -242,7 +264,13 @@ def test_the_asynchronous_trainer_keeps_its_precision_and_its_rows(
     monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
     monkeypatch.chdir(file.parent)
     settings = candidate_of_job(
-        parse_request(Flags(script=str(file), gpus="4xH100", mode="predict"))
+        parse_request(
+            Flags(
+                script=str(file),
+                gpus="4xH100",
+                mode="predict",
+            )
+        )
     ).settings
     assert (settings["dtype"], settings["token_budget"], settings["max_staleness"]) == (
         "bfloat16",
@@ -328,4 +356,10 @@ def test_the_script_says_what_is_trained(more: dict[str, str], what: str) -> Non
 
 def test_rewards_are_a_scripts() -> None:
     with pytest.raises(BadInput, match="--rewards is about a script"):
-        parse_request(Flags(rewards="skip", gpus="cpu", mode="predict"))
+        parse_request(
+            Flags(
+                rewards="skip",
+                gpus="cpu",
+                mode="predict",
+            )
+        )

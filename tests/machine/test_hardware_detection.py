@@ -33,7 +33,11 @@ def test_more_devices_than_anything_has(asked: str) -> None:
         ("4090", 1, "RTX4090"),
     ],
 )
-def test_gpus_by_name(asked: str, count: int, name: str) -> None:
+def test_gpus_by_name(
+    asked: str,
+    count: int,
+    name: str,
+) -> None:
     found = hardware(asked, here=())
     assert (found.count, found.name, found.kind, found.here) == (count, name, "cuda", False)
     assert found.memory_bytes > 20 * GIB
@@ -60,7 +64,12 @@ def test_an_ambiguous_gpu_is_never_guessed(asked: str, choices: str) -> None:
         ("H200=100G", 1, "H200", 100),
     ],
 )
-def test_a_card_by_its_memory_is_predicted_for(asked: str, count: int, name: str, gib: int) -> None:
+def test_a_card_by_its_memory_is_predicted_for(
+    asked: str,
+    count: int,
+    name: str,
+    gib: int,
+) -> None:
     found = hardware(asked, here=(H200,))
     assert (found.count, found.name, found.memory_bytes, found.here) == (
         count,
@@ -129,7 +138,11 @@ def test_local_means_all_that_is_here() -> None:
         ("H800", 1, "H800"),
     ],
 )
-def test_the_drivers_names_and_a_count_behind_the_name(text: str, count: int, name: str) -> None:
+def test_the_drivers_names_and_a_count_behind_the_name(
+    text: str,
+    count: int,
+    name: str,
+) -> None:
     found = hardware(text, here=())
     assert (found.count, found.name) == (count, name)
 
@@ -172,7 +185,11 @@ def test_cpu_ranks() -> None:
         ("NVIDIA RTX 6000 Ada Generation", 49140, "RTX6000ADA"),
     ],
 )
-def test_gpus_are_recognised_by_name_and_memory(driver_name: str, mib: int, name: str) -> None:
+def test_gpus_are_recognised_by_name_and_memory(
+    driver_name: str,
+    mib: int,
+    name: str,
+) -> None:
     found = recognise(Device(name=driver_name, memory_bytes=mib * MIB))
     assert found is not None and found.name == name
 
@@ -221,7 +238,11 @@ CGROUPS = [("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total
 
 
 @pytest.mark.parametrize(("usage", "stat"), CGROUPS)
-def test_memory_of_a_pod_is_what_its_cgroup_leaves(tmp_path: Path, usage: str, stat: str) -> None:
+def test_memory_of_a_pod_is_what_its_cgroup_leaves(
+    tmp_path: Path,
+    usage: str,
+    stat: str,
+) -> None:
     """The machine's free memory says nothing about a pod with a limit of its own."""
     version_2 = usage == "memory.current"
     root, pod = tmp_path, (tmp_path if version_2 else tmp_path / "memory") / "pod"

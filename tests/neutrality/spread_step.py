@@ -59,7 +59,11 @@ def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     )
     prompts = Dataset.from_list([{"prompt": f"count to {n} and back"} for n in range(16)])
     trainer = GRPOTrainer(
-        model=model, reward_funcs=reward, args=config, train_dataset=prompts, callbacks=[Recorder()]
+        model=model,
+        reward_funcs=reward,
+        args=config,
+        train_dataset=prompts,
+        callbacks=[Recorder()],
     )
     trainer.train()
     after = whole(trainer.model)

@@ -102,7 +102,11 @@ def one_step(model: str, tmp_path_factory: pytest.TempPathFactory) -> Step:
     return lambda **settings: _one_step(model, tmp_path_factory.mktemp("run"), settings)
 
 
-def _one_step(model: str, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def _one_step(
+    model: str,
+    folder: Path,
+    settings: dict[str, Any],
+) -> dict[str, Any]:
     """Gradient, update and sampled completions of one optimizer step."""
     import torch
     from datasets import Dataset
@@ -150,7 +154,11 @@ def _one_step(model: str, folder: Path, settings: dict[str, Any]) -> dict[str, A
     )
     prompts = Dataset.from_list([{"prompt": f"count to {n} and back"} for n in range(16)])
     trainer = GRPOTrainer(
-        model=model, reward_funcs=reward, args=config, train_dataset=prompts, callbacks=[Recorder()]
+        model=model,
+        reward_funcs=reward,
+        args=config,
+        train_dataset=prompts,
+        callbacks=[Recorder()],
     )
     told["before"] = torch.cat([p.detach().double().flatten() for p in trainer.model.parameters()])
     trainer.train()

@@ -60,16 +60,27 @@ def task_of(
     method: str = "grpo", gpus: str = "A100-40G", tuning: str = "lora", **config: object
 ) -> Task:
     model = Model(
-        name="synthetic/model", config={**CONFIG, **config}, folder=None, origin="catalogue"
+        name="synthetic/model",
+        config={**CONFIG, **config},
+        folder=None,
+        origin="catalogue",
     )
-    workload = Workload(model=model, python=Path(sys.executable), method=method, tuning=tuning)  # type: ignore[arg-type]
+    workload = Workload(
+        model=model,
+        python=Path(sys.executable),
+        method=method,
+        tuning=tuning,
+    )  # type: ignore[arg-type]
     return Task(workload=workload, hardware=hardware(gpus))
 
 
 def service_of(task: Task, tracer: TracerPool) -> PredictionService:
     trainer = frameworks.trainer("trl", task.workload.method)
     return PredictionService(
-        task=task, trainer=trainer, limit_bytes=task.hardware.memory_bytes, tracer=tracer
+        task=task,
+        trainer=trainer,
+        limit_bytes=task.hardware.memory_bytes,
+        tracer=tracer,
     )
 
 
@@ -114,7 +125,12 @@ def space(task: Task, **held: Any) -> list[Candidate]:
     return [trainer.complete(one, task) for one in knobs]
 
 
-def compare_requested(tracer: TracerPool, family: Family, request: Any, subject: str) -> None:
+def compare_requested(
+    tracer: TracerPool,
+    family: Family,
+    request: Any,
+    subject: str,
+) -> None:
     """Compare the requested bytes of each phase, by the family's model and by a trace of this
     step.
     """
@@ -138,7 +154,9 @@ def compare_requested(tracer: TracerPool, family: Family, request: Any, subject:
     ids=str,
 )
 def test_screened_peaks_equal_those_of_each_trace(
-    tracer: TracerPool, what: dict[str, Any], knobs: dict[str, Any]
+    tracer: TracerPool,
+    what: dict[str, Any],
+    knobs: dict[str, Any],
 ) -> None:
     task = task_of(**what)
     service = service_of(task, tracer)

@@ -22,9 +22,23 @@ WORDS = (
 )
 
 
-def told(text: str, width: int, *, soft: bool = False) -> list[str]:
+def told(
+    text: str,
+    width: int,
+    *,
+    soft: bool = False,
+) -> list[str]:
     page = io.StringIO()
-    print_line(Console(file=page, width=width, markup=False, highlight=False, soft_wrap=soft), text)
+    print_line(
+        Console(
+            file=page,
+            width=width,
+            markup=False,
+            highlight=False,
+            soft_wrap=soft,
+        ),
+        text,
+    )
     return page.getvalue().splitlines()
 
 
@@ -32,7 +46,11 @@ def told(text: str, width: int, *, soft: bool = False) -> list[str]:
 @pytest.mark.parametrize(
     ("before", "under"), [("held     ", 9), ("settings ", 9), ("  ", 6), ("", 4)]
 )
-def test_continuation_lines_are_below_the_text(before: str, under: int, width: int) -> None:
+def test_continuation_lines_are_below_the_text(
+    before: str,
+    under: int,
+    width: int,
+) -> None:
     first, *others = told(before + WORDS, width)
     assert first.startswith(f"{before}num_generations=8") and others
     assert all(line.startswith(" " * under) and line[under] != " " for line in others)

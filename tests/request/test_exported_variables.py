@@ -23,7 +23,9 @@ NAME, NEWER_NAME = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
     ],
 )
 def test_an_exported_setting_is_read_under_the_name_that_vllm_reads(
-    exported: dict[str, str], value: KnobValue, variable: str
+    exported: dict[str, str],
+    value: KnobValue,
+    variable: str,
 ) -> None:
     setting = exported_allocator(exported)
     assert setting is not None
@@ -36,7 +38,14 @@ def test_an_empty_variable_is_none(exported: dict[str, str]) -> None:
 
 
 def request_of(gpus: str, mode: str, *hold: str) -> ParsedRequest:
-    return parse_request(Flags(model="Qwen2.5-0.5B", gpus=gpus, mode=mode, hold=hold))
+    return parse_request(
+        Flags(
+            model="Qwen2.5-0.5B",
+            gpus=gpus,
+            mode=mode,
+            hold=hold,
+        )
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -157,7 +157,12 @@ def test_too_short_a_log_does_not_change(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_methods_without_completions_refuse_lengths(method: str) -> None:
-    flags = Flags(model="Qwen2.5-0.5B", gpus="A100-80G", method=method, lengths="lognormal:100,200")
+    flags = Flags(
+        model="Qwen2.5-0.5B",
+        gpus="A100-80G",
+        method=method,
+        lengths="lognormal:100,200",
+    )
     with pytest.raises(BadInput, match="trains on given rows"):
         parse_request(flags)
 
@@ -169,6 +174,10 @@ def test_prompt_lengths_are_a_distribution_or_numbers(tmp_path: Path) -> None:
     assert abs(length_sources.read_prompts("lognormal:105,150").mean - 105) < 1
     with pytest.raises(BadInput, match=r"--prompt-lengths lognormal:1"):
         length_sources.read_prompts("lognormal:1")
-    flags = Flags(model="Qwen2.5-0.5B", gpus="A100-80G", prompt_lengths=str(numbers))
+    flags = Flags(
+        model="Qwen2.5-0.5B",
+        gpus="A100-80G",
+        prompt_lengths=str(numbers),
+    )
     with pytest.raises(BadInput, match="without --lengths they change nothing"):
         parse_request(flags)

@@ -81,7 +81,11 @@ def a_model_with_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
 
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": "a"}) + "\n")
-    lengths = PromptLengths(rows=1, kept=1, percentiles={100: 23})
+    lengths = PromptLengths(
+        rows=1,
+        kept=1,
+        percentiles={100: 23},
+    )
     monkeypatch.setattr(TrlGrpo, "prompt_lengths", lambda *_: lengths)
     return {"model": "Qwen2.5-0.5B", "dataset": str(rows), "gpus": "A100-40G", "mode": "predict"}
 
@@ -124,7 +128,10 @@ def test_an_exported_variable_and_the_defaults_of_a_file_stand_side_by_side(
 
 @pytest.mark.parametrize("variable", [ALLOCATOR, "PYTORCH_ALLOC_CONF"])
 def test_a_file_wins_over_an_exported_variable(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
 ) -> None:
     """TRL sets the block `env` of its file, and a script its own exports, after the shell."""
     monkeypatch.setenv(ALLOCATOR, "max_split_size_mb:64")
@@ -155,7 +162,11 @@ def test_the_tuning_wins_over_a_file(config: Path) -> None:
 
 
 def test_the_tuning_and_a_search_stand_side_by_side() -> None:
-    request = request_of(model="Qwen2.5-0.5B", tuning="full", search=("num_generations=4,8",))
+    request = request_of(
+        model="Qwen2.5-0.5B",
+        tuning="full",
+        search=("num_generations=4,8",),
+    )
     assert stated(request, "use_peft") == (False, Source.TUNING)
     assert request.origin("num_generations").source is Source.SEARCH
 
@@ -170,12 +181,18 @@ def test_a_search_wins_over_a_file_whose_value_stays_the_baseline(config: Path) 
 def test_what_is_held_is_not_searched() -> None:
     with pytest.raises(BadInput, match="both held and given another way"):
         request_of(
-            model="Qwen2.5-0.5B", hold=("num_generations=8",), search=("num_generations=4,8",)
+            model="Qwen2.5-0.5B",
+            hold=("num_generations=8",),
+            search=("num_generations=4,8",),
         )
 
 
 def test_a_hold_wins_over_the_tuning() -> None:
-    request = request_of(model="Qwen2.5-0.5B", tuning="full", hold=("load_in_4bit=true",))
+    request = request_of(
+        model="Qwen2.5-0.5B",
+        tuning="full",
+        hold=("load_in_4bit=true",),
+    )
     assert stated(request, "load_in_4bit") == (True, Source.HOLD)
 
 
@@ -191,9 +208,15 @@ def test_a_hold_wins_over_the_tuning() -> None:
     ],
 )
 def test_the_tuning_of_the_job_is_that_of_the_settings_that_won(
-    tuning: str | None, hold: str, trained: str
+    tuning: str | None,
+    hold: str,
+    trained: str,
 ) -> None:
-    request = request_of(model="Qwen2.5-0.5B", tuning=tuning, hold=(hold,))
+    request = request_of(
+        model="Qwen2.5-0.5B",
+        tuning=tuning,
+        hold=(hold,),
+    )
     settings = candidate_of_job(request).settings
     assert request.job.task.workload.tuning == trained
     assert settings["use_peft"] is (trained != "full")
@@ -202,20 +225,29 @@ def test_the_tuning_of_the_job_is_that_of_the_settings_that_won(
 
 
 def test_a_held_adapter_has_a_rank() -> None:
-    request = request_of(model="Qwen2.5-0.5B", tuning="full", hold=("use_peft=true",), lora_rank=8)
+    request = request_of(
+        model="Qwen2.5-0.5B",
+        tuning="full",
+        hold=("use_peft=true",),
+        lora_rank=8,
+    )
     assert candidate_of_job(request).settings["lora_r"] == 8
 
 
 def test_a_set_wins_over_a_hold() -> None:
     request = request_of(
-        model="Qwen2.5-0.5B", hold=("num_generations=8",), set=("num_generations=4",)
+        model="Qwen2.5-0.5B",
+        hold=("num_generations=8",),
+        set=("num_generations=4",),
     )
     assert stated(request, "num_generations") == (4, Source.SET)
 
 
 def test_an_unknown_value_wins_over_a_file(config: Path) -> None:
     flags = Flags(
-        config=write(config, num_generations=2), gpus="A100-40G", unknown=("num_generations=4,8",)
+        config=write(config, num_generations=2),
+        gpus="A100-40G",
+        unknown=("num_generations=4,8",),
     )
     variants = read_sources(flags, mode="predict").variants()
     values = [stated(sources.parse(), "num_generations") for _, sources in variants]
@@ -224,7 +256,11 @@ def test_an_unknown_value_wins_over_a_file(config: Path) -> None:
 
 def test_a_setting_with_a_flag_of_its_own_is_given_once() -> None:
     with pytest.raises(BadInput, match="both held and given another way"):
-        request_of(model="Qwen2.5-0.5B", num_generations=4, set=("num_generations=8",))
+        request_of(
+            model="Qwen2.5-0.5B",
+            num_generations=4,
+            set=("num_generations=8",),
+        )
 
 
 def test_a_flag_of_its_own_wins_over_a_file(config: Path) -> None:
@@ -295,7 +331,9 @@ def test_a_micro_batch_of_a_flag_drops_the_default_accumulation_of_a_launch(tmp_
         "swift sft --model Qwen/Qwen2.5-7B-Instruct --per_device_train_batch_size 8\n"
     )
     request = request_of(
-        from_command=str(script), gpus="8xA100-80G", set=("per_device_train_batch_size=4",)
+        from_command=str(script),
+        gpus="8xA100-80G",
+        set=("per_device_train_batch_size=4",),
     )
     assert "gradient_accumulation_steps" not in request.job.task.workload.defaults
     assert candidate_of_job(request).settings["gradient_accumulation_steps"] == 2
@@ -303,7 +341,11 @@ def test_a_micro_batch_of_a_flag_drops_the_default_accumulation_of_a_launch(tmp_
 
 def test_the_higher_source_wins_in_any_order() -> None:
     settings = [
-        HeldSetting(name="x", value=source.name, origin=Origin(source=source, place=""))
+        HeldSetting(
+            name="x",
+            value=source.name,
+            origin=Origin(source=source, place=""),
+        )
         for source in Source
     ]
     for order in (settings, settings[::-1]):
@@ -311,8 +353,18 @@ def test_the_higher_source_wins_in_any_order() -> None:
 
 
 def test_each_held_setting_has_an_origin(config: Path) -> None:
-    file = write(config, torch_dtype="bfloat16", use_peft=True, accelerate_config="zero2")
-    request = request_of(config=file, gpus="2xA100-40G", hold=("beta=0.1",), lora_rank=8)
+    file = write(
+        config,
+        torch_dtype="bfloat16",
+        use_peft=True,
+        accelerate_config="zero2",
+    )
+    request = request_of(
+        config=file,
+        gpus="2xA100-40G",
+        hold=("beta=0.1",),
+        lora_rank=8,
+    )
     held = request.job.task.workload.held
     assert held == {name: setting.value for name, setting in request.held.items()}
     origins = {name: str(setting.origin) for name, setting in request.held.items()}

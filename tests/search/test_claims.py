@@ -128,7 +128,10 @@ overlay /var/lib fuse.fuse-overlayfs rw 0 0
     ],
 )
 def test_sqlite_on_a_network_file_system_is_refused_with_what_to_use(
-    tmp_path: Path, path: str, kind: str, network: bool
+    tmp_path: Path,
+    path: str,
+    kind: str,
+    network: bool,
 ) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(MOUNTS)
@@ -150,7 +153,11 @@ def test_this_machine_tells_its_own_file_systems(tmp_path: Path) -> None:
 
 def test_a_locked_database_is_waited_for(tmp_path: Path) -> None:
     file, said = tmp_path / "study.db", list[str]()
-    retry = RetryPolicy(url=f"sqlite:///{file}", seconds=30, notify=said.append)
+    retry = RetryPolicy(
+        url=f"sqlite:///{file}",
+        seconds=30,
+        notify=said.append,
+    )
     study = optuna.create_study(study_name="s", storage=open_storage(f"sqlite:///{file}", retry))
     holder = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
     holder.execute("BEGIN EXCLUSIVE")

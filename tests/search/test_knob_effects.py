@@ -72,7 +72,11 @@ def test_what_differs_makes_a_difference_of_its_own_however_little_it_moves_the_
 
 def test_a_load_between_two_that_are_alike_is_taken_to_be_like_them() -> None:
     """A numeric knob has an effect between its values too."""
-    space = toy_space(num_generations=(8,), max_completion_length=(64,), share=(0.1, 0.2, 0.4, 0.6))
+    space = toy_space(
+        num_generations=(8,),
+        max_completion_length=(64,),
+        share=(0.1, 0.2, 0.4, 0.6),
+    )
     table = CandidateTable(
         space, legal_candidates(toy_job(Path("/nowhere"), space, 1), ToyTrainer())
     )

@@ -122,7 +122,11 @@ def test_estimates_are_not_computed_without_a_request(monkeypatch: pytest.Monkey
     def think(*_: object) -> None:
         raise AssertionError("nobody asked")
 
-    problem = SearchProblem(tiers=(), surrogate=surrogate({}), baseline=None)
+    problem = SearchProblem(
+        tiers=(),
+        surrogate=surrogate({}),
+        baseline=None,
+    )
     monkeypatch.setattr(SurrogateModel, "estimate", think)
     view = TrialView(problem, measured(FITTING[:3]))
     assert view.is_open(FITTING[5]) and not view.is_open(FITTING[0]) and not view.screened

@@ -15,14 +15,28 @@ from autotune.search.probe_cost import LONG_PROBES, SHORT_PROBES, probe_cost
 from tests.simulated import toy_job, toy_space
 
 NOTHING = Estimate.exactly(0)
-ENGINE = EngineFit(kv_cache_bytes=NOTHING, kv_cache_tokens=1, concurrency=1, longest_length=1)
+ENGINE = EngineFit(
+    kv_cache_bytes=NOTHING,
+    kv_cache_tokens=1,
+    concurrency=1,
+    longest_length=1,
+)
 
 
-def predicted(cycle: float, *, fits: bool | None = True, engine: bool = False) -> Prediction:
+def predicted(
+    cycle: float,
+    *,
+    fits: bool | None = True,
+    engine: bool = False,
+) -> Prediction:
     rollout = PhasePrediction(
         name="rollout",
         peak_bytes=NOTHING,
-        seconds=Estimate(value=cycle, low=cycle / 2, high=2 * cycle),
+        seconds=Estimate(
+            value=cycle,
+            low=cycle / 2,
+            high=2 * cycle,
+        ),
     )
     return Prediction(
         candidate_id=str(cycle),

@@ -122,7 +122,12 @@ def _allow(growth_bytes: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
 
 
-def run(document: dict[str, Any], *, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
+def run(
+    document: dict[str, Any],
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+) -> dict[str, Any]:
     """Load and measure like a rank, and time each request; failures are results, too."""
     trl, clock = adapter(), time.perf_counter
     limits = {"limit_bytes": document.get("limit_bytes")}

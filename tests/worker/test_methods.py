@@ -43,7 +43,12 @@ def runs(
     return [one.get("result") or one for one in answer["measures"]]
 
 
-def check_rows(result: dict[str, Any], *, tokens: int, row: int) -> None:
+def check_rows(
+    result: dict[str, Any],
+    *,
+    tokens: int,
+    row: int,
+) -> None:
     assert "worst" in result, result
     assert result["worst"]["cycle_loss_tokens"] == [tokens] * 2
     assert {

@@ -90,7 +90,9 @@ def theirs(found: dict[str, int]) -> dict[str, int]:
 def test_each_model_has_the_role_that_its_holder_keeps_it_for(fleet: Any, tmp_path: Path) -> None:
     beside = fleet.Guest(model=fleet.layer())
     trainer = fleet.Trainer(
-        model=fleet.layer(), beside=beside, rewards=[len, fleet.layer(), fleet.layer()]
+        model=fleet.layer(),
+        beside=beside,
+        rewards=[len, fleet.layer(), fleet.layer()],
     )
     trainer.turn()
     assert theirs(seen(tmp_path)) == {
@@ -174,7 +176,9 @@ def test_a_pickled_class_finds_the_method_by_name(fleet: Any) -> None:
 
 
 def test_a_failed_measurement_is_reported_and_the_run_continues(
-    fleet: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fleet: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     judge = fleet.Judge(model=fleet.layer())
     (tmp_path / "models").rmdir()

@@ -36,7 +36,11 @@ def fwd_kvcache(q: Any, *options: Any) -> list[Any]:
     return [output, logsumexp]
 
 
-def _forward(q: Any, out: Any, logsumexp_shape: tuple[int, ...]) -> list[Any]:
+def _forward(
+    q: Any,
+    out: Any,
+    logsumexp_shape: tuple[int, ...],
+) -> list[Any]:
     """Return output, log-sum-exp, no probabilities, and the state of the random numbers."""
     output = torch.empty_like(q) if out is None else out
     logsumexp = q.new_empty(logsumexp_shape, dtype=torch.float32)
@@ -97,7 +101,11 @@ def _gradients(operands: tuple[Any, ...], gradients: tuple[Any, ...]) -> list[An
     return allocated
 
 
-def _take_workspaces(q: Any, k: Any, rows_shape: tuple[int, ...]) -> None:
+def _take_workspaces(
+    q: Any,
+    k: Any,
+    rows_shape: tuple[int, ...],
+) -> None:
     """Allocate and free a float32 accumulator of dq, and under grouped queries dk and dv by query
     head.
     """

@@ -85,7 +85,11 @@ def _repository(args: Any, kwargs: Any) -> Any:
     return "rehearsal/model"
 
 
-def _upload_result(module: ModuleType, name: str, repository: Any) -> Any:
+def _upload_result(
+    module: ModuleType,
+    name: str,
+    repository: Any,
+) -> Any:
     address = f"https://huggingface.co/{repository}"
     if name == "create_repo":
         return module.RepoUrl(address)
@@ -143,7 +147,9 @@ def _record_title() -> None:
 
 
 def _within(
-    phase: str, method: Callable[..., Any], after: str | None = "forward"
+    phase: str,
+    method: Callable[..., Any],
+    after: str | None = "forward",
 ) -> Callable[..., Any]:
     """Return the method as a phase; an outermost one is followed by `after`, None: by the phase
     before it.
@@ -163,7 +169,12 @@ def _within(
     return run
 
 
-def _wrap(owner: Any, phase: str, *names: str, after: str | None = "forward") -> None:
+def _wrap(
+    owner: Any,
+    phase: str,
+    *names: str,
+    after: str | None = "forward",
+) -> None:
     for name in names:
         if owner is not None and hasattr(owner, name):
             setattr(owner, name, _within(phase, getattr(owner, name), after))
@@ -317,7 +328,12 @@ def shorten_vllm(entrypoints: ModuleType) -> None:
     engine.generate = shortened
 
 
-def _lengthen_output(output: Any, tokens: int, llm: Any, sampling: Any) -> None:
+def _lengthen_output(
+    output: Any,
+    tokens: int,
+    llm: Any,
+    sampling: Any,
+) -> None:
     output.token_ids = _repeated(output.token_ids, tokens)
     if output.logprobs is not None:
         output.logprobs = _repeated(output.logprobs, tokens)

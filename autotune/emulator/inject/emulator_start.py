@@ -81,7 +81,10 @@ class _TorchImportHook(importlib.abc.MetaPathFinder):
         self._hooks_by_module = hooks_by_module
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        name: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
         if name not in self._hooks_by_module:
             return None
@@ -99,7 +102,10 @@ class _TorchImportHook(importlib.abc.MetaPathFinder):
         return spec
 
     def _found_behind(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+        self,
+        name: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None,
     ) -> importlib.machinery.ModuleSpec | None:
         """Ask only the finders behind this one: another hook of this kind would ask this one
         again, without end.
@@ -116,7 +122,10 @@ class _AbsentKernels(importlib.abc.MetaPathFinder):
     """Last of the finders: flash-attn's compiled module where it was not built."""
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        name: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
         if name != "flash_attn_2_cuda":
             return None

@@ -120,7 +120,11 @@ class TrueValues(TorchDispatchMode):  # type: ignore[misc]
     """Computes what is small once more on the CPU."""
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        self,
+        function: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         kwargs = kwargs or {}
         # 1. Tensors that are none of a card's. Fake ones have no memory: torch propagates shapes,
@@ -206,7 +210,13 @@ def _called_by_engine() -> bool:
 class _Call:
     """Operator with its arguments."""
 
-    def __init__(self, function: Any, facts: _Facts, args: Any, kwargs: Any) -> None:
+    def __init__(
+        self,
+        function: Any,
+        facts: _Facts,
+        args: Any,
+        kwargs: Any,
+    ) -> None:
         self.function = function
         self.facts = facts
         self.args = args
@@ -428,7 +438,11 @@ def _library() -> Any:
 # 4. Pinned memory of the host.
 
 
-def _pinned(function: Any, args: Any, kwargs: Any) -> Any:
+def _pinned(
+    function: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
     """Return the pinned result of one of `_PINS` or `_ZEROS`, with the pages that hold
     something.
     """

@@ -86,11 +86,21 @@ def block_spans(trace: Trace) -> list[BlockSpan]:
         if spans and mark.layer is None:
             before = spans[-1]
             if before.key[:3] == identity and before.stop == events.start:
-                spans[-1] = BlockSpan(key=before.key, start=before.start, stop=events.stop)
+                spans[-1] = BlockSpan(
+                    key=before.key,
+                    start=before.start,
+                    stop=events.stop,
+                )
                 continue
         key = BlockKey(*identity, occurrences[identity])
         occurrences[identity] += 1
-        spans.append(BlockSpan(key=key, start=events.start, stop=events.stop))
+        spans.append(
+            BlockSpan(
+                key=key,
+                start=events.start,
+                stop=events.stop,
+            )
+        )
     return spans
 
 
@@ -126,7 +136,10 @@ def blocks_of(trace: Trace) -> tuple[TraceBlock, ...]:
         place = slice(span.start, span.stop)
         blocks.append(
             TraceBlock(
-                key=span.key, numbers=numbers[place], deltas=deltas[place], parts=parts[place]
+                key=span.key,
+                numbers=numbers[place],
+                deltas=deltas[place],
+                parts=parts[place],
             )
         )
     return tuple(blocks)

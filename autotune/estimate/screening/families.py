@@ -18,7 +18,11 @@ class Family:
     """The step model of a family, sharded over its ranks."""
 
     def __init__(
-        self, points: Sequence[Point], model: StepModel, rank: PredictionInput, stage: StepStage
+        self,
+        points: Sequence[Point],
+        model: StepModel,
+        rank: PredictionInput,
+        stage: StepStage,
     ) -> None:
         """`rank`: the one that reserves most at the first point, whose step in a context is
         `stage`; a sharding library adds the same at every point.

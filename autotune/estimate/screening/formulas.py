@@ -108,7 +108,12 @@ class Basis:
                 capped[term] = None
         return replace(self, terms=(*self.terms, *capped))
 
-    def _capped(self, points: Floats, row: Floats, is_full: Flags) -> Term | None:
+    def _capped(
+        self,
+        points: Floats,
+        row: Floats,
+        is_full: Flags,
+    ) -> Term | None:
         """Fit a sum to the values below the cap; it must exceed the cap at the others."""
         matrix, cap = self.values(points), row.max()
         is_below = ~is_full
@@ -121,7 +126,12 @@ class Basis:
                 return self._capped_term(terms, coefficients, cap)
         return None
 
-    def _capped_term(self, terms: Sequence[int], coefficients: Floats, cap: float) -> Term:
+    def _capped_term(
+        self,
+        terms: Sequence[int],
+        coefficients: Floats,
+        cap: float,
+    ) -> Term:
         """Return the sum in units of its largest coefficient: loops over the same rows are equal,
         whatever the bytes of a row.
         """

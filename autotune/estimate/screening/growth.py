@@ -14,7 +14,11 @@ from autotune.estimate.screening.repetition import LayerRepetition
 Modules = tuple[tuple[int, ...], ...]  # indices of the parameters that each module owns
 
 
-def grown_inventory(short: Trace, longer: Trace, repetition: LayerRepetition) -> Inventory:
+def grown_inventory(
+    short: Trace,
+    longer: Trace,
+    repetition: LayerRepetition,
+) -> Inventory:
     """Return the full model's inventory.
 
     A sum over the model is I(L0) + c (I(L0 + p) - I(L0)).
@@ -61,7 +65,10 @@ def parameter_kinds(parameters: Sequence[Parameter]) -> Iterator[ParameterKind]:
 
 
 def grown_parameters(
-    short: ModuleUse, longer: ModuleUse, layers: Collection[int], copies: int
+    short: ModuleUse,
+    longer: ModuleUse,
+    layers: Collection[int],
+    copies: int,
 ) -> tuple[list[Parameter], Modules]:
     """Return parameters and modules with `copies` more of the longer model's last group.
 

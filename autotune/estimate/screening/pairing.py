@@ -79,7 +79,10 @@ class Pairing:
     """The longer model's blocks and allocations, each with its counterpart in the short model."""
 
     def __init__(
-        self, short: BlockedTrace, longer: BlockedTrace, repetition: LayerRepetition
+        self,
+        short: BlockedTrace,
+        longer: BlockedTrace,
+        repetition: LayerRepetition,
     ) -> None:
         once = replace(repetition, copies=1)
         order = block_order(short.keys, once)

@@ -52,7 +52,9 @@ CHECKED_MICRO_STEPS = 6
 
 
 def initial_traces(
-    points: Sequence[Point], repetition: LayerRepetition | None, batches: Sequence[int] | None
+    points: Sequence[Point],
+    repetition: LayerRepetition | None,
+    batches: Sequence[int] | None,
 ) -> list[PlannedTrace]:
     """Return the first traces: points of the short model, one of the longer model, the check.
 
@@ -136,7 +138,11 @@ def _micro_steps_at(position: Position, points: Sequence[Point]) -> int:
     return position.micro_steps
 
 
-def _between(values: Sequence[int], share: float, grid: int = 1) -> int:
+def _between(
+    values: Sequence[int],
+    share: float,
+    grid: int = 1,
+) -> int:
     """Return the value at a share of the way from the least to the greatest, on a grid."""
     least, greatest = min(values), max(values)
     if share == 0:

@@ -39,7 +39,12 @@ def repetition_of(config: Mapping[str, object]) -> LayerRepetition | None:
             layers += (len(kinds) - layers) % period
             if layers + period <= len(kinds):
                 copies = (len(kinds) - layers) // period
-                return LayerRepetition(layers=layers, first=head, period=period, copies=copies)
+                return LayerRepetition(
+                    layers=layers,
+                    first=head,
+                    period=period,
+                    copies=copies,
+                )
     return None
 
 
@@ -61,7 +66,11 @@ def _layer_kinds(config: Mapping[str, object]) -> list[object]:
     return list(layers)
 
 
-def _repeats(kinds: Sequence[object], head: int, period: int) -> bool:
+def _repeats(
+    kinds: Sequence[object],
+    head: int,
+    period: int,
+) -> bool:
     """Return True if each layer after the head equals the one a period later."""
     places = range(head, len(kinds) - period)
     return all(kinds[place] == kinds[place + period] for place in places)

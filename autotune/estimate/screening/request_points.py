@@ -66,7 +66,11 @@ def point_of(request: Request) -> Point:
     )
 
 
-def request_at(request: Request, point: Point, layers: int | None) -> Request:
+def request_at(
+    request: Request,
+    point: Point,
+    layers: int | None,
+) -> Request:
     """Return the request at another point, in a number of layers (None: all)."""
     # 1. Batch.
     settings = dict(request["settings"])

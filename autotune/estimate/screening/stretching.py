@@ -48,7 +48,11 @@ class StretchedTrace:
         return np.where(self.origin == NONE, 0, short_sizes[self.origin]) + self.growth
 
 
-def stretched(short: Trace, longer: Trace | None, repetition: LayerRepetition) -> StretchedTrace:
+def stretched(
+    short: Trace,
+    longer: Trace | None,
+    repetition: LayerRepetition,
+) -> StretchedTrace:
     """Return the full trace. NotUniform if the longer model does not repeat the middle layers."""
     if longer is None or not repetition.copies:
         return StretchedTrace(
@@ -106,7 +110,11 @@ class _Stretching:
             inventory=grown_inventory(self.short.trace, longer, self.repetition),
         )
         _require_consistent(trace)
-        return StretchedTrace(trace=trace, origin=origin, growth=sizes - base)
+        return StretchedTrace(
+            trace=trace,
+            origin=origin,
+            growth=sizes - base,
+        )
 
     # 1. Events, marks and uses of a block.
 
@@ -143,7 +151,13 @@ class _Stretching:
             for group in groups:
                 yield from ((offset, group) for offset in offsets)
 
-    def _write_event(self, copy: BlockCopy, offset: int, event: int, group: int) -> None:
+    def _write_event(
+        self,
+        copy: BlockCopy,
+        offset: int,
+        event: int,
+        group: int,
+    ) -> None:
         if event > 0:
             self.numbers[(*copy, offset, group)] = len(self.patterns)
             self.patterns.append(event - 1)
@@ -242,7 +256,12 @@ class _Stretching:
         parameters, modules = grown_parameters(short, longer, second, self.repetition.copies - 1)
         # 2. Their allocations.
         placed = self._placed(longer.parameters, parameters)
-        return replace(longer, parameters=tuple(placed), modules=modules, uses=tuple(self.uses))
+        return replace(
+            longer,
+            parameters=tuple(placed),
+            modules=modules,
+            uses=tuple(self.uses),
+        )
 
     def _placed(
         self, longer: Sequence[Parameter], parameters: Sequence[Parameter]

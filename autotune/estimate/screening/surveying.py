@@ -30,7 +30,12 @@ MAX_ERROR = 0.002  # relative error at the check up to which no more points are 
 MAX_USABLE_ERROR = 0.05
 """Error beyond which the family has no model, and each point is traced alone."""
 
-NO_REPETITION = LayerRepetition(layers=0, first=0, period=1, copies=0)
+NO_REPETITION = LayerRepetition(
+    layers=0,
+    first=0,
+    period=1,
+    copies=0,
+)
 
 
 def survey(
@@ -77,11 +82,18 @@ def survey(
         size_terms=sizes.basis.terms,
     )
     return StepModel(
-        stretched=stretched(short, longer, full_depth), sizes=sizes, work=work, residual=error
+        stretched=stretched(short, longer, full_depth),
+        sizes=sizes,
+        work=work,
+        residual=error,
     )
 
 
-def error_at(depth: StretchedTrace, sizes: SizeModel, sample: Sample) -> float:
+def error_at(
+    depth: StretchedTrace,
+    sizes: SizeModel,
+    sample: Sample,
+) -> float:
     """Return the largest error of a phase's peak, relative to the highest peak."""
     predicted = phase_peaks(depth.trace, depth.sizes_from(sizes.sizes_at(sample.point)))
     traced = phase_peaks(sample.trace)
@@ -92,7 +104,10 @@ def error_at(depth: StretchedTrace, sizes: SizeModel, sample: Sample) -> float:
 
 
 def _points_in_reserve(
-    points: Sequence[Point], samples: Sequence[Sample], *, has_reference: bool
+    points: Sequence[Point],
+    samples: Sequence[Sample],
+    *,
+    has_reference: bool,
 ) -> list[Point]:
     """Return the points to add, in order, as long as the check fails."""
     reserve = reserve_points(points)

@@ -80,7 +80,11 @@ class WorkModel:
         ]
 
 
-def _work(phase: Phase, values: Mapping[str, Floats], row: int) -> Work:
+def _work(
+    phase: Phase,
+    values: Mapping[str, Floats],
+    row: int,
+) -> Work:
     flops = {
         quantity: float(column[row])
         for quantity, column in values.items()
@@ -163,7 +167,11 @@ def _stacked(rows: Iterable[Floats], basis: Basis) -> Floats:
     return np.array([*rows]).reshape(-1, len(basis.terms))
 
 
-def _basis_of(points: Floats, size_terms: Iterable[Term], known: Sequence[Term]) -> Basis:
+def _basis_of(
+    points: Floats,
+    size_terms: Iterable[Term],
+    known: Sequence[Term],
+) -> Basis:
     """Return the constant, the known terms, and those that vary over these points."""
     terms = [single(axes) for axes in (*PASS_AXES, *SPLIT_AXES, *BATCH_AXES)]
     for loop in size_terms:
@@ -213,7 +221,10 @@ def _possible_terms(phase: Phase, basis: Basis) -> tuple[list[int], list[int]]:
 
 
 def _shortest(
-    matrix: Floats, row: Floats, main: Sequence[int], small: Sequence[int]
+    matrix: Floats,
+    row: Floats,
+    main: Sequence[int],
+    small: Sequence[int],
 ) -> tuple[Floats, float]:
     """Return the shortest exact sum and its relative error.
 
@@ -237,7 +248,11 @@ def _shortest(
     return best, least
 
 
-def _rescaled(matrix: Floats, row: Floats, formula: Floats) -> Floats:
+def _rescaled(
+    matrix: Floats,
+    row: Floats,
+    formula: Floats,
+) -> Floats:
     """Return the known sum with coefficients rescaled by the least change (minimum norm)."""
     terms = np.flatnonzero(formula)
     values = matrix @ formula

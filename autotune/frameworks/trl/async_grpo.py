@@ -73,7 +73,11 @@ class TrlAsyncGrpo(TrlScripted):
         """Return the candidate of these knobs; a knob of None is derived from the others."""
         settings = _settings_of(knobs, task)
         load = load_with(("dtype", "use_peft", *LORA_SETTINGS, *SERVER), settings, task)
-        return Candidate(knobs=knobs, settings=settings, load=load)
+        return Candidate(
+            knobs=knobs,
+            settings=settings,
+            load=load,
+        )
 
     def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
         return next(async_grpo_rules.refusals(candidate.settings, task), None)
@@ -100,7 +104,10 @@ class TrlAsyncGrpo(TrlScripted):
         }
 
     def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan,
     ) -> Mapping[str, object]:
         return {
             **super().probe_request(candidate, task, plan),
@@ -176,7 +183,11 @@ def _settings_of(knobs: Knobs, task: Task) -> dict[str, KnobValue]:
     return {name: value for name, value in settings.items() if is_read(name, settings)}
 
 
-def _server(settings: Settings, task: Task, batch: int) -> SplitEngines:
+def _server(
+    settings: Settings,
+    task: Task,
+    batch: int,
+) -> SplitEngines:
     """Return vLLM's server. It pauses for new weights, and goes on with what it has begun.
 
     Rollouts wait in the queue, at most until they are too stale to be used.

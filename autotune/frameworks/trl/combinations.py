@@ -266,7 +266,11 @@ def quantisation(task: Task) -> str | None:
     return str(config["quant_method"])
 
 
-def _missing_package(package: str, feature: str, task: Task) -> Iterator[str]:
+def _missing_package(
+    package: str,
+    feature: str,
+    task: Task,
+) -> Iterator[str]:
     """Yield a package that the training environment lacks. Other machines are not checked."""
     versions = installed(task)
     if versions and not versions.get(package):

@@ -20,7 +20,11 @@ ENUMERATIONS = (
 )
 
 
-def config_refusals(settings: Settings, ranks: int, device: str) -> Iterator[str]:
+def config_refusals(
+    settings: Settings,
+    ranks: int,
+    device: str,
+) -> Iterator[str]:
     """Yield broken rules of GRPOConfig."""
     yield from _generation_batch(settings, ranks)
     yield from _evaluation(settings, ranks)

@@ -146,7 +146,11 @@ here="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 {finder_of("python")}{exports(candidate, task, shim)}{start}"""
 
 
-def exports(candidate: Candidate, task: Task, shim: str | None) -> str:
+def exports(
+    candidate: Candidate,
+    task: Task,
+    shim: str | None,
+) -> str:
     """Return the lines that set the environment of a run as it was in its probe."""
     variables: dict[str, str] = {}
     stated = task.workload.user_settings.get("env")  # set before Python starts, as `trl` does
@@ -177,7 +181,12 @@ def finder_of(program: str) -> str:
 """
 
 
-def _start_with_server(candidate: Candidate, task: Task, train: str, model: str) -> str:
+def _start_with_server(
+    candidate: Candidate,
+    task: Task,
+    train: str,
+    model: str,
+) -> str:
     """Return the start of the server on the last GPUs and of the trainer on the first ones."""
     gpus = task.hardware.count
     ranks = ranks_of(candidate.settings, gpus)
@@ -197,7 +206,11 @@ CUDA_VISIBLE_DEVICES="$(cut -d, -f1-{ranks} <<<"$gpus")" {train} {address} "$@"
 """
 
 
-def _vllm_serve(candidate: Candidate, task: Task, model: str) -> str:
+def _vllm_serve(
+    candidate: Candidate,
+    task: Task,
+    model: str,
+) -> str:
     """Return the command of vLLM's own server, to which the trainer sends weights over NCCL."""
     options = _server_options(candidate, task) | {
         "logprobs_mode": "processed_logprobs",
@@ -211,7 +224,11 @@ def _vllm_serve(candidate: Candidate, task: Task, model: str) -> str:
     return command
 
 
-def _trl_vllm_serve(candidate: Candidate, task: Task, model: str) -> str:
+def _trl_vllm_serve(
+    candidate: Candidate,
+    task: Task,
+    model: str,
+) -> str:
     """Return the command of TRL's server."""
     options = {"model": model, **_server_options(candidate, task)}
     if candidate.settings.get("vllm_model_impl"):

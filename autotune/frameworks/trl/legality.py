@@ -34,12 +34,20 @@ POSITIVE_COUNTS = (
 )
 
 
-def why_illegal(settings: Settings, task: Task, method: str = "grpo") -> str | None:
+def why_illegal(
+    settings: Settings,
+    task: Task,
+    method: str = "grpo",
+) -> str | None:
     """Return the first broken rule with its values."""
     return next(_refusals(settings, task, method), None)
 
 
-def _refusals(settings: Settings, task: Task, method: str) -> Iterator[str]:
+def _refusals(
+    settings: Settings,
+    task: Task,
+    method: str,
+) -> Iterator[str]:
     yield from _counts(settings)
     yield from _rewards(task)
     if task.workload.images is not None:
@@ -85,7 +93,11 @@ def _rewards(task: Task) -> Iterator[str]:
         )
 
 
-def _image_rows(settings: Settings, task: Task, images: Images) -> Iterator[str]:
+def _image_rows(
+    settings: Settings,
+    task: Task,
+    images: Images,
+) -> Iterator[str]:
     """Yield refusals of rows with images: their tokens can't be cut, and they are not packed."""
     for name in ("packing", "padding_free"):
         if settings.get(name):

@@ -51,7 +51,11 @@ class OutputData:
 
 
 def prepare_data(
-    candidate: Candidate, task: Task, folder: Path, home: Path, dataset: Mapping[str, object] | None
+    candidate: Candidate,
+    task: Task,
+    folder: Path,
+    home: Path,
+    dataset: Mapping[str, object] | None,
 ) -> OutputData:
     """Write the data into `folder`, and name it below `home`."""
     data = OutputData()
@@ -79,7 +83,12 @@ def generates(candidate: Candidate) -> bool:
 # 1. Placeholder.
 
 
-def _write_placeholder(data: OutputData, task: Task, folder: Path, home: Path) -> None:
+def _write_placeholder(
+    data: OutputData,
+    task: Task,
+    folder: Path,
+    home: Path,
+) -> None:
     """Write a few rows, since TRL refuses a file without a dataset."""
     rows = _placeholder_rows(task.workload.method)
     lines = [json.dumps(row) + "\n" for row in rows]
@@ -149,7 +158,11 @@ def _write_filtered(
     data.paths.append(path)
 
 
-def _too_few_rows(rows: object, candidate: Candidate, task: Task) -> Iterator[str]:
+def _too_few_rows(
+    rows: object,
+    candidate: Candidate,
+    task: Task,
+) -> Iterator[str]:
     if "steps_per_generation" not in candidate.settings or not isinstance(rows, int):
         return
     completions = count_of(candidate.settings, "num_generations")

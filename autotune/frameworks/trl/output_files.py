@@ -92,14 +92,22 @@ def _as_yaml(content: Mapping[str, object]) -> str:
     return text
 
 
-def write_launch_configuration(folder: Path, candidate: Candidate, task: Task) -> Path:
+def write_launch_configuration(
+    folder: Path,
+    candidate: Candidate,
+    task: Task,
+) -> Path:
     """Write the file for `accelerate launch --config_file`."""
     content = launch_configuration(candidate, task)
     text = yaml.safe_dump(content, sort_keys=False)
     return write(folder / ACCELERATE_NAME, text)
 
 
-def write_shim(folder: Path, candidate: Candidate, task: Task) -> list[Path]:
+def write_shim(
+    folder: Path,
+    candidate: Candidate,
+    task: Task,
+) -> list[Path]:
     """Write the patch that makes vLLM on a CPU keep weights in a form that TRL can update; nothing
     without vLLM on a CPU.
     """
@@ -120,7 +128,12 @@ def training_script(method: str) -> str:
     return text
 
 
-def write(path: Path, text: str, *, executable: bool = False) -> Path:
+def write(
+    path: Path,
+    text: str,
+    *,
+    executable: bool = False,
+) -> Path:
     mode = TO_BE_RUN if executable else FOR_EVERYBODY
     write_atomically(path, text.encode(), mode=mode)
     return path
@@ -129,7 +142,12 @@ def write(path: Path, text: str, *, executable: bool = False) -> Path:
 # Content of recommended.yaml.
 
 
-def _head(candidate: Candidate, task: Task, *, script: bool) -> list[str]:
+def _head(
+    candidate: Candidate,
+    task: Task,
+    *,
+    script: bool,
+) -> list[str]:
     """Return the comments at its head."""
     basis = task.hardware.basis
     method = task.workload.method

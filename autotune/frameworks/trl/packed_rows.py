@@ -59,7 +59,11 @@ def fullest_row(settings: Settings, ranks: int) -> PackedRow:
     if not budget:
         micro = count_of(settings, "per_device_train_batch_size")
         rollouts, groups = _fullest_by_count(micro, max(1, ranks), group)
-        return PackedRow(rollouts=rollouts, groups=groups, completion=longest)
+        return PackedRow(
+            rollouts=rollouts,
+            groups=groups,
+            completion=longest,
+        )
     rollouts = 1
     while _tokens(rollouts, group, prompt, longest) < budget:
         rollouts += 1
@@ -75,12 +79,21 @@ def fullest_row(settings: Settings, ranks: int) -> PackedRow:
     )
 
 
-def _tokens(rollouts: int, group: int, prompt: int, completion: int) -> int:
+def _tokens(
+    rollouts: int,
+    group: int,
+    prompt: int,
+    completion: int,
+) -> int:
     groups = math.ceil(rollouts / group)
     return groups * prompt + rollouts * completion + rollouts - groups
 
 
-def _fullest_by_count(micro: int, ranks: int, group: int) -> tuple[int, int]:
+def _fullest_by_count(
+    micro: int,
+    ranks: int,
+    group: int,
+) -> tuple[int, int]:
     """Return rollouts and prompts of the fullest row: micro-batches of `micro` x ranks, whole
     groups to a rank.
 

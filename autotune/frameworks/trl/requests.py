@@ -112,7 +112,12 @@ def _present(names: Iterable[str], settings: Mapping[str, object]) -> RequestPar
     return {name: settings[name] for name in names if name in settings}
 
 
-def _rows_in_file(path: str, loader: str, *, streaming: bool) -> RequestPart:
+def _rows_in_file(
+    path: str,
+    loader: str,
+    *,
+    streaming: bool,
+) -> RequestPart:
     """Return the dataset of one file; `load_dataset` takes a file's path for a name on the hub."""
     file = str(Path(path).expanduser().resolve())
     dataset: RequestPart = {
@@ -293,7 +298,10 @@ def _fsdp1_options(settings: Settings) -> RequestPart:
 
 
 def trace_request(
-    candidate: Candidate, task: Task, prompt: int, completion: int
+    candidate: Candidate,
+    task: Task,
+    prompt: int,
+    completion: int,
 ) -> Mapping[str, object]:
     """Return the specification of a trace: two optimizer steps, every row at its longest."""
     workload = task.workload

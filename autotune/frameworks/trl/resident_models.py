@@ -136,7 +136,11 @@ def _window(settings: Settings, task: Task) -> int:
     return count_of(settings, "vllm_max_model_length") or positions
 
 
-def residents(candidate: Candidate, task: Task, source: CompletionSource) -> Iterator[Resident]:
+def residents(
+    candidate: Candidate,
+    task: Task,
+    source: CompletionSource,
+) -> Iterator[Resident]:
     """Yield the policy, its reference, the reward model and the engine, as far as they exist."""
     settings, workload = candidate.settings, task.workload
     # 1. Policy.
@@ -156,7 +160,12 @@ def residents(candidate: Candidate, task: Task, source: CompletionSource) -> Ite
     yield policy
     # 2. Reference. With an adapter, it is the policy with the adapter off.
     if settings.get("beta") or workload.method in WITH_REFERENCE:
-        reference = replace(policy, role="reference", trains=False, adapter_rank=None)
+        reference = replace(
+            policy,
+            role="reference",
+            trains=False,
+            adapter_rank=None,
+        )
         if policy.adapter_rank is not None:
             reference = replace(reference, shares_weights_with="policy")
         yield reference

@@ -71,7 +71,11 @@ class ScriptAdvice:
 # 1. Changes of the script.
 
 
-def advice_for(candidate: Candidate, task: Task, script: UserScript) -> ScriptAdvice:
+def advice_for(
+    candidate: Candidate,
+    task: Task,
+    script: UserScript,
+) -> ScriptAdvice:
     """Return the changes that turn the script into the measured candidate."""
     changes = _changes(candidate, task, script)
     in_objects = _changes_in_objects(candidate, task)
@@ -80,7 +84,11 @@ def advice_for(candidate: Candidate, task: Task, script: UserScript) -> ScriptAd
         flags: list[str] = []
         for name, value in changes.items():
             flags += [f"--{name}", as_word(value)]
-        return ScriptAdvice(changes=changes, flags=tuple(flags), in_objects=in_objects)
+        return ScriptAdvice(
+            changes=changes,
+            flags=tuple(flags),
+            in_objects=in_objects,
+        )
     # 2. No call that could be patched.
     place = script.look.config_place
     if place is None or place.maker or not Path(place.file).is_file():
@@ -88,7 +96,11 @@ def advice_for(candidate: Candidate, task: Task, script: UserScript) -> ScriptAd
         if place is not None and place.maker:
             reason = f"{place.maker} makes the configuration"
         by_hand = dict.fromkeys(changes, reason)
-        return ScriptAdvice(changes=changes, by_hand=by_hand, in_objects=in_objects)
+        return ScriptAdvice(
+            changes=changes,
+            by_hand=by_hand,
+            in_objects=in_objects,
+        )
     # 3. Patch.
     call = Call(
         line=place.line,
@@ -106,7 +118,11 @@ def advice_for(candidate: Candidate, task: Task, script: UserScript) -> ScriptAd
     )
 
 
-def _changes(candidate: Candidate, task: Task, script: UserScript) -> dict[str, KnobValue]:
+def _changes(
+    candidate: Candidate,
+    task: Task,
+    script: UserScript,
+) -> dict[str, KnobValue]:
     """Return the configuration settings that differ between candidate and script."""
     current = script.look.raw
     accepted = fields(script.look.method)
@@ -130,7 +146,9 @@ def _in_config(name: str, script: UserScript) -> bool:
 
 
 def _generation_shape(
-    candidate: Candidate, task: Task, current: Mapping[str, object]
+    candidate: Candidate,
+    task: Task,
+    current: Mapping[str, object],
 ) -> dict[str, KnobValue]:
     """Return the generation batch in the script's own setting; none if it follows from the
     others.
@@ -189,7 +207,12 @@ def _patch_command(file: str) -> str:
 # 2. Written files.
 
 
-def write_files(candidate: Candidate, task: Task, folder: Path, script: UserScript) -> list[Path]:
+def write_files(
+    candidate: Candidate,
+    task: Task,
+    folder: Path,
+    script: UserScript,
+) -> list[Path]:
     """Write the files of the final run besides the script itself."""
     folder.mkdir(parents=True, exist_ok=True)
     advice = advice_for(candidate, task, script)
@@ -206,7 +229,12 @@ def write_files(candidate: Candidate, task: Task, folder: Path, script: UserScri
     return paths
 
 
-def _yaml(candidate: Candidate, task: Task, script: UserScript, advice: ScriptAdvice) -> str:
+def _yaml(
+    candidate: Candidate,
+    task: Task,
+    script: UserScript,
+    advice: ScriptAdvice,
+) -> str:
     """Return the configuration's settings, for reading and for `--config`."""
     place = script.look.config_place
     source = f" ({place})" if place else ""
@@ -227,7 +255,12 @@ def _yaml(candidate: Candidate, task: Task, script: UserScript, advice: ScriptAd
 
 
 def _launch(
-    candidate: Candidate, task: Task, script: UserScript, advice: ScriptAdvice, *, shim: str | None
+    candidate: Candidate,
+    task: Task,
+    script: UserScript,
+    advice: ScriptAdvice,
+    *,
+    shim: str | None,
 ) -> str:
     """Return the launch script. It refuses to start a script without the recommended patch."""
     path = Path(script.path)

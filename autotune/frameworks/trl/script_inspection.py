@@ -86,7 +86,11 @@ def _fingerprint(files: Iterable[str]) -> str:
 
 
 def _run(
-    path: str, arguments: tuple[str, ...], python: Path, hardware: Hardware, method: str | None
+    path: str,
+    arguments: tuple[str, ...],
+    python: Path,
+    hardware: Hardware,
+    method: str | None,
 ) -> tuple[Any, str]:
     """Return the worker's answer, and what the script printed on stderr."""
     worker = Path(autotune.worker.__file__).parent
@@ -136,7 +140,12 @@ def _last_line(log: str) -> str:
 # 2. Scripts that did not reach their trainer.
 
 
-def _refusal(path: str, python: Path, error: Mapping[str, Any], log: str) -> Exception:
+def _refusal(
+    path: str,
+    python: Path,
+    error: Mapping[str, Any],
+    log: str,
+) -> Exception:
     kind = str(error["kind"])
     text = str(error["text"])
     place = f" in line {error['line']}" if error.get("line") else ""

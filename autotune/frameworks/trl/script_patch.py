@@ -36,7 +36,9 @@ class Patched:
 
 
 def patch_file(
-    path: Path, call: Call, changes: Mapping[str, KnobValue]
+    path: Path,
+    call: Call,
+    changes: Mapping[str, KnobValue],
 ) -> tuple[str, Mapping[str, str]]:
     """Return the diff, and the changes to make by hand with their reasons."""
     source = path.read_bytes()
@@ -45,7 +47,11 @@ def patch_file(
     return unified_diff(before, after, path.name), patched.by_hand
 
 
-def patch(source: bytes, call: Call, changes: Mapping[str, KnobValue]) -> Patched:
+def patch(
+    source: bytes,
+    call: Call,
+    changes: Mapping[str, KnobValue],
+) -> Patched:
     """Return the source with these keyword arguments in the call."""
     # 1. The call.
     try:
@@ -73,7 +79,11 @@ def patch(source: bytes, call: Call, changes: Mapping[str, KnobValue]) -> Patche
     return Patched(text=text, by_hand=by_hand)
 
 
-def _unchanged(source: bytes, changes: Mapping[str, KnobValue], reason: str) -> Patched:
+def _unchanged(
+    source: bytes,
+    changes: Mapping[str, KnobValue],
+    reason: str,
+) -> Patched:
     return Patched(text=source, by_hand=dict.fromkeys(changes, reason))
 
 
@@ -101,7 +111,12 @@ def _name_of(call: ast.Call) -> str:
     return name
 
 
-def _obstacle(node: ast.Call, name: str, value: object, call: Call) -> str | None:
+def _obstacle(
+    node: ast.Call,
+    name: str,
+    value: object,
+    call: Call,
+) -> str | None:
     """Return the reason against editing this argument; None: it can be edited."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"Python has no plain value for {value}"
@@ -125,7 +140,11 @@ def _is_literal(node: ast.expr) -> bool:
     return True
 
 
-def _contains(text: bytes, node: ast.Call, changes: Mapping[str, KnobValue]) -> bool:
+def _contains(
+    text: bytes,
+    node: ast.Call,
+    changes: Mapping[str, KnobValue],
+) -> bool:
     """Return True if the edited call has these values."""
     try:
         tree = ast.parse(text)

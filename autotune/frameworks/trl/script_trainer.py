@@ -49,7 +49,11 @@ class _ScriptTrainer:
             if limit is None or length <= limit:
                 within = max(within, share)
         rows_within = look.rows * within // 100
-        return PromptLengths(rows=look.rows, kept=rows_within, percentiles=percentiles)
+        return PromptLengths(
+            rows=look.rows,
+            kept=rows_within,
+            percentiles=percentiles,
+        )
 
     def image_rows(self, task: Task) -> None:
         """Return None: the script prepares its own rows."""
@@ -70,13 +74,20 @@ class _ScriptTrainer:
         }
 
     def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan,
     ) -> Mapping[str, object]:
         request = self._inner.probe_request(candidate, task, plan)
         return {**request, "dataset": None, "reward_funcs": None}
 
     def write_files(
-        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+        self,
+        candidate: Candidate,
+        task: Task,
+        folder: Path,
+        destination: Path | None = None,
     ) -> list[Path]:
         """Write a patch of the script, or its flags, and a launch script."""
         return write_files(candidate, task, folder, self._script)

@@ -110,7 +110,11 @@ VLLM_SETTINGS = (
 GENERATION_SHAPE = ("steps_per_generation", "generation_batch_size")
 
 
-def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, KnobValue]:
+def settings_of(
+    knobs: Knobs,
+    task: Task,
+    method: str = "grpo",
+) -> dict[str, KnobValue]:
     """Return all settings of these knobs. A knob of None is derived from the others.
 
     The order of the settings is part of a candidate's identity: stored studies depend on it.
@@ -146,7 +150,11 @@ def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, Kno
     return {name: value for name, value in settings.items() if is_read(name, settings)}
 
 
-def _chosen_settings(knobs: Knobs, task: Task, method: str) -> dict[str, KnobValue]:
+def _chosen_settings(
+    knobs: Knobs,
+    task: Task,
+    method: str,
+) -> dict[str, KnobValue]:
     """Return the held settings and the knobs with a value, under the method's own names."""
     chosen: dict[str, KnobValue] = {}
     for name, value in task.workload.held.items():
@@ -171,7 +179,11 @@ def _with_defaults(chosen: Knobs, method: str) -> dict[str, KnobValue]:
     return settings
 
 
-def accumulation(per_step: int, task: Task, method: str = "grpo") -> int:
+def accumulation(
+    per_step: int,
+    task: Task,
+    method: str = "grpo",
+) -> int:
     """Return the accumulation that makes the global batch; the method's default if none does."""
     total = task.workload.global_batch
     if total and per_step and total % per_step == 0:
@@ -198,7 +210,11 @@ def _default_prompt_length(task: Task) -> int:
     return DEFAULT_PROMPT_LENGTH + images.row_tokens
 
 
-def _generation_shape(chosen: Knobs, settings: Settings, ranks: int) -> dict[str, KnobValue]:
+def _generation_shape(
+    chosen: Knobs,
+    settings: Settings,
+    ranks: int,
+) -> dict[str, KnobValue]:
     """Return `steps_per_generation`. Conflicting or indivisible values are left for the legality
     check.
     """
@@ -276,7 +292,11 @@ def load_of(settings: Settings, task: Task) -> dict[str, KnobValue]:
     return load_with(names, settings, task) | {"max_num_seqs": max_num_seqs(settings)}
 
 
-def load_with(names: Iterable[str], settings: Settings, task: Task) -> dict[str, KnobValue]:
+def load_with(
+    names: Iterable[str],
+    settings: Settings,
+    task: Task,
+) -> dict[str, KnobValue]:
     """Return the model, its device and ranks, the launch, and the named settings."""
     model = task.workload.model
     load: dict[str, KnobValue] = {
@@ -335,7 +355,11 @@ def ranks_of(settings: Settings, gpus: int) -> int:
     return gpus - server_gpus(settings)
 
 
-def training_ranks(settings: Settings, task: Task, method: str) -> int:
+def training_ranks(
+    settings: Settings,
+    task: Task,
+    method: str,
+) -> int:
     """Return the number of training processes; methods on given rows have no server."""
     if method in OFFLINE:
         return task.hardware.count

@@ -64,7 +64,11 @@ class TrlGrpo(Trainer):
         return ranks_of(settings, gpus)
 
     def trained_defaults(
-        self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path
+        self,
+        stated: Settings,
+        rest: Mapping[str, object],
+        space: SearchSpace,
+        python: Path,
     ) -> Knobs:
         """Return TRL's defaults of all learning settings that the file does not state."""
         learning = {knob.name for knob in space.knobs if knob.effect == "learning"}
@@ -82,7 +86,11 @@ class TrlGrpo(Trainer):
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
         settings = settings_of(knobs, task, self.method)
-        return Candidate(knobs=knobs, settings=settings, load=load_of(settings, task))
+        return Candidate(
+            knobs=knobs,
+            settings=settings,
+            load=load_of(settings, task),
+        )
 
     def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
         return legality.why_illegal(candidate.settings, task, self.method)
@@ -113,7 +121,11 @@ class TrlGrpo(Trainer):
         return first or space.applicable(values)
 
     def baseline_value(
-        self, name: str, choices: tuple[KnobValue, ...], effect: str, task: Task
+        self,
+        name: str,
+        choices: tuple[KnobValue, ...],
+        effect: str,
+        task: Task,
     ) -> KnobValue:
         """Return the held value, else TRL's default, else the most preferred choice.
 
@@ -179,7 +191,10 @@ class TrlGrpo(Trainer):
         }
 
     def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan,
     ) -> Mapping[str, object]:
         method = quantisation(task)
         if method and task.workload.weights != "real":
@@ -233,7 +248,11 @@ class TrlGrpo(Trainer):
     # 4. The written files.
 
     def write_files(
-        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+        self,
+        candidate: Candidate,
+        task: Task,
+        folder: Path,
+        destination: Path | None = None,
     ) -> list[Path]:
         return output_files.write_files(
             candidate, task, folder, dataset_of(task), script=self.script, destination=destination
@@ -257,7 +276,11 @@ class TrlOffline(TrlGrpo):
         self.requires = requires or {}
 
     def baseline_value(
-        self, name: str, choices: tuple[KnobValue, ...], effect: str, task: Task
+        self,
+        name: str,
+        choices: tuple[KnobValue, ...],
+        effect: str,
+        task: Task,
     ) -> KnobValue:
         if name in task.workload.held:
             return task.workload.held[name]
@@ -269,7 +292,10 @@ class TrlOffline(TrlGrpo):
         """Return None: prompts have no limit of their own."""
 
     def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan,
     ) -> Mapping[str, object]:
         request = {**super().probe_request(candidate, task, plan)}
         del request["reward_funcs"]

@@ -234,7 +234,11 @@ class _SplitKeys:
 # 1. Configurations of the launch.
 
 
-def _launch_file(document: Document, name: str, value: object) -> LaunchFile:
+def _launch_file(
+    document: Document,
+    name: str,
+    value: object,
+) -> LaunchFile:
     """Read the file or mapping behind a setting of the launch; errors name its place."""
     try:
         return _read_launch_file(document, name, value)
@@ -242,7 +246,11 @@ def _launch_file(document: Document, name: str, value: object) -> LaunchFile:
         raise _error_at(document, name, error) from error
 
 
-def _read_launch_file(document: Document, name: str, value: object) -> LaunchFile:
+def _read_launch_file(
+    document: Document,
+    name: str,
+    value: object,
+) -> LaunchFile:
     if name == "fsdp_config":
         return LaunchFile(settings={})  # read with `fsdp`
     if name == "fsdp":
@@ -266,7 +274,10 @@ def _read_launch_file(document: Document, name: str, value: object) -> LaunchFil
 
 
 def _refuse_conflicts(
-    document: Document, name: str, fixed: Mapping[str, object], accepted: Mapping[str, Field]
+    document: Document,
+    name: str,
+    fixed: Mapping[str, object],
+    accepted: Mapping[str, Field],
 ) -> None:
     """Refuse a DeepSpeed configuration that differs from the trainer's settings, as transformers
     does.
@@ -294,7 +305,11 @@ def comparable(value: object) -> object:
     return float(value)
 
 
-def _error_at(document: Document, key: str, error: BadInput) -> BadInput:
+def _error_at(
+    document: Document,
+    key: str,
+    error: BadInput,
+) -> BadInput:
     """Return the error with the place of the key."""
     return document.error((key,), error.what, way_out=error.way_out)
 
@@ -303,7 +318,11 @@ def _error_at(document: Document, key: str, error: BadInput) -> BadInput:
 
 
 def _checked(
-    document: Document, key: str, name: str, value: object, accepted: Mapping[str, Field]
+    document: Document,
+    key: str,
+    name: str,
+    value: object,
+    accepted: Mapping[str, Field],
 ) -> object:
     """Return the checked value; `key` is the name in the file, for the place of an error."""
     if name.startswith("parallelism_config"):
@@ -335,7 +354,13 @@ def _checked(
     raise _error_at(document, name, UnknownName("key", name, choices))
 
 
-def _converted(document: Document, key: str, name: str, value: object, field: Field) -> object:
+def _converted(
+    document: Document,
+    key: str,
+    name: str,
+    value: object,
+    field: Field,
+) -> object:
     """Convert a value to the field's type. YAML reads `1e-6` as text, which becomes a number."""
     if "other" in field.kinds:
         return value

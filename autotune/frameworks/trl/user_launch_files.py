@@ -149,7 +149,11 @@ def read_deepspeed(source: Path | Mapping[str, object]) -> LaunchFile:
     for name, trainer_name in DEEPSPEED_TO_TRAINER.items():
         if source.get(name) not in (None, "auto"):
             fixed[trainer_name] = source[name]
-    return LaunchFile(settings=settings, notes=tuple(notes), fixed=fixed)
+    return LaunchFile(
+        settings=settings,
+        notes=tuple(notes),
+        fixed=fixed,
+    )
 
 
 def _offload(zero: Mapping[str, object], part: str) -> object:
@@ -157,7 +161,11 @@ def _offload(zero: Mapping[str, object], part: str) -> object:
     return offload.get("device", "none")
 
 
-def _zero_settings(stage: object, optimizer: object, parameters: object) -> dict[str, KnobValue]:
+def _zero_settings(
+    stage: object,
+    optimizer: object,
+    parameters: object,
+) -> dict[str, KnobValue]:
     """Return the settings of a ZeRO stage and of the devices of optimizer and parameters."""
     digits = str(stage) if isinstance(stage, int | str) else ""
     number = int(digits) if digits.isdigit() else -1

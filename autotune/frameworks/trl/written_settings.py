@@ -55,11 +55,17 @@ def written_settings(task: Task, path: Path) -> list[WrittenSetting]:
             continue
         if name in REPLACED:
             difference = WrittenSetting(
-                name=name, yours=yours, written=ACCELERATE_NAME, kind="moved"
+                name=name,
+                yours=yours,
+                written=ACCELERATE_NAME,
+                kind="moved",
             )
         else:
             difference = WrittenSetting(
-                name=name, yours=yours, written=defaults.get(name), kind="changed"
+                name=name,
+                yours=yours,
+                written=defaults.get(name),
+                kind="changed",
             )
         differences.append(difference)
     return differences

@@ -40,7 +40,11 @@ def open_executor(job: Job, trainer: Trainer) -> Executor:
         from autotune.probe.executors.ray import RayExecutor  # needs the extra `ray`
 
         return RayExecutor(
-            settings, requests, hardware=task.hardware, address=job.address, slots=job.slots
+            settings,
+            requests,
+            hardware=task.hardware,
+            address=job.address,
+            slots=job.slots,
         )
     if job.mode == "emulate":
         from autotune.probe.executors.emulated import EmulatedExecutor

@@ -130,7 +130,12 @@ class ConcurrentProbes(Generic[Ticket]):
         """Load keys that are loaded in free slots."""
         return frozenset(key for number, key in self._loaded.items() if number in self._free)
 
-    def begin(self, ticket: Ticket, candidate: Candidate, plan: ProbePlan) -> bool:
+    def begin(
+        self,
+        ticket: Ticket,
+        candidate: Candidate,
+        plan: ProbePlan,
+    ) -> bool:
         """Start a probe in a free slot; return True if it must load first."""
 
         slot = self._free[min(self._free, key=lambda number: self._cost(number, candidate))]
@@ -217,7 +222,10 @@ class ConcurrentProbes(Generic[Ticket]):
             inbox = self._inboxes[slot.number] = queue.SimpleQueue()
             # A daemon: a thread that hangs in a driver call must not block the exit.
             thread = threading.Thread(
-                target=self._serve, args=(inbox,), name=f"slot-{slot.number}", daemon=True
+                target=self._serve,
+                args=(inbox,),
+                name=f"slot-{slot.number}",
+                daemon=True,
             )
             self._threads.append(thread)
             thread.start()

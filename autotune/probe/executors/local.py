@@ -130,7 +130,11 @@ class LocalExecutor:
         self._owner = os.getpid()
         hosts = frozenset({platform.node()})
         self.slots = tuple(
-            Slot(number=number, hosts=hosts, words=place.words)
+            Slot(
+                number=number,
+                hosts=hosts,
+                words=place.words,
+            )
             for number, place in enumerate(places)
         )
         _open_executors.add(self)
@@ -165,7 +169,10 @@ def close_all() -> None:
 
 
 def local_places(
-    hardware: Hardware, limit_bytes: int, slots: int | None, library: object = None
+    hardware: Hardware,
+    limit_bytes: int,
+    slots: int | None,
+    library: object = None,
 ) -> tuple[SlotPlace, ...]:
     """Return one place per slot: as many as requested, or as many as the idle GPUs allow."""
     if hardware.kind == "cpu":
@@ -185,7 +192,10 @@ def local_places(
 
 
 def cpu_places(
-    slots: int, limit_bytes: int, memory_bytes: int, cores: Sequence[int]
+    slots: int,
+    limit_bytes: int,
+    memory_bytes: int,
+    cores: Sequence[int],
 ) -> tuple[SlotPlace, ...]:
     if slots == 1:
         return (SlotPlace(),)
@@ -205,7 +215,11 @@ def cpu_places(
     return tuple(SlotPlace(words=f"cores {listed(share)}", cores=share) for share in shares)
 
 
-def _gpu_places(nvml: Nvml, hardware: Hardware, slots: int | None) -> tuple[SlotPlace, ...]:
+def _gpu_places(
+    nvml: Nvml,
+    hardware: Hardware,
+    slots: int | None,
+) -> tuple[SlotPlace, ...]:
     try:
         # 1. GPUs of the requested kind: probes of one study must run on equal GPUs.
         alike = [device for device in devices_of(nvml, os.environ.get(VISIBLE)) if device.uuid]
@@ -255,7 +269,13 @@ def _distances(
     return distances
 
 
-def _too_many_slots(slots: int, hardware: Hardware, present: int, busy: int, most: int) -> BadInput:
+def _too_many_slots(
+    slots: int,
+    hardware: Hardware,
+    present: int,
+    busy: int,
+    most: int,
+) -> BadInput:
     in_use = f", {busy} of them in use by others" if busy else ""
     way_out = "Wait until they are free."
     if most:
@@ -267,7 +287,12 @@ def _too_many_slots(slots: int, hardware: Hardware, present: int, busy: int, mos
     )
 
 
-def _place(nvml: Nvml, group: Sequence[Device], *, is_single: bool) -> SlotPlace:
+def _place(
+    nvml: Nvml,
+    group: Sequence[Device],
+    *,
+    is_single: bool,
+) -> SlotPlace:
     numbers = ", ".join(str(device.index) for device in group)
     return SlotPlace(
         words=f"GPU {numbers}" if len(group) == 1 else f"GPUs {numbers}",
@@ -287,7 +312,11 @@ def _cores_near(nvml: Nvml, group: Sequence[Device]) -> frozenset[int] | None:
     return frozenset(near & set(available_cores())) or None
 
 
-def groups_of(things: Sequence[_T], size: int, distance: Distance[_T]) -> list[tuple[_T, ...]]:
+def groups_of(
+    things: Sequence[_T],
+    size: int,
+    distance: Distance[_T],
+) -> list[tuple[_T, ...]]:
     """Return as many groups of this size as possible, of near members. Greedy: the first
     remaining member takes the nearest others. Optimal for NVLink pairs or sockets.
     """
@@ -302,7 +331,10 @@ def groups_of(things: Sequence[_T], size: int, distance: Distance[_T]) -> list[t
 
 
 def _nearest(
-    first: _T, candidates: Sequence[_T], count: int, distance: Distance[_T]
+    first: _T,
+    candidates: Sequence[_T],
+    count: int,
+    distance: Distance[_T],
 ) -> tuple[_T, ...]:
     def apart(pair: tuple[_T, _T]) -> int:
         reported = distance(*pair)

@@ -152,9 +152,11 @@ def inspect_nodes() -> list[Node]:
     """Return every node that is alive, as it describes itself."""
     entries = [entry for entry in ray.nodes() if entry["Alive"]]
     # The actors' environment: the task's process then serves as an actor, which saves seconds.
-    task = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": ACTOR_VARIABLES})(
-        ray_node.inspect_node
-    )
+    task = ray.remote(
+        num_cpus=0,
+        max_retries=0,
+        runtime_env={"env_vars": ACTOR_VARIABLES},
+    )(ray_node.inspect_node)
     replies = []
     for entry in entries:
         strategy = NodeAffinitySchedulingStrategy(entry["NodeID"], soft=False)
@@ -263,7 +265,11 @@ class ClusterSlot:
         return dict(replies[0]["versions"])
 
     def _start_actor(self, index: int, settings: ray_node.SlotSettings) -> Any:
-        kind = ray.remote(max_concurrency=3, max_restarts=0, max_task_retries=0)(ray_node.NodeSlot)
+        kind = ray.remote(
+            max_concurrency=3,
+            max_restarts=0,
+            max_task_retries=0,
+        )(ray_node.NodeSlot)
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
         options = kind.options(
             num_cpus=self._cut.bundle.get("CPU", 0),
@@ -352,7 +358,14 @@ class ClusterSlot:
         address, port = ray.get(self._actors[0].meeting_point.remote(), timeout=GRACE_SECONDS)
         spans: list[RankSpan | None] = []
         for first in accumulate(ranks[:-1], initial=0):
-            spans.append(RankSpan(first=first, world=sum(ranks), address=address, port=port))
+            spans.append(
+                RankSpan(
+                    first=first,
+                    world=sum(ranks),
+                    address=address,
+                    port=port,
+                )
+            )
         return spans
 
     def _call(self, call: Callable[[Any], Any], seconds: float) -> list[Any]:

@@ -81,7 +81,12 @@ class Plan:
         return len(self.ranks) > 1
 
 
-def plan(nodes: Sequence[Node], hardware: Hardware, limit_bytes: int, slots: int | None) -> Plan:
+def plan(
+    nodes: Sequence[Node],
+    hardware: Hardware,
+    limit_bytes: int,
+    slots: int | None,
+) -> Plan:
     """Return as many slots as requested, or as fit. Raises BadInput where none fits."""
     if not nodes:
         raise BadInput(
@@ -161,11 +166,20 @@ def _alike_by_processor(nodes: Sequence[Node], limit_bytes: int) -> list[Node]:
     return [node for node in able if node.kind == kind]
 
 
-def _slots_by_memory(node: Node, size: int, limit_bytes: int) -> int:
+def _slots_by_memory(
+    node: Node,
+    size: int,
+    limit_bytes: int,
+) -> int:
     return min(node.cpus // size, node.memory_bytes // limit_bytes, len(node.cores))
 
 
-def _checked(slots: int | None, room: int, hardware: Hardware, nodes: Sequence[Node]) -> int:
+def _checked(
+    slots: int | None,
+    room: int,
+    hardware: Hardware,
+    nodes: Sequence[Node],
+) -> int:
     """Return the number of slots, if there is room for it."""
     if slots is not None and slots > room:
         way_out = "Start more nodes."

@@ -45,9 +45,18 @@ class Drawing:
     rows: tuple[tuple[str, ...], ...] = ()
 
 
-def absent(name: str, title: str, why: str) -> Drawing:
+def absent(
+    name: str,
+    title: str,
+    why: str,
+) -> Drawing:
     """Return a drawing without data, with the reason."""
-    return Drawing(id=name, title=title, says=why, figure=None)
+    return Drawing(
+        id=name,
+        title=title,
+        says=why,
+        figure=None,
+    )
 
 
 def laid_out(figure: Figure, *, height: int, **layout: Any) -> Figure:
@@ -184,7 +193,11 @@ def _speed_figure(answer: AnswerDocument, rows: Sequence[CandidateRow]) -> Figur
 
     failed = [row for row in rows if row.rate is None or row.fits is False]
     figure = make_subplots(
-        rows=2, cols=1, shared_xaxes=True, row_heights=[0.8, 0.2], vertical_spacing=0.06
+        rows=2,
+        cols=1,
+        shared_xaxes=True,
+        row_heights=[0.8, 0.2],
+        vertical_spacing=0.06,
     )
     same = [row for row in rows if row not in failed and _learns_the_same(row, answer)]
     unlike = [row for row in rows if row not in failed and not _learns_the_same(row, answer)]
@@ -216,9 +229,22 @@ def _speed_figure(answer: AnswerDocument, rows: Sequence[CandidateRow]) -> Figur
         line_color="#888888",
         annotation_text="limit",
     )
-    figure.update_yaxes(title_text="tokens/s", row=1, col=1, rangemode="tozero")
-    figure.update_yaxes(visible=False, row=2, col=1)
-    figure.update_xaxes(title_text="peak memory, GiB", row=2, col=1)
+    figure.update_yaxes(
+        title_text="tokens/s",
+        row=1,
+        col=1,
+        rangemode="tozero",
+    )
+    figure.update_yaxes(
+        visible=False,
+        row=2,
+        col=1,
+    )
+    figure.update_xaxes(
+        title_text="peak memory, GiB",
+        row=2,
+        col=1,
+    )
     return laid_out(figure, height=460)
 
 
@@ -281,7 +307,16 @@ def _frontier(figure: Figure, rows: Sequence[CandidateRow]) -> None:
     line = {"color": COLOURS[0], "width": 1, "shape": "hv"}
     x, y = [(row.peak_memory_bytes or 0) / GIB for row in edge], [row.rate for row in edge]
     figure.add_trace(
-        Scatter(x=x, y=y, mode="lines", line=line, name="frontier", hoverinfo="skip"), row=1, col=1
+        Scatter(
+            x=x,
+            y=y,
+            mode="lines",
+            line=line,
+            name="frontier",
+            hoverinfo="skip",
+        ),
+        row=1,
+        col=1,
     )
 
 
@@ -338,7 +373,11 @@ def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis
     from plotly.graph_objects import Scatter
     from plotly.subplots import make_subplots
 
-    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.14)
+    figure = make_subplots(
+        rows=1,
+        cols=2,
+        horizontal_spacing=0.14,
+    )
     peaks = [
         (predicted.peak_memory_bytes, row.peak_memory_bytes) for row, predicted in rows if row.fits
     ]
@@ -360,17 +399,39 @@ def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis
         y = [measured / unit for _, measured in pairs]
         marker = {"color": COLOURS[0], "size": 9}
         figure.add_trace(
-            Scatter(x=x, y=y, error_x=spread, mode="markers", marker=marker, showlegend=False),
+            Scatter(
+                x=x,
+                y=y,
+                error_x=spread,
+                mode="markers",
+                marker=marker,
+                showlegend=False,
+            ),
             row=1,
             col=column,
         )
         ends = [min(*x, *y), max(*x, *y)] if len(x) > 1 or x != y else [0, x[0]]
         line = {"color": "#888888", "dash": "dot"}
         figure.add_trace(
-            Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip"),
+            Scatter(
+                x=ends,
+                y=ends,
+                mode="lines",
+                line=line,
+                showlegend=False,
+                hoverinfo="skip",
+            ),
             row=1,
             col=column,
         )
-        figure.update_xaxes(title_text=f"predicted {label}", row=1, col=column)
-        figure.update_yaxes(title_text=f"{basis} {label}", row=1, col=column)
+        figure.update_xaxes(
+            title_text=f"predicted {label}",
+            row=1,
+            col=column,
+        )
+        figure.update_yaxes(
+            title_text=f"{basis} {label}",
+            row=1,
+            col=column,
+        )
     return laid_out(figure, height=360)

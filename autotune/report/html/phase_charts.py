@@ -65,7 +65,10 @@ def memory_by_phase(answer: AnswerDocument) -> Drawing:
             says = named(row.knobs, names)
             shown.append(
                 ComparedCandidate(
-                    label=label, says=says, measured=row.phase_peak_bytes, parts=parts
+                    label=label,
+                    says=says,
+                    measured=row.phase_peak_bytes,
+                    parts=parts,
                 )
             )
     if not shown:
@@ -128,7 +131,12 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
             "symbol": "diamond",
         }
         figure.add_trace(
-            Scatter(**_across(measured), mode="markers", name=f"{answer.basis} peak", marker=marker)
+            Scatter(
+                **_across(measured),
+                mode="markers",
+                name=f"{answer.basis} peak",
+                marker=marker,
+            )
         )
     elif measured:
         figure.add_trace(
@@ -154,7 +162,12 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
             for phase in {*candidate.measured, *candidate.parts}
         }
     )
-    return laid_out(figure, height=140 + 26 * bars, barmode="stack", bargap=0.25)
+    return laid_out(
+        figure,
+        height=140 + 26 * bars,
+        barmode="stack",
+        bargap=0.25,
+    )
 
 
 def _across(at: Sequence[tuple[str, str, float]]) -> dict[str, object]:

@@ -144,7 +144,11 @@ def _refuse_for_framework(flags: Flags) -> None:
         )
 
 
-def _refuse_two_definitions(flags: Flags, names: tuple[str, ...], definition: str) -> None:
+def _refuse_two_definitions(
+    flags: Flags,
+    names: tuple[str, ...],
+    definition: str,
+) -> None:
     for name in names:
         if getattr(flags, name) is not None:
             raise BadInput(
@@ -225,11 +229,16 @@ def _training_choice(flags: Flags) -> TrainingChoice:
 def _file_choice(flags: Flags) -> FileChoice | None:
     if flags.from_command is not None:
         return FileChoice(
-            flag="--from-command", path=str(flags.from_command), arguments=flags.arguments
+            flag="--from-command",
+            path=str(flags.from_command),
+            arguments=flags.arguments,
         )
     if flags.script is not None:
         return FileChoice(
-            flag="--script", path=flags.script, arguments=flags.arguments, rewards=flags.rewards
+            flag="--script",
+            path=flags.script,
+            arguments=flags.arguments,
+            rewards=flags.rewards,
         )
     return FileChoice(flag="--config", path=flags.config) if flags.config else None
 
@@ -257,7 +266,12 @@ def _setting_choice(flags: Flags) -> SettingChoice:
 def _assigned(texts: tuple[str, ...], origin: Origin) -> HeldSettings:
     values = parse_holds(texts, flag=origin.place)
     return by_name(
-        HeldSetting(name=name, value=value, origin=origin) for name, value in values.items()
+        HeldSetting(
+            name=name,
+            value=value,
+            origin=origin,
+        )
+        for name, value in values.items()
     )
 
 
@@ -269,7 +283,13 @@ def _own_settings(flags: Flags) -> HeldSettings:
         value = positive(option, getattr(flags, flag))
         if value is not None:
             origin = Origin(source=Source.FLAG, place=option)
-            settings.append(HeldSetting(name=name, value=value, origin=origin))
+            settings.append(
+                HeldSetting(
+                    name=name,
+                    value=value,
+                    origin=origin,
+                )
+            )
     return by_name(settings)
 
 

@@ -23,7 +23,11 @@ def read_config_file(choice: FileChoice, method: str) -> UserFile:
     )
 
 
-def origins_of(config: UserConfig, document: Document, method: str) -> dict[str, Origin]:
+def origins_of(
+    config: UserConfig,
+    document: Document,
+    method: str,
+) -> dict[str, Origin]:
     """Return the place of each setting; without a line if another file of the launch states it."""
     lines: dict[str, int] = {}
     for key in document.content:
@@ -34,5 +38,9 @@ def origins_of(config: UserConfig, document: Document, method: str) -> dict[str,
     origins = {}
     for name in config.settings:
         place = str(document.path)
-        origins[name] = Origin(source=Source.FILE, place=place, line=lines.get(name))
+        origins[name] = Origin(
+            source=Source.FILE,
+            place=place,
+            line=lines.get(name),
+        )
     return origins

@@ -33,5 +33,9 @@ def exported_allocator(variables: Mapping[str, str] = os.environ) -> HeldSetting
         text = variables.get(name)
         if text and text.strip():
             origin = Origin(source=Source.VARIABLE, place=name)
-            return HeldSetting(name=ALLOCATOR_VARIABLE, value=parse_value(text), origin=origin)
+            return HeldSetting(
+                name=ALLOCATOR_VARIABLE,
+                value=parse_value(text),
+                origin=origin,
+            )
     return None

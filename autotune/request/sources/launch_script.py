@@ -96,14 +96,20 @@ def _model(launch: LaunchScript, kind: LaunchKind) -> str | None:
 
 
 def _origin(launch: LaunchScript, stated: StatedSetting) -> Origin:
-    return Origin(source=Source.FILE, place=launch.path, line=stated.line)
+    return Origin(
+        source=Source.FILE,
+        place=launch.path,
+        line=stated.line,
+    )
 
 
 # Frameworks with settings on their command line, or in TOML files.
 
 
 def _framework_config(
-    launch: LaunchScript, kind: LaunchKind, trainer: Trainer
+    launch: LaunchScript,
+    kind: LaunchKind,
+    trainer: Trainer,
 ) -> tuple[UserConfig, dict[str, Origin]]:
     """Return the settings that the framework's table has; the others stay in the script."""
     fields = _known_fields(kind, trainer)
@@ -115,7 +121,12 @@ def _framework_config(
             way_out="Write its value, or give it with --hold NAME=VALUE.",
         )
     notes = tuple(_notes(launch, split, trainer))
-    config = UserConfig(path=Path(launch.path), settings=split.settings, rest={}, notes=notes)
+    config = UserConfig(
+        path=Path(launch.path),
+        settings=split.settings,
+        rest={},
+        notes=notes,
+    )
     return config, {name: _origin(launch, launch.stated[name]) for name in split.settings}
 
 
@@ -129,7 +140,9 @@ def _known_fields(kind: LaunchKind, trainer: Trainer) -> Mapping[str, Field]:
 
 
 def _refuse_unread_files(
-    launch: LaunchScript, kind: LaunchKind, fields: Mapping[str, Field]
+    launch: LaunchScript,
+    kind: LaunchKind,
+    fields: Mapping[str, Field],
 ) -> None:
     if kind.files is None:
         return
@@ -151,7 +164,11 @@ class _StatedSplit:
     outputs: list[str] = field(default_factory=list)  # values that only a run of it can yield
 
 
-def _split(launch: LaunchScript, kind: LaunchKind, fields: Mapping[str, Field]) -> _StatedSplit:
+def _split(
+    launch: LaunchScript,
+    kind: LaunchKind,
+    fields: Mapping[str, Field],
+) -> _StatedSplit:
     split = _StatedSplit()
     for name, stated in launch.stated.items():
         if name in kind.follows_hardware or name == kind.model:
@@ -169,7 +186,11 @@ def _split(launch: LaunchScript, kind: LaunchKind, fields: Mapping[str, Field]) 
     return split
 
 
-def _notes(launch: LaunchScript, split: _StatedSplit, trainer: Trainer) -> Iterator[str]:
+def _notes(
+    launch: LaunchScript,
+    split: _StatedSplit,
+    trainer: Trainer,
+) -> Iterator[str]:
     yield (
         f"read from {launch.path}, line {launch.line}: {counted(len(split.settings), 'setting')}"
         f" of {launch.framework} {launch.method}"
@@ -234,7 +255,11 @@ def _trl_config(
         content["accelerate_config"] = str(_beside(launch, str(content.pop("config_file"))))
         places[("accelerate_config",)] = places.get(("config_file",), (1, 1))
 
-    document = Document(path=path, content=content, places=places)
+    document = Document(
+        path=path,
+        content=content,
+        places=places,
+    )
     config = split_document(document, launch.method)
     origins = origins_of(config, document, launch.method)
     for key, stated in launch.stated.items():

@@ -86,7 +86,11 @@ def read_prompts(source: str) -> TokenLengths:
 # Distributions and numbers.
 
 
-def _lognormal(source: str, figures: str, flag: str = "--lengths") -> TokenLengths:
+def _lognormal(
+    source: str,
+    figures: str,
+    flag: str = "--lengths",
+) -> TokenLengths:
     try:
         mean, p95 = (float(part) for part in figures.split(","))
         if not (0 < mean < math.inf and 0 < p95 < math.inf):

@@ -38,7 +38,10 @@ HELD = (
 
 
 def read_training_script(
-    choice: FileChoice, python: Path, hardware: Hardware, method: str | None
+    choice: FileChoice,
+    python: Path,
+    hardware: Hardware,
+    method: str | None,
 ) -> UserFile:
     """Inspect the script as it is on the hardware. `method`: that of its trainer, if stated."""
     script = look_at(
@@ -68,7 +71,11 @@ def read_training_script(
 def _configuration_place(script: UserScript) -> Origin:
     """Return the call that builds the trainer's configuration, else the trainer itself."""
     call = script.look.config_place or script.look.trainer_place
-    return Origin(source=Source.FILE, place=call.file, line=call.line)
+    return Origin(
+        source=Source.FILE,
+        place=call.file,
+        line=call.line,
+    )
 
 
 def _config(script: UserScript, trainer: Trainer) -> UserConfig:
@@ -108,7 +115,10 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
     if inspection.method in PROMPTED:
         settings["max_prompt_length"] = _longest_prompt(inspection.prompts)
     return UserConfig(
-        path=Path(script.path), settings=settings, rest=passed_on, notes=tuple(_notes(script))
+        path=Path(script.path),
+        settings=settings,
+        rest=passed_on,
+        notes=tuple(_notes(script)),
     )
 
 

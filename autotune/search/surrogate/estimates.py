@@ -121,7 +121,12 @@ class SurrogateModel:
 
         # 3. Speed.
         speed = self._speed.posterior(observed, expected)
-        return Estimates(need=need, speed=speed, fits=fits, refused=refused)
+        return Estimates(
+            need=need,
+            speed=speed,
+            fits=fits,
+            refused=refused,
+        )
 
 
 def _is_rejected_by_engine(prediction: Prediction | None) -> bool:

@@ -71,7 +71,11 @@ def normal_density(deviations: FloatArray) -> FloatArray:
     return np.exp(-0.5 * deviations**2) / math.sqrt(2 * math.pi)
 
 
-def expected_improvement(mean: FloatArray, deviation: FloatArray, best: float) -> FloatArray:
+def expected_improvement(
+    mean: FloatArray,
+    deviation: FloatArray,
+    best: float,
+) -> FloatArray:
     """E[max(0, value - best)] = (μ - best) Φ(z) + s φ(z), with z = (μ - best) / s."""
     z = (mean - best) / deviation
     return (mean - best) * normal_cdf(z) + deviation * normal_density(z)
@@ -200,7 +204,11 @@ class Fit:
         """Return the models with their weights: likelihood over the sum of likelihoods."""
         models, evidence = [], []
         for shares, scale, noise in itertools.product(structures, SCALES, noises):
-            model = CovarianceModel(shares=shares, scale=scale, noise=noise)
+            model = CovarianceModel(
+                shares=shares,
+                scale=scale,
+                noise=noise,
+            )
             models.append(model)
             evidence.append(self._log_likelihood(model))
         weights = np.exp(np.array(evidence) - max(evidence))
@@ -238,7 +246,9 @@ class Fit:
         size = self.kernels.size
         if not self.models:
             return Posterior(
-                mean=np.zeros(size), deviation=self.amplitude.copy(), noise=default_noise
+                mean=np.zeros(size),
+                deviation=self.amplitude.copy(),
+                noise=default_noise,
             )
         posteriors = []
         mean, square, variance = np.zeros(size), np.zeros(size), np.zeros(size)
@@ -270,7 +280,10 @@ class Fit:
         return similarity * (self.amplitude * model.scale) ** 2
 
     def _covariance_with(
-        self, posteriors: Sequence[ModelPosterior], mean: FloatArray, row: int
+        self,
+        posteriors: Sequence[ModelPosterior],
+        mean: FloatArray,
+        row: int,
     ) -> FloatArray:
         """Return column `row` of Σ w (K_k - W_kᵀ W_k + μ_k μ_kᵀ) - μ μᵀ."""
         amplitude = self.amplitude
@@ -308,7 +321,10 @@ class Regression:
         self._pending: _PendingVariance | None = None
 
     def posterior(
-        self, observed: Observations, pending: IndexArray, noises: tuple[float, ...] | None = None
+        self,
+        observed: Observations,
+        pending: IndexArray,
+        noises: tuple[float, ...] | None = None,
     ) -> Posterior:
         """Return the posterior; its means depend on the observations alone. `noises`: those
         still possible, if fewer.
@@ -326,7 +342,11 @@ class Regression:
     @property
     def _default_model(self) -> CovarianceModel:
         """Model to use before anything was observed."""
-        return CovarianceModel(shares=self._structures[0], scale=1.0, noise=self._noises[0])
+        return CovarianceModel(
+            shares=self._structures[0],
+            scale=1.0,
+            noise=self._noises[0],
+        )
 
     def _fit(self, observed: Observations, noises: tuple[float, ...]) -> Fit:
         if self._last is not None:
@@ -339,7 +359,11 @@ class Regression:
         return current_fit
 
 
-def _scaled_covariance(posterior: Posterior, factor: FloatArray, row: int) -> FloatArray:
+def _scaled_covariance(
+    posterior: Posterior,
+    factor: FloatArray,
+    row: int,
+) -> FloatArray:
     return np.asarray(posterior.covariance_with(row) * factor * factor[row])
 
 

@@ -169,12 +169,20 @@ def _directions(failure: Failure, failed_load: Knobs) -> dict[str, str]:
     return {name: direction for name, direction in directions.items() if name in failed_load}
 
 
-def _equal_except(failed_load: Knobs, load: Knobs, ignored: Collection[str]) -> bool:
+def _equal_except(
+    failed_load: Knobs,
+    load: Knobs,
+    ignored: Collection[str],
+) -> bool:
     compared = {*failed_load, *load}.difference(ignored)
     return all(failed_load.get(name) == load.get(name) for name in compared)
 
 
-def _is_no_cure(failed: Knobs, load: Knobs, directions: Mapping[str, str]) -> bool:
+def _is_no_cure(
+    failed: Knobs,
+    load: Knobs,
+    directions: Mapping[str, str],
+) -> bool:
     """Return True if no setting of the load moved in the direction that cures the failure."""
     for name, direction in directions.items():
         before, after = failed.get(name), load.get(name)

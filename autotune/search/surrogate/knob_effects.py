@@ -76,7 +76,9 @@ def knob_effects(
 
 
 def _trust_and_weights(
-    columns: Sequence[FloatArray], kinds: IndexArray, figures: FloatArray
+    columns: Sequence[FloatArray],
+    kinds: IndexArray,
+    figures: FloatArray,
 ) -> tuple[float, list[float]]:
     """Return the trust in the predictions and the weight of each column.
 
@@ -104,7 +106,11 @@ def _is_constant_within(groups: Sequence[IndexArray], codes: IndexArray) -> bool
     return all(len(np.unique(codes[rows])) == 1 for rows in groups)
 
 
-def _effect_share(codes: IndexArray, figures: FloatArray, groups: Sequence[IndexArray]) -> float:
+def _effect_share(
+    codes: IndexArray,
+    figures: FloatArray,
+    groups: Sequence[IndexArray],
+) -> float:
     """Return the column's effect within groups of rows, from 0 to 1."""
     variance = 0.0
     for rows in groups:

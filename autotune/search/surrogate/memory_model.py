@@ -94,7 +94,10 @@ class MemoryModel:
     """Predicted peaks, corrected by measured ones."""
 
     def __init__(
-        self, table: CandidateTable, predictions: Sequence[Prediction | None], limit_bytes: int
+        self,
+        table: CandidateTable,
+        predictions: Sequence[Prediction | None],
+        limit_bytes: int,
     ) -> None:
         self._table = table
         self._limit_bytes = limit_bytes
@@ -152,7 +155,10 @@ class MemoryModel:
         return need, fits, lower
 
     def _corrected(
-        self, name: str, measurements: Sequence[tuple[int, Measurement]], pending: IndexArray
+        self,
+        name: str,
+        measurements: Sequence[tuple[int, Measurement]],
+        pending: IndexArray,
     ) -> Posterior:
         """Return the posterior of one stretch."""
         stretch = self._stretches[name]
@@ -176,7 +182,12 @@ class MemoryModel:
         deviation = np.maximum(residual.deviation, MIN_DEVIATION)
         return replace(residual, mean=residual.mean + stretch.prior, deviation=deviation)
 
-    def _ran_out_in(self, name: str, row: int, measurement: Measurement) -> bool:
+    def _ran_out_in(
+        self,
+        name: str,
+        row: int,
+        measurement: Measurement,
+    ) -> bool:
         """Return True if memory ran out in the stretch; without a phase, in the most demanding
         one.
         """
@@ -185,7 +196,12 @@ class MemoryModel:
             return phase in self._stretches[name].phases
         return name == self._most_demanding(row)
 
-    def _peak_in(self, name: str, row: int, measurement: Measurement) -> int | None:
+    def _peak_in(
+        self,
+        name: str,
+        row: int,
+        measurement: Measurement,
+    ) -> int | None:
         """Return the peak measured in the stretch. A peak without phases belongs to the most
         demanding stretch.
         """
@@ -229,7 +245,11 @@ def _priors(
     return means, widths
 
 
-def _predicted_peak(prediction: Prediction, phases: tuple[Phase, ...], by_phase: bool) -> Estimate:
+def _predicted_peak(
+    prediction: Prediction,
+    phases: tuple[Phase, ...],
+    by_phase: bool,
+) -> Estimate:
     whole_peak = prediction.peak_memory_bytes
     if not by_phase:
         return whole_peak
@@ -239,7 +259,9 @@ def _predicted_peak(prediction: Prediction, phases: tuple[Phase, ...], by_phase:
 
 
 def _with_bounds(
-    observed: Observations, bounds: Observations, posterior: Posterior
+    observed: Observations,
+    bounds: Observations,
+    posterior: Posterior,
 ) -> Observations:
     """Add lower bounds b as the moments of the normal distribution truncated to values above b.
 

@@ -141,14 +141,21 @@ class Kernels:
             line = 1 + (1 - effect.trust) * actual + effect.trust * predicted
             single += effect.weight * 0.5 * line
         return SimilarityParts(
-            bias=unit, single=single / self._total_weight, joint=unit, identity=unit
+            bias=unit,
+            single=single / self._total_weight,
+            joint=unit,
+            identity=unit,
         )
 
 
 SimilarityFunction = Callable[[FloatArray, FloatArray], FloatArray]
 
 
-def _mixed(similarity: SimilarityFunction, effect: KnobEffect, rows: IndexArray) -> FloatArray:
+def _mixed(
+    similarity: SimilarityFunction,
+    effect: KnobEffect,
+    rows: IndexArray,
+) -> FloatArray:
     """Return trust · similarity(predicted positions) + (1 - trust) · similarity(actual ones)."""
     predicted = similarity(effect.predicted[rows][:, None], effect.predicted[None, :])
     if effect.trust == 1.0:

@@ -199,7 +199,12 @@ class ThroughputModel:
         """Return e_g."""
         return math.log(cycle.seconds[group] / self._seconds[group][cycle.row])
 
-    def _is_cliff(self, group: str, cycle: _Cycle, level: float) -> bool:
+    def _is_cliff(
+        self,
+        group: str,
+        cycle: _Cycle,
+        level: float,
+    ) -> bool:
         bound = max(math.log(CLIFF_FACTOR), CLIFF_FACTOR * self._widths[group][cycle.row])
         return not cycle.deviation and self._error(group, cycle) - level > bound
 

@@ -58,7 +58,12 @@ LOSSES = (
 Options = Mapping[str, Any]
 
 
-def policy_loss(out: Any, labels: Any, loss: str, options: Options) -> Any:
+def policy_loss(
+    out: Any,
+    labels: Any,
+    loss: str,
+    options: Options,
+) -> Any:
     """Compute the loss from a model's output, and clear its logits, which are not kept twice."""
     logits = out.logits
     out.logits = None
@@ -99,7 +104,11 @@ def _lacks_kernel(options: Options) -> bool:
     return find_spec(user) is not None and find_spec(package) is None
 
 
-def _holding(total: Any, logits: Any, share: float) -> Any:
+def _holding(
+    total: Any,
+    logits: Any,
+    share: float,
+) -> Any:
     """Return the loss with tensors of an entropy that is only logged."""
     with torch.no_grad():
         log_softmax = torch.log_softmax(logits[:, :-1], dim=-1)
@@ -124,7 +133,13 @@ class _Holding(torch.autograd.Function):  # type: ignore[misc]
 # 1. Log-probabilities.
 
 
-def _log_probabilities(logits: Any, labels: Any, loss: str, *, in_place: bool) -> Any:
+def _log_probabilities(
+    logits: Any,
+    labels: Any,
+    loss: str,
+    *,
+    in_place: bool,
+) -> Any:
     if loss == "logprobs_kernel":
         flat = logits.reshape(-1, logits.shape[-1])
         return _FusedCrossEntropy.apply(flat, torch.roll(labels, -1, 1).reshape(-1), in_place)
@@ -146,7 +161,11 @@ def _token_by_token(logits: Any, labels: Any) -> Any:
     return torch.stack(log_probabilities)
 
 
-def _in_slices(logits: Any, labels: Any, loss: str) -> Any:
+def _in_slices(
+    logits: Any,
+    labels: Any,
+    loss: str,
+) -> Any:
     rows, length = labels.shape
     packed = logits.reshape(1, rows * length, -1)
     slices = [packed[:, row * length : (row + 1) * length] for row in range(rows)]
@@ -161,7 +180,12 @@ class _FusedCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     """Allocations of a fused cross-entropy; its values are not computed."""
 
     @staticmethod
-    def forward(context: Any, logits: Any, labels: Any, in_place: bool) -> Any:
+    def forward(
+        context: Any,
+        logits: Any,
+        labels: Any,
+        in_place: bool,
+    ) -> Any:
         losses = _figure_per_token(logits)
         sums = _figure_per_token(logits)
         context.save_for_backward(logits, sums, labels)
@@ -254,15 +278,31 @@ class _FusedHead(torch.autograd.Function):  # type: ignore[misc]
     figures = 1
 
     @classmethod
-    def forward_part(cls, flat: Any, weight: Any, chunk: int) -> None: ...
-
-    @classmethod
-    def backward_part(
-        cls, flat: Any, weight: Any, grad_hidden: Any, grad_weight: Any, chunk: int
+    def forward_part(
+        cls,
+        flat: Any,
+        weight: Any,
+        chunk: int,
     ) -> None: ...
 
     @classmethod
-    def forward(cls, context: Any, hidden: Any, weight: Any, chunk: int) -> Any:
+    def backward_part(
+        cls,
+        flat: Any,
+        weight: Any,
+        grad_hidden: Any,
+        grad_weight: Any,
+        chunk: int,
+    ) -> None: ...
+
+    @classmethod
+    def forward(
+        cls,
+        context: Any,
+        hidden: Any,
+        weight: Any,
+        chunk: int,
+    ) -> Any:
         context.save_for_backward(hidden, weight)
         context.chunk = chunk
         flat = hidden.reshape(-1, hidden.shape[-1])
@@ -287,13 +327,23 @@ class _VocabularyParts(_FusedHead):
     figures = 3
 
     @classmethod
-    def forward_part(cls, flat: Any, weight: Any, chunk: int) -> None:
+    def forward_part(
+        cls,
+        flat: Any,
+        weight: Any,
+        chunk: int,
+    ) -> None:
         for rows in flat[:chunk].split(chunk):
             _scaled_logits(rows, weight[:PRIME_PART]).exp()
 
     @classmethod
     def backward_part(
-        cls, flat: Any, weight: Any, grad_hidden: Any, grad_weight: Any, chunk: int
+        cls,
+        flat: Any,
+        weight: Any,
+        grad_hidden: Any,
+        grad_weight: Any,
+        chunk: int,
     ) -> None:
         rows = flat[:chunk]
         part = weight[:PRIME_PART]
@@ -313,14 +363,24 @@ class _TokenChunks(_FusedHead):
     figures = 2
 
     @classmethod
-    def forward_part(cls, flat: Any, weight: Any, chunk: int) -> None:
+    def forward_part(
+        cls,
+        flat: Any,
+        weight: Any,
+        chunk: int,
+    ) -> None:
         logits = _divided_logits(flat[:chunk], weight)
         shares = logits.softmax(dim=-1)
         (shares * logits).sum(-1)
 
     @classmethod
     def backward_part(
-        cls, flat: Any, weight: Any, grad_hidden: Any, grad_weight: Any, chunk: int
+        cls,
+        flat: Any,
+        weight: Any,
+        grad_hidden: Any,
+        grad_weight: Any,
+        chunk: int,
     ) -> None:
         rows = flat[:chunk]
         logits = _divided_logits(rows, weight)
@@ -343,7 +403,12 @@ class _Kernel(_FusedHead):
     figures = 5
 
     @classmethod
-    def forward_part(cls, flat: Any, weight: Any, chunk: int) -> None:
+    def forward_part(
+        cls,
+        flat: Any,
+        weight: Any,
+        chunk: int,
+    ) -> None:
         shape = (len(flat), math.ceil(len(weight) / KERNEL_PART))
         _figures_of_parts = [
             torch.empty(shape, dtype=torch.float32, device=flat.device) for _ in range(3)
@@ -351,7 +416,12 @@ class _Kernel(_FusedHead):
 
     @classmethod
     def backward_part(
-        cls, flat: Any, weight: Any, grad_hidden: Any, grad_weight: Any, chunk: int
+        cls,
+        flat: Any,
+        weight: Any,
+        grad_hidden: Any,
+        grad_weight: Any,
+        chunk: int,
     ) -> None:
         if grad_weight is None:  # there is one of frozen weights as well
             grad_weight = torch.empty_like(weight)

@@ -75,7 +75,11 @@ def prepared(spec: Spec) -> Any:
 
 
 def build_model(
-    spec: Spec, attention: str | None, *, device: str = "meta", scores: bool = False
+    spec: Spec,
+    attention: str | None,
+    *,
+    device: str = "meta",
+    scores: bool = False,
 ) -> Any:
     """Build the base model with the requested number of layers."""
     model_spec = dict(spec["model"])
@@ -84,13 +88,23 @@ def build_model(
     config = fake_models.config_of(model_spec, folder, trust_remote_code=trusted)
     dtype = getattr(torch, model_spec["dtype"])
     model = fake_models.build(
-        config, dtype, attention, device=device, trust_remote_code=trusted, scores=scores
+        config,
+        dtype,
+        attention,
+        device=device,
+        trust_remote_code=trusted,
+        scores=scores,
     )
     model.config._name_or_path = model.name_or_path = model_spec["name"]
     return model
 
 
-def adapt(model: Any, adapter: Settings | None, *, widened: bool = True) -> Any:
+def adapt(
+    model: Any,
+    adapter: Settings | None,
+    *,
+    widened: bool = True,
+) -> Any:
     """Add PEFT's own adapter modules; `widened`: in float32, as PEFT creates them by default."""
     if not adapter:
         return model
@@ -114,7 +128,12 @@ def adapt(model: Any, adapter: Settings | None, *, widened: bool = True) -> Any:
         return peft.get_peft_model(model, peft.LoraConfig(**settings), **options)
 
 
-def checkpoint(model: Any, settings: Settings, *, adapted: bool) -> None:
+def checkpoint(
+    model: Any,
+    settings: Settings,
+    *,
+    adapted: bool,
+) -> None:
     """Enable gradient checkpointing like the Trainer, with input gradients for adapters."""
     if not settings.get("gradient_checkpointing"):
         return
@@ -262,7 +281,11 @@ def batches(spec: Spec, score: Settings | None = None) -> Callable[[], dict[str,
 # 3. What a trainer adds to a model.
 
 
-def mixed(model: Any, settings: Settings, device: str) -> Callable[..., Any]:
+def mixed(
+    model: Any,
+    settings: Settings,
+    device: str,
+) -> Callable[..., Any]:
     """Apply accelerate's mixed precision: autocast around forward, outputs in float32."""
     if settings.get("bf16"):
         dtype = torch.bfloat16

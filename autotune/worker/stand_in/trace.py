@@ -59,7 +59,11 @@ def load(request: Mapping[str, Any], recorder: Any) -> object:
     return object()
 
 
-def measure(loaded: object, request: Mapping[str, Any], recorder: Any) -> dict[str, Any]:
+def measure(
+    loaded: object,
+    request: Mapping[str, Any],
+    recorder: Any,
+) -> dict[str, Any]:
     return trace(request)
 
 
@@ -97,7 +101,11 @@ def _built_on_meta(
 
 
 def traced_on_fake_tensors(
-    spec: Spec, built_on_meta: BuiltOnMeta, *, basis: str, tile: int | None = None
+    spec: Spec,
+    built_on_meta: BuiltOnMeta,
+    *,
+    basis: str,
+    tile: int | None = None,
 ) -> tuple[dict[str, Any], Any]:
     """Return the trace, without versions, and what was built.
 
@@ -133,7 +141,9 @@ def traced_on_fake_tensors(
 
 
 def _run(
-    spec: Spec, built_on_meta: BuiltOnMeta, tile: int | None
+    spec: Spec,
+    built_on_meta: BuiltOnMeta,
+    tile: int | None,
 ) -> tuple[Any, list[Any], Any, Any]:
     """Return what was built, its models, the annotator, and the parameters' uses, or None if
     nothing reads them.
@@ -151,7 +161,12 @@ def _run(
     return built, models, annotator, usage
 
 
-def _run_on_fake_tensors(spec: Spec, annotator: Any, models: Sequence[Any], steps: Steps) -> Any:
+def _run_on_fake_tensors(
+    spec: Spec,
+    annotator: Any,
+    models: Sequence[Any],
+    steps: Steps,
+) -> Any:
     """Run the steps. Return the parameters' uses."""
     from ..tracing import experts, fake_models, fsdp2, parameter_uses, sharding_kind
 

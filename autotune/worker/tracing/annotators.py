@@ -139,12 +139,21 @@ class StepAnnotator(NullAnnotator):
     def _mark_layer(self, index: int, layer: Any) -> None:
         ledger = self.ledger
 
-        def forward_begins(module: Any, args: Any, kwargs: Any) -> None:
+        def forward_begins(
+            module: Any,
+            args: Any,
+            kwargs: Any,
+        ) -> None:
             ledger.enter(ledger.phase, layer=index)
             for hidden_states in differentiable((args, kwargs.get("hidden_states")))[:1]:
                 hidden_states.register_hook(backward_ends)
 
-        def forward_ends(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        def forward_ends(
+            module: Any,
+            args: Any,
+            kwargs: Any,
+            output: Any,
+        ) -> None:
             # A recomputed layer remains current until its backward is done.
             if ledger.phase != "backward":
                 ledger.enter(ledger.phase)

@@ -96,7 +96,12 @@ def _added_to_scores(mask: Any, dtype: torch.dtype) -> Any:
 
 
 def _flash(
-    query: Any, key: Any, value: Any, dropout: float, causal: bool, scale: float | None
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
 ) -> Any:
     """Call the kernel with heads padded to a multiple of 8."""
     head_size = query.shape[-1]
@@ -109,7 +114,11 @@ def _flash(
     return out[..., :head_size] if head_size % 8 else out
 
 
-def _padded_heads(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
+def _padded_heads(
+    query: Any,
+    key: Any,
+    value: Any,
+) -> tuple[Any, Any, Any]:
     excess = query.shape[-1] % 8
     if not excess:
         return query, key, value
@@ -131,7 +140,13 @@ def _needs_gradient(*tensors: Any) -> bool:
 
 
 def choose(
-    query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, gqa: bool
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    dropout: float,
+    causal: bool,
+    gqa: bool,
 ) -> str:
     """Return torch's choice on this GPU: `cudnn`, `flash`, `efficient` or `math`."""
     if not query.dim() == key.dim() == value.dim() == 4:
@@ -159,7 +174,14 @@ def choose(
 # Rules of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp` and `sdp_utils_cpp.h`.
 
 
-def _fits_cudnn(query: Any, key: Any, value: Any, mask: Any, dropout: float, gqa: bool) -> bool:
+def _fits_cudnn(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    dropout: float,
+    gqa: bool,
+) -> bool:
     return bool(
         query.dtype in _HALF
         and max(query.shape[-1], value.shape[-1]) <= 128
@@ -172,7 +194,14 @@ def _fits_cudnn(query: Any, key: Any, value: Any, mask: Any, dropout: float, gqa
     )
 
 
-def _fits_flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, gqa: bool) -> bool:
+def _fits_flash(
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout: float,
+    causal: bool,
+    gqa: bool,
+) -> bool:
     head_size = query.shape[-1]
     major, minor = capability()
     little_shared_memory = major == 12 or (major == 8 and minor in range(6, 10))
@@ -191,7 +220,13 @@ def _fits_flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, 
     )
 
 
-def _fits_efficient(query: Any, key: Any, value: Any, mask: Any, gqa: bool) -> bool:
+def _fits_efficient(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    gqa: bool,
+) -> bool:
     major = capability()[0]
     dtypes = [torch.float16, torch.float32]
     if major >= 8:
@@ -209,7 +244,13 @@ def _fits_efficient(query: Any, key: Any, value: Any, mask: Any, gqa: bool) -> b
     )
 
 
-def _heads_agree(query: Any, key: Any, value: Any, *, grouped: bool) -> bool:
+def _heads_agree(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    grouped: bool,
+) -> bool:
     """Return True if batches and heads are equal, or with `grouped` if query heads share keys."""
     batch, heads = query.shape[:2]
     key_heads = key.shape[1]
@@ -296,7 +337,12 @@ def index_first_axis(values: Any, indices: Any) -> Any:
     return values[indices]
 
 
-def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
+def pad_input(
+    hidden_states: Any,
+    indices: Any,
+    batch: int,
+    seqlen: int,
+) -> Any:
     rows = torch.zeros(
         batch * seqlen,
         *hidden_states.shape[1:],
@@ -307,7 +353,11 @@ def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
     return rows.view(batch, seqlen, *hidden_states.shape[1:])
 
 
-def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None) -> Any:
+def unpad_input(
+    hidden_states: Any,
+    attention_mask: Any,
+    unused_mask: Any = None,
+) -> Any:
     mask = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = mask.sum(dim=-1, dtype=torch.int32)
     indices = torch.nonzero(mask.flatten(), as_tuple=False).flatten()
@@ -335,7 +385,11 @@ def flash_package_installed() -> Iterator[AbstractContextManager[None]]:
 def _package_importable() -> Iterator[AbstractContextManager[None]]:
     package = ModuleType("flash_attn")
     padding = ModuleType("flash_attn.bert_padding")
-    vars(package).update(__version__="2.8.3", __path__=[], bert_padding=padding)
+    vars(package).update(
+        __version__="2.8.3",
+        __path__=[],
+        bert_padding=padding,
+    )
     for module, functions in ((package, _ATTENTION), (padding, _PADDING)):
         module.__spec__ = ModuleSpec(module.__name__, None, is_package=module is package)
         vars(module).update({function.__name__: function for function in functions})
@@ -398,7 +452,12 @@ def _enable(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
 # 3. FlashAttention 3.
 
 
-def _flash3_forward(query: Any, key: Any, value: Any, pairs: int) -> Any:
+def _flash3_forward(
+    query: Any,
+    key: Any,
+    value: Any,
+    pairs: int,
+) -> Any:
     """Return the output, and log-sum-exp as head, token."""
     tokens, heads = query.shape[:2]
     out = torch.empty_like(query)
@@ -406,7 +465,12 @@ def _flash3_forward(query: Any, key: Any, value: Any, pairs: int) -> Any:
 
 
 def _flash3_backward(
-    gradient: Any, query: Any, key: Any, value: Any, pairs: int, sequences: int
+    gradient: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    pairs: int,
+    sequences: int,
 ) -> Any:
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
@@ -420,7 +484,11 @@ _LIBRARY = torch.library.Library("autotune", "FRAGMENT")
 """Keeps the operations registered."""
 
 
-def _register(name: str, schema: str, kernel: Callable[..., Any]) -> None:
+def _register(
+    name: str,
+    schema: str,
+    kernel: Callable[..., Any],
+) -> None:
     if hasattr(torch.ops.autotune, name):
         return  # by this module, imported under another name
     _LIBRARY.define(name + schema)
@@ -434,7 +502,13 @@ _register("flash3_varlen_backward", _FLASH3_BACKWARD_SCHEMA, _flash3_backward)
 class _Flash3(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, query: Any, key: Any, value: Any, starts_q: Any, starts_k: Any, pairs: int
+        ctx: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        starts_q: Any,
+        starts_k: Any,
+        pairs: int,
     ) -> Any:
         out, logsumexp = torch.ops.autotune.flash3_varlen(query, key, value, pairs)
         ctx.save_for_backward(query, key, value, out, logsumexp, starts_q, starts_k)
@@ -471,7 +545,13 @@ def flash3_varlen_func(
     return _Flash3.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, pairs)
 
 
-def pairs_of(starts_q: Sequence[int], starts_k: Sequence[int], *, causal: bool, window: int) -> int:
+def pairs_of(
+    starts_q: Sequence[int],
+    starts_k: Sequence[int],
+    *,
+    causal: bool,
+    window: int,
+) -> int:
     """Return the pairs of query and key that attend, over all sequences; the last query sees the
     last key.
     """
@@ -487,7 +567,11 @@ def pairs_of(starts_q: Sequence[int], starts_k: Sequence[int], *, causal: bool, 
     return total
 
 
-def _causal_pairs(queries: int, keys: int, window: int) -> int:
+def _causal_pairs(
+    queries: int,
+    keys: int,
+    window: int,
+) -> int:
     """Return the pairs of one sequence.
 
     Each query sees one key more than the one before, up to all keys of its window. Example: 3

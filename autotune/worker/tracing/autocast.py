@@ -196,7 +196,11 @@ def _unsafe(operation: Any, *args: Any, **kwargs: Any) -> Any:
     )
 
 
-def _run(operation: Any, args: Any, kwargs: Any) -> Any:
+def _run(
+    operation: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
     autocast_key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
     with torch._C._ExcludeDispatchKeyGuard(autocast_key):
         return operation(*args, **kwargs)

@@ -45,7 +45,12 @@ class _Manager:
         cls._only = cls._only or cls()
         return cls._only
 
-    def register_module_override(self, module: Any, name: str, config: dict[str, Any]) -> None:
+    def register_module_override(
+        self,
+        module: Any,
+        name: str,
+        config: dict[str, Any],
+    ) -> None:
         self.overrides.append((module, name, config))
 
     def bits_of(self, parameter: Any, bits: int) -> int:

@@ -51,14 +51,25 @@ _attributes: dict[Any, dict[str, Any]] = {}
 """Attributes, by device, that FakeTensor sets on a new instance besides its mode."""
 
 
-def _new(mode: Any, shape: Sequence[int], stride: Sequence[int], dtype: Any, device: Any) -> Any:
+def _new(
+    mode: Any,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: Any,
+    device: Any,
+) -> Any:
     """Return a fake tensor with memory of its own."""
     with torch._C._DisableTorchDispatch():
         return _fake(mode, torch.empty_strided(shape, stride, dtype=dtype, device="meta"), device)
 
 
 def _view(
-    mode: Any, base: Any, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: Any
+    mode: Any,
+    base: Any,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    offset: int,
+    dtype: Any,
 ) -> Any:
     """Return a fake tensor in the memory of `base`."""
     with torch._C._DisableTorchDispatch():
@@ -67,7 +78,11 @@ def _view(
         return _fake(mode, plain, base.fake_device)
 
 
-def _fake(mode: Any, plain: Any, device: Any) -> Any:
+def _fake(
+    mode: Any,
+    plain: Any,
+    device: Any,
+) -> Any:
     """Return `FakeTensor(mode, plain, device)`; attributes are copied, since setting is slow."""
     if device not in _attributes:
         fake = FakeTensor(mode, plain, device)
@@ -96,7 +111,12 @@ def _guard_data(fake: Any, mode: Any) -> None:
 # 2. Rules for a batch's rows: each comes with another index, so there is nothing to cache.
 
 
-def by_rule(func: Any, args: Any, kwargs: Any, mode: Any) -> Any:
+def by_rule(
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    mode: Any,
+) -> Any:
     """Return the result of lifting, selecting or copying a row; None if no rule applies."""
     rule = _RULES.get(id(func))
     return rule(mode, *args) if rule is not None and not kwargs else None
@@ -113,7 +133,12 @@ def _lifted(mode: Any, real: Any) -> Any:
     return _new(mode, real.shape, real.stride(), real.dtype, real.device)
 
 
-def _selected(mode: Any, base: Any, dim: int, index: int) -> Any:
+def _selected(
+    mode: Any,
+    base: Any,
+    dim: int,
+    index: int,
+) -> Any:
     if not _is_simple(base) or not base.is_contiguous():
         return None
     if not 0 <= dim < base.dim() or not 0 <= index < base.shape[dim]:
@@ -127,7 +152,11 @@ def _selected(mode: Any, base: Any, dim: int, index: int) -> Any:
     return _view(mode, base, shape, stride, offset, base.dtype)
 
 
-def _copied(mode: Any, target: Any, source: Any) -> Any:
+def _copied(
+    mode: Any,
+    target: Any,
+    source: Any,
+) -> Any:
     if _is_simple(target) and _is_simple(source) and target.shape == source.shape:
         return target
     return None
@@ -168,7 +197,12 @@ class CachedResult:
         self._outputs = tuple(outputs)
         self.costs: dict[Any, Any] = {}  # of `operands.cost_of`, by FLOP formula
 
-    def again(self, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any) -> Any:
+    def again(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        mode: Any,
+    ) -> Any:
         """Return the result for these operands."""
         operands = (*args, *kwargs.values())
         if self._kind is FakeTensor:
@@ -180,7 +214,11 @@ _results: dict[Key, CachedResult | None] = {}
 """None for results that cannot be cached."""
 
 
-def key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
+def key_of(
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Key | None:
     """Return everything that decides the result's form; None if that is more than a key holds."""
     description: list[object] = [id(func), torch.get_default_dtype()]
     if not _describe(args, description):
@@ -197,7 +235,12 @@ def find(key: Key) -> CachedResult | None:
 
 
 def note(
-    key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any
+    key: Key,
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mode: Any,
+    out: Any,
 ) -> CachedResult | None:
     """Cache a result, if the key alone determines it."""
     if key not in _results:
@@ -239,7 +282,12 @@ def _describe(values: Any, description: list[object]) -> bool:
 
 
 def _cached(
-    key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any
+    key: Key,
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mode: Any,
+    out: Any,
 ) -> CachedResult | None:
     """Return the result's description; None if it cannot be cached."""
     kind = type(out)
@@ -284,7 +332,12 @@ def _is_cacheable(func: Any, args: Sequence[Any]) -> bool:
     return not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite)
 
 
-def _output(result: Any, func: Any, operands: Sequence[Any], memories: set[int]) -> Output | None:
+def _output(
+    result: Any,
+    func: Any,
+    operands: Sequence[Any],
+    memories: set[int],
+) -> Output | None:
     """Return the function that makes this result again: a constant, an operand, new memory, or a
     view of an operand.
     """

@@ -69,7 +69,12 @@ def depends_on_routing(model: Any) -> bool:
     return routing_of(model) is not None and implementation in (None, "eager")
 
 
-def extra_bytes(model: Any, annotator: Any, spec: Spec, again: Callable[[Spec], Any]) -> int:
+def extra_bytes(
+    model: Any,
+    annotator: Any,
+    spec: Spec,
+    again: Callable[[Spec], Any],
+) -> int:
     """Return additional peak bytes if all tokens go to the same experts.
 
     `again` traces another specification and returns its annotator.
@@ -89,7 +94,11 @@ def _grouped_products_of_all_types() -> Iterator[AbstractContextManager[None]]:
         return
 
     def grouped_product(
-        left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+        left: Any,
+        right: Any,
+        offs: Any = None,
+        bias: Any = None,
+        out_dtype: Any = None,
     ) -> Any:
         if left.dtype is torch.bfloat16:
             return kernel_of_torch(left, right, offs, bias, out_dtype)
@@ -112,13 +121,25 @@ def _grouped_products_of_all_types() -> Iterator[AbstractContextManager[None]]:
 class _Routing(TorchDispatchMode):  # type: ignore[misc]
     """Makes the router's choice known: indices, rows and counts then result from it."""
 
-    def __init__(self, experts: int, experts_per_token: int, *, even: bool) -> None:
+    def __init__(
+        self,
+        experts: int,
+        experts_per_token: int,
+        *,
+        even: bool,
+    ) -> None:
         super().__init__()
         self._experts = experts
         self._experts_per_token = experts_per_token
         self._even = even
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         kwargs = kwargs or {}
         # 1. Operations whose result has a shape that depends on the routing.
         if func is aten.bincount.default:
@@ -158,7 +179,12 @@ class _Routing(TorchDispatchMode):  # type: ignore[misc]
             choice = self._choice(torch.Size([tokens, self._experts_per_token]))
             return torch.bincount(choice.view(-1), minlength=self._experts).to(dtype)
 
-    def _bincount(self, operand: Any, weights: Any = None, minlength: int = 0) -> Any:
+    def _bincount(
+        self,
+        operand: Any,
+        weights: Any = None,
+        minlength: int = 0,
+    ) -> Any:
         """Return counts of length `minlength`: an expert's number is below it."""
         dtype = torch.long if weights is None else weights.dtype
         counts = torch.empty(minlength, dtype=dtype, device=operand.device)

@@ -34,7 +34,12 @@ from .patching import all_entered, attribute, swapped
 # 1. Models on meta.
 
 
-def config_of(model: dict[str, Any], folder: str | None, *, trust_remote_code: bool) -> Any:
+def config_of(
+    model: dict[str, Any],
+    folder: str | None,
+    *,
+    trust_remote_code: bool,
+) -> Any:
     """Return the configuration, cut to `layers` decoder layers if requested."""
     import transformers
 

@@ -87,14 +87,25 @@ def process_group(spec: Spec, *, rank: int = 0) -> Iterator[None]:
         raise Untraceable(
             "FSDP2: this process has a process group already. The trace needs its own."
         )
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=_ranks(spec))
+    dist.init_process_group(
+        "fake",
+        store=FakeStore(),
+        rank=rank,
+        world_size=_ranks(spec),
+    )
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def shard(model: Any, spec: Spec, tracker: Any, *, scores: bool = False) -> Any:
+def shard(
+    model: Any,
+    spec: Spec,
+    tracker: Any,
+    *,
+    scores: bool = False,
+) -> Any:
     """Return the model sharded by accelerate; whole tensors leave the ledger. `scores`: one that
     only scores, as a reference.
     """
@@ -236,7 +247,11 @@ def _mesh(spec: Spec) -> Any:
         return init_device_mesh("cpu", (_ranks(spec),))
 
 
-def _receive_weights(model: Any, spec: Spec, ledger: Any) -> None:
+def _receive_weights(
+    model: Any,
+    spec: Spec,
+    ledger: Any,
+) -> None:
     """Load the weights as accelerate does on all ranks but the first (`cpu_ram_efficient_loading`):
     each parameter whole on the device, then this rank's shard of it. The segments of whole ones
     stay in torch's cache.
@@ -259,7 +274,12 @@ def _receive_weights(model: Any, spec: Spec, ledger: Any) -> None:
     _remove_freed(ledger, end_of_sharding)
 
 
-def _shard_by_layer(model: Any, spec: Spec, *, widened: bool = False) -> Any:
+def _shard_by_layer(
+    model: Any,
+    spec: Spec,
+    *,
+    widened: bool = False,
+) -> Any:
     """Shard per decoder layer, with the rest as root; adapters belong to their layer.
 
     `widened`: gradients are reduced in float32, outputs keep their type, and embeddings that are
@@ -272,10 +292,16 @@ def _shard_by_layer(model: Any, spec: Spec, *, widened: bool = False) -> Any:
     dtype = _HALF.get(mixed_precision(spec))
     if widened:
         policy = MixedPrecisionPolicy(
-            param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=None
+            param_dtype=dtype,
+            reduce_dtype=torch.float32,
+            output_dtype=None,
         )
     else:
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
+        policy = MixedPrecisionPolicy(
+            param_dtype=dtype,
+            reduce_dtype=dtype,
+            output_dtype=dtype,
+        )
     unit_options = {"mesh": _mesh(spec), "mp_policy": policy}
     _upcast_trainable(model, spec)
 
@@ -323,7 +349,12 @@ def _upcast_trainable(model: Any, spec: Spec) -> None:
         _cast(model, torch.float32, only_trainable=True)
 
 
-def _cast(model: Any, dtype: torch.dtype, *, only_trainable: bool = False) -> None:
+def _cast(
+    model: Any,
+    dtype: torch.dtype,
+    *,
+    only_trainable: bool = False,
+) -> None:
     """Replace parameters and buffers, or trainable parameters alone: fake parameters refuse
     `.data` of another type.
     """

@@ -57,7 +57,12 @@ def outside(func: Any, /, *args: Any, **kwargs: Any) -> Any:
 # 2. Values of results.
 
 
-def learn(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+def learn(
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    out: Any,
+) -> None:
     """Record the value of an operation's result, if it can be computed."""
     if type(out) is FakeTensor and (out.is_floating_point() or out.is_complex()):
         return
@@ -96,7 +101,11 @@ def _may_be_known(result: Any) -> bool:
     return bool(result.numel() <= MAX_ELEMENTS)
 
 
-def result_of(func: Any, args: Any, kwargs: Any) -> Any:
+def result_of(
+    func: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
     """Return the operation's result on known operands; None if one is unknown."""
     operands = _real_operands(args, kwargs)
     if operands is None:
@@ -116,7 +125,11 @@ def _real_operands(args: Any, kwargs: Any) -> Any:
 # 3. Operations whose result, or its shape, depends on values.
 
 
-def _scalar(func: Any, args: Any, kwargs: Any) -> Any:
+def _scalar(
+    func: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
     """Return `item()`: the known value, else a neutral one."""
     tensor = args[0]
     real = of(tensor)
@@ -127,26 +140,42 @@ def _scalar(func: Any, args: Any, kwargs: Any) -> Any:
     return 1.0 if tensor.is_floating_point() else 1
 
 
-def _comparison(func: Any, args: Any, kwargs: Any) -> Any:
+def _comparison(
+    func: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
     """Return the known answer, else True."""
     answer = result_of(func, args, kwargs)
     return True if answer is None else answer
 
 
-def _nonzero(func: Any, args: Any, kwargs: Any) -> Any:
+def _nonzero(
+    func: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
     mask = args[0]
     shape = (count(mask), mask.dim())
     positions = torch.empty(shape, dtype=torch.long, device=mask.device)
     return _with_value(positions, func, args)
 
 
-def _masked_select(func: Any, args: Any, kwargs: Any) -> Any:
+def _masked_select(
+    func: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
     values, mask = args
     selected = torch.empty(count(mask), dtype=values.dtype, device=values.device)
     return _with_value(selected, func, args)
 
 
-def _with_value(out: Any, func: Any, args: Any) -> Any:
+def _with_value(
+    out: Any,
+    func: Any,
+    args: Any,
+) -> Any:
     real = result_of(func, args, {})
     if real is not None:
         keep(out, real)

@@ -74,7 +74,11 @@ def _product_added(
 _product_added.__module__, _product_added.__name__ = "torch._decomp.decompositions", "addmm"
 
 
-def _dropout(values: Any, p: float, train: bool) -> Any:
+def _dropout(
+    values: Any,
+    p: float,
+    train: bool,
+) -> Any:
     """Save a mask of one byte per element, as CUDA does; the CPU saves the element's own width."""
     if not train or p == 0 or values.numel() == 0:
         return values
@@ -83,7 +87,12 @@ def _dropout(values: Any, p: float, train: bool) -> Any:
     return aten.native_dropout(values, p, train)[0]
 
 
-def _softmax(operation: Any, values: Any, dim: int, dtype: Any = None) -> Any:
+def _softmax(
+    operation: Any,
+    values: Any,
+    dim: int,
+    dtype: Any = None,
+) -> Any:
     """Widen float16 to float32 inside the kernel, as CUDA does; other pairs are copied."""
     if values.dtype is torch.float16 and dtype is torch.float32:
         return operation(values, dim, True)
@@ -379,7 +388,11 @@ def _is_of_liger(value: Any) -> bool:
     return str(getattr(value, "__module__", "")).startswith("liger_kernel")
 
 
-def _restore(owner: Any, name: str, previous: Mapping[str, Any]) -> None:
+def _restore(
+    owner: Any,
+    name: str,
+    previous: Mapping[str, Any],
+) -> None:
     if name in previous:
         setattr(owner, name, previous[name])
     else:

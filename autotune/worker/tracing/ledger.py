@@ -117,7 +117,12 @@ class Ledger:
 
     # Work.
 
-    def count(self, moved_bytes: int, flops: float, dtype: str) -> None:
+    def count(
+        self,
+        moved_bytes: int,
+        flops: float,
+        dtype: str,
+    ) -> None:
         """Count an operation; `dtype` is empty without matrix products."""
         phase = self.phase
         self.moved[phase] += moved_bytes

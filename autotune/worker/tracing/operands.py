@@ -133,7 +133,12 @@ class AttentionFlops:
         return float(2 * rows * keys_per_row * size)
 
 
-def seen_keys(keys: int, *, causal: bool, window: int | None) -> float:
+def seen_keys(
+    keys: int,
+    *,
+    causal: bool,
+    window: int | None,
+) -> float:
     """Return the keys that a query attends to, in the mean over the queries of a row."""
     if not causal:
         return keys

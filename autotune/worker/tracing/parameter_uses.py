@@ -81,7 +81,13 @@ class ParameterUses:
     def _note(self, kind: int, index: int, *details: int) -> None:
         self.uses.append([len(self._ledger.events), kind, index, *details])
 
-    def watch(self, model: Any, tracker: Any, *, trains: bool = True) -> None:
+    def watch(
+        self,
+        model: Any,
+        tracker: Any,
+        *,
+        trains: bool = True,
+    ) -> None:
         """Record from now on. Of several models the first one is the policy.
 
         `trains`: False for a model that no optimizer has.
@@ -122,7 +128,13 @@ class ParameterUses:
             if watched:
                 number += 1
 
-    def _add_parameters(self, model: Any, tracker: Any, *, trains: bool) -> dict[int, int]:
+    def _add_parameters(
+        self,
+        model: Any,
+        tracker: Any,
+        *,
+        trains: bool,
+    ) -> dict[int, int]:
         """Describe the model's parameters, and return their indices by id."""
         layer_by_module: dict[int, int] = {}
         for layer_number, layer in enumerate(layers_of(model)):
@@ -155,7 +167,12 @@ class ParameterUses:
         self._record_passes(module, number)
         self._record_reads(module, number, index_by_id)
 
-    def _record_reads(self, module: Any, number: int, index_by_id: dict[int, int]) -> None:
+    def _record_reads(
+        self,
+        module: Any,
+        number: int,
+        index_by_id: dict[int, int],
+    ) -> None:
         """Record reads by other modules: an adapter's wrapper reads the dtype of its matrices."""
 
         def read(parameter: Any) -> None:
@@ -177,7 +194,11 @@ class ParameterUses:
                 self._record_end_of_backward(differentiable(inputs), number)
             return None
 
-        def forward_ends(_: Any, __: Any, output: Any) -> Any:
+        def forward_ends(
+            _: Any,
+            __: Any,
+            output: Any,
+        ) -> Any:
             self._note(FORWARD_DONE, number)
             while self._running and self._running.pop() != number:
                 pass  # recomputation stops early: modules inside may not end
@@ -237,7 +258,11 @@ class _GradientCallback(torch.autograd.Function):  # type: ignore[misc]
     """Identity with a callback after the gradient's return."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Any, callback: Callable[[], None]) -> Any:
+    def forward(
+        ctx: Any,
+        tensor: Any,
+        callback: Callable[[], None],
+    ) -> Any:
         ctx.callback = callback
         return tensor.detach()
 
@@ -248,7 +273,9 @@ class _GradientCallback(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _with_nodes(
-    values: Any, callback: Callable[[], None], node_added: Callable[[Any], None] | None = None
+    values: Any,
+    callback: Callable[[], None],
+    node_added: Callable[[Any], None] | None = None,
 ) -> Any:
     """Pass tensors that require gradients through nodes that call `callback`.
 
@@ -295,7 +322,11 @@ def frozen_units_hooked(model: Any, spec: Spec) -> Iterator[Callable[[], None]]:
     """
     handles: dict[int, Any] = {}
 
-    def hook_inputs(layer: Any, args: Any, kwargs: Any) -> None:
+    def hook_inputs(
+        layer: Any,
+        args: Any,
+        kwargs: Any,
+    ) -> None:
         if not torch.is_grad_enabled() or id(layer) in handles:
             return
         inputs = differentiable((args, kwargs))
@@ -326,7 +357,12 @@ class _SavingLinear(torch.autograd.Function):  # type: ignore[misc]
     """Linear layer that always saves its input."""
 
     @staticmethod
-    def forward(ctx: Any, values: Any, weight: Any, bias: Any = None) -> Any:
+    def forward(
+        ctx: Any,
+        values: Any,
+        weight: Any,
+        bias: Any = None,
+    ) -> Any:
         ctx.save_for_backward(values, weight, bias)
         if values.dim() == 2 and bias is not None:
             return torch.addmm(bias, values, weight.t())
@@ -360,7 +396,11 @@ def zero3_linear(spec: Spec) -> AbstractContextManager[None]:
     if sharding_kind(spec) != "zero3":
         return nullcontext()
 
-    def linear(values: Any, weight: Any, bias: Any = None) -> Any:
+    def linear(
+        values: Any,
+        weight: Any,
+        bias: Any = None,
+    ) -> Any:
         return _SavingLinear.apply(values, weight, bias)
 
     return attribute(torch.nn.functional, "linear", linear)

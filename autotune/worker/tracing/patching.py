@@ -33,7 +33,11 @@ def all_entered(
 
 
 @contextmanager
-def swapped(names: MutableMapping[Any, Any], name: Any, value: Any) -> Iterator[None]:
+def swapped(
+    names: MutableMapping[Any, Any],
+    name: Any,
+    value: Any,
+) -> Iterator[None]:
     """Replace an entry of a module's names (`vars(module)`) or of `sys.modules`."""
     previous = names.get(name, _ABSENT)
     names[name] = value
@@ -47,7 +51,11 @@ def swapped(names: MutableMapping[Any, Any], name: Any, value: Any) -> Iterator[
 
 
 @contextmanager
-def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+def attribute(
+    owner: Any,
+    name: str,
+    value: Any,
+) -> Iterator[None]:
     """Replace or add an attribute of a class or an object."""
     previous = vars(owner).get(name, _ABSENT)
     setattr(owner, name, value)

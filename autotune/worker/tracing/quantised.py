@@ -256,7 +256,12 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(ctx: Any, values: Any, layer: Any, bias: Any) -> Any:
+    def forward(
+        ctx: Any,
+        values: Any,
+        layer: Any,
+        bias: Any,
+    ) -> Any:
         ctx.layer = layer
         ctx.bias_dtype = None if bias is None else bias.dtype
         return torch.nn.functional.linear(values, layer.unpacked(values.dtype), bias)
@@ -276,7 +281,12 @@ class _Product8(torch.autograd.Function):  # type: ignore[misc]
     """`MatMul8bitLt` for frozen weights, without outlier columns."""
 
     @staticmethod
-    def forward(ctx: Any, values: Any, layer: Any, bias: Any) -> Any:
+    def forward(
+        ctx: Any,
+        values: Any,
+        layer: Any,
+        bias: Any,
+    ) -> Any:
         ctx.layer = layer
         ctx.shape = values.shape
         flat = values.reshape(-1, values.shape[-1])
@@ -323,7 +333,11 @@ class _Product8(torch.autograd.Function):  # type: ignore[misc]
 # 4. Construction of the layers.
 
 
-def _as_4bit(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any:
+def _as_4bit(
+    source: Any,
+    dtype: torch.dtype,
+    options: Mapping[str, Any],
+) -> Any:
     nested = bool(
         options.get("bnb_4bit_use_double_quant", options.get("use_bnb_nested_quant", False))
     )
@@ -357,7 +371,11 @@ def _as_4bit(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any
     return layer
 
 
-def _as_8bit(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any:
+def _as_8bit(
+    source: Any,
+    dtype: torch.dtype,
+    options: Mapping[str, Any],
+) -> Any:
     layer = _empty_layer(_Linear8bit, _of_bitsandbytes("Linear8bitLt", torch.nn.Linear), source)
     layer.threshold = float(options.get("llm_int8_threshold", OUTLIER_THRESHOLD))
     packed = torch.empty(source.out_features, source.in_features, dtype=torch.int8, device="meta")
@@ -377,7 +395,11 @@ def _as_8bit(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any
     return layer
 
 
-def _as_gptq(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any:
+def _as_gptq(
+    source: Any,
+    dtype: torch.dtype,
+    options: Mapping[str, Any],
+) -> Any:
     """Pack along the input, as AutoGPTQ and GPTQModel do."""
     bits = int(options["gptq_bits"])
     group_size = int(options["group_size"])
@@ -400,7 +422,11 @@ def _as_gptq(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any
 _LAYERS: dict[str, Callable[..., Any]] = {"4bit": _as_4bit, "8bit": _as_8bit, "gptq": _as_gptq}
 
 
-def _empty_layer(kind: type[_Quantised], base: Any, source: Any) -> Any:
+def _empty_layer(
+    kind: type[_Quantised],
+    base: Any,
+    source: Any,
+) -> Any:
     """Return a layer of these classes with the source's sizes and bias, without tensors."""
 
     class QuantisedLinear(kind, base): ...  # type: ignore[misc, valid-type]
@@ -434,7 +460,12 @@ def _frozen(packed: Any, **_: Any) -> Any:
     return torch.nn.Parameter(packed, requires_grad=False)
 
 
-def _add_buffer(layer: Any, name: str, *shape: int, dtype: torch.dtype) -> None:
+def _add_buffer(
+    layer: Any,
+    name: str,
+    *shape: int,
+    dtype: torch.dtype,
+) -> None:
     layer.register_buffer(name, torch.empty(shape, dtype=dtype, device="meta"), persistent=False)
 
 

@@ -124,7 +124,12 @@ class _Entry:
 
     __slots__ = ("number", "ref", "size")
 
-    def __init__(self, number: int, size: int, ref: Any) -> None:
+    def __init__(
+        self,
+        number: int,
+        size: int,
+        ref: Any,
+    ) -> None:
         self.number = number
         self.size = size
         self.ref = ref
@@ -233,7 +238,13 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         """Return False: skip torch's wrapper against compilation; nothing is compiled here."""
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         if types != _FAKE and any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # its local operations are dispatched separately
         info = self._operations.get(id(func))
@@ -271,7 +282,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         return out
 
     def _run(
-        self, info: _OperationInfo, func: Any, args: Any, kwargs: Any
+        self,
+        info: _OperationInfo,
+        func: Any,
+        args: Any,
+        kwargs: Any,
     ) -> tuple[Any, CachedResult | None]:
         """Run the operation on fake tensors, with known values where the shape depends on data;
         return its cached form too.
@@ -289,7 +304,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         integer_values.learn(func, args, kwargs, out)
         return out, cached
 
-    def _run_on_fakes(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, CachedResult | None]:
+    def _run_on_fakes(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+    ) -> tuple[Any, CachedResult | None]:
         # 1. By a rule, or from the cache.
         out = dispatch_cache.by_rule(func, args, kwargs, self._mode)
         if out is not None:
@@ -347,7 +367,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             return None
         return entry
 
-    def _add(self, storage: Any, number: int, size: int) -> None:
+    def _add(
+        self,
+        storage: Any,
+        number: int,
+        size: int,
+    ) -> None:
         key = storage._cdata
 
         def freed(ref: Any) -> None:

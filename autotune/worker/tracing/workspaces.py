@@ -39,7 +39,11 @@ INT64_BYTES = 8
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def _argument(call: OperationCall, position: int, name: str) -> Any:
+def _argument(
+    call: OperationCall,
+    position: int,
+    name: str,
+) -> Any:
     if len(call.args) > position:
         return call.args[position]
     return call.kwargs.get(name)
@@ -350,7 +354,11 @@ def _resident_blocks(threads: int) -> int:
     return processors * (RESIDENT_THREADS.get(gpu, 2048) // threads)
 
 
-def _block_threads(outputs: int, inputs: int, max_threads: int) -> tuple[int, int]:
+def _block_threads(
+    outputs: int,
+    inputs: int,
+    max_threads: int,
+) -> tuple[int, int]:
     """Return a block's threads across the outputs and along the inputs (`set_block_dimension`)."""
     if not outputs or not inputs:
         return 0, 0

@@ -45,7 +45,12 @@ class AsyncGrpoRun(TrainerRun):
     has_cycles = rewarded = generates = takes_images = False  # rewards are the rollout worker's
     attention = "tree_fa3"  # under which the trainer loads its model
 
-    def _config(self, config_class: Any, settings: Settings, max_steps: int) -> Any:
+    def _config(
+        self,
+        config_class: Any,
+        settings: Settings,
+        max_steps: int,
+    ) -> Any:
         """Set the longest completion, and the budget that the trainer would ask a server for."""
         completion = self.lengths.completion
         budget = settings.get("token_budget")
@@ -55,7 +60,12 @@ class AsyncGrpoRun(TrainerRun):
         return super()._config(config_class, {**settings, **forced}, max_steps)
 
     def _arguments(
-        self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any
+        self,
+        trl: Any,
+        config: Any,
+        model: Any,
+        data: Any,
+        model_settings: Any,
     ) -> dict[str, Any]:
         arguments = super()._arguments(trl, config, model, data, model_settings)
         return {**arguments, **self._injected(config)}

@@ -58,7 +58,14 @@ def tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
 # A model on each rank.
 
 
-def build(model: Request, folder: Path, *, device: str, seed: int, trust_remote_code: bool) -> Any:
+def build(
+    model: Request,
+    folder: Path,
+    *,
+    device: str,
+    seed: int,
+    trust_remote_code: bool,
+) -> Any:
     """Build the model on its device in training mode, named after its folder."""
     import torch
     from transformers import set_seed
@@ -106,7 +113,11 @@ def auto_class(model: Request, config: Any) -> Any:
     return transformers.AutoModelForCausalLM
 
 
-def random_model(model: Request, config: Any, trust_remote_code: bool) -> Any:
+def random_model(
+    model: Request,
+    config: Any,
+    trust_remote_code: bool,
+) -> Any:
     import torch
 
     model_class, dtype = auto_class(model, config), getattr(torch, model["dtype"])
@@ -115,7 +126,11 @@ def random_model(model: Request, config: Any, trust_remote_code: bool) -> Any:
     return model_class._from_config(config, dtype=dtype)
 
 
-def _config(model: Request, folder: Path, trust_remote_code: bool) -> Any:
+def _config(
+    model: Request,
+    folder: Path,
+    trust_remote_code: bool,
+) -> Any:
     from transformers import AutoConfig
 
     labels = {"num_labels": 1} if model.get("scores") else {}
@@ -147,7 +162,9 @@ def _quantisation(model: Request, dtype: Any) -> Any:
     if model.get("load_in_8bit"):
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_type="nf4"
+        load_in_4bit=True,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_type="nf4",
     )
 
 
@@ -155,7 +172,12 @@ def _quantisation(model: Request, dtype: Any) -> Any:
 
 
 def build_sharded(
-    model: Request, folder: Path, *, device: str, seed: int, trust_remote_code: bool
+    model: Request,
+    folder: Path,
+    *,
+    device: str,
+    seed: int,
+    trust_remote_code: bool,
 ) -> Any:
     """Build a model that a trainer will shard over the ranks, as TRL loads it under this launch.
 
@@ -189,7 +211,12 @@ def build_sharded(
     return _named(built, folder).train()
 
 
-def _load_through_trl(model: Request, folder: Path, *, trust_remote_code: bool) -> Any:
+def _load_through_trl(
+    model: Request,
+    folder: Path,
+    *,
+    trust_remote_code: bool,
+) -> Any:
     """Load with TRL's own function, if this release has it, and the arguments of its trainer."""
     import torch
     from accelerate import PartialState
@@ -327,7 +354,13 @@ def request_at_once(size: int, place: str) -> None:
         torch.empty(size, dtype=torch.uint8, device=place)
 
 
-def build_quantised(random: Callable[[], Any], quantised: Any, *, dtype: Any, place: str) -> Any:
+def build_quantised(
+    random: Callable[[], Any],
+    quantised: Any,
+    *,
+    dtype: Any,
+    place: str,
+) -> Any:
     """Build a random model in 4 bits, drawn and quantised layer by layer.
 
     `quantised` is transformers' BitsAndBytesConfig for a checkpoint. transformers quantises while
@@ -365,7 +398,13 @@ def build_quantised(random: Callable[[], Any], quantised: Any, *, dtype: Any, pl
     return model
 
 
-def _quantised(linear: Any, quantised: Any, dtype: Any, place: str, deviation: float) -> Any:
+def _quantised(
+    linear: Any,
+    quantised: Any,
+    dtype: Any,
+    place: str,
+    deviation: float,
+) -> Any:
     """Return a linear layer of bitsandbytes with random weights, in place of `linear`."""
     import torch
 
@@ -394,7 +433,12 @@ def _quantised(linear: Any, quantised: Any, dtype: Any, place: str, deviation: f
     return layer
 
 
-def _fill(module: Any, filled: dict[int, Any], place: str, deviation: float) -> None:
+def _fill(
+    module: Any,
+    filled: dict[int, Any],
+    place: str,
+    deviation: float,
+) -> None:
     """Fill a module's own parameters in their precision, and move its buffers.
 
     `filled` has the parameters of other modules, by the id of the empty one: those that are tied.

@@ -105,7 +105,9 @@ def be_quiet() -> None:
 
 
 def load(
-    request: Request, recorder: Any, make: Callable[..., LoadedModel] = LoadedModel
+    request: Request,
+    recorder: Any,
+    make: Callable[..., LoadedModel] = LoadedModel,
 ) -> LoadedModel:
     """Load the model, its tokenizer and, on request, the engine. `make` determines their source."""
     # 1. The rank's environment.
@@ -153,7 +155,11 @@ def load(
     return loaded
 
 
-def _use_device(request: Request, recorder: Any, settings: Settings | None = None) -> None:
+def _use_device(
+    request: Request,
+    recorder: Any,
+    settings: Settings | None = None,
+) -> None:
     """Select this rank's GPU, limit its allocator and make the recorder read its memory."""
     if request["device"] != "cuda":
         return
@@ -173,7 +179,11 @@ def _use_device(request: Request, recorder: Any, settings: Settings | None = Non
     recorder.synchronize = torch.cuda.synchronize
 
 
-def _cap_allocator(cuda: Any, cap_bytes: int | None, others_bytes: int) -> None:
+def _cap_allocator(
+    cuda: Any,
+    cap_bytes: int | None,
+    others_bytes: int,
+) -> None:
     """Make torch's allocator fail above the cap like a full card, if no ballast holds the rest.
 
     The cap applies to torch's own allocations only, not to NCCL's or to those of a sleeping engine.
@@ -257,7 +267,11 @@ def _measure(
 def _longest_lengths(request: Request) -> ForcedLengths:
     lengths = request["lengths"]
     completion = int(lengths["completion"])
-    return ForcedLengths(prompt=lengths.get("prompt"), completion=completion, pad_prompts=True)
+    return ForcedLengths(
+        prompt=lengths.get("prompt"),
+        completion=completion,
+        pad_prompts=True,
+    )
 
 
 def _usual_lengths(request: Request, run_class: type[TrainerRun]) -> ForcedLengths:

@@ -164,7 +164,11 @@ def fit(ids: list[int], lengths: ForcedLengths) -> list[int]:
 # Hooks of other objects' methods.
 
 
-def within(recorder: Any, phase: str, method: Method) -> Method:
+def within(
+    recorder: Any,
+    phase: str,
+    method: Method,
+) -> Method:
     """Return the method, run in a phase."""
 
     def inside(*args: Any, **kwargs: Any) -> Any:
@@ -194,7 +198,11 @@ def wrap(
     setattr(owner, name, wrapped)
 
 
-def observe(trainer: Any, recorder: Any, counts: LoopCounts) -> None:
+def observe(
+    trainer: Any,
+    recorder: Any,
+    counts: LoopCounts,
+) -> None:
     """Hook the phases that are methods of other objects: accelerator and engine."""
 
     def keep_first_norm(norm: Any, *_: Any, **__: Any) -> None:
@@ -242,7 +250,12 @@ def counting_sleep(trainer: Any, counts: LoopCounts) -> Iterator[None]:
 # Progress.
 
 
-def watch_progress(model: Any, layers: list[Any], recorder: Any, lengths: ForcedLengths) -> None:
+def watch_progress(
+    model: Any,
+    layers: list[Any],
+    recorder: Any,
+    lengths: ForcedLengths,
+) -> None:
     """Report progress of work with a known end: tokens generated, layers passed."""
     kinds = getattr(model.config, "layer_types", None)
     # The cache of a sliding window stops growing, so an extrapolation would be too large.
@@ -257,7 +270,13 @@ def watch_progress(model: Any, layers: list[Any], recorder: Any, lengths: Forced
 class _ProgressCounter:
     """Counts calls of hooked modules during one phase, from zero each time the phase is entered."""
 
-    def __init__(self, recorder: Any, phase: str, total: int, unit: str) -> None:
+    def __init__(
+        self,
+        recorder: Any,
+        phase: str,
+        total: int,
+        unit: str,
+    ) -> None:
         self._recorder, self._phase = recorder, phase
         self._total, self._unit = total, unit
         self._entered: int | None = None  # the recorder's number of the entry that is counted

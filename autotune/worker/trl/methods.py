@@ -38,7 +38,12 @@ class OnlineDpoRun(TrainerRun):
     module, names = seams.ONLINE_DPO, ("OnlineDPOConfig", "OnlineDPOTrainer")
     in_scripts = has_cycles = takes_images = False
 
-    def _config(self, config_class: Any, settings: Settings, max_steps: int) -> Any:
+    def _config(
+        self,
+        config_class: Any,
+        settings: Settings,
+        max_steps: int,
+    ) -> Any:
         """Set the completion length, and `max_length`, at which rows are cut on the left."""
         row_tokens = (self.lengths.prompt or DEFAULT_PROMPT_TOKENS) + self.lengths.completion
         max_length = min(int(settings.get("max_length") or row_tokens), row_tokens)
@@ -46,7 +51,12 @@ class OnlineDpoRun(TrainerRun):
         return super()._config(config_class, {**settings, **forced}, max_steps)
 
     def _arguments(
-        self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any
+        self,
+        trl: Any,
+        config: Any,
+        model: Any,
+        data: Any,
+        model_settings: Any,
     ) -> dict[str, Any]:
         """Add the reference under full tuning: under ZeRO-3 the trainer can't copy one."""
         arguments = super()._arguments(trl, config, model, data, model_settings)
@@ -102,7 +112,12 @@ class OnlineDpoRun(TrainerRun):
     @staticmethod
     def traced_class(plain: Any, lengths: TracedLengths) -> Any:
         class SyntheticCompletions(plain):  # type: ignore[misc]
-            def _generate(self, model: Any, prompts: Sequence[Any], images: Any = None) -> Any:
+            def _generate(
+                self,
+                model: Any,
+                prompts: Sequence[Any],
+                images: Any = None,
+            ) -> Any:
                 rows, device = COMPLETIONS * len(prompts), self.accelerator.device
                 prompt_ids, prompt_mask = _padded(lengths.prompts(rows), device, left=True)
                 ids, mask = _padded(lengths.completions(rows), device, left=False)
@@ -135,7 +150,12 @@ class _FittingTokenizer:
         return self._tokenizer.pad({"input_ids": rows}, **padding)
 
 
-def _padded(rows: Sequence[Sequence[int]], device: Any, *, left: bool) -> tuple[Any, Any]:
+def _padded(
+    rows: Sequence[Sequence[int]],
+    device: Any,
+    *,
+    left: bool,
+) -> tuple[Any, Any]:
     """Return token ids and their mask, each row padded to the longest."""
     import torch
 

@@ -24,12 +24,23 @@ class OfflineRun(TrainerRun):
     columns: Sequence[str] = ("text",)  # texts of a synthetic row
     labelled = False  # true: every second synthetic row is a good one
 
-    def _rows(self, *, rows: int, min_rows: int, seed: int) -> Any:
+    def _rows(
+        self,
+        *,
+        rows: int,
+        min_rows: int,
+        seed: int,
+    ) -> Any:
         from datasets import Dataset
 
         source = training_data.user_dataset(self.request.get("dataset"))
         if source is not None:
-            return self._of_dataset(source, rows=rows, min_rows=min_rows, limit=self._words)
+            return self._of_dataset(
+                source,
+                rows=rows,
+                min_rows=min_rows,
+                limit=self._words,
+            )
         images = self.request.get("images")
         if images:
             return training_data.image_rows(
@@ -116,9 +127,15 @@ class SftRun(OfflineRun):
     takes_images = True
 
     @staticmethod
-    def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> Columns:
+    def traced_columns(
+        config: Any,
+        rows: int,
+        lengths: TracedLengths,
+    ) -> Columns:
         row_lengths = TracedLengths(
-            prompt=lengths.prompt + lengths.completion, completion=1, padded=lengths.padded
+            prompt=lengths.prompt + lengths.completion,
+            completion=1,
+            padded=lengths.padded,
         )
         return {"input_ids": row_lengths.prompts(rows), "labels": row_lengths.prompts(rows)}
 
@@ -139,7 +156,11 @@ class DpoRun(OfflineRun):
         }
 
     @staticmethod
-    def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> Columns:
+    def traced_columns(
+        config: Any,
+        rows: int,
+        lengths: TracedLengths,
+    ) -> Columns:
         answers = lengths.completions(rows)
         return {
             "prompt_ids": lengths.prompts(rows),
@@ -163,7 +184,11 @@ class KtoRun(OfflineRun):
         return {"": self.lengths.completion, "prompt_ids": self.lengths.prompt or 1}
 
     @staticmethod
-    def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> Columns:
+    def traced_columns(
+        config: Any,
+        rows: int,
+        lengths: TracedLengths,
+    ) -> Columns:
         answers = lengths.completions(rows)
         columns: Columns = {
             "prompt_ids": lengths.prompts(rows),
@@ -184,7 +209,11 @@ class RewardRun(OfflineRun):
     _words = 1
 
     @staticmethod
-    def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> Columns:
+    def traced_columns(
+        config: Any,
+        rows: int,
+        lengths: TracedLengths,
+    ) -> Columns:
         prompts, completions = lengths.prompts(rows), lengths.completions(rows)
         ids = [prompt + answer for prompt, answer in zip(prompts, completions, strict=True)]
         return {"chosen_ids": ids, "rejected_ids": ids}

@@ -122,7 +122,11 @@ class Rollouts:
             seconds[phase] = statistics.median(spent[phase] for spent in timed)
             if phase in phase_peak_bytes:
                 peak_bytes[phase] = phase_peak_bytes[phase]
-        return CachedRollout(answer=self._first, seconds=seconds, peak_bytes=peak_bytes)
+        return CachedRollout(
+            answer=self._first,
+            seconds=seconds,
+            peak_bytes=peak_bytes,
+        )
 
 
 # Drawn lengths.
@@ -165,7 +169,11 @@ class LengthDraws:
 
 
 @contextmanager
-def ending_at(draws: LengthDraws | None, trainer: Any, model: Any) -> Iterator[None]:
+def ending_at(
+    draws: LengthDraws | None,
+    trainer: Any,
+    model: Any,
+) -> Iterator[None]:
     """Make the trainer's engine, or its own model, end completions at drawn lengths."""
     from ..tracing.patching import attribute
 
@@ -246,7 +254,12 @@ class _EndAt:
     """
 
     def __init__(
-        self, lengths: Sequence[int], end_ids: Sequence[int], *, prompt: int, longest: int
+        self,
+        lengths: Sequence[int],
+        end_ids: Sequence[int],
+        *,
+        prompt: int,
+        longest: int,
     ) -> None:
         self._end_ids, self._prompt = list(end_ids), prompt
         self._rows: dict[int, list[int]] = {}  # rows that end, by their length

@@ -125,7 +125,11 @@ def _differs(value: Any, reference: Any) -> bool:
 # The run of the script.
 
 
-def catch(script: str, arguments: Sequence[str], method: str | None = None) -> CapturedTrainer:
+def catch(
+    script: str,
+    arguments: Sequence[str],
+    method: str | None = None,
+) -> CapturedTrainer:
     """Return the trainer that the script would train, of this method if one is given."""
     capture = Capture()
     with patched(capture):
@@ -145,7 +149,11 @@ def _with_place(trainer: CapturedTrainer) -> str:
     return f"{trainer.trainer_class.__name__} at line {place.line} of {Path(place.file).name}"
 
 
-def _run(script: str, arguments: Sequence[str], capture: Capture) -> types.ModuleType:
+def _run(
+    script: str,
+    arguments: Sequence[str],
+    capture: Capture,
+) -> types.ModuleType:
     """Run like `python script arguments`: as `__main__`, with its folder first on the path."""
     path = Path(script).absolute()
     main = types.ModuleType("__main__")
@@ -220,7 +228,10 @@ class Capture:
 
 
 def _constructor_arguments(
-    base: Any, trainer_class: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    base: Any,
+    trainer_class: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the arguments of TRL's constructor, as passed on by the user's subclass."""
     constructor = base.__init__
@@ -246,7 +257,12 @@ def _capture_config(config: Any) -> CapturedConfig:
     names = [parameter.name for parameter in fields(config)]
     raw = {name: getattr(config, name, None) for name in names}
     place, expanded = _config_caller()
-    return CapturedConfig(config=config, raw=raw, place=place, expanded=expanded)
+    return CapturedConfig(
+        config=config,
+        raw=raw,
+        place=place,
+        expanded=expanded,
+    )
 
 
 class _Placeholder:

@@ -85,7 +85,11 @@ def load(request: Request, recorder: Any) -> LoadedModel:
     return grpo_probe.load(request, recorder, LoadedScript)
 
 
-def measure(loaded: LoadedScript, request: Request, recorder: Any) -> dict[str, Any]:
+def measure(
+    loaded: LoadedScript,
+    request: Request,
+    recorder: Any,
+) -> dict[str, Any]:
     plan = request["plan"]
     if loaded.captured is not None:
         arguments = loaded.captured.arguments
@@ -144,12 +148,28 @@ class ScriptRun(TrainerRun):
 
     # 2. Construction.
 
-    def _rows(self, *, rows: int, min_rows: int, seed: int) -> Any:
+    def _rows(
+        self,
+        *,
+        rows: int,
+        min_rows: int,
+        seed: int,
+    ) -> Any:
         source = self.captured.arguments["train_dataset"]
-        return self._of_dataset(source, rows=rows, min_rows=min_rows, limit=None)
+        return self._of_dataset(
+            source,
+            rows=rows,
+            min_rows=min_rows,
+            limit=None,
+        )
 
     def _arguments(
-        self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any
+        self,
+        trl: Any,
+        config: Any,
+        model: Any,
+        data: Any,
+        model_settings: Any,
     ) -> dict[str, Any]:
         script_arguments = self.captured.arguments
         arguments = {

@@ -46,7 +46,13 @@ class Seam(NamedTuple):
 _SINCE = {KTO: KTO_OLDEST, ASYNC_GRPO: ASYNC_OLDEST, ASYNC_PACKING: ASYNC_OLDEST}
 
 
-def _seam(module: str, name: str, why: str, use: str = "probe", since: str | None = None) -> Seam:
+def _seam(
+    module: str,
+    name: str,
+    why: str,
+    use: str = "probe",
+    since: str | None = None,
+) -> Seam:
     return Seam(
         module,
         name,
@@ -57,12 +63,22 @@ def _seam(module: str, name: str, why: str, use: str = "probe", since: str | Non
     )
 
 
-def _methods(module: str, cls: str, reasons: Mapping[str, str], use: str = "probe") -> list[Seam]:
+def _methods(
+    module: str,
+    cls: str,
+    reasons: Mapping[str, str],
+    use: str = "probe",
+) -> list[Seam]:
     """Return seams of a class's methods, whose names lead to the reasons for hooking them."""
     return [_seam(module, f"{cls}.{name}", why, use) for name, why in reasons.items()]
 
 
-def _in_modules(modules: Sequence[str], name: str, why: str, use: str) -> list[Seam]:
+def _in_modules(
+    modules: Sequence[str],
+    name: str,
+    why: str,
+    use: str,
+) -> list[Seam]:
     return [_seam(module, name, why, use) for module in modules]
 
 
@@ -167,7 +183,11 @@ def supported() -> tuple[str, str]:
     return OLDEST, NEWEST
 
 
-def check(trainer_class: Any, generation: Any, version: str) -> None:
+def check(
+    trainer_class: Any,
+    generation: Any,
+    version: str,
+) -> None:
     """Raise UnsupportedFramework if names that a probe of this trainer needs are missing."""
     owners = {
         trainer_class.__name__: trainer_class,

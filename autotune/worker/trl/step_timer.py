@@ -66,7 +66,10 @@ def measurement_plan(plan: Request, config: Any) -> MeasurementPlan:
         required_units = math.ceil(int(plan["optimizer_steps"]) / unit_steps)
         timed = max(1, int(plan["timed_cycles"]), required_units - warmup)
     return MeasurementPlan(
-        unit_steps=unit_steps, unit_generations=unit_generations, warmup=warmup, timed=timed
+        unit_steps=unit_steps,
+        unit_generations=unit_generations,
+        warmup=warmup,
+        timed=timed,
     )
 
 
@@ -222,7 +225,13 @@ class StepTimer:
             spent = total - start.phase_seconds[phase] + borrowed.get(phase, 0.0)
             by_phase[phase] = by_phase.get(phase, 0.0) + spent
 
-    def _decide_to_stop(self, control: Any, unit: int, seconds: float, tokens: int) -> None:
+    def _decide_to_stop(
+        self,
+        control: Any,
+        unit: int,
+        seconds: float,
+        tokens: int,
+    ) -> None:
         """Stop the loop if the rule says so.
 
         All ranks use the same figures, so all of them stop, or none.
@@ -239,7 +248,11 @@ class StepTimer:
                 self.speed["cut_short"] = control.should_training_stop = True
 
 
-def _over_ranks(accelerator: Any, seconds: float, tokens: int) -> tuple[float, int]:
+def _over_ranks(
+    accelerator: Any,
+    seconds: float,
+    tokens: int,
+) -> tuple[float, int]:
     """Return the slowest rank's seconds and the sum of all ranks' tokens."""
     import torch
 

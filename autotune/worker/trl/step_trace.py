@@ -56,7 +56,11 @@ def warm(load: Request) -> dict[str, str]:
     return versions
 
 
-def measure(loaded: object, request: Request, recorder: Any) -> dict[str, Any]:
+def measure(
+    loaded: object,
+    request: Request,
+    recorder: Any,
+) -> dict[str, Any]:
     return trace(request)
 
 
@@ -146,7 +150,13 @@ def _forgets_order(spec: Request) -> bool:
 # The trainer.
 
 
-def build(spec: Request, annotator: Any, scratch: Path, *, device: str) -> Any:
+def build(
+    spec: Request,
+    annotator: Any,
+    scratch: Path,
+    *,
+    device: str,
+) -> Any:
     """Construct the trainer as a script does, around a model on `device`."""
     import transformers
     import trl
@@ -305,7 +315,11 @@ def _check_router_loss(trainer: Any, model: Any) -> None:
 # Its parts.
 
 
-def model_of(spec: Request, attention: str | None, device: str) -> Any:
+def model_of(
+    spec: Request,
+    attention: str | None,
+    device: str,
+) -> Any:
     from ..stand_in.step import build_model
     from ..tracing import fake_models, quantised
 
@@ -328,7 +342,9 @@ def _config(
         config_class,
         settings,
         lengths=trainer_settings.ForcedLengths(
-            prompt=lengths.prompt, completion=lengths.completion, pad_prompts=True
+            prompt=lengths.prompt,
+            completion=lengths.completion,
+            pad_prompts=True,
         ),
         device="cpu",
         max_steps=1,
@@ -396,7 +412,11 @@ def _rows(
     )
 
 
-def _processing(scratch: Path, model: Any, images: Request | None) -> Any:
+def _processing(
+    scratch: Path,
+    model: Any,
+    images: Request | None,
+) -> Any:
     """Return a synthetic tokenizer, or the model's processor with one if rows have images."""
     config: dict[str, Any] = {"vocab_size": TOKENIZER_VOCABULARY, "model_type": "qwen2"}
     if images is not None:

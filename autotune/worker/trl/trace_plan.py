@@ -27,7 +27,11 @@ class TracePlan:
 
 
 def plan_trace(
-    *, accumulation: int, generate_every: int | None, steps: int, max_micro_steps: int | None
+    *,
+    accumulation: int,
+    generate_every: int | None,
+    steps: int,
+    max_micro_steps: int | None,
 ) -> TracePlan:
     """Plan `steps` optimizer steps, or enough to score while the optimizer's state exists.
 
@@ -49,7 +53,10 @@ def plan_trace(
 
 
 def _computed_micro_steps(
-    step: int, accumulation: int, generate_every: int | None, max_micro_steps: int
+    step: int,
+    accumulation: int,
+    generate_every: int | None,
+    max_micro_steps: int,
 ) -> frozenset[int]:
     """Return the first micro-steps, and one that generates while gradients exist."""
     computed = list(range(min(max_micro_steps, accumulation)))

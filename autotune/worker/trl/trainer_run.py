@@ -111,7 +111,12 @@ class TrainerRun(TrainingMethod):
         config = self._config(config_class, settings, 1) if self.has_cycles else None
         return step_timer.measurement_plan(self.plan, config)
 
-    def _config(self, config_class: Any, settings: Settings, max_steps: int) -> Any:
+    def _config(
+        self,
+        config_class: Any,
+        settings: Settings,
+        max_steps: int,
+    ) -> Any:
         arguments = trainer_settings.arguments_of(
             config_class,
             settings,
@@ -148,7 +153,13 @@ class TrainerRun(TrainingMethod):
 
     # 2. Construction.
 
-    def _build(self, trl: Any, settings: Settings, model_settings: Settings, plan: Any) -> Any:
+    def _build(
+        self,
+        trl: Any,
+        settings: Settings,
+        model_settings: Settings,
+        plan: Any,
+    ) -> Any:
         import transformers
 
         # Configuration, model and data.
@@ -185,15 +196,30 @@ class TrainerRun(TrainingMethod):
             min_rows = 1
             rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
             rows *= self.recorder.world_size
-        return self._rows(rows=rows * plan.rounds_of_prompts, min_rows=min_rows, seed=config.seed)
+        return self._rows(
+            rows=rows * plan.rounds_of_prompts,
+            min_rows=min_rows,
+            seed=config.seed,
+        )
 
-    def _rows(self, *, rows: int, min_rows: int, seed: int) -> Any:
+    def _rows(
+        self,
+        *,
+        rows: int,
+        min_rows: int,
+        seed: int,
+    ) -> Any:
         """Return prompts of the user's dataset, or synthetic ones."""
         from datasets import Dataset
 
         source = training_data.user_dataset(self.request.get("dataset"))
         if source is not None:
-            return self._of_dataset(source, rows=rows, min_rows=min_rows, limit=self.lengths.prompt)
+            return self._of_dataset(
+                source,
+                rows=rows,
+                min_rows=min_rows,
+                limit=self.lengths.prompt,
+            )
         tokens = self.lengths.prompt or DEFAULT_PROMPT_TOKENS
         images = self.request.get("images")
         if images:
@@ -203,12 +229,23 @@ class TrainerRun(TrainingMethod):
         prompts = training_data.synthetic_prompts(rows, self.loaded.tokenizer, tokens, seed)
         return Dataset.from_list(prompts)
 
-    def _of_dataset(self, source: Any, *, rows: int, min_rows: int, limit: int | None) -> Any:
+    def _of_dataset(
+        self,
+        source: Any,
+        *,
+        rows: int,
+        min_rows: int,
+        limit: int | None,
+    ) -> Any:
         """Return the first rows, which get the forced length, or the longest ones with images."""
         if not self.request.get("images"):
             return training_data.exactly(source, rows=rows, min_rows=min_rows)
         return training_data.longest_rows(
-            source, self.processing, limit=limit, rows=rows, min_rows=min_rows
+            source,
+            self.processing,
+            limit=limit,
+            rows=rows,
+            min_rows=min_rows,
         )
 
     @functools.cached_property
@@ -229,7 +266,12 @@ class TrainerRun(TrainingMethod):
         return training_data.processor_of(loaded.tokenizer, config, images)
 
     def _arguments(
-        self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any
+        self,
+        trl: Any,
+        config: Any,
+        model: Any,
+        data: Any,
+        model_settings: Any,
     ) -> dict[str, Any]:
         """Return the trainer's arguments, without its callbacks."""
         arguments: dict[str, Any] = {}
@@ -402,7 +444,11 @@ class TrainerRun(TrainingMethod):
             if self.plan.get("evaluate"):
                 # Training prompts at the longest lengths need as much memory as evaluation prompts.
                 rows = _evaluation_rows(trainer)
-                data = self._rows(rows=rows, min_rows=1, seed=trainer.args.seed)
+                data = self._rows(
+                    rows=rows,
+                    min_rows=1,
+                    seed=trainer.args.seed,
+                )
                 trainer.evaluate(eval_dataset=data)
                 self.counts.evaluations += 1
         if self.plan.get("save_checkpoint"):

@@ -90,7 +90,9 @@ class ForcedLengths:
 
 
 def split(
-    settings: Settings, config_class: Any, model_config_class: Any
+    settings: Settings,
+    config_class: Any,
+    model_config_class: Any,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split settings into training and model arguments. A name of neither is an error."""
     training_names = {field.name for field in fields(config_class)}
@@ -143,7 +145,11 @@ def _generation_lengths(lengths: ForcedLengths, *, use_vllm: bool) -> dict[str, 
     return {"min_new_tokens": tokens, "max_new_tokens": tokens}
 
 
-def model_arguments(settings: Settings, load: Request, model_config_class: Any) -> dict[str, Any]:
+def model_arguments(
+    settings: Settings,
+    load: Request,
+    model_config_class: Any,
+) -> dict[str, Any]:
     """Adapter and attention kernel: those of the candidate, else those of the load."""
     arguments: dict[str, Any] = {}
     if load.get("adapter"):
@@ -163,7 +169,11 @@ def _only(settings: Settings, names: Collection[str]) -> dict[str, Any]:
 # What the trainer made of it.
 
 
-def effective_settings(trainer: Any, counts: Any, engines: Any) -> dict[str, Any]:
+def effective_settings(
+    trainer: Any,
+    counts: Any,
+    engines: Any,
+) -> dict[str, Any]:
     """Read the settings from trainer, model and engine, under the framework's names."""
     settings = {
         **_trainer_settings(trainer),

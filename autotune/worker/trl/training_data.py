@@ -77,7 +77,9 @@ def synthetic_reward(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[
 
 
 def rewards(
-    names: Sequence[str] | None, script: Request | None, clock: RewardClock
+    names: Sequence[str] | None,
+    script: Request | None,
+    clock: RewardClock,
 ) -> list[Reward]:
     """Return the user's rewards as `trl grpo` finds them, or a synthetic one."""
     result: list[Reward] = []
@@ -146,7 +148,12 @@ def _is_saved_to_disk(folder: Path) -> bool:
     return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
 
 
-def exactly(source: Any, *, rows: int, min_rows: int) -> Any:
+def exactly(
+    source: Any,
+    *,
+    rows: int,
+    min_rows: int,
+) -> Any:
     """Return the first `rows` rows of a dataset, repeated if it has fewer, so that a run is one
     epoch without a remainder.
 
@@ -200,7 +207,12 @@ def _holds_tokens(value: Any) -> bool:
 # Synthetic rows.
 
 
-def synthetic_prompts(rows: int, tokenizer: Any, tokens: int, seed: int) -> list[dict[str, Any]]:
+def synthetic_prompts(
+    rows: int,
+    tokenizer: Any,
+    tokens: int,
+    seed: int,
+) -> list[dict[str, Any]]:
     """Return prompts that differ from the first word on: no additional prefix-cache hits."""
     draw = random.Random(seed)
     # Each word has at least one token: prompts are never too short, and longer ones are cut.
@@ -228,7 +240,11 @@ class TooManyImageTokens(ValueError):
     """A row is too short for its images."""
 
 
-def processor_of(tokenizer: Any, config: Any, images: Request) -> Any:
+def processor_of(
+    tokenizer: Any,
+    config: Any,
+    images: Request,
+) -> Any:
     """Return transformers' processor of this architecture, for texts and images.
 
     Videos and sound are left out.
@@ -359,7 +375,12 @@ def image_rows(
 
 
 def longest_rows(
-    source: Any, processor: Any, *, limit: int | None, rows: int, min_rows: int
+    source: Any,
+    processor: Any,
+    *,
+    limit: int | None,
+    rows: int,
+    min_rows: int,
 ) -> Any:
     """Return `rows` rows of the user's, the longest first.
 
@@ -402,7 +423,11 @@ def _shortlist(source: Any, column: str) -> set[int]:
     return shortlist
 
 
-def _tokens(row: Mapping[str, Any], column: str, processor: Any) -> int:
+def _tokens(
+    row: Mapping[str, Any],
+    column: str,
+    processor: Any,
+) -> int:
     """Return the length of a row with its images, as TRL prepares it."""
     from trl import prepare_multimodal_messages
 
@@ -418,6 +443,9 @@ def _tokens(row: Mapping[str, Any], column: str, processor: Any) -> int:
             *prepare_multimodal_messages(answer, images=[]),
         ]
         encoded = processor.apply_chat_template(
-            [messages], tokenize=True, return_dict=True, add_generation_prompt=not answer
+            [messages],
+            tokenize=True,
+            return_dict=True,
+            add_generation_prompt=not answer,
         )
     return len(encoded["input_ids"][0])

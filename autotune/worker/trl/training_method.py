@@ -76,7 +76,11 @@ class TrainingMethod:
         return {"reward_funcs": [reward] * count}
 
     @staticmethod
-    def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
+    def traced_columns(
+        config: Any,
+        rows: int,
+        lengths: TracedLengths,
+    ) -> dict[str, Any]:
         """Return the columns of the rows, as the trainer prepares them.
 
         Rows of a trainer that generates are prompts, whose text the trace replaces by tokens.

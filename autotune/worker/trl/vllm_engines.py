@@ -111,7 +111,13 @@ def ranks_restored() -> Iterator[None]:
 class Engines:
     """The current engine, and the factory that replaces vLLM's class."""
 
-    def __init__(self, recorder: Any, *, cpu: bool, random_weights: bool) -> None:
+    def __init__(
+        self,
+        recorder: Any,
+        *,
+        cpu: bool,
+        random_weights: bool,
+    ) -> None:
         self.recorder = recorder
         self._cpu, self._random = cpu, random_weights
         self._key: str | None = None  # arguments of the current engine
@@ -287,7 +293,12 @@ class Server:
     """vLLM server, and the client that all trainers share."""
 
     def __init__(
-        self, command: Sequence[str], log: Path, *, port: int, environment: Mapping[str, str]
+        self,
+        command: Sequence[str],
+        log: Path,
+        *,
+        port: int,
+        environment: Mapping[str, str],
     ) -> None:
         self.port, self.group_port, self._log = port, free_port(), log
         self._client: Any = None
@@ -350,7 +361,12 @@ class Server:
         self.process.wait()
 
 
-def start_server(request: Request, folder: Path, scratch: Path, recorder: Any) -> Server:
+def start_server(
+    request: Request,
+    folder: Path,
+    scratch: Path,
+    recorder: Any,
+) -> Server:
     """Start the server of this load on the last of the visible GPUs."""
     port = free_port()
     scale = recorder.device.get("engine_share_scale", 1.0)
@@ -359,7 +375,13 @@ def start_server(request: Request, folder: Path, scratch: Path, recorder: Any) -
     return Server(command, scratch / "server.log", port=port, environment=environment)
 
 
-def server_command(request: Request, folder: Path, port: int, *, scale: float = 1.0) -> list[str]:
+def server_command(
+    request: Request,
+    folder: Path,
+    port: int,
+    *,
+    scale: float = 1.0,
+) -> list[str]:
     """Return the command of TRL's script. `scale`: emulated size of the card / real size."""
     server, model = request["server"], request["model"]
     gpus_of_replica = server["tensor_parallel_size"]

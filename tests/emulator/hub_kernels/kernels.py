@@ -20,7 +20,12 @@ def get_kernel(name: str, *_: Any, **__: Any) -> Any:
     class Attention(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(
-            ctx: Any, query: Any, key: Any, value: Any, starts_q: Any, starts_k: Any
+            ctx: Any,
+            query: Any,
+            key: Any,
+            value: Any,
+            starts_q: Any,
+            starts_k: Any,
         ) -> Any:
             out = torch.empty_like(query)
             sums = query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)

@@ -102,7 +102,10 @@ def valued() -> Any:
     from transformers import AutoModelForTokenClassification as Valued
 
     return Valued.from_pretrained(
-        MODEL, num_labels=1, attn_implementation="eager", dtype=torch.bfloat16
+        MODEL,
+        num_labels=1,
+        attn_implementation="eager",
+        dtype=torch.bfloat16,
     )
 
 

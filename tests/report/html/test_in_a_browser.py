@@ -30,7 +30,11 @@ def _page(folder: Path, document: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 @pytest.mark.parametrize("width", [390, 1100])
-def test_every_figure_is_drawn_and_nothing_complains(tmp_path: Path, name: str, width: int) -> None:
+def test_every_figure_is_drawn_and_nothing_complains(
+    tmp_path: Path,
+    name: str,
+    width: int,
+) -> None:
     url = _page(tmp_path, DOCUMENTS[name]())
     with tab(url, width=width) as opened:
         opened.page.wait_for_selector("body[data-drawn]")

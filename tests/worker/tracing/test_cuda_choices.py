@@ -71,7 +71,11 @@ def test_clipping_computes_all_norms_at_once() -> None:
     assert table(workspaces.OperationCall((gradients,), {}, None)) == 2 * 4 * 4
 
 
-def kept(code: Any, dtype: Any, device: str = "cuda") -> int:
+def kept(
+    code: Any,
+    dtype: Any,
+    device: str = "cuda",
+) -> int:
     def whole() -> Any:
         x = torch.empty(64, 128, dtype=dtype, requires_grad=True)
         return x, code(x)
@@ -270,7 +274,12 @@ assert kernel[(1,)](1, BLOCK=2) is None and tuned[(1,)](1) is None
 assert triton.cdiv(7, 2) == 4 and triton.next_power_of_2(5) == 8
 assert importlib.util.find_spec("triton") is not None
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
 
 
 def test_an_installed_triton_is_not_replaced() -> None:
@@ -310,7 +319,12 @@ def test_a_product_is_added_in_a_type_of_its_own_whatever_the_release_of_torch(
     from torch._decomp import decomposition_table
 
     def up_to_2_11(
-        sums: Any, left: Any, right: Any, beta: int = 1, alpha: int = 1, out: Any = None
+        sums: Any,
+        left: Any,
+        right: Any,
+        beta: int = 1,
+        alpha: int = 1,
+        out: Any = None,
     ) -> Any:
         return torch.mm(left, right) + beta * sums
 
