@@ -41,7 +41,7 @@ UNKNOWN_DEVIATION = 0.05
 """Standard deviation between runs where no run has two cycles: that of the candidates of
 benchmarks/results/demo_sweep.json, three runs each."""
 
-MIN_DEVIATION, MAX_DEVIATION = 0.005, 0.1
+MIN_SPREAD, MAX_SPREAD = 0.005, 0.1
 """Bounds of the prior standard deviation."""
 
 PRIOR_FREEDOM = 4.0
@@ -126,7 +126,7 @@ def learn_run_spread(runs_by_candidate: Iterable[Sequence[Speed]]) -> RunSpread:
     prior = UNKNOWN_DEVIATION
     if scatters:
         prior = RUN_PER_CYCLE * statistics.median(scatters)
-    prior = min(MAX_DEVIATION, max(MIN_DEVIATION, prior))
+    prior = min(MAX_SPREAD, max(MIN_SPREAD, prior))
     freedom = PRIOR_FREEDOM + repeats
     deviation = math.sqrt((PRIOR_FREEDOM * prior**2 + squares) / freedom)
     return RunSpread(

@@ -59,7 +59,7 @@ class SimpleCommand:
     certain: bool
 
 
-Status = bool | None
+Truth = bool | None
 """Result of a command; None: known only by executing the script."""
 
 
@@ -207,8 +207,8 @@ class _Shell:
                 with contextlib.suppress(_Exit, _Return, _Break):
                     self.run(body, certain=False)
 
-    def run_all(self, nodes: Sequence[Node], *, certain: bool) -> Status:
-        status: Status = True
+    def run_all(self, nodes: Sequence[Node], *, certain: bool) -> Truth:
+        status: Truth = True
         for node in nodes:
             status = self.run(node, certain=certain)
         return status
@@ -219,7 +219,7 @@ class _Shell:
         *,
         certain: bool,
         redirects: Sequence[Node] = (),
-    ) -> Status:
+    ) -> Truth:
         """Follow one statement; return its result."""
         self.budget.spend(steps=1)
         match node.type:
@@ -268,7 +268,7 @@ class _Shell:
 
     # Conditions.
 
-    def _list(self, node: Node, certain: bool) -> Status:
+    def _list(self, node: Node, certain: bool) -> Truth:
         left, right = node.named_children[0], node.named_children[-1]
         is_and = any(child.type == "&&" for child in node.children)
         status = self.run(left, certain=certain)
@@ -279,7 +279,7 @@ class _Shell:
             return self.run(right, certain=certain)
         return status
 
-    def _condition(self, nodes: Sequence[Node], certain: bool) -> Status:
+    def _condition(self, nodes: Sequence[Node], certain: bool) -> Truth:
         """Return the result of the commands before `then` or `do`: of a program it is unknown."""
         before = self._in_condition
         self._in_condition = True
@@ -288,12 +288,12 @@ class _Shell:
         finally:
             self._in_condition = before
 
-    def _if(self, node: Node, certain: bool) -> Status:
-        taken: Status = False  # an earlier branch was
+    def _if(self, node: Node, certain: bool) -> Truth:
+        taken: Truth = False  # an earlier branch was
         for condition, body in _branches(node):
             if taken is True:
                 break
-            holds: Status = True
+            holds: Truth = True
             if condition:
                 holds = self._condition(condition, certain and taken is False)
             if holds is False:
@@ -310,18 +310,18 @@ class _Shell:
         body: Sequence[Node],
         certain: bool,
         is_certain: bool,
-    ) -> Status:
+    ) -> Truth:
         if is_certain:
             return self.run_all(body, certain=certain)
         return self._uncertain(body)
 
-    def _uncertain(self, nodes: Sequence[Node]) -> Status:
+    def _uncertain(self, nodes: Sequence[Node]) -> Truth:
         """Follow what a run may reach or not; what would end the script there does not."""
         with contextlib.suppress(_Exit, _Return, _Break):
             self.run_all(nodes, certain=False)
         return None
 
-    def _test(self, node: Node) -> Status:
+    def _test(self, node: Node) -> Truth:
         tokens = [_TestToken(self.source.raw(leaf)) for leaf in _test_leaves(node)]
         return test_outcome([(self._test_text(token.raw), token.is_quoted) for token in tokens])
 
@@ -333,7 +333,7 @@ class _Shell:
 
     # Loops and cases.
 
-    def _while(self, node: Node, certain: bool) -> Status:
+    def _while(self, node: Node, certain: bool) -> Truth:
         is_until = node.children[0].type == "until"
         body = node.child_by_field_name("body")
         condition = [child for child in node.named_children if child.type != "do_group"]
@@ -354,7 +354,7 @@ class _Shell:
             way_out="Write the training command into a script without the loop.",
         )
 
-    def _for(self, node: Node, certain: bool) -> Status:
+    def _for(self, node: Node, certain: bool) -> Truth:
         variable = node.child_by_field_name("variable")
         body = node.child_by_field_name("body")
         if variable is None or body is None:
@@ -389,7 +389,7 @@ class _Shell:
             return not end.goes_on
         return False
 
-    def _case(self, node: Node, certain: bool) -> Status:
+    def _case(self, node: Node, certain: bool) -> Truth:
         value_node = node.child_by_field_name("value")
         value = UNKNOWN if value_node is None else self._test_text(self.source.raw(value_node))
         items = [child for child in node.named_children if child.type == "case_item"]
@@ -419,7 +419,7 @@ class _Shell:
 
     # Functions.
 
-    def _define(self, node: Node) -> Status:
+    def _define(self, node: Node) -> Truth:
         name = node.child_by_field_name("name")
         body = node.child_by_field_name("body")
         if name is not None and body is not None:
@@ -431,7 +431,7 @@ class _Shell:
         name: str,
         arguments: Sequence[Word],
         certain: bool,
-    ) -> Status:
+    ) -> Truth:
         if self.budget.nesting <= 0:
             return None
         self._called.add(name)
@@ -454,7 +454,7 @@ class _Shell:
 
     # Assignments.
 
-    def _assignments(self, node: Node, certain: bool) -> Status:
+    def _assignments(self, node: Node, certain: bool) -> Truth:
         nodes = [node] if node.type == "variable_assignment" else node.named_children
         for assignment in nodes:
             self._assign(assignment, certain)
@@ -522,7 +522,7 @@ class _Shell:
         self.variables[name] = table
         return table
 
-    def _declaration(self, node: Node, certain: bool) -> Status:
+    def _declaration(self, node: Node, certain: bool) -> Truth:
         keyword = node.children[0].type
         flags = [self.source.raw(child) for child in node.named_children]
         exports = keyword == "export" or (keyword != "local" and "-x" in flags)
@@ -554,7 +554,7 @@ class _Shell:
         node: Node,
         certain: bool,
         redirects: Sequence[Node],
-    ) -> Status:
+    ) -> Truth:
         # 1. Its words, and the variables set for it alone.
         own: dict[str, str] = {}
         words: list[Word] = []
@@ -611,7 +611,7 @@ class _Shell:
         words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
-    ) -> Status:
+    ) -> Truth:
         count = words[1].text if len(words) > 1 else "1"
         if not certain or not (count.isascii() and count.isdigit()):
             self.expansion.arguments = [UNKNOWN for _ in self.expansion.arguments]
@@ -626,7 +626,7 @@ class _Shell:
         words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
-    ) -> Status:
+    ) -> Truth:
         texts = [word.text for word in words[1:]]
         if "--" in texts:
             self.expansion.arguments = texts[texts.index("--") + 1 :]
@@ -637,7 +637,7 @@ class _Shell:
         words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
-    ) -> Status:
+    ) -> Truth:
         folders = [word.text for word in words[1:] if not word.text.startswith("-")]
         target = folders[0] if folders else self.expansion.text("HOME")
         folder = os.path.normpath(os.path.join(self.expansion.text("PWD"), target))  # noqa: PTH118
@@ -650,7 +650,7 @@ class _Shell:
         words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
-    ) -> Status:
+    ) -> Truth:
         """`read -r -d '' NAME <<EOF` and `read A B <<< TEXT`."""
         names = [word.text for word in words[1:] if NAME.fullmatch(word.text)]
         text = self._input(inputs) if certain else None
@@ -685,7 +685,7 @@ class _Shell:
         words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
-    ) -> Status:
+    ) -> Truth:
         """`getopts OPTIONS NAME`: the next option among the arguments."""
         if not certain or len(words) < 3:
             return None
@@ -718,7 +718,7 @@ class _Shell:
         words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
-    ) -> Status:
+    ) -> Truth:
         """`eval TEXT`: the commands of the text, at the place of this command."""
         text = " ".join(word.text for word in words[1:])
         if self.budget.nesting <= 0 or UNKNOWN in text:
@@ -760,7 +760,7 @@ class _Shell:
         words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
-    ) -> Status:
+    ) -> Truth:
         """`exec`, `command` and `builtin`: the command behind it."""
         remainder = tuple(words[1:])
         if not remainder or remainder[0].text.startswith("-"):
@@ -784,7 +784,7 @@ class _Shell:
         words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
-    ) -> Status:
+    ) -> Truth:
         """`exit`, `return`, `break` and `continue`."""
         if not certain:
             return None
@@ -801,7 +801,7 @@ class _Shell:
         words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
-    ) -> Status:
+    ) -> Truth:
         return test_outcome([(word.text, True) for word in words[1:]])
 
     def unknown_array(
@@ -809,7 +809,7 @@ class _Shell:
         words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
-    ) -> Status:
+    ) -> Truth:
         """`mapfile` and `readarray`: lines that only a run knows."""
         if NAME.fullmatch(words[-1].text):
             self.variables[words[-1].text] = [
@@ -826,7 +826,7 @@ class _Shell:
         words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
-    ) -> Status:
+    ) -> Truth:
         return True
 
     def false(
@@ -834,11 +834,11 @@ class _Shell:
         words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
-    ) -> Status:
+    ) -> Truth:
         return False
 
 
-_BuiltIn = Callable[[_Shell, Sequence[Word], bool, Sequence[Node]], Status]
+_BuiltIn = Callable[[_Shell, Sequence[Word], bool, Sequence[Node]], Truth]
 
 _BUILT_IN: Mapping[str, _BuiltIn] = {
     "shift": _Shell.shift,
@@ -982,5 +982,5 @@ def _as_text(value: Value) -> str:
     return " ".join(word.text for word in value)
 
 
-def _negated(status: Status) -> Status:
+def _negated(status: Truth) -> Truth:
     return None if status is None else not status

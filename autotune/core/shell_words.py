@@ -24,8 +24,8 @@ UNKNOWN = "\ue000"  # character in place of text that only a run of the script c
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 MAX_TEXT = 2**20  # characters of all expanded text
-MAX_WORDS = 100_000
-MAX_STEPS = 100_000  # commands and iterations
+MAX_EXPANDED_WORDS = 100_000
+MAX_COMMANDS = 100_000  # commands and iterations
 MAX_NESTING = 50  # calls of functions, and substitutions inside others
 
 
@@ -47,8 +47,8 @@ class Budget:
     """What the reading of a script may cost, whatever the script says."""
 
     text: int = MAX_TEXT
-    words: int = MAX_WORDS
-    steps: int = MAX_STEPS
+    words: int = MAX_EXPANDED_WORDS
+    steps: int = MAX_COMMANDS
     nesting: int = MAX_NESTING
 
     def spend(
@@ -64,7 +64,7 @@ class Budget:
         if min(self.text, self.words, self.steps) < 0:
             raise BadInput(
                 f"The script expands to more than {MAX_TEXT // 2**20} MiB of text, or to more than"
-                f" {MAX_WORDS:,} words or steps.",
+                f" {MAX_EXPANDED_WORDS:,} words or steps.",
                 way_out="Give a launch script: the one training command, with its variables set.",
             )
 

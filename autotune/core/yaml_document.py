@@ -22,7 +22,7 @@ Decoded = TypeVar("Decoded")
 KeyPath: TypeAlias = tuple[str | int, ...]
 """Keys and indices from the top of a file to one of its parts."""
 
-Place: TypeAlias = tuple[int, int]
+YamlPlace: TypeAlias = tuple[int, int]
 """Line and column, from 1."""
 
 MAX_YAML_BYTES = 1024 * 1024
@@ -39,7 +39,7 @@ class Document:
 
     path: Path
     content: Mapping[str, object]
-    places: Mapping[KeyPath, Place]
+    places: Mapping[KeyPath, YamlPlace]
 
     def where(self, path: KeyPath = ()) -> str:
         """Return `file.yaml, line 3, column 5` for the closest part with a position."""
@@ -78,7 +78,7 @@ def read_document(path: Path) -> Document:
             f"{path}, line 1, column 1: not a YAML mapping.",
             way_out="Write lines of `name: value`.",
         )
-    places: dict[KeyPath, Place] = {}
+    places: dict[KeyPath, YamlPlace] = {}
     _note_places(root, (), places, path)
     return Document(
         path=path,
@@ -181,7 +181,7 @@ def _constructed(text: str, root: yaml.Node) -> object:
 def _note_places(
     node: yaml.Node,
     path: KeyPath,
-    places: dict[KeyPath, Place],
+    places: dict[KeyPath, YamlPlace],
     file: Path,
 ) -> None:
     """Note the place of each part below a node, whose own path is `path`."""
@@ -206,7 +206,7 @@ def _note_places(
             _note_places(item, item_path, places, file)
 
 
-def _start_of(node: yaml.Node) -> Place:
+def _start_of(node: yaml.Node) -> YamlPlace:
     return node.start_mark.line + 1, node.start_mark.column + 1
 
 

@@ -43,7 +43,7 @@ class _Defaults(NamedTuple):
     largest_graph_on_many: int  # the same on many GPUs
 
 
-DEFAULTS = (
+SERVER_DEFAULTS = (
     (20, _Defaults(2048, 8, 8)),
     (35, _Defaults(2048, 24, 80)),
     (60, _Defaults(4096, 32, 160)),
@@ -124,7 +124,7 @@ def fit(
 def _defaults(place: EnginePlace) -> _Defaults:
     """Return the defaults, which SGLang chooses by the whole device."""
     whole = shared_bytes(place.device_memory_bytes, None, place.gpu)
-    for below_gib, defaults in DEFAULTS:
+    for below_gib, defaults in SERVER_DEFAULTS:
         if whole < below_gib * GIB:
             return defaults
     return DEFAULTS_OF_LARGEST

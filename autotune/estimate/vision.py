@@ -230,9 +230,9 @@ def profiled_encoder(
 LARGEST_SIDE = 2**15  # pixels: every processor makes such an image smaller
 MAX_PREPROCESSOR_BYTES = 1_000_000
 
-Options = dict[str, KnobValue | Mapping[str, int]]
+ImageOptions = dict[str, KnobValue | Mapping[str, int]]
 
-Rule = Callable[[Config, Config, int, int], tuple[int, Options]]
+Rule = Callable[[Config, Config, int, int], tuple[int, ImageOptions]]
 """(config, preprocessor_config.json, height, width in pixels) -> tokens, options of the image
 processor.
 """
@@ -320,7 +320,7 @@ def _multiples(
         preprocessor: Config,
         height: int,
         width: int,
-    ) -> tuple[int, Options]:
+    ) -> tuple[int, ImageOptions]:
         vision = _vision(config)
         side, merge = number(vision, "patch_size", patch), number(vision, "spatial_merge_size", 2)
         size = preprocessor.get("size")
@@ -329,7 +329,7 @@ def _multiples(
         most = number(preprocessor, "max_pixels", number(edges, "longest_edge", most_pixels))
         factor = side * merge
         high, wide = _scaled(height, width, factor, least, most)
-        options: Options = {
+        options: ImageOptions = {
             "patch_size": side,
             "merge_size": merge,
             "temporal_patch_size": 2,
@@ -374,7 +374,7 @@ def _fixed(
     preprocessor: Config,
     height: int,
     width: int,
-) -> tuple[int, Options]:
+) -> tuple[int, ImageOptions]:
     """Return the one number of tokens that every image has, and the one size."""
     side = number(_vision(config), "image_size")
     return number(config, "mm_tokens_per_image", 256), {"size": {"height": side, "width": side}}
@@ -385,7 +385,7 @@ def _fitted(
     preprocessor: Config,
     height: int,
     width: int,
-) -> tuple[int, Options]:
+) -> tuple[int, ImageOptions]:
     """Return the tokens of the largest size of these proportions within a number of patches,
     pooled.
     """
@@ -396,7 +396,11 @@ def _fitted(
     scale = math.sqrt(most * side * side / (height * width))
     rows = max(1, math.floor(scale * height / side))
     columns = max(1, math.floor(scale * width / side))
-    options: Options = {"patch_size": patch, "pooling_kernel_size": pool, "max_soft_tokens": most}
+    options: ImageOptions = {
+        "patch_size": patch,
+        "pooling_kernel_size": pool,
+        "max_soft_tokens": most,
+    }
     return min(most, rows * columns), options
 
 

@@ -24,11 +24,11 @@ Measured = TypeVar("Measured", RowLengths, ImageRows)
 Dataset = Mapping[str, object]
 """Settings that name a dataset, as TRL has them."""
 
-Answer = dict[str, object]
+MeasuredSizes = dict[str, object]
 """Prompt lengths, and the dataset that was written, as JSON."""
 
 _measured: dict[str, PromptLengths] = {}
-_filtered: dict[str, tuple[Answer, tempfile.TemporaryDirectory[str]]] = {}
+_filtered: dict[str, tuple[MeasuredSizes, tempfile.TemporaryDirectory[str]]] = {}
 
 
 def measure_rows(
@@ -64,7 +64,7 @@ def filter_prompts(
     *,
     limit: int,
     out: Path,
-) -> Answer:
+) -> MeasuredSizes:
     """Write the dataset without longer prompts into `out`; cached, since every better
     recommendation is written anew.
     """
@@ -84,12 +84,14 @@ def measure_prompts(
     *,
     limit: int | None,
     out: Path | None,
-) -> Answer:
+) -> MeasuredSizes:
     """Measure the prompts. With `out`, also write the dataset without prompts longer than
     `limit`.
     """
     parameters = {"limit": limit, "out": None if out is None else str(out)}
-    answer: Answer = json.loads(_measure("prompt", task, dataset, parameters, PROMPTS_TIMEOUT_S))
+    answer: MeasuredSizes = json.loads(
+        _measure("prompt", task, dataset, parameters, PROMPTS_TIMEOUT_S)
+    )
     return answer
 
 

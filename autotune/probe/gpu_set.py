@@ -37,7 +37,7 @@ from autotune.probe.device_meter import DeviceMeter, Reading, read
 from autotune.worker.ballast_process import SLACK_BYTES
 
 # More than any GPU has: a ballast that must leave this holds nothing, and reports the GPU's size.
-UNLIMITED = 2**62
+UNLIMITED_BYTES = 2**62
 
 # Smallest amount that a ballast can hold exactly: its CUDA context takes some hundred MiB.
 MIN_BALLAST_BYTES = GIB
@@ -375,10 +375,10 @@ class Gpus:
         if slot.ballast is None:
             before = self._used(slot)
             slot.ballast = self._make_ballast(self._python, slot.visible)
-            slot.ballast.leave(UNLIMITED)
+            slot.ballast.leave(UNLIMITED_BYTES)
             slot.context_bytes = max(0, self._used(slot) - before)
         if slot.total_bytes is None:
-            slot.total_bytes = slot.ballast.leave(UNLIMITED).total_bytes
+            slot.total_bytes = slot.ballast.leave(UNLIMITED_BYTES).total_bytes
             if not needs_ballast(self.limit_bytes, slot.total_bytes):
                 self._drop_ballast(slot)
                 return

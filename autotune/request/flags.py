@@ -20,7 +20,7 @@ from autotune.core.space import KnobValue
 from autotune.core.user_script import Rewards
 
 Name: TypeAlias = str | PathLike[str]
-Values: TypeAlias = Mapping[str, KnobValue] | Sequence[str]
+GivenValues: TypeAlias = Mapping[str, KnobValue] | Sequence[str]
 """`{"use_vllm": False}`, or as typed: `["use_vllm=false"]`."""
 
 Choices: TypeAlias = Mapping[str, Sequence[KnobValue]] | Sequence[str]
@@ -341,7 +341,7 @@ class RequestOptions(CommonOptions, total=False):
         ),
     ]
     hold: Annotated[
-        Values,
+        GivenValues,
         Flag(
             CONFIGURATION,
             metavar="K=V",
@@ -529,7 +529,7 @@ class ConfigurationOptions(RequestOptions, total=False):
     """Flags of commands about one configuration."""
 
     set: Annotated[
-        Values,
+        GivenValues,
         Flag(
             CONFIGURATION,
             metavar="K=V",

@@ -14,7 +14,7 @@ from autotune.request.assignments import check_names, check_values
 from autotune.request.origins import values_of
 from autotune.request.values import SettingChoice
 
-Choices = Mapping[str, tuple[KnobValue, ...]]
+KnobChoices = Mapping[str, tuple[KnobValue, ...]]
 
 
 def accepted_settings(trainer: Trainer) -> list[str]:
@@ -79,7 +79,7 @@ def space_around(
     trainer: Trainer,
     held: Mapping[str, KnobValue],
     stated: Collection[str],
-    named: Choices,
+    named: KnobChoices,
 ) -> SearchSpace:
     """Return the space with the named choices, around the held configuration.
 

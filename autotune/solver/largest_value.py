@@ -29,7 +29,7 @@ Number = int | float
 
 GPUS = "gpus"  # name of the unknown that is no setting
 LENGTHS = ("max_completion_length", "max_prompt_length")  # their sum is at most the model's context
-SMALL = 64  # values below it are all tried
+SMALL_VALUE = 64  # values below it are all tried
 STEPS_PER_OCTAVE = 32  # values tried between a larger value and its double
 LARGEST_TRIED = 2**20
 SHARES = tuple(round(percent / 100, 2) for percent in range(1, 100))
@@ -192,8 +192,8 @@ def values_from(start: Number, most: Number | None = None) -> tuple[Number, ...]
         return tuple(sorted({*SHARES, start}))
     largest = min(most or LARGEST_TRIED, LARGEST_TRIED)
     values: set[Number] = {start, largest}
-    values.update(value for value in range(1, SMALL) if value <= largest)
-    octave = SMALL
+    values.update(value for value in range(1, SMALL_VALUE) if value <= largest)
+    octave = SMALL_VALUE
     while octave <= LARGEST_TRIED:
         for step in range(STEPS_PER_OCTAVE):
             value = octave + step * octave // STEPS_PER_OCTAVE

@@ -53,7 +53,7 @@ from .protocol import Request
 PERCENTILES = (50, 90, 95, 99, 100)
 BATCH = 256
 
-Answer = dict[str, Any]
+SizesAnswer = dict[str, Any]
 
 
 # Splits, tokenizers and percentiles.
@@ -108,12 +108,12 @@ def percentile(ordered: Sequence[int], share: int) -> int:
 # `prompts`.
 
 
-def prompt_figures(request: Request) -> Answer:
+def prompt_figures(request: Request) -> SizesAnswer:
     splits = load_splits(request["dataset"])
     tokenizer = load_tokenizer(request)
     limit, folder = request.get("limit"), request.get("out")
     options = request.get("chat_template_kwargs") or {}
-    figures: Answer = {"splits": {}}
+    figures: SizesAnswer = {"splits": {}}
     for index, (name, split) in enumerate(splits.items()):
         lengths = lengths_of(split, tokenizer, options)
         kept_rows = []
@@ -168,7 +168,7 @@ def prompt_lengths(
     return [len(ids) for ids in encoded["input_ids"]]
 
 
-def _split_figures(lengths: Sequence[int], kept_rows: Sequence[int]) -> Answer:
+def _split_figures(lengths: Sequence[int], kept_rows: Sequence[int]) -> SizesAnswer:
     ordered = sorted(lengths)
     kept_lengths = [lengths[row] for row in kept_rows]
     return {
@@ -202,7 +202,7 @@ KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"
 PAIRS = (("prompt", "completion"), ("query", "response"), ("instruction", "output"))
 
 
-def row_figures(request: Request) -> Answer:
+def row_figures(request: Request) -> SizesAnswer:
     from transformers import AutoTokenizer
 
     rows = load_rows(request["dataset"])
@@ -319,7 +319,7 @@ MAX_FETCHED_ROWS = 200
 MAX_IMAGES = 256  # of one row
 
 
-def image_sizes(request: Request) -> Answer:
+def image_sizes(request: Request) -> SizesAnswer:
     # 1. The training split, and its length; None for one that is read from the hub row by row.
     rows, is_stream = _image_source(request["dataset"])
     count = None if is_stream else len(rows)
@@ -402,7 +402,7 @@ def size_of(image: Any) -> list[int]:
 
 # The program.
 
-PROGRAMS: Mapping[str, Callable[[Request], Answer]] = {
+SIZE_PROGRAMS: Mapping[str, Callable[[Request], SizesAnswer]] = {
     "prompts": prompt_figures,
     "rows": row_figures,
     "images": image_sizes,
@@ -410,8 +410,8 @@ PROGRAMS: Mapping[str, Callable[[Request], Answer]] = {
 
 
 def main() -> None:
-    """Answer the request on stdin. Frameworks print to stdout, which is diverted to stderr."""
+    """SizesAnswer the request on stdin. Frameworks print to stdout, which is diverted to stderr."""
     with os.fdopen(os.dup(1), "w") as real:
         os.dup2(2, 1)
-        answer = PROGRAMS[sys.argv[1]]
+        answer = SIZE_PROGRAMS[sys.argv[1]]
         json.dump(answer(json.load(sys.stdin)), real)

@@ -10,7 +10,7 @@ import numpy as np
 from autotune.core.trace import Inventory, Mark, Part, Trace, Work
 from autotune.estimate.screening import Point, StepModel, initial_traces, repetition_of, survey
 from autotune.estimate.screening.blocks import BlockedTrace
-from autotune.estimate.screening.pairing import NONE, BlockCopy, Maker, Pairing
+from autotune.estimate.screening.pairing import NO_COUNTERPART, BlockCopy, Maker, Pairing
 from autotune.estimate.screening.references import References
 from autotune.estimate.screening.repetition import LayerRepetition
 from autotune.estimate.screening.step_model import phase_peaks, sizes_at, steps_at
@@ -160,7 +160,7 @@ def test_each_block_of_the_longer_model_repeats_one_of_the_short_model() -> None
     ]
     assert pairing.group_blocks == {2, 5}
     assert pairing.per_group == {0}
-    assert pairing.counterparts == [NONE, 0, 1, 2, 3, 4, 4, 5, 6]
+    assert pairing.counterparts == [NO_COUNTERPART, 0, 1, 2, 3, 4, 4, 5, 6]
     assert pairing.growth == [0] * 8 + [8]
 
 

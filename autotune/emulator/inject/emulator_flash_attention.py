@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 ROWS = 128  # rows by which a backward pass rounds up, in a packed batch once for each sequence
-COLUMNS = 32  # numbers by which it rounds up a head
+HEAD_ROUNDING = 32  # numbers by which it rounds up a head
 
 
 def fwd(q: Any, k: Any, v: Any, out: Any = None, *options: Any) -> list[Any]:
@@ -110,7 +110,7 @@ def _take_workspaces(
     head.
     """
     query_heads, head_size = q.shape[-2:]
-    accumulator_shape = (*rows_shape, query_heads, _round_up(head_size, COLUMNS))
+    accumulator_shape = (*rows_shape, query_heads, _round_up(head_size, HEAD_ROUNDING))
     workspaces = [q.new_empty(accumulator_shape, dtype=torch.float32)]
     if k.shape[-2] != query_heads:
         shape = (*k.shape[:-2], query_heads, k.shape[-1])

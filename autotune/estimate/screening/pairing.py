@@ -18,7 +18,7 @@ from autotune.estimate.screening.blocks import BlockedTrace, BlockKey
 from autotune.estimate.screening.points import NotUniform
 from autotune.estimate.screening.repetition import LayerRepetition
 
-NONE = -1  # no counterpart
+NO_COUNTERPART = -1  # no counterpart
 
 
 class BlockCopy(NamedTuple):
@@ -95,7 +95,7 @@ class Pairing:
         """The short model's blocks that each group repeats."""
         # By the longer model's allocation:
         count = len(longer.trace.sizes)
-        self.counterparts = [NONE] * count  # the short model's that it repeats
+        self.counterparts = [NO_COUNTERPART] * count  # the short model's that it repeats
         self.growth = [0] * count  # bytes above that one's
         self.per_group: set[int] = set()
         """Those without a counterpart: outside the layers, as many for each further group."""

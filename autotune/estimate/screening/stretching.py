@@ -26,7 +26,7 @@ from autotune.estimate.screening.growth import (
     grown_parameters,
     parameter_kinds,
 )
-from autotune.estimate.screening.pairing import NONE, BlockCopy, Pairing, block_order
+from autotune.estimate.screening.pairing import NO_COUNTERPART, BlockCopy, Pairing, block_order
 from autotune.estimate.screening.points import Integers, NotUniform
 from autotune.estimate.screening.references import Address, References
 from autotune.estimate.screening.repetition import LayerRepetition
@@ -40,12 +40,12 @@ class StretchedTrace:
     """
 
     trace: Trace
-    origin: Integers  # by allocation; NONE where the size is `growth` at every point
+    origin: Integers  # by allocation; NO_COUNTERPART where the size is `growth` at every point
     growth: Integers  # bytes
 
     def sizes_from(self, short_sizes: Integers) -> Integers:
         """Return the full model's sizes, from those of the short model at any point."""
-        return np.where(self.origin == NONE, 0, short_sizes[self.origin]) + self.growth
+        return np.where(self.origin == NO_COUNTERPART, 0, short_sizes[self.origin]) + self.growth
 
 
 def stretched(
@@ -90,7 +90,7 @@ class _Stretching:
         sizes = (np.array(longer.sizes, dtype=np.int64) + growth)[patterns]
         origin = np.array(self.pairing.counterparts, dtype=np.int64)[patterns]
         short_sizes = np.array(self.short.trace.sizes, dtype=np.int64)
-        base = np.where(origin == NONE, 0, short_sizes[origin])
+        base = np.where(origin == NO_COUNTERPART, 0, short_sizes[origin])
         # 3. The trace.
         first_copies: dict[int, int] = {}  # of the longer model's allocations
         for number, pattern in enumerate(self.patterns):

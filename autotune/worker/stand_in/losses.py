@@ -12,7 +12,7 @@ vocabularies:
 - `logprobs_fused`: the LM head's product and the log-probabilities in one function (`HEADS`); no
   logits are kept.
 
-Options:
+LossOptions:
 
 - `completion_alone`: no logits for the tokens before the completion.
 - `widened`: cast to float32 first.
@@ -55,14 +55,14 @@ LOSSES = (
     "logprobs_fused",
 )
 
-Options = Mapping[str, Any]
+LossOptions = Mapping[str, Any]
 
 
 def policy_loss(
     out: Any,
     labels: Any,
     loss: str,
-    options: Options,
+    options: LossOptions,
 ) -> Any:
     """Compute the loss from a model's output, and clear its logits, which are not kept twice."""
     logits = out.logits
@@ -93,7 +93,7 @@ def policy_loss(
     return total if entropy is None else total - 1e-3 * entropy.mean()
 
 
-def _lacks_kernel(options: Options) -> bool:
+def _lacks_kernel(options: LossOptions) -> bool:
     """Return True if the framework is installed without the kernel. In an environment without the
     framework the kernel is assumed.
     """
@@ -206,7 +206,7 @@ def _figure_per_token(flat: Any) -> Any:
 # 2. Entropies: H = log(sum_v exp(l_v)) - sum_v p_v l_v, with p = softmax(l).
 
 
-def _entropy(logits: Any, options: Options) -> Any:
+def _entropy(logits: Any, options: LossOptions) -> Any:
     kind = options.get("entropy")
     if not kind:
         return None
