@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import pytest
 
@@ -306,3 +307,16 @@ def test_a_run_may_be_at_either_end() -> None:
 def test_every_short_allocation_needs_a_match(longer: list[tuple[int, int]]) -> None:
     with pytest.raises(NotUniform, match="longer model"):
         aligned([(5, 0), (6, 0)], longer)
+
+
+def test_a_block_that_one_instance_never_returns_is_refused() -> None:
+    """Another stream passes instance 0's block within the trace, and instance 1's only after it."""
+    layers, longer_layers = 3, 4
+    repetition = LayerRepetition(layers=layers, first=1, period=1, copies=2)
+    short, longer = step(SPACE[0], layers), step(SPACE[0], longer_layers)
+    # The group's first allocation in the forward pass, in both instances.
+    lower = longer_layers + 2
+    upper = lower + 2
+    returns = {lower: upper + 1, upper: len(longer.sizes)}
+    with pytest.raises(NotUniform, match="another stream"):
+        stretched(short, replace(longer, returns=returns), repetition)

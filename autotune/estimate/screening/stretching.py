@@ -236,7 +236,8 @@ class _Stretching:
     def _passed_before(self, address: Address, before: int) -> int:
         """Return the full model's allocation for `before`, which is one of the longer model's."""
         place, instance, offset, group = address
-        if before >= len(self.longer.trace.sizes):
+        end = len(self.longer.trace.sizes)  # not within the trace
+        if before >= end:
             return len(self.patterns)
         if place not in self.pairing.group_blocks:
             return self._number(self.references.outside(before, group))
@@ -244,6 +245,8 @@ class _Stretching:
         lower, upper = (
             returns.get(number, before) for number in self.pairing.allocations_at(place, offset)
         )
+        if max(lower, upper) >= end:
+            raise NotUniform("another stream passes a layer's block in some instances alone")
         return self._number(self.references.in_instances(lower, upper)[instance])
 
     def _usage(self) -> ModuleUse | None:
