@@ -73,7 +73,7 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     notes: tuple[StatedRule, ...] = ()  # assumptions that a prediction prints
     step: dict[str, KnobValue] = {}  # field of `StandInSpec` -> setting, or its fixed value
     one_row: tuple[StatedValues, ...] = ()
-    """One row per micro-batch, for packed rows; padded if no condition holds."""
+    """Settings with one row per micro-batch, for packed rows; padded if no condition holds."""
 
     adapter: dict[str, str] = {}  # setting of TRL's adapter -> setting
     engine: dict[str, str | int | bool] = {}

@@ -102,7 +102,7 @@ OF_TRANSFORMERS = Watch(
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One run of a framework."""
+    """Run of a framework: its command, its files, and where its figures are."""
 
     argv: tuple[str, ...]
     figures: Figures
@@ -296,7 +296,7 @@ def synthetic_prompts(count: int, longest: int) -> list[str]:
 
 
 def synthetic_texts(count: int, word_count: int) -> list[str]:
-    """Return different texts of so many words, each of one digit."""
+    """Return `count` different texts of `word_count` words, each of one digit."""
     texts = []
     for number in range(count):
         digits = [(number * 7919 + place * 31) % 997 % 10 for place in range(word_count)]

@@ -63,7 +63,7 @@ class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     because: str  # reason, with `{name}` and `{value}`
     modelled: tuple[KnobValue, ...] = (None, False)  # values that the stand-in step models
     unmodelled: tuple[KnobValue, ...] | None = None
-    """If given: the only values that the stand-in step does not model."""
+    """Values that the stand-in step does not model; None: all but `modelled`."""
 
     def models(self, value: KnobValue) -> bool:
         if self.unmodelled is not None:
