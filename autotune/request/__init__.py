@@ -5,7 +5,7 @@
     sources/                      reads each source into small frozen values (values.py)
       |  command_line.py            flags            -> FlagValues
       |  config_file.py             --config         -> UserFile
-      |  launch_script.py           --from-command   -> UserFile, with the TOML or YAML that it names
+      |  launch_script.py           --from-command   -> UserFile, with TOML and YAML that it names
       |  training_script.py         --script         -> UserFile
       |  exported_variables.py      the shell        -> HeldSetting
       |  length_sources.py          --lengths        -> TokenLengths
