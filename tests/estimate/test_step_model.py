@@ -312,7 +312,12 @@ def test_every_short_allocation_needs_a_match(longer: list[tuple[int, int]]) -> 
 def test_a_block_that_one_instance_never_returns_is_refused() -> None:
     """Another stream passes instance 0's block within the trace, and instance 1's only after it."""
     layers, longer_layers = 3, 4
-    repetition = LayerRepetition(layers=layers, first=1, period=1, copies=2)
+    repetition = LayerRepetition(
+        layers=layers,
+        first=1,
+        period=1,
+        copies=2,
+    )
     short, longer = step(SPACE[0], layers), step(SPACE[0], longer_layers)
     # The group's first allocation in the forward pass, in both instances.
     lower = longer_layers + 2

@@ -301,7 +301,7 @@ def test_a_call_with_literals(looks: Any, monkeypatch: pytest.MonkeyPatch) -> No
         and look.raw["per_device_train_batch_size"] == 8
     )
     assert look.prompts is not None and 0 < look.prompts["50"] <= look.prompts["100"]
-    assert look.rows == 40 and look.config_place.line == 26 and not script.takes_flags
+    assert look.rows == 40 and look.config_place.line == 28 and not script.takes_flags
     assert {Path(file).name for file in look.modules} >= {"plain.py", "lengths.py"}
     assert "hub_token" not in look.raw
 
