@@ -75,7 +75,7 @@ help:
 	@echo "make bench-gpu     on a machine with a GPU, in the environment you train with: everything that is claimed about GPUs"
 	@echo "make test-gpu      there as well: the tests that need one"
 	@echo "make trl-overlays  other supported versions of TRL, for the slow tests"
-	@echo "make field-lists   settings of TRL, verl, OpenRLHF, SkyRL, prime-rl, NeMo-RL and Open-Reasoner-Zero, listed again from their releases"
+	@echo "make field-lists   settings of TRL, verl, OpenRLHF, SkyRL, prime-rl and Open-Reasoner-Zero, listed again from their releases"
 	@echo "make frameworks    ms-swift, verl, OpenRLHF, SkyRL and unsloth without what only a GPU machine has, for the slow tests"
 
 demo: $(READY) $(DEMO_MODEL)/config.json
@@ -156,7 +156,7 @@ bench-rig: $(READY)
 bench-diagnose: $(READY)
 	$(BIN)/python benchmarks/diagnose.py
 
-# The environment that `pip install 'grpo-autotune[train]'` made, not .venv, which holds CPU builds.
+# The environment that `pip install '.[train]'` made, not .venv, which holds CPU builds.
 bench-gpu:
 	$(PYTHON) benchmarks/gpu.py
 
@@ -232,19 +232,17 @@ $(CUDA_VENV)/.ready: .ci/constraints/build.txt .ci/constraints/cuda.txt pyprojec
 	$(PIP_INSTALL:$(BIN)/%=$(@D)/bin/%) --no-build-isolation --editable .
 	touch $@
 
-# TRL's settings of each method, merged over the oldest, middle and newest release; PPO is absent from the newest, KTO experimental in the oldest.
+# TRL's settings of each method, merged over the oldest, middle and newest release; KTO is experimental in the oldest.
 # Then those of the launched frameworks; Open-Reasoner-Zero's only with a clone of its repository in orz/repo.
 FIELD_LIST := $(BIN)/python $(CURDIR)/.ci/list_trl_fields.py
 FRAMEWORK_LIST := $(BIN)/python $(CURDIR)/.ci/list_framework_fields.py
 ORZ := $(OVERLAYS)/frameworks/orz/repo
 PRIME_RL := $(OVERLAYS)/frameworks/prime-rl/repo
-NEMO_RL := $(OVERLAYS)/frameworks/nemo-rl/repo
-SLIME := $(OVERLAYS)/frameworks/slime/repo
 field-lists: $(READY) trl-overlays frameworks
 	lists=$$(mktemp -d); \
-	for method in grpo rloo sft dpo kto reward online-dpo ppo async-grpo; do files=(); \
+	for method in grpo rloo sft dpo kto reward online-dpo async-grpo; do files=(); \
 	  for version in $(TRL_OVERLAYS) newest; do \
-	    case $$method$$version in pponewest | kto1.0.0 | async-grpo1.*) continue;; esac; \
+	    case $$method$$version in kto1.0.0 | async-grpo1.*) continue;; esac; \
 	    files+=("$$lists/$$method-$$version.json"); \
 	    PYTHONPATH=$(CURDIR)/$(OVERLAYS)/trl-$$version $(FIELD_LIST) --method $$method | tail -n 1 > "$${files[-1]}"; \
 	  done; \
@@ -255,8 +253,6 @@ field-lists: $(READY) trl-overlays frameworks
 	  $(FRAMEWORK_LIST) $$name "$$packages" > autotune/frameworks/$${name}_fields.json; \
 	done
 	if [ -d $(PRIME_RL) ]; then $(FRAMEWORK_LIST) prime_rl $(PRIME_RL) > autotune/frameworks/prime_rl_fields.json; fi
-	if [ -d $(NEMO_RL) ]; then $(FRAMEWORK_LIST) nemo_rl $(NEMO_RL) > autotune/frameworks/nemo_rl_fields.json; fi
-	if [ -d $(SLIME) ]; then $(FRAMEWORK_LIST) slime $(SLIME) > autotune/frameworks/slime_fields.json; fi
 	if [ -d $(ORZ) ]; then $(FRAMEWORK_LIST) open_reasoner_zero $(ORZ) > autotune/frameworks/open_reasoner_zero_fields.json; fi
 
 trl-overlays: $(TRL_OVERLAYS:%=$(OVERLAYS)/trl-%/.ready)

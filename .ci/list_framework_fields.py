@@ -2,7 +2,8 @@
 
     python .ci/list_framework_fields.py verl .venvs/frameworks/verl/lib/python3.11/site-packages
 
-Sources are read as text; nothing of the framework is imported, so that no GPU package is needed. `make field-lists` writes
+Sources are read as text; nothing of the framework is imported, so that no GPU package is
+needed. `make field-lists` writes
 `autotune/frameworks/*_fields.json`, and a test compares them with the installed packages.
 """
 
@@ -37,58 +38,23 @@ KINDS = {bool: ["bool"], int: ["int"], float: ["float", "int"], str: ["str"]}
 VERL = "verl/trainer/config/_generated_ppo_trainer.yaml"
 OPENRLHF = "openrlhf/cli/train_ppo_ray.py"
 SKYRL = "skyrl/train/config/config.py"
-NEMO_RL = "examples/configs/grpo_math_1B.yaml"
 PRIME_RL = "packages/prime-rl-configs/src/prime_rl/configs"
 ORZ = ("orz/exps/examples/ppo/ppo_base_exp.py", "playground/orz_7b_ppo.py")
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*(?P<name>[\w.]+)\s*(?:,.*)?\}")
 OTHER_SECTIONS = frozenset({
-    "custom_reward_function", "distillation", "global_profiler", "mtp", "profiler", "prometheus", "qat", "ray_kwargs",
+    "custom_reward_function", "distillation", "global_profiler", "mtp",
+    "profiler", "prometheus", "qat", "ray_kwargs",
     "sandbox_fusion", "skip", "trace", "transfer_queue", "turbo_config",
 })  # fmt: skip
-"""Parts of verl's configuration that have nothing to do with memory and speed of a step, or are not modelled at all."""
+"""Parts of verl's configuration that have nothing to do with memory and speed of a step, or are not
+modelled at all.
+"""
 
 WRITTEN_AS_INT = frozenset({"entropy_coeff", "over_sample_rate", "temperature", "top_p"})
 """Fractions of verl whose default is a whole number."""
 
 OWN_PATHS = frozenset({"ckpt_path", "save_path", "tensorboard_log_dir"})
 """Paths of Open-Reasoner-Zero that autotune sets."""
-
-SLIME = "slime/utils/arguments.py"
-WITH_SLIME: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(
-        ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
-        (1, "int"),
-    ),
-    **dict.fromkeys(
-        ("sequence_parallel", "optimizer_cpu_offload", "use_precision_aware_optimizer"),
-        (False, "bool"),
-    ),
-    **dict.fromkeys(
-        ("overlap_cpu_optimizer_d2h_h2d", "accumulate_allreduce_grads_in_fp32"), (False, "bool")
-    ),
-    **dict.fromkeys(
-        ("swiglu", "group_query_attention", "disable_bias_linear", "add_qkv_bias", "qk_layernorm"),
-        (False, "bool"),
-    ),
-    **dict.fromkeys(
-        ("use_rotary_position_embeddings", "untie_embeddings_and_output_weights"), (False, "bool")
-    ),
-    **dict.fromkeys(
-        ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
-        (None, "int", "null"),
-    ),
-    **dict.fromkeys(("kv_channels", "vocab_size", "recompute_num_layers"), (None, "int", "null")),
-    **dict.fromkeys(("recompute_granularity", "recompute_method"), (None, "str", "null")),
-    **dict.fromkeys(("attention_dropout", "hidden_dropout"), (0.1, "float")),
-    "attention_backend": ("auto", "str"),
-    "normalization": ("LayerNorm", "str"),
-    "norm_epsilon": (1e-5, "float"),
-    "rotary_base": (10000, "int"),
-    "sglang_mem_fraction_static": (None, "float", "null"),
-    "sglang_max_running_requests": (None, "int", "null"),
-    "sglang_server_concurrency": (512, "int"),
-}
-"""Options of Megatron (`megatron/training/arguments.py`) and SGLang (`srt/server_args.py`) in slime's scripts: default, kinds."""
 
 Fields = dict[str, dict[str, Any]]
 
@@ -127,30 +93,6 @@ def _leaf(name: str, leaves: Mapping[str, Any]) -> dict[str, Any] | None:
     )
     target = _leaf(source, leaves) if source in leaves else None
     return target and {"default": None, "kinds": target["kinds"], "follows": source}
-
-
-NEMO_RL_OTHER = frozenset({
-    "megatron_cfg", "mcore_generation_config", "refit_cfg", "wandb", "swanlab", "tensorboard", "mlflow", "gpu_monitoring",
-    "draft", "reward_penalties", "on_policy_distillation", "val", "env",
-})  # fmt: skip
-"""Parts of NeMo-RL's configuration that are not modelled at all; what chooses them is."""
-
-
-def nemo_rl(root: Path) -> Fields:
-    """Flatten the configuration that the others inherit from. A product of settings has no default of its own."""
-    leaves = dict(_leaves(yaml.safe_load((root / NEMO_RL).read_text(encoding="utf-8")), ""))
-    leaves |= {
-        name: float(value)
-        for name, value in leaves.items()
-        if isinstance(value, str) and re.fullmatch(r"\d+e-\d+", value)
-    }
-    chosen = {
-        name for name in leaves if name.endswith("_cfg.enabled") or name == "policy.draft.enabled"
-    }
-    kept = {name for name in leaves if not NEMO_RL_OTHER & set(name.split("."))} | chosen
-    products = {name for name in kept if str(leaves[name]).startswith("${mul:")}
-    found = {name: fact for name in kept - products if (fact := _leaf(name, leaves)) is not None}
-    return found | {name: {"default": None, "kinds": ["int", "null"]} for name in products}
 
 
 def openrlhf(root: Path) -> Fields:
@@ -232,14 +174,19 @@ def open_reasoner_zero(root: Path) -> Fields:
 
 
 SKYRL_OTHER = frozenset({
-    "async_engine", "chat_template", "environment", "fake_int4_qat", "fully_async", "megatron_config", "mtp",
+    "async_engine", "chat_template", "environment", "fake_int4_qat",
+    "fully_async", "megatron_config", "mtp",
     "torch_profiler_config",
 })  # fmt: skip
-"""Parts of SkyRL's configuration that are not modelled at all. A script with `strategy=megatron` is refused by that name."""
+"""Parts of SkyRL's configuration that are not modelled at all. A script with `strategy=megatron` is
+refused by that name.
+"""
 
 
 def skyrl(root: Path) -> Fields:
-    """Execute the configuration's classes alone, without their checks, and flatten the one of a training."""
+    """Execute the configuration's classes alone, without their checks, and flatten the one of a
+    training.
+    """
     tree = ast.parse((root / SKYRL).read_text(encoding="utf-8"))
     kept = (ast.ClassDef, ast.Assign)
     classes = [
@@ -254,7 +201,8 @@ def skyrl(root: Path) -> Fields:
             ]
     own = type("Own", (), {})
     scope: dict[str, Any] = {
-        **vars(typing), **vars(dataclasses), "copy": copy, "os": os, "Enum": enum.Enum, "ABC": object,
+        **vars(typing), **vars(dataclasses), "copy": copy, "os": os,
+        "Enum": enum.Enum, "ABC": object,
         "SearchEnvConfig": own, "Text2SQLEnvConfig": own,
     }  # fmt: skip
     exec(compile(ast.Module(classes, []), SKYRL, "exec", dont_inherit=True), scope)
@@ -300,7 +248,9 @@ OPTIONAL_PARTS = ("ac", "ac_offloading", "compile")
 
 
 def prime_rl(root: Path) -> Fields:
-    """Read the configuration's classes as text; sections of other classes are followed by their names."""
+    """Read the configuration's classes as text; sections of other classes are followed by their
+    names.
+    """
     found: Fields = {}
     for part, (file, name) in PRIME_RL_PARTS.items():
         classes: dict[str, ast.ClassDef] = {}
@@ -339,34 +289,6 @@ def _pydantic_leaves(
                 yield field, {"default": ast.literal_eval(value) if value else None, "kinds": kinds}
 
 
-def slime(root: Path) -> Fields:
-    """Execute the two functions that add slime's own options, with those of Megatron and SGLang that it is used with."""
-    tree = ast.parse((root / SLIME).read_text(encoding="utf-8"))
-    wanted = {"reset_arg", "get_slime_extra_args_provider"}
-    functions: list[ast.stmt] = [
-        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted
-    ]
-    scope: dict[str, Any] = {"argparse": argparse, "json": json, "Any": Any}
-    exec(compile(ast.Module(functions, []), SLIME, "exec"), scope)
-    parser = scope["get_slime_extra_args_provider"]()(argparse.ArgumentParser())
-    plain = (each for each in parser._actions if each.dest != "help" and each.nargs in (None, 0))
-    own = {
-        each.dest: _switch(each) or _option(each) for each in plain if each.type is not json.loads
-    }
-    return {
-        **{
-            name: {"default": value, "kinds": list(kinds)}
-            for name, (value, *kinds) in WITH_SLIME.items()
-        },
-        **own,
-    }
-
-
-def _switch(action: argparse.Action) -> dict[str, Any] | None:
-    optional = isinstance(action, argparse.BooleanOptionalAction)
-    return {"default": action.default, "kinds": ["bool", "null"]} if optional else None
-
-
 def _version(package: str) -> Callable[[Path], str]:
     return lambda root: (
         next(root.glob(f"{package}-*.dist-info"))
@@ -387,23 +309,10 @@ def _declared(root: Path) -> str:
     ]  # type: ignore[no-any-return]
 
 
-def _setup_version(root: Path) -> str:
-    found = re.search(r'version="([^"]+)"', (root / "setup.py").read_text(encoding="utf-8"))
-    assert found, "setup.py has no version"
-    return found[1]
-
-
-def _package_info(root: Path) -> str:
-    text = (root / "nemo_rl/package_info.py").read_text(encoding="utf-8")
-    return ".".join(re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE))
-
-
 FRAMEWORKS: Mapping[str, tuple[Callable[[Path], Fields], Callable[[Path], str], str]] = {
     "verl": (verl, _version("verl"), VERL),
     "openrlhf": (openrlhf, _version("openrlhf"), OPENRLHF),
     "skyrl": (skyrl, _version("skyrl"), SKYRL),
-    "nemo_rl": (nemo_rl, _package_info, NEMO_RL),
-    "slime": (slime, _setup_version, SLIME),
     "prime_rl": (prime_rl, _declared, PRIME_RL),
     "open_reasoner_zero": (open_reasoner_zero, _commit, ", ".join(ORZ)),
 }
@@ -417,7 +326,10 @@ def main() -> None:
         f"  {json.dumps(name)}: {json.dumps(fact)}" for name, fact in sorted(listed(root).items())
     )
     print(
-        f'{{\n "version": {json.dumps(version(root))},\n "source": {json.dumps(source)},\n "fields": {{\n{lines}\n }}\n}}'
+        "{\n"
+        f' "version": {json.dumps(version(root))},\n'
+        f' "source": {json.dumps(source)},\n'
+        f' "fields": {{\n{lines}\n }}\n}}'
     )
 
 

@@ -1,6 +1,7 @@
 """Lists the fields of `trl grpo --config` as JSON on stdout: owner, types and default of each.
 
-The interpreter with the listed TRL runs it. `autotune/frameworks/trl/fields_grpo.json` is this output,
+The interpreter with the listed TRL runs it. `autotune/frameworks/trl/fields_grpo.json` is this
+output,
 merged over the supported releases (python list_trl_fields.py --merge A.json B.json ...); a test
 compares it with the installed release. `fields_sft.json` and others are the same for `trl sft` and
 so on (--method sft).
@@ -34,7 +35,6 @@ EXPERIMENTAL = {
         "trl.scripts.grpo",
         "GRPOScriptArguments",
     ),
-    "ppo": ("trl.experimental.ppo", "PPOConfig", "trl.scripts.utils", "ScriptArguments"),
 }
 KINDS = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict"}
 

@@ -1,9 +1,11 @@
 """autotune: does a GRPO run fit, and which setting that fits is the fastest?
 
-model + GPUs + lengths -> Workload, Hardware -> SearchSpace -> Candidate (a Trainer decides which
-are legal)
-   -> Executor opens a ProbeRunner -> Measurement of the real loop -> Verdict against the memory limit
-   -> the search proposes the next Candidate ... until -> Recommendation, in the framework's own files
+model + GPUs + lengths -> Workload, Hardware -> SearchSpace
+    -> Candidate (a Trainer decides which are legal)
+    -> Executor opens a ProbeRunner -> Measurement of the real loop
+    -> Verdict against the memory limit
+    -> the search proposes the next Candidate ... until
+    -> Recommendation, in the framework's own files
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import contextlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -32,12 +31,12 @@ from autotune.request.flags import (
     RequestOptions,
     RunOptions,
     flags_of,
-    typed,
 )
 
 if TYPE_CHECKING:
     from autotune.diagnosis import Diagnosis
     from autotune.request.job_builder import ParsedRequest
+    from autotune.request.request_parser import RequestSources
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +51,10 @@ class RunAnswer:
     @property
     def winner(self) -> Candidate | None:
         """Recommended configuration; None if nothing fits or the prediction is undecided."""
-        best = (
-            self.recommendation.winner
-            if self.recommendation
-            else self.forecast.winner
-            if self.forecast
-            else None
-        )
-        return None if best is None else best.candidate
+        answer = self.recommendation or self.forecast
+        if answer is None or answer.winner is None:
+            return None
+        return answer.winner.candidate
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -79,6 +74,9 @@ class PredictAnswer:
     document: Mapping[str, Any]  # content of `predict --json`
 
 
+# Run.
+
+
 def run(*, listener: Listener = ignore_events, **options: Unpack[RunOptions]) -> RunAnswer:
     """Recommend the fastest configuration that fits, by measurement on this machine or by
     prediction.
@@ -90,168 +88,48 @@ def run(*, listener: Listener = ignore_events, **options: Unpack[RunOptions]) ->
     return run_flags(flags_of(options), listener=listener)
 
 
-def run_flags(
-    flags: Flags, *, listener: Listener = ignore_events, pinned: frozenset[str] = frozenset()
+def run_flags(flags: Flags, *, listener: Listener = ignore_events) -> RunAnswer:
+    """Run a search for parsed flags."""
+    from autotune.request.request_parser import read_sources
+
+    return run_request(read_sources(flags), listener=listener)
+
+
+def run_request(
+    sources: RequestSources,
+    *,
+    listener: Listener,
+    pinned: frozenset[str] = frozenset(),
 ) -> RunAnswer:
-    """Run a search for parsed flags. `pinned` settings are never relaxed, like those of --hold."""
-    from autotune.core.units import parse_seconds
+    """Run a search. `pinned` settings are never relaxed, like those of --hold."""
     from autotune.report.output_folder import check_folder, claimed_folder
     from autotune.report.trackers import check_tracker, log_answer
-    from autotune.request.request_parser import parse_request, possible_candidates
+    from autotune.request.measured_data import with_row_lengths
+    from autotune.request.request_parser import possible_candidates
     from autotune.search.loop import legal_candidates
 
-    request = parse_request(flags, limit_prompts=True)
-    request = replace(_with_data(request), pinned=request.pinned | pinned)
+    # 1. The job, and what could end it before anything is measured.
+    request = with_row_lengths(sources.parse(limit_prompts=True))
+    request = replace(request, pinned=request.pinned | pinned)
     check_folder(request.job.out)
-    if flags.log_to is not None:
-        check_tracker(flags.log_to)
-    soak_seconds = None if flags.soak is None else parse_seconds(flags.soak)
+    tracker = sources.values.search.tracker
+    if tracker is not None:
+        check_tracker(tracker)
     candidates = possible_candidates(request, legal_candidates)
     request = _with_share_notes(request, candidates)
+
+    # 2. The answer.
     with claimed_folder(request.job.out):
         listener(_started(request, candidates))
         if request.job.mode == "predict":
-            confirm_with = shlex.join(["autotune", "run", *typed(flags.replace(mode="probe"))])
-            answer = _forecast(request, candidates, confirm_with=confirm_with)
+            answer = _forecast(request, candidates, sources)
         else:
-            answer = _search(
-                request, candidates, ["autotune", "run", *typed(flags)], listener, soak_seconds
-            )
-    if flags.log_to is not None:
-        unlogged = log_answer(flags.log_to, request.job.study_name, answer.document)
-        if unlogged is not None:
-            listener(Note(text=unlogged))
+            answer = _search(request, candidates, sources, listener)
+    if tracker is not None:
+        problem = log_answer(tracker, request.job.study_name, answer.document)
+        if problem is not None:
+            listener(Note(text=problem))
     return answer
-
-
-def predict(
-    *, listener: Listener = ignore_events, **options: Unpack[PredictOptions]
-) -> PredictAnswer:
-    """Predict without a GPU whether a configuration fits, with the parts of its memory and ways
-    to make it fit.
-    """
-    return predict_flags(flags_of(options), listener=listener)
-
-
-def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> PredictAnswer:
-    """Predict one configuration for parsed flags."""
-    from autotune.estimate.unknown_facts import FactVariant, agreed, worst
-    from autotune.prediction.service import open_prediction_service
-    from autotune.report.answer_document import prediction_document
-    from autotune.search.advice import ways_to_fit
-
-    # 1. One prediction for each combination of unknown facts.
-    possible, notes = _variants(flags.replace(mode="predict"))
-    first = possible[0][1]
-    with contextlib.closing(open_prediction_service(first.job, first.trainer)) as service:
-        variants = [
-            FactVariant(
-                facts=facts,
-                candidate=candidate,
-                prediction=service.of(request.job).predict(candidate),
-            )
-            for facts, request, candidate in possible
-        ]
-        # 2. The worst combination represents the request.
-        most, prediction = worst(variants), agreed(variants)
-        request = next(one for facts, one, _ in possible if facts == most.facts)
-        candidate = most.candidate
-        request = _with_data(replace(request, notes=(*request.notes, *notes)))
-        request = _with_share_notes(request, (candidate,))
-        job = request.job
-        listener(_started(request, (candidate,)))
-        listener(CandidatePredicted(candidate=candidate, prediction=prediction))
-        # 3. Changes that make it fit.
-        ways = (
-            ()
-            if prediction.fits
-            else ways_to_fit(request, candidate, service.of(job), prediction=most.prediction)
-        )
-    document = prediction_document(
-        job, candidate, prediction, ways, unknown=variants if most.facts else ()
-    )
-    return PredictAnswer(
-        job=job, candidate=candidate, prediction=prediction, ways=ways, document=document
-    )
-
-
-def emulate_flags(flags: Flags) -> Measurement:
-    """Probe one configuration on emulated GPUs, for flags that `check_can_emulate` accepted."""
-    from autotune.core.measurement import ProbePlan
-    from autotune.probe.executors import open_executor
-    from autotune.request.job_builder import candidate_of_job
-    from autotune.request.request_parser import parse_request
-
-    request = parse_request(flags.replace(mode="emulate"), limit_prompts=True)
-    candidate = candidate_of_job(request)
-    with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
-        return executor.open(candidate).measure(candidate, ProbePlan())
-
-
-def check_can_emulate(flags: Flags) -> None:
-    """Raise the error that prevents `emulate_flags`, before anything is traced."""
-    from autotune.emulator.build import build, look
-    from autotune.emulator.cards import emulated_machine
-    from autotune.machine.environment import interpreter
-
-    if flags.unknown:
-        raise BadInput(
-            "--check emulates one configuration.",
-            way_out="Give each --unknown value with --set, or leave out --check.",
-        )
-    emulated_machine(flags.gpus)
-    build(look(interpreter(flags.python)))
-
-
-def diagnose(
-    log: str | PathLike[str] | Iterable[str], **options: Unpack[RequestOptions]
-) -> Diagnosis:
-    """Find the first failure in a training log (a file or its lines), with remedies.
-
-    With `config` (the failed file) and `gpus` (its hardware; default: this machine's) remedies have
-    predicted effects, or a remark has the reason that none can be predicted.
-    """
-    from autotune.diagnosis import diagnose_lines
-    from autotune.diagnosis.log_files import lines_of_file
-
-    found = diagnose_lines(lines_of_file(str(log)) if isinstance(log, str | PathLike) else log)
-    if not options.get("config"):
-        return found
-    from autotune.diagnosis.remedies import with_effects
-    from autotune.machine import hardware_detection
-    from autotune.prediction.service import open_prediction_service
-    from autotune.request.job_builder import candidate_of_job
-    from autotune.request.request_parser import parse_request
-
-    flags = flags_of(options)
-    if flags.gpus == "local" and hardware_detection.hardware("local").kind != "cuda":
-        raise BadInput(
-            "--config is predicted for GPUs, and this machine has none.",
-            way_out="Name the failed run's GPUs: --gpus 2xA100-40G",
-        )
-    if not Path(str(flags.config)).is_file():
-        raise BadInput(
-            f"--config {flags.config} is no file.",
-            way_out="Name the YAML file that was given to `trl grpo --config`.",
-        )
-    try:
-        request = parse_request(flags.replace(mode="predict"), limit_prompts=True)
-        candidate = candidate_of_job(request)
-        with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
-            return with_effects(found, request, candidate, service)
-    except BadInput as error:
-        why = f"nothing could be predicted for {flags.config}: {error}"
-        return replace(found, remarks=(*found.remarks, why))
-
-
-def _with_data(request: ParsedRequest) -> ParsedRequest:
-    """Add the row lengths of the user's data. Unreadable data add a note."""
-    job = request.job
-    try:
-        found = request.trainer.row_lengths(job.task)
-    except BadInput as error:
-        return replace(request, notes=(*request.notes, error.what))
-    return replace(request, job=replace(job, data=found)) if found else request
 
 
 def _with_share_notes(request: ParsedRequest, candidates: tuple[Candidate, ...]) -> ParsedRequest:
@@ -261,73 +139,92 @@ def _with_share_notes(request: ParsedRequest, candidates: tuple[Candidate, ...])
     return replace(request, notes=(*request.notes, *limit_notes(request.job, candidates)))
 
 
-def _variants(
-    flags: Flags,
-) -> tuple[list[tuple[Mapping[str, KnobValue], ParsedRequest, Candidate]], tuple[str, ...]]:
-    """Return the legal combinations of unknown facts, with notes on illegal ones, which cannot
-    have been run.
-    """
-    from autotune.request.assignments import ways_of
-    from autotune.request.job_builder import candidate_of_job
-    from autotune.request.request_parser import parse_request
-
-    found, notes, refusal = [], [], None
-    for facts, given in ways_of(flags):
-        request = parse_request(given, limit_prompts=True)
-        try:
-            found.append((facts, request, candidate_of_job(request)))
-        except IllegalConfiguration as error:
-            refusal = refusal or error
-            notes.append(
-                f"{' '.join(f'{name}={value}' for name, value in facts.items())} is left out:"
-                f" {error.what}"
-            )
-    if refusal is not None and not found:
-        raise refusal
-    return found, tuple(notes)
-
-
 def _started(request: ParsedRequest, candidates: tuple[Candidate, ...]) -> JobStarted:
     return JobStarted(
-        job=request.job, candidates=candidates, assumed=request.assumed, notes=request.notes
+        job=request.job,
+        candidates=candidates,
+        assumed=request.assumed,
+        notes=request.notes,
+    )
+
+
+def _forecast(
+    request: ParsedRequest,
+    candidates: tuple[Candidate, ...],
+    sources: RequestSources,
+) -> RunAnswer:
+    """Predict all candidates; nothing is measured."""
+    from autotune.prediction.service import open_prediction_service
+    from autotune.search.advice import ways_to_fit
+    from autotune.search.forecast_search import forecast
+    from autotune.search.loop import baseline_candidate
+
+    job, trainer = request.job, request.trainer
+    baseline = baseline_candidate(job, trainer)
+    with contextlib.closing(open_prediction_service(job, trainer)) as service:
+        answer = forecast(job, service, candidates, baseline)
+        if answer.winner is None:
+            answer = replace(answer, ways_to_fit=ways_to_fit(request, baseline, service))
+
+    chosen = None if answer.winner is None else answer.winner.candidate
+    document = _publish(
+        request,
+        answer,
+        chosen,
+        warnings=request.notes,
+        confirm_with=shlex.join(sources.command_line(mode="probe")),
+    )
+    return RunAnswer(
+        job=job,
+        recommendation=None,
+        forecast=answer,
+        document=document,
     )
 
 
 def _search(
     request: ParsedRequest,
     candidates: tuple[Candidate, ...],
-    words: list[str],
+    sources: RequestSources,
     listener: Listener,
-    soak_seconds: float | None,
 ) -> RunAnswer:
     """Measure candidates on this machine."""
     from autotune.probe.executors import open_executor
     from autotune.report.output_folder import best_so_far_listener
     from autotune.search.pipeline import answer
 
-    def written(job: Job, found: Recommendation) -> Mapping[str, Any]:
+    def write(job: Job, recommendation: Recommendation) -> Mapping[str, Any]:
         if not job.out.exists():
             listener(Note(text=f"--out {job.out} was deleted meanwhile; it is created again."))
-        return _written(replace(request, job=job), found, words)
+        return _write_answer(replace(request, job=job), recommendation, sources)
 
-    write_best = best_so_far_listener(listener, written)
+    write_best = best_so_far_listener(listener, write)
+    soak_seconds = sources.values.search.soak_seconds
     with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
         found = answer(request, candidates, executor, write_best, soak_seconds=soak_seconds)
+    recommendation = found.recommendation
     try:
-        document = written(found.job, found.recommendation)
+        document = write(found.job, recommendation)
     except BadInput as unwritten:
-        if found.recommendation.fault is None:
+        if recommendation.fault is None:
             raise
-        go_on = _next_commands(request.job.out, found.recommendation, words)["go on"]
+        commands = _next_commands(request.job.out, recommendation, sources)
         raise StorageLost(
-            f"{found.recommendation.fault} {unwritten.what} Go on with: {go_on}"
+            f"{recommendation.fault} {unwritten.what} Go on with: {commands['go on']}"
         ) from unwritten
     return RunAnswer(
-        job=found.job, recommendation=found.recommendation, forecast=None, document=document
+        job=found.job,
+        recommendation=recommendation,
+        forecast=None,
+        document=document,
     )
 
 
-def _written(request: ParsedRequest, answer: Recommendation, words: list[str]) -> Mapping[str, Any]:
+def _write_answer(
+    request: ParsedRequest,
+    answer: Recommendation,
+    sources: RequestSources,
+) -> Mapping[str, Any]:
     """Write the winner's files and the page into the output folder; return the document."""
     from autotune.report.output_folder import head_lines
 
@@ -336,22 +233,14 @@ def _written(request: ParsedRequest, answer: Recommendation, words: list[str]) -
         winner = None  # no patch from a single short probe
     confirm_with = ""
     if job.mode == "emulate":  # the command that measures it on its target
-        replaced = (
-            "probe" if word == "emulate" and before == "--mode" else word
-            for before, word in pairwise(["", *words])
-        )
-        confirm_with = shlex.join(replaced)
-    commands = _next_commands(job.out, answer, words)
-    notes = (*request.notes, answer.fault) if answer.fault else request.notes
-    candidate = None if winner is None else winner.candidate
-    head = head_lines(job, answer)
+        confirm_with = shlex.join(sources.command_line(mode="probe"))
     return _publish(
         request,
         answer,
-        candidate,
-        head,
-        warnings=notes,
-        commands=commands,
+        None if winner is None else winner.candidate,
+        head_lines(job, answer),
+        warnings=(*request.notes, answer.fault) if answer.fault else request.notes,
+        commands=_next_commands(job.out, answer, sources),
         confirm_with=confirm_with,
     )
 
@@ -379,39 +268,202 @@ def _publish(
         files, section = write_files(job, request.trainer, candidate, head, *folders)
         return files
 
-    return publish(
-        job.out, write, lambda files: document(job, answer, files, file=section, **parts), render
-    )
+    def describe(files: list[str]) -> Mapping[str, Any]:
+        return document(job, answer, files, file=section, **parts)
+
+    return publish(job.out, write, describe, render)
 
 
-def _next_commands(out: Path, answer: Recommendation, words: list[str]) -> dict[str, str]:
+def _next_commands(
+    out: Path,
+    answer: Recommendation,
+    sources: RequestSources,
+) -> dict[str, str]:
     """Return the commands to train, to measure again and to continue. Flags go before a bare
     `--`.
     """
-    words = [word for word in words if word not in ("--fresh", "--resume")]
+    words = [word for word in sources.command_line() if word not in ("--fresh", "--resume")]
     end = words.index("--") if "--" in words else len(words)
-    again, go_on = (
-        shlex.join([*words[:end], flag, *words[end:]]) for flag in ("--fresh", "--resume")
-    )
-    train = {} if answer.winner is None else {"train": shlex.join(["bash", str(out / "launch.sh")])}
-    return {**train, "measure again": again, "go on": go_on}
+    commands = {}
+    if answer.winner is not None:
+        commands["train"] = shlex.join(["bash", str(out / "launch.sh")])
+    commands["measure again"] = shlex.join([*words[:end], "--fresh", *words[end:]])
+    commands["go on"] = shlex.join([*words[:end], "--resume", *words[end:]])
+    return commands
 
 
-def _forecast(
-    request: ParsedRequest, candidates: tuple[Candidate, ...], *, confirm_with: str
-) -> RunAnswer:
-    """Predict all candidates; nothing is measured."""
+# Predict.
+
+
+def predict(
+    *, listener: Listener = ignore_events, **options: Unpack[PredictOptions]
+) -> PredictAnswer:
+    """Predict without a GPU whether a configuration fits, with the parts of its memory and ways
+    to make it fit.
+    """
+    return predict_flags(flags_of(options), listener=listener)
+
+
+def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> PredictAnswer:
+    """Predict one configuration for parsed flags."""
+    from autotune.estimate.unknown_facts import FactVariant, agreed, worst
     from autotune.prediction.service import open_prediction_service
+    from autotune.report.answer_document import prediction_document
+    from autotune.request.measured_data import with_row_lengths
+    from autotune.request.request_parser import read_sources
     from autotune.search.advice import ways_to_fit
-    from autotune.search.forecast_search import forecast
-    from autotune.search.loop import baseline_candidate
 
-    job, trainer = request.job, request.trainer
-    baseline = baseline_candidate(job, trainer)
-    with contextlib.closing(open_prediction_service(job, trainer)) as service:
-        answer = forecast(job, service, candidates, baseline)
-        if answer.winner is None:
-            answer = replace(answer, ways_to_fit=ways_to_fit(request, baseline, service))
-    chosen = None if answer.winner is None else answer.winner.candidate
-    described = _publish(request, answer, chosen, warnings=request.notes, confirm_with=confirm_with)
-    return RunAnswer(job=job, recommendation=None, forecast=answer, document=described)
+    # 1. One prediction for each combination of unknown values.
+    possible, notes = _legal_variants(read_sources(flags, mode="predict"))
+    first = possible[0].request
+    with contextlib.closing(open_prediction_service(first.job, first.trainer)) as service:
+        variants = []
+        for variant in possible:
+            prediction = service.of(variant.request.job).predict(variant.candidate)
+            variants.append(
+                FactVariant(
+                    facts=variant.facts,
+                    candidate=variant.candidate,
+                    prediction=prediction,
+                )
+            )
+
+        # 2. The worst combination represents the request.
+        prediction, worst_variant = agreed(variants), worst(variants)
+        candidate = worst_variant.candidate
+        request = possible[variants.index(worst_variant)].request
+        request = with_row_lengths(replace(request, notes=(*request.notes, *notes)))
+        request = _with_share_notes(request, (candidate,))
+        listener(_started(request, (candidate,)))
+        listener(CandidatePredicted(candidate=candidate, prediction=prediction))
+
+        # 3. Changes that make it fit.
+        ways: tuple[WayToFit, ...] = ()
+        if not prediction.fits:
+            ways = ways_to_fit(
+                request,
+                candidate,
+                service.of(request.job),
+                prediction=worst_variant.prediction,
+            )
+    document = prediction_document(
+        request.job,
+        candidate,
+        prediction,
+        ways,
+        unknown=variants if worst_variant.facts else (),
+    )
+    return PredictAnswer(
+        job=request.job,
+        candidate=candidate,
+        prediction=prediction,
+        ways=ways,
+        document=document,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LegalVariant:
+    """Request with one combination of unknown values, which its framework accepts."""
+
+    facts: Mapping[str, KnobValue]
+    request: ParsedRequest
+    candidate: Candidate
+
+
+def _legal_variants(sources: RequestSources) -> tuple[list[_LegalVariant], tuple[str, ...]]:
+    """Return the legal combinations of unknown values, with notes on illegal ones, which cannot
+    have been run.
+    """
+    from autotune.request.job_builder import candidate_of_job
+
+    variants: list[_LegalVariant] = []
+    notes: list[str] = []
+    refusals: list[IllegalConfiguration] = []
+    for facts, variant in sources.variants():
+        request = variant.parse(limit_prompts=True)
+        try:
+            candidate = candidate_of_job(request)
+        except IllegalConfiguration as refusal:
+            refusals.append(refusal)
+            stated = " ".join(f"{name}={value}" for name, value in facts.items())
+            notes.append(f"{stated} is left out: {refusal.what}")
+        else:
+            variants.append(
+                _LegalVariant(
+                    facts=facts,
+                    request=request,
+                    candidate=candidate,
+                )
+            )
+    if not variants:
+        raise refusals[0]
+    return variants, tuple(notes)
+
+
+def emulate_flags(flags: Flags) -> Measurement:
+    """Probe one configuration on emulated GPUs, for flags that `check_can_emulate` accepted."""
+    from autotune.core.measurement import ProbePlan
+    from autotune.probe.executors import open_executor
+    from autotune.request.job_builder import candidate_of_job
+    from autotune.request.request_parser import read_sources
+
+    request = read_sources(flags, mode="emulate").parse(limit_prompts=True)
+    candidate = candidate_of_job(request)
+    with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
+        return executor.open(candidate).measure(candidate, ProbePlan())
+
+
+def check_can_emulate(flags: Flags) -> None:
+    """Raise the error that prevents `emulate_flags`, before anything is traced."""
+    from autotune.emulator.build import build, look
+    from autotune.emulator.cards import emulated_machine
+    from autotune.machine.environment import interpreter
+    from autotune.request.request_parser import read_sources
+
+    values = read_sources(flags, mode="predict").values
+    if values.settings.unknown:
+        raise BadInput(
+            "--check emulates one configuration.",
+            way_out="Give each --unknown value with --set, or leave out --check.",
+        )
+    emulated_machine(values.hardware.gpus)
+    build(look(interpreter(values.training.python)))
+
+
+# Diagnose.
+
+
+def diagnose(
+    log: str | PathLike[str] | Iterable[str], **options: Unpack[RequestOptions]
+) -> Diagnosis:
+    """Find the first failure in a training log (a file or its lines), with remedies.
+
+    With `config` (the failed file) and `gpus` (its hardware; default: this machine's) remedies have
+    predicted effects, or a remark has the reason that none can be predicted.
+    """
+    from autotune.diagnosis import diagnose_lines
+    from autotune.diagnosis.log_files import lines_of_file
+
+    lines = lines_of_file(str(log)) if isinstance(log, str | PathLike) else log
+    diagnosis = diagnose_lines(lines)
+    if not options.get("config"):
+        return diagnosis
+    return _with_predicted_effects(diagnosis, flags_of(options))
+
+
+def _with_predicted_effects(diagnosis: Diagnosis, flags: Flags) -> Diagnosis:
+    from autotune.diagnosis.remedies import with_effects
+    from autotune.prediction.service import open_prediction_service
+    from autotune.request.job_builder import candidate_of_job
+    from autotune.request.request_parser import failed_file, read_sources
+
+    file = failed_file(flags)
+    try:
+        request = read_sources(flags, mode="predict").parse(limit_prompts=True)
+        candidate = candidate_of_job(request)
+        with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
+            return with_effects(diagnosis, request, candidate, service)
+    except BadInput as error:
+        remark = f"nothing could be predicted for {file}: {error}"
+        return replace(diagnosis, remarks=(*diagnosis.remarks, remark))

@@ -2,7 +2,8 @@
 that were not used for patterns listed separately.
 
 python benchmarks/diagnose.py                      # the table
-    python benchmarks/diagnose.py --write first_run    # and keep it in results/diagnose.json under that name
+    python benchmarks/diagnose.py --write first_run
+        # and keep it in results/diagnose.json under that name
     python benchmarks/diagnose.py --blind logs-third --write third_set_first_run
     python benchmarks/diagnose.py --excerpts excerpts-second.yaml --write second_excerpts_first_run
     python benchmarks/diagnose.py --lines 800000       # the time to read a log of that length
@@ -181,7 +182,11 @@ def reading_seconds(lines: int) -> float:
 
 def _commit() -> str:
     return subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "rev-parse", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout.strip()
 
 

@@ -73,7 +73,12 @@ def _tensors(folder: Path, quantised: Mapping[str, Any] | None) -> Iterator[Tens
             yield name, "BF16", tuple(parameter.shape), b""
 
 
-def _packed(name: str, layer: Any, bits: int, group: int) -> Iterator[Tensor]:
+def _packed(
+    name: str,
+    layer: Any,
+    bits: int,
+    group: int,
+) -> Iterator[Tensor]:
     """Yield a linear layer's tensors in a checkpoint of GPTQ, packed along the input; each
     input's group is not zero.
     """

@@ -55,7 +55,12 @@ PACKAGES = (
     "deepspeed",
     "accelerate",
 )
-PLAN = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=1, deadline_seconds=600.0)
+PLAN = ProbePlan(
+    optimizer_steps=2,
+    warmup_cycles=1,
+    timed_cycles=1,
+    deadline_seconds=600.0,
+)
 """Two cycles: Adam's state is made in the first step, and both hold every phase."""
 
 ENGINE_PLAN = replace(PLAN, optimizer_steps=3, timed_cycles=2)
@@ -138,7 +143,10 @@ def _arguments() -> argparse.Namespace:
         help="an earlier emulated.json: what --raw lacks of its rows is not run again",
     )
     parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="emulate nothing new after this time"
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="emulate nothing new after this time",
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument(
@@ -149,7 +157,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _emulate(setup: Setup, worker: Worker, raw: Raw, commit: str) -> None:
+def _emulate(
+    setup: Setup,
+    worker: Worker,
+    raw: Raw,
+    commit: str,
+) -> None:
     """Emulate what `raw` lacks of a setup."""
     for late in (False, True) if setup.late else (False,):
         if _kind(late) in raw.of(setup):
@@ -276,7 +289,11 @@ class Worker:
         self._key, self._executor = (), None
 
     def _executor_for(
-        self, setup: Setup, request: ParsedRequest, *, late: bool
+        self,
+        setup: Setup,
+        request: ParsedRequest,
+        *,
+        late: bool,
     ) -> EmulatedExecutor:
         key = (setup.gpus, "use_vllm=true" in setup.holds, late)
         if self._executor is None or key != self._key:

@@ -85,8 +85,16 @@ SWIFT = (
     "template=qwen2_5",
 )
 SETUPS = (
-    Setup(name="swift", framework="swift", holds=(*SWIFT, "vllm_enable_lora=true")),
-    Setup(name="swift, whole weights", framework="swift", holds=(*SWIFT, "vllm_enable_lora=false")),
+    Setup(
+        name="swift",
+        framework="swift",
+        holds=(*SWIFT, "vllm_enable_lora=true"),
+    ),
+    Setup(
+        name="swift, whole weights",
+        framework="swift",
+        holds=(*SWIFT, "vllm_enable_lora=false"),
+    ),
     Setup(
         name="verl",
         framework="verl",
@@ -220,7 +228,11 @@ def run(setup: Setup, python: Path) -> dict[str, Any]:
     }
 
 
-def _request(setup: Setup, model: str, python: Path) -> ParsedRequest:
+def _request(
+    setup: Setup,
+    model: str,
+    python: Path,
+) -> ParsedRequest:
     return parse_request(
         Flags(
             framework=setup.framework,
@@ -240,10 +252,19 @@ def _request(setup: Setup, model: str, python: Path) -> ParsedRequest:
 
 
 def plan() -> ProbePlan:
-    return replace(ProbePlan(), optimizer_steps=STEPS, warmup_cycles=1, timed_cycles=STEPS - 1)
+    return replace(
+        ProbePlan(),
+        optimizer_steps=STEPS,
+        warmup_cycles=1,
+        timed_cycles=STEPS - 1,
+    )
 
 
-def command(launch: Launch, setup: Setup, folder: Path) -> list[str]:
+def command(
+    launch: Launch,
+    setup: Setup,
+    folder: Path,
+) -> list[str]:
     for name, text in launch.files.items():
         (folder / name).write_text(text)
     words = [

@@ -103,7 +103,11 @@ FRAMEWORKS: Mapping[str, Shrunk] = {
 }
 
 
-def shrunk(framework: str, method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def shrunk(
+    framework: str,
+    method: str,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
     """Return the script's settings with tiny shapes."""
     to = FRAMEWORKS[framework]
     replaced = {name: value for name, value in to.settings.items() if name in settings}
@@ -122,7 +126,12 @@ def is_rehearsed(framework: str, settings: Mapping[str, Any]) -> bool:
     return bool(FRAMEWORKS[framework].added) or settings.get("vllm_mode") == "server"
 
 
-def words(framework: str, script: Path, folder: Path, environments: Path) -> list[str]:
+def words(
+    framework: str,
+    script: Path,
+    folder: Path,
+    environments: Path,
+) -> list[str]:
     """Return the arguments of `autotune` with which the script is probed once."""
     python = _prepared(framework, folder, environments)
     return [
@@ -149,20 +158,35 @@ def words(framework: str, script: Path, folder: Path, environments: Path) -> lis
 
 
 def rehearsed(
-    framework: str, script: Path, folder: Path, environments: Path, cards: str
+    framework: str,
+    script: Path,
+    folder: Path,
+    environments: Path,
+    cards: str,
 ) -> dict[str, Any]:
     """Run the command of a probe with `added`, of which a probe has nothing: two cores need it."""
     began, python = time.monotonic(), _prepared(framework, folder, environments)
     model = str(folder / "model")
     request = parse_request(
-        Flags(from_command=str(script), model=model, gpus=cards, python=str(python), mode="predict")
+        Flags(
+            from_command=str(script),
+            model=model,
+            gpus=cards,
+            python=str(python),
+            mode="predict",
+        )
     )
     launch = cast(Launched, request.trainer).launch(
         candidate_of_job(request), request.job.task, emulated_frameworks.plan()
     )
     lines = line_source(asdict(launch.figures), folder)
     added = tuple(f"{name}={value}" for name, value in FRAMEWORKS[framework].added.items())
-    setup = emulated_frameworks.Setup(name=framework, framework=framework, holds=(), added=added)
+    setup = emulated_frameworks.Setup(
+        name=framework,
+        framework=framework,
+        holds=(),
+        added=added,
+    )
     command = emulated_frameworks.command(launch, setup, folder)
     if SERVER_SCRIPT in launch.files:
         command = _beside_server(command, folder / SERVER_SCRIPT, FRAMEWORKS[framework].eager)
@@ -187,7 +211,11 @@ def _python(framework: str, environments: Path) -> Path:
     return environments / FRAMEWORKS[framework].environment / "bin" / "python"
 
 
-def _beside_server(command: list[str], server: Path, options: Mapping[str, str]) -> list[str]:
+def _beside_server(
+    command: list[str],
+    server: Path,
+    options: Mapping[str, str],
+) -> list[str]:
     """Return a command that starts the server, waits for its port, trains and ends the server."""
     port = re.findall(r"--port (\d+)", server.read_text())[0]
     given = " ".join(f"--{name} {value}" for name, value in options.items())
@@ -195,13 +223,20 @@ def _beside_server(command: list[str], server: Path, options: Mapping[str, str])
         set -m
         bash {server} {given} & server=$!
         trap 'kill -- -$server; wait $server' EXIT
-        until (exec 3<> /dev/tcp/127.0.0.1/{port}) 2> /dev/null; do kill -0 $server || exit 1; sleep 2; done
+        until (exec 3<> /dev/tcp/127.0.0.1/{port}) 2> /dev/null; do
+          kill -0 $server || exit 1
+          sleep 2
+        done
         {shlex.join(command)}
     """
     return ["bash", "-c", script]
 
 
-def _prepared(framework: str, folder: Path, environments: Path) -> Path:
+def _prepared(
+    framework: str,
+    folder: Path,
+    environments: Path,
+) -> Path:
     """Write the model, and return the framework's Python."""
     config = {**find_model(MODEL).config, "num_hidden_layers": LAYERS}
     config.pop("layer_types", None)

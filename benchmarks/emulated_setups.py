@@ -93,7 +93,12 @@ def _sharded(kind: str, *more: str) -> tuple[str, ...]:
     return (f"sharding={kind}", *more)
 
 
-def _colocated(share: float, *, sleep: bool, tensor_parallel: int = 1) -> tuple[str, ...]:
+def _colocated(
+    share: float,
+    *,
+    sleep: bool,
+    tensor_parallel: int = 1,
+) -> tuple[str, ...]:
     return (
         "use_vllm=true",
         "vllm_mode=colocate",
@@ -107,10 +112,29 @@ SMALL, HOPPER, TWO, FOUR, EIGHT = "A100-40G", "H200", "2xA100-40G", "4xA100-40G"
 
 _FIRST = (
     # One of each kind, small ones first: what is wrong shows early.
-    Setup(model="Qwen2.5-0.5B", gpus=SMALL, tuning="full", holds=(PLAIN,), late=True),
-    Setup(model="Qwen2.5-0.5B", gpus=SMALL, holds=(PLAIN,)),
-    Setup(model="Qwen2.5-7B", gpus=SMALL, holds=(CHECKPOINTING,)),
-    Setup(model="Qwen2.5-7B", gpus=SMALL, tuning="qlora", holds=(CHECKPOINTING,)),
+    Setup(
+        model="Qwen2.5-0.5B",
+        gpus=SMALL,
+        tuning="full",
+        holds=(PLAIN,),
+        late=True,
+    ),
+    Setup(
+        model="Qwen2.5-0.5B",
+        gpus=SMALL,
+        holds=(PLAIN,),
+    ),
+    Setup(
+        model="Qwen2.5-7B",
+        gpus=SMALL,
+        holds=(CHECKPOINTING,),
+    ),
+    Setup(
+        model="Qwen2.5-7B",
+        gpus=SMALL,
+        tuning="qlora",
+        holds=(CHECKPOINTING,),
+    ),
     Setup(
         model="Qwen2.5-1.5B",
         gpus=SMALL,
@@ -129,23 +153,53 @@ _FIRST = (
         completion=256,
         holds=(PLAIN,),
     ),
-    Setup(model="Qwen2.5-1.5B", gpus=SMALL, method="rloo", tuning="full", holds=(CHECKPOINTING,)),
     Setup(
-        model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("ddp", PLAIN)
+        model="Qwen2.5-1.5B",
+        gpus=SMALL,
+        method="rloo",
+        tuning="full",
+        holds=(CHECKPOINTING,),
     ),
     Setup(
-        model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("zero2", PLAIN)
+        model="Qwen2.5-0.5B",
+        gpus=TWO,
+        tuning="full",
+        micro_batch=4,
+        holds=_sharded("ddp", PLAIN),
     ),
     Setup(
-        model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("zero3", PLAIN)
+        model="Qwen2.5-0.5B",
+        gpus=TWO,
+        tuning="full",
+        micro_batch=4,
+        holds=_sharded("zero2", PLAIN),
     ),
     Setup(
-        model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("fsdp1", PLAIN)
+        model="Qwen2.5-0.5B",
+        gpus=TWO,
+        tuning="full",
+        micro_batch=4,
+        holds=_sharded("zero3", PLAIN),
     ),
     Setup(
-        model="Qwen2.5-0.5B", gpus=TWO, tuning="full", micro_batch=4, holds=_sharded("fsdp2", PLAIN)
+        model="Qwen2.5-0.5B",
+        gpus=TWO,
+        tuning="full",
+        micro_batch=4,
+        holds=_sharded("fsdp1", PLAIN),
     ),
-    Setup(model="gemma-2-2b", gpus=SMALL, holds=(CHECKPOINTING,)),
+    Setup(
+        model="Qwen2.5-0.5B",
+        gpus=TWO,
+        tuning="full",
+        micro_batch=4,
+        holds=_sharded("fsdp2", PLAIN),
+    ),
+    Setup(
+        model="gemma-2-2b",
+        gpus=SMALL,
+        holds=(CHECKPOINTING,),
+    ),
     Setup(
         model="Qwen3-30B-A3B",
         gpus=HOPPER,
@@ -172,8 +226,16 @@ _FIRST = (
         completion=512,
         holds=(CHECKPOINTING,),
     ),
-    Setup(model="Qwen2.5-0.5B", gpus=SMALL, holds=(*_colocated(0.3, sleep=False), PLAIN)),
-    Setup(model="Qwen2.5-0.5B", gpus=SMALL, holds=(*_colocated(0.5, sleep=True), PLAIN)),
+    Setup(
+        model="Qwen2.5-0.5B",
+        gpus=SMALL,
+        holds=(*_colocated(0.3, sleep=False), PLAIN),
+    ),
+    Setup(
+        model="Qwen2.5-0.5B",
+        gpus=SMALL,
+        holds=(*_colocated(0.5, sleep=True), PLAIN),
+    ),
     Setup(
         model="Qwen2.5-0.5B",
         gpus=TWO,

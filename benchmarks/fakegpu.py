@@ -328,12 +328,14 @@ def _cells(cells: Sequence[object]) -> str:
 def _emulated_line(found: Mapping[str, Any] | None) -> list[str]:
     if found is None:
         return []
-    return [
-        (
-            f"| autotune, emulated | {found['rows']} | {found['median']:.3%} | {found['worst']:.3%} |"
-            f" {found['nearer']} |"
-        )
+    cells = [
+        "autotune, emulated",
+        str(found["rows"]),
+        f"{found['median']:.3%}",
+        f"{found['worst']:.3%}",
+        str(found["nearer"]),
     ]
+    return [f"| {' | '.join(cells)} |"]
 
 
 def _emulated_cells(row: Mapping[str, Any]) -> list[str]:

@@ -31,7 +31,11 @@ def main() -> int:
     ids = torch.ones(1, row["length"], dtype=torch.long, device="cuda")
     torch.cuda.reset_peak_memory_stats()
     for _ in range(row["accumulation"]):
-        outputs = model(input_ids=ids, labels=ids, use_cache=False)
+        outputs = model(
+            input_ids=ids,
+            labels=ids,
+            use_cache=False,
+        )
         (
             outputs.loss / row["accumulation"]
         ).backward()  # the outputs are held until the next ones are there

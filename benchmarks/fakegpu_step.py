@@ -49,7 +49,13 @@ def packed_nf4(model: Any, spec: Any) -> Any:
 
 
 class _Layer(nn.Module):
-    def __init__(self, linear: nn.Linear, rank: int, *, nested: bool) -> None:
+    def __init__(
+        self,
+        linear: nn.Linear,
+        rank: int,
+        *,
+        nested: bool,
+    ) -> None:
         super().__init__()
         self.shape = linear.weight.shape
         blocks = linear.weight.numel() // BLOCK
@@ -95,7 +101,11 @@ class _Layer(nn.Module):
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, given: torch.Tensor, layer: _Layer) -> torch.Tensor:
+    def forward(
+        ctx: Any,
+        given: torch.Tensor,
+        layer: _Layer,
+    ) -> torch.Tensor:
         ctx.layer = layer
         return functional.linear(given, layer.weight(given.dtype))
 

@@ -115,7 +115,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def follow_all(
-    cases: Iterable[Any], environments: Path, keep: Path | None
+    cases: Iterable[Any],
+    environments: Path,
+    keep: Path | None,
 ) -> dict[str, Mapping[str, Any]]:
     """Trace every specification once, in the environment of its rows. A missing environment is
     reported, not replaced."""
@@ -156,14 +158,22 @@ def _answer(folder: Path, key: str) -> dict[str, Any] | None:
     return json.loads(found.read_text()) if found.is_file() else None
 
 
-def _split(name: str, overlay: Path, specifications: Mapping[str, Any]) -> list[Task]:
+def _split(
+    name: str,
+    overlay: Path,
+    specifications: Mapping[str, Any],
+) -> list[Task]:
     """Return one task per available core."""
     keys = list(specifications)
     parts = [{key: specifications[key] for key in keys[part::PARALLEL]} for part in range(PARALLEL)]
     return [(name, overlay, own) for own in parts if own]
 
 
-def _run(jobs: list[Task], folder: Path, answered: Path) -> None:
+def _run(
+    jobs: list[Task],
+    folder: Path,
+    answered: Path,
+) -> None:
     """Run a few tasks at a time; a task that hangs is ended, and its rows state that."""
     waiting = list(enumerate(jobs))
     running: list[tuple[subprocess.Popen[bytes], float]] = []
@@ -181,7 +191,12 @@ def _run(jobs: list[Task], folder: Path, answered: Path) -> None:
 
 
 def _start(
-    name: str, overlay: Path, specifications: Mapping[str, Any], *, asked: Path, answered: Path
+    name: str,
+    overlay: Path,
+    specifications: Mapping[str, Any],
+    *,
+    asked: Path,
+    answered: Path,
 ) -> tuple[subprocess.Popen[bytes], float]:
     asked.write_text(json.dumps(specifications))
     environment = {
@@ -202,7 +217,10 @@ def _start(
         str(answered),
     ]
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     return process, time.monotonic() + 60 + TRACE_SECONDS * len(specifications)
 

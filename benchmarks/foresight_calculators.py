@@ -1,6 +1,7 @@
 """Estimates of public calculators for a row of foresight-rows.json, beside the prediction.
 
-- accelerate: `accelerate estimate-memory`, its column "Training using Adam". It has the model's size
+- accelerate: `accelerate estimate-memory`, its column "Training using Adam". It has the model's
+  size
   and dtype, and no batch, adapter, quantisation or number of GPUs.
 - closed formula: that of EleutherAI's calculator (github.com/EleutherAI/cookbook,
   calc/calc_transformer_mem.py, with checkpointing and ZeRO-3 on several GPUs):

@@ -69,7 +69,14 @@ class _TorchOnTheTracedDevice:
         return torch.empty(*sizes, device=None if device == "cuda" else device, **kwargs)
 
     def addmm(
-        self, input: Any, mat1: Any, mat2: Any, *, out: Any = None, alpha: Any = 1, beta: Any = 1
+        self,
+        input: Any,
+        mat1: Any,
+        mat2: Any,
+        *,
+        out: Any = None,
+        alpha: Any = 1,
+        beta: Any = 1,
     ) -> Any:
         """Product into a given tensor, which allocates nothing else. A fake tensor can't carry the
         factor, a tensor with one number."""
@@ -244,7 +251,9 @@ class _QuantState:
     @property
     def state2(self) -> Any:
         return SimpleNamespace(
-            absmax=self._layer.absmax_of_absmax, code=self._layer.code_of_absmax, blocksize=256
+            absmax=self._layer.absmax_of_absmax,
+            code=self._layer.code_of_absmax,
+            blocksize=256,
         )
 
 

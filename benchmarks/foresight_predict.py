@@ -21,7 +21,11 @@ from autotune.estimate.predictor import predict
 from autotune.estimate.trace_context import PredictionInput
 
 
-def compare(case: Case, answer: Mapping[str, Any] | None, beside_mib: float = 0) -> dict[str, Any]:
+def compare(
+    case: Case,
+    answer: Mapping[str, Any] | None,
+    beside_mib: float = 0,
+) -> dict[str, Any]:
     """Return one line of the table. A row that could not be traced states the reason."""
     row = case.row
     line: dict[str, Any] = {
@@ -82,7 +86,11 @@ def predictions(case: Case, trace: Trace) -> list[Prediction]:
     return [prediction(case, trace, rank) for rank in range(int(case.row["gpus"]))]
 
 
-def _kinds(case: Case, found: list[Prediction], beside: float) -> dict[str, Any]:
+def _kinds(
+    case: Case,
+    found: list[Prediction],
+    beside: float,
+) -> dict[str, Any]:
     """Return the kinds of peaks. The benchmark read torch on the first rank and averaged nvidia-smi
     over all GPUs.
 
@@ -109,7 +117,12 @@ def _kinds(case: Case, found: list[Prediction], beside: float) -> dict[str, Any]
     }
 
 
-def _beside(predicted: float, measured: float, low: float, high: float) -> dict[str, Any]:
+def _beside(
+    predicted: float,
+    measured: float,
+    low: float,
+    high: float,
+) -> dict[str, Any]:
     return {
         "predicted": round(predicted),
         "measured": round(measured),
@@ -118,7 +131,11 @@ def _beside(predicted: float, measured: float, low: float, high: float) -> dict[
     }
 
 
-def prediction(case: Case, trace: Trace, rank: int) -> Prediction:
+def prediction(
+    case: Case,
+    trace: Trace,
+    rank: int,
+) -> Prediction:
     """Return the product's own prediction: sharding, replay, device memory."""
     row, spec = case.row, case.specification
     spread = sharding.apply(trace, replace(sharding.Sharding.of(case.sharding), rank=rank))

@@ -96,7 +96,11 @@ def _errors(kind: str, rows: Iterable[Mapping[str, Any]]) -> list[float]:
     return [abs(row[kind]["error"]) for row in rows if kind in row]
 
 
-def _bar(name: str, kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _bar(
+    name: str,
+    kind: str,
+    rows: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
     """A row that could not be followed counts as outside."""
     bar, errors = BARS[name], _errors(kind, rows)
     if not errors:

@@ -39,7 +39,11 @@ def main() -> int:
     return 0
 
 
-def follow(adapter: Any, specification: Any, answer: Path) -> None:
+def follow(
+    adapter: Any,
+    specification: Any,
+    answer: Path,
+) -> None:
     """Trace in a child process, so that the patches of one specification end with it."""
     child = os.fork()
     if child:

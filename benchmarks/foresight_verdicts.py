@@ -19,12 +19,12 @@ from foresight_express import Case
 
 from autotune import catalog
 from autotune.core.composition import (
+    CompletionSource,
     Composition,
     EngineSettings,
-    Generation,
     Resident,
     Role,
-    Sharding,
+    ShardedState,
 )
 from autotune.core.job import Hardware
 from autotune.core.prediction import Prediction
@@ -84,7 +84,7 @@ class Reading:
     sharded_by: str
     options: Mapping[str, Any] = field(default_factory=dict)
     engine: EngineSettings | None = None
-    generation: Generation = "server"
+    generation: CompletionSource = "server"
     generation_batch: int = 1
     beside: tuple[Role, ...] = ()
     trl: bool = False
@@ -121,8 +121,16 @@ def express(row: Mapping[str, Any]) -> VerdictCase:
         reading = _read(row)
         known(reading.model)
     except LookupError as missing:
-        return VerdictCase(row=row, reading=None, open=(str(missing).strip("'\""),))
-    return VerdictCase(row=row, reading=reading, ways=tuple(_ways(row, reading)))
+        return VerdictCase(
+            row=row,
+            reading=None,
+            open=(str(missing).strip("'\""),),
+        )
+    return VerdictCase(
+        row=row,
+        reading=reading,
+        ways=tuple(_ways(row, reading)),
+    )
 
 
 def _read(row: Mapping[str, Any]) -> Reading:
@@ -164,7 +172,9 @@ def _trl(row: Mapping[str, Any]) -> Reading:
     engine = None
     if colocated:
         engine = EngineSettings(
-            utilization=0.3, max_model_length=prompt + completion, max_num_seqs=256
+            utilization=0.3,
+            max_model_length=prompt + completion,
+            max_num_seqs=256,
         )
     return Reading(
         model=model,
@@ -236,7 +246,9 @@ def _ways(row: Mapping[str, Any], reading: Reading) -> list[Way]:
 
 
 def _specification(
-    row: Mapping[str, Any], reading: Reading, facts: Mapping[str, Any]
+    row: Mapping[str, Any],
+    reading: Reading,
+    facts: Mapping[str, Any],
 ) -> dict[str, Any]:
     config = dict(known(reading.model))
     quantised = "qlora" in row["tuning"]
@@ -395,7 +407,11 @@ def _verdict(found: Sequence[tuple[Way, Prediction]]) -> dict[str, Any]:
     }
 
 
-def _prediction(case: VerdictCase, way: Way, trace: Trace) -> Prediction:
+def _prediction(
+    case: VerdictCase,
+    way: Way,
+    trace: Trace,
+) -> Prediction:
     row, reading = case.row, case.reading
     assert reading is not None
     gpu = _gpu(row)
@@ -432,9 +448,13 @@ def _prediction(case: VerdictCase, way: Way, trace: Trace) -> Prediction:
     )
 
 
-def _composition(row: Mapping[str, Any], reading: Reading, spec: Mapping[str, Any]) -> Composition:
+def _composition(
+    row: Mapping[str, Any],
+    reading: Reading,
+    spec: Mapping[str, Any],
+) -> Composition:
     everywhere = tuple(range(reading.ranks))
-    parameters: Sharding = "parameters" if reading.sharded_by == "zero3" else "none"
+    parameters: ShardedState = "parameters" if reading.sharded_by == "zero3" else "none"
     rank = None if row["tuning"] == "full" else row["lora_rank"]
     dtype = spec["model"]["dtype"]
     residents = [
@@ -462,7 +482,11 @@ def _composition(row: Mapping[str, Any], reading: Reading, spec: Mapping[str, An
     if reading.engine is not None:
         residents.append(
             Resident(
-                role="engine", model=reading.model, ranks=everywhere, dtype=dtype, trains=False
+                role="engine",
+                model=reading.model,
+                ranks=everywhere,
+                dtype=dtype,
+                trains=False,
             )
         )
     return Composition(

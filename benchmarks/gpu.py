@@ -8,7 +8,8 @@ are synthetic, in the public shapes: no download.
 
 python benchmarks/gpu.py                                  # all parts, 30 minutes each
     python benchmarks/gpu.py --parts transformers --minutes 25
-    python benchmarks/gpu.py --device cpu --tiny --minutes 3  # the very same code, with a tiny model
+    python benchmarks/gpu.py --device cpu --tiny --minutes 3
+        the very same code, with a tiny model
 """
 
 from __future__ import annotations
@@ -59,9 +60,17 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--parts", type=lambda text: text.split(","), default=list(ABOUT), help=", ".join(ABOUT)
+        "--parts",
+        type=lambda text: text.split(","),
+        default=list(ABOUT),
+        help=", ".join(ABOUT),
     )
-    parser.add_argument("--minutes", type=float, default=30.0, help="of each part")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=30.0,
+        help="of each part",
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument(
         "--tiny", action="store_true", help="a made-up model of under a million parameters"
@@ -99,7 +108,12 @@ def _part(
         "minutes": arguments.minutes,
     }
     record, box = (
-        Record(out / f"{part}.json", about=ABOUT[part], config=config, gpu=gpu),
+        Record(
+            out / f"{part}.json",
+            about=ABOUT[part],
+            config=config,
+            gpu=gpu,
+        ),
         Box(arguments.minutes),
     )
     record.write()
@@ -127,7 +141,12 @@ def _gpu(gpus: str, model: str | None) -> dict[str, Any]:
         "--format=csv,noheader",
     ]
     says = (
-        subprocess.run(query, capture_output=True, text=True, check=True)
+        subprocess.run(
+            query,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         .stdout.strip()
         .splitlines()[0]
     )

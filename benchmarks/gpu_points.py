@@ -24,7 +24,12 @@ from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request
 
-POINT = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=2, reuse_rollouts=True)
+POINT = ProbePlan(
+    optimizer_steps=2,
+    warmup_cycles=1,
+    timed_cycles=2,
+    reuse_rollouts=True,
+)
 
 
 class Box:
@@ -53,7 +58,11 @@ def job_of(setup: Setup, gpus: str, **more: object) -> ParsedRequest:
     return parse_request(Flags(**{**vars(flags), **more}))
 
 
-def rungs_of(setup: Setup, ladder: Ladder, understood: ParsedRequest) -> list[Candidate]:
+def rungs_of(
+    setup: Setup,
+    ladder: Ladder,
+    understood: ParsedRequest,
+) -> list[Candidate]:
     """The ladder's candidates, the smallest micro-batch first, at a constant generation batch."""
     trainer, job = understood.trainer, understood.job
     base = dict(trainer.baseline(job.space, job.task))
@@ -73,7 +82,12 @@ def rungs_of(setup: Setup, ladder: Ladder, understood: ParsedRequest) -> list[Ca
     return made
 
 
-def measure_setups(setups: Sequence[Setup], gpus: str, record: Record, box: Box) -> None:
+def measure_setups(
+    setups: Sequence[Setup],
+    gpus: str,
+    record: Record,
+    box: Box,
+) -> None:
     """Measure every setup's ladders, one runner after the other, until the time limit."""
     for setup in setups:
         if box.left <= 0:
@@ -135,7 +149,10 @@ def _point(
 
 
 def measure(
-    executor: Executor, candidate: Candidate, box: Box, plan: ProbePlan = POINT
+    executor: Executor,
+    candidate: Candidate,
+    box: Box,
+    plan: ProbePlan = POINT,
 ) -> Measurement | None:
     """Measure one probe; None where the time limit, not the candidate, ended it."""
     from dataclasses import replace
@@ -148,7 +165,11 @@ def measure(
     return None if ended_by_the_box else measurement
 
 
-def _say(setup: Setup, candidate: Candidate, measurement: Measurement) -> None:
+def _say(
+    setup: Setup,
+    candidate: Candidate,
+    measurement: Measurement,
+) -> None:
     names = ("per_device_train_batch_size", "gradient_checkpointing", "max_completion_length")
     told = " ".join(f"{name}={candidate.knobs.get(name)}" for name in names)
     peak = measurement.memory.peak_bytes or 0
@@ -161,7 +182,11 @@ def _say(setup: Setup, candidate: Candidate, measurement: Measurement) -> None:
     )
 
 
-def predict(setup: Setup, understood: ParsedRequest, record: Record) -> None:
+def predict(
+    setup: Setup,
+    understood: ParsedRequest,
+    record: Record,
+) -> None:
     """The predicted figures of every measured point of this setup; where there are none, why
     not.
     """

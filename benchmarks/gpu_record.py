@@ -22,7 +22,12 @@ class Record:
     """Rows by key; measured points are not measured again."""
 
     def __init__(
-        self, path: Path, *, about: str, config: Mapping[str, Any], gpu: Mapping[str, Any]
+        self,
+        path: Path,
+        *,
+        about: str,
+        config: Mapping[str, Any],
+        gpu: Mapping[str, Any],
     ) -> None:
         self._path = path
         earlier = json.loads(path.read_text()) if path.exists() else {}
@@ -78,7 +83,10 @@ def _counts(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def measured_row(
-    key: str, setup: str, candidate: Candidate, measurement: Measurement
+    key: str,
+    setup: str,
+    candidate: Candidate,
+    measurement: Measurement,
 ) -> dict[str, Any]:
     """Return all results of one probe, flat for reading and complete in addition."""
     memory, worst, verdict = measurement.memory, measurement.worst, judge(measurement)
@@ -102,7 +110,12 @@ def measured_row(
     }
 
 
-def refused_row(key: str, setup: str, candidate: Candidate, why: str) -> dict[str, Any]:
+def refused_row(
+    key: str,
+    setup: str,
+    candidate: Candidate,
+    why: str,
+) -> dict[str, Any]:
     """A point that the framework would refuse, or that could not be started."""
     return {
         "key": key,

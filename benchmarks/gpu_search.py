@@ -23,7 +23,13 @@ from autotune.probe.executors import open_executor
 from autotune.request.job_builder import ParsedRequest
 from autotune.search.loop import LONG_PROBE, SHORT_PROBE
 
-QUESTION = Setup(model="Qwen2.5-7B", tuning="lora", limit="40G", ladders=(), holds=())
+QUESTION = Setup(
+    model="Qwen2.5-7B",
+    tuning="lora",
+    limit="40G",
+    ladders=(),
+    holds=(),
+)
 LENGTHS = ("max_prompt_length=512", "max_completion_length=1024")
 RUN = "autotune run"
 SHARE = 0.6
@@ -61,7 +67,11 @@ def run_search(
 
 
 def _run(
-    setup: Setup, gpus: str, box: Box, space: str | None, lengths: tuple[str, ...]
+    setup: Setup,
+    gpus: str,
+    box: Box,
+    space: str | None,
+    lengths: tuple[str, ...],
 ) -> dict[str, Any]:
     """Return the JSON answer with its command line."""
     seconds = max(1, int(box.left * SHARE))
@@ -102,7 +112,11 @@ def _run(
 
 
 def _by_hand(
-    setup: Setup, gpus: str, record: Record, box: Box, lengths: tuple[str, ...]
+    setup: Setup,
+    gpus: str,
+    record: Record,
+    box: Box,
+    lengths: tuple[str, ...],
 ) -> dict[str, Any]:
     """Doubling until it no longer fits."""
     holds = tuple(

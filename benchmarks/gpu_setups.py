@@ -65,23 +65,79 @@ hence 512 at most there.
 """
 
 TRANSFORMERS: tuple[Setup, ...] = (
-    Setup(model="Qwen2.5-0.5B", tuning="lora", limit="16G", ladders=ladders([SHORT, LONG])),
-    Setup(model="Qwen2.5-7B", tuning="lora", limit="24G", ladders=ladders([SHORT, LONG])),
-    Setup(model="Qwen2.5-7B", tuning="full", limit="80G", ladders=ladders([SHORT])),
-    Setup(model="Qwen2.5-1.5B", tuning="full", limit="24G", ladders=ladders([SHORT, LONG])),
-    Setup(model="Qwen2.5-7B", tuning="lora", limit="40G", ladders=ladders([SHORT, LONG])),
-    Setup(model="Qwen2.5-0.5B", tuning="full", limit="16G", ladders=ladders([SHORT, LONG])),
-    Setup(model="Qwen2.5-1.5B", tuning="lora", limit="16G", ladders=ladders([SHORT, LONG])),
-    Setup(model="Qwen2.5-1.5B", tuning="full", limit="40G", ladders=ladders([SHORT, LONG])),
-    Setup(model="Qwen2.5-7B", tuning="lora", limit="80G", ladders=ladders([SHORT, LONG])),
-    Setup(model="Qwen2.5-0.5B", tuning="full", limit="40G", ladders=ladders([SHORT, LONG])),
+    Setup(
+        model="Qwen2.5-0.5B",
+        tuning="lora",
+        limit="16G",
+        ladders=ladders([SHORT, LONG]),
+    ),
+    Setup(
+        model="Qwen2.5-7B",
+        tuning="lora",
+        limit="24G",
+        ladders=ladders([SHORT, LONG]),
+    ),
+    Setup(
+        model="Qwen2.5-7B",
+        tuning="full",
+        limit="80G",
+        ladders=ladders([SHORT]),
+    ),
+    Setup(
+        model="Qwen2.5-1.5B",
+        tuning="full",
+        limit="24G",
+        ladders=ladders([SHORT, LONG]),
+    ),
+    Setup(
+        model="Qwen2.5-7B",
+        tuning="lora",
+        limit="40G",
+        ladders=ladders([SHORT, LONG]),
+    ),
+    Setup(
+        model="Qwen2.5-0.5B",
+        tuning="full",
+        limit="16G",
+        ladders=ladders([SHORT, LONG]),
+    ),
+    Setup(
+        model="Qwen2.5-1.5B",
+        tuning="lora",
+        limit="16G",
+        ladders=ladders([SHORT, LONG]),
+    ),
+    Setup(
+        model="Qwen2.5-1.5B",
+        tuning="full",
+        limit="40G",
+        ladders=ladders([SHORT, LONG]),
+    ),
+    Setup(
+        model="Qwen2.5-7B",
+        tuning="lora",
+        limit="80G",
+        ladders=ladders([SHORT, LONG]),
+    ),
+    Setup(
+        model="Qwen2.5-0.5B",
+        tuning="full",
+        limit="40G",
+        ladders=ladders([SHORT, LONG]),
+    ),
 )
 """Setups by information content: a time limit may end anywhere."""
 
 VLLM = ("use_vllm=true", "vllm_max_model_length=2048")
 
 
-def _with_engine(model: str, tuning: str, limit: str, share: float, sleep: bool) -> Setup:
+def _with_engine(
+    model: str,
+    tuning: str,
+    limit: str,
+    share: float,
+    sleep: bool,
+) -> Setup:
     holds = (
         *VLLM,
         f"vllm_gpu_memory_utilization={share}",
@@ -111,7 +167,12 @@ LONGEST = (512, 1988)
 """Prompt and completion of 2,500 tokens together."""
 
 QUANTISED: tuple[Setup, ...] = (
-    Setup(model="Qwen2.5-7B", tuning="qlora", limit="40G", ladders=ladders([LONGEST])),
+    Setup(
+        model="Qwen2.5-7B",
+        tuning="qlora",
+        limit="40G",
+        ladders=ladders([LONGEST]),
+    ),
     Setup(
         model="Qwen2.5-7B",
         tuning="qlora",

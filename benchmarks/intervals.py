@@ -54,7 +54,10 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=ROOT / ".demo" / "model")
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument(
-        "--seconds", type=float, default=float("inf"), help="start no further study after this time"
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="start no further study after this time",
     )
     parser.add_argument("--fresh", action="store_true", help="forget the stored studies")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -116,7 +119,10 @@ def _measure_pairs(
 
 
 def measured_study(
-    executor: Executor, candidates: Sequence[Candidate], *, seed: int
+    executor: Executor,
+    candidates: Sequence[Candidate],
+    *,
+    seed: int,
 ) -> dict[str, Any]:
     """Probe and confirm candidates of one load, and return the study's record."""
     chance = random.Random(seed)
@@ -154,7 +160,11 @@ def _request(model: Path, folder: Path) -> ParsedRequest:
     )
 
 
-def _speed(executor: Executor, candidate: Candidate, plan: ProbePlan) -> Speed:
+def _speed(
+    executor: Executor,
+    candidate: Candidate,
+    plan: ProbePlan,
+) -> Speed:
     measurement = executor.open(candidate).measure(candidate, plan)
     if measurement.ranking_speed is None:
         raise SystemExit(f"A probe has no speed: {measurement.outcome}, {measurement.failure}")
@@ -192,7 +202,11 @@ def spreads(study: Mapping[str, Any], *, confirmed: int) -> Iterator[tuple[Pair,
         )
 
 
-def overlap(spread: RunSpread, one: Speed, other: Speed) -> bool:
+def overlap(
+    spread: RunSpread,
+    one: Speed,
+    other: Speed,
+) -> bool:
     """Return True if the 95 % intervals of two speeds overlap: each from its speed / factor to
     its speed x factor.
     """

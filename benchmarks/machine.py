@@ -32,6 +32,9 @@ def _cpu() -> str:
 
 def _commit() -> str:
     run = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return run.stdout.strip() or "unknown"

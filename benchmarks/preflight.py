@@ -108,7 +108,12 @@ def _seconds(words: Sequence[str], folder: Path) -> tuple[float, str]:
     }
     began = time.monotonic()
     done = subprocess.run(
-        words, cwd=folder, env=environment, capture_output=True, text=True, check=True
+        words,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return time.monotonic() - began, done.stdout
 

@@ -49,15 +49,7 @@ SECONDS = 2700
 
 VISION = dict(MODELS["qwen2.5-vl"])
 
-QUICKSTART = """\
-from datasets import Dataset
-from trl import GRPOTrainer
-from trl.rewards import think_format_reward
-
-dataset = Dataset.from_list([{"prompt": [{"role": "user", "content": "What is 2 + 3?"}], "solution": "5"}] * 64)
-trainer = GRPOTrainer(model="MODEL", reward_funcs=think_format_reward, train_dataset=dataset)
-trainer.train()
-"""
+QUICKSTART = (Path(__file__).parent / "texts/quickstart.txt").read_text()
 """TRL's quickstart, with rows of its own in place of a data set of the hub, and a reward without
 another package.
 """
@@ -189,7 +181,11 @@ def predicted(recipe: Recipe, folder: Path) -> dict[str, Any]:
     return _answered(words, folder, ("fits", "peak_memory_bytes", "limit_bytes", "basis"))
 
 
-def emulated(recipe: Recipe, folder: Path, environments: Path) -> dict[str, Any]:
+def emulated(
+    recipe: Recipe,
+    folder: Path,
+    environments: Path,
+) -> dict[str, Any]:
     """Run the script's settings once with tiny shapes, by its own framework on emulated cards."""
     settings = emulated_recipes.shrunk(recipe.framework, recipe.method, recipe.settings)
     script = folder / "tiny.sh"
@@ -263,7 +259,11 @@ def _first_probe(words: list[str], folder: Path) -> dict[str, Any]:
     }
 
 
-def _given(recipe: Recipe, folder: Path, settings: dict[str, Any]) -> list[str]:
+def _given(
+    recipe: Recipe,
+    folder: Path,
+    settings: dict[str, Any],
+) -> list[str]:
     """Return the flags with which a user would hand the recipe over."""
     if recipe.kind == "script":
         file = folder / "quickstart.py"
@@ -295,7 +295,11 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _answered(words: list[str], folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
+def _answered(
+    words: list[str],
+    folder: Path,
+    names: tuple[str, ...],
+) -> dict[str, Any]:
     began = time.monotonic()
     try:
         done = subprocess.run(

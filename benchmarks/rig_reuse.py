@@ -5,7 +5,8 @@ First `autotune run`'s own search runs. Then exactly the same probes, in the sam
 same plans, are repeated by an executor that starts a new interpreter for each one. The result is
 the device seconds until the recommendation, in one run on one machine.
 
-python benchmarks/rig_reuse.py                       # a tiny synthetic model with real vLLM, on the CPU
+python benchmarks/rig_reuse.py
+    # a tiny synthetic model with real vLLM, on the CPU
     python benchmarks/rig_reuse.py --model Qwen2.5-0.5B --gpus local --memory-limit 16G
 """
 
@@ -130,8 +131,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="a tiny made-up one otherwise")
     parser.add_argument("--gpus", default="cpu")
     parser.add_argument("--memory-limit", default="2G")
-    parser.add_argument("--prompt", type=int, default=32, help="tokens of every prompt")
-    parser.add_argument("--completion", type=int, default=32, help="tokens of every completion")
+    parser.add_argument(
+        "--prompt",
+        type=int,
+        default=32,
+        help="tokens of every prompt",
+    )
+    parser.add_argument(
+        "--completion",
+        type=int,
+        default=32,
+        help="tokens of every completion",
+    )
     parser.add_argument("--global-batch", type=int, default=16)
     parser.add_argument("--budget", default="10m", help="of the search on rigs")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/rig_reuse.json"))

@@ -40,12 +40,39 @@ BEST_WITHIN, BEST_SHARE = 0.05, 0.9
 """Loss of the engine that is predicted to be the fastest of a set; share of the sets within it."""
 
 ENGINES = (
-    EngineLimits(max_num_seqs=64, max_batched_tokens=2048, block_tokens=32),
-    EngineLimits(max_num_seqs=32, max_batched_tokens=512, block_tokens=32, blocks=110),
-    EngineLimits(max_num_seqs=24, max_batched_tokens=2048, block_tokens=32),
-    EngineLimits(max_num_seqs=64, max_batched_tokens=2048, block_tokens=32, blocks=200),
-    EngineLimits(max_num_seqs=8, max_batched_tokens=512, block_tokens=32),
-    EngineLimits(max_num_seqs=96, max_batched_tokens=4096, block_tokens=32, blocks=450),
+    EngineLimits(
+        max_num_seqs=64,
+        max_batched_tokens=2048,
+        block_tokens=32,
+    ),
+    EngineLimits(
+        max_num_seqs=32,
+        max_batched_tokens=512,
+        block_tokens=32,
+        blocks=110,
+    ),
+    EngineLimits(
+        max_num_seqs=24,
+        max_batched_tokens=2048,
+        block_tokens=32,
+    ),
+    EngineLimits(
+        max_num_seqs=64,
+        max_batched_tokens=2048,
+        block_tokens=32,
+        blocks=200,
+    ),
+    EngineLimits(
+        max_num_seqs=8,
+        max_batched_tokens=512,
+        block_tokens=32,
+    ),
+    EngineLimits(
+        max_num_seqs=96,
+        max_batched_tokens=4096,
+        block_tokens=32,
+        blocks=450,
+    ),
 )
 DRAWS = (
     # requests, group, prompt, mean completion, sigma of its logarithm
@@ -79,7 +106,11 @@ def equal_runs(limits: EngineLimits) -> list[list[Request]]:
             if limits.blocks is None or blocks < limits.blocks:
                 runs.append(
                     [
-                        Request(prompt=prompt, completion=completion, group=place)
+                        Request(
+                            prompt=prompt,
+                            completion=completion,
+                            group=place,
+                        )
                         for place in range(count)
                     ]
                 )
@@ -135,7 +166,13 @@ def main() -> int:
 
 
 def draw(
-    count: int, group: int, prompt: int, mean: float, sigma: float, *, seed: int
+    count: int,
+    group: int,
+    prompt: int,
+    mean: float,
+    sigma: float,
+    *,
+    seed: int,
 ) -> list[Request]:
     """Draw completions from a lognormal distribution, cut at the longest length."""
     chance, middle = random.Random(seed), math.log(mean) - sigma**2 / 2
@@ -144,13 +181,20 @@ def draw(
         for _ in range(count)
     ]
     return [
-        Request(prompt=prompt, completion=length, group=place // group)
+        Request(
+            prompt=prompt,
+            completion=length,
+            group=place // group,
+        )
         for place, length in enumerate(lengths)
     ]
 
 
 def generated(
-    folder: Path, model: Path, limits: EngineLimits, runs: Sequence[Sequence[Request]]
+    folder: Path,
+    model: Path,
+    limits: EngineLimits,
+    runs: Sequence[Sequence[Request]],
 ) -> dict[str, Any]:
     task, answer = folder / "task.json", folder / "answer.json"
     listed = [[asdict(request) for request in requests] for requests in runs]
@@ -199,7 +243,9 @@ def _counted(passes: list[Pass], one: Pass) -> float:
 
 
 def fitted(
-    runs: Sequence[Sequence[Request]], measured: Sequence[np.ndarray], limits: EngineLimits
+    runs: Sequence[Sequence[Request]],
+    measured: Sequence[np.ndarray],
+    limits: EngineLimits,
 ) -> np.ndarray:
     """Least squares of relative errors: seconds of a pass = c0 + c1 · decoding + c2 · context +
     c3 · prefilled.
@@ -240,7 +286,12 @@ def compared(
     # What the lengths add: the same requests, all at the mean length.
     mean = round(sum(request.completion for request in requests) / len(requests))
     level = [
-        Request(prompt=request.prompt, completion=mean, group=request.group) for request in requests
+        Request(
+            prompt=request.prompt,
+            completion=mean,
+            group=request.group,
+        )
+        for request in requests
     ]
     return {
         "engine": asdict(limits),
@@ -424,7 +475,12 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=HERE / "results")
-    parser.add_argument("--engines", type=int, default=len(ENGINES), help="only the first few")
+    parser.add_argument(
+        "--engines",
+        type=int,
+        default=len(ENGINES),
+        help="only the first few",
+    )
     parser.add_argument(
         "--keep", type=Path, help="file of measured engines: those in it are not measured again"
     )

@@ -61,7 +61,11 @@ def main() -> int:
 
 
 def generate(
-    engine: Any, parameters: Any, requests: list[dict[str, int]], vocabulary: int, run: int
+    engine: Any,
+    parameters: Any,
+    requests: list[dict[str, int]],
+    vocabulary: int,
+    run: int,
 ) -> list[list[float]]:
     """Return the CPU seconds of each pass and of the fixed computation before it.
 

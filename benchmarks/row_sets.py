@@ -29,7 +29,13 @@ def chosen(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     return [row for row in rows if row.get("set", "first") == name]
 
 
-def write(document: Mapping[str, Any], page: str, folder: Path, name: str, of: str) -> None:
+def write(
+    document: Mapping[str, Any],
+    page: str,
+    folder: Path,
+    name: str,
+    of: str,
+) -> None:
     """Write the results `name` of the set `of`, as JSON and as a page."""
     folder.mkdir(parents=True, exist_ok=True)
     name += SUFFIXES[of]

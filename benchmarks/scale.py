@@ -86,7 +86,13 @@ def wide_space(size: int) -> SearchSpace:
             memory="unclear",
             says="recompute",
         ),
-        Knob(name="use_vllm", choices=(False,), effect="neutral", memory="unclear", says="engine"),
+        Knob(
+            name="use_vllm",
+            choices=(False,),
+            effect="neutral",
+            memory="unclear",
+            says="engine",
+        ),
         Knob(
             name="num_generations",
             choices=(8,),
@@ -142,7 +148,11 @@ class Sleeper:
         return replace(found, worst=replace(found.worst, cycle_seconds=(pace,) * plan.timed_cycles))
 
 
-def made_up(folder: Path, size: int, sampler: str) -> tuple[Job, WideTrainer, Machine]:
+def made_up(
+    folder: Path,
+    size: int,
+    sampler: str,
+) -> tuple[Job, WideTrainer, Machine]:
     machine_ = Machine(limit_bytes=10**6 * MIB)
     machine_.speed = lambda candidate: 100.0  # type: ignore[method-assign]
     machine_.need = lambda candidate: 100 * MIB  # type: ignore[method-assign]
@@ -181,15 +191,26 @@ def sleeping(slots: int, probes: int) -> dict[str, object]:
 
 
 def run(
-    job: Job, trainer: Any, where: Executor, heard: Callable[[Event], None] = lambda event: None
+    job: Job,
+    trainer: Any,
+    where: Executor,
+    heard: Callable[[Event], None] = lambda event: None,
 ) -> Any:
     study = study_of(job, trainer)
     return run_search(
-        job, study=study, executor=where, listener=heard, clock=Clock(job.budget_seconds)
+        job,
+        study=study,
+        executor=where,
+        listener=heard,
+        clock=Clock(job.budget_seconds),
     )
 
 
-def driver(slots: int, trials: int, sampler: str) -> dict[str, object]:
+def driver(
+    slots: int,
+    trials: int,
+    sampler: str,
+) -> dict[str, object]:
     """Measure the time of requesting and recording trials alone, with a constant number of pending
     ones.
 

@@ -33,7 +33,11 @@ def page(found: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def _part(name: str, about: str, part: Mapping[str, Any]) -> str:
+def _part(
+    name: str,
+    about: str,
+    part: Mapping[str, Any],
+) -> str:
     rows = [{key: _in_words(value) for key, value in row.items()} for row in part["rows"]]
     return "\n\n".join([f"## {name}", about, _where(part), "\n".join(_table(rows))])
 

@@ -63,7 +63,10 @@ class TraceTimes:
     ends: list[float] = field(default_factory=list)
 
     def tracer(
-        self, parsed: ParsedRequest, cache: TraceCache, versions: Mapping[str, str] | None
+        self,
+        parsed: ParsedRequest,
+        cache: TraceCache,
+        versions: Mapping[str, str] | None,
     ) -> Tracer:
         trainer, ends = parsed.trainer, self.ends
 
@@ -85,19 +88,26 @@ class TraceTimes:
 
 @contextlib.contextmanager
 def opened(
-    parsed: ParsedRequest, cache: TraceCache, times: TraceTimes
+    parsed: ParsedRequest,
+    cache: TraceCache,
+    times: TraceTimes,
 ) -> Iterator[tuple[PredictionService, TracerPool]]:
     job, trainer = parsed.job, parsed.trainer
     tracer = TracerPool(lambda versions: times.tracer(parsed, cache, versions))
     service = PredictionService(
-        task=job.task, trainer=trainer, limit_bytes=job.memory_limit_bytes, tracer=tracer
+        task=job.task,
+        trainer=trainer,
+        limit_bytes=job.memory_limit_bytes,
+        tracer=tracer,
     )
     with contextlib.closing(service):
         yield service, tracer
 
 
 def screened(
-    parsed: ParsedRequest, candidates: Sequence[Candidate], cache: TraceCache
+    parsed: ParsedRequest,
+    candidates: Sequence[Candidate],
+    cache: TraceCache,
 ) -> dict[str, Any]:
     """Screen once in new processes; return predictions and costs."""
     times = TraceTimes()
@@ -173,7 +183,11 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _row(candidate: Candidate, screened: Prediction, traced: Prediction) -> dict[str, Any]:
+def _row(
+    candidate: Candidate,
+    screened: Prediction,
+    traced: Prediction,
+) -> dict[str, Any]:
     return {
         "knobs": dict(candidate.knobs),
         "torch_peak_allocated": _off(
@@ -193,9 +207,20 @@ def _off(screened: Estimate | None, traced: Estimate | None) -> float | None:
     )
 
 
-def case(gpus: str, drawn: int, times: int) -> Iterator[dict[str, Any]]:
+def case(
+    gpus: str,
+    drawn: int,
+    times: int,
+) -> Iterator[dict[str, Any]]:
     """Yield the results of one space, more each time."""
-    parsed = parse_request(Flags(model=MODEL, gpus=gpus, search=SEARCHED, mode="predict"))
+    parsed = parse_request(
+        Flags(
+            model=MODEL,
+            gpus=gpus,
+            search=SEARCHED,
+            mode="predict",
+        )
+    )
     began = time.monotonic()
     candidates = possible_candidates(parsed, legal_candidates)
     listed = time.monotonic() - began
@@ -277,10 +302,16 @@ def main() -> int:
     )
     parser.add_argument("--gpus", action="append", help="hardware; may be repeated")
     parser.add_argument(
-        "--drawn", type=int, default=12, help="candidates of each space that are traced alone"
+        "--drawn",
+        type=int,
+        default=12,
+        help="candidates of each space that are traced alone",
     )
     parser.add_argument(
-        "--times", type=int, default=5, help="screenings of each space with an empty cache"
+        "--times",
+        type=int,
+        default=5,
+        help="screenings of each space with an empty cache",
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()

@@ -2,7 +2,8 @@
 
 python benchmarks/search.py              # everything, 30 seeds, in two processes
 python benchmarks/search.py --raw FILE   # every study kept in FILE: started again, it continues
-python benchmarks/search.py --worse      # truth contradicts the prediction: 10 seeds, four searchers
+python benchmarks/search.py --worse
+    # truth contradicts the prediction: 10 seeds, four searchers
 python benchmarks/search.py --quick      # a few seeds; fails where a structural fact does not hold
 
 Writes results/search.{json,md}, with --worse results/search-worse.{json,md}, with --quick nothing.
@@ -47,33 +48,9 @@ it out.
 
 WORSE_ORDER = (OURS, SECOND, "random", "TPE", "GP")
 
-WORSE_ABOUT = """\
-The simulated cases of [search.md](search.md) with a truth that contradicts the prediction, differently per knob (drawn by the
-seed, search_simulator.Quirks.worse): the level of speed up to 3 times off, generation against training up to 3 times more,
-generation by transformers up to 3 times, engines slow at small shares (up to 3 times), small micro-batches slow (up to 3 times),
-recomputation up to twice as dear, a link down to a tenth of its rate, sleep up to 3 times as long. Memory: the level and each of
-activations and logits up to 25% off. Completions follow a log-normal law with a tail, in probes and in truth, while predictions
-are those of the longest lengths. Noise of a shared cluster: 6% per cycle, 4% per probe, 10% drift, every twelfth cycle held up to
-3 times as long. Everything else is as there. A second study begins with the trials of a first one on the same machine.
+WORSE_ABOUT = (Path(__file__).parent / "texts/search_worse.md").read_text()
 
-Misled: the fastest candidate by prediction is more than 10% below the optimum, or does not fit. Noticed: a probe after the
-baseline's is truly better than that candidate by 5%."""
-
-ABOUT = """\
-Best found as a share of the best there is: the highest true mean speed of what truly fits, in the most preferred tier where
-anything does. A searcher's best is the fastest that it has seen fit, judged by its true mean speed and not by what was
-measured; what does not truly fit counts 0.
-
-Tables are real measurements of every candidate on a CPU (three rounds, one drawn per probe; the true mean is that of the
-rounds, and what failed in most rounds does not fit). The simulated cases come from formulas of their own
-(benchmarks/search_simulator.py). What they have from the predictor is one figure each for memory and for speed, the median
-prediction's level, from which they are put up to 8% (memory) and 15% (speed) off; each part of them is put up to 15% and 30%
-further off. The models' shapes and the cards' sizes and rates come from the same catalogue. They are no model of a real machine.
-
-All searchers pay the same seconds for the same things, and rivals stop at 30 probes. Rivals are told which learning settings can
-fit at all, and a first candidate that truly fits; autotune finds both by itself. It also
-measures the defaults and confirms its finalists: those seconds count as well. All seconds are the machine's, not the
-benchmark's."""
+ABOUT = (Path(__file__).parent / "texts/search.md").read_text()
 
 
 def main() -> None:
@@ -146,7 +123,12 @@ def _tasks(seeds: int, arguments: argparse.Namespace) -> list[tuple[str, str, in
     return tasks
 
 
-def _seeds(where: str, who: str, usual: int, arguments: argparse.Namespace) -> int:
+def _seeds(
+    where: str,
+    who: str,
+    usual: int,
+    arguments: argparse.Namespace,
+) -> int:
     """Return the number of seeds; more for our search where there are few simulated cases."""
     if who in SLOW:
         return arguments.slow_seeds or usual
@@ -155,14 +137,20 @@ def _seeds(where: str, who: str, usual: int, arguments: argparse.Namespace) -> i
     return max(usual, math.ceil(FEASIBLE / len(simulated))) if more else usual
 
 
-def _is_wanted(where: str, who: str, wanted: set[str]) -> bool:
+def _is_wanted(
+    where: str,
+    who: str,
+    wanted: set[str],
+) -> bool:
     known = {*names(), *names(worse=True)}
     here, there = wanted & known, wanted - known
     return (not here or where in here) and (not there or who in there)
 
 
 def _all_studies(
-    tasks: Sequence[tuple[str, str, int]], processes: int, raw: Path | None
+    tasks: Sequence[tuple[str, str, int]],
+    processes: int,
+    raw: Path | None,
 ) -> list[Result]:
     kept = {(one.setup, one.searcher, one.seed): one for one in _kept(raw)}
     results = [kept[task] for task in tasks if task in kept]

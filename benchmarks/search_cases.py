@@ -47,10 +47,30 @@ class Case:
 
 
 CASES = (
-    Case(name="qwen2.5-0.5b-full-4090", model="Qwen2.5-0.5B", gpus="RTX4090", tuning="full"),
-    Case(name="qwen2.5-1.5b-lora-l4", model="Qwen2.5-1.5B", gpus="L4", tuning="lora"),
-    Case(name="qwen2.5-3b-lora-a100-40g", model="Qwen2.5-3B", gpus="A100-40G", tuning="lora"),
-    Case(name="qwen2.5-7b-lora-a100-80g", model="Qwen2.5-7B", gpus="A100-80G", tuning="lora"),
+    Case(
+        name="qwen2.5-0.5b-full-4090",
+        model="Qwen2.5-0.5B",
+        gpus="RTX4090",
+        tuning="full",
+    ),
+    Case(
+        name="qwen2.5-1.5b-lora-l4",
+        model="Qwen2.5-1.5B",
+        gpus="L4",
+        tuning="lora",
+    ),
+    Case(
+        name="qwen2.5-3b-lora-a100-40g",
+        model="Qwen2.5-3B",
+        gpus="A100-40G",
+        tuning="lora",
+    ),
+    Case(
+        name="qwen2.5-7b-lora-a100-80g",
+        model="Qwen2.5-7B",
+        gpus="A100-80G",
+        tuning="lora",
+    ),
     Case(
         name="llama-3.1-8b-lora-2xa100-40g",
         model="Llama-3.1-8B",
@@ -77,7 +97,12 @@ CASES = (
         }
         | ON_SEVERAL,
     ),
-    Case(name="qwen2.5-14b-lora-1xh100", model="Qwen2.5-14B", gpus="H100", tuning="lora"),
+    Case(
+        name="qwen2.5-14b-lora-1xh100",
+        model="Qwen2.5-14B",
+        gpus="H100",
+        tuning="lora",
+    ),
     Case(
         name="llama-3.1-70b-lora-8xb200",
         model="Llama-3.1-70B",
@@ -127,7 +152,10 @@ def pose(case: Case) -> Posed:
 
 
 def posed(
-    task: Task, space: str, choices: dict[str, Sequence[KnobValue]], limit_bytes: int
+    task: Task,
+    space: str,
+    choices: dict[str, Sequence[KnobValue]],
+    limit_bytes: int,
 ) -> Posed:
     """Return a task's job over one of the frozen spaces."""
     job = Job(

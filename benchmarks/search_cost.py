@@ -58,7 +58,12 @@ def five_thousand() -> dict[str, float]:
         asked.job.memory_limit_bytes,
         Quirks.drawn(dice),
     )
-    machine = Simulated(formulas, memory_level=1.0, speed_level=1.0, seed=0)
+    machine = Simulated(
+        formulas,
+        memory_level=1.0,
+        speed_level=1.0,
+        seed=0,
+    )
     predictions = {
         one.id: _made_up(one.id, machine.truth(one), dice, asked.job.memory_limit_bytes)
         for one in candidates
@@ -86,10 +91,19 @@ def five_thousand() -> dict[str, float]:
     }
 
 
-def _made_up(name: str, truth: Truth, dice: random.Random, limit: int) -> Prediction:
+def _made_up(
+    name: str,
+    truth: Truth,
+    dice: random.Random,
+    limit: int,
+) -> Prediction:
     peak = truth.peak_bytes * dice.uniform(0.9, 1.1)
     speed = truth.tokens / truth.cycle_seconds * dice.uniform(0.8, 1.25)
-    memory = Estimate(value=peak, low=0.93 * peak, high=1.1 * peak)
+    memory = Estimate(
+        value=peak,
+        low=0.93 * peak,
+        high=1.1 * peak,
+    )
     return Prediction(
         candidate_id=name,
         basis="traced",
@@ -98,5 +112,9 @@ def _made_up(name: str, truth: Truth, dice: random.Random, limit: int) -> Predic
         peak_memory_bytes=memory,
         torch_peak_allocated_bytes=memory,
         torch_peak_reserved_bytes=memory,
-        tokens_per_second=Estimate(value=speed, low=speed / 2, high=speed * 2),
+        tokens_per_second=Estimate(
+            value=speed,
+            low=speed / 2,
+            high=speed * 2,
+        ),
     )

@@ -35,7 +35,13 @@ class Noise:
     longest: float = 1.8
 
 
-CLUSTER = Noise(by_cycle=0.06, by_probe=0.04, drift=0.10, held_up=0.08, longest=3.0)
+CLUSTER = Noise(
+    by_cycle=0.06,
+    by_probe=0.04,
+    drift=0.10,
+    held_up=0.08,
+    longest=3.0,
+)
 """Noise of a shared cluster."""
 
 
@@ -64,7 +70,12 @@ class Optimum:
     speeds: Mapping[str, float]
 
     @classmethod
-    def of(cls, machine: Machine, space: Any, candidates: Sequence[Candidate]) -> Optimum | None:
+    def of(
+        cls,
+        machine: Machine,
+        space: Any,
+        candidates: Sequence[Candidate],
+    ) -> Optimum | None:
         """Return the optimum, None where nothing fits."""
         for tier in tiers_of(space, candidates):
             speeds = {
@@ -141,7 +152,9 @@ class Simulated:
         self.now += loading + truth.setup_seconds
         speed = self._timed(truth, plan)
         cost = Cost(
-            total_seconds=self.now - began, load_seconds=loading, setup_seconds=truth.setup_seconds
+            total_seconds=self.now - began,
+            load_seconds=loading,
+            setup_seconds=truth.setup_seconds,
         )
         return Measurement(
             candidate_id=candidate.id,
@@ -205,10 +218,18 @@ class Simulated:
             else {str(name): round(size * self._bytes) for name, size in truth.peaks.items()}
         )
         return Memory(
-            peak_bytes=peak, limit_bytes=limit, bound_by="simulated", phase_peak_bytes=phases
+            peak_bytes=peak,
+            limit_bytes=limit,
+            bound_by="simulated",
+            phase_peak_bytes=phases,
         )
 
-    def _failed(self, candidate: Candidate, truth: Truth, cost: Cost) -> Measurement:
+    def _failed(
+        self,
+        candidate: Candidate,
+        truth: Truth,
+        cost: Cost,
+    ) -> Measurement:
         numbers = {
             name: round(value * self._bytes) if name.endswith("_bytes") else value
             for name, value in truth.numbers.items()
@@ -305,7 +326,9 @@ class Replayed:
             candidate_id=candidate.id,
             outcome=Outcome(row["outcome"]),
             memory=Memory(
-                peak_bytes=row["peak_bytes"], limit_bytes=self._limit, bound_by="replayed"
+                peak_bytes=row["peak_bytes"],
+                limit_bytes=self._limit,
+                bound_by="replayed",
             ),
             cost=Cost(total_seconds=warm + loading, load_seconds=loading),
             worst=None if fails else _speed(row),

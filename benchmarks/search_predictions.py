@@ -173,7 +173,12 @@ def _peaks(one: Prediction) -> list[int | None]:
     return found
 
 
-def _prediction(name: str, figures: list[Any], limit_bytes: int, failures: list[str]) -> Prediction:
+def _prediction(
+    name: str,
+    figures: list[Any],
+    limit_bytes: int,
+    failures: list[str],
+) -> Prediction:
     value, low, high, allocated, rate, slowest, fastest, failure, *rest = figures
     peak = _estimate(value * MIB, low * MIB, high * MIB)
     fits = (
@@ -213,9 +218,17 @@ def _phases(figures: list[Any]) -> tuple[PhasePrediction, ...]:
     )
 
 
-def _estimate(value: float, low: float, high: float) -> Estimate:
+def _estimate(
+    value: float,
+    low: float,
+    high: float,
+) -> Estimate:
     """Rounding may have put the three out of order."""
-    return Estimate(value=value, low=min(low, value), high=max(high, value))
+    return Estimate(
+        value=value,
+        low=min(low, value),
+        high=max(high, value),
+    )
 
 
 if __name__ == "__main__":

@@ -169,7 +169,12 @@ def _best_rival(results: Sequence[Result]) -> tuple[float, str]:
     return found.get(best, NEVER), best
 
 
-def _bar(what: str, value: float, relation: str, limit: float) -> dict[str, Any]:
+def _bar(
+    what: str,
+    value: float,
+    relation: str,
+    limit: float,
+) -> dict[str, Any]:
     passed = value >= limit if relation == ">=" else value <= limit
     return {
         "bar": what,

@@ -84,7 +84,11 @@ class Arena:
 Rival = Callable[[Arena, list[Candidate], Candidate, random.Random], None]
 
 
-def run(rival: Rival, arena: Arena, seed: int) -> list[Probe]:
+def run(
+    rival: Rival,
+    arena: Arena,
+    seed: int,
+) -> list[Probe]:
     """Run in the first tier in which a candidate fits, from the most cautious candidate that truly
     fits.
 
@@ -123,19 +127,34 @@ def safest(candidates: Sequence[Candidate]) -> Candidate:
     return min(candidates, key=demand)
 
 
-def at_random(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
+def at_random(
+    arena: Arena,
+    tier: list[Candidate],
+    first: Candidate,
+    dice: random.Random,
+) -> None:
     for one in dice.sample(tier, len(tier)):
         arena.probe(one)
 
 
-def tpe(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
+def tpe(
+    arena: Arena,
+    tier: list[Candidate],
+    first: Candidate,
+    dice: random.Random,
+) -> None:
     """Bergstra et al. 2011, as Optuna has it, with memory as a constraint (c-TPE, Watanabe and
     Hutter 2022).
     """
     _optuna(arena, tier, TPESampler(seed=dice.randrange(2**31), n_startup_trials=5), dice)
 
 
-def gp(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
+def gp(
+    arena: Arena,
+    tier: list[Candidate],
+    first: Candidate,
+    dice: random.Random,
+) -> None:
     """A Gaussian process with constrained expected improvement, as Optuna has it."""
     _optuna(arena, tier, GPSampler(seed=dice.randrange(2**31), n_startup_trials=5), dice)
 
@@ -150,7 +169,12 @@ def _over(probe: Probe) -> float:
     )
 
 
-def _optuna(arena: Arena, tier: list[Candidate], sampler: BaseSampler, dice: random.Random) -> None:
+def _optuna(
+    arena: Arena,
+    tier: list[Candidate],
+    sampler: BaseSampler,
+    dice: random.Random,
+) -> None:
     study = optuna.create_study(direction="maximize", sampler=sampler)
     moving = [
         knob
@@ -247,7 +271,12 @@ def _moved(one: Candidate, first: Candidate) -> int:
     )
 
 
-def doubling(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
+def doubling(
+    arena: Arena,
+    tier: list[Candidate],
+    first: Candidate,
+    dice: random.Random,
+) -> None:
     """Lightning's BatchSizeFinder (mode binsearch): double until memory runs out, then bisect; the
     largest that fits is taken. accelerate's find_executable_batch_size goes the other way, down
     from a batch that is too large.
@@ -264,7 +293,12 @@ def doubling(arena: Arena, tier: list[Candidate], first: Candidate, dice: random
             low, high = (middle, high) if arena.probe(ladder[middle]).fits else (low, middle)
 
 
-def first_fit(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
+def first_fit(
+    arena: Arena,
+    tier: list[Candidate],
+    first: Candidate,
+    dice: random.Random,
+) -> None:
     """AReno's auto-tuner: the largest engine below nine tenths of the memory, then the largest
     micro-batch below it.
     """
@@ -316,7 +350,10 @@ def _below(probe: Probe) -> bool:
 
 
 def deepspeed_grid(
-    arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random
+    arena: Arena,
+    tier: list[Candidate],
+    first: Candidate,
+    dice: random.Random,
 ) -> None:
     """DeepSpeed's autotuner: stages from the least sharding on; in each the micro-batch is doubled
     until speed levels off or memory runs out, and a stage no better than the one before ends the

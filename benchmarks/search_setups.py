@@ -89,7 +89,11 @@ def setup(name: str) -> Setup:
 # Simulated.
 
 
-def _simulated(name: str, case: Case, truth: Truthfulness) -> Setup:
+def _simulated(
+    name: str,
+    case: Case,
+    truth: Truthfulness,
+) -> Setup:
     asked = pose(case)
     predictions = read(case, asked)
     return Setup(
@@ -141,7 +145,9 @@ def gpu_of(case: Case) -> Gpu:
 
 
 def _levels(
-    asked: Posed, predictions: Mapping[str, Prediction], formulas: Formulas
+    asked: Posed,
+    predictions: Mapping[str, Prediction],
+    formulas: Formulas,
 ) -> tuple[float, float]:
     """The median candidate's prediction over the simulator's raw figure."""
     memory, speed = [], []
@@ -186,9 +192,17 @@ def _quantile(values: list[float], share: float) -> float:
 def _table(name: str) -> Setup:
     kept = json.loads((RESULTS / f"{name}.json").read_text())
     limit = parse_bytes(kept["limit"])
-    model = Model(name="made-up", config=kept["model_config"], folder=None, origin="made up")
+    model = Model(
+        name="made-up",
+        config=kept["model_config"],
+        folder=None,
+        origin="made up",
+    )
     workload = Workload(
-        model=model, python=Path(sys.executable), tuning="full", global_batch=kept["global_batch"]
+        model=model,
+        python=Path(sys.executable),
+        tuning="full",
+        global_batch=kept["global_batch"],
     )
     asked = posed(
         Task(workload=workload, hardware=hardware_detection.hardware("cpu")),

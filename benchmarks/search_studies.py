@@ -26,7 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the executor of 
 from tests.inline_executor import InlineExecutor
 
 OURS = "autotune"
-BARE = SearchOptions(screen=False, imply=False, calibrate=False, prune=False)
+BARE = SearchOptions(
+    screen=False,
+    imply=False,
+    calibrate=False,
+    prune=False,
+)
 SEARCHERS: Mapping[str, tuple[str, SearchOptions]] = {
     OURS: ("value", SearchOptions()),
     "TPE, with our screen": ("tpe", SearchOptions()),
@@ -99,7 +104,11 @@ class Result:
     """
 
 
-def study(name: str, searcher: str, seed: int) -> Result:
+def study(
+    name: str,
+    searcher: str,
+    seed: int,
+) -> Result:
     """The same machine for all searchers of one seed."""
     what = setup(name)
     machine = what.machine(seed)
@@ -117,10 +126,17 @@ def study(name: str, searcher: str, seed: int) -> Result:
 
 
 def _theirs(
-    what: Setup, rival: str, seed: int, machine: Machine, optimum: Optimum | None
+    what: Setup,
+    rival: str,
+    seed: int,
+    machine: Machine,
+    optimum: Optimum | None,
 ) -> Result:
     arena = Arena(
-        machine=machine, space=what.posed.job.space, candidates=what.posed.candidates, most=MOST
+        machine=machine,
+        space=what.posed.job.space,
+        candidates=what.posed.candidates,
+        most=MOST,
     )
     began = time.process_time()
     probes = run(RIVALS[rival], arena, seed)
@@ -161,7 +177,12 @@ def _ours(
     task = what.posed.job.task
     task = replace(task, workload=replace(task.workload, seed=seed))
     most = what.posed.job.max_probes if sampler == "value" else MOST
-    job = replace(what.posed.job, task=task, sampler=sampler, max_probes=most)  # type: ignore[arg-type]
+    job = replace(
+        what.posed.job,
+        task=task,
+        sampler=sampler,  # type: ignore[arg-type]
+        max_probes=most,
+    )
     opened = open_study(
         job,
         what.posed.candidates,
@@ -240,7 +261,11 @@ class _Watch:
             )
 
 
-def _along(what: Setup, probes: Sequence[Probe], optimum: Optimum | None) -> dict[str, Any]:
+def _along(
+    what: Setup,
+    probes: Sequence[Probe],
+    optimum: Optimum | None,
+) -> dict[str, Any]:
     """Return the figures read from the probes in their order."""
     shares = [
         _share(optimum, _incumbent(what, probes[: count + 1])) for count in range(len(probes))
@@ -284,7 +309,11 @@ def _first_choice(what: Setup, optimum: Optimum | None) -> float | None:
     return optimum.speeds.get(max(rates, key=lambda name: rates[name]), 0.0) / optimum.speed
 
 
-def _is_better(optimum: Optimum | None, candidate: Candidate, first: float) -> bool:
+def _is_better(
+    optimum: Optimum | None,
+    candidate: Candidate,
+    first: float,
+) -> bool:
     return _share(optimum, candidate) > first * NOTICED
 
 

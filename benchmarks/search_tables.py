@@ -1,7 +1,8 @@
 """Tables of measured candidates: every legal one of a space, three times, under a limit that some
 exceed.
 
-python benchmarks/search_tables.py --table narrow-transformers --model FOLDER --raw FOLDER   # one round; again for more
+python benchmarks/search_tables.py --table narrow-transformers --model FOLDER --raw FOLDER
+    # one round; again for more
     python benchmarks/search_tables.py --table narrow-transformers --model FOLDER --raw FOLDER
     --assemble
 
@@ -54,10 +55,26 @@ NARROW = "--hidden 128 --intermediate 768 --layers 2 --vocab 1024"
 WIDE = "--hidden 128 --intermediate 512 --layers 2 --vocab 8192"
 
 TABLES = {
-    "narrow-transformers": Table(space="rollout-by-transformers", limit="720M", shape=NARROW),
-    "wide-transformers": Table(space="rollout-by-transformers", limit="980M", shape=WIDE),
-    "narrow-vllm": Table(space="rollout-by-vllm", limit="1200M", shape=NARROW),
-    "wide-vllm": Table(space="rollout-by-vllm", limit="1300M", shape=WIDE),
+    "narrow-transformers": Table(
+        space="rollout-by-transformers",
+        limit="720M",
+        shape=NARROW,
+    ),
+    "wide-transformers": Table(
+        space="rollout-by-transformers",
+        limit="980M",
+        shape=WIDE,
+    ),
+    "narrow-vllm": Table(
+        space="rollout-by-vllm",
+        limit="1200M",
+        shape=NARROW,
+    ),
+    "wide-vllm": Table(
+        space="rollout-by-vllm",
+        limit="1300M",
+        shape=WIDE,
+    ),
 }
 
 
@@ -79,7 +96,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model", type=Path, help="a folder that synthetic.py made with the table's shape"
     )
-    parser.add_argument("--raw", type=Path, required=True, help="where measurements are collected")
+    parser.add_argument(
+        "--raw",
+        type=Path,
+        required=True,
+        help="where measurements are collected",
+    )
     parser.add_argument(
         "--assemble",
         action="store_true",
@@ -107,7 +129,13 @@ def job_of(table: Table, model: str) -> ParsedRequest:
     space = HERE / "spaces" / f"{table.space}.yaml"
     out = tempfile.mkdtemp(prefix="table-")
     return parse_request(
-        Flags(model=model, gpus="cpu", space=str(space), memory_limit=table.limit, out=out)
+        Flags(
+            model=model,
+            gpus="cpu",
+            space=str(space),
+            memory_limit=table.limit,
+            out=out,
+        )
     )
 
 
@@ -124,7 +152,10 @@ def _order(candidates: Sequence[Candidate], number: int) -> list[Candidate]:
 
 
 def _measure_all(
-    understood: ParsedRequest, order: Sequence[Candidate], number: int, raw: Path
+    understood: ParsedRequest,
+    order: Sequence[Candidate],
+    number: int,
+    raw: Path,
 ) -> None:
     executor = open_executor(understood.job, understood.trainer)
     last = None
@@ -152,7 +183,12 @@ def _measure_all(
         executor.close()
 
 
-def _row(one: Candidate, number: int, measured: Measurement, beside: float) -> dict[str, Any]:
+def _row(
+    one: Candidate,
+    number: int,
+    measured: Measurement,
+    beside: float,
+) -> dict[str, Any]:
     speed, failure = measured.worst, measured.failure
     return {
         "id": one.id,

@@ -93,7 +93,9 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def order(
-    rows: Sequence[Row], distinct: float = DISTINCT, facts: Sequence[str] = ("model", "environment")
+    rows: Sequence[Row],
+    distinct: float = DISTINCT,
+    facts: Sequence[str] = ("model", "environment"),
 ) -> dict[str, int]:
     """Pairs of rows that share the facts and whose measured speeds differ, and those ordered
     right.
@@ -113,7 +115,9 @@ def order(
 
 
 def one_row_calibration(
-    rows: Sequence[Row], calibrating: Sequence[Row], facts: Sequence[str]
+    rows: Sequence[Row],
+    calibrating: Sequence[Row],
+    facts: Sequence[str],
 ) -> dict[str, Any]:
     """Errors of `rows`, each corrected by the ratio of every other calibrating row that shares
     the given facts.

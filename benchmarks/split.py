@@ -1,6 +1,7 @@
 """Split and asynchronous runs beside colocated ones: predicted, compared with public reports.
 
-python benchmarks/split.py             # every report of split_reports.yaml; writes results/split.{json,md}
+python benchmarks/split.py
+    # every report of split_reports.yaml; writes results/split.{json,md}
 python benchmarks/split.py REPORT ...  # some of them; the others keep their rows
 
 Each report states the time of both runs. Both are predicted from their settings, without
@@ -78,7 +79,11 @@ def side(ratio: float) -> int:
     return 0 if abs(ratio - 1) <= EQUAL else 1 if ratio > 1 else -1
 
 
-def _predicted(run: Mapping[str, Any], report: Mapping[str, Any], mode: str) -> dict[str, Any]:
+def _predicted(
+    run: Mapping[str, Any],
+    report: Mapping[str, Any],
+    mode: str,
+) -> dict[str, Any]:
     settings = {**report["settings"], **report[mode]}
     options = {
         "lengths": report["lengths"],

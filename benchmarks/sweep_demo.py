@@ -34,7 +34,11 @@ from autotune.search.loop import Clock, baseline_candidate, legal_candidates, ru
 from autotune.search.study import open_study
 from autotune.search.trial_view import learning_values
 
-PLAN = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=5)
+PLAN = ProbePlan(
+    optimizer_steps=2,
+    warmup_cycles=1,
+    timed_cycles=5,
+)
 
 
 def main() -> None:
@@ -91,7 +95,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _question(arguments: argparse.Namespace, *, seed: int, folder: Path) -> ParsedRequest:
+def _question(
+    arguments: argparse.Namespace,
+    *,
+    seed: int,
+    folder: Path,
+) -> ParsedRequest:
     return parse_request(
         Flags(
             model=str(arguments.model),
@@ -106,7 +115,9 @@ def _question(arguments: argparse.Namespace, *, seed: int, folder: Path) -> Pars
 
 
 def _sweep(
-    understood: ParsedRequest, candidates: Sequence[Candidate], repeats: int
+    understood: ParsedRequest,
+    candidates: Sequence[Candidate],
+    repeats: int,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Measure every candidate `repeats` times, one round after the other; one load at a time
     inside a round.
@@ -171,7 +182,9 @@ def _note(row: dict[str, Any], measurement: Measurement) -> None:
 
 
 def _run(
-    arguments: argparse.Namespace, seed: int, table: dict[str, dict[str, Any]]
+    arguments: argparse.Namespace,
+    seed: int,
+    table: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
     """The demo itself, with another seed, in a study of its own."""
     with tempfile.TemporaryDirectory(prefix="sweep-") as folder:
@@ -220,7 +233,9 @@ def _speed(row: dict[str, Any]) -> float:
 
 
 def _speedup(
-    understood: ParsedRequest, table: dict[str, dict[str, Any]], runs: list[dict[str, Any]]
+    understood: ParsedRequest,
+    table: dict[str, dict[str, Any]],
+    runs: list[dict[str, Any]],
 ) -> float | None:
     """The recommendations' median speed over that of TRL's defaults, both from the sweep; None
     where the defaults did not fit.

@@ -1,8 +1,10 @@
 """Pictures of docs/pictures and files of the example, from one real run of the demo: its terminal,
 report and dashboard.
 
-python docs/make_pictures.py                  # runs the demo (a few minutes), then creates all of them
-    python docs/make_pictures.py --keep FOLDER    # keeps the run there; a FOLDER with a run is used again
+python docs/make_pictures.py
+    # runs the demo (a few minutes), then creates all of them
+    python docs/make_pictures.py --keep FOLDER
+        # keeps the run there; a FOLDER with a run is used again
 
 The terminal is drawn from the bytes that the run wrote to a terminal. Lines are omitted in one
 place, which states their number.
@@ -212,7 +214,10 @@ def _places(folder: Path) -> list[tuple[str, str]]:
 REPLACE = """(places) => {
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (texts.nextNode())
-    for (const [there, here] of places) texts.currentNode.nodeValue = texts.currentNode.nodeValue.replaceAll(there, here);
+    for (const [there, here] of places) {
+      const text = texts.currentNode;
+      text.nodeValue = text.nodeValue.replaceAll(there, here);
+    }
 }"""
 
 

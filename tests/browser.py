@@ -42,7 +42,12 @@ class Opened:
 
 
 @contextlib.contextmanager
-def tab(url: str, *, width: int = 1100, dark: bool = False) -> Iterator[Opened]:
+def tab(
+    url: str,
+    *,
+    width: int = 1100,
+    dark: bool = False,
+) -> Iterator[Opened]:
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         page = browser.new_page(

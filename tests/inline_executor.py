@@ -16,7 +16,12 @@ Measure = Callable[[Candidate, ProbePlan], Measurement]
 class InlineRunner:
     """Counts a load at the first measurement, and at the first one after `close`."""
 
-    def __init__(self, load_key: str, measure: Measure, on_load: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        load_key: str,
+        measure: Measure,
+        on_load: Callable[[], object],
+    ) -> None:
         self.load_key = load_key
         self._measure, self._on_load, self._loaded = measure, on_load, False
 
@@ -44,7 +49,12 @@ class InlineExecutor:
         self._numbers = itertools.count(1)
         self._loads = 0
         self.slots = tuple(
-            Slot(number=n, hosts=frozenset({"inline"}), words="this process") for n in range(slots)
+            Slot(
+                number=n,
+                hosts=frozenset({"inline"}),
+                words="this process",
+            )
+            for n in range(slots)
         )
 
     def prepare(self) -> Mapping[str, str]:

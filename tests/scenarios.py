@@ -5,7 +5,6 @@ all of them.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,10 +21,9 @@ from autotune.estimate.unknown_facts import FactVariant
 from autotune.frameworks.base import Trainer
 from autotune.prediction.service import PredictionService, open_tracers
 from autotune.prediction.tracer import TracerPool
-from autotune.request.assignments import ways_of
 from autotune.request.flags import Flags, flags_of, typed
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
-from autotune.request.request_parser import parse_request
+from autotune.request.request_parser import read_sources
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SCENARIOS = sorted(file.parent for file in EXAMPLES.glob("*/scenario.yaml"))
@@ -107,7 +105,10 @@ class Oracle:
             self._tracers[trainer.trace_adapter] = open_tracers(job.task, trainer)
         kept: Any = Kept(self._tracers[trainer.trace_adapter])
         return PredictionService(
-            task=job.task, trainer=trainer, limit_bytes=job.memory_limit_bytes, tracer=kept
+            task=job.task,
+            trainer=trainer,
+            limit_bytes=job.memory_limit_bytes,
+            tracer=kept,
         )
 
     def ways(self, flags: Flags) -> list[FactVariant]:
@@ -115,15 +116,17 @@ class Oracle:
         trace many more steps.
         """
         return [
-            self._way(facts, parse_request(given))
-            for facts, given in ways_of(dataclasses.replace(flags, mode="predict"))
+            self._way(facts, sources.parse())
+            for facts, sources in read_sources(flags, mode="predict").variants()
         ]
 
     def _way(self, facts: Mapping[str, KnobValue], understood: ParsedRequest) -> FactVariant:
         candidate = candidate_of_job(understood)
         foresight = self.open(understood.job, understood.trainer)
         return FactVariant(
-            facts=facts, candidate=candidate, prediction=foresight.predict(candidate)
+            facts=facts,
+            candidate=candidate,
+            prediction=foresight.predict(candidate),
         )
 
     def predict(self, flags: Flags) -> Prediction:

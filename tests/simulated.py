@@ -103,7 +103,11 @@ class ToyTrainer:
         return gpus
 
     def trained_defaults(
-        self, stated: Knobs, rest: Mapping[str, object], space: SearchSpace, python: Path
+        self,
+        stated: Knobs,
+        rest: Mapping[str, object],
+        space: SearchSpace,
+        python: Path,
     ) -> Knobs:
         return {}
 
@@ -112,7 +116,11 @@ class ToyTrainer:
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
         load = {name: knobs.get(name) for name in ("use_vllm", "share")}
-        return Candidate(knobs=knobs, settings=dict(knobs), load=load)
+        return Candidate(
+            knobs=knobs,
+            settings=dict(knobs),
+            load=load,
+        )
 
     def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
         return None
@@ -136,7 +144,10 @@ class ToyTrainer:
         return dict(candidate.load)
 
     def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan,
     ) -> Mapping[str, object]:
         return dict(candidate.settings)
 
@@ -150,7 +161,11 @@ class ToyTrainer:
         raise NotImplementedError("this machine is predicted by formula")
 
     def write_files(
-        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+        self,
+        candidate: Candidate,
+        task: Task,
+        folder: Path,
+        destination: Path | None = None,
     ) -> list[Path]:
         return []
 
@@ -210,7 +225,11 @@ class Machine:
             failure=(
                 None
                 if fits
-                else Failure(evidence="out of memory", phase="backward", cause="activations")
+                else Failure(
+                    evidence="out of memory",
+                    phase="backward",
+                    cause="activations",
+                )
             ),
         )
 
@@ -256,15 +275,30 @@ class Oracle:
         )
 
     def _within(self, value: float) -> Estimate:
-        return Estimate(value=value, low=value * (1 - self.off), high=value * (1 + self.off))
+        return Estimate(
+            value=value,
+            low=value * (1 - self.off),
+            high=value * (1 + self.off),
+        )
 
 
 def toy_job(tmp_path: Path, space: SearchSpace, limit_bytes: int, **changes: object) -> Job:
     workload = Workload(
-        model=Model(name="toy", config={"model_type": "toy"}, folder=None, origin="made up"),
+        model=Model(
+            name="toy",
+            config={"model_type": "toy"},
+            folder=None,
+            origin="made up",
+        ),
         python=Path("/usr/bin/python3"),
     )
-    hardware = Hardware(kind="cpu", name="cpu", count=1, memory_bytes=2**34, here=True)
+    hardware = Hardware(
+        kind="cpu",
+        name="cpu",
+        count=1,
+        memory_bytes=2**34,
+        here=True,
+    )
     settled: dict[str, object] = {
         "task": Task(workload=workload, hardware=hardware),
         "space": space,

@@ -40,7 +40,9 @@ def flags() -> dict[str, Any]:
 
 
 def _flags_of(
-    command: click.Command, context: click.Context, path: str
+    command: click.Command,
+    context: click.Context,
+    path: str,
 ) -> Iterator[tuple[str, Any]]:
     listed = {"--help": {}} if path == "autotune" else {}
     for param in command.params:
@@ -88,7 +90,14 @@ def keys() -> dict[str, list[str]]:
     case = answered(420)
     job = toy_job(Path("out"), toy_space(), 40 * 2**30, mode="predict")
     trial = case.answer.trials[0]
-    proof = Proof(schema=1, when="", where="", facts={}, trial=trial, certificate={})
+    proof = Proof(
+        schema=1,
+        when="",
+        where="",
+        facts={},
+        trial=trial,
+        certificate={},
+    )
     found = Preflight(
         job=case.job,
         candidate=trial.candidate,
@@ -146,7 +155,11 @@ def printed(*words: str) -> dict[str, Any]:
     return result
 
 
-def _paths(value: object, depth: int, path: str = "") -> Iterator[str]:
+def _paths(
+    value: object,
+    depth: int,
+    path: str = "",
+) -> Iterator[str]:
     if path:
         yield path
     if isinstance(value, Mapping) and depth:

@@ -178,13 +178,18 @@ SLOW = {
     "autotune run --model ./small --gpus cpu --slots 2": Run(
         instead={"--gpus cpu": f"{CPU} --out five"}, says="recommended.yaml"
     ),
-    "autotune run --framework command --metrics speed.jsonl --search batch=1,2,4 -- torchrun train.py --bs {batch}": Run(
+    (
+        "autotune run --framework command --metrics speed.jsonl --search batch=1,2,4"
+        " -- torchrun train.py --bs {batch}"
+    ): Run(
         instead={"batch=1,2,4": "batch=1,2 --gpus cpu --memory-limit 2G --budget 6m --out six"},
         before=_own_command,
         says="launch.sh",
     ),
     "autotune run --from-command run.sh --gpus local": Run(
-        instead={"--gpus local": f"{CPU} --out seven"}, before=_launch_script, says="changed-run.sh"
+        instead={"--gpus local": f"{CPU} --out seven"},
+        before=_launch_script,
+        says="changed-run.sh",
     ),
     "autotune run --script train.py --memory-limit 38G -- --learning_rate 1e-6": Run(
         instead={
@@ -203,11 +208,20 @@ SLOW = {
         instead={**TINY, "2xA100-40G": "2xA100-40G --space demo --out ten"},
         says="Predicted, nothing was measured.",
     ),
-    "autotune predict --config train.yaml --gpus A100-40G --unknown per_device_train_batch_size=1,8": Run(
-        instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="fits"
+    (
+        "autotune predict --config train.yaml --gpus A100-40G"
+        " --unknown per_device_train_batch_size=1,8"
+    ): Run(
+        instead={"train.yaml": "gpus.yaml"},
+        before=_for_gpus,
+        says="fits",
     ),
     "autotune predict --config train.yaml --gpus A100-80G --set per_device_train_batch_size=16": (
-        Run(instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="fits")
+        Run(
+            instead={"train.yaml": "gpus.yaml"},
+            before=_for_gpus,
+            says="fits",
+        )
     ),
     "autotune predict --model Llama-3.1-8B --gpus 4xH100 --tuning full --set sharding=zero3": Run(
         says="predicted"
@@ -217,10 +231,14 @@ SLOW = {
         instead=TINY, says="surely fits"
     ),
     "autotune solve per_device_train_batch_size --config train.yaml --gpus 2xA100-80G": Run(
-        instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="surely fits"
+        instead={"train.yaml": "gpus.yaml"},
+        before=_for_gpus,
+        says="surely fits",
     ),
     "autotune solve gpus --price prices.yaml --model Qwen2.5-7B": Run(
-        instead=TINY, before=_prices, says="cheapest per hour"
+        instead=TINY,
+        before=_prices,
+        says="cheapest per hour",
     ),
     "autotune diagnose train.log --config train.yaml --gpus 2xA100-40G": Run(says="optimizer"),
     "torchrun --nproc_per_node 2 train.py 2>&1 | tee train.log | autotune diagnose -": Run(
@@ -233,7 +251,9 @@ SLOW = {
         instead=PREFLIGHT, says="train_runtime"
     ),
     "autotune preflight train.yaml --tune -- trl grpo --config train.yaml": Run(
-        instead=PREFLIGHT, before=_never_trained, says="train_runtime"
+        instead=PREFLIGHT,
+        before=_never_trained,
+        says="train_runtime",
     ),
     "pip install .": Run(
         instead={"install .": f"install --dry-run --no-deps --no-build-isolation {ROOT}"},
@@ -243,10 +263,8 @@ SLOW = {
         instead={"install '.": f"install --dry-run --no-deps --no-build-isolation '{ROOT}"},
         says="grpo-autotune",
     ),
-    "pip install 'grpo-autotune[train,vllm,ray]'": Run(
-        instead={
-            "install 'grpo-autotune": f"install --dry-run --no-deps --no-build-isolation '{ROOT}"
-        },
+    "pip install '.[train,vllm,ray]'": Run(
+        instead={"install '.": f"install --dry-run --no-deps --no-build-isolation '{ROOT}"},
         says="grpo-autotune",
     ),
     "python benchmarks/gpu.py --parts transformers --minutes 25": Run(
@@ -265,9 +283,10 @@ OTHER_TESTS = {
     "autotune run --model .demo/model --gpus cpu --space demo --memory-limit 1150M --budget 4m": (
         "e2e/test_demo.py::demo"
     ),
-    "autotune predict --model Qwen2.5-7B --gpus A100-40G --set gradient_checkpointing=false --set per_device_train_batch_size=4": (
-        "test_documents.py::test_the_prediction_that_a_page_shows_is_what_is_predicted"
-    ),
+    (
+        "autotune predict --model Qwen2.5-7B --gpus A100-40G --set gradient_checkpointing=false"
+        " --set per_device_train_batch_size=4"
+    ): ("test_documents.py::test_the_prediction_that_a_page_shows_is_what_is_predicted"),
     "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --executor ray --address 10.0.0.1:6379": (
         "test_clusters.py::test_the_one_for_slurm_measures_on_a_cluster_of_ray"
     ),
@@ -366,7 +385,12 @@ def _environment(folder: Path) -> dict[str, str]:
     )
 
 
-def _really(line: str, run: Run, folder: Path, seconds: float) -> None:
+def _really(
+    line: str,
+    run: Run,
+    folder: Path,
+    seconds: float,
+) -> None:
     shutil.copy(HERE / "diagnosis" / "logs-third" / "eight-bit-managed.log", folder / "train.log")
     run.before(folder)
     command = ["bash", "-c", run.typed(line)]

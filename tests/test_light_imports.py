@@ -25,16 +25,7 @@ HEAVY = {
 
 LOG = Path(__file__).parent / "failures" / "samples" / "disk.txt"
 
-RUN = """
-import contextlib, io, json, sys
-from autotune.cli import main
-try:
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        main(sys.argv[1:])
-except SystemExit as end:
-    code = end.code
-print(json.dumps({"code": code, "said": said.getvalue(), "modules": sorted({name.split(".")[0] for name in sys.modules})}))
-"""
+RUN = (Path(__file__).parent / "programs/light_run.py.txt").read_text()
 
 
 def _after(*arguments: str) -> dict[str, object]:
@@ -78,7 +69,11 @@ def test_importing_autotune_loads_none_of_its_rooms() -> None:
         " name.startswith('autotune.')])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert done.stdout.strip() == "[]"
 

@@ -32,7 +32,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(folder),
         str(ROOT),
     ]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        build,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return next(folder.glob("*.whl"))
 
@@ -90,7 +95,10 @@ def test_an_editable_install_finds_its_spaces(tmp_path: Path) -> None:
     ]
     site = tmp_path / "site"
     done = subprocess.run(
-        [*install, "--target", str(site)], capture_output=True, text=True, timeout=300
+        [*install, "--target", str(site)],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     # A .pth file counts only in a site folder, which `addsitedir` makes of ours.
@@ -99,7 +107,11 @@ def test_an_editable_install_finds_its_spaces(tmp_path: Path) -> None:
         " print(s.folder(), *s.names())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     folder, *names = done.stdout.split()

@@ -72,12 +72,27 @@ def a_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(words: list[str], project: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     told = environment(
-        PATH=programs, XDG_DATA_HOME=str(project / "data"), PREFLIGHT=LIMITS, **variables
+        PATH=programs,
+        XDG_DATA_HOME=str(project / "data"),
+        PREFLIGHT=LIMITS,
+        **variables,
     )
-    return subprocess.run(words, cwd=project, env=told, capture_output=True, text=True, timeout=280)
+    return subprocess.run(
+        words,
+        cwd=project,
+        env=told,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
 
 
-def check(done: subprocess.CompletedProcess[str], results: Path, *, measured: bool) -> None:
+def check(
+    done: subprocess.CompletedProcess[str],
+    results: Path,
+    *,
+    measured: bool,
+) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert ("Measuring its worst case" in done.stderr) is measured, (
         "the record answers from the second time on"

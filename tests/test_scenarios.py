@@ -72,7 +72,9 @@ def test_native_files_name_no_path_of_the_machine_they_were_made_on(scenario: Sc
 @pytest.mark.slow
 @each
 def test_what_is_said_of_the_failing_one(
-    scenario: Scenario, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario,
+    oracle: Oracle,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(scenario.folder)
     ways = oracle.ways(scenario.failing())
@@ -91,7 +93,9 @@ def test_what_is_said_of_the_failing_one(
 @pytest.mark.slow
 @each
 def test_each_remedy_alone_and_the_sign_of_what_it_does(
-    scenario: Scenario, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario,
+    oracle: Oracle,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(scenario.folder)
     before = oracle.predict(scenario.worst()).peak_memory_bytes.value
@@ -104,7 +108,10 @@ def test_each_remedy_alone_and_the_sign_of_what_it_does(
 @pytest.mark.slow
 @each
 def test_run_still_recommends_what_is_checked_in(
-    scenario: Scenario, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    scenario: Scenario,
+    oracle: Oracle,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(scenario.folder)
     tuned = api.run_flags(dataclasses.replace(scenario.run(), out=str(tmp_path)))
@@ -141,7 +148,11 @@ def test_on_the_fourth_gpu_vllm_takes_its_share_and_less_of_it_leaves_less_for_t
     high, low = (
         rollout_engine.fit(
             find_model("Qwen2.5-7B-Instruct").config,
-            EngineSettings(utilization=share, max_model_length=2048, max_num_seqs=256),
+            EngineSettings(
+                utilization=share,
+                max_model_length=2048,
+                max_num_seqs=256,
+            ),
             dtype="bfloat16",
             gpu=gpu,
             device_memory_bytes=gpu.memory_bytes,

@@ -61,13 +61,7 @@ def test_trackers_can_be_asked_for() -> None:
     assert without_side_effects({**ONLINE, KEEP: "1"}) == {**ONLINE, KEEP: "1"}
 
 
-UPLOADS = """
-import huggingface_hub
-from huggingface_hub import HfApi, create_repo
-print(create_repo("me/model", private=True).repo_id)
-print(huggingface_hub.upload_folder(repo_id="me/model", folder_path=".", run_as_future=True).result().oid)
-HfApi(token="no").upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="me/model")
-"""
+UPLOADS = (Path(__file__).parent / "programs/uploads.py.txt").read_text()
 
 
 @pytest.mark.parametrize("kept", ["0", "1"])
@@ -86,7 +80,12 @@ def test_a_rehearsed_command_uploads_nothing(tmp_path: Path, kept: str) -> None:
     }
     words = [sys.executable, "-c", UPLOADS]
     done = subprocess.run(
-        words, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60
+        words,
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=60,
     )
     assert (done.returncode == 0) is (kept == "0"), done.stderr
     if kept == "0":

@@ -30,7 +30,7 @@ OUR_EXTRAS = [
 ]
 ADVISORIES = yaml.safe_load((ROOT / ".ci" / "constraints" / "advisories.yaml").read_text())
 
-MOST = 13
+MOST = 14
 PERMISSIVE = re.compile(r"MIT|BSD|Apache|ISC|PSF|Python Software Foundation")
 COPYLEFT_EXTRAS = {"psycopg"}
 """LGPL: installed on request for PostgreSQL, imported unchanged, never shipped with autotune."""

@@ -39,9 +39,10 @@ class Gpu:
     # Dense peak by dtype with float32 accumulation: float32 (no tensor cores), tf32, float16,
     # bfloat16, float8. A dtype that the tensor cores do not support is absent.
     tflops: Mapping[str, float] = field(default_factory=dict)
-    matmul_share: float | None = (
-        None  # of the bfloat16 peak, reached by the best of many matrix shapes
-    )
+
+    matmul_share: float | None = None
+    """Share of the bfloat16 peak that the best of many matrix shapes reaches."""
+
     link: Literal["nvlink", "pcie", "infinity-fabric"] | None = None  # usual GPU-to-GPU connection
     link_gb_per_second: float | None = None  # to one or all peers, one direction, vendor figure
     speed_source: str | None = None  # page with the speeds: the vendor's, or a collection
@@ -79,11 +80,12 @@ def gpus() -> tuple[Gpu, ...]:
 def models() -> tuple[KnownModel, ...]:
     """Return the known models by file name."""
     folder = resources.files(__name__).joinpath("models")
-    files = sorted(
-        (entry for entry in folder.iterdir() if entry.name.endswith(".json")),
-        key=lambda entry: entry.name,
-    )
-    return tuple(msgspec.convert(json.loads(entry.read_text()), KnownModel) for entry in files)
+    files = [entry for entry in folder.iterdir() if entry.name.endswith(".json")]
+    known_models = []
+    for file in sorted(files, key=lambda entry: entry.name):
+        content = json.loads(file.read_text())
+        known_models.append(msgspec.convert(content, KnownModel))
+    return tuple(known_models)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +107,8 @@ class _ConstantsFile:
 @functools.cache
 def constants(file: str = "constants.yaml") -> Mapping[str, Constant]:
     """Return all constants of a catalogue file by name."""
-    return {
-        constant.name: constant
-        for constant in packaged_table(__name__, file, _ConstantsFile).constants
-    }
+    table = packaged_table(__name__, file, _ConstantsFile)
+    return {constant.name: constant for constant in table.constants}
 
 
 def constant(name: str) -> Constant:
@@ -122,16 +122,22 @@ def efficiency(name: str) -> Constant:
 
 def estimate(name: str, unit: float = MIB) -> Estimate:
     """Return a constant in bytes; `unit`: bytes of one."""
-    known = constant(name)
+    published = constant(name)
     return Estimate(
-        value=round(known.value * unit), low=round(known.low * unit), high=round(known.high * unit)
+        value=round(published.value * unit),
+        low=round(published.low * unit),
+        high=round(published.high * unit),
     )
 
 
 def percent(name: str) -> Estimate:
     """Return a constant in percent as a share."""
-    known = constant(name)
-    return Estimate(value=known.value / 100, low=known.low / 100, high=known.high / 100)
+    published = constant(name)
+    return Estimate(
+        value=published.value / 100,
+        low=published.low / 100,
+        high=published.high / 100,
+    )
 
 
 def offered(device_memory_bytes: int, gpu: Gpu | None) -> Estimate:
@@ -155,26 +161,35 @@ def bare_context(gpu: Gpu | None) -> Estimate:
 
 def cublas_workspace(gpu: Gpu | None) -> int:
     """Bytes that torch allocates per cuBLAS handle and stream."""
-    known = gpu is not None and gpu.compute_capability is not None
-    large = known and int(gpu.compute_capability.split(".")[0]) >= HOPPER  # type: ignore[union-attr]
-    return int(
-        estimate("cublas_workspace_mib_from_hopper_on" if large else "cublas_workspace_mib").value
-    )
+    name = "cublas_workspace_mib"
+    if gpu is not None and gpu.compute_capability is not None:
+        major, _, _ = gpu.compute_capability.partition(".")
+        if int(major) >= HOPPER:
+            name = "cublas_workspace_mib_from_hopper_on"
+    return int(estimate(name).value)
 
 
-def communication(gpu: Gpu | None, ranks: int, count: int = 1) -> Estimate:
+def communication(
+    gpu: Gpu | None,
+    ranks: int,
+    count: int = 1,
+) -> Estimate:
     """Bytes of the buffers of this many of NCCL's communicators on each GPU."""
     if ranks < 2 or count < 1:
         return Estimate.exactly(0)
-    pcie, nvlink = (
-        estimate("nccl_mib_pcie"),
-        estimate("nccl_mib_two_nvlink" if ranks == 2 else "nccl_mib_many_nvlink"),
-    )
+    pcie = estimate("nccl_mib_pcie")
+    nvlink = estimate("nccl_mib_two_nvlink" if ranks == 2 else "nccl_mib_many_nvlink")
     if gpu is None or gpu.link is None:
-        one = Estimate(value=nvlink.value, low=pcie.low, high=nvlink.high)
+        buffers = Estimate(
+            value=nvlink.value,
+            low=pcie.low,
+            high=nvlink.high,
+        )
+    elif gpu.link == "nvlink":
+        buffers = nvlink
     else:
-        one = nvlink if gpu.link == "nvlink" else pcie
-    return one.scaled(count)
+        buffers = pcie
+    return buffers.scaled(count)
 
 
 class Criterion(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -188,11 +203,11 @@ class Criterion(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         """Return the sum of the positions of the candidate's values; 0: nothing but the
         simplest.
         """
-        return sum(
-            values.index(candidate.settings[name])
-            for name, values in self.settings.items()
-            if name in candidate.settings and candidate.settings[name] in values
-        )
+        total = 0
+        for name, values in self.settings.items():
+            if name in candidate.settings and candidate.settings[name] in values:
+                total += values.index(candidate.settings[name])
+        return total
 
 
 @functools.cache
@@ -205,8 +220,9 @@ def complexity(candidate: Candidate, baseline: Candidate | None = None) -> tuple
     """Return the sort key of simplicity, lowest first: the criteria, then the number of knobs
     that differ from the baseline.
     """
-    ranks = tuple(one.rank(candidate) for one in criteria())
-    if baseline is None:
-        return (*ranks, 0)
-    names = {*candidate.knobs, *baseline.knobs}
-    return (*ranks, sum(candidate.knobs.get(name) != baseline.knobs.get(name) for name in names))
+    ranks = tuple(criterion.rank(candidate) for criterion in criteria())
+    changed = 0
+    if baseline is not None:
+        for name in {*candidate.knobs, *baseline.knobs}:
+            changed += candidate.knobs.get(name) != baseline.knobs.get(name)
+    return (*ranks, changed)

@@ -1,7 +1,7 @@
 """Lookup of `--model`: a local folder, a hub id or a short name.
 
 The config.json of a hub id is fetched if nothing here has it, unless the network is absent or
---offline was given.
+--offline was given. Then the nearest known shape is assumed by the name, and the answer says so.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from autotune import catalog
+from autotune.catalog import KnownModel
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.files import read_loose_json, read_text, refuse_special_files
 from autotune.core.job import Model
@@ -26,6 +28,7 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 MAX_CONFIG_BYTES = 16 * MIB
 REAL_CONFIG = "Give the config.json of a real model."
 
+# Field of a config.json -> largest value; the smallest is 1.
 LARGEST_SIZES = {
     "num_hidden_layers": 2_000,
     "n_layer": 2_000,
@@ -49,22 +52,18 @@ LARGEST_SIZES = {
     "pooling_kernel_size": 2**14,
     "max_position_embeddings": 2**30,
 }
-"""Field of a config.json -> largest value; the smallest is 1."""
 
 LARGEST_INTEGER = 2**63  # bound of all other integers
 LARGEST_FACTOR = 1e9  # bound of fields that other sizes are multiplied by
-LISTS_PER_LAYER = (
-    "layer_types",
-    "mlp_layer_types",
-    "indexer_types",
-)  # fields of a config.json with one entry per layer
 
+# Fields of a config.json with one entry per layer.
+LISTS_PER_LAYER = ("layer_types", "mlp_layer_types", "indexer_types")
 
+# Address of a model's page, or of a file of its main revision.
 HUB_PAGE = re.compile(
     r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<id>[\w.-]+/[\w.-]+)"
     r"(?:/(?:(?:tree|blob|resolve|raw)/main(?:/.*)?)?)?(?:[?#].*)?"
 )
-"""Address of a model's page, or of a file of its main revision."""
 
 
 def find_model(text: str) -> Model:
@@ -72,50 +71,29 @@ def find_model(text: str) -> Model:
     config.json.
     """
     page = HUB_PAGE.fullmatch(text)
-    text = page["id"] if page is not None else text
+    if page is not None:
+        text = page["id"]
+
+    # 1. A path.
     folder = Path(text).expanduser()
     if folder.name == "config.json" and folder.is_file():
-        text, folder = str(folder.parent), folder.parent
+        folder = folder.parent
+        text = str(folder)
     if folder.is_dir():
-        refuse_special_files(folder, way_out="Save or download the model again.")
-        if not (folder / "config.json").is_file():
-            raise BadInput(
-                f"The folder {text!r} holds no config.json.",
-                way_out="Give the folder that `save_pretrained` wrote.",
-            )
-        return Model(
-            name=text, config=_config(folder), folder=folder.resolve(), origin="local folder"
-        )
+        return _local_model(text, folder)
     if text.startswith(("/", "./", "../", "~")) or text.count("/") > 1:
-        named = next(
-            (ids[0] for ids in [short_names().get(folder.name.lower(), [])] if len(ids) == 1), None
-        )
-        instead = (
-            f"--model {named}, if it is that one"
-            if named
-            else "a hub id or a name of `autotune show models`"
-        )
-        raise BadInput(
-            f"There is no folder {text!r}.",
-            way_out=f"Give a folder with config.json, or {instead}.",
-        )
+        raise _no_folder(text, folder)
+
+    # 2. A name.
     hub_id = _hub_id(text)
-    cached = _cached_folder(hub_id)
-    if cached is not None:
-        return Model(name=hub_id, config=_config(cached), folder=cached, origin="hub cache")
-    for known in catalog.models():
-        if hub_id in known.ids:
-            return Model(name=hub_id, config=known.config, folder=None, origin="catalogue")
-    text_of_config = fetched_config(hub_id)
-    if text_of_config is not None:
-        with tempfile.TemporaryDirectory() as scratch:
-            (Path(scratch) / "config.json").write_bytes(text_of_config)
-            return Model(
-                name=hub_id,
-                config=_config(Path(scratch)),
-                folder=None,
-                origin="config.json fetched from the hub",
-            )
+    model = (
+        _cached_model(hub_id)
+        or _catalogued_model(hub_id)
+        or _fetched_model(hub_id)
+        or _assumed_model(hub_id)
+    )
+    if model is not None:
+        return model
     raise BadInput(
         f"Model {hub_id!r} is neither in the catalogue nor in this machine's hub cache.",
         way_out=(
@@ -123,6 +101,131 @@ def find_model(text: str) -> Model:
             " with --model the model that it was made from (`autotune show models`)."
         ),
     )
+
+
+def _local_model(text: str, folder: Path) -> Model:
+    refuse_special_files(folder, way_out="Save or download the model again.")
+    if not (folder / "config.json").is_file():
+        base = _base_of_adapter(folder)
+        if base is not None:
+            model = find_model(base)
+            return replace(model, origin=f"{model.origin}, base of the adapter in {text}")
+        raise BadInput(
+            f"The folder {text!r} holds no config.json.",
+            way_out="Give the folder that `save_pretrained` wrote.",
+        )
+    return Model(
+        name=text,
+        config=_config(folder),
+        folder=folder.resolve(),
+        origin="local folder",
+    )
+
+
+def _no_folder(text: str, folder: Path) -> BadInput:
+    alternative = "a hub id or a name of `autotune show models`"
+    namesakes = short_names().get(folder.name.lower(), [])
+    if len(namesakes) == 1:
+        alternative = f"--model {namesakes[0]}, if it is that one"
+    return BadInput(
+        f"There is no folder {text!r}.",
+        way_out=f"Give a folder with config.json, or {alternative}.",
+    )
+
+
+def _cached_model(hub_id: str) -> Model | None:
+    folder = _cached_folder(hub_id)
+    if folder is None:
+        return None
+    return Model(
+        name=hub_id,
+        config=_config(folder),
+        folder=folder,
+        origin="hub cache",
+    )
+
+
+def _catalogued_model(hub_id: str) -> Model | None:
+    for known in catalog.models():
+        if hub_id in known.ids:
+            return Model(
+                name=hub_id,
+                config=known.config,
+                folder=None,
+                origin="catalogue",
+            )
+    return None
+
+
+def _fetched_model(hub_id: str) -> Model | None:
+    content = fetched_config(hub_id)
+    if content is None:
+        return None
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "config.json").write_bytes(content)
+        config = _config(Path(scratch))
+    return Model(
+        name=hub_id,
+        config=config,
+        folder=None,
+        origin="config.json fetched from the hub",
+    )
+
+
+# Words of a name for weights that are stored otherwise than the original's: memory differs.
+_QUANTISED = re.compile(
+    r"gptq|awq|bnb|gguf|ggml|exl2|marlin|fp8|fp4|nf4|mxfp4|nvfp4|int[48]|[48]bit|w[48]a\d+",
+    re.IGNORECASE,
+)
+
+
+def _assumed_model(hub_id: str) -> Model | None:
+    """Return the shape of the catalogued model whose name this one contains, the longest first:
+    `someone/Qwen2.5-7B-mine` has that of Qwen2.5-7B.
+    """
+    name = _words(_short(hub_id))
+    if any(_QUANTISED.fullmatch(word) for word in name):
+        return None
+    best: tuple[int, KnownModel] | None = None
+    for model in catalog.models():
+        words = _words(_short(model.ids[0]))
+        is_longer = best is None or len(words) > best[0]
+        if len(words) > 1 and is_longer and _contains(name, words):
+            best = len(words), model
+    if best is None:
+        return None
+    _, known = best
+    return Model(
+        name=hub_id,
+        config=known.config,
+        folder=None,
+        origin=f"shape of {known.ids[0]} assumed by the name; --model names another",
+    )
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a short name: `qwen2.5-7b-it` has three."""
+    return [word for word in re.split(r"[-_]+", name.lower()) if word]
+
+
+def _contains(words: list[str], part: list[str]) -> bool:
+    """Return True if the words contain the part, one after another."""
+    last_start = len(words) - len(part)
+    return any(words[start : start + len(part)] == part for start in range(last_start + 1))
+
+
+def _base_of_adapter(folder: Path) -> str | None:
+    """Return the base model that the folder's adapter_config.json names."""
+    path = folder / "adapter_config.json"
+    if not path.is_file():
+        return None
+    adapter = read_loose_json(
+        path,
+        largest_bytes=MAX_CONFIG_BYTES,
+        way_out="Save the adapter again.",
+    )
+    base = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
+    return base if isinstance(base, str) and base else None
 
 
 def has_weights(folder: Path | None) -> bool:
@@ -133,38 +236,43 @@ def has_weights(folder: Path | None) -> bool:
 def short_names() -> dict[str, list[str]]:
     """Return lower-case short name -> hub ids."""
     names: dict[str, list[str]] = {}
-    for hub_id in (hub_id for known in catalog.models() for hub_id in known.ids):
+    for hub_id in _catalogued_ids():
         names.setdefault(_short(hub_id), []).append(hub_id)
     return names
 
 
+def _catalogued_ids() -> list[str]:
+    return [hub_id for model in catalog.models() for hub_id in model.ids]
+
+
 def _hub_id(text: str) -> str:
     """Return the hub id in its own spelling, or the single id of a short name."""
-    ids = {hub_id.lower(): hub_id for known in catalog.models() for hub_id in known.ids}
+    ids = {hub_id.lower(): hub_id for hub_id in _catalogued_ids()}
+    lowered = text.lower()
     if "/" in text:
-        return ids.get(text.lower(), text)
-    meant = short_names().get(text.lower(), [])
-    if len(meant) == 1:
-        return meant[0]
-    begins = meant or [
-        hub_id
-        for hub_id in ids.values()
-        if re.match(rf"{re.escape(text.lower())}(?![a-z0-9])", _short(hub_id))
-    ]
-    if begins:
-        names = sorted(hub_id.split("/")[1] for hub_id in begins)
-        nearest = (
-            difflib.get_close_matches(text, names, n=4, cutoff=0.0) if len(names) > 4 else names
-        )
-        raise BadInput(
-            f"{text!r} could be several models.", way_out=f"Name one: {' or '.join(nearest)}."
-        )
+        return ids.get(lowered, text)
+    namesakes = short_names().get(lowered, [])
+    if len(namesakes) == 1:
+        return namesakes[0]
+    if not namesakes:
+        begins = re.compile(rf"{re.escape(lowered)}(?![a-z0-9])")
+        namesakes = [hub_id for hub_id in ids.values() if begins.match(_short(hub_id))]
+    if namesakes:
+        raise _ambiguous(text, sorted(hub_id.split("/")[1] for hub_id in namesakes))
     raise UnknownName(
         "model",
         text,
         [hub_id.split("/")[1] for hub_id in ids.values()],
         listing="autotune show models",
     )
+
+
+def _ambiguous(text: str, names: list[str]) -> BadInput:
+    nearest = names
+    if len(names) > 4:
+        nearest = difflib.get_close_matches(text, names, n=4, cutoff=0.0)
+    choices = " or ".join(nearest)
+    return BadInput(f"{text!r} could be several models.", way_out=f"Name one: {choices}.")
 
 
 def _short(hub_id: str) -> str:
@@ -193,61 +301,55 @@ def _check_sizes(config: Mapping[str, object], path: Path) -> None:
                     f"{path}: {name} is no whole number from 1 to {LARGEST_SIZES[name]}.",
                     way_out=REAL_CONFIG,
                 )
-        elif (
-            isinstance(value, float)
-            and not abs(value) <= LARGEST_FACTOR
-            and name.endswith("factor")
-        ):
-            raise BadInput(f"{path}: {name} is {value}.", way_out=REAL_CONFIG)
+        elif isinstance(value, float) and name.endswith("factor"):
+            if not abs(value) <= LARGEST_FACTOR:  # true for NaN
+                raise BadInput(f"{path}: {name} is {value}.", way_out=REAL_CONFIG)
         elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise BadInput(
-                f"{path}: {name} is an integer of more than 64 bits.", way_out=REAL_CONFIG
+                f"{path}: {name} is an integer of more than 64 bits.",
+                way_out=REAL_CONFIG,
             )
     layers = config.get("num_hidden_layers")
     for name in LISTS_PER_LAYER:
-        kinds = config.get(name)
-        if isinstance(kinds, list) and isinstance(layers, int) and len(kinds) != layers:
+        entries = config.get(name)
+        if not isinstance(entries, list) or not isinstance(layers, int):
+            continue
+        if len(entries) != layers:
             raise BadInput(
-                f"{path}: {name} has {len(kinds)} entries for {layers} layers.", way_out=REAL_CONFIG
+                f"{path}: {name} has {len(entries)} entries for {layers} layers.",
+                way_out=REAL_CONFIG,
             )
 
 
 def _cached_folder(hub_id: str) -> Path | None:
     """Return the newest snapshot with a config in the hub cache, read without the hub library."""
     repo = hub_cache() / f"models--{hub_id.replace('/', '--')}"
-    ref = repo / "refs" / "main"
-    names = (
-        [read_text(ref, largest_bytes=1024, way_out="Download the model again.").strip()]
-        if ref.is_file()
-        else []
-    )
-    if (repo / "snapshots").is_dir():
-        names += [
-            entry.name
-            for entry in sorted(
-                (repo / "snapshots").iterdir(),
-                key=lambda entry: entry.stat().st_mtime,
-                reverse=True,
-            )
-        ]
-    return next(
-        (
-            repo / "snapshots" / name
-            for name in names
-            if (repo / "snapshots" / name / "config.json").is_file()
-        ),
-        None,
-    )
+    snapshots = repo / "snapshots"
+    names = []
+    main = repo / "refs" / "main"
+    if main.is_file():
+        revision = read_text(main, largest_bytes=1024, way_out="Download the model again.")
+        names.append(revision.strip())
+    if snapshots.is_dir():
+        newest_first = sorted(
+            snapshots.iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True
+        )
+        names += [entry.name for entry in newest_first]
+    for name in names:
+        if (snapshots / name / "config.json").is_file():
+            return snapshots / name
+    return None
 
 
 def hub_cache() -> Path:
     """Return the cache folder of huggingface_hub."""
     if "HF_HUB_CACHE" in os.environ:
         return Path(os.environ["HF_HUB_CACHE"]).expanduser()
-    home = os.environ.get("HF_HOME") or str(
-        Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
-    )
-    return Path(home).expanduser() / "hub"
+    home = os.environ.get("HF_HOME")
+    if home:
+        return Path(home).expanduser() / "hub"
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
+    return caches.expanduser() / "huggingface" / "hub"
 
 
 ENDPOINT = "https://huggingface.co"
@@ -266,10 +368,7 @@ def fetched_config(hub_id: str) -> bytes | None:
     too large.
     """
     endpoint = os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
-    offline = any(
-        os.environ.get(name, "").lower() in ("1", "on", "yes", "true") for name in OFFLINE_VARIABLES
-    )
-    if offline or not endpoint.startswith(("http://", "https://")):
+    if _is_offline() or not endpoint.startswith(("http://", "https://")):
         return None
     url = f"{endpoint}/{urllib.parse.quote(hub_id)}/resolve/main/config.json"
     try:
@@ -278,3 +377,8 @@ def fetched_config(hub_id: str) -> bytes | None:
     except (OSError, ValueError):  # no network, no such model, a gated one
         return None
     return text if len(text) <= MAX_FETCHED_BYTES else None
+
+
+def _is_offline() -> bool:
+    values = [os.environ.get(name, "").lower() for name in OFFLINE_VARIABLES]
+    return any(value in ("1", "on", "yes", "true") for value in values)

@@ -45,32 +45,44 @@ def read_space(path: Path) -> SearchSpace:
     content = {"name": path.stem, **document.content}
     _refuse_unknown_keys(document, content, SearchSpace, ())
     for part in ("knobs", "remedies"):
-        listed = content.get(part)
-        for index, knob in enumerate(listed if isinstance(listed, list) else []):
+        entries = content.get(part)
+        if not isinstance(entries, list):
+            continue
+        for index, knob in enumerate(entries):
             if isinstance(knob, Mapping):
                 _refuse_unknown_keys(document, knob, Knob, (part, index))
     try:
         space = msgspec.convert(content, SearchSpace)
     except msgspec.ValidationError as error:
-        # msgspec's `$.knobs[2].effect` is ("knobs", 2, "effect").
-        match = _PATH.search(str(error))
-        parts = re.findall(r"\.?([A-Za-z_]\w*)|\[(\d+)\]", match["path"] if match else "")
-        at = tuple(int(index) if index else name for name, index in parts)
-        what = _PATH.sub("", str(error)).rstrip(".") + "."
+        message = _PATH.sub("", str(error)).rstrip(".")
         raise document.error(
-            at, what, way_out="Compare it with search_spaces/grpo.yaml."
+            _key_path(str(error)),
+            f"{message}.",
+            way_out="Compare it with search_spaces/grpo.yaml.",
         ) from error
     _check(document, space)
     return space
 
 
+def _key_path(message: str) -> KeyPath:
+    """Return the place that msgspec names: `$.knobs[2].effect` is ("knobs", 2, "effect")."""
+    match = _PATH.search(message)
+    if match is None:
+        return ()
+    parts = re.findall(r"\.?([A-Za-z_]\w*)|\[(\d+)\]", match["path"])
+    return tuple(int(index) if index else name for name, index in parts)
+
+
 def _refuse_unknown_keys(
-    document: Document, content: Mapping[str, object], kind: type, at: KeyPath
+    document: Document,
+    content: Mapping[str, object],
+    kind: type,
+    at: KeyPath,
 ) -> None:
-    known = [field.name for field in dataclasses.fields(kind)]
+    fields = [field.name for field in dataclasses.fields(kind)]
     for key in content:
-        if key not in known:
-            unknown = UnknownName("key", str(key), known)
+        if key not in fields:
+            unknown = UnknownName("key", str(key), fields)
             raise document.error((*at, str(key)), unknown.what, way_out=unknown.way_out)
 
 
@@ -82,17 +94,17 @@ def _check(document: Document, space: SearchSpace) -> None:
             "the space has no knobs.",
             way_out="List at least one knob with its choices.",
         )
-    known = [knob.name for knob in space.knobs]
+    names_in_order = [knob.name for knob in space.knobs]
     for index, knob in enumerate(space.knobs):
         _check_knob(document, space, knob, ("knobs", index))
-        if known.index(knob.name) != index:
+        if names_in_order.index(knob.name) != index:
             raise document.error(
                 ("knobs", index),
                 f"knob {knob.name!r} is listed twice.",
                 way_out="Keep one of the two.",
             )
+    described = {knob.name: knob for knob in (*space.remedies, *space.knobs)}
     for index, name in enumerate(space.relax):
-        described = {knob.name: knob for knob in (*space.remedies, *space.knobs)}
         if name not in described:
             unknown = UnknownName("knob", name, described)
             raise document.error(("relax", index), unknown.what, way_out=unknown.way_out)
@@ -104,7 +116,12 @@ def _check(document: Document, space: SearchSpace) -> None:
             )
 
 
-def _check_knob(document: Document, space: SearchSpace, knob: Knob, at: KeyPath) -> None:
+def _check_knob(
+    document: Document,
+    space: SearchSpace,
+    knob: Knob,
+    at: KeyPath,
+) -> None:
     if not knob.choices:
         raise document.error(
             (*at, "choices"),
@@ -119,12 +136,16 @@ def _check_knob(document: Document, space: SearchSpace, knob: Knob, at: KeyPath)
             f"knob {knob.name!r} has a choice twice.",
             way_out="List each value once.",
         )
-    for other, values in knob.when.items():
-        if other not in space:
-            unknown = UnknownName("knob", other, [each.name for each in space.knobs])
-            raise document.error((*at, "when", other), unknown.what, way_out=unknown.way_out)
-        if not set(values) & set(space[other].choices):
-            what = f"knob {knob.name!r} can never apply: {other!r} is never one of {list(values)}."
+    for condition, values in knob.when.items():
+        place = (*at, "when", condition)
+        if condition not in space:
+            unknown = UnknownName("knob", condition, [knob.name for knob in space.knobs])
+            raise document.error(place, unknown.what, way_out=unknown.way_out)
+        choices = space[condition].choices
+        if not set(values) & set(choices):
             raise document.error(
-                (*at, "when", other), what, way_out=f"Its choices are {list(space[other].choices)}."
+                place,
+                f"knob {knob.name!r} can never apply: {condition!r} is never one of"
+                f" {list(values)}.",
+                way_out=f"Its choices are {list(choices)}.",
             )

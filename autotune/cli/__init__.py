@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TextIO, cast
 import click
 
 import autotune
-from autotune.cli.exit_codes import FAULT, INTERRUPTED, report_and_exit_code
+from autotune.cli.exit_codes import DONE, FAULT, INTERRUPTED, report_and_exit_code
 from autotune.cli.output import Context
 from autotune.core.errors import BadInput
 from autotune.core.files import printable
@@ -33,7 +33,9 @@ _COMMANDS = {
 """Command -> summary; --help imports no command."""
 
 
-class _Lazy(click.Group):
+class _LazyGroup(click.Group):
+    """Group whose commands are imported when they are called."""
+
     context_class = Context
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -53,43 +55,62 @@ class _Lazy(click.Group):
 def _with_context(command: click.Command) -> click.Command:
     """Make help of the command and its subcommands as wide as the terminal."""
     command.context_class = Context
-    for below in getattr(command, "commands", {}).values():
-        # click would truncate a summary taken from the help.
-        below.short_help = below.short_help or " ".join((below.help or "").split("\n\n")[0].split())
-        _with_context(below)
+    if isinstance(command, click.Group):
+        for subcommand in command.commands.values():
+            if not subcommand.short_help:  # click would truncate a summary taken from the help
+                summary = (subcommand.help or "").split("\n\n")[0]
+                subcommand.short_help = " ".join(summary.split())
+            _with_context(subcommand)
     return command
 
 
-@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=_LazyGroup,
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(autotune.__version__, "-V", "--version", message="autotune %(version)s")
-def autotune_command() -> None:
+@click.pass_context
+def autotune_command(context: click.Context) -> None:
     """Before a GRPO run: does it fit, and which setting that fits is the fastest?
 
     \b
     Example:
       autotune run --model Qwen2.5-0.5B --gpus local --budget 20m
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program `autotune`."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     sys.stdout = cast(TextIO, PipeOutput(sys.stdout))
     try:
-        for word in given:
-            if any(
-                "\ud800" <= character <= "\udfff" for character in word
-            ):  # not UTF-8: it can be in no written file
-                raise BadInput(
-                    f"The argument '{printable(word)}' is not UTF-8 text.",
-                    way_out="Rename that file or folder.",
-                )
-        result = autotune_command.main(args=given, prog_name="autotune", standalone_mode=False)
+        for word in words:
+            _refuse_other_encoding(word)
+        result = autotune_command.main(
+            args=words,
+            prog_name="autotune",
+            standalone_mode=False,
+        )
         sys.stdout.flush()
     except BaseException as error:  # all exit codes are decided in one place
         ignore_stop_signals()  # a second Ctrl-C must not interrupt the report
-        _end(report_and_exit_code(error, as_json="--json" in given))
-    _end(result if isinstance(result, int) else 0 if result is None else FAULT)
+        _end(report_and_exit_code(error, as_json="--json" in words))
+    if result is None:
+        result = DONE
+    _end(result if isinstance(result, int) else FAULT)
+
+
+def _refuse_other_encoding(word: str) -> None:
+    """Refuse an argument that is not UTF-8: it can be in no written file."""
+    if any("\ud800" <= character <= "\udfff" for character in word):
+        raise BadInput(
+            f"The argument '{printable(word)}' is not UTF-8 text.",
+            way_out="Rename that file or folder.",
+        )
 
 
 def _end(code: int) -> NoReturn:
@@ -127,9 +148,9 @@ class PipeOutput:
 
     def _discard(self) -> None:
         # The stream keeps its unwritten text, which goes to the null device with its next flush.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, self._stream.fileno())
+        os.close(null_device)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

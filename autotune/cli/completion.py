@@ -29,8 +29,8 @@ def command(shell: str) -> None:
 
     from autotune.cli import autotune_command
 
-    kind = get_completion_class(shell)
-    assert kind is not None
-    # get_completion_class().source() would start bash, which may not be installed.
-    made = kind(autotune_command, {}, "autotune", _VARIABLE)
-    print(made.source_template % made.source_vars())
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    completion = completion_class(autotune_command, {}, "autotune", _VARIABLE)
+    # `completion.source()` would start bash, which may not be installed.
+    print(completion.source_template % completion.source_vars())

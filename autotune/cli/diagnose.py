@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from autotune.cli.exit_codes import DONE, UNDECIDED, interruptible
 from autotune.cli.options import as_json_option, declared_option
+from autotune.cli.output import text_columns
 from autotune.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from autotune.diagnosis import Diagnosis
+    from autotune.failures.environment_traps import ActiveTrap
 
 
 @click.command(name="diagnose", short_help="find the first failure in a training log")
@@ -70,33 +76,61 @@ def command(
             "--config is about a log, and none was named.",
             way_out="Name the log that this configuration left.",
         )
-    diagnosis, active = None, None
+    diagnosis, traps = None, None
     with interruptible():
         if log is not None:
-            from autotune.api import diagnose
-            from autotune.diagnosis.log_files import lines_of_file, lines_of_stream
-
-            lines = (
-                lines_of_stream(sys.stdin.buffer, "Standard input")
-                if log == "-"
-                else lines_of_file(log)
-            )
-            diagnosis = diagnose(lines, config=config, gpus=gpus or "local", python=python)
+            diagnosis = _diagnosis(log, config, gpus, python)
         if check:
-            from autotune.failures.environment_traps import active_traps, environment_facts
-            from autotune.machine import environment
-
-            active = active_traps(environment_facts(environment.interpreter(python)))
-    if as_json:
-        from autotune.diagnosis import SCHEMA, as_document
-
-        document = {"schema": SCHEMA} if diagnosis is None else as_document(diagnosis)
-        traps = {} if active is None else {"traps": [dataclasses.asdict(trap) for trap in active]}
-        click.echo(json.dumps({**document, **traps}))
-    else:
-        from autotune.diagnosis.diagnosis import check_in_words, in_words
-
-        width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
-        texts = [] if diagnosis is None else [in_words(diagnosis, width)]
-        click.echo("\n".join(texts if active is None else [*texts, check_in_words(active, width)]))
+            traps = _traps(python)
+    click.echo(_json(diagnosis, traps) if as_json else _text(diagnosis, traps))
     return DONE if diagnosis is None or diagnosis.known else UNDECIDED
+
+
+def _diagnosis(
+    log: str,
+    config: str | None,
+    gpus: str | None,
+    python: str | None,
+) -> Diagnosis:
+    from autotune.api import diagnose
+    from autotune.diagnosis.log_files import lines_of_file, lines_of_stream
+
+    lines = (
+        lines_of_stream(sys.stdin.buffer, "Standard input") if log == "-" else lines_of_file(log)
+    )
+    return diagnose(
+        lines,
+        config=config,
+        gpus=gpus or "local",
+        python=python,
+    )
+
+
+def _traps(python: str | None) -> Sequence[ActiveTrap]:
+    from autotune.failures.environment_traps import active_traps, environment_facts
+    from autotune.machine import environment
+
+    return active_traps(environment_facts(environment.interpreter(python)))
+
+
+def _json(diagnosis: Diagnosis | None, traps: Sequence[ActiveTrap] | None) -> str:
+    from autotune.diagnosis import SCHEMA, as_document
+
+    document: dict[str, Any] = {"schema": SCHEMA}
+    if diagnosis is not None:
+        document = as_document(diagnosis)
+    if traps is not None:
+        document["traps"] = [dataclasses.asdict(trap) for trap in traps]
+    return json.dumps(document)
+
+
+def _text(diagnosis: Diagnosis | None, traps: Sequence[ActiveTrap] | None) -> str:
+    from autotune.diagnosis.diagnosis import check_in_words, in_words
+
+    columns = text_columns()
+    texts = []
+    if diagnosis is not None:
+        texts.append(in_words(diagnosis, columns))
+    if traps is not None:
+        texts.append(check_in_words(traps, columns))
+    return "\n".join(texts)

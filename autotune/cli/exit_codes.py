@@ -56,18 +56,22 @@ def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
         case TrainingEnvironmentError():
             return _report(NO_ENVIRONMENT, str(error), "", as_json)
         case AutotuneError():
-            return _report(
-                FAULT, str(error), f"The details are in {_write_traceback(error)}.", as_json
-            )
+            what = _sentence(str(error))
+            return _report(FAULT, what, f"The details are in {_write_traceback(error)}.", as_json)
         case OSError() if (full := describe_full_disk(error)) is not None:
             return _report(FAULT, full, "", as_json)
         case _:
-            first = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
-            what = f"internal error of autotune: {type(error).__name__}: {first}."
+            lines = str(error).strip().splitlines() or ["no message"]
+            what = f"internal error of autotune: {type(error).__name__}: {lines[0].rstrip('.')}."
             return _report(FAULT, what, f"The traceback is in {_write_traceback(error)}.", as_json)
 
 
-def _report(code: int, what: str, way_out: str, as_json: bool) -> int:
+def _report(
+    code: int,
+    what: str,
+    way_out: str,
+    as_json: bool,
+) -> int:
     say(f"Error: {what} {way_out}".rstrip(), sys.stderr)
     if as_json:
         error = {"exit_code": code, "what": what, "way_out": way_out}
@@ -75,15 +79,25 @@ def _report(code: int, what: str, way_out: str, as_json: bool) -> int:
     return code
 
 
+def _sentence(text: str) -> str:
+    """Return the text with a full stop at its end: another sentence follows."""
+    text = text.rstrip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
 def _write_traceback(error: BaseException) -> str:
     try:
         with tempfile.NamedTemporaryFile(
-            "w", prefix="autotune-traceback-", suffix=".txt", delete=False, encoding="utf-8"
+            "w",
+            prefix="autotune-traceback-",
+            suffix=".txt",
+            delete=False,
+            encoding="utf-8",
         ) as file:
             file.writelines(traceback.format_exception(error))
         return file.name
-    except OSError as full:
-        return f"no file, because none can be written ({full.strerror})"
+    except OSError as unwritten:
+        return f"no file, because none can be written ({unwritten.strerror})"
 
 
 ABANDONED = (

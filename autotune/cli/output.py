@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
+import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 import click
+
+from autotune.core.units import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,41 +25,52 @@ MIN_COLUMNS = 60
 DEFAULT_COLUMNS = 80
 
 
+MAX_TEXT_COLUMNS, DEFAULT_TEXT_COLUMNS = 120, 100
+
+
 def room(stream: TextIO) -> int | None:
     """Return the terminal's columns; None without a terminal. COLUMNS overrides the terminal."""
     if not stream.isatty():
         return None
-    named = os.environ.get("COLUMNS", "")
-    if named.isdigit() and int(named) > 0:
-        return max(MIN_COLUMNS, int(named))
+    stated = os.environ.get("COLUMNS", "")
+    if stated.isdigit() and int(stated) > 0:
+        return max(MIN_COLUMNS, int(stated))
     try:
-        found = os.get_terminal_size(stream.fileno()).columns
+        columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
-        found = 0
-    return max(MIN_COLUMNS, found or DEFAULT_COLUMNS)
+        columns = 0
+    return max(MIN_COLUMNS, columns or DEFAULT_COLUMNS)
 
 
-def wrapped(text: str, columns: int | None, *, indent: str = "") -> str:
+def text_columns() -> int:
+    """Return the columns of a text that is folded in files as well."""
+    columns = shutil.get_terminal_size((DEFAULT_TEXT_COLUMNS, 24)).columns
+    return min(MAX_TEXT_COLUMNS, max(MIN_COLUMNS, columns))
+
+
+def wrapped(
+    text: str,
+    columns: int | None,
+    *,
+    indent: str = "",
+) -> str:
     """Wrap to `columns`; None: unchanged."""
     if columns is None:
         return indent + text
-    return "\n".join(
-        textwrap.fill(
-            line,
-            columns,
-            initial_indent=indent,
-            subsequent_indent=indent,
-            break_on_hyphens=False,
-            replace_whitespace=False,
-        )
-        for line in text.split("\n")
+    wrapper = textwrap.TextWrapper(
+        columns,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        replace_whitespace=False,
     )
+    return "\n".join(wrapper.fill(line) for line in text.split("\n"))
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
     """Print a sentence on stdout or another stream."""
-    where = stream or sys.stdout
-    print(wrapped(text, room(where)), file=where)
+    stream = stream or sys.stdout
+    print(wrapped(text, room(stream)), file=stream)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -66,57 +79,69 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     Columns beyond the terminal's width are printed below each row.
     """
     cells = [list(columns), *([str(value) for value in row] for row in rows)]
-    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
-    wide = room(sys.stdout)
-    beside = [
-        index
-        for index in range(len(widths))
-        if wide is None or sum(widths[: index + 1]) + 2 * index <= wide
-    ] or [0]
-    below = [index for index in range(len(widths)) if index not in beside]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    terminal = room(sys.stdout)
+    count = max(1, _columns_that_fit(widths, terminal))  # columns of the table itself
     for number, row in enumerate(cells):
-        print("  ".join(row[index].ljust(widths[index]) for index in beside).rstrip())
-        if below and number:
-            print(
-                wrapped(
-                    "; ".join(f"{columns[index]}: {row[index]}" for index in below),
-                    wide,
-                    indent="    ",
-                )
-            )
+        padded = [cell.ljust(width) for cell, width in zip(row[:count], widths, strict=False)]
+        print("  ".join(padded).rstrip())
+        if number and count < len(columns):
+            below = zip(columns[count:], row[count:], strict=True)
+            text = "; ".join(f"{name}: {cell}" for name, cell in below)
+            print(wrapped(text, terminal, indent="    "))
+
+
+def _columns_that_fit(widths: Sequence[int], terminal: int | None) -> int:
+    if terminal is None:
+        return len(widths)
+    end = 0
+    for index, width in enumerate(widths):
+        end += width
+        if end + 2 * index > terminal:  # with two spaces between columns
+            return index
+    return len(widths)
 
 
 class Formatter(click.HelpFormatter):
     """Help formatter that folds example commands with a backslash, so that they stay copyable."""
 
     def write_text(self, text: str) -> None:
-        wide = max(self.width - self.current_indent, 30)
-        paragraphs = [paragraph.split("\n") for paragraph in text.split("\n\n")]
-        for lines in paragraphs:
+        columns = max(self.width - self.current_indent, 30)
+        paragraphs = []
+        for paragraph in text.split("\n\n"):
+            lines = paragraph.split("\n")
             if lines[0].strip() == "\b":  # preformatted
-                lines[:] = ["\b", *(piece for line in lines[1:] for piece in _pieces(line, wide))]
-        super().write_text("\n\n".join("\n".join(lines) for lines in paragraphs))
+                paragraph = "\n".join(["\b", *_folded_lines(lines[1:], columns)])
+            paragraphs.append(paragraph)
+        super().write_text("\n\n".join(paragraphs))
 
 
 class Context(click.Context):
     formatter_class = Formatter
 
 
-def _pieces(line: str, wide: int) -> list[str]:
-    if len(line) <= wide:
+def _folded_lines(lines: Sequence[str], columns: int) -> Iterator[str]:
+    for line in lines:
+        yield from _folded(line, columns)
+
+
+def _folded(line: str, columns: int) -> list[str]:
+    """Return an example command in lines that end in a backslash; its comment precedes it."""
+    if len(line) <= columns:
         return [line]
-    indent = re.match(r" *", line)[0]  # type: ignore[index]
+    indent = line[: len(line) - len(line.lstrip(" "))]
     command, _, comment = line.partition("  # ")
     if comment:
-        return [*_pieces(f"{indent}# {comment.strip()}", wide), *_pieces(command.rstrip(), wide)]
-    made, rest = [], line
-    while len(rest) > wide:
-        cut = rest.rfind(" ", len(indent) + 1, wide - 1)
+        comment_lines = _folded(f"{indent}# {comment.strip()}", columns)
+        return [*comment_lines, *_folded(command.rstrip(), columns)]
+    lines = []
+    while len(line) > columns:
+        cut = line.rfind(" ", len(indent) + 1, columns - 1)
         if cut <= len(indent):
             break
-        made.append(f"{rest[:cut]} \\")
-        rest = f"{indent}  {rest[cut + 1 :]}"
-    return [*made, rest]
+        lines.append(f"{line[:cut]} \\")
+        line = f"{indent}  {line[cut + 1 :]}"
+    return [*lines, line]
 
 
 class Waiting:
@@ -149,7 +174,10 @@ class Waiting:
             from rich.console import Console
 
             self._status = Console(
-                file=sys.stderr, markup=False, highlight=False, emoji=False
+                file=sys.stderr,
+                markup=False,
+                highlight=False,
+                emoji=False,
             ).status("")
             self._status.start()
         self._status.update(text)
@@ -182,7 +210,7 @@ class Terminal:
     """Listener for `autotune.run`, used as a context manager."""
 
     def __init__(self, *, to_stderr: bool) -> None:
-        self.words = console(to_stderr=to_stderr)
+        self.output = console(to_stderr=to_stderr)
         self._open = contextlib.ExitStack()
         self._started: JobStarted | None = None
         self._progress: Listener | None = None
@@ -211,14 +239,12 @@ class Terminal:
             self._started = event
             self.show(event)
             if event.job.mode == "predict":
-                self._open.enter_context(
-                    Waiting(f"predicting {len(event.candidates):,} candidates")
-                )
-        elif isinstance(event, Note) and (
-            self._started is None or self._started.job.mode == "predict"
-        ):
-            say(event.text, sys.stderr)
-        elif self._started is not None and self._started.job.mode != "predict":
+                candidates = counted(len(event.candidates), "candidate")
+                self._open.enter_context(Waiting(f"predicting {candidates}"))
+        elif self._started is None or self._started.job.mode == "predict":
+            if isinstance(event, Note):
+                say(event.text, sys.stderr)
+        else:
             if self._progress is None:
                 from autotune.report.job_text import Progress
 
@@ -229,4 +255,4 @@ class Terminal:
         """Show the parsed job."""
         from autotune.report.job_text import show_job
 
-        show_job(self.words, event.job, event.candidates, assumed=event.assumed, notes=event.notes)
+        show_job(self.output, event.job, event.candidates, assumed=event.assumed, notes=event.notes)

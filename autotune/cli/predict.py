@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,9 +12,19 @@ from autotune.cli.options import RequestCommand, as_json_option, request_options
 from autotune.cli.output import Waiting, console
 from autotune.request.flags import Flags, PredictOptions
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from autotune.core.events import Event, JobStarted
+
+EXIT_CODES = {True: DONE, False: NOTHING_FITS, None: UNDECIDED}
+"""Whether the configuration fits -> exit code."""
+
 
 @click.command(
-    name="predict", cls=RequestCommand, short_help="say without a GPU whether a configuration fits"
+    name="predict",
+    cls=RequestCommand,
+    short_help="say without a GPU whether a configuration fits",
 )
 @request_options(PredictOptions)
 @click.option(
@@ -41,36 +51,49 @@ def command(as_json: bool, check: bool, **flags: Any) -> int:
     """
     # Imported here so that --help answers at once.
     from autotune.api import check_can_emulate, emulate_flags, predict_flags
-    from autotune.core.events import CandidatePredicted, Event, JobStarted
-    from autotune.report.forecast_text import check_document, show_check, show_prediction, show_ways
+    from autotune.report.forecast_text import check_document, show_check, show_ways
 
+    request = Flags(**flags)
     if check:
-        check_can_emulate(Flags(**flags))
-    words = console(to_stderr=as_json)
+        check_can_emulate(request)
+    output = console(to_stderr=as_json)
     with interruptible(), Waiting("predicting: the training step is traced") as waiting:
-        started: list[JobStarted] = []
-
-        def show(event: Event) -> None:
-            """Show the prediction at once: ways to make it fit take longer to compute."""
-            if isinstance(event, JobStarted):
-                started.append(event)
-            elif isinstance(event, CandidatePredicted) and started:
-                job, assumed, notes = started[-1].job, started[-1].assumed, started[-1].notes
-                waiting.stop()
-                show_prediction(
-                    words, job, event.candidate, event.prediction, assumed=assumed, notes=notes
-                )
-                if not event.prediction.fits:
-                    waiting.show("predicting changes that make it fit")
-
-        predicted = predict_flags(Flags(**flags), listener=show)
-    if not predicted.prediction.fits:
-        show_ways(words, predicted.ways)
-    document = dict(predicted.document)
+        answer = predict_flags(request, listener=_PredictionDisplay(output, waiting))
+    prediction, document = answer.prediction, dict(answer.document)
+    if not prediction.fits:
+        show_ways(output, answer.ways)
     if check:
         with interruptible(), Waiting("emulating the configuration"):
-            document["check"] = check_document(predicted.prediction, emulate_flags(Flags(**flags)))
-        show_check(words, document["check"])
+            document["check"] = check_document(prediction, emulate_flags(request))
+        show_check(output, document["check"])
     if as_json:
         print(json.dumps(document))
-    return {True: DONE, False: NOTHING_FITS, None: UNDECIDED}[predicted.prediction.fits]
+    return EXIT_CODES[prediction.fits]
+
+
+class _PredictionDisplay:
+    """Shows the prediction at once: ways to make it fit take longer to compute."""
+
+    def __init__(self, output: Console, waiting: Waiting) -> None:
+        self._output = output
+        self._waiting = waiting
+        self._started: JobStarted | None = None
+
+    def __call__(self, event: Event) -> None:
+        from autotune.core.events import CandidatePredicted, JobStarted
+        from autotune.report.forecast_text import show_prediction
+
+        if isinstance(event, JobStarted):
+            self._started = event
+        elif isinstance(event, CandidatePredicted) and self._started is not None:
+            self._waiting.stop()
+            show_prediction(
+                self._output,
+                self._started.job,
+                event.candidate,
+                event.prediction,
+                assumed=self._started.assumed,
+                notes=self._started.notes,
+            )
+            if not event.prediction.fits:
+                self._waiting.show("predicting changes that make it fit")

@@ -38,7 +38,12 @@ VARIABLE = "AUTOTUNE_CONFIG"  # environment variable for COMMAND with the file t
 
 @click.command(name="preflight", short_help="prove that a configuration fits, then start the run")
 @click.argument("config", metavar="CONFIG")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+@click.argument(
+    "words",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="[-- COMMAND...]",
+)
 @declared_option(
     "gpus", help="Devices of this machine for the job. Example: local, 2xlocal, cpu, 2xcpu."
 )
@@ -85,13 +90,13 @@ def command(
 
     _check_command(config, words, tune)
     with interruptible(), _PreflightDisplay(to_stderr=True) as terminal:
-        found = preflight_flags(Flags(config=config, **flags), tune=tune, listener=terminal)
-    say(_in_words(found), sys.stderr)
+        result = preflight_flags(Flags(config=config, **flags), tune=tune, listener=terminal)
+    say(_text(result), sys.stderr)
     if as_json:
-        print(json.dumps(found.document), flush=True)
-    if found.use is not None and words and not dry_run:
-        become(with_file(words, config, found.use), found.use)
-    return EXIT_CODES[found.status]
+        print(json.dumps(result.document), flush=True)
+    if result.use is not None and words and not dry_run:
+        become(with_file(words, config, result.use), result.use)
+    return EXIT_CODES[result.status]
 
 
 class _PreflightDisplay(Terminal):
@@ -102,10 +107,14 @@ class _PreflightDisplay(Terminal):
             super().show(event)  # with its notes
             return
         for note in event.notes:
-            self.words.print(f"note     {note}")
+            self.output.print(f"note     {note}")
 
 
-def _check_command(config: str, words: Sequence[str], tune: bool) -> None:
+def _check_command(
+    config: str,
+    words: Sequence[str],
+    tune: bool,
+) -> None:
     """Refuse a missing command, or one without a place for the tuned file, before any GPU time."""
     if not Path(config).is_file():
         raise BadInput(
@@ -134,15 +143,21 @@ def names(word: str, config: str) -> bool:
     )
 
 
-def with_file(words: Sequence[str], config: str, use: Path) -> list[str]:
+def with_file(
+    words: Sequence[str],
+    config: str,
+    use: Path,
+) -> list[str]:
     """Return the command with CONFIG replaced by the file to train with."""
     if _same_file(str(use), config):
         return list(words)
-    flag = [f"{word.partition('=')[0]}=" if word.startswith("-") else "" for word in words]
-    return [
-        f"{start}{use}" if names(word, config) else word
-        for start, word in zip(flag, words, strict=True)
-    ]
+    replaced = []
+    for word in words:
+        if names(word, config):
+            flag = f"{word.partition('=')[0]}=" if word.startswith("-") else ""
+            word = f"{flag}{use}"
+        replaced.append(word)
+    return replaced
 
 
 def _same_file(word: str, config: str) -> bool:
@@ -163,42 +178,47 @@ def become(words: Sequence[str], use: Path) -> NoReturn:
     os.execvpe(words[0], list(words), {**os.environ, VARIABLE: str(use)})
 
 
-def _in_words(found: Preflight) -> str:
-    config, trial = found.job.task.workload.config_file, found.proof.trial
-    memory, margin, settings = (
-        trial.measurement.memory,
-        trial.verdict.margin_bytes,
-        found.candidate.settings,
-    )
-    source = (
-        f"on record, measured {found.proof.when} on {found.proof.where}"
-        if found.from_record
-        else "measured now"
-    )
+def _text(result: Preflight) -> str:
+    config, trial = result.job.task.workload.config_file, result.proof.trial
+    details = _details(result)
+    if result.fits:
+        memory, margin = trial.measurement.memory, trial.verdict.margin_bytes
+        peak, limit = format_bytes(memory.peak_bytes or 0), format_bytes(memory.limit_bytes)
+        return f"{config} fits: peak {peak} of {limit}, {format_bytes(margin or 0)} left {details}"
+    if result.fits is None:
+        return f"{config} can't be decided: {trial.verdict.why} {details}"
+    return f"{config} does not fit: {trial.verdict.why} {details}\n{_way_on(result)}"
+
+
+def _details(result: Preflight) -> str:
+    """Return where the proof is from, for which lengths, and its time."""
+    source, settings = "measured now", result.candidate.settings
+    if result.from_record:
+        source = f"on record, measured {result.proof.when} on {result.proof.where}"
     lengths = (
         f"prompts of {settings.get('max_prompt_length')} and completions of"
         f" {settings.get('max_completion_length')} tokens"
     )
-    details = f"({source}; {lengths}; {format_seconds(found.elapsed_seconds)})"
-    if found.fits:
-        peak, limit = format_bytes(memory.peak_bytes or 0), format_bytes(memory.limit_bytes)
-        return f"{config} fits: peak {peak} of {limit}, {format_bytes(margin or 0)} left {details}"
-    if found.fits is None:
-        return f"{config} can't be decided: {trial.verdict.why} {details}"
-    following = {
-        "tuned": f"Tuned to learn the same, and certified to fit: {found.use}",
-        "nothing_fits": (
-            f"Nothing that learns the same fits. `autotune run --config {config}` reports what"
-            " could be relaxed."
-        ),
-        "does_not_fit": "--tune searches for one that learns the same and fits.",
-        "interrupted": "Interrupted: the same command goes on from here.",
-    }
-    uncertified = (
-        "The time was over before the best one found was certified. The same command goes on;"
-        " --budget gives it more."
-    )
-    return (
-        f"{config} does not fit: {trial.verdict.why}"
-        f" {details}\n{following.get(found.status, uncertified)}"
-    )
+    return f"({source}; {lengths}; {format_seconds(result.elapsed_seconds)})"
+
+
+def _way_on(result: Preflight) -> str:
+    """Return what a configuration that does not fit leads to."""
+    match result.status:
+        case "tuned":
+            return f"Tuned to learn the same, and certified to fit: {result.use}"
+        case "nothing_fits":
+            config = result.job.task.workload.config_file
+            return (
+                f"Nothing that learns the same fits. `autotune run --config {config}` reports what"
+                " could be relaxed."
+            )
+        case "does_not_fit":
+            return "--tune searches for one that learns the same and fits."
+        case "interrupted":
+            return "Interrupted: the same command goes on from here."
+        case _:
+            return (
+                "The time ended before the best configuration was certified. The same command goes"
+                " on; --budget gives it more time."
+            )

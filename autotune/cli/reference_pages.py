@@ -16,19 +16,30 @@ _WIDTH = 110
 def pages() -> dict[str, str]:
     """Return file name -> content, one page per command; subcommands are sections."""
     context = click.Context(
-        autotune_command, info_name="autotune", terminal_width=_WIDTH, max_content_width=_WIDTH
+        autotune_command,
+        info_name="autotune",
+        terminal_width=_WIDTH,
+        max_content_width=_WIDTH,
     )
-    made = {}
+    contents = {}
     for name in autotune_command.list_commands(context):
         command = autotune_command.get_command(context, name)
         if command is not None:
-            made[f"{name}.md"] = "\n".join(_page(command, context, name))
-    return made
+            contents[f"{name}.md"] = "\n".join(_page(command, context, name))
+    return contents
 
 
-def _page(command: click.Command, parent: click.Context, name: str) -> Iterator[str]:
+def _page(
+    command: click.Command,
+    parent: click.Context,
+    name: str,
+) -> Iterator[str]:
     context = click.Context(
-        command, info_name=name, parent=parent, terminal_width=_WIDTH, max_content_width=_WIDTH
+        command,
+        info_name=name,
+        parent=parent,
+        terminal_width=_WIDTH,
+        max_content_width=_WIDTH,
     )
     yield f"# `{context.command_path}`"
     yield ""
@@ -37,14 +48,12 @@ def _page(command: click.Command, parent: click.Context, name: str) -> Iterator[
     yield "```"
     yield ""
     if isinstance(command, click.Group):
-        for below in command.list_commands(context):
-            found = command.get_command(context, below)
-            if found is not None:
-                # Subcommands are sections of the group's page.
-                yield from (
-                    f"#{line}" if line.startswith("# ") else line
-                    for line in _page(found, context, below)
-                )
+        for subname in command.list_commands(context):
+            subcommand = command.get_command(context, subname)
+            if subcommand is not None:
+                heading, *lines = _page(subcommand, context, subname)
+                yield f"#{heading}"  # a section of the group's page
+                yield from lines
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -13,19 +13,18 @@ import click
 
 from autotune.cli.exit_codes import DONE, FAULT, NOTHING_FITS, interruptible
 from autotune.cli.options import as_json_option, declared_option
+from autotune.cli.output import text_columns
 from autotune.core.errors import BadInput
-from autotune.core.units import format_bytes
+from autotune.core.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from autotune.diagnosis import Diagnosis
     from autotune.emulator.launch import Rehearsed
+    from autotune.emulator.reports import ProcessReport
 
 SCHEMA = 1
-EXITS = {
-    "fits": DONE,
-    "out_of_memory": NOTHING_FITS,
-    "failed": FAULT,
-}  # status of the document -> exit code
+EXITS = {"fits": DONE, "out_of_memory": NOTHING_FITS, "failed": FAULT}
+"""Status of the document -> exit code."""
 
 _PYTHON = (
     "Python interpreter of the training environment. Default: the one beside COMMAND's program,"
@@ -39,7 +38,12 @@ _EDGES = ("start", "end")  # phases outside the command's own work
 
 
 @click.command(name="rehearse", short_help="run a training command on emulated GPUs")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.argument(
+    "words",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="-- COMMAND...",
+)
 @declared_option(
     "gpus",
     default=None,
@@ -53,7 +57,12 @@ _EDGES = ("start", "end")  # phases outside the command's own work
     help="Work finishes as late as a GPU allows: the upper end of what torch reserves.",
 )
 @click.option(
-    "--stride", type=click.IntRange(1), default=1, show_default=True, metavar="TOKENS", help=_STRIDE
+    "--stride",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="TOKENS",
+    help=_STRIDE,
 )
 @as_json_option("Print one JSON document on stdout; COMMAND's output goes to stderr.")
 def command(
@@ -90,20 +99,20 @@ def command(
     environment = _interpreter(words, python)
     stream = sys.stderr if as_json else sys.stdout
     with interruptible():
-        found = rehearse(
+        rehearsed = rehearse(
             words,
             machine,
             environment,
             lambda line: (stream.write(line), stream.flush()),
             stride=stride,
         )
-    diagnosis = diagnose_lines(found.output) if found.code else None
-    document = _document(found, diagnosis)
+    diagnosis = diagnose_lines(rehearsed.output) if rehearsed.code else None
+    document = _document(rehearsed, diagnosis)
     print(json.dumps(document) if as_json else _text(document, diagnosis))
     return EXITS[document["status"]]
 
 
-def _interpreter(words: tuple[str, ...], named: str | None) -> Path:
+def _interpreter(words: tuple[str, ...], python: str | None) -> Path:
     """Return the interpreter of the command, which is next to `torchrun`, `trl` or `accelerate`."""
     from autotune.machine.environment import interpreter
 
@@ -117,96 +126,112 @@ def _interpreter(words: tuple[str, ...], named: str | None) -> Path:
             f"COMMAND {words[0]!r} is no program.",
             way_out="Write what starts the training behind the two dashes.",
         )
-    if named is not None:
-        return interpreter(named)
+    if python is not None:
+        return interpreter(python)
     path = Path(program).absolute()
-    beside = path if path.name.startswith("python") else path.parent / "python"
-    return beside if beside.exists() else interpreter(shutil.which("python") or "python3")
+    if not path.name.startswith("python"):
+        path = path.parent / "python"
+    return path if path.exists() else interpreter(shutil.which("python") or "python3")
 
 
-def _document(found: Rehearsed, diagnosis: Diagnosis | None) -> dict[str, Any]:
+def _document(rehearsed: Rehearsed, diagnosis: Diagnosis | None) -> dict[str, Any]:
     from autotune.diagnosis import as_document
     from autotune.emulator.reports import LIMITATIONS
 
-    failure, status = (
-        found.failure,
-        "fits" if diagnosis is None else "out_of_memory" if diagnosis.is_memory else "failed",
-    )
-    by_card = sorted(
-        found.report.processes,
-        key=lambda process: (min(process.peak_bytes, default=0), process.pid),
-    )
+    status, failure = "fits", rehearsed.failure
+    if diagnosis is not None:
+        status = "out_of_memory" if diagnosis.is_memory else "failed"
+    cards = []
+    for card, peak in rehearsed.report.card_peak_bytes.items():
+        cards.append({"card": card, "peak_bytes": peak})
     return {
         "schema": SCHEMA,
         "status": status,
         "basis": "emulated",
-        "exit_code": found.code,
-        "gpus": [card.gpu.name for card in found.machine.cards],
-        "cards": [
-            {"card": card, "peak_bytes": peak}
-            for card, peak in found.report.card_peak_bytes.items()
-        ],
-        "processes": [
-            {
-                "card": card,
-                "rank": process.rank,
-                "role": process.role,
-                "pid": process.pid,
-                "memory_bytes": found.machine.cards[card].memory_mib * 2**20,
-                "peak_bytes": process.peak_bytes[card],
-                "torch_allocated_bytes": process.torch_allocated_bytes.get(card),
-                "torch_reserved_bytes": process.torch_reserved_bytes.get(card),
-                "phase_peak_bytes": {
-                    phase: peaks[card]
-                    for phase, peaks in process.phase_peak_bytes.items()
-                    if card in peaks and phase not in _EDGES
-                },
-            }
-            for process in by_card
-            for card in process.peak_bytes
-        ],
+        "exit_code": rehearsed.code,
+        "gpus": [card.gpu.name for card in rehearsed.machine.cards],
+        "cards": cards,
+        "processes": _process_rows(rehearsed),
         "error": failure and {"words": failure.words, "place": failure.place},
         "diagnosis": diagnosis and as_document(diagnosis),
-        "caveats": [*found.report.sentences(), LIMITATIONS],
+        "caveats": [*rehearsed.report.sentences(), LIMITATIONS],
     }
+
+
+def _process_rows(rehearsed: Rehearsed) -> list[dict[str, Any]]:
+    """Return one row for each process on each card, in the order of the cards."""
+    rows = []
+    for process in sorted(rehearsed.report.processes, key=_by_card):
+        for card, peak_bytes in process.peak_bytes.items():
+            phases = {}
+            for phase, peaks in process.phase_peak_bytes.items():
+                if card in peaks and phase not in _EDGES:
+                    phases[phase] = peaks[card]
+            rows.append(
+                {
+                    "card": card,
+                    "rank": process.rank,
+                    "role": process.role,
+                    "pid": process.pid,
+                    "memory_bytes": rehearsed.machine.cards[card].memory_mib * MIB,
+                    "peak_bytes": peak_bytes,
+                    "torch_allocated_bytes": process.torch_allocated_bytes.get(card),
+                    "torch_reserved_bytes": process.torch_reserved_bytes.get(card),
+                    "phase_peak_bytes": phases,
+                }
+            )
+    return rows
+
+
+def _by_card(process: ProcessReport) -> tuple[int, int]:
+    return min(process.peak_bytes, default=0), process.pid
 
 
 def _text(document: Mapping[str, Any], diagnosis: Diagnosis | None) -> str:
     """Return the document as text."""
     from autotune.diagnosis.diagnosis import in_words
 
-    code, error, gpus, processes = (
-        document[name] for name in ("exit_code", "error", "gpus", "processes")
-    )
-    ended = f"it was ended by signal {-code}." if code < 0 else f"it ended with exit code {code}."
-    ended += f" {error['words'].partition('. ')[0].rstrip('.')}." if error else ""
-    lines = [
-        f"Rehearsed on {len(gpus)} emulated {gpus[0]}: {ended if code else 'it ran to its end.'}"
-    ]
+    gpus, error, processes = document["gpus"], document["error"], document["processes"]
+    lines = [f"Rehearsed on {len(gpus)} emulated {gpus[0]}: {_ending(document)}"]
     for row in processes:
-        rank = None if row["rank"] is None else f"rank {row['rank']}"
-        who = ", ".join(word for word in (row["role"], rank, f"process {row['pid']}") if word)
-        peak = f"peak {format_bytes(row['peak_bytes'])} of {format_bytes(row['memory_bytes'])}"
-        lines.append(f"card {row['card']}, {who}: {peak}{torch_counters(row)}")
-        lines += [
-            f"  {phase:12} {format_bytes(held)}" for phase, held in row["phase_peak_bytes"].items()
-        ]
-    for one in document["cards"]:
-        count = sum(row["card"] == one["card"] for row in processes)
+        lines += _process_lines(row)
+    for card in document["cards"]:
+        count = sum(row["card"] == card["card"] for row in processes)
         if count > 1:
-            lines.append(
-                f"card {one['card']}, its {count} processes together: peak"
-                f" {format_bytes(one['peak_bytes'])}"
-            )
+            peak = format_bytes(card["peak_bytes"])
+            lines.append(f"card {card['card']}, its {count} processes together: peak {peak}")
     if not processes:
         lines.append("No process used a card.")
     if error and error["place"]:
         lines.append(f"Raised in {error['place']}.")
     if diagnosis is not None:
-        lines.append(
-            in_words(diagnosis, min(120, max(60, shutil.get_terminal_size((100, 24)).columns)))
-        )
+        lines.append(in_words(diagnosis, text_columns()))
     return "\n".join([*lines, *document["caveats"]])
+
+
+def _ending(document: Mapping[str, Any]) -> str:
+    code, error = document["exit_code"], document["error"]
+    if not code:
+        return "it ran to its end."
+    ending = f"it ended with exit code {code}."
+    if code < 0:
+        ending = f"it was ended by signal {-code}."
+    if error:
+        ending += f" {error['words'].partition('. ')[0].rstrip('.')}."
+    return ending
+
+
+def _process_lines(row: Mapping[str, Any]) -> list[str]:
+    """Return the peak of a process on a card, and those of its phases."""
+    parts = [row["role"], f"process {row['pid']}"]
+    if row["rank"] is not None:
+        parts.insert(1, f"rank {row['rank']}")
+    process = ", ".join(part for part in parts if part)
+    peak = f"peak {format_bytes(row['peak_bytes'])} of {format_bytes(row['memory_bytes'])}"
+    lines = [f"card {row['card']}, {process}: {peak}{torch_counters(row)}"]
+    for phase, peak_bytes in row["phase_peak_bytes"].items():
+        lines.append(f"  {phase:12} {format_bytes(peak_bytes)}")
+    return lines
 
 
 def torch_counters(row: Mapping[str, Any]) -> str:

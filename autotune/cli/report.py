@@ -20,7 +20,11 @@ from autotune.core.files import write_output
     "--to", "target", metavar="FILE", help="Output file. Default: report.html in the folder."
 )
 @as_json_option("Print one JSON document with the page's path.")
-def command(folder: str, target: str | None, as_json: bool) -> int:
+def command(
+    folder: str,
+    target: str | None,
+    as_json: bool,
+) -> int:
     """Write the page of an answer: one HTML file for any browser, without a network. `autotune run`
     writes it as well; this command generates it again from recommendation.json in FOLDER
     (autotune-out), or from a named file.
@@ -33,8 +37,8 @@ def command(folder: str, target: str | None, as_json: bool) -> int:
     from autotune.report.html.render import PAGE, read_document, render
     from autotune.report.output_folder import DOCUMENT
 
-    named = Path(folder)
-    source = named / DOCUMENT if named.is_dir() else named
+    path = Path(folder)
+    source = path / DOCUMENT if path.is_dir() else path
     document = read_document(source)
     page = Path(target) if target else source.parent / PAGE
     if page.is_dir():

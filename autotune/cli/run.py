@@ -29,7 +29,11 @@ EXITS = {
 """Status of the document -> exit code."""
 
 
-@click.command(name="run", cls=RequestCommand, short_help="measure candidates on this machine")
+@click.command(
+    name="run",
+    cls=RequestCommand,
+    short_help="measure candidates on this machine",
+)
 @request_options(RunOptions)
 @as_json_option()
 def command(as_json: bool, **flags: Any) -> int:
@@ -38,11 +42,12 @@ def command(as_json: bool, **flags: Any) -> int:
 
     \b
     Examples:
-      autotune run --model Qwen2.5-0.5B --gpus local --budget 20m autotune run --config train.yaml
-      --memory-limit 38G autotune run --model ./my-model --gpus 2xcpu --search num_generations=4,8
-      autotune run --script train.py --memory-limit 38G -- --learning_rate 1e-6 autotune run
-      --framework command --metrics speed.jsonl --search batch=1,2,4 -- torchrun train.py --bs
-      {batch}
+      autotune run --model Qwen2.5-0.5B --gpus local --budget 20m
+      autotune run --config train.yaml --memory-limit 38G
+      autotune run --model ./my-model --gpus 2xcpu --search num_generations=4,8
+      autotune run --script train.py --memory-limit 38G -- --learning_rate 1e-6
+      autotune run --framework command --metrics speed.jsonl --search batch=1,2,4 -- \
+torchrun train.py --bs {batch}
     """
     # Imported here so that --help answers at once.
     from autotune.api import run_flags
@@ -51,48 +56,47 @@ def command(as_json: bool, **flags: Any) -> int:
     with interruptible(), Terminal(to_stderr=as_json) as terminal:
         answer = run_flags(Flags(**flags), listener=terminal)
         terminal.quiet()
-        _show(terminal.words, answer)
+        _show(terminal.output, answer)
         if as_json:
             print(json.dumps(answer.document))
-    found = answer.recommendation
-    if found is not None and found.interrupted:
-        say(f"{_progress_text(found)} Go on with: {answer.document['resume_with']}", sys.stderr)
-    return EXITS[answer.document["status"]] if found is None or found.fault is None else FAULT
+    recommendation, document = answer.recommendation, answer.document
+    if recommendation is not None and recommendation.interrupted:
+        progress = _progress_text(recommendation)
+        say(f"{progress} Go on with: {document['resume_with']}", sys.stderr)
+    if recommendation is not None and recommendation.fault is not None:
+        return FAULT
+    return EXITS[document["status"]]
 
 
-def _show(words: Console, answer: RunAnswer) -> None:
+def _show(output: Console, answer: RunAnswer) -> None:
     from autotune.report.forecast_text import show_forecast
     from autotune.report.html.render import PAGE
     from autotune.report.terminal import show_answer, show_file
 
-    job, described = answer.job, answer.document
+    job, document = answer.job, answer.document
+    confirm_with = document["confirm_with"]
     if answer.forecast is not None:
-        show_forecast(
-            words, job, answer.forecast, described, confirm_with=described["confirm_with"]
-        )
+        show_forecast(output, job, answer.forecast, document, confirm_with=confirm_with)
     elif answer.recommendation is not None:
-        show_answer(
-            words,
-            job,
-            answer.recommendation,
-            [*map(str, answer.files), str(job.out / PAGE)],
-            described["confirm_with"] or "",
-        )
-    show_file(words, described.get("file"))
+        files = [*map(str, answer.files), str(job.out / PAGE)]
+        show_answer(output, job, answer.recommendation, files, confirm_with or "")
+    show_file(output, document.get("file"))
 
 
 def _progress_text(answer: Recommendation) -> str:
     probed = answer.counts.probed
     if answer.fault is not None:
-        return f"Error: {answer.fault} {probed} probes were measured."
+        measured = "1 probe was" if probed == 1 else f"{probed} probes were"
+        return f"Error: {answer.fault} {measured} measured."
     if not probed:
         return (
             "Interrupted before the first probe had an answer: there is no configuration to write"
             " down yet."
         )
-    stored = f"Interrupted after {probed} probes; all of them are kept."
-    return (
-        stored
-        if answer.winner
-        else f"{stored} None of them fitted, so there is no configuration to write down yet."
-    )
+    text = f"Interrupted after {probed} probes; all of them are kept."
+    none_fitted = "None of them fitted"
+    if probed == 1:
+        text, none_fitted = "Interrupted after 1 probe, which is kept.", "It did not fit"
+    if answer.winner is None:
+        text += f" {none_fitted}, so there is no configuration to write down yet."
+    return text

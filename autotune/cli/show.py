@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from autotune.cli.options import as_json_option
 from autotune.cli.output import say, table
 from autotune.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from autotune.catalog import Gpu
+    from autotune.core.space import Knob
 
 _AS_JSON = as_json_option("Print one JSON document.")
 
@@ -40,27 +44,23 @@ def models(as_json: bool) -> None:
 
     rows: list[dict[str, Any]] = []
     for model in catalog.models():
-        own, about = (
-            shape(model.config),
-            {"name": model.ids[0].split("/")[1], **msgspec.to_builtins(model)},
+        model_shape = shape(model.config)
+        rows.append(
+            {
+                "name": model.ids[0].split("/")[1],
+                **msgspec.to_builtins(model),
+                "layers": len(model_shape.layers),
+                "hidden": model_shape.hidden,
+                "vocabulary": model_shape.vocabulary,
+                "context": model_shape.positions,
+            }
         )
-        widths = {
-            "layers": len(own.layers),
-            "hidden": own.hidden,
-            "vocabulary": own.vocabulary,
-            "context": own.positions,
-        }
-        rows.append({**about, **widths})
     columns = ["name", "parameters", "layers", "context", "hidden", "vocabulary", "hub ids"]
-    shown = [
-        [
-            one["name"],
-            f"{one['parameters_billions']:g}B",
-            *(one[name] for name in columns[2:-1]),
-            ", ".join(one["ids"]),
-        ]
-        for one in sorted(rows, key=lambda row: str(row["name"]).lower())
-    ]
+    shown = []
+    for row in sorted(rows, key=lambda row: str(row["name"]).lower()):
+        widths = [row[name] for name in columns[2:-1]]
+        parameters = f"{row['parameters_billions']:g}B"
+        shown.append([row["name"], parameters, *widths, ", ".join(row["ids"])])
     _show(as_json, "models", rows, columns, shown)
     if not as_json:
         say(
@@ -85,51 +85,44 @@ def gpus(as_json: bool) -> None:
     from autotune.machine import hardware_detection
     from autotune.machine.host_memory import machine_memory_bytes
 
-    known = catalog.gpus()
-    rows: list[dict[str, Any]] = [
-        {**msgspec.to_builtins(gpu), "memory_bytes": gpu.memory_bytes} for gpu in known
-    ]
-    here: list[dict[str, Any]] = [
-        msgspec.to_builtins(device) for device in hardware_detection.gpus_here()
-    ]
+    devices = hardware_detection.gpus_here()
     if as_json:
+        rows = []
+        for gpu in catalog.gpus():
+            rows.append({**msgspec.to_builtins(gpu), "memory_bytes": gpu.memory_bytes})
         document = {
             "schema": 1,
             "gpus": rows,
-            "here": here,
+            "here": [msgspec.to_builtins(device) for device in devices],
             "cpu_memory_bytes": machine_memory_bytes(),
         }
         click.echo(json.dumps(document, indent=2))
         return
 
-    def figure(value: float | None) -> str:
-        return "-" if value is None else f"{value:g}"
-
-    shown = [
-        (
-            gpu.name,
-            format_bytes(gpu.memory_bytes),
-            figure(gpu.bandwidth_gb_per_second),
-            figure(gpu.tflops.get("bfloat16")),
-            f"{(gpu.link or '-').removeprefix('infinity-')} {figure(gpu.link_gb_per_second)}",
-            gpu.compute_capability or "-",
-            gpu.seen_by if gpu.probes else "no probes",
-            gpu.source,
-        )
-        for gpu in known
-    ]
-    table(
-        ["name", "memory", "GB/s", "bf16 TFLOPS", "link GB/s", "compute", "seen by", "source"],
-        shown,
-    )
-    found = (
-        ", ".join(f"{device['name']} ({format_bytes(device['memory_bytes'])})" for device in here)
-        or "no NVIDIA GPU"
-    )
+    columns = ["name", "memory", "GB/s", "bf16 TFLOPS", "link GB/s", "compute", "seen by", "source"]
+    table(columns, [_gpu_cells(gpu) for gpu in catalog.gpus()])
+    present = [f"{device.name} ({format_bytes(device.memory_bytes)})" for device in devices]
+    gpus_here, cpu = ", ".join(present) or "no NVIDIA GPU", format_bytes(machine_memory_bytes())
     say("\nDense peaks, and one direction of a link. --json adds the other dtypes and all sources.")
-    say(
-        f"Here: {found}; a CPU with {format_bytes(machine_memory_bytes())}, as --gpus cpu or 2xcpu."
-    )
+    say(f"Here: {gpus_here}; a CPU with {cpu}, as --gpus cpu or 2xcpu.")
+
+
+def _gpu_cells(gpu: Gpu) -> list[str]:
+    link = (gpu.link or "-").removeprefix("infinity-")
+    return [
+        gpu.name,
+        format_bytes(gpu.memory_bytes),
+        _figure(gpu.bandwidth_gb_per_second),
+        _figure(gpu.tflops.get("bfloat16")),
+        f"{link} {_figure(gpu.link_gb_per_second)}",
+        gpu.compute_capability or "-",
+        gpu.seen_by if gpu.probes else "no probes",
+        gpu.source,
+    ]
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
 
 
 @command.command()
@@ -143,11 +136,21 @@ def spaces(as_json: bool) -> None:
     """
     from autotune.catalog.space_files import load_space, names
 
-    loaded = [load_space(name) for name in names()]
-    names_of = ("name", "method", "framework", "objective", "about")
-    rows = [{name: getattr(space, name) for name in names_of} for space in loaded]
+    rows = []
+    for name in names():
+        space = load_space(name)
+        rows.append(
+            {
+                "name": space.name,
+                "method": space.method,
+                "framework": space.framework,
+                "objective": space.objective,
+                "about": space.about,
+            }
+        )
     columns = ["name", "method", "objective", "about"]
-    _show(as_json, "spaces", rows, columns, [[row[name] for name in columns] for row in rows])
+    shown = [[row[column] for column in columns] for row in rows]
+    _show(as_json, "spaces", rows, columns, shown)
 
 
 @command.command()
@@ -168,52 +171,47 @@ def knobs(space: str, as_json: bool) -> None:
     """
     from autotune.catalog.space_files import load_space
 
-    loaded = load_space(space)
-    rows: list[dict[str, Any]] = [
-        {
-            "name": knob.name,
-            "choices": list(knob.choices),
-            "effect": knob.effect,
-            "memory": knob.memory,
-            "when": {name: list(values) for name, values in knob.when.items()},
-            "from_gpus": knob.from_gpus,
-            "searched": searched,
-            "says": knob.says,
-        }
-        for searched, listed in ((True, loaded.knobs), (False, loaded.remedies))
-        for knob in listed
-    ]
-    shown = [
-        [
-            row["name"],
-            ", ".join(json.dumps(choice) for choice in row["choices"]),
-            row["effect"],
-            _offered(row),
-            row["says"],
-        ]
-        for row in rows
-    ]
+    search_space = load_space(space)
+    rows = [_knob_row(knob, is_searched=True) for knob in search_space.knobs]
+    rows += [_knob_row(knob, is_searched=False) for knob in search_space.remedies]
+    shown = []
+    for row in rows:
+        choices = ", ".join(map(json.dumps, row["choices"]))
+        shown.append([row["name"], choices, row["effect"], _offered(row), row["says"]])
     _show(as_json, "knobs", rows, ["knob", "choices", "effect", "moves", "what it does"], shown)
+
+
+def _knob_row(knob: Knob, *, is_searched: bool) -> dict[str, Any]:
+    return {
+        "name": knob.name,
+        "choices": list(knob.choices),
+        "effect": knob.effect,
+        "memory": knob.memory,
+        "when": {name: list(values) for name, values in knob.when.items()},
+        "from_gpus": knob.from_gpus,
+        "searched": is_searched,
+        "says": knob.says,
+    }
 
 
 def _offered(row: dict[str, Any]) -> str:
     """Return `searched`, `held` or `on request`, with the minimum number of GPUs."""
-    words = (
-        "on request" if not row["searched"] else "searched" if len(row["choices"]) > 1 else "held"
-    )
-    return (
-        f"{words}, from {row['from_gpus']} GPUs"
-        if row["from_gpus"] > 1
-        else f"{words}, GPUs"
-        if row["from_gpus"]
-        else words
-    )
+    text = "on request"
+    if row["searched"]:
+        text = "searched" if len(row["choices"]) > 1 else "held"
+    if row["from_gpus"] > 1:
+        return f"{text}, from {row['from_gpus']} GPUs"
+    return f"{text}, GPUs" if row["from_gpus"] else text
 
 
 def _show(
-    as_json: bool, what: str, rows: list[dict[str, Any]], columns: list[str], shown: list[list[Any]]
+    as_json: bool,
+    kind: str,
+    rows: list[dict[str, Any]],
+    columns: list[str],
+    shown: list[list[Any]],
 ) -> None:
     if as_json:
-        click.echo(json.dumps({"schema": 1, what: rows}, indent=2))
+        click.echo(json.dumps({"schema": 1, kind: rows}, indent=2))
     else:
         table(columns, shown)

@@ -5,7 +5,7 @@ fits.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from autotune.cli.options import RequestCommand, as_json_option, request_options
 from autotune.cli.output import Waiting, console
 from autotune.core.events import Event, JobStarted, Predicting
 from autotune.request.flags import Flags, SolveOptions
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EXITS = {"ok": DONE, "nothing_fits": NOTHING_FITS, "undecided": UNDECIDED}
 """Status of the document -> exit code."""
@@ -44,7 +47,7 @@ def command(setting: str, as_json: bool, **flags: Any) -> int:
     from autotune.solver.cheapest_hardware import hardware_lines
     from autotune.solver.largest_value import value_lines
 
-    words = console(to_stderr=as_json)
+    output = console(to_stderr=as_json)
     with interruptible(), Waiting("reading the request") as waiting:
 
         def show(event: Event) -> None:
@@ -52,24 +55,25 @@ def command(setting: str, as_json: bool, **flags: Any) -> int:
                 waiting.show(f"predicting {event.text}")
             elif isinstance(event, JobStarted):
                 waiting.stop()
-                workload = event.job.task.workload
-                words.print(f"{workload.method} of {workload.model.name} with {workload.framework}")
-                for line in (
-                    *(f"assumed  {one}" for one in event.assumed),
-                    *(f"note     {one}" for one in event.notes),
-                ):
-                    words.print(line)
+                _show_job(output, event)
 
         answer = solve_flags(setting, Flags(**flags), listener=show)
-    lines = (
-        value_lines(answer.largest)
-        if answer.largest
-        else hardware_lines(answer.cheapest)
-        if answer.cheapest
-        else ()
-    )
+    if answer.largest is not None:
+        lines = value_lines(answer.largest)
+    else:
+        assert answer.cheapest is not None
+        lines = hardware_lines(answer.cheapest)
     for line in lines:
-        words.print(line)
+        output.print(line)
     if as_json:
         print(json.dumps(answer.document))
     return EXITS[answer.document["status"]]
+
+
+def _show_job(output: Console, event: JobStarted) -> None:
+    workload = event.job.task.workload
+    output.print(f"{workload.method} of {workload.model.name} with {workload.framework}")
+    for assumption in event.assumed:
+        output.print(f"assumed  {assumption}")
+    for note in event.notes:
+        output.print(f"note     {note}")

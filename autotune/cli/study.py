@@ -10,6 +10,7 @@ import click
 from autotune.cli.exit_codes import DONE
 from autotune.cli.options import as_json_option, storage_options
 from autotune.cli.output import say
+from autotune.core.units import counted
 
 _STORAGE = storage_options(
     "Optuna storage. Example: sqlite:///autotune-out/study.db.", required=True
@@ -35,7 +36,12 @@ def command() -> None:
 @_STORAGE
 @_NAME
 @_AS_JSON
-def export_study(file: str, storage: str, name: str | None, as_json: bool) -> int:
+def export_study(
+    file: str,
+    storage: str,
+    name: str | None,
+    as_json: bool,
+) -> int:
     """Write a whole study into one JSON file.
 
     \b
@@ -45,10 +51,11 @@ def export_study(file: str, storage: str, name: str | None, as_json: bool) -> in
     from autotune.core.files import write_output
     from autotune.search.study_export import encode, packed
 
-    moved = packed(storage, name)
-    write_output(Path(file), encode(moved), way_out="Name another file.")
-    row = {"study": moved.name, "file": file, "trials": len(moved.trials)}
-    _say(as_json, row, f"Written: {file} ({len(moved.trials)} trials of study {moved.name!r})")
+    study = packed(storage, name)
+    write_output(Path(file), encode(study), way_out="Name another file.")
+    row = {"study": study.name, "file": file, "trials": len(study.trials)}
+    trials = counted(len(study.trials), "trial")
+    _say(as_json, row, f"Written: {file} ({trials} of study {study.name!r})")
     return DONE
 
 
@@ -57,7 +64,12 @@ def export_study(file: str, storage: str, name: str | None, as_json: bool) -> in
 @_STORAGE
 @_NAME
 @_AS_JSON
-def import_study(file: str, storage: str, name: str | None, as_json: bool) -> int:
+def import_study(
+    file: str,
+    storage: str,
+    name: str | None,
+    as_json: bool,
+) -> int:
     """Create a study from a file of `export`. `autotune run --resume` continues it.
 
     \b
@@ -66,19 +78,20 @@ def import_study(file: str, storage: str, name: str | None, as_json: bool) -> in
     """
     from autotune.search.study_export import read, unpack
 
-    moved = read(Path(file))
-    chosen = name or moved.name
-    unpack(moved, storage, chosen)
-    _say(
-        as_json,
-        {"study": chosen, "trials": len(moved.trials)},
-        f"Study {chosen!r} holds {len(moved.trials)} trials.",
-    )
+    study = read(Path(file))
+    new_name = name or study.name
+    unpack(study, storage, new_name)
+    row = {"study": new_name, "trials": len(study.trials)}
+    _say(as_json, row, f"Study {new_name!r} holds {counted(len(study.trials), 'trial')}.")
     return DONE
 
 
-def _say(as_json: bool, row: dict[str, object], words: str) -> None:
+def _say(
+    as_json: bool,
+    row: dict[str, object],
+    text: str,
+) -> None:
     if as_json:
         print(json.dumps({"schema": 1, **row}))
     else:
-        say(words)
+        say(text)

@@ -17,7 +17,7 @@ from autotune.core.run_statistics import Disturbance, RunSpread, Soak
 from autotune.core.space import Candidate, KnobValue
 
 Purpose = Literal["baseline", "anchor", "search", "refused", "confirm"]
-"""`refused`: probe of a candidate that prediction ruled out, to check the prediction."""
+"""Reason for a probe. `refused`: prediction ruled the candidate out, and is checked."""
 
 Proven = Literal[
     "no better candidate possible",
@@ -28,8 +28,8 @@ Proven = Literal[
     "stopped by a fault",
     "not all measured",
 ]
-"""Reason of the end, or what it proves. `not all measured`: every probe of a candidate was ended
-from outside.
+"""Reason for the end of a search, or what it proves. `not all measured`: every probe of a candidate
+was ended from outside.
 """
 
 
@@ -43,7 +43,7 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Measured candidate."""
+    """Candidate with its measurement, as one trial of the study."""
 
     number: int  # number in the Optuna study
     purpose: Purpose
@@ -55,7 +55,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedCandidate:
-    """Predicted candidate."""
+    """Candidate with its prediction."""
 
     candidate: Candidate
     prediction: Prediction
@@ -68,10 +68,9 @@ class WayToFit:
     change: Mapping[str, KnobValue]
     learning: bool  # changes what is learned
     prediction: Prediction
+    # Predicted speed / speed of the unchanged candidate; None if either is unknown or they differ
+    # in learning
     speed_ratio: float | None
-    """Predicted speed / speed of the unchanged candidate; None if either is unknown or they
-    differ in learning.
-    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,17 +91,15 @@ Evidence = TypeVar("Evidence", Trial, PredictedCandidate)
 class Answer(Generic[Evidence]):
     """Winner and its alternatives, each with its evidence."""
 
-    winner: (
-        Evidence | None
-    )  # fastest candidate that fits, at the most preferred learning knobs; None if nothing fits
+    # Fastest candidate that fits, at the most preferred learning knobs; None if nothing fits
+    winner: Evidence | None
     baseline: Evidence | None
     changes: tuple[Change, ...] = ()  # winner against baseline, learning knobs first
     # Learning knobs below their most preferred value, because nothing fits there
     relaxed: Mapping[str, KnobValue] = field(default_factory=dict)
     runner_ups: tuple[Evidence, ...] = ()  # next best that fit, with the winner's learning knobs
-    trade_offs: tuple[
-        Evidence, ...
-    ] = ()  # best candidates with other learning knobs: offered, never chosen
+    # Best candidates with other learning knobs: offered, never chosen
+    trade_offs: tuple[Evidence, ...] = ()
     # Predicted changes that make the baseline fit, cheapest first; empty unless nothing fits
     ways_to_fit: tuple[WayToFit, ...] = ()
     elapsed_seconds: float
@@ -112,9 +109,8 @@ class Answer(Generic[Evidence]):
 class Forecast(Answer[PredictedCandidate]):
     """Answer by prediction alone."""
 
-    undecided: PredictedCandidate | None = (
-        None  # candidate preferred to the winner that may fit: worth a probe on the target
-    )
+    # Candidate preferred to the winner that may fit: worth a probe on the target
+    undecided: PredictedCandidate | None = None
     nearest_miss: PredictedCandidate | None = None  # candidate closest to fitting, if nothing fits
     candidates: int
     predicted: int  # predicted candidates; fewer than `candidates` if the budget ended
@@ -136,7 +132,7 @@ class Counts:
     out_of_memory: int
     failed: int
     loads: int
-    # longer probes of finalists, not included above except in `out_of_memory`, `failed` and `loads`
+    # Longer probes of finalists, not included above except in `out_of_memory`, `failed` and `loads`
     confirmations: int = 0
     refused_probed: int = 0  # measured candidates that prediction had ruled out
     false_refusals: int = 0  # those among them that fitted
@@ -175,17 +171,14 @@ class Recommendation(Answer[Trial]):
     certificate: Trial | None  # longer worst-case probe that confirmed the winner
     # Learning knobs of the winner: speeds are comparable at equal values
     learning: Mapping[str, KnobValue] = field(default_factory=dict)
-    refuted: tuple[
-        Trial, ...
-    ] = ()  # failed confirmations of candidates that looked better than the winner
+    # Failed confirmations of candidates that looked better than the winner
+    refuted: tuple[Trial, ...] = ()
     counts: Counts
     proven: Proven
     interrupted: bool = False  # ended by the user or the system
     fault: str | None = None  # reason for which the machine ended the search; None: it did not
-    rows_left_out: int | None = (
-        # dataset rows with prompts beyond a relaxed limit; None if it was not relaxed, or unknown
-        None
-    )
+    # Dataset rows with prompts beyond a relaxed limit; None if it was not relaxed, or unknown
+    rows_left_out: int | None = None
     from_record: AnswerSource | None = None  # None: measured now
     probe_seconds: float  # seconds of probes times devices
     trials: tuple[Trial, ...] = ()  # all measurements in order
@@ -193,26 +186,32 @@ class Recommendation(Answer[Trial]):
     # is the fastest itself
     advantage: Advantage | None = None
     run_spread: RunSpread | None = None  # spread between runs, part of every speed's interval
-    disturbance: Disturbance | None = (
-        None  # interference of concurrent probes; None if they ran one after another
-    )
+    # Interference of concurrent probes; None if they ran one after another
+    disturbance: Disturbance | None = None
     soaks: tuple[Soak, ...] = ()  # long runs of the winner, and of finalists that did not hold
 
 
 def without_result(trials: Iterable[Trial]) -> tuple[Trial, ...]:
     """Return the last probe of each candidate whose probes were all ended from outside."""
-    probes = [trial for trial in trials if trial.purpose != "confirm"]
-    last = {trial.candidate.id: trial for trial in probes}
-    decided = {trial.candidate.id for trial in probes if not trial.measurement.ended_from_outside}
-    return tuple(trial for candidate_id, trial in last.items() if candidate_id not in decided)
+    last_probes: dict[str, Trial] = {}
+    decided: set[str] = set()
+    for trial in trials:
+        if trial.purpose == "confirm":
+            continue
+        last_probes[trial.candidate.id] = trial
+        if not trial.measurement.ended_from_outside:
+            decided.add(trial.candidate.id)
+    for candidate_id in decided:
+        del last_probes[candidate_id]
+    return tuple(last_probes.values())
 
 
 def plain(value: object) -> Any:
     """Return a value of these types as JSON data: the serialised form of trials in studies, in
     the store and in benchmarks.
     """
-    return msgspec.to_builtins(
-        value,
-        str_keys=True,
-        enc_hook=lambda one: dict(one) if isinstance(one, MappingProxyType) else str(one),
-    )
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain_other)
+
+
+def _plain_other(value: object) -> object:
+    return dict(value) if isinstance(value, MappingProxyType) else str(value)

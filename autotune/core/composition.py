@@ -11,8 +11,14 @@ from typing import Literal
 from autotune.core.measurement import Phase
 
 Role = Literal["policy", "reference", "critic", "reward", "engine"]
-Sharding = Literal["none", "optimizer", "gradients", "parameters", "tensor"]
-Generation = Literal["none", "trainer", "engine", "server"]
+"""Part of a resident model in the training."""
+
+ShardedState = Literal["none", "optimizer", "gradients", "parameters", "tensor"]
+"""Training state that is divided over the ranks, each value with those before it. `none`: a replica
+on each rank; `tensor`: each layer is split.
+"""
+
+CompletionSource = Literal["none", "trainer", "engine", "server"]
 """Source of completions: dataset, trainer, engine on the same devices, or remote server."""
 
 
@@ -27,14 +33,13 @@ class Resident:
     trains: bool  # has gradients and optimizer state (its own or its adapter's)
     adapter_rank: int | None = None  # LoRA rank; None: full tuning or frozen
     quantised_bits: int | None = None  # bits per weight; None: not quantised
-    sharding: Sharding = "none"  # `none`: replica on each rank; `tensor`: each layer is split
-    shares_weights_with: Role | None = (
-        None  # owner of the weights, which count once (reference: policy without adapter)
-    )
+    sharding: ShardedState = "none"
+    # Owner of the weights, which count once (reference: policy without adapter)
+    shares_weights_with: Role | None = None
     awake: tuple[Phase, ...] | None = None  # phases with its memory on the device; None: all
     weight_bytes: int | None = None  # per rank; None: same as the policy, or unknown
     # Optimizer bytes per weight of a trained model other than the policy: two Adam moments, plus a
-    # master copy for weights below float32; 0 where the state is offloaded while the policy trains.
+    # master copy for weights below float32; 0 where the state is offloaded while the policy trains
     state_bytes_per_weight: int = 8
     offloaded_bytes_per_weight: int = 0  # state on the device only during its own training turn
     trains_concurrently: bool = False  # at the same time as the policy, with separate activations
@@ -44,11 +49,12 @@ class Resident:
 class EngineSettings:
     """Settings of a rollout engine on the training devices."""
 
-    utilization: float  # share of the device, or of the limit; SGLang: of what is free at its start
+    # Share of the device, or of the limit; SGLang: of what is free at its start
+    utilization: float
     max_model_length: int  # longest prompt + completion, tokens
     max_num_seqs: int  # sequences decoded at a time
     tensor_parallel: int = 1
-    # ranks with whole experts of their own, over replicas too; 1: each is split like other layers
+    # Ranks with whole experts of their own, over replicas too; 1: each is split like other layers
     expert_parallel: int = 1
     kind: str = "vllm"  # or `sglang`
     sleep: bool = False  # releases its memory between rollouts
@@ -56,9 +62,8 @@ class EngineSettings:
     quantised_bits: int | None = None
     max_num_batched_tokens: int | None = None  # tokens per pass; None: TRL's default
     apart: bool = False  # separate process: own CUDA context and own torch cache
-    shares_weights: bool = (
-        False  # the policy's weights; the engine starts before the trainer allocates
-    )
+    # Uses the policy's weights; the engine starts before the trainer allocates
+    shares_weights: bool = False
     wakes_at_once: bool = False  # restores the KV cache with the weights, before the weight update
 
 
@@ -69,8 +74,9 @@ into two buffers (vLLM's producer); copies of all its shards as well, made layer
 """
 
 Overlap = Literal["none", "batch", "stream"]
-"""Generation beside training: by turns; the next batch during training on the last; without an end,
-completions being used as they arrive."""
+"""Generation during training: by turns; the next batch during training on the last; without an end,
+completions being used as they arrive.
+"""
 
 AtSync = Literal["drain", "pause", "recompute"]
 """Completions that are not finished when new weights arrive: they end first; they wait; they
@@ -87,12 +93,10 @@ class SplitEngines:
     dtype: str  # of the weights
     overlap: Overlap = "none"
     at_sync: AtSync = "drain"
-    batches_ahead: float = (
-        0.0  # completions generated before they are used, in batches; 0: none waits
-    )
-    in_flight: int | None = (
-        None  # completions generated at a time, over all engines; None: as many as may be ahead
-    )
+    # Completions generated before they are used, in batches; 0: none waits
+    batches_ahead: float = 0.0
+    # Completions generated at a time, over all engines; None: as many as may be ahead
+    in_flight: int | None = None
 
     @property
     def engines(self) -> int:
@@ -111,7 +115,7 @@ class StepShape:
     completion_length: int
     checkpointing: bool  # activations are recomputed in the backward pass
     optimizer: str
-    generation: Generation = "none"
+    generation: CompletionSource = "none"
     gathers_per_token: bool = False  # gathers sharded weights per token instead of once per rollout
     engine: EngineSettings | None = None  # None: no engine on the training devices
     split: SplitEngines | None = None  # None: no engines on other devices, or of unknown number
@@ -128,15 +132,13 @@ class StepShape:
     generation_micro_batch: int | None = None  # per rank; None: its share of the generation batch
     retained_logits: int = 0  # completions per rank with float32 logits kept until the next rollout
     empties_rollout_cache: bool = False  # empties torch's cache before and after each rollout
-    empties_before_engine: bool = (
-        False  # loads first, empties torch's cache, then starts the engine
-    )
+    # Loads first, empties torch's cache, then starts the engine
+    empties_before_engine: bool = False
     loss_tokens: int | None = None  # per given row, without a rollout; None: all of its tokens
-    packs_rows: bool = (
-        False  # trains on rows without padding; False: padded to the rank's longest completion
-    )
+    # Trains on rows without padding; False: padded to the rank's longest completion
+    packs_rows: bool = False
     token_budget: bool = False  # micro-batches are filled up to a number of tokens
-    # an optimizer step is a number of full micro-batches, however many completions they hold
+    # An optimizer step is a number of full micro-batches, however many completions they hold
     steps_by_rows: bool = False
     notes: tuple[str, ...] = ()  # assumptions about the framework's step, for the reader
 

@@ -25,21 +25,21 @@ FILE_LOADERS: Mapping[str, str] = {
 """Suffix of a file of rows -> the name of its loader in `datasets`."""
 
 
-def refuse_unreadable(named: str) -> None:
+def refuse_unreadable(dataset: str) -> None:
     """Refuse a file that is missing or that no framework reads. Folders and names on the hub
     pass.
     """
-    path = Path(named).expanduser()
+    path = Path(dataset).expanduser()
     refuse_special_files(path, way_out="Give the dataset's folder, or its name on the hub.")
-    if path.suffix in FILE_LOADERS and not path.exists():
+    is_rows = path.suffix in FILE_LOADERS
+    if is_rows and not path.exists():
         raise BadInput(
-            f"Dataset {named}: there is no such file.",
+            f"Dataset {dataset}: there is no such file.",
             way_out="Give the path from this folder, or the full one.",
         )
-    if path.is_file() and path.suffix not in FILE_LOADERS:
-        kinds = ", ".join(FILE_LOADERS)
+    if path.is_file() and not is_rows:
         raise BadInput(
-            f"Dataset {named}: not a file of rows ({kinds}).",
+            f"Dataset {dataset}: not a file of rows ({', '.join(FILE_LOADERS)}).",
             way_out="Write its rows as .jsonl, one JSON object a line.",
         )
 
@@ -90,10 +90,8 @@ class Images:
         return self.count * self.tokens
 
     def __str__(self) -> str:
-        return (
-            f"{self.count} image{'' if self.count == 1 else 's'} of {self.width}x{self.height} a"
-            f" row, {self.tokens:,} tokens each"
-        )
+        images = "1 image" if self.count == 1 else f"{self.count} images"
+        return f"{images} of {self.width}x{self.height} a row, {self.tokens:,} tokens each"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +100,8 @@ class ImageRows:
 
     rows: int | None  # None: a dataset of the hub, whose first rows were read
     looked_at: int
-    sizes: tuple[
-        tuple[tuple[int, int], ...], ...
-    ]  # width and height of each image of each row in the sample
+    # Width and height of each image of each row in the sample
+    sizes: tuple[tuple[tuple[int, int], ...], ...]
 
 
 MAX_SAMPLE = 512  # quantiles that are kept of a longer list
@@ -117,9 +114,8 @@ class TokenLengths:
 
     source: str  # as the user named it
     sample: tuple[int, ...]
-    stages: tuple[
-        TokenLengths, ...
-    ] = ()  # equal parts of training, where lengths change; empty: they do not
+    # Equal parts of training, where lengths change; empty: they do not
+    stages: tuple[TokenLengths, ...] = ()
 
     @classmethod
     def of(cls, source: str, lengths: Iterable[float]) -> TokenLengths:
@@ -127,40 +123,43 @@ class TokenLengths:
         ordered = sorted(max(1, round(length)) for length in lengths)
         if not ordered:
             raise ValueError("no lengths")
-        if len(ordered) > MAX_SAMPLE:
-            ordered = [
-                ordered[int((place + 0.5) / MAX_SAMPLE * len(ordered))]
-                for place in range(MAX_SAMPLE)
-            ]
-        return cls(source, tuple(ordered))
+        if len(ordered) <= MAX_SAMPLE:
+            return cls(source, tuple(ordered))
+        quantiles = [ordered[int(share * len(ordered))] for share in _even_shares()]
+        return cls(source, tuple(quantiles))
 
     @classmethod
-    def lognormal(cls, source: str, mean: float, p95: float) -> TokenLengths:
+    def lognormal(
+        cls,
+        source: str,
+        mean: float,
+        p95: float,
+    ) -> TokenLengths:
         """Return quantiles of a lognormal distribution.
 
         mean = exp(m + s²/2); p95 = exp(m + z·s), z: 95 % quantile of the normal distribution; so
         ln(p95 / mean) = z·s - s²/2, whose smaller root is s.
         """
-        z, ratio = NormalDist().inv_cdf(P95), math.log(p95 / mean)
+        z = NormalDist().inv_cdf(P95)
+        ratio = math.log(p95 / mean)
         if ratio < 0 or z * z < 2 * ratio:
             raise ValueError(
                 f"a lognormal distribution has its 95 % quantile at 1 to {math.exp(z * z / 2):.1f}"
                 " times its mean"
             )
-        sigma = z - math.sqrt(z * z - 2 * ratio)
-        middle = math.log(mean) - sigma * sigma / 2
-        quantiles = ((place + 0.5) / MAX_SAMPLE for place in range(MAX_SAMPLE))
-        return cls.of(
-            source, (math.exp(middle + sigma * NormalDist().inv_cdf(share)) for share in quantiles)
-        )
+        s = z - math.sqrt(z * z - 2 * ratio)
+        m = math.log(mean) - s * s / 2
+        normal_quantiles = map(NormalDist().inv_cdf, _even_shares())
+        return cls.of(source, (math.exp(m + s * quantile) for quantile in normal_quantiles))
 
     @classmethod
     def changing(cls, source: str, stages: Iterable[TokenLengths]) -> TokenLengths:
         """Return the lengths of a whole training, whose parts have these."""
         parts = tuple(stages)
-        return replace(
-            cls.of(source, (length for part in parts for length in part.sample)), stages=parts
-        )
+        lengths: list[int] = []
+        for part in parts:
+            lengths += part.sample
+        return replace(cls.of(source, lengths), stages=parts)
 
     @property
     def parts(self) -> tuple[TokenLengths, ...]:
@@ -171,7 +170,8 @@ class TokenLengths:
         return fmean(self.sample)
 
     def quantile(self, share: float) -> int:
-        return self.sample[min(len(self.sample) - 1, int(share * len(self.sample)))]
+        size = len(self.sample)
+        return self.sample[min(size - 1, int(share * size))]
 
     def up_to(self, longest: int) -> TokenLengths:
         """Return the lengths, cut at the longest that is generated."""
@@ -180,18 +180,27 @@ class TokenLengths:
 
     def draw(self, count: int, seed: int = 0) -> list[int]:
         """Return lengths of a batch: evenly spaced quantiles in random order."""
-        chance = random.Random(seed)
-        drawn = [self.quantile((place + chance.random()) / count) for place in range(count)]
-        chance.shuffle(drawn)
-        return drawn
+        generator = random.Random(seed)
+        lengths = []
+        for place in range(count):
+            share = (place + generator.random()) / count
+            lengths.append(self.quantile(share))
+        generator.shuffle(lengths)
+        return lengths
 
     def expected_longest(self, count: int) -> float:
         """Return the expected maximum of `count` independent lengths.
 
         E[max] = sum over the sorted sample of length · ((i/n)^count - ((i-1)/n)^count)
         """
-        size = len(self.sample)
-        return sum(
-            length * ((place / size) ** count - ((place - 1) / size) ** count)
-            for place, length in enumerate(self.sample, 1)
-        )
+        n = len(self.sample)
+        terms = []
+        for i, length in enumerate(self.sample, 1):
+            probability = (i / n) ** count - ((i - 1) / n) ** count
+            terms.append(length * probability)
+        return sum(terms)
+
+
+def _even_shares() -> list[float]:
+    """Return the shares of MAX_SAMPLE evenly spaced quantiles."""
+    return [(place + 0.5) / MAX_SAMPLE for place in range(MAX_SAMPLE)]

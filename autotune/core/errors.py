@@ -6,11 +6,11 @@ AutotuneError                     base class
 │   ├── IllegalConfiguration      the framework rejects this combination of settings
 │   ├── HardwareNotHere           the requested GPUs are not on this machine
 │   ├── MissingExtra              an optional dependency is not installed, with the pip line
-│   ├── CannotPredict             a step that cannot be traced without a GPU, with the operation or module
+│   ├── CannotPredict             a step that cannot be traced without a GPU, with its operation
 │   └── StudyMismatch             the storage holds a study of this name for another request
 ├── TrainingEnvironmentError      the interpreter of --python cannot run the framework
 ├── StorageLost                   the study's database does not answer any more
-└── ProbeError                    failure of the machine, not of the candidate (retried, then reported)
+└── ProbeError                    failure of the machine, not of the candidate: retried, reported
     └── SlotLost                  the slot is lost as well; other slots continue
 
 Exit codes are defined in `autotune.cli.exit_codes` alone.
@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+from autotune.core.installation import pip_requirement
 
 
 class AutotuneError(Exception):
@@ -38,16 +40,30 @@ class BadInput(AutotuneError):
 class UnknownName(BadInput):
     """Unknown name; the message offers the nearest known names."""
 
-    def __init__(self, kind: str, name: str, choices: Iterable[str], *, listing: str = "") -> None:
-        known = sorted(set(choices))
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:6]
-        *others, last = [repr(one) for one in near] or [""]
-        way_out = (
-            f"Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if near else ""
-        )
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        choices: Iterable[str],
+        *,
+        listing: str = "",
+    ) -> None:
+        sentences = [_suggestion(name, sorted(set(choices)))]
         if listing:
-            way_out = f"{way_out} `{listing}` lists them all.".strip()
+            sentences.append(f"`{listing}` lists them all.")
+        way_out = " ".join(sentences).strip()
         super().__init__(f"Unknown {kind} {name!r:.100}.", way_out=way_out)
+
+
+def _suggestion(name: str, choices: list[str]) -> str:
+    """Return a question with the choices nearest to the name; empty if there are none."""
+    nearest = difflib.get_close_matches(name, choices, n=3, cutoff=0.4) or choices[:6]
+    if not nearest:
+        return ""
+    *first, last = map(repr, nearest)
+    if first:
+        return f"Did you mean {', '.join(first)} or {last}?"
+    return f"Did you mean {last}?"
 
 
 class IllegalConfiguration(BadInput):
@@ -64,7 +80,7 @@ class MissingExtra(BadInput):
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(
             f"{feature} needs the extra {extra!r}, which is not installed.",
-            way_out=f"Install it with: pip install 'grpo-autotune[{extra}]'",
+            way_out=f"Install it with: pip install {pip_requirement(extra)}",
         )
 
 

@@ -20,24 +20,27 @@ from urllib.parse import unquote
 import msgspec
 
 from autotune.core.errors import BadInput
-from autotune.core.units import MIB
+from autotune.core.units import KIB, MIB
 
 T = TypeVar("T")
 
-FOR_EVERYBODY, TO_BE_RUN, FOR_ITS_OWNER = (
-    0o666,
-    0o777,
-    0o600,
-)  # file modes before the umask: plain file, executable, private file
+# File modes before the umask: plain file, executable, private file, private folder
+FOR_EVERYBODY = 0o666
+TO_BE_RUN = 0o777
+FOR_ITS_OWNER = 0o600
 PRIVATE_FOLDER = 0o700
+
+MAX_DEPTH = 60  # levels of nested lists and mappings in a file; real ones have fewer than ten
+MAX_JSON_VALUES = 1_000_000  # values in a JSON file: about 100 MB of memory
+MAX_TOML_BYTES = 1024 * 1024
 
 
 def describe_full_disk(error: OSError) -> str | None:
     """Return the error as a sentence if no space is left; None for any other."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
-    where = f" on the disk of {error.filename}" if error.filename else ""
-    return f"No space is left{where}. Free some; a search goes on with --resume."
+    place = f" on the disk of {error.filename}" if error.filename else ""
+    return f"No space is left{place}. Free some; a search goes on with --resume."
 
 
 def sqlite_url(file: Path) -> str:
@@ -48,58 +51,73 @@ def sqlite_url(file: Path) -> str:
 def sqlite_file(url: str) -> Path | None:
     """Return the file of such a URL, None for other databases."""
     scheme, _, path = url.partition(":///")
-    return (
-        Path(unquote(path.partition("?")[0]))
-        if scheme.startswith("sqlite") and path not in ("", ":memory:")
-        else None
-    )
+    if not scheme.startswith("sqlite") or path in ("", ":memory:"):
+        return None
+    file, _, _ = path.partition("?")
+    return Path(unquote(file))
 
 
-MAX_DEPTH = 60  # levels of nested lists and mappings in a file; real ones have fewer than ten
-MAX_VALUES = 1_000_000  # values in a JSON file: about 100 MB of memory
-
-
-def read_bounded(file: Path, *, largest_bytes: int, way_out: str) -> bytes:
+def read_bounded(
+    file: Path,
+    *,
+    largest_bytes: int,
+    way_out: str,
+) -> bytes:
     """Return the content of a regular file up to this size; any obstacle becomes a BadInput."""
     try:
         # Without O_NONBLOCK, a pipe would be waited for.
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:  # noqa: PTH123
-            mode = os.fstat(opened.fileno()).st_mode
+        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(handle, "rb") as stream:  # noqa: PTH123
+            mode = os.fstat(handle).st_mode
             if not stat.S_ISREG(mode):
-                what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
-                raise BadInput(f"{file} is {what}, and a file is needed.", way_out=way_out)
-            content = opened.read(largest_bytes + 1)
-    except OSError as error:
-        raise BadInput(f"{file} can't be read: {error.strerror}.", way_out=way_out) from None
-    except ValueError as error:  # a null byte in the name
-        raise BadInput(f"{str(file)!r} can't be read: {error}.", way_out=way_out) from None
+                kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+                raise BadInput(f"{file} is {kind}, and a file is needed.", way_out=way_out)
+            content = stream.read(largest_bytes + 1)
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error, way_out) from None
     if len(content) > largest_bytes:
-        size = (
-            f"{largest_bytes // MIB} MiB"
-            if largest_bytes >= MIB
-            else f"{largest_bytes // 1024} KiB"
-        )
+        size = f"{largest_bytes // KIB} KiB"
+        if largest_bytes >= MIB:
+            size = f"{largest_bytes // MIB} MiB"
         raise BadInput(f"{file} is larger than {size}: not the expected file.", way_out=way_out)
     return content
 
 
+def _unreadable(
+    file: Path,
+    error: OSError | ValueError,
+    way_out: str,
+) -> BadInput:
+    """Return the refusal of a file that cannot be opened."""
+    if isinstance(error, OSError):
+        return BadInput(f"{file} can't be read: {error.strerror}.", way_out=way_out)
+    # A null byte in the name.
+    return BadInput(f"{str(file)!r} can't be read: {error}.", way_out=way_out)
+
+
 def refuse_special_files(place: Path, *, way_out: str) -> None:
-    """Refuse a pipe or a device, alone or in a folder, that a library would open later: it would
+    """Refuse a pipe or a device, itself or in a folder, that a library would open later: it would
     wait for ever.
     """
     try:
-        for file in (place, *(place.iterdir() if place.is_dir() else ())):
-            if file.exists() and not (file.is_file() or file.is_dir()):
+        files = [place]
+        if place.is_dir():
+            files += place.iterdir()
+        for file in files:
+            if file.exists() and not file.is_file() and not file.is_dir():
                 raise BadInput(
                     f"{file} is a pipe or a device, and a file is needed.", way_out=way_out
                 )
-    except OSError as error:
-        raise BadInput(f"{place} can't be read: {error.strerror}.", way_out=way_out) from None
-    except ValueError as error:  # a null byte in the name
-        raise BadInput(f"{str(place)!r} can't be read: {error}.", way_out=way_out) from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(place, error, way_out) from None
 
 
-def read_text(file: Path, *, largest_bytes: int, way_out: str) -> str:
+def read_text(
+    file: Path,
+    *,
+    largest_bytes: int,
+    way_out: str,
+) -> str:
     """Return the content of a UTF-8 file."""
     try:
         return read_bounded(file, largest_bytes=largest_bytes, way_out=way_out).decode("utf-8")
@@ -107,11 +125,15 @@ def read_text(file: Path, *, largest_bytes: int, way_out: str) -> str:
         raise BadInput(f"{file} is not UTF-8 text (byte {error.start}).", way_out=way_out) from None
 
 
-def read_loose_json(file: Path, *, largest_bytes: int, way_out: str) -> Any:
+def read_loose_json(
+    file: Path,
+    *,
+    largest_bytes: int,
+    way_out: str,
+) -> Any:
     """Decode a JSON file as Python's parser does, which accepts NaN and Infinity."""
-    content = _few_values(
-        file, read_bounded(file, largest_bytes=largest_bytes, way_out=way_out), MAX_VALUES, way_out
-    )
+    content = read_bounded(file, largest_bytes=largest_bytes, way_out=way_out)
+    _refuse_many_values(file, content, MAX_JSON_VALUES, way_out)
     try:
         return shallow(file, json.loads(content), way_out)
     except RecursionError:
@@ -121,12 +143,16 @@ def read_loose_json(file: Path, *, largest_bytes: int, way_out: str) -> Any:
 
 
 def read_json(
-    file: Path, kind: type[T], *, largest_bytes: int, way_out: str, most_values: int = MAX_VALUES
+    file: Path,
+    kind: type[T],
+    *,
+    largest_bytes: int,
+    way_out: str,
+    most_values: int = MAX_JSON_VALUES,
 ) -> T:
     """Decode a JSON file into `kind`; any obstacle becomes a BadInput."""
-    content = _few_values(
-        file, read_bounded(file, largest_bytes=largest_bytes, way_out=way_out), most_values, way_out
-    )
+    content = read_bounded(file, largest_bytes=largest_bytes, way_out=way_out)
+    _refuse_many_values(file, content, most_values, way_out)
     try:
         return shallow(file, msgspec.json.decode(content, type=kind), way_out)
     except RecursionError:
@@ -137,47 +163,61 @@ def read_json(
         raise BadInput(f"{file} holds no JSON: {error}.", way_out=way_out) from None
 
 
-def _few_values(file: Path, content: bytes, most: int, way_out: str) -> bytes:
+def _refuse_many_values(
+    file: Path,
+    content: bytes,
+    most_values: int,
+    way_out: str,
+) -> None:
     """Refuse content whose decoded form would be many times larger: `[],[],[]` takes 20 bytes
     per byte.
     """
-    if sum(map(content.count, (b",", b"[", b"{"))) > most:
+    values = content.count(b",") + content.count(b"[") + content.count(b"{")
+    if values > most_values:
         raise BadInput(
-            f"{file} has more than {most:,} values: not the expected file.", way_out=way_out
+            f"{file} has more than {most_values:,} values: not the expected file.", way_out=way_out
         )
-    return content
 
 
-def shallow(file: Path, decoded: T, way_out: str) -> T:
+def shallow(
+    file: Path,
+    decoded: T,
+    way_out: str,
+) -> T:
     """Refuse deep nesting, on which later stages would recurse."""
     level: list[Any] = [decoded]
     for _ in range(MAX_DEPTH):
-        level = [inner for one in level for inner in _parts(one)]
-        if not level:
+        next_level: list[Any] = []
+        for value in level:
+            next_level += _containers_in(value)
+        if not next_level:
             return decoded
+        level = next_level
     raise too_deep(file, way_out)
 
 
-def _parts(value: Any) -> list[Any]:
-    """Return the lists, mappings and structures inside this one."""
+def _containers_in(value: Any) -> list[Any]:
+    """Return the lists, mappings and structures inside this value."""
+    parts: Iterable[Any] = ()
     if isinstance(value, msgspec.Struct):
-        inner: Any = (getattr(value, name) for name in value.__struct_fields__)
-    else:
-        inner = (
-            value.values()
-            if isinstance(value, Mapping)
-            else value
-            if isinstance(value, list | tuple)
-            else ()
-        )
-    return [one for one in inner if isinstance(one, Mapping | list | tuple | msgspec.Struct)]
+        parts = [getattr(value, name) for name in value.__struct_fields__]
+    elif isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    return [part for part in parts if isinstance(part, Mapping | list | tuple | msgspec.Struct)]
 
 
 def too_deep(file: Path, way_out: str) -> BadInput:
     return BadInput(f"{file} is nested more than {MAX_DEPTH} levels deep.", way_out=way_out)
 
 
-def write_output(file: Path, content: bytes, *, way_out: str) -> None:
+def write_output(
+    file: Path,
+    content: bytes,
+    *,
+    way_out: str,
+) -> None:
     """Write a user's file atomically; any obstacle becomes a BadInput."""
     try:
         write_atomically(file, content)
@@ -185,7 +225,12 @@ def write_output(file: Path, content: bytes, *, way_out: str) -> None:
         raise BadInput(f"{file} can't be written: {error.strerror}.", way_out=way_out) from error
 
 
-def write_atomically(file: Path, content: bytes, *, mode: int = FOR_EVERYBODY) -> None:
+def write_atomically(
+    file: Path,
+    content: bytes,
+    *,
+    mode: int = FOR_EVERYBODY,
+) -> None:
     """Write a temporary file and rename it. The user's umask applies to `mode`."""
     handle, name = tempfile.mkstemp(prefix=".unfinished-", dir=file.absolute().parent)
     try:
@@ -199,7 +244,7 @@ def write_atomically(file: Path, content: bytes, *, mode: int = FOR_EVERYBODY) -
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder that its owner alone can read, or take that right from others."""
+    """Create a folder that only its owner can read, or take that right from others."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     if folder.stat().st_mode & 0o077:
@@ -230,12 +275,12 @@ def comments(lines: Iterable[str]) -> str:
 
 def printable(text: str) -> str:
     """Return the text with an escape in place of each character that can't be printed."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
-
-
-MAX_TOML_BYTES = 1024 * 1024
+    characters = []
+    for character in text:
+        if not character.isprintable():
+            character = character.encode("unicode_escape").decode("ascii")
+        characters.append(character)
+    return "".join(characters)
 
 
 def read_toml(path: Path) -> Mapping[str, Any]:
@@ -247,8 +292,10 @@ def read_toml(path: Path) -> Mapping[str, Any]:
     except RecursionError:
         raise too_deep(path, fix) from None
     except ValueError as error:  # broken TOML, and integers of thousands of digits
-        what = (str(error).splitlines() or ["no message"])[0][:200]
-        raise BadInput(f"{path}: broken TOML: {what}.", way_out="Mend that line.") from None
+        problem, *_ = str(error).splitlines() or ["no message"]
+        raise BadInput(
+            f"{path}: broken TOML: {problem[:200]}.", way_out="Mend that line."
+        ) from None
 
 
 def read_by_threads(kind: type[T]) -> type[T]:

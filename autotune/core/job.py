@@ -15,14 +15,17 @@ from autotune.core.space import KnobValue, SearchSpace, fingerprint
 from autotune.core.user_script import LaunchScript, UserScript
 
 DeviceKind = Literal["cpu", "cuda"]
-Basis = Literal["measured", "emulated", "predicted"]
+"""Kind of a device. Collectives run over gloo on CPUs and over NCCL on NVIDIA GPUs."""
+
+FigureBasis = Literal["measured", "emulated", "predicted"]
+"""Origin of the figures of a job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
     """Devices of a job: identical, one training rank each."""
 
-    kind: DeviceKind  # collectives run over gloo on CPUs and over NCCL on NVIDIA GPUs
+    kind: DeviceKind
     name: str  # catalogue name, or the device's own: `A100-40G`, `cpu`
     count: int  # devices, and therefore ranks
     memory_bytes: int  # per GPU (driver), or of the machine or cgroup (CPU)
@@ -31,21 +34,26 @@ class Hardware:
 
     @property
     def memory_is_shared(self) -> bool:
-        """Return True if one memory serves all ranks and the limit applies to the process tree."""
+        """True if one memory serves all ranks and the limit applies to the process tree."""
         return self.kind == "cpu"
 
     @property
-    def basis(self) -> Basis:
-        """Return the kind of figures that this hardware gives."""
-        return "emulated" if self.emulated else "measured" if self.here else "predicted"
+    def basis(self) -> FigureBasis:
+        """Origin of the figures that this hardware gives."""
+        if self.emulated:
+            return "emulated"
+        return "measured" if self.here else "predicted"
 
     def __str__(self) -> str:
-        words = self.name if self.count == 1 else f"{self.count}x{self.name}"
-        return f"emulated {words}" if self.emulated else words
+        text = self.name if self.count == 1 else f"{self.count}x{self.name}"
+        return f"emulated {text}" if self.emulated else text
 
 
 Tuning = Literal["full", "lora", "qlora"]
+"""Weights that are trained: all; those of an adapter; those of one over 4-bit weights."""
+
 Weights = Literal["random", "real"]
+"""Weights of a probe. Random ones need no download; memory and speed are the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +63,8 @@ class Model:
     name: str  # as typed, or the hub id of a short name
     config: Mapping[str, object]  # content of config.json
     folder: Path | None  # folder with config.json (and weights); None: only the config is known
-    origin: (
-        str  # source of the config, for display: `local folder`, `catalogue`, `hub cache`, the hub
-    )
+    # Source of the config, for display: `local folder`, `catalogue`, `hub cache`, the hub
+    origin: str
 
     @cached_property
     def fingerprint(self) -> str:
@@ -74,7 +81,7 @@ class Workload:
     framework: str = "trl"
     python: Path  # interpreter of the training environment
     tuning: Tuning = "lora"
-    weights: Weights = "random"  # random: no download; memory and speed are the same
+    weights: Weights = "random"
     global_batch: int | None = None  # completions per optimizer step; None: free
     typical_completion_length: int | None = None  # length used for ranking by speed, where known
     completion_lengths: TokenLengths | None = None  # lengths that occur, where known
@@ -85,9 +92,8 @@ class Workload:
     held: Mapping[str, KnobValue] = field(default_factory=dict)  # by --config and flags
     # Rest of the user's configuration (dataset names, rewards, lists), passed through
     user_settings: Mapping[str, object] = field(default_factory=dict)
-    stated: Mapping[str, object] = field(
-        default_factory=dict
-    )  # what the configuration file itself states
+    # What the configuration file itself states
+    stated: Mapping[str, object] = field(default_factory=dict)
     # Part of `held` that neither flags nor file state: the framework's defaults, with which the
     # file trains
     defaults: Mapping[str, KnobValue] = field(default_factory=dict)
@@ -109,6 +115,7 @@ Mode = Literal["auto", "probe", "emulate", "predict"]
 SamplerName = Literal["value", "tpe", "gp", "random"]
 TrackerName = Literal["wandb", "trackio", "mlflow"]
 ExecutorName = Literal["local", "ray"]
+"""Place of the probes: this machine or a Ray cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,19 +136,18 @@ class Job:
     budget_adapts: bool = False  # nobody stated it: expensive probes extend it
     resume: bool = False
     fresh: bool = False
-    executor: ExecutorName = "local"  # probes run on this machine or on a Ray cluster
+    executor: ExecutorName = "local"
     address: str | None = None  # Ray address; None: Ray's own discovery
     slots: int | None = None  # concurrent probes; None: as many as fit (on a CPU one per machine)
 
     @property
     def identity(self) -> dict[str, object]:
-        """Return the values that must be equal when a study is resumed."""
-        workload, hardware, script = (
-            self.task.workload,
-            self.task.hardware,
-            self.task.workload.script,
-        )
-        return {
+        """Values that must be equal when a study is resumed."""
+        workload, hardware = self.task.workload, self.task.hardware
+        devices = [hardware.kind, hardware.name, hardware.count]
+        if hardware.emulated:
+            devices.append("emulated")
+        identity: dict[str, object] = {
             "model": workload.model.config,
             "method": workload.method,
             "framework": workload.framework,
@@ -152,22 +158,17 @@ class Job:
             "typical_completion_length": workload.typical_completion_length,
             "held": dict(workload.held),
             "user_settings": dict(workload.user_settings),
-            "hardware": [
-                hardware.kind,
-                hardware.name,
-                hardware.count,
-                *(["emulated"] if hardware.emulated else []),
-            ],
+            "hardware": devices,
             "memory_limit_bytes": self.memory_limit_bytes,
             "space": self.space.name,
             "objective": self.space.objective,
             "choices": {knob.name: list(knob.choices) for knob in self.space.knobs},
             "relax": list(self.space.relax),
             "assume": dict(self.space.assume),
-            **({} if workload.images is None else {"images": str(workload.images)}),
-            **(
-                {}
-                if script is None
-                else {"script": [script.fingerprint, *script.arguments, script.rewards]}
-            ),
         }
+        if workload.images is not None:
+            identity["images"] = str(workload.images)
+        if workload.script is not None:
+            script = workload.script
+            identity["script"] = [script.fingerprint, *script.arguments, script.rewards]
+        return identity

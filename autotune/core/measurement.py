@@ -30,13 +30,14 @@ class ProbePlan:
     soak_seconds: float | None = None  # run whole cycles for this long instead of `timed_cycles`
     reuse_rollouts: bool = False  # of an earlier candidate with the same generation batch
     deadline_seconds: float = 600.0  # wall seconds until the probe is terminated from outside
-    stop_below_tokens_per_second: float | None = (
-        None  # stop early if the candidate cannot reach this
-    )
+    # Stop early if the candidate cannot reach this
+    stop_below_tokens_per_second: float | None = None
     cycle_spread: float = 0.05  # minimum relative standard deviation, for the stop rule
 
 
 Phase = Literal["load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer"]
+"""Part of a generation cycle. `load` comes before the first one."""
+
 PHASES: tuple[Phase, ...] = (
     "load",
     "rollout",
@@ -48,7 +49,7 @@ PHASES: tuple[Phase, ...] = (
     "optimizer",
 )
 
-# Bounds of figures in messages of a probe's processes.
+# Figures in messages of a probe's processes, with their bounds.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
@@ -87,9 +88,8 @@ class Outcome(StrEnum):
 class Speed:
     """Timing of whole generation cycles after the warm-up."""
 
-    completion_tokens: (
-        int  # length that completions were forced to, tokens; of drawn lengths the mean
-    )
+    # Length that completions were forced to, tokens; of drawn lengths the mean
+    completion_tokens: int
     cycle_seconds: tuple[float, ...]  # wall seconds per timed cycle, slowest rank
     cycle_loss_tokens: tuple[int, ...]  # completion tokens in the loss per cycle, over all ranks
     prompt_tokens: int  # prompt tokens of the timed cycles; not part of the speed
@@ -109,21 +109,23 @@ class Speed:
     def scatter(self) -> float | None:
         """Standard deviation of the log rate of single cycles; None for fewer than two cycles."""
         rates = self.rates
-        return statistics.stdev(map(math.log, rates)) if len(rates) > 1 and min(rates) > 0 else None
+        if len(rates) < 2 or min(rates) <= 0:
+            return None
+        return statistics.stdev(map(math.log, rates))
 
     @property
     def spread(self) -> float | None:
         """(max - min) / 2 of the cycles' rates, relative to the median; None for a single cycle."""
         rates = self.rates
-        return (max(rates) - min(rates)) / 2 / self.tokens_per_second if len(rates) > 1 else None
+        if len(rates) < 2:
+            return None
+        return (max(rates) - min(rates)) / 2 / self.tokens_per_second
 
     @property
     def rates(self) -> list[float]:
         """Loss tokens per second of each cycle."""
-        return [
-            tokens / seconds
-            for tokens, seconds in zip(self.cycle_loss_tokens, self.cycle_seconds, strict=True)
-        ]
+        cycles = zip(self.cycle_loss_tokens, self.cycle_seconds, strict=True)
+        return [tokens / seconds for tokens, seconds in cycles]
 
 
 MeasuredBy = Literal["nvml-processes", "nvml-device", "torch"]
@@ -188,13 +190,13 @@ class Memory:
     peak_bytes: int | None  # CPU: anonymous + shared memory of the process tree; GPU: worst device
     limit_bytes: int  # the requested limit, or the GPU's free memory where that is less
     # Mechanism of the limit, joined by `+`: `cgroup-v1`, `cgroup-v2`, `rlimit`; on GPUs `device`
-    # (its own size), `ballast` (autotune allocates the rest), `torch` (cap of torch's allocator).
+    # (its own size), `ballast` (autotune allocates the rest), `torch` (cap of torch's allocator)
     bound_by: str
     # Sum over ranks (CPU) or worst device (GPU); phases that never ran are absent
     phase_peak_bytes: Mapping[str, int] = field(default_factory=dict)
     devices: tuple[DeviceMemory, ...] = ()  # empty on a CPU
     torch_by_phase: Mapping[str, TorchMemory] = field(default_factory=dict)  # empty on a CPU
-    # torch's counters on the worst rank; None on a CPU.
+    # torch's counters on the worst rank; None on a CPU
     torch_allocated_bytes: int | None = None
     torch_reserved_bytes: int | None = None  # also None where it is misleading, see TorchMemory
     torch_reserved_why: str | None = None  # reason for None on a GPU
@@ -203,34 +205,29 @@ class Memory:
     # Ranks whose models were inspected; empty for `--framework command`. A framework with one
     # process group per model numbers the ranks of each group from zero.
     models: tuple[ModelMemory, ...] = ()
-    timeline: tuple[
-        MemorySample, ...
-    ] = ()  # samples, coarser for long probes; exact peaks may exceed them
+    # Samples, coarser for long probes; exact peaks may exceed them
+    timeline: tuple[MemorySample, ...] = ()
 
     def on_first(self, devices: int | None) -> Memory:
-        """Return the peaks of the first devices alone; all of them for None, and where a device
+        """Return the peaks of the first devices only; all of them for None, and where a device
         is unknown.
         """
-        chosen = self.devices[:devices]
-        if (
-            devices is None
-            or len(chosen) < devices
-            or any(one.peak_bytes is None for one in chosen)
-        ):
+        if devices is None or len(self.devices) < devices:
             return self
-        return replace(
-            self,
-            peak_bytes=max(one.peak_bytes or 0 for one in chosen),
-            phase_peak_bytes=highest_by_phase(chosen),
-        )
+        first = self.devices[:devices]
+        peaks = [device.peak_bytes for device in first if device.peak_bytes is not None]
+        if len(peaks) < devices:
+            return self
+        return replace(self, peak_bytes=max(peaks), phase_peak_bytes=highest_by_phase(first))
 
 
 def highest_by_phase(memories: Sequence[DeviceMemory | Memory]) -> dict[str, int]:
     """Return the highest peak of each phase."""
-    phases = dict.fromkeys(phase for memory in memories for phase in memory.phase_peak_bytes)
-    return {
-        phase: max(memory.phase_peak_bytes.get(phase, 0) for memory in memories) for phase in phases
-    }
+    highest: dict[str, int] = {}
+    for memory in memories:
+        for phase, peak_bytes in memory.phase_peak_bytes.items():
+            highest[phase] = max(peak_bytes, highest.get(phase, 0))
+    return highest
 
 
 Watched = Literal["online", "offline", "outside"]
@@ -277,9 +274,8 @@ class Failure:
     cause: str | None = None  # a cause of `autotune.failures`
     rank: int | None = None  # first rank that failed
     row: str | None = None  # matching row of the failure table
-    numbers: Mapping[str, int | float] = field(
-        default_factory=dict
-    )  # names: failures/tables/meanings.yaml
+    # Names: failures/tables/meanings.yaml
+    numbers: Mapping[str, int | float] = field(default_factory=dict)
     excerpt: str = ""  # last lines of the traceback or log
     from_outside: bool = False  # ended by a signal of another process: no verdict on the candidate
 
@@ -304,9 +300,8 @@ class Measurement:
     memory: Memory
     cost: Cost
     worst: Speed | None = None  # all completions forced to the longest length
-    typical: Speed | None = (
-        None  # completions of the lengths that occur, or of a typical one, where known
-    )
+    # Completions of the lengths that occur, or of a typical one, where known
+    typical: Speed | None = None
     optimizer_steps: int = 0  # steps at worst-case lengths
     effective: Mapping[str, object] = field(default_factory=dict)  # reported by the trainer
     exercised: LoopActivity | None = None  # None: not reported by the ranks
@@ -323,12 +318,10 @@ class Measurement:
 
     @property
     def ended_from_outside(self) -> bool:
-        """Return True if another process ended the probe, so that it must be measured again."""
-        return (
-            self.outcome is Outcome.INTERRUPTED
-            and self.failure is not None
-            and self.failure.from_outside
-        )
+        """True if another process ended the probe, so that it must be measured again."""
+        if self.outcome is not Outcome.INTERRUPTED or self.failure is None:
+            return False
+        return self.failure.from_outside
 
     @property
     def ranking_speed(self) -> Speed | None:
@@ -347,19 +340,25 @@ class Verdict:
 
 def judge(measurement: Measurement) -> Verdict:
     """Return the verdict: fits means a good end and a peak within the limit."""
-    memory = measurement.memory
-    margin = None if memory.peak_bytes is None else memory.limit_bytes - memory.peak_bytes
+    peak, limit = measurement.memory.peak_bytes, measurement.memory.limit_bytes
+    margin = None if peak is None else limit - peak
     if measurement.outcome is not Outcome.OK:
         evidence = measurement.failure.evidence if measurement.failure else "no reason was given"
-        return Verdict(fits=False, why=f"{measurement.outcome}: {evidence}", margin_bytes=margin)
-    if margin is None:
         return Verdict(
             fits=False,
-            why="it ended well, but its peak memory could not be measured",
+            why=f"{measurement.outcome}: {evidence}",
+            margin_bytes=margin,
+        )
+    if peak is None:
+        why = "it ended well, but its peak memory could not be measured"
+        return Verdict(
+            fits=False,
+            why=why,
             margin_bytes=None,
         )
-    peak = (
-        f"peak {format_bytes(memory.peak_bytes or 0)} against the limit of"
-        f" {format_bytes(memory.limit_bytes)}"
+    why = f"peak {format_bytes(peak)} against the limit of {format_bytes(limit)}"
+    return Verdict(
+        fits=peak <= limit,
+        why=why,
+        margin_bytes=margin,
     )
-    return Verdict(fits=margin >= 0, why=peak, margin_bytes=margin)

@@ -11,9 +11,10 @@ from typing import Literal
 
 from autotune.core.measurement import Phase
 
-Basis = Literal[
-    "traced", "generic"
-]  # `traced`: the framework's own step; `generic`: a plain Hugging Face step in its place
+TraceBasis = Literal["traced", "generic"]
+"""Step that a prediction is computed from. `traced`: the framework's own; `generic`: a plain
+Hugging Face step in its place.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,38 +34,57 @@ class Estimate:
 
     @classmethod
     def exactly(cls, value: float) -> Estimate:
-        return cls(value=value, low=value, high=value)
-
-    def __add__(self, other: Estimate) -> Estimate:
-        """Add values and bounds: errors are assumed fully correlated."""
-        return Estimate(
-            value=self.value + other.value, low=self.low + other.low, high=self.high + other.high
+        return cls(
+            value=value,
+            low=value,
+            high=value,
         )
 
-    def __sub__(self, other: Estimate) -> Estimate:
+    def __add__(self, addend: Estimate) -> Estimate:
+        """Add values and bounds: errors are assumed fully correlated."""
+        return Estimate(
+            value=self.value + addend.value,
+            low=self.low + addend.low,
+            high=self.high + addend.high,
+        )
+
+    def __sub__(self, subtrahend: Estimate) -> Estimate:
         """Subtract a figure with errors of its own: its bounds swap."""
         return Estimate(
-            value=self.value - other.value, low=self.low - other.high, high=self.high - other.low
+            value=self.value - subtrahend.value,
+            low=self.low - subtrahend.high,
+            high=self.high - subtrahend.low,
         )
 
     def at_most(self, limit: float) -> Estimate:
         return Estimate(
-            value=min(self.value, limit), low=min(self.low, limit), high=min(self.high, limit)
+            value=min(self.value, limit),
+            low=min(self.low, limit),
+            high=min(self.high, limit),
         )
 
     def scaled(self, factor: float) -> Estimate:
-        return Estimate(value=self.value * factor, low=self.low * factor, high=self.high * factor)
+        return Estimate(
+            value=self.value * factor,
+            low=self.low * factor,
+            high=self.high * factor,
+        )
 
 
 def highest(estimates: Iterable[Estimate]) -> Estimate:
     """Return the maximum of values, of lows and of highs: of two concurrent activities the time
     of both.
     """
-    several = list(estimates)
+    first, *further = estimates
+    value, low, high = first.value, first.low, first.high
+    for estimate in further:
+        value = max(value, estimate.value)
+        low = max(low, estimate.low)
+        high = max(high, estimate.high)
     return Estimate(
-        value=max(one.value for one in several),
-        low=max(one.low for one in several),
-        high=max(one.high for one in several),
+        value=value,
+        low=low,
+        high=high,
     )
 
 
@@ -103,7 +123,7 @@ class Prediction:
     """Prediction for one candidate on one kind of hardware."""
 
     candidate_id: str
-    basis: Basis
+    basis: TraceBasis
     fits: bool | None  # None: the limit is inside the interval, or a deciding fact is unknown
     depends_on: tuple[str, ...] = ()  # facts that would decide it, in words
     failure: str | None = None  # the engine's own error message, if it would refuse to start
@@ -112,7 +132,7 @@ class Prediction:
     peak_memory_bytes_at_lengths: Estimate | None = None  # at the lengths given; None: none given
     fits_at_lengths: bool | None = None
     # Number of the first devices, which train, that memory is predicted for: a server has the last
-    # ones. None: all devices.
+    # ones. None: all devices
     training_devices: int | None = None
     torch_peak_allocated_bytes: Estimate
     torch_peak_reserved_bytes: Estimate
@@ -121,15 +141,12 @@ class Prediction:
     breakdown: Mapping[str, int] = field(default_factory=dict)  # sum: `peak_memory_bytes.value`
     engine: EngineFit | None = None
     tokens_per_second: Estimate | None = None  # loss tokens at the longest lengths
-    tokens_per_second_at_lengths: Estimate | None = (
-        None  # at the lengths given; None: none given, or no rollout
-    )
-    seconds_at_lengths: Mapping[Phase, Estimate] = field(
-        default_factory=dict
-    )  # of those phases, per generation cycle
-    pipeline: PipelineTimes | None = (
-        None  # at the lengths by which candidates are ranked; at the last ones, if they change
-    )
+    # Loss tokens at the lengths given; None: none given, or no rollout
+    tokens_per_second_at_lengths: Estimate | None = None
+    # Seconds of those phases, per generation cycle
+    seconds_at_lengths: Mapping[Phase, Estimate] = field(default_factory=dict)
+    # At the lengths by which candidates are ranked; at the last ones, if they change
+    pipeline: PipelineTimes | None = None
     effective: Mapping[str, object] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()  # defaults assumed without a statement of the user
     versions: Mapping[str, str] = field(default_factory=dict)  # packages whose code was traced
@@ -149,8 +166,8 @@ class Prediction:
         """Phase with the highest peak; among equals the one with the least fragmentation. The
         others inherit that peak through torch's cache and use less of it.
         """
-        return max(
-            self.phases,
-            key=lambda phase: (phase.peak_bytes.value, -phase.parts.get("fragmentation", 0)),
-            default=None,
-        )
+
+        def peak_then_use(phase: PhasePrediction) -> tuple[float, int]:
+            return phase.peak_bytes.value, -phase.parts.get("fragmentation", 0)
+
+        return max(self.phases, key=peak_then_use, default=None)

@@ -1,8 +1,8 @@
 """Statistics of measured runs: spread of speed between runs, interference of concurrent probes,
 growth of memory.
 
-**Spread.** The cycles of one run share its process, its memory layout and the state of the machine, so their
-scatter does not show how far the next run of the same candidate is off.
+**Spread.** The cycles of one run share its process, its memory layout and the state of the machine,
+so their scatter does not show how far the next run of the same candidate is off.
 
     x_ij   log(median tokens per second) of run j of candidate i;  k_i: number of its runs
     s      median scatter of single cycles, over all runs of the study
@@ -13,13 +13,14 @@ scatter does not show how far the next run of the same candidate is off.
 The prior's constants are those of the repeated measurements in benchmarks/results, recomputed by
 tests/search/test_run_spread.py.
 
-**Growth.** The trend of a long run is the median of the slopes between all pairs of cycles (Theil 1950, Sen 1968)
-with Sen's distribution-free interval. Single peaks move it little, and no noise distribution is
-assumed.
+**Growth.** The trend of a long run is the median of the slopes between all pairs of cycles (Theil
+1950, Sen 1968) with Sen's distribution-free interval. Single peaks move it little, and no noise
+distribution is assumed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Literal
 
-from autotune.core.measurement import CycleMemory, Measurement, Outcome, Speed
+from autotune.core.measurement import CycleMemory, LoopActivity, Measurement, Outcome, Speed
 from autotune.core.units import MIB, format_bytes, format_seconds
 
 RUN_PER_CYCLE = 2.05
@@ -40,10 +41,14 @@ UNKNOWN_DEVIATION = 0.05
 """Standard deviation between runs where no run has two cycles: that of the candidates of
 benchmarks/results/demo_sweep.json, three runs each."""
 
-MIN_DEVIATION, MAX_DEVIATION = 0.005, 0.1  # bounds of the prior standard deviation
-# weight of the prior, in repeated runs: these four ratios are as far apart as such few runs make
-# them
+MIN_SPREAD, MAX_SPREAD = 0.005, 0.1
+"""Bounds of the prior standard deviation."""
+
 PRIOR_FREEDOM = 4.0
+"""Weight of the prior, in repeated runs: these four ratios are as far apart as such few runs make
+them.
+"""
+
 MEDIAN_ERROR = 1.4826 * math.sqrt(math.pi / 2)
 """Standard error of a median of n normal figures, times √n and divided by their median absolute
 deviation.
@@ -77,25 +82,27 @@ class RunSpread:
         """Return the relative half width of the 95 % interval of a measured speed."""
         return math.expm1(self._quantile(TWO_SIDED) * self._error(speed))
 
-    def compare(self, one: Speed, other: Speed) -> SpeedRatio:
-        """Return the ratio of two speeds."""
-        ratio = one.tokens_per_second / other.tokens_per_second
-        factor = math.exp(
-            self._quantile(ONE_SIDED) * math.hypot(self._error(one), self._error(other))
+    def compare(self, speed: Speed, reference: Speed) -> SpeedRatio:
+        """Return the ratio of a speed to the reference."""
+        ratio = speed.tokens_per_second / reference.tokens_per_second
+        error = math.hypot(self._error(speed), self._error(reference))
+        factor = math.exp(self._quantile(ONE_SIDED) * error)
+        return SpeedRatio(
+            value=ratio,
+            low=ratio / factor,
+            high=ratio * factor,
         )
-        return SpeedRatio(value=ratio, low=ratio / factor, high=ratio * factor)
 
     def _error(self, speed: Speed) -> float:
-        """Standard error of log speed: a run with unsteady cycles has a larger one. A single slow
-        cycle moves their median little, so the median absolute deviation counts."""
+        """Return the standard error of log speed: a run with unsteady cycles has a larger one.
+
+        A single slow cycle moves their median little, so the median absolute deviation counts.
+        """
         logs = [math.log(rate) for rate in speed.rates]
-        middle = statistics.median(logs)
-        within = (
-            MEDIAN_ERROR
-            * statistics.median(abs(one - middle) for one in logs)
-            / math.sqrt(len(logs))
-        )
-        return max(self.deviation / math.sqrt(speed.runs), within)
+        median = statistics.median(logs)
+        deviations = [abs(log - median) for log in logs]
+        within_run = MEDIAN_ERROR * statistics.median(deviations) / math.sqrt(len(logs))
+        return max(self.deviation / math.sqrt(speed.runs), within_run)
 
     def _quantile(self, z: float) -> float:
         """Return the quantile of Student's t that belongs to the normal one, by its expansion."""
@@ -105,23 +112,32 @@ class RunSpread:
 
 def learn_run_spread(runs_by_candidate: Iterable[Sequence[Speed]]) -> RunSpread:
     """Return the spread from the runs of each candidate; runs that were cut short do not count."""
-    groups = [
-        [run for run in runs if not run.cut_short and run.tokens_per_second > 0]
-        for runs in runs_by_candidate
-    ]
-    scatters = [run.scatter for runs in groups for run in runs if run.scatter is not None]
-    prior = RUN_PER_CYCLE * statistics.median(scatters) if scatters else UNKNOWN_DEVIATION
-    prior = min(MAX_DEVIATION, max(MIN_DEVIATION, prior))
+    scatters: list[float] = []
     squares, repeats = 0.0, 0
-    for runs in groups:
-        logs = [math.log(run.tokens_per_second) for run in runs]
-        if len(logs) > 1:
-            mean = statistics.fmean(logs)
-            squares += sum((one - mean) ** 2 for one in logs)
+    # 1. Scatter of cycles within runs, and squared deviations between runs.
+    for speeds in runs_by_candidate:
+        runs = [run for run in speeds if not run.cut_short and run.tokens_per_second > 0]
+        scatters += [run.scatter for run in runs if run.scatter is not None]
+        if len(runs) > 1:
+            logs = [math.log(run.tokens_per_second) for run in runs]
+            squares += _squared_deviations(logs, statistics.fmean(logs))
             repeats += len(logs) - 1
+    # 2. The prior, and what the repeated runs make of it.
+    prior = UNKNOWN_DEVIATION
+    if scatters:
+        prior = RUN_PER_CYCLE * statistics.median(scatters)
+    prior = min(MAX_SPREAD, max(MIN_SPREAD, prior))
     freedom = PRIOR_FREEDOM + repeats
     deviation = math.sqrt((PRIOR_FREEDOM * prior**2 + squares) / freedom)
-    return RunSpread(deviation=deviation, freedom=freedom, repeats=repeats)
+    return RunSpread(
+        deviation=deviation,
+        freedom=freedom,
+        repeats=repeats,
+    )
+
+
+def _squared_deviations(values: Iterable[float], mean: float) -> float:
+    return sum((value - mean) ** 2 for value in values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,77 +150,85 @@ class Disturbance:
     tokens_per_second_alone: float
     slower_share: float  # 1 - beside / alone; negative: faster
     uncertainty: float | None  # two standard errors of `slower_share`; None: too few cycles
-    by_phase: Mapping[str, float] = field(
-        default_factory=dict
-    )  # relative increase in seconds per cycle
+    # Relative increase in seconds per cycle
+    by_phase: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def shows(self) -> bool:
-        """Return True if the difference exceeds the scatter of single cycles."""
+        """True if the difference exceeds the scatter of single cycles."""
         return self.uncertainty is None or abs(self.slower_share) > self.uncertainty
 
 
-def measure_interference(alone: Measurement, beside: Measurement) -> Disturbance | None:
+def measure_interference(undisturbed: Measurement, disturbed: Measurement) -> Disturbance | None:
     """Compare two measurements; None if one has no speed or no probe ran next to the second."""
-    lonely, crowded = alone.worst, beside.worst
-    if lonely is None or crowded is None or not beside.beside:
+    quiet, busy = undisturbed.worst, disturbed.worst
+    if quiet is None or busy is None or not disturbed.beside:
         return None
-    whole, by_phase = sum(lonely.phase_seconds.values()), {}
-    for phase, seconds in lonely.phase_seconds.items():  # without phases below 1 % of a cycle
-        if phase in crowded.phase_seconds and seconds > 0.01 * whole:
-            one, other = (
-                seconds / len(lonely.cycle_seconds),
-                crowded.phase_seconds[phase] / len(crowded.cycle_seconds),
-            )
-            by_phase[phase] = other / one - 1
     return Disturbance(
-        candidate_id=beside.candidate_id,
-        beside=beside.beside,
-        tokens_per_second_beside=crowded.tokens_per_second,
-        tokens_per_second_alone=lonely.tokens_per_second,
-        slower_share=1 - crowded.tokens_per_second / lonely.tokens_per_second,
-        uncertainty=_uncertainty(lonely, crowded),
-        by_phase=by_phase,
+        candidate_id=disturbed.candidate_id,
+        beside=disturbed.beside,
+        tokens_per_second_beside=busy.tokens_per_second,
+        tokens_per_second_alone=quiet.tokens_per_second,
+        slower_share=1 - busy.tokens_per_second / quiet.tokens_per_second,
+        uncertainty=_uncertainty(quiet, busy),
+        by_phase=_increase_by_phase(quiet, busy),
     )
 
 
-def _uncertainty(lonely: Speed, crowded: Speed) -> float | None:
-    """Return 2 * sqrt(se_alone^2 + se_beside^2) * v_beside / v_alone, se: standard error of the
-    mean log rate.
+def _increase_by_phase(quiet: Speed, busy: Speed) -> dict[str, float]:
+    """Return the relative increase in seconds per cycle, without phases below 1 % of a cycle."""
+    total_seconds = sum(quiet.phase_seconds.values())
+    increases: dict[str, float] = {}
+    for phase, seconds in quiet.phase_seconds.items():
+        if phase in busy.phase_seconds and seconds > 0.01 * total_seconds:
+            quiet_seconds = seconds / len(quiet.cycle_seconds)
+            busy_seconds = busy.phase_seconds[phase] / len(busy.cycle_seconds)
+            increases[phase] = busy_seconds / quiet_seconds - 1
+    return increases
+
+
+def _uncertainty(quiet: Speed, busy: Speed) -> float | None:
+    """Return 2 * sqrt(se_quiet^2 + se_busy^2) * v_busy / v_quiet, se: standard error of the mean
+    log rate.
     """
     variances = []
-    for speed in (lonely, crowded):
-        logarithms = [math.log(rate) for rate in speed.rates]
-        count = len(logarithms)
+    for speed in (quiet, busy):
+        logs = [math.log(rate) for rate in speed.rates]
+        count = len(logs)
         if count < 2:
             return None
-        mean = sum(logarithms) / count
-        variances.append(sum((one - mean) ** 2 for one in logarithms) / (count - 1) / count)
-    return 2 * math.sqrt(sum(variances)) * crowded.tokens_per_second / lonely.tokens_per_second
+        squares = _squared_deviations(logs, sum(logs) / count)
+        variances.append(squares / (count - 1) / count)
+    return 2 * math.sqrt(sum(variances)) * busy.tokens_per_second / quiet.tokens_per_second
 
 
-def describe_interference(found: Disturbance) -> str:
+def describe_interference(disturbance: Disturbance) -> str:
     """Return one sentence for the report; figures of finalists, measured alone, stay valid."""
-    others = f"{found.beside} other{'s' if found.beside > 1 else ''}"
-    direction = "slower" if found.slower_share >= 0 else "faster"
-    error = "" if found.uncertainty is None else f" ± {found.uncertainty:.1%}"
+    probes = "1 other" if disturbance.beside == 1 else f"{disturbance.beside} others"
+    direction = "slower" if disturbance.slower_share >= 0 else "faster"
+    error = ""
+    if disturbance.uncertainty is not None:
+        error = f" ± {disturbance.uncertainty:.1%}"
     size = (
-        f"{abs(found.slower_share):.1%}{error} {direction} beside {others} on its machine than"
-        " alone"
+        f"{abs(disturbance.slower_share):.1%}{error} {direction} beside {probes} on its machine"
+        " than alone"
     )
-    doubt = "" if found.shows else ", which is within the scatter of its cycles"
+    doubt = "" if disturbance.shows else ", which is within the scatter of its cycles"
     return f"Probes ran at the same time: one was {size}{doubt}. The finalists were measured alone."
 
 
 CONFIDENCE = 0.99  # confidence of the interval; high because a false alarm rejects a good candidate
-ALLOCATION_BYTES = (
-    2 * MIB
-)  # smallest growth that counts: allocators take memory in pieces of this size
+
+ALLOCATION_BYTES = 2 * MIB
+"""Smallest growth that counts: allocators take memory in pieces of this size."""
+
 MIN_CYCLES = 6  # minimum for a trend: with fewer cycles Sen's interval would span all slopes
-WARMUP_CYCLES = (
-    2  # cycles left out: buffers, caches and the optimizer's state appear in the first ones
-)
+
+SOAK_WARMUP_CYCLES = 2
+"""Cycles left out: buffers, caches and the optimizer's state appear in the first ones."""
+
 SoakVerdict = Literal["held", "crossed", "would cross", "too short"]
+"""Result of a long run; `would cross`: its trend reaches the limit within the projected steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +242,7 @@ class MemoryGrowth:
 
     @property
     def is_certain(self) -> bool:
-        """Return True if the interval excludes zero and the growth exceeds one allocation."""
+        """True if the interval excludes zero and the growth exceeds one allocation."""
         return self.low > 0 and self.bytes_per_step * self.steps >= ALLOCATION_BYTES
 
 
@@ -243,12 +267,12 @@ class Soak:
 
 def assess_soak(measurement: Measurement, projected_steps: int | None) -> Soak:
     """Compare a long run with the limit, and its trend with the projected steps."""
-    ran = measurement.exercised
-    cycles = () if ran is None else ran.cycles
-    growth = growth_of(cycles[WARMUP_CYCLES:])
+    activity = measurement.exercised or LoopActivity()
+    cycles = activity.cycles
+    growth = growth_of(cycles[SOAK_WARMUP_CYCLES:])
     verdict, why = _verdict(measurement, cycles, growth, projected_steps)
     return Soak(
-        seconds=0.0 if ran is None else ran.seconds,
+        seconds=activity.seconds,
         cycles=cycles,
         optimizer_steps=measurement.optimizer_steps,
         growth=growth,
@@ -266,16 +290,14 @@ def _verdict(
     growth: MemoryGrowth | None,
     projected: int | None,
 ) -> tuple[SoakVerdict, str]:
-    memory = measurement.memory
-    if (
-        measurement.outcome is not Outcome.OK
-        or memory.peak_bytes is None
-        or memory.peak_bytes > memory.limit_bytes
-    ):
-        evidence = (
-            measurement.failure.evidence if measurement.failure else "its peak went over the limit"
-        )
+    # 1. A run that did not hold.
+    peak, limit = measurement.memory.peak_bytes, measurement.memory.limit_bytes
+    if measurement.outcome is not Outcome.OK or peak is None or peak > limit:
+        evidence = "its peak went over the limit"
+        if measurement.failure is not None:
+            evidence = measurement.failure.evidence
         return "crossed", f"it did not hold ({measurement.outcome}: {evidence})"
+    # 2. A trend in doubt.
     if growth is None:
         return "too short", f"{len(cycles)} cycles are too few to tell a trend; soak for longer"
     interval = (
@@ -283,11 +305,13 @@ def _verdict(
     )
     if not growth.is_certain:
         return "held", f"no growth beyond doubt: {interval}"
-    until = cycles[-1].steps + math.floor((memory.limit_bytes - memory.peak_bytes) / growth.low)
-    trend = f"it grows by {interval}, which reaches the limit after {until} steps at the latest"
+    # 3. The steps until it reaches the limit.
+    last_step = cycles[-1].steps + math.floor((limit - peak) / growth.low)
+    trend = f"it grows by {interval}, which reaches the limit after {last_step} steps at the latest"
     if projected is None:
         return "held", f"{trend}; how many steps the run takes is not known"
-    return ("would cross" if until < projected else "held"), f"{trend}; the run takes {projected}"
+    verdict: SoakVerdict = "would cross" if last_step < projected else "held"
+    return verdict, f"{trend}; the run takes {projected}"
 
 
 def _signed(count: float) -> str:
@@ -302,28 +326,25 @@ def growth_of(cycles: Sequence[CycleMemory]) -> MemoryGrowth | None:
     """
     if len(cycles) < MIN_CYCLES:
         return None
-    slopes = sorted(
-        (later.peak_bytes - earlier.peak_bytes) / (later.steps - earlier.steps)
-        for at, earlier in enumerate(cycles)
-        for later in cycles[at + 1 :]
-        if later.steps > earlier.steps
-    )
-    count, pairs = len(cycles), len(slopes)
-    deviation = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * math.sqrt(
-        count * (count - 1) * (2 * count + 5) / 18
-    )
+    slopes = []
+    for earlier, later in itertools.combinations(cycles, 2):
+        steps = later.steps - earlier.steps
+        if steps > 0:
+            slopes.append((later.peak_bytes - earlier.peak_bytes) / steps)
+    slopes.sort()
+    n, pairs = len(cycles), len(slopes)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    deviation = z * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     outside = max(0, math.floor((pairs - deviation) / 2))
-    median = (slopes[(pairs - 1) // 2] + slopes[pairs // 2]) / 2
-    steps = cycles[-1].steps - cycles[0].steps
     return MemoryGrowth(
-        bytes_per_step=median, low=slopes[outside], high=slopes[pairs - 1 - outside], steps=steps
+        bytes_per_step=(slopes[(pairs - 1) // 2] + slopes[pairs // 2]) / 2,
+        low=slopes[outside],
+        high=slopes[pairs - 1 - outside],
+        steps=cycles[-1].steps - cycles[0].steps,
     )
 
 
 def describe_soak(soak: Soak) -> str:
     """Return one sentence for the report."""
-    ran = (
-        f"{len(soak.cycles)} cycles in {format_seconds(soak.seconds)}, {soak.optimizer_steps}"
-        " optimizer steps"
-    )
-    return f"Soaked for {ran}: {soak.why}."
+    duration = f"{len(soak.cycles)} cycles in {format_seconds(soak.seconds)}"
+    return f"Soaked for {duration}, {soak.optimizer_steps} optimizer steps: {soak.why}."

@@ -145,12 +145,12 @@ def is_secret(name: str) -> bool:
     words at separators and capitals. Most words decide by their position: `GH_PAT` is a secret,
     `pat_version` is none.
     """
-    words = [word.lower() for word in _WORD.findall(name)]
-    if not words or name in _WORKING_DIRECTORIES or words[-1] in _PLACES:
+    parts = [part.lower() for part in _WORD.findall(name)]
+    if not parts or name in _WORKING_DIRECTORIES or parts[-1] in _PLACES:
         return False
-    last, before = words[-1], words[-2] if len(words) > 1 else ""
-    if any(word.endswith(_ANYWHERE) for word in words):
+    if any(part.endswith(_ANYWHERE) for part in parts):
         return True
+    *_, before, last = ["", *parts]
     if last in ("key", "keys"):
         # Variables are in capitals. In settings, most keys are names of columns.
         return before in _KEYS or name.isupper()
@@ -161,7 +161,7 @@ def is_secret(name: str) -> bool:
     return last in _LAST and before not in _ORDINARY.get(last, ())
 
 
-HIDDEN = "***"
+REDACTED = "***"
 
 MIN_SECRET_LENGTH = 8  # shorter values would match inside ordinary words
 MAX_SECRET_LENGTH = 4096  # overlap of text chunks that keeps a secret in one piece
@@ -171,9 +171,9 @@ MAX_SECRET_LENGTH = 4096  # overlap of text chunks that keeps a secret in one pi
 _PASSWORD = re.compile(r"(://[^:/@\s]*):[^\s\"'<>,]*@")
 """Matches up to the last @ of a word: a password may contain an unescaped @ or slash."""
 
-_TOKEN_AS_USER = re.compile(
-    r"(://)[^:/@\s\"'<>]{16,}(?=@)"
-)  # user names of the length of a token, as in https://TOKEN@host
+# User names of the length of a token, as in https://TOKEN@host
+_TOKEN_AS_USER = re.compile(r"(://)[^:/@\s\"'<>]{16,}(?=@)")
+_URL_PASSWORD = re.compile(r"://[^:/@\s]*:([^@/\s]*)@")
 _QUERY = re.compile(r"([?&]([\w.~-]+)=)([^&\s\"'<>]+)")
 
 # 2. Forms. Each begins with a text that is looked for first: the expressions are slow.
@@ -206,43 +206,45 @@ _PLAIN = re.compile(r"true|false|yes|no|none|null|enabled|disabled|\d+", re.IGNO
 
 def without_password(url: str) -> str:
     """Redact the secrets of a storage URL; other text is returned unchanged."""
+    url = _PASSWORD.sub(rf"\1:{REDACTED}@", url)
+    url = _TOKEN_AS_USER.sub(rf"\1{REDACTED}", url)
+    return _QUERY.sub(_redact_parameter, url)
 
-    def parameter(found: re.Match[str]) -> str:
-        secret = is_secret(found[2]) or found[2].lower().rpartition("-")[2] in _OF_URLS
-        return f"{found[1]}{HIDDEN}" if secret else found[0]
 
-    return _QUERY.sub(
-        parameter, _TOKEN_AS_USER.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1:{HIDDEN}@", url))
-    )
+def _redact_parameter(match: re.Match[str]) -> str:
+    start, name, _ = match.groups()
+    _, _, last_part = name.lower().rpartition("-")
+    if is_secret(name) or last_part in _OF_URLS:
+        return f"{start}{REDACTED}"
+    return match[0]
 
 
 class Secrets:
     """Redacts the secrets of one environment in texts."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        named = {
-            value for name, value in environment.items() if is_secret(name) and not _is_plain(value)
-        }
-        urls = {
-            found[1]
-            for value in environment.values()
-            if (found := re.search(r"://[^:/@\s]*:([^@/\s]*)@", value))
-        }
-        long = {value.strip() for value in named | urls if len(value.strip()) >= MIN_SECRET_LENGTH}
+        values = set()
+        for name, value in environment.items():
+            secrets = _passwords_in(value)
+            if is_secret(name) and not _is_plain(value):
+                secrets.append(value)
+            for secret in map(str.strip, secrets):
+                if len(secret) >= MIN_SECRET_LENGTH:
+                    values |= {secret, quote(secret, safe="")}
         # Longest first: a secret can be a prefix of another.
-        self._values = sorted(
-            long | {quote(value, safe="") for value in long}, key=len, reverse=True
-        )
+        self._values = sorted(values, key=len, reverse=True)
         self._forms = {start: re.compile(form) for start, form in _FORMS.items()}
 
     def hide(self, text: str) -> str:
         """Return the text with all secrets replaced."""
         for value in self._values:
-            text = text.replace(value, HIDDEN)
+            text = text.replace(value, REDACTED)
         for start, form in self._forms.items():
             if start in text:
-                text = form.sub(HIDDEN, text)
-        return without_password(text) if "://" in text or "?" in text else text
+                text = form.sub(REDACTED, text)
+        if "://" in text or "?" in text:
+            return without_password(text)
+        return text
 
     def hide_all(self, value: Any) -> Any:
         """Redact nested lists and mappings; settings with a secret name are replaced whole."""
@@ -250,13 +252,21 @@ class Secrets:
             return self.hide(value)
         if isinstance(value, Mapping):
             return {name: self._setting(name, inner) for name, inner in value.items()}
-        return (
-            [self.hide_all(inner) for inner in value] if isinstance(value, list | tuple) else value
-        )
+        if isinstance(value, list | tuple):
+            return [self.hide_all(inner) for inner in value]
+        return value
 
     def _setting(self, name: Any, value: Any) -> Any:
-        secret = isinstance(name, str) and isinstance(value, str) and value and is_secret(name)
-        return HIDDEN if secret else self.hide_all(value)
+        is_text = isinstance(name, str) and isinstance(value, str)
+        if is_text and value and is_secret(name):
+            return REDACTED
+        return self.hide_all(value)
+
+
+def _passwords_in(value: str) -> list[str]:
+    """Return the password of a value's first URL with one, in a list."""
+    match = _URL_PASSWORD.search(value)
+    return [match[1]] if match else []
 
 
 def _is_plain(value: str) -> bool:
@@ -303,14 +313,15 @@ tracker does not.
 """
 
 
-def without_side_effects(ours: Mapping[str, str], folder: Path | None = None) -> dict[str, str]:
+def without_side_effects(
+    environment: Mapping[str, str], folder: Path | None = None
+) -> dict[str, str]:
     """Return the environment with all trackers off; `folder` receives what they write locally."""
-    if ours.get(KEEP) == "1":
-        return dict(ours)
-    place = folder or Path(tempfile.gettempdir()) / "autotune-trackers"
-    local = {name: str(place / part) for name, part in _LOCAL.items()}
-    return {
-        **{name: value for name, value in ours.items() if name not in _DROPPED},
-        **_OFF,
-        **local,
-    }
+    if environment.get(KEEP) == "1":
+        return dict(environment)
+    variables = {name: value for name, value in environment.items() if name not in _DROPPED}
+    variables |= _OFF
+    scratch = folder or Path(tempfile.gettempdir()) / "autotune-trackers"
+    for name, part in _LOCAL.items():
+        variables[name] = str(scratch / part)
+    return variables

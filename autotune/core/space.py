@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -18,7 +18,9 @@ from typing import Literal, TypeAlias
 
 from autotune.core.errors import BadInput, UnknownName
 
-KnobValue: TypeAlias = bool | int | float | str | None  # scalar of YAML and JSON
+KnobValue: TypeAlias = bool | int | float | str | None
+"""Scalar of YAML and JSON."""
+
 Knobs: TypeAlias = Mapping[str, KnobValue]
 
 
@@ -45,7 +47,8 @@ class Candidate:
 
     def __post_init__(self) -> None:
         for name in ("knobs", "settings", "load"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+            values = dict(getattr(self, name))
+            object.__setattr__(self, name, MappingProxyType(values))
 
     @cached_property
     def id(self) -> str:
@@ -58,13 +61,22 @@ class Candidate:
     def __hash__(self) -> int:
         return hash(self.id)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Candidate) and self.id == other.id
+    def __eq__(self, candidate: object) -> bool:
+        return isinstance(candidate, Candidate) and self.id == candidate.id
 
 
 Effect = Literal["neutral", "learning"]
+"""Effect of a knob on the training. `neutral`: same gradient per step up to rounding; `learning`:
+another one.
+"""
+
 MemoryTrend = Literal["grows", "shrinks", "none", "unclear"]
+"""Memory of a step with a rising value of a knob (False < True). `unclear`: never compared."""
+
 Objective = Literal["preference", "throughput"]
+"""Order of the candidates that fit. `preference`: learning knobs in declared order, then speed;
+`throughput`: speed.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +85,11 @@ class Knob:
 
     name: str  # the framework's name of the setting
     choices: tuple[KnobValue, ...]  # neutral: ascending memory; learning: descending preference
-    effect: Effect  # `neutral`: same gradient per step up to rounding; `learning`: another one
+    effect: Effect
     says: str  # one-line description
-    memory: MemoryTrend = "unclear"  # with rising value (False < True); `unclear`: never compared
-    through: tuple[
-        str, ...
-    ] = ()  # settings through whose product it affects memory (accumulation: the generation batch)
+    memory: MemoryTrend = "unclear"
+    # Settings through whose product it affects memory (accumulation: the generation batch)
+    through: tuple[str, ...] = ()
     # Condition on other knobs; without it the knob is left out
     when: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     # Settings under which an otherwise neutral knob changes what is learned
@@ -89,15 +100,17 @@ class Knob:
 
     def effect_under(self, settings: Mapping[str, object]) -> Effect:
         """Return the knob's effect under the held settings."""
-        changed = any(settings.get(name) in values for name, values in self.learning_when.items())
-        changed |= any(
-            name in settings and settings[name] not in values
-            for name, values in self.learning_unless.items()
-        )
-        return "learning" if changed else self.effect
+        for name, values in self.learning_when.items():
+            if settings.get(name) in values:
+                return "learning"
+        for name, values in self.learning_unless.items():
+            if name in settings and settings[name] not in values:
+                return "learning"
+        return self.effect
 
     def applies(self, knobs: Mapping[str, object]) -> bool:
-        return not self.when or all(knobs.get(name) in values for name, values in self.when.items())
+        """Return True if the condition on other knobs is met."""
+        return all(knobs.get(name) in values for name, values in self.when.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,18 +122,14 @@ class SearchSpace:
     method: str
     framework: str
     knobs: tuple[Knob, ...]
-    objective: (
-        Objective  # `preference`: learning knobs in declared order, then speed; `throughput`: speed
-    )
+    objective: Objective
     relax: tuple[str, ...] = ()  # learning knobs in the order of their relaxation when nothing fits
     remedies: tuple[Knob, ...] = ()  # settings outside the search that advice may offer
     assume: Mapping[str, KnobValue] = field(default_factory=dict)  # defaults: tuning, lora_rank
 
     def __getitem__(self, name: str) -> Knob:
         if name not in self._by_name:
-            raise UnknownName(
-                "knob", name, [knob.name for knob in self.knobs], listing="autotune show knobs"
-            )
+            raise UnknownName("knob", name, self._by_name, listing="autotune show knobs")
         return self._by_name[name]
 
     def __contains__(self, name: object) -> bool:
@@ -129,41 +138,37 @@ class SearchSpace:
     @cached_property
     def _by_name(self) -> Mapping[str, Knob]:
         # Cached: tens of thousands of assignments look up each knob.
-        return {knob.name: knob for knob in self.knobs}
+        return _by_name(self.knobs)
 
     def on(self, gpus: int) -> SearchSpace:
         """Return the space without knobs and remedies that require more GPUs."""
-        knobs, remedies = (
-            tuple(knob for knob in part if knob.from_gpus <= gpus)
-            for part in (self.knobs, self.remedies)
+        return replace(
+            self,
+            knobs=tuple(knob for knob in self.knobs if knob.from_gpus <= gpus),
+            remedies=tuple(knob for knob in self.remedies if knob.from_gpus <= gpus),
         )
-        return replace(self, knobs=knobs, remedies=remedies)
 
     def with_choices(self, choices: Mapping[str, Sequence[KnobValue]]) -> SearchSpace:
         """Return the space with other choices for some knobs; a single choice holds the knob."""
+        knobs = dict(self._by_name)
         for name, values in choices.items():
-            _ = self[name]
+            knobs[name] = replace(self[name], choices=tuple(values))
             if not values:
                 raise BadInput(
                     f"Knob {name!r} was left without a value.",
                     way_out=f"Give at least one: --search {name}=V1,V2.",
                 )
-        knobs = tuple(
-            replace(knob, choices=tuple(choices[knob.name])) if knob.name in choices else knob
-            for knob in self.knobs
-        )
-        return replace(self, knobs=knobs)
+        return replace(self, knobs=tuple(knobs.values()))
 
     def assignments(self) -> Iterator[Knobs]:
         """Yield each combination of choices once, without knobs whose `when` fails."""
-        seen: set[tuple[tuple[str, KnobValue], ...]] = set()
+        yielded: set[tuple[tuple[str, KnobValue], ...]] = set()
         for values in itertools.product(*(knob.choices for knob in self.knobs)):
-            knobs = self.applicable(
-                dict(zip((knob.name for knob in self.knobs), values, strict=True))
-            )
+            assignment = dict(zip(self._by_name, values, strict=True))
+            knobs = self.applicable(assignment)
             key = tuple(knobs.items())
-            if key not in seen:
-                seen.add(key)
+            if key not in yielded:
+                yielded.add(key)
                 yield knobs
 
     def applicable(self, knobs: Knobs) -> Knobs:
@@ -172,17 +177,23 @@ class SearchSpace:
 
     def with_remedies(self, knobs: Knobs) -> Knobs:
         """Return `knobs`, remedies included, without those whose condition fails."""
-        known = {knob.name: knob for knob in (*self.remedies, *self.knobs)}
-        return {
-            name: value
-            for name, value in knobs.items()
-            if name not in known or known[name].applies(knobs)
-        }
+        offered = _by_name((*self.remedies, *self.knobs))
+        applicable: dict[str, KnobValue] = {}
+        for name, value in knobs.items():
+            if name not in offered or offered[name].applies(knobs):
+                applicable[name] = value
+        return applicable
 
     def is_learning(self, change: Mapping[str, object], settings: Mapping[str, object]) -> bool:
         """Return True if the change, remedies included, affects what is learned."""
-        moved = [knob for knob in (*self.knobs, *self.remedies) if knob.name in change]
-        return any(knob.effect_under(settings) == "learning" for knob in moved)
+        for knob in (*self.knobs, *self.remedies):
+            if knob.name in change and knob.effect_under(settings) == "learning":
+                return True
+        return False
 
     def learning_knobs(self, settings: Mapping[str, object]) -> tuple[Knob, ...]:
         return tuple(knob for knob in self.knobs if knob.effect_under(settings) == "learning")
+
+
+def _by_name(knobs: Iterable[Knob]) -> dict[str, Knob]:
+    return {knob.name: knob for knob in knobs}

@@ -26,6 +26,7 @@ Part = Literal[
     "kv_cache",
     "communication",
 ]
+"""Purpose of an allocation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +45,8 @@ class Work:
 
     phase: Phase
     flops: Mapping[str, float]  # matrix products by dtype; attention kernels by `attention:DTYPE`
-    moved_bytes: (
-        float  # bytes read and written, products included; operands count once per operation
-    )
+    # Bytes read and written, products included; operands count once per operation
+    moved_bytes: float
     kernels: int  # operations that launch a kernel
     in_layers: Mapping[str, float] = field(default_factory=dict)  # inside decoder layers
 
@@ -83,10 +83,13 @@ class ModuleUse:
 
     parameters: tuple[Parameter, ...]
     modules: tuple[tuple[int, ...], ...]  # module -> indices of its own parameters
-    # (event, kind, index[, allocation]), in order. Kinds: 0 whole-model pass begins, with the
-    # module that is the model's root (the modules of the next model begin with its root); 1/2
-    # module forward begins/ends; 3/4 module backward begins/ends; 5 gradient of a parameter is
-    # ready, with its allocation; 6 parameter is read by a module that does not own it.
+    # (event, kind, index[, allocation]), in order. Kinds:
+    # 0 whole-model pass begins, with the module that is the model's root (the modules of the next
+    #   model begin with its root)
+    # 1/2 module forward begins/ends
+    # 3/4 module backward begins/ends
+    # 5 gradient of a parameter is ready, with its allocation
+    # 6 parameter is read by a module that does not own it
     uses: tuple[tuple[int, ...], ...]
     keeps_recomputed: bool = False  # `use_reentrant=False` keeps recomputed tensors
     forgets_order: bool = False  # each rollout makes ZeRO-3 record the order of the modules anew
@@ -111,13 +114,10 @@ class Trace:
     streams: Mapping[int, int] = field(default_factory=dict)  # stream from 1; absent: compute
     # Allocation freed while another stream reads it -> first one that may reuse its block
     returns: Mapping[int, int] = field(default_factory=dict)
-    products: tuple[
-        int, ...
-    ] = ()  # latest allocation at the first matrix product of each thread; empty: unknown
-    emptied: tuple[
-        int, ...
-    ] = ()  # allocations before which the cache is emptied; each is the first of a stretch
-
+    # Latest allocation at the first matrix product of each thread; empty: unknown
+    products: tuple[int, ...] = ()
+    # Allocations before which the cache is emptied; each is the first of a stretch
+    emptied: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()  # approximations of the trace, for the reader
     high_extra_bytes: int = 0  # possible increase that depends on data (expert imbalance)
     derived_error_bytes: int = 0  # possible increase of a trace that screening derives from others
@@ -134,7 +134,10 @@ class Trace:
         """Peak of requested bytes."""
         live = peak = 0
         for event in self.events:
-            live += self.sizes[event - 1] if event > 0 else -self.sizes[-event - 1]
+            if event > 0:
+                live += self.sizes[event - 1]
+            else:
+                live -= self.sizes[-event - 1]
             peak = max(peak, live)
         return peak
 
@@ -147,11 +150,13 @@ class Trace:
     def live_parts_at(self, event: int) -> dict[Part, int]:
         """Return live bytes by part after an event."""
         live: Counter[Part] = Counter()
-        for entry in self.events[: event + 1]:
-            number = abs(entry) - 1
-            live[self.part_names[self.parts[number]]] += (
-                self.sizes[number] if entry > 0 else -self.sizes[number]
-            )
+        for change in self.events[: event + 1]:
+            number = abs(change) - 1
+            part = self.part_names[self.parts[number]]
+            if change > 0:
+                live[part] += self.sizes[number]
+            else:
+                live[part] -= self.sizes[number]
         return {part: size for part, size in live.items() if size}
 
     @cached_property

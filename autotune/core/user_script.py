@@ -18,9 +18,8 @@ class StatedSetting:
 
     text: str | None  # None: a switch without a value
     line: int
-    span: (
-        tuple[int, int] | None
-    )  # of the value, or of the word `name=value`; None: not one word of the file
+    # Of the value, or of the word `name=value`; None: not one word of the file
+    span: tuple[int, int] | None
     option: tuple[int, int] | None = None  # of the word `--name`
     prefix: str = ""  # `+` and `++` of Hydra
 
@@ -34,9 +33,8 @@ class SharedSetting:
     name: str
     targets: tuple[str, ...]
     file: Path | None  # None: an option of the command
-    span: (
-        tuple[int, int] | None
-    )  # of the file's name in the script, or of the option with its value
+    # Of the file's name in the script, or of the option with its value
+    span: tuple[int, int] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +50,15 @@ class LaunchScript:
     dotted: bool  # `name=value`, else `--name value`
     stated: Mapping[str, StatedSetting]
     environment: Mapping[str, str] = field(default_factory=dict)
-    # settings in configuration files; options are `--name value`, `--name` and `--no-name`
+    # Settings are in configuration files; options are `--name value`, `--name` and `--no-name`
     in_files: bool = False
     shared: tuple[SharedSetting, ...] = ()
+    # Setting -> its flag, where the command has flags of an earlier release
     former: Mapping[str, str] = field(default_factory=dict)
-    """Setting -> its flag, where the command has flags of an earlier release."""
 
 
 Rewards = Literal["real", "skip"]
+"""Reward functions of a script in a probe. `skip`: none is called."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +67,8 @@ class CallSite:
 
     file: str
     line: int
-    span: tuple[int, int, int, int] | None = (
-        None  # (first line, last line, first column, end column), in bytes; None before 3.11
-    )
+    # (first line, last line, first column, end column), in bytes; None before Python 3.11
+    span: tuple[int, int, int, int] | None = None
     maker: str | None = None  # calling library function, if any
 
     def __str__(self) -> str:
@@ -123,14 +121,14 @@ class UserScript:
 
     path: str  # as typed
     arguments: tuple[str, ...]
-    rewards: Rewards  # `skip`: no reward function is called
+    rewards: Rewards
     look: ScriptInspection
     fingerprint: str  # hash of the script and the user's files that it imports
 
     @property
     def takes_flags(self) -> bool:
-        """Return True if a parser of TRL's settings builds the script's configuration."""
+        """True if a parser of TRL's settings builds the script's configuration."""
         place = self.look.config_place
-        return place is not None and (place.maker or "").endswith(
-            (".parse_args_and_config", ".parse_args_into_dataclasses")
-        )
+        if place is None or place.maker is None:
+            return False
+        return place.maker.endswith((".parse_args_and_config", ".parse_args_into_dataclasses"))

@@ -20,8 +20,12 @@ from autotune.core.files import MAX_DEPTH, read_text
 Decoded = TypeVar("Decoded")
 
 KeyPath: TypeAlias = tuple[str | int, ...]
+"""Keys and indices from the top of a file to one of its parts."""
 
-MAX_BYTES = 1024 * 1024
+YamlPlace: TypeAlias = tuple[int, int]
+"""Line and column, from 1."""
+
+MAX_YAML_BYTES = 1024 * 1024
 MAX_EVENTS = 50_000
 MAX_NUMBER_LENGTH = 100  # longer ones take quadratic time, and can't be printed
 _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
@@ -35,7 +39,7 @@ class Document:
 
     path: Path
     content: Mapping[str, object]
-    places: Mapping[KeyPath, tuple[int, int]]  # path -> (line, column), from 1
+    places: Mapping[KeyPath, YamlPlace]
 
     def where(self, path: KeyPath = ()) -> str:
         """Return `file.yaml, line 3, column 5` for the closest part with a position."""
@@ -44,7 +48,13 @@ class Document:
         line, column = self.places.get(path, (1, 1))
         return f"{self.path}, line {line}, column {column}"
 
-    def error(self, path: KeyPath, what: str, *, way_out: str = "") -> BadInput:
+    def error(
+        self,
+        path: KeyPath,
+        what: str,
+        *,
+        way_out: str = "",
+    ) -> BadInput:
         return BadInput(f"{self.where(path)}: {what}", way_out=way_out)
 
 
@@ -53,49 +63,58 @@ def read_document(path: Path) -> Document:
     if not path.exists():
         raise BadInput(f"There is no file {str(path)!r}.", way_out="Check the path.")
     text = read_text(
-        path, largest_bytes=MAX_BYTES, way_out="It must be a readable UTF-8 text file."
+        path, largest_bytes=MAX_YAML_BYTES, way_out="It must be a readable UTF-8 text file."
     )
     try:
         root = _bounded(text)
         content = None if root is None else _constructed(text, root)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        place = (
-            "line 1, column 1"
-            if mark is None
-            else f"line {mark.line + 1}, column {mark.column + 1}"
-        )
-        problem = str(
-            getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        ).splitlines()[0]
         raise BadInput(
-            f"{path}, {place}: broken YAML: {problem}.", way_out="Mend that line."
+            f"{path}, {_place_of(error)}: broken YAML: {_problem_of(error)}.",
+            way_out="Mend that line.",
         ) from error
     if not isinstance(content, dict) or root is None:
         raise BadInput(
             f"{path}, line 1, column 1: not a YAML mapping.",
             way_out="Write lines of `name: value`.",
         )
-    places: dict[KeyPath, tuple[int, int]] = {}
+    places: dict[KeyPath, YamlPlace] = {}
     _note_places(root, (), places, path)
-    return Document(path=path, content=content, places=places)
+    return Document(
+        path=path,
+        content=content,
+        places=places,
+    )
+
+
+def _place_of(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if mark is None:
+        return "line 1, column 1"
+    return f"line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _problem_of(error: yaml.YAMLError) -> str:
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+    return str(problem).splitlines()[0]
 
 
 def read_scalar(text: str) -> object:
     """Return the value of a YAML scalar; the text itself if it is anything else."""
     try:
         root = _bounded(text)
-        return _constructed(text, root) if isinstance(root, yaml.ScalarNode) else text
+        if isinstance(root, yaml.ScalarNode):
+            return _constructed(text, root)
     except (yaml.YAMLError, ValueError):
-        return text
+        pass
+    return text
 
 
 class _BeyondLimits(yaml.MarkedYAMLError):
     """Valid YAML that is refused."""
 
-    def __init__(
-        self, problem: str, mark: Any
-    ) -> None:  # the two parsers have classes of their own for marks
+    # The two parsers have classes of their own for marks.
+    def __init__(self, problem: str, mark: Any) -> None:
         super().__init__(problem=problem, problem_mark=mark)
 
 
@@ -105,9 +124,10 @@ def _bounded(text: str) -> yaml.Node | None:
     """
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
-            event, yaml.CollectionEndEvent
-        )
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
         if depth > MAX_DEPTH:
             raise _BeyondLimits(f"nested more than {MAX_DEPTH} levels deep", event.start_mark)
         if number > MAX_EVENTS:
@@ -118,30 +138,35 @@ def _bounded(text: str) -> yaml.Node | None:
     return root
 
 
-def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> int:
-    """Return the values below a node with every alias replaced; each node is visited once."""
-    if id(node) in above:
+def _count(
+    node: yaml.Node,
+    counts: dict[int, int],
+    ancestors: tuple[int, ...],
+) -> int:
+    """Return the values below a node with every alias replaced; each node is visited once.
+
+    `counts` are those of the visited nodes; it and `ancestors` name nodes by their id.
+    """
+    key = id(node)
+    if key in ancestors:
         raise _BeyondLimits("an alias that contains itself", node.start_mark)
-    if id(node) not in known:
-        known[id(node)] = 1 + sum(
-            _count(inner, known, (*above, id(node))) for inner in _inner(node)
-        )
-    if known[id(node)] > MAX_EVENTS:
+    if key not in counts:
+        below = [_count(child, counts, (*ancestors, key)) for child in _children(node)]
+        counts[key] = 1 + sum(below)
+    if counts[key] > MAX_EVENTS:
         raise _BeyondLimits(f"more than {MAX_EVENTS:,} values", node.start_mark)
-    return known[id(node)]
+    return counts[key]
 
 
-def _inner(node: yaml.Node) -> Iterator[yaml.Node]:
+def _children(node: yaml.Node) -> Iterator[yaml.Node]:
+    """Yield the nodes inside a node; refuse a number that is too long."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            yield from (key, value)
+            yield key
+            yield value
     elif isinstance(node, yaml.SequenceNode):
         yield from node.value
-    elif (
-        isinstance(node, yaml.ScalarNode)
-        and len(node.value) > MAX_NUMBER_LENGTH
-        and node.tag in _NUMBERS
-    ):
+    elif node.tag in _NUMBERS and len(node.value) > MAX_NUMBER_LENGTH:
         raise _BeyondLimits(f"a number of {len(node.value)} characters", node.start_mark)
 
 
@@ -154,29 +179,44 @@ def _constructed(text: str, root: yaml.Node) -> object:
 
 
 def _note_places(
-    node: yaml.Node, at: KeyPath, places: dict[KeyPath, tuple[int, int]], file: Path
+    node: yaml.Node,
+    path: KeyPath,
+    places: dict[KeyPath, YamlPlace],
+    file: Path,
 ) -> None:
+    """Note the place of each part below a node, whose own path is `path`."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            name = (*at, str(key.value))
-            place = (key.start_mark.line + 1, key.start_mark.column + 1)
-            if name in places:
+            key_path = (*path, str(key.value))
+            line, column = _start_of(key)
+            if key_path in places:
                 # PyYAML silently keeps the last of two equal keys.
+                first_line, _ = places[key_path]
                 raise BadInput(
-                    f"{file}, line {place[0]}, column {place[1]}: {key.value!r} is given twice,"
-                    f" first on line {places[name][0]}.",
+                    f"{file}, line {line}, column {column}: {key.value!r} is given twice,"
+                    f" first on line {first_line}.",
                     way_out="Keep one of the two.",
                 )
-            places[name] = place
-            _note_places(value, name, places, file)
+            places[key_path] = (line, column)
+            _note_places(value, key_path, places, file)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            places[(*at, index)] = (item.start_mark.line + 1, item.start_mark.column + 1)
-            _note_places(item, (*at, index), places, file)
+            item_path = (*path, index)
+            places[item_path] = _start_of(item)
+            _note_places(item, item_path, places, file)
 
 
-def packaged_table(package: str, file: str, kind: type[Decoded]) -> Decoded:
+def _start_of(node: yaml.Node) -> YamlPlace:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def packaged_table(
+    package: str,
+    file: str,
+    kind: type[Decoded],
+) -> Decoded:
     """Return a YAML file of the package, checked against the type."""
     import msgspec.yaml
 
-    return msgspec.yaml.decode(resources.files(package).joinpath(file).read_bytes(), type=kind)
+    content = resources.files(package).joinpath(file).read_bytes()
+    return msgspec.yaml.decode(content, type=kind)

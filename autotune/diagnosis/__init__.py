@@ -4,7 +4,7 @@ log_files.py    file or stream -> lines
 log_reader.py   lines -> exceptions, known messages and echoes -> the decisive failure
     log_facts.py    endings without a failure message, and the processes that held the memory
 excerpt.py      short texts without a whole traceback: every line may be the message
-remedies.py     remedies under the framework's own names, as values of a configuration, with their predicted effect
+remedies.py     remedies under the framework's own names, with their predicted effect
 diagnosis.py    the result, as JSON and as text
 """
 
@@ -22,10 +22,8 @@ from autotune.diagnosis.remedies import LogFramework, advice_for
 
 __all__ = ["SCHEMA", "Advice", "Diagnosis", "as_document", "diagnose", "diagnose_lines"]
 
-
-LINES_AT_ONCE = (
-    128  # lines whose words are looked up together: most words of failures are in none of them
-)
+# Lines whose words are looked up together: most words of failures are in none of them.
+BLOCK_LINES = 128
 
 
 def diagnose(text: str) -> Diagnosis:
@@ -35,23 +33,34 @@ def diagnose(text: str) -> Diagnosis:
 
 def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
     """Return the first failure in a log that is read line by line."""
-    reader, framework, first = LogReader(), LogFramework(), list[str]()
+    # 1. Read the log once, block by block.
+    reader = LogReader()
+    framework = LogFramework()
+    first_lines: list[str] = []
     numbered = enumerate(lines)
-    while block := list(itertools.islice(numbered, LINES_AT_ONCE)):
+    while block := list(itertools.islice(numbered, BLOCK_LINES)):
         lowered = "\n".join(raw for _, raw in block).lower()
         framework.feed(lowered)
         reader.feed(block, lowered)
-        if len(first) <= MOST_LINES:
-            first += [raw for _, raw in block if raw.strip()]
-    found = reader.conclude()
-    if are_steps_without_numbers(first) or not reader.is_of_a_run:
-        quoted = diagnose_excerpt(
-            first
-        )  # more exact where the log itself names no cause, or memory without its purpose
-        if quoted is not None and not found.known:
-            found = quoted
-        elif quoted is not None and quoted.is_memory and found.cause == "unknown_memory":
-            found = dataclasses.replace(found, cause=quoted.cause)
-    return dataclasses.replace(
-        found, framework=framework.name, remedies=advice_for(found, framework)
-    )
+        if len(first_lines) <= MOST_LINES:
+            first_lines += [raw for _, raw in block if raw.strip()]
+
+    # 2. Prefer the reading as an excerpt where the log itself says less.
+    diagnosis = reader.conclude()
+    if are_steps_without_numbers(first_lines) or not reader.is_of_a_run:
+        diagnosis = _more_exact(diagnosis, diagnose_excerpt(first_lines))
+
+    # 3. Add the remedies in the framework's own names.
+    remedies = advice_for(diagnosis, framework)
+    return dataclasses.replace(diagnosis, framework=framework.name, remedies=remedies)
+
+
+def _more_exact(diagnosis: Diagnosis, of_excerpt: Diagnosis | None) -> Diagnosis:
+    """Return the excerpt's reading where the log has no cause, or memory without its purpose."""
+    if of_excerpt is None:
+        return diagnosis
+    if not diagnosis.known:
+        return of_excerpt
+    if of_excerpt.is_memory and diagnosis.cause == "unknown_memory":
+        return dataclasses.replace(diagnosis, cause=of_excerpt.cause)
+    return diagnosis

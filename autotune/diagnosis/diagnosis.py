@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,9 +23,9 @@ class Advice:
 
     change: Mapping[str, str]  # setting under its framework's own name -> direction or new value
     why: str
-    predicted: Mapping[str, Any] | None = (
-        None  # None without a configuration, or where nothing can be predicted
-    )
+
+    predicted: Mapping[str, Any] | None = None
+    """None without a configuration, or where nothing can be predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,27 +33,30 @@ class Diagnosis:
     """First failure of a log."""
 
     known: bool  # False where the log contains no known failure, or echoes alone
+
     is_memory: bool | None = None
     """True where memory ran out, None where that is unknown. Memory that another process released
     while vLLM measured it did not run out, although its cause is `gpu_other_process`."""
 
-    cause: str | None = (
-        None  # member of `table.CAUSES`; `none` for a training that finished; None where unknown
-    )
+    cause: str | None = None
+    """Member of `table.CAUSES`; `none` for a training that finished; None where unknown."""
+
     phase: Phase | None = None
     rank: int | None = None
     evidence: str = ""  # line that decided it
-    numbers: Numbers = field(
-        default_factory=dict
-    )  # figures of the message, named as in failures/tables/meanings.yaml
+
+    numbers: Numbers = field(default_factory=dict)
+    """Figures of the message, named as in failures/tables/meanings.yaml."""
+
     remedies: tuple[Advice, ...] = ()
     remarks: tuple[str, ...] = ()  # warnings of the training that are no failures
-    configured: Mapping[str, Any] | None = (
-        None  # prediction for the configuration itself; None where none was given
-    )
-    framework: str | None = (
-        None  # that the log names, and whose names the remedies have; None: trl, or unknown
-    )
+
+    configured: Mapping[str, Any] | None = None
+    """Prediction for the configuration itself; None where none was given."""
+
+    framework: str | None = None
+    """Framework that the log names, and whose names the remedies have; None: trl, or unknown."""
+
     row: str | None = None  # row of the failure table that decided it
 
 
@@ -66,22 +69,26 @@ _INDENT = 10
 
 def in_words(diagnosis: Diagnosis, width: int) -> str:
     """Return the failure, its line and the remedies as text."""
-    lines = [_row("result", _verdict(diagnosis), width), _row("line", diagnosis.evidence, width)]
+    rows = [("result", _verdict(diagnosis)), ("line", diagnosis.evidence)]
     if diagnosis.numbers:
-        known = (
-            (name, one.says, diagnosis.numbers.get(name)) for name, one in MEANINGS.numbers.items()
-        )
-        figures = (_figure(name, says, value) for name, says, value in known if value is not None)
-        lines.append(_row("numbers", ", ".join(figures), width))
+        rows.append(("numbers", ", ".join(_figures_of_message(diagnosis.numbers))))
     if diagnosis.configured is not None:
-        lines.append(_row("predicted", f"as configured: {_figures(diagnosis.configured)}", width))
-    for position, advice in enumerate(diagnosis.remedies):
-        lines.append(_row("" if position else "try", _advised(advice), width))
-    lines += [
-        _row("" if position else "note", remark, width)
-        for position, remark in enumerate(diagnosis.remarks)
-    ]
-    return "\n".join(lines)
+        rows.append(("predicted", f"as configured: {_figures(diagnosis.configured)}"))
+    rows += _labelled("try", [_advised(advice) for advice in diagnosis.remedies])
+    rows += _labelled("note", diagnosis.remarks)
+    return "\n".join(_row(label, text, width) for label, text in rows)
+
+
+def _labelled(label: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return rows of which the first alone has the label."""
+    return [("" if position else label, text) for position, text in enumerate(texts)]
+
+
+def _figures_of_message(numbers: Numbers) -> Iterator[str]:
+    for name, number in MEANINGS.numbers.items():
+        value = numbers.get(name)
+        if value is not None:
+            yield _figure(name, number.says, value)
 
 
 def check_in_words(active: Sequence[ActiveTrap], width: int) -> str:
@@ -97,20 +104,27 @@ def check_in_words(active: Sequence[ActiveTrap], width: int) -> str:
 
 
 def _verdict(diagnosis: Diagnosis) -> str:
-    where = f", on rank {diagnosis.rank}" if diagnosis.rank is not None else ""
-    where += f", {MEANINGS.phases[diagnosis.phase]}" if diagnosis.phase is not None else ""
+    place = ""
+    if diagnosis.rank is not None:
+        place += f", on rank {diagnosis.rank}"
+    if diagnosis.phase is not None:
+        place += f", {MEANINGS.phases[diagnosis.phase]}"
     if diagnosis.cause == "none":
         return f"{MEANINGS.other_causes[diagnosis.cause]}."
     if not diagnosis.known or diagnosis.cause is None:
         return (
-            f"unknown{where}: the log contains no known failure. The line below is the closest"
+            f"unknown{place}: the log contains no known failure. The line below is the closest"
             " match, or the last line."
         )
     kind = "memory ran out" if diagnosis.is_memory else "not out of memory"
-    return f"{kind}{where}: {CAUSES[diagnosis.cause]} ({diagnosis.cause})."
+    return f"{kind}{place}: {CAUSES[diagnosis.cause]} ({diagnosis.cause})."
 
 
-def _figure(name: str, says: str, value: int | float) -> str:
+def _figure(
+    name: str,
+    says: str,
+    value: int | float,
+) -> str:
     match name.rpartition("_")[2]:
         case "bytes":
             return f"{says} {format_bytes(int(value))}"
@@ -126,16 +140,17 @@ def _figure(name: str, says: str, value: int | float) -> str:
 
 def _advised(advice: Advice) -> str:
     change = "; ".join(f"{name}: {direction}" for name, direction in advice.change.items())
-    words = f"{change} ({advice.why})"
-    if advice.predicted is None:
-        return words
+    text = f"{change} ({advice.why})"
     effect = advice.predicted
-    to = ", ".join(f"{name}={value}" for name, value in effect["change"].items())
-    speed = (
-        "" if effect["speed_ratio"] is None else f", {effect['speed_ratio']:.2f} times the speed"
-    )
-    learning = ", changes what is learned" if effect["changes_what_is_learned"] else speed
-    return f"{words}. Predicted with {to}: {_figures(effect)}{learning}"
+    if effect is None:
+        return text
+    settings = ", ".join(f"{name}={value}" for name, value in effect["change"].items())
+    consequence = ""
+    if effect["changes_what_is_learned"]:
+        consequence = ", changes what is learned"
+    elif effect["speed_ratio"] is not None:
+        consequence = f", {effect['speed_ratio']:.2f} times the speed"
+    return f"{text}. Predicted with {settings}: {_figures(effect)}{consequence}"
 
 
 def _figures(figures: Mapping[str, Any]) -> str:
@@ -147,8 +162,16 @@ def _figures(figures: Mapping[str, Any]) -> str:
     )
 
 
-def _row(label: str, text: str, width: int) -> str:
+def _row(
+    label: str,
+    text: str,
+    width: int,
+) -> str:
     start, indent = label.ljust(_INDENT), " " * _INDENT
     return textwrap.fill(
-        text, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False
+        text,
+        width,
+        initial_indent=start,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
     )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.diagnosis.diagnosis import Diagnosis
-from autotune.failures.classify import classify_quoted
+from autotune.failures.classify import Finding, classify_quoted
 from autotune.failures.table import ROWS, cause_of, phase_of
 from autotune.failures.tracebacks import LogLine, Tracebacks, read_line
 
@@ -22,23 +22,24 @@ MOST_CHARACTERS = 2000  # of a line that are read; a message is shorter
 CUT_OFF = "(cut off)"  # stands for the exception of a traceback that ends with its frames
 
 _QUOTE = re.compile(r"\A(?:> ?|\* )+")
-_CUT_FRAME = re.compile(
-    r'\A(?!.*\bFile ")(?=\S+\.py", line \d+, in )'
-)  # Frame whose line was cut at its start
-_NAMES_NO_PURPOSE = frozenset(row.name for row in ROWS if row.cause == "unknown_memory")
-"""Rows of libraries whose caller is not the cause."""
 
+# Frame whose line was cut at its start.
+_CUT_FRAME = re.compile(r'\A(?!.*\bFile ")(?=\S+\.py", line \d+, in )')
+
+# Rows of libraries whose caller is not the cause.
+_ROWS_WITHOUT_PURPOSE = frozenset(row.name for row in ROWS if row.cause == "unknown_memory")
+
+# Name of a function in a statement that was quoted without its file, or in a message.
 _FUNCTION = re.compile(r"([A-Za-z_]\w*_\w+|forward|backward)(?=[(`:,\s]|\Z)")
-"""Name of a function in a statement that was quoted without its file, or in a message."""
 
 _STEP_WITHOUT_NUMBER = re.compile(
     r"""\b(?:loss|grad_norm)['"]?\s*[:=]\s*['"]?nan\b""", re.IGNORECASE
 )
 
+# Exception anywhere in a line, behind whatever printed it.
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w{0,80}\.){0,12}(?:[A-Z]\w{0,80})?(?:Error|Exception)\b(?:\(\w{1,80}\))?: .*"
 )
-"""Exception anywhere in a line, behind whatever printed it."""
 
 
 def are_steps_without_numbers(lines: Sequence[str]) -> bool:
@@ -50,43 +51,59 @@ def diagnose_excerpt(excerpt: Sequence[str]) -> Diagnosis | None:
     """Return the known failure of a text of few lines, None for others."""
     if len(excerpt) > MOST_LINES:
         return None
-    texts = [
-        _CUT_FRAME.sub('  File "/', _QUOTE.sub("", raw)[:MOST_CHARACTERS], count=1)
-        for raw in excerpt
-    ]
-    lines, tracebacks = [read_line(text) for text in texts], Tracebacks()
-    for position, line in enumerate(lines):
+    lines = []
+    tracebacks = Tracebacks()
+    for position, raw in enumerate(excerpt):
+        text = _QUOTE.sub("", raw)[:MOST_CHARACTERS]
+        line = read_line(_CUT_FRAME.sub('  File "/', text, count=1))
+        lines.append(line)
         list(tracebacks.feed(line, position))
     frames = tracebacks.frames_cut_off()
     # A line that its logger marked as a warning counts where no other says more.
-    loud = [line for line in lines if line.level != "lower"]
-    return _named(loud, frames) or _named(lines, frames)
+    loud_lines = [line for line in lines if line.level != "lower"]
+    return _failure_in(loud_lines, frames) or _failure_in(lines, frames)
 
 
-def _named(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | None:
-    exceptions = [found[0] for line in lines if (found := _EXCEPTION.search(line.text)) is not None]
+def _failure_in(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | None:
+    # 1. Classify exceptions first, then lines, then all lines as one text.
+    exceptions = []
+    for line in lines:
+        exception = _EXCEPTION.search(line.text)
+        if exception is not None:
+            exceptions.append(exception[0])
+    if frames:
+        exceptions.append(CUT_OFF)
     texts = [line.text.strip() for line in lines]
-    whole = "\n".join(line.text for line in lines)[:MOST_CHARACTERS]
-    finding = classify_quoted(
-        [*exceptions, *([CUT_OFF] if frames else [])], [*texts, whole], frames
-    )
+    joined = "\n".join(line.text for line in lines)[:MOST_CHARACTERS]
+    finding = classify_quoted(exceptions, [*texts, joined], frames)
     if finding is None:
         return None
-    if finding.cause == "unknown_memory" and finding.row not in _NAMES_NO_PURPOSE and not frames:
-        # Statements and mentioned functions, in the form of frames without a file.
-        statements = [
-            f"?:{found[1]} {text}"
-            for text in texts
-            if (found := _FUNCTION.search(text)) is not None
-        ]
-        finding = replace(finding, cause=cause_of(statements) or finding.cause)
+
+    # 2. Memory without a purpose: look for one in the functions that are mentioned.
+    if not frames:
+        finding = _with_purpose(finding, texts)
+
+    ranks = [line.rank for line in lines if line.rank is not None]
     return Diagnosis(
         known=True,
         is_memory=finding.is_memory,
         cause=finding.cause,
         phase=phase_of(frames),
-        rank=next((line.rank for line in lines if line.rank is not None), None),
+        rank=ranks[0] if ranks else None,
         evidence=frames[-1] if finding.evidence == CUT_OFF else finding.evidence,
         numbers=dict(finding.numbers),
         row=finding.row,
     )
+
+
+def _with_purpose(finding: Finding, texts: Sequence[str]) -> Finding:
+    """Return the finding with the cause that statements and mentioned functions tell."""
+    if finding.cause != "unknown_memory" or finding.row in _ROWS_WITHOUT_PURPOSE:
+        return finding
+    statements = []
+    for text in texts:
+        function = _FUNCTION.search(text)
+        if function is not None:
+            # The form of a frame without a file.
+            statements.append(f"?:{function[1]} {text}")
+    return replace(finding, cause=cause_of(statements) or finding.cause)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune.core.units import GIB, KIB, MIB, format_bytes
 from autotune.failures.classify import Finding
@@ -19,19 +19,16 @@ from autotune.failures.numbers import NEIGHBOUR
 from autotune.failures.table import LINES, expand
 from autotune.failures.tracebacks import read_line
 
-# Number of consecutive steps without a finite loss or gradient after which training does not
-# recover
+# Consecutive steps without a finite loss or gradient after which training does not recover.
 STEPS_OF_NO_NUMBERS = 3
-# Number of caught out-of-memory errors in the last lines after which they are the reason for the
-# end
+
+# Caught out-of-memory errors in the last lines from which on they are the reason for the end.
 TIMES_CAUGHT = 3
 _LAST_LINES = 12
 
 _STEP = re.compile(expand(LINES.step))
-_FINISHED, _ENDED = (
-    re.compile(expand(LINES.finished), re.IGNORECASE),
-    re.compile(expand(LINES.ended), re.IGNORECASE),
-)
+_FINISHED = re.compile(expand(LINES.finished), re.IGNORECASE)
+_ENDED = re.compile(expand(LINES.ended), re.IGNORECASE)
 _SPAWNED = re.compile(r"process (\d{1,10}) spawned with command")
 _EXITED = re.compile(r"Process (\d{1,10}) exits successfully")
 _MOST_PROCESSES = 4096
@@ -45,11 +42,11 @@ class LogEndings:
     """Collector of endings. It receives the lines that contain one of WORDS.of_endings."""
 
     def __init__(self) -> None:
-        self.finished = ""  # line that reports the end of training, whatever was printed before it
+        self.finished = ""
+        """Line that reports the end of training, whatever was printed before it."""
 
-        self.finished_last = (
-            False  # true where the last line that counted was such a one, not a step
-        )
+        self.finished_last = False
+        """True where the last line that counted was such a one, not a step."""
 
         self._ended = ""
         self._no_numbers: list[str] = []
@@ -71,8 +68,11 @@ class LogEndings:
 
     def caught_before(self, position: int) -> str:
         """Return the last caught out-of-memory message if several are directly before this line."""
-        often = len(self._caught) == TIMES_CAUGHT and self._caught[0][0] >= position - _LAST_LINES
-        return self._caught[-1][1] if often else ""
+        if len(self._caught) < TIMES_CAUGHT:
+            return ""
+        first_position, _ = self._caught[0]
+        _, last_message = self._caught[-1]
+        return last_message if first_position >= position - _LAST_LINES else ""
 
     def feed(self, raw: str, position: int) -> bool:
         """Return True for the line of a step, or one that reports the end of training."""
@@ -99,7 +99,8 @@ class LogEndings:
 
     def _all_exited(self, text: str) -> bool:
         """Return True once all processes that a launcher started have exited successfully."""
-        if (spawned := _SPAWNED.search(text)) is not None and len(self._spawned) < _MOST_PROCESSES:
+        spawned = _SPAWNED.search(text)
+        if spawned is not None and len(self._spawned) < _MOST_PROCESSES:
             self._launched = True
             self._spawned.add(spawned[1])
         exited = _EXITED.search(text)
@@ -115,54 +116,59 @@ class LogEndings:
 
 _PID = re.compile(r"(?:\x1b\[\d+m)?\(\w[^()]{0,80}\bpid=(\d{1,10})")
 
+# Trainers that run several roles of one job on the same GPU, each in a process.
 _SHARES_GPUS = re.compile(
     r"/(?:verl|openrlhf|orz|slime|areal|skyrl(?:_train)?|nemo_rl|open_instruct)/"
 )
-"""Trainers that run several roles of one job on the same GPU, each in a process."""
 
+# Process in the output of nvidia-smi.
 _LISTED = re.compile(
     r"^\|\s+\d+\s+\S+\s+\S+\s+(\d{1,10})\s+C(?:\+G)?\s+(\S.*?)\s+(\d{1,8})MiB\s*\|"
 )
-"""Process in the output of nvidia-smi."""
 
-_HOLDS = re.compile(
-    r"Process (\d{1,10}) has (\d{1,6}(?:\.\d{1,3})?) ([KMG]iB) memory in use"
-)  # Process in torch's message
+# Process in torch's message.
+_HOLDS = re.compile(r"Process (\d{1,10}) has (\d{1,6}(?:\.\d{1,3})?) ([KMG]iB) memory in use")
 _UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB}
 MOST_NAMED = 4
-# Share of the device, neither free nor in torch's list of processes, from which another container
-# is assumed
+
+# Share of the device, neither free nor in torch's list of processes, from which on another
+# container is assumed.
 UNSEEN_SHARE = 0.5
+
+# Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes
+# from before the run.
 _BEGUN = ("%|", "info", "pid=", "traceback", "loss")
-"""Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes
-from before the run.
-"""
 
 
 class GpuNeighbours:
     """Collector of process numbers. It receives every line; its size does not grow with the log."""
 
     def __init__(self) -> None:
-        self._own: set[str] = set()
-        self._earlier: dict[str, int] = {}
+        self._own: set[str] = set()  # processes of this job
+        self._earlier: dict[str, int] = {}  # process -> bytes that it held before the run
         self._names: dict[str, str] = {}
         self._begun = False
 
     def feed(self, raw: str, lowered: str) -> None:
-        if (
-            "pid=" in raw
-            and (pid := _PID.match(raw)) is not None
-            and len(self._own) < _MOST_PROCESSES
-        ):
-            self._own.add(pid[1])
+        if "pid=" in raw and len(self._own) < _MOST_PROCESSES:
+            prefix = _PID.match(raw)
+            if prefix is not None:
+                self._own.add(prefix[1])
         if self._begun:
             return
-        if (listed := _LISTED.match(raw)) is not None and len(self._earlier) < _MOST_PROCESSES:
-            self._earlier[listed[1]] = int(listed[3]) * 2**20
-            self._names[listed[1]] = listed[2]
-        self._begun = any(map(lowered.__contains__, _BEGUN)) and "nvidia" not in lowered
+        listed = _LISTED.match(raw)
+        if listed is not None and len(self._earlier) < _MOST_PROCESSES:
+            pid, name, mib = listed.groups()
+            self._earlier[pid] = int(mib) * MIB
+            self._names[pid] = name
+        self._begun = any(word in lowered for word in _BEGUN) and "nvidia" not in lowered
 
-    def are_own(self, evidence: str, frames: Sequence[str], phase: str | None) -> bool:
+    def are_own(
+        self,
+        evidence: str,
+        frames: Sequence[str],
+        phase: str | None,
+    ) -> bool:
         """Return True if the listed processes belong to the job: they print into the same log, or
         share its GPUs as actors.
 
@@ -177,99 +183,114 @@ class GpuNeighbours:
         """Return True if processes that torch does not list hold most of a device that no other
         role of the job shares. The driver and its contexts are in no list either.
         """
-        total, free, own = (
-            finding.numbers.get(name) for name in ("total_bytes", "free_bytes", "process_bytes")
-        )
-        if finding.row != "cuda_out_of_memory" or total is None or free is None or own is None:
+        total = finding.numbers.get("total_bytes")
+        free = finding.numbers.get("free_bytes")
+        process = finding.numbers.get("process_bytes")
+        if finding.row != "cuda_out_of_memory" or total is None or free is None or process is None:
             return False
-        unlisted = total - free - own - finding.numbers.get("others_bytes", 0)
+        unlisted = total - free - process - finding.numbers.get("others_bytes", 0)
         return unlisted >= UNSEEN_SHARE * total and not any(map(_SHARES_GPUS.search, frames))
 
     def leave_too_little(self, finding: Finding) -> bool:
         """Return True if memory that others held before the run is the memory that vLLM lacked
         at its start.
         """
-        others = sum(held for pid, held in self._earlier.items() if pid not in self._own)
-        free, asked = finding.numbers.get("free_bytes"), finding.numbers.get("asked_bytes")
-        if finding.row != "vllm_reservation" or free is None or asked is None:
+        free_bytes = finding.numbers.get("free_bytes")
+        asked_bytes = finding.numbers.get("asked_bytes")
+        if finding.row != "vllm_reservation" or free_bytes is None or asked_bytes is None:
             return False
-        return others >= GIB and free + others >= asked
+        foreign_bytes = sum(self._foreign(self._earlier).values())
+        return foreign_bytes >= GIB and free_bytes + foreign_bytes >= asked_bytes
 
     def remarks(self, evidence: str) -> tuple[str, ...]:
         """Return a sentence with the foreign processes on the GPU, as far as the log names them."""
-        held = {pid: float(size) * _UNITS[unit] for pid, size, unit in _HOLDS.findall(evidence)}
-        foreign = {
-            pid: size for pid, size in {**self._earlier, **held}.items() if pid not in self._own
+        in_message = {
+            pid: float(size) * _UNITS[unit] for pid, size, unit in _HOLDS.findall(evidence)
         }
+        foreign = self._foreign({**self._earlier, **in_message})
         if not foreign:
             return ()
         largest = sorted(foreign, key=foreign.__getitem__, reverse=True)[:MOST_NAMED]
-        named = ", ".join(
-            f"{pid} ({self._names.get(pid, 'name unknown')}, {format_bytes(foreign[pid])})"
-            for pid in largest
-        )
-        return (
-            f"Processes of others on the GPU: {named}. See `ps -fp {largest[0]}` on that machine.",
-        )
+        processes = []
+        for pid in largest:
+            name = self._names.get(pid, "name unknown")
+            processes.append(f"{pid} ({name}, {format_bytes(foreign[pid])})")
+        listed = ", ".join(processes)
+        advice = f"See `ps -fp {largest[0]}` on that machine."
+        return (f"Processes of others on the GPU: {listed}. {advice}",)
+
+    def _foreign(self, bytes_by_process: Mapping[str, float]) -> dict[str, float]:
+        return {pid: size for pid, size in bytes_by_process.items() if pid not in self._own}
 
 
 _PAGE_BYTES = 4 * KIB
 
+# Kernel: the victim, with its memory.
 _KILLED = re.compile(
     r"Killed process (?P<pid>\d{1,10})"
     r" \((?P<name>[^)]{1,64})\).{0,120}?anon-rss:(?P<kib>\d{1,15})kB"
 )
-"""Kernel: the victim, with its memory."""
 
+# Kernel: row of its table of tasks, `[pid] uid tgid total_vm rss ... name`.
 _TASK = re.compile(
-    r"\[\s*(?P<pid>\d{1,10})\]\s+\d{1,10}\s+\d{1,10}\s+\d{1,15}\s+(?P<pages>\d{1,15})\s+(?:\d{1,15}\s+){0,4}\d{1,15}\s+-?\d{1,5}\s+(?P<name>\S.{0,80})"
+    r"\[\s*(?P<pid>\d{1,10})\]\s+\d{1,10}\s+\d{1,10}\s+\d{1,15}\s+(?P<pages>\d{1,15})\s+"
+    r"(?:\d{1,15}\s+){0,4}\d{1,15}\s+-?\d{1,5}\s+(?P<name>\S.{0,80})"
 )
-"""Kernel: row of its table of tasks, `[pid] uid tgid total_vm rss ... name`."""
 
+# Ray's memory monitor: the header of its ten largest users, and one of them.
+_RAY_TABLE = re.compile(r"PID\s+MEM\(GB\)\s+COMMAND")
 _RAY_USER = re.compile(r"^(?P<pid>\d{1,10})\s+(?P<gib>\d{1,6}\.\d{1,3})\s+(?P<name>\S.{0,120})$")
-_RAY_TABLE = re.compile(
-    r"PID\s+MEM\(GB\)\s+COMMAND"
-)  # Ray's memory monitor: the header of its ten largest users
 
 
 class HostMemoryUsers:
     """Collector of processes. It receives every line; its size does not grow with the log."""
 
     def __init__(self) -> None:
-        self._victim: tuple[str, int] | None = None
-        self._held: dict[str, int] = {}
+        self._victim: tuple[str, int] | None = None  # process, bytes
+        self._held_bytes: dict[str, int] = {}
         self._in_rays_table = False
 
     def feed(self, text: str) -> None:
-        if self._in_rays_table and (user := _RAY_USER.match(text.strip())) is not None:
-            self._note(user["pid"], user["name"], round(float(user["gib"]) * GIB))
-            return
+        if self._in_rays_table:
+            user = _RAY_USER.match(text.strip())
+            if user is not None:
+                self._note(user["pid"], user["name"], round(float(user["gib"]) * GIB))
+                return
         self._in_rays_table = "MEM(GB)" in text and _RAY_TABLE.search(text) is not None
-        if (
-            "anon-rss:" in text
-            and self._victim is None
-            and (killed := _KILLED.search(text)) is not None
-        ):
-            self._victim = f"process {killed['pid']} ({killed['name']})", int(killed["kib"]) * KIB
-        elif "]" in text and (task := _TASK.search(text)) is not None:
-            self._note(task["pid"], task["name"], int(task["pages"]) * _PAGE_BYTES)
+        if self._victim is None and "anon-rss:" in text:
+            killed = _KILLED.search(text)
+            if killed is not None:
+                self._victim = _process(killed["pid"], killed["name"]), int(killed["kib"]) * KIB
+                return
+        if "]" in text:
+            task = _TASK.search(text)
+            if task is not None:
+                self._note(task["pid"], task["name"], int(task["pages"]) * _PAGE_BYTES)
 
     def remarks(self) -> tuple[str, ...]:
         """Return one sentence about the victim and one about the largest holder, as far as the
         log has them.
         """
-        found = []
+        sentences = []
+        victim = None
         if self._victim is not None:
-            found.append(
-                f"The kernel ended {self._victim[0]}, which held {format_bytes(self._victim[1])}."
-            )
-        largest = max(self._held, key=self._held.__getitem__, default=None)
-        if largest is not None and (self._victim is None or largest != self._victim[0]):
-            found.append(
-                f"The most host memory was held by {largest}: {format_bytes(self._held[largest])}."
-            )
-        return tuple(found)
+            victim, victim_bytes = self._victim
+            sentences.append(f"The kernel ended {victim}, which held {format_bytes(victim_bytes)}.")
+        largest = max(self._held_bytes, key=self._held_bytes.__getitem__, default=None)
+        if largest is not None and largest != victim:
+            size = format_bytes(self._held_bytes[largest])
+            sentences.append(f"The most host memory was held by {largest}: {size}.")
+        return tuple(sentences)
 
-    def _note(self, pid: str, name: str, held: int) -> None:
-        if len(self._held) < _MOST_PROCESSES:
-            self._held[f"process {pid} ({name.strip()})"] = held
+    def _note(
+        self,
+        pid: str,
+        name: str,
+        held_bytes: int,
+    ) -> None:
+        if len(self._held_bytes) < _MOST_PROCESSES:
+            self._held_bytes[_process(pid, name.strip())] = held_bytes
+
+
+def _process(pid: str, name: str) -> str:
+    return f"process {pid} ({name})"

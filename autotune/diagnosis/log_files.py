@@ -12,12 +12,13 @@ from typing import BinaryIO
 from autotune.core.errors import BadInput
 from autotune.core.units import GIB, format_bytes
 
-LARGEST_BYTES = (
-    4 * GIB
-)  # Size limit. A larger file takes minutes to read, and its last part is enough.
-LONGEST_LINE = (
-    2**15
-)  # Bytes that are kept of a longer line, half of them from its end: launchers print the exit code last
+# A larger file takes minutes to read, and its last part is enough.
+LARGEST_BYTES = 4 * GIB
+
+# Bytes that are kept of a longer line, half of them from its end: launchers print the exit code
+# last.
+LONGEST_LINE = 2**15
+
 BLOCK = 2**20
 _HEAD_BYTES = 2**16
 _MAGIC = {
@@ -44,7 +45,11 @@ def lines_of_file(log: str) -> Iterator[str]:
         ) from error
 
 
-def lines_of_stream(stream: BinaryIO, name: str, log: str = "-") -> Iterator[str]:
+def lines_of_stream(
+    stream: BinaryIO,
+    name: str,
+    log: str = "-",
+) -> Iterator[str]:
     """Yield the lines of an open stream; `name` is used in messages, `log` in the command that
     they suggest.
     """
@@ -68,25 +73,29 @@ def lines_of(stream: BinaryIO, head: bytes = b"") -> Iterator[str]:
     r"""Yield text lines of bounded length, ended by \n, \r or both. Undecodable bytes are
     replaced. `head` was read before.
     """
-    half, pending = LONGEST_LINE // 2, b""
+    pending = b""
     for block in itertools.chain([head], iter(lambda: stream.read(BLOCK), b"")):
-        # A progress bar is redrawn by \r: each drawing is a line, and what is printed over it is
-        # one of its own.
+        # A progress bar is redrawn by \r: each drawing is a line, and so is a text over it.
         lines = (pending + block).replace(b"\r", b"\n").split(b"\n")
-        *whole, pending = (
-            line if len(line) <= LONGEST_LINE else line[:half] + line[-half:] for line in lines
-        )
-        yield from (line.decode("utf-8", errors="replace") for line in whole)
+        for line in lines[:-1]:
+            yield _shortened(line).decode("utf-8", errors="replace")
+        pending = _shortened(lines[-1])
     yield pending.decode("utf-8", errors="replace")
+
+
+def _shortened(line: bytes) -> bytes:
+    """Return a line of at most LONGEST_LINE bytes: the beginning and the end."""
+    half = LONGEST_LINE // 2
+    return line if len(line) <= LONGEST_LINE else line[:half] + line[-half:]
 
 
 def _refuse_what_is_no_file(log: str) -> None:
     path = Path(log)
     try:
-        is_folder, size = path.is_dir(), path.stat().st_size if path.is_file() else 0
-        is_pipe = (
-            path.is_fifo() and not path.is_symlink()
-        )  # a shell's <(...) is a link to a pipe that has its writer
+        is_folder = path.is_dir()
+        size = path.stat().st_size if path.is_file() else 0
+        # A shell's <(...) is a link to a pipe that has its writer.
+        is_pipe = path.is_fifo() and not path.is_symlink()
     except (OSError, ValueError):
         return
     if is_folder:
@@ -110,13 +119,17 @@ def _refuse_what_is_no_file(log: str) -> None:
         )
 
 
-def _refuse_what_is_no_text(name: str, log: str, head: bytes) -> None:
-    program = next((program for magic, program in _MAGIC.items() if head.startswith(magic)), None)
-    if program is not None:
-        raise BadInput(
-            f"{name} is compressed, and a log is text.",
-            way_out=f"Unpack it: {program} {log} | autotune diagnose -",
-        )
+def _refuse_what_is_no_text(
+    name: str,
+    log: str,
+    head: bytes,
+) -> None:
+    for magic, program in _MAGIC.items():
+        if head.startswith(magic):
+            raise BadInput(
+                f"{name} is compressed, and a log is text.",
+                way_out=f"Unpack it: {program} {log} | autotune diagnose -",
+            )
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise BadInput(
             f"{name} is text in UTF-16, and logs are read as UTF-8.",

@@ -60,39 +60,43 @@ class _Tier(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
+class _Candidate:
+    """A finding that may be the decisive one, with its place in the log."""
+
     tier: _Tier
     position: int
     rank: int | None
     finding: Finding
     phase: Phase | None
     thrown: LoggedException | None = None  # with its frames
-    whole: bool = True  # False for an exception whose traceback lacks its header
+    is_whole: bool = True  # False for an exception whose traceback lacks its header
 
 
-_WRAPPERS, _FAULT = re.compile(expand(LINES.wrappers)), re.compile(expand(LINES.fault))
+_WRAPPERS = re.compile(expand(LINES.wrappers))
+_FAULT = re.compile(expand(LINES.fault))
 _OF_ANOTHER = re.compile(expand(LINES.of_another), re.IGNORECASE)
 _ABORT = re.compile(
-    r"terminate called without an active exception|exitcode: -6\b|exit code:"
-    r" -6\b|\bSIGABRT\b|\bSignal 6\b|\bAborted\b"
+    r"terminate called without an active exception"
+    r"|exitcode: -6\b|exit code: -6\b|\bSIGABRT\b|\bSignal 6\b|\bAborted\b"
 )
+
+# Remark about threads that were still running when Python had ended.
 ABORTED_AT_EXIT = (
     "A process aborted while it ended, after the training was complete: its results are written."
     " Calling torch.distributed.destroy_process_group() at the end of the script avoids most of"
     " these."
 )
-"""Remark about threads that were still running when Python had ended."""
 
 _CELLS = ("│", "┃", "║")
 
 _INSTALLED = re.compile(r"\A\S*(?:(?:site|dist)-packages/|/lib/python3|<frozen )")
 
+# Rank whose end a launcher reported first.
 _LAUNCHERS_RANK = re.compile(r"\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
 _LAUNCHERS_WORD = re.compile(
     r"failed \(exitcode: -?\d+\) local_rank: (\d{1,6}) |^srun: error: \S+ tasks? (\d{1,6}):"
     r" (?!Terminated|Killed)"
 )
-"""Rank whose end a launcher reported first."""
 
 _RANK_IN_WORDS = re.compile(r"\[(?:PG .{0,60} )?Rank (\d{1,6})\]", re.IGNORECASE)
 
@@ -104,8 +108,8 @@ class LogReader:
 
     def __init__(self) -> None:
         self._tracebacks = Tracebacks()
-        self._found: dict[_Tier, _Found] = {}
-        self._survived: dict[_Tier, _Found] = {}
+        self._earliest: dict[_Tier, _Candidate] = {}
+        self._survived: dict[_Tier, _Candidate] = {}
         self._steps_since = 0
         self._has_steps = False
         self._ends = LogEndings()
@@ -122,35 +126,44 @@ class LogReader:
         """Receive numbered lines; `lowered` is their whole text, and words that it lacks are in
         none of them.
         """
-        telling = [word for word in WORDS.telling if word in lowered]
-        progress = [word for word in WORDS.of_endings if word in lowered]
+        failure_words = [word for word in WORDS.telling if word in lowered]
+        progress_words = [word for word in WORDS.of_endings if word in lowered]
         for position, raw in block:
-            self._feed_line(raw, position, telling, progress)
+            self._feed_line(raw, position, failure_words, progress_words)
 
     def _feed_line(
-        self, raw: str, position: int, telling: Sequence[str], progress: Sequence[str]
+        self,
+        raw: str,
+        position: int,
+        failure_words: Sequence[str],
+        progress_words: Sequence[str],
     ) -> None:
         if raw.strip():
             self._last, self._last_position = raw, position
         lowered = raw.lower()
         self._neighbours.feed(raw, lowered)
         self._host_memory.feed(raw)
-        if self._tracebacks.busy or any(map(lowered.__contains__, telling)):
+        if self._tracebacks.busy or any(map(lowered.__contains__, failure_words)):
             self._read(read_line(raw), position)
-        if any(map(lowered.__contains__, progress)) and self._ends.feed(raw, position):
+        if any(map(lowered.__contains__, progress_words)) and self._ends.feed(raw, position):
             self._go_on()
-        remarkable = (
-            any(map(lowered.__contains__, WORDS.of_warnings)) and len(self._remarks) < MOST_REMARKS
-        )
-        if remarkable and (message := warning_in(raw)) is not None:
-            self._remarks[message] = None
+        has_room = len(self._remarks) < MOST_REMARKS
+        if has_room and any(map(lowered.__contains__, WORDS.of_warnings)):
+            warning = warning_in(raw)
+            if warning is not None:
+                self._remarks[warning] = None
 
     def _read(self, line: LogLine, position: int) -> None:
+        # 1. What launchers say of their processes.
         self._aborted = self._aborted or _ABORT.search(line.text) is not None
         if self._in_launchers_summary(line.text):
             return
-        if self._first_to_fail is None and (ended := _LAUNCHERS_WORD.search(line.text)) is not None:
-            self._first_to_fail = int(ended[1] or ended[2])
+        if self._first_to_fail is None:
+            ended = _LAUNCHERS_WORD.search(line.text)
+            if ended is not None:
+                self._first_to_fail = int(ended[1] or ended[2])
+
+        # 2. Exceptions that this line completes.
         for reported in self._tracebacks.feed(line, position):
             self._keep(_judge(reported))
         if line.level == "lower" or self._tracebacks.holds(line):
@@ -158,102 +171,97 @@ class LogReader:
         if line.text.lstrip().startswith(_CELLS):
             # A table with generated text, which may contain anything.
             return
+
+        # 3. The line as a message.
         if _FAULT.search(line.text) is not None:
-            finding = Finding(outcome=Outcome.CRASH, evidence=line.text)
-            self._keep(
-                _Found(
-                    tier=_Tier.ROOT, position=position, rank=line.rank, finding=finding, phase=None
-                )
-            )
-        elif (found := classify_line(line.text, is_error=line.level == "error")) is not None:
-            tier = _tier(found, line.text, has_traceback=False)
-            named = None if line.rank is not None else _RANK_IN_WORDS.search(line.text)
-            rank = line.rank if named is None else int(named[1])
-            self._keep(
-                _Found(
-                    tier=tier,
-                    position=position,
-                    rank=rank,
-                    finding=found,
-                    phase=_phase_of_row(found),
-                )
-            )
+            self._keep(_crash(line, position))
+            return
+        finding = classify_line(line.text, is_error=line.level == "error")
+        if finding is not None:
+            self._keep(_message(finding, line, position))
 
     def conclude(self) -> Diagnosis:
         for reported in self._tracebacks.flush():
             self._keep(_judge(reported))
         remarks = tuple(self._remarks)
-        if not self._found:
+        if not self._earliest:
             return self._without_failure(remarks)
+
         # 1. The best finding, unless the log ended well in spite of it.
-        best = self._found[min(self._found)]
+        best = self._earliest[min(self._earliest)]
         if best.tier >= _Tier.ECHO and _Tier.ROOT in self._survived:
             # Logs of several ranks, concatenated: the first failure is before the steps of the
             # other ranks.
             best = self._survived[_Tier.ROOT]
-        caught = self._ends.caught_before(best.position) if best.finding.cause is None else ""
-        if caught:
-            return _at_the_end("unknown_memory", caught, remarks)
-        of_the_end = best.tier is _Tier.WRAPPER or _ABORT.search(best.finding.evidence) is not None
-        if (
-            self._aborted
-            and of_the_end
-            and best.finding.cause is None
-            and self._ends.without_failure
-        ):
-            well = _at_the_end("none", self._ends.without_failure, (ABORTED_AT_EXIT, *remarks))
-            return dataclasses.replace(well, rank=best.rank)
+        if best.finding.cause is None:
+            caught = self._ends.caught_before(best.position)
+            if caught:
+                return _at_the_end("unknown_memory", caught, remarks)
+            if self._only_aborted_at_exit(best):
+                remarks = (ABORTED_AT_EXIT, *remarks)
+                ended_well = _at_the_end("none", self._ends.without_failure, remarks)
+                return dataclasses.replace(ended_well, rank=best.rank)
+
         # 2. Its cause, with the processes that held the memory.
         finding = self._with_neighbours(best)
-        known = finding.cause is not None
+        is_known = finding.cause is not None
         if finding.cause == "gpu_other_process":
             remarks = (*self._neighbours.remarks(finding.evidence), *remarks)
         elif finding.cause == "host_ram":
             remarks = (*self._host_memory.remarks(), *remarks)
         return Diagnosis(
-            known=known,
-            is_memory=finding.is_memory if known else None,
+            known=is_known,
+            is_memory=finding.is_memory if is_known else None,
             cause=finding.cause,
             phase=best.phase,
             rank=best.rank if best.rank is not None else self._first_to_fail,
             evidence=one_line(finding.evidence),
-            numbers=dict(finding.numbers) if known else {},
+            numbers=dict(finding.numbers) if is_known else {},
             remarks=remarks,
-            row=finding.row if known else None,
+            row=finding.row if is_known else None,
         )
+
+    def _only_aborted_at_exit(self, best: _Candidate) -> bool:
+        """Return True if training was complete and a process aborted while it ended."""
+        is_of_the_end = (
+            best.tier is _Tier.WRAPPER or _ABORT.search(best.finding.evidence) is not None
+        )
+        return self._aborted and is_of_the_end and bool(self._ends.without_failure)
 
     @property
     def is_of_a_run(self) -> bool:
         """Return True if the log holds a step, a whole traceback or the crash of a process."""
-        whole = any(
-            found.whole and (tier is _Tier.ROOT or found.thrown is not None)
-            for tier, found in self._found.items()
+        if self._has_steps or _Tier.ROOT in self._survived:
+            return True
+        return any(
+            candidate.is_whole and (tier is _Tier.ROOT or candidate.thrown is not None)
+            for tier, candidate in self._earliest.items()
         )
-        return self._has_steps or _Tier.ROOT in self._survived or whole
 
-    def _with_neighbours(self, found: _Found) -> Finding:
+    def _with_neighbours(self, candidate: _Candidate) -> Finding:
         """Return the finding with the owner of the missing memory: a foreign process, or another
         role of the job.
         """
-        finding, thrown = found.finding, found.thrown
+        finding, thrown = candidate.finding, candidate.thrown
         frames = () if thrown is None else thrown.frames
-        if self._neighbours.leave_too_little(finding) or self._neighbours.hold_most_unseen(
-            finding, frames
-        ):
+        neighbours = self._neighbours
+        if neighbours.leave_too_little(finding) or neighbours.hold_most_unseen(finding, frames):
             return dataclasses.replace(finding, cause="gpu_other_process")
-        if (
-            finding.cause != "gpu_other_process"
-            or finding.row != "cuda_other_process"
-            or thrown is None
-        ):
+
+        names_a_neighbour = (
+            finding.cause == "gpu_other_process" and finding.row == "cuda_other_process"
+        )
+        if thrown is None or not names_a_neighbour:
             return finding
-        if not self._neighbours.are_own(finding.evidence, frames, found.phase):
+        if not neighbours.are_own(finding.evidence, frames, candidate.phase):
             return finding
-        alone = dataclasses.replace(thrown, text=without_neighbours(thrown.text))
+
+        # The neighbours are roles of this job: judge the message without them.
+        own_part = dataclasses.replace(thrown, text=without_neighbours(thrown.text))
         reported = ExceptionChain(
-            position=found.position,
-            rank=found.rank,
-            chain=(alone,),
+            position=candidate.position,
+            rank=candidate.rank,
+            chain=(own_part,),
             has_traceback=True,
             is_whole=True,
         )
@@ -268,30 +276,33 @@ class LogReader:
             return _at_the_end("none", line, remarks)
         if line := self._ends.caught_before(self._last_position):
             return _at_the_end("unknown_memory", line, remarks)
-        return Diagnosis(known=False, evidence=one_line(self._last), remarks=remarks)
+        return Diagnosis(
+            known=False,
+            evidence=one_line(self._last),
+            remarks=remarks,
+        )
 
-    def _keep(self, found: _Found) -> None:
+    def _keep(self, candidate: _Candidate) -> None:
         self._steps_since = 0
-        known = self._found.get(found.tier)
-        if known is None or found.position < known.position:
-            self._found[found.tier] = found
-        elif (
-            known.phase is None
-            and known.thrown is None
-            and found.thrown is not None
-            and _is_the_same(known, found)
-        ):
+        earliest = self._earliest.get(candidate.tier)
+        if earliest is None or candidate.position < earliest.position:
+            self._earliest[candidate.tier] = candidate
+            return
+        is_bare = earliest.phase is None and earliest.thrown is None
+        if is_bare and candidate.thrown is not None and _is_the_same(earliest, candidate):
             # A library printed the message shortly before the exception with its frames.
-            rank = found.rank if known.rank is None else known.rank
-            self._found[found.tier] = dataclasses.replace(found, position=known.position, rank=rank)
+            rank = candidate.rank if earliest.rank is None else earliest.rank
+            self._earliest[candidate.tier] = dataclasses.replace(
+                candidate, position=earliest.position, rank=rank
+            )
 
     def _go_on(self) -> None:
         """Record one more step, or the end of training: earlier errors did not end the run."""
         self._steps_since += 1
         self._has_steps = True
-        if self._found and (self._ends.finished_last or self._steps_since >= STEPS_SURVIVED):
-            self._survived = {**self._found, **self._survived}
-            self._found = {}
+        if self._earliest and (self._ends.finished_last or self._steps_since >= STEPS_SURVIVED):
+            self._survived = {**self._earliest, **self._survived}
+            self._earliest = {}
 
     def _in_launchers_summary(self, text: str) -> bool:
         """Return True inside torchrun's list of failed processes, of which the first to fail
@@ -304,65 +315,97 @@ class LogReader:
             self._section = "first"
         elif stripped.startswith("====") or not self._section:
             self._section = ""
-        elif (
-            self._section == "first"
-            and (match := _LAUNCHERS_RANK.match(text)) is not None
-            and self._first_to_fail is None
-        ):
-            self._first_to_fail = int(match[1])
+        elif self._section == "first" and self._first_to_fail is None:
+            failed_rank = _LAUNCHERS_RANK.match(text)
+            if failed_rank is not None:
+                self._first_to_fail = int(failed_rank[1])
         return self._section == "others"
 
 
-def _is_the_same(printed: _Found, raised: _Found) -> bool:
-    words = " ".join(printed.finding.evidence.split())
-    reported = "" if raised.thrown is None else f"{raised.thrown.text}\n{raised.thrown.more}"
-    if printed.finding.row == raised.finding.row:
-        return True
-    return bool(words) and any(
-        words in " ".join(text.split()) for text in (raised.finding.evidence, reported)
+def _crash(line: LogLine, position: int) -> _Candidate:
+    return _Candidate(
+        tier=_Tier.ROOT,
+        position=position,
+        rank=line.rank,
+        finding=Finding(outcome=Outcome.CRASH, evidence=line.text),
+        phase=None,
     )
 
 
-def _judge(reported: ExceptionChain) -> _Found:
+def _message(
+    finding: Finding,
+    line: LogLine,
+    position: int,
+) -> _Candidate:
+    """Return the candidate for a known message that was printed without a traceback."""
+    rank = line.rank
+    if rank is None:
+        rank_in_words = _RANK_IN_WORDS.search(line.text)
+        rank = None if rank_in_words is None else int(rank_in_words[1])
+    return _Candidate(
+        tier=_tier(finding, line.text, has_traceback=False),
+        position=position,
+        rank=rank,
+        finding=finding,
+        phase=_phase_of_row(finding),
+    )
+
+
+def _is_the_same(printed: _Candidate, raised: _Candidate) -> bool:
+    if printed.finding.row == raised.finding.row:
+        return True
+    message = " ".join(printed.finding.evidence.split())
+    if not message:
+        return False
+    texts = [raised.finding.evidence]
+    if raised.thrown is not None:
+        texts.append(f"{raised.thrown.text}\n{raised.thrown.more}")
+    return any(message in " ".join(text.split()) for text in texts)
+
+
+def _judge(reported: ExceptionChain) -> _Candidate:
     """Return the decisive finding of a chain: memory, else the first known one, else the first that
     is no wrapper.
 
     A handled exception may be harmless, such as the import of an optional package. Running out of
     memory never is.
     """
-    judged = []
-    for thrown in reported.chain:
-        phase = phase_of(thrown.frames)
-        finding = classify_logged(thrown, phase, "cuda")
-        tier = _tier(finding, thrown.text, reported.has_traceback)
+    candidates = [_candidate(thrown, reported) for thrown in reported.chain]
+    classified = [
+        candidate
+        for candidate in candidates
+        if candidate.tier is _Tier.ROOT and candidate.finding.row is not None
+    ]
+    best = min(classified, key=lambda candidate: _weakness(candidate.finding), default=None)
+    if best is not None:
+        # A framework's message may be about a fault in the user's own code, with which the chain
+        # began.
+        is_by_place = _row(best.finding).raised_at is not None
+        if not (is_by_place and _began_in_own_code(reported, candidates[0])):
+            return best
+    return min(candidates, key=lambda candidate: candidate.tier is _Tier.WRAPPER)
+
+
+def _candidate(thrown: LoggedException, reported: ExceptionChain) -> _Candidate:
+    phase = phase_of(thrown.frames)
+    finding = classify_logged(thrown, phase, "cuda")
+    return _Candidate(
+        tier=_tier(finding, thrown.text, reported.has_traceback),
+        position=reported.position,
+        rank=reported.rank,
+        finding=finding,
         # Not the finding's phase: a probe without a reported phase is loading, but a log may
         # contain no phase at all.
-        phase = _phase_of_row(finding) or phase
-        judged.append(
-            _Found(
-                tier=tier,
-                position=reported.position,
-                rank=reported.rank,
-                finding=finding,
-                phase=phase,
-                thrown=thrown,
-                whole=reported.is_whole,
-            )
-        )
-    known = [
-        found for found in judged if found.tier is _Tier.ROOT and found.finding.row is not None
-    ]
-    best = min(known, key=lambda found: _weakness(found.finding), default=None)
-    # A framework's message may be about a fault in the user's own code, with which the chain began.
-    first = reported.chain[0]
-    users = (
-        judged[0].finding.row is None
-        and bool(first.frames)
-        and _INSTALLED.search(first.frames[-1]) is None
+        phase=_phase_of_row(finding) or phase,
+        thrown=thrown,
+        is_whole=reported.is_whole,
     )
-    if best is not None and not (users and _row(best.finding).raised_at is not None):
-        return best
-    return min(judged, key=lambda found: found.tier is _Tier.WRAPPER)
+
+
+def _began_in_own_code(reported: ExceptionChain, first: _Candidate) -> bool:
+    """Return True if the chain's first exception is unknown and was raised in the user's code."""
+    frames = reported.chain[0].frames
+    return first.finding.row is None and bool(frames) and _INSTALLED.search(frames[-1]) is None
 
 
 def _weakness(finding: Finding) -> tuple[bool, bool, bool]:
@@ -370,21 +413,24 @@ def _weakness(finding: Finding) -> tuple[bool, bool, bool]:
     more exact than a place in the code; last what was known by its place alone.
     """
     row = _row(finding)
-    says_what_for = (
-        row.kind == "memory" and row.cause not in (None, "unknown_memory") and row.raised_at is None
-    )
-    return not finding.is_memory, not says_what_for, row.raised_at is not None
+    is_by_place = row.raised_at is not None
+    has_purpose = row.kind == "memory" and row.cause not in (None, "unknown_memory")
+    return not finding.is_memory, not (has_purpose and not is_by_place), is_by_place
 
 
-def _tier(finding: Finding, text: str, has_traceback: bool) -> _Tier:
+def _tier(
+    finding: Finding,
+    text: str,
+    has_traceback: bool,
+) -> _Tier:
     if finding.row is None:
-        of_another = _WRAPPERS.match(text) or _OF_ANOTHER.search(text.partition("\n")[0])
-        return _Tier.WRAPPER if of_another or not has_traceback else _Tier.ROOT
+        first_line = text.partition("\n")[0]
+        is_of_another = _WRAPPERS.match(text) or _OF_ANOTHER.search(first_line)
+        return _Tier.WRAPPER if is_of_another or not has_traceback else _Tier.ROOT
     if finding.secondary:
         return _Tier.ECHO if finding.cause is not None else _Tier.WRAPPER
-    return (
-        _Tier.ROOT if has_traceback or finding.is_memory or _row(finding).decisive else _Tier.BARE
-    )
+    is_decisive = has_traceback or finding.is_memory or _row(finding).decisive
+    return _Tier.ROOT if is_decisive else _Tier.BARE
 
 
 def _row(finding: Finding) -> FailureRow:
@@ -395,13 +441,21 @@ def _phase_of_row(finding: Finding) -> Phase | None:
     return None if finding.row is None else _row(finding).phase
 
 
-def _at_the_end(cause: str, line: str, remarks: tuple[str, ...]) -> Diagnosis:
+def _at_the_end(
+    cause: str,
+    line: str,
+    remarks: tuple[str, ...],
+) -> Diagnosis:
     """Return the diagnosis by the last lines: `unknown_memory` where a loop caught the error
     itself, so that its place is unknown.
     """
     is_memory = cause in MEMORY_CAUSES
     return Diagnosis(
-        known=True, is_memory=is_memory, cause=cause, evidence=one_line(line), remarks=remarks
+        known=True,
+        is_memory=is_memory,
+        cause=cause,
+        evidence=one_line(line),
+        remarks=remarks,
     )
 
 

@@ -7,11 +7,10 @@ Nothing is measured here, and what can't be predicted stays None.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import msgspec
 
@@ -29,10 +28,11 @@ if TYPE_CHECKING:
     from autotune.prediction.service import PredictionService
     from autotune.request.job_builder import ParsedRequest
 
-METHOD = (  # method that every framework has; the names in question are those of all its methods
-    "grpo"
-)
-SOURCE = "trl"  # framework whose names the tables of remedies have
+# Method that every framework has; the names in question are those of all its methods.
+METHOD = "grpo"
+
+# Framework whose names the tables of remedies have.
+SOURCE = "trl"
 
 _ROW_LENGTH = {"max_completion_length": "max_length"}
 """Setting of a generated row -> that of a given row, for methods that generate none."""
@@ -53,126 +53,158 @@ class LogFramework:
     """
 
     def __init__(self) -> None:
-        self.name: str | None = (
-            None  # None: TRL, whose names the tables of remedies have, or unknown
-        )
+        self.name: str | None = None
+        """None: TRL, whose names the tables of remedies have, or unknown."""
+
         self._is_former = False  # the log has a flag of an earlier release
         self._methods: dict[str, str] = {}  # framework -> method, by the first words of one
 
     def feed(self, lowered: str) -> None:
-        """Receive a block of lines; most have none of the words, so that it is looked at as a
-        whole first.
+        """Receive a block of lines. Most have none of the words: look at the block as a whole
+        first.
         """
-        unknown = [word for kind in launch_kinds() if self.name is None for word in kind.in_logs]
-        for kind in launch_kinds():
-            if kind.framework not in self._methods:
-                unknown += [word for words in kind.methods_in_logs.values() for word in words]
-        if any(map(lowered.__contains__, unknown)) or (
-            self.name is not None and "--" in lowered and not self._is_former
-        ):
+        if self._may_have_former_flag(lowered) or self._has_marker(lowered):
             for line in lowered.split("\n"):
                 self._feed_line(line)
 
+    def _may_have_former_flag(self, lowered: str) -> bool:
+        return self.name is not None and not self._is_former and "--" in lowered
+
+    def _has_marker(self, lowered: str) -> bool:
+        """Return True if words of frameworks or methods are in it that are not known yet."""
+        markers: list[str] = []
+        for kind in launch_kinds():
+            if self.name is None:
+                markers += kind.in_logs
+            if kind.framework not in self._methods:
+                for markers_of_method in kind.methods_in_logs.values():
+                    markers += markers_of_method
+        return any(marker in lowered for marker in markers)
+
     def _feed_line(self, lowered: str) -> None:
         if self.name is None:
-            self.name = next(
-                (
-                    kind.framework
-                    for kind in launch_kinds()
-                    if any(map(lowered.__contains__, kind.in_logs))
-                ),
-                None,
-            )
-        if self.name is not None and "--" in lowered and not self._is_former:
-            self._is_former = any(
-                f"--{former}" in lowered for former in kind_of(self.name).former_flags.values()
-            )
+            self.name = _framework_in(lowered)
+        if self.name is not None and self._may_have_former_flag(lowered):
+            former_flags = kind_of(self.name).former_flags.values()
+            self._is_former = any(f"--{flag}" in lowered for flag in former_flags)
         for kind in launch_kinds():
             if kind.framework not in self._methods:
-                named = (
-                    method
-                    for method, words in kind.methods_in_logs.items()
-                    if any(map(lowered.__contains__, words))
-                )
-                self._methods.update(
-                    (kind.framework, method) for method in itertools.islice(named, 1)
-                )
+                method = _method_in(lowered, kind)
+                if method is not None:
+                    self._methods[kind.framework] = method
 
     def translated(self, remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
         """Return the remedies under this framework's names, without those that it or its method
         has no setting for.
         """
         method = self._methods.get(self.name or SOURCE, METHOD)
-        remedies = tuple(
-            one for one in (_of_method(remedy, method) for remedy in remedies) if one is not None
-        ) or tuple(remedies)
+        renamed = _present(_of_method(remedy, method) for remedy in remedies)
+        if not renamed:
+            renamed = tuple(remedies)
         if self.name is None:
-            return remedies
+            return renamed
         kind = kind_of(self.name)
-        return tuple(
-            one
-            for one in (self._translated(remedy, kind) for remedy in remedies)
-            if one is not None
-        )
+        return _present(self._translated(remedy, kind) for remedy in renamed)
 
     def _translated(self, remedy: Remedy, kind: LaunchKind) -> Remedy | None:
-        own = _names(kind.framework).get(remedy.elsewhere or remedy.setting, remedy.setting)
-        if own is None:
+        names = _names(kind.framework)
+        setting = names.get(remedy.elsewhere or remedy.setting, remedy.setting)
+        if setting is None:
             return None
-        if own in _settings(kind.framework):  # its flag, as the log writes them
-            own = kind.former_flags.get(own, own) if self._is_former else own
-            own = own if kind.dotted else f"--{own}"
-        why = remedy.why_elsewhere or kind.remedy_reasons.get(remedy.setting, remedy.why)
+        if setting in _settings(kind.framework):  # its flag, as the log writes them
+            if self._is_former:
+                setting = kind.former_flags.get(setting, setting)
+            if not kind.dotted:
+                setting = f"--{setting}"
+        direction = kind.remedy_values.get(remedy.setting, remedy.to)
+        reason = remedy.why_elsewhere
+        if not reason:
+            reason = kind.remedy_reasons.get(remedy.setting, remedy.why)
         return msgspec.structs.replace(
-            remedy, setting=own, to=kind.remedy_values.get(remedy.setting, remedy.to), why=why
+            remedy,
+            setting=setting,
+            to=direction,
+            why=reason,
         )
+
+
+def _framework_in(lowered: str) -> str | None:
+    for kind in launch_kinds():
+        if any(marker in lowered for marker in kind.in_logs):
+            return kind.framework
+    return None
+
+
+def _method_in(lowered: str, kind: LaunchKind) -> str | None:
+    for method, markers in kind.methods_in_logs.items():
+        if any(marker in lowered for marker in markers):
+            return method
+    return None
+
+
+def _present(remedies: Iterable[Remedy | None]) -> tuple[Remedy, ...]:
+    return tuple(remedy for remedy in remedies if remedy is not None)
 
 
 def advice_for(diagnosis: Diagnosis, framework: LogFramework | None = None) -> tuple[Advice, ...]:
     """Return two or three changes under the framework's names, each bounded by a figure of the
     message where it has one; none where nothing is known, or nothing failed.
     """
-    remedies = () if diagnosis.cause is None else remedies_for(diagnosis.cause, diagnosis.row)
-    advice = []
-    for remedy in remedies if framework is None else framework.translated(remedies):
-        bound = diagnosis.numbers.get(remedy.bounded_by or "")
-        limit = (
-            ""
-            if bound is None
-            else f", to at most {bound if isinstance(bound, int) else format(bound, '.2f')}"
-        )
-        advice.append(Advice(change={remedy.setting: f"{remedy.to}{limit}"}, why=remedy.why))
-    return tuple(advice)
+    if diagnosis.cause is None:
+        return ()
+    remedies: Sequence[Remedy] = remedies_for(diagnosis.cause, diagnosis.row)
+    if framework is not None:
+        remedies = framework.translated(remedies)
+    return tuple(_advice(remedy, diagnosis) for remedy in remedies)
+
+
+def _advice(remedy: Remedy, diagnosis: Diagnosis) -> Advice:
+    direction = remedy.to
+    bound = diagnosis.numbers.get(remedy.bounded_by or "")
+    if bound is not None:
+        shown = str(bound) if isinstance(bound, int) else format(bound, ".2f")
+        direction = f"{direction}, to at most {shown}"
+    return Advice(change={remedy.setting: direction}, why=remedy.why)
 
 
 def _of_method(remedy: Remedy, method: str) -> Remedy | None:
     """Return the remedy under the method's names, in those of TRL; None if the method lacks the
     setting.
     """
-    trainer, setting = frameworks.trainer(SOURCE, method), remedy.setting
-    own = trainer.canonical.get(setting, setting)
-    own = own if own in trainer.fields() else _ROW_LENGTH.get(setting, setting)
-    if setting in frameworks.trainer(SOURCE, METHOD).fields() and own not in trainer.fields():
+    former_names = kind_of(SOURCE).past_methods.get(method)
+    if former_names is not None:
+        former = former_names.get(remedy.setting, remedy.setting)
+        return None if former is None else msgspec.structs.replace(remedy, setting=former)
+    fields = frameworks.trainer(SOURCE, method).fields()
+    canonical = frameworks.trainer(SOURCE, method).canonical
+    setting = canonical.get(remedy.setting, remedy.setting)
+    if setting not in fields:
+        setting = _ROW_LENGTH.get(remedy.setting, remedy.setting)
+    is_a_setting = remedy.setting in frameworks.trainer(SOURCE, METHOD).fields()
+    if is_a_setting and setting not in fields:
         return None
-    return msgspec.structs.replace(remedy, setting=own)
+    return msgspec.structs.replace(remedy, setting=setting)
 
 
 @cache
 def _names(framework: str) -> Mapping[str, str | None]:
     """Return setting of the remedies -> the framework's own; None: it has none."""
+    if kind_of(framework).only_logs:
+        return kind_of(framework).remedies
     trainer = frameworks.trainer(framework, METHOD)
     facts = getattr(trainer, "facts", None)
-    engine = facts.engine if isinstance(facts, FrameworkFacts) else {}
-    parts = {
-        _ENGINE[part]: name
-        for part, name in engine.items()
-        if part in _ENGINE and isinstance(name, str)
-    }
-    return {**trainer.canonical, **parts, **kind_of(framework).remedies}
+    engine_names = {}
+    if isinstance(facts, FrameworkFacts):
+        for part, name in facts.engine.items():
+            if part in _ENGINE and isinstance(name, str):
+                engine_names[_ENGINE[part]] = name
+    return {**trainer.canonical, **engine_names, **kind_of(framework).remedies}
 
 
 @cache
 def _settings(framework: str) -> frozenset[str]:
+    if kind_of(framework).only_logs:
+        return frozenset(name for name in _names(framework).values() if name is not None)
     return frozenset(frameworks.trainer(framework, METHOD).fields())
 
 
@@ -181,127 +213,148 @@ Change: TypeAlias = Mapping[str, KnobValue]
 _SWITCH: Mapping[str, bool] = {"on": True, "off": False}
 
 
-def changes_of(advice: Advice, space: SearchSpace, candidate: Candidate) -> Iterator[Change]:
+def changes_of(
+    advice: Advice,
+    space: SearchSpace,
+    candidate: Candidate,
+) -> Iterator[Change]:
     """Yield the changes from the mildest to the strongest; none for a setting outside the space."""
-    for setting, way in advice.change.items():
-        direction, _, bound = way.partition(", to at most ")
+    knobs = {knob.name: knob for knob in (*space.remedies, *space.knobs)}
+    for setting, advised in advice.change.items():
         if setting == BATCH_KNOBS[0]:
             yield from _smaller_batches(candidate)
-        elif knob := next(
-            (one for one in (*space.knobs, *space.remedies) if one.name == setting), None
-        ):
-            now = candidate.settings.get(knob.name)
-            yield from (
-                {setting: value}
-                for value in _values(knob, now, direction, int(bound) if bound else None)
-            )
+        elif setting in knobs:
+            direction, _, bound = advised.partition(", to at most ")
+            knob = knobs[setting]
+            current = candidate.settings.get(setting)
+            for value in _values(knob, current, direction, int(bound) if bound else None):
+                yield {setting: value}
 
 
 def _smaller_batches(candidate: Candidate) -> Iterator[Change]:
     """Yield smaller micro-batches with more accumulation steps, at the same global batch."""
-    micro, steps = (candidate.settings.get(name) for name in BATCH_KNOBS[:2])
-    if isinstance(micro, int) and isinstance(steps, int):
-        halves = [
-            size for size in range(micro - 1, 0, -1) if micro % size == 0 and size & (size - 1) == 0
-        ]
-        yield from (
-            {BATCH_KNOBS[0]: size, BATCH_KNOBS[1]: steps * micro // size} for size in halves
-        )
+    batch_knob, steps_knob = BATCH_KNOBS[:2]
+    batch = candidate.settings.get(batch_knob)
+    steps = candidate.settings.get(steps_knob)
+    if not isinstance(batch, int) or not isinstance(steps, int):
+        return
+    for size in range(batch - 1, 0, -1):
+        is_power_of_two = size & (size - 1) == 0
+        if is_power_of_two and batch % size == 0:
+            yield {batch_knob: size, steps_knob: steps * batch // size}
 
 
-def _values(knob: Knob, now: KnobValue, direction: str, bound: int | None) -> list[KnobValue]:
+def _values(
+    knob: Knob,
+    current: KnobValue,
+    direction: str,
+    bound: int | None,
+) -> Sequence[KnobValue]:
+    """Return the knob's values in this direction, the nearest to the current one first."""
     if direction in _SWITCH:
-        return [_SWITCH[direction]] if now is not _SWITCH[direction] else []
+        value = _SWITCH[direction]
+        return [value] if current is not value else []
     if direction not in ("raise", "lower"):
-        return [choice for choice in knob.choices if str(choice) == direction and choice != now]
+        return [choice for choice in knob.choices if str(choice) == direction and choice != current]
     if bound is not None:
         return [bound]
-    numbers = sorted(
-        choice
-        for choice in knob.choices
-        if isinstance(choice, int | float) and not isinstance(choice, bool)
-    )
-    if not isinstance(now, int | float):
+    if not isinstance(current, int | float):
         return []
-    return (
-        [n for n in numbers if n > now]
-        if direction == "raise"
-        else [n for n in reversed(numbers) if n < now]
-    )
+    numbers = [choice for choice in knob.choices if _is_number(choice)]
+    if direction == "raise":
+        return sorted(number for number in numbers if number > current)
+    return sorted((number for number in numbers if number < current), reverse=True)
+
+
+def _is_number(value: KnobValue) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 SECONDS = 120.0  # time limit for predictions; the remaining remedies get no figure
 
 
 def with_effects(
-    diagnosis: Diagnosis, request: ParsedRequest, candidate: Candidate, service: PredictionService
+    diagnosis: Diagnosis,
+    request: ParsedRequest,
+    candidate: Candidate,
+    service: PredictionService,
 ) -> Diagnosis:
     """Return the diagnosis with the prediction for the configuration that failed, and for each
     remedy that has one.
     """
-    before, until = service.predict(candidate), time.monotonic() + SECONDS
+    failed = service.predict(candidate)
+    deadline = time.monotonic() + SECONDS
+    remedies = []
+    for advice in diagnosis.remedies:
+        effect = None
+        if time.monotonic() < deadline:
+            effect = _effect(advice, failed, request, candidate, service)
+        remedies.append(dataclasses.replace(advice, predicted=effect))
+    return dataclasses.replace(diagnosis, remedies=tuple(remedies), configured=_figures(failed))
 
-    def after(change: Change) -> Prediction | None:
-        knobs = request.whole_space.with_remedies({**candidate.knobs, **change})
-        try:
-            other = request.trainer.complete(knobs, request.job.task)
-            if (
-                other == candidate
-                or request.trainer.why_illegal(other, request.job.task) is not None
-            ):
-                return None
-            return service.predict(other)
-        except AutotuneError:
-            return None  # the other remedies may still be predicted
 
-    def effect(advice: Advice) -> Mapping[str, Any] | None:
-        """Return the effect of the mildest change in this direction that surely fits, or else of
-        the strongest.
-        """
-        best: tuple[Change, Prediction] | None = None
-        for change in changes_of(advice, request.whole_space, candidate):
-            predicted = after(change)
-            best = best if predicted is None else (change, predicted)
-            if predicted is not None and predicted.fits:
+def _effect(
+    advice: Advice,
+    failed: Prediction,
+    request: ParsedRequest,
+    candidate: Candidate,
+    service: PredictionService,
+) -> Mapping[str, Any] | None:
+    """Return the effect of the mildest change in this direction that surely fits, or else of the
+    strongest.
+    """
+    change: Change | None = None
+    predicted: Prediction | None = None
+    for stronger in changes_of(advice, request.whole_space, candidate):
+        prediction = _predicted_after(stronger, request, candidate, service)
+        if prediction is not None:
+            change, predicted = stronger, prediction
+            if prediction.fits:
                 break
-        if best is None:
-            return None
-        change, predicted = best
-        learning = request.whole_space.is_learning(change, candidate.settings)
-        speeds = before.tokens_per_second, predicted.tokens_per_second
-        ratio = (
-            None
-            if learning or speeds[0] is None or speeds[1] is None
-            else speeds[1].value / speeds[0].value
-        )
-        return {
-            "change": dict(change),
-            **_figures(predicted),
-            "saved_bytes": round(
-                before.peak_memory_bytes.value - predicted.peak_memory_bytes.value
-            ),
-            "speed_ratio": None if ratio is None else round(ratio, 3),
-            "changes_what_is_learned": learning,
-        }
+    if change is None or predicted is None:
+        return None
 
-    remedies = tuple(
-        dataclasses.replace(advice, predicted=effect(advice) if time.monotonic() < until else None)
-        for advice in diagnosis.remedies
-    )
-    return dataclasses.replace(diagnosis, remedies=remedies, configured=_figures(before))
+    is_learning = request.whole_space.is_learning(change, candidate.settings)
+    saved_bytes = failed.peak_memory_bytes.value - predicted.peak_memory_bytes.value
+    return {
+        "change": dict(change),
+        **_figures(predicted),
+        "saved_bytes": round(saved_bytes),
+        "speed_ratio": None if is_learning else _speed_ratio(failed, predicted),
+        "changes_what_is_learned": is_learning,
+    }
+
+
+def _predicted_after(
+    change: Change,
+    request: ParsedRequest,
+    candidate: Candidate,
+    service: PredictionService,
+) -> Prediction | None:
+    """Return the prediction of the changed candidate, None if it is the same or illegal."""
+    task = request.job.task
+    knobs = request.whole_space.with_remedies({**candidate.knobs, **change})
+    try:
+        changed = request.trainer.complete(knobs, task)
+        if changed == candidate or request.trainer.why_illegal(changed, task) is not None:
+            return None
+        return service.predict(changed)
+    except AutotuneError:
+        return None  # the other remedies may still be predicted
+
+
+def _speed_ratio(before: Prediction, after: Prediction) -> float | None:
+    if before.tokens_per_second is None or after.tokens_per_second is None:
+        return None
+    return round(after.tokens_per_second.value / before.tokens_per_second.value, 3)
 
 
 def _figures(prediction: Prediction) -> dict[str, Any]:
     """Return the same fields as `predict --json`."""
-    figures = {
-        name: getattr(prediction, name)
-        for name in ("peak_memory_bytes", "margin_bytes", "tokens_per_second")
-    }
-    return {
-        "basis": prediction.basis,
-        "fits": prediction.fits,
-        **{
-            name: one and {end: round(getattr(one, end)) for end in ("value", "low", "high")}
-            for name, one in figures.items()
-        },
-    }
+    figures: dict[str, Any] = {"basis": prediction.basis, "fits": prediction.fits}
+    for name in ("peak_memory_bytes", "margin_bytes", "tokens_per_second"):
+        estimate = getattr(prediction, name)
+        if estimate is not None:
+            estimate = {end: round(getattr(estimate, end)) for end in ("value", "low", "high")}
+        figures[name] = estimate
+    return figures

@@ -42,18 +42,22 @@ nvidia = importlib.util.find_spec("nvidia")
 wheels = [] if nvidia is None else list(nvidia.submodule_search_locations)
 print(json.dumps({"torch": folder, "stated": stated, "wheels": wheels, "prefix": sys.prefix}))
 """
-"""Without importing torch, which takes seconds. `version.py` is written by its build. NVIDIA's
-wheels share one package, wherever they are on the path: an environment may be laid over another
-one.
+"""Looks at an environment without importing torch, which takes seconds. `version.py` is written by
+torch's build. NVIDIA's wheels share one package, wherever they are on the path: an environment may
+be laid over another one.
 """
 
 _LIBRARIES = re.compile(
-    r"lib(cudart|cuda|nvidia-ml|nccl|cublas|cublasLt|cudnn|cusparse|cusparseLt|cusolver|curand|cufft|cupti)(-[0-9a-f]+)?\.so(\.|$)"
+    r"lib(cudart|cuda|nvidia-ml|nccl|cublas|cublasLt|cudnn|cusparse|cusparseLt|cusolver|curand"
+    r"|cufft|cupti)(-[0-9a-f]+)?\.so(\.|$)"
 )
 """Whose entry points are taken over, also under the names that auditwheel makes."""
 
 _NCCL = re.compile(r"^#define NCCL_VERSION_CODE (\d+)", re.MULTILINE)
 CURRENT_NCCL = 22907
+
+
+# 1. What is installed.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +74,12 @@ class Installation:
         """Return NCCL's release as NCCL writes it, 22809 for 2.28.9; a current one where its
         header is missing.
         """
-        for header in (folder / "nccl.h" for folder in self.headers):
-            if header.is_file() and (found := _NCCL.search(header.read_text())):
-                return int(found[1])
+        for folder in self.headers:
+            header = folder / "nccl.h"
+            if header.is_file():
+                version = _NCCL.search(header.read_text())
+                if version is not None:
+                    return int(version[1])
         return CURRENT_NCCL
 
 
@@ -80,56 +87,63 @@ def look(python: Path) -> Installation:
     """Return the installation behind this interpreter; TrainingEnvironmentError with the way out
     where it cannot be emulated.
     """
-    found = _asked(python)
-    folder = found["torch"]
-    if folder is None:
+    description = _describe(python)
+    if description["torch"] is None:
         raise TrainingEnvironmentError(
             f"{python} has no torch. Name the interpreter of the training environment with"
             f" --python. {_install(python)}"
         )
-    version = str(found["stated"].get("__version__", "?"))
-    match = re.match(r"(\d+)\.(\d+)", str(found["stated"].get("cuda", "")))
-    if match is None:
-        raise TrainingEnvironmentError(
-            f"{python} has torch {version}, which is no CUDA build, and only those can be emulated."
-            f" {_install(python)}"
-        )
-    cuda = (int(match[1]), int(match[2]))
-    if cuda[0] not in (12, 13):
-        raise TrainingEnvironmentError(
-            f"{python} has torch {version} for CUDA {cuda[0]}; 12 and 13 can be emulated."
-            f" {_install(python)}"
-        )
-    _refuse_a_static_runtime(python, Path(folder), version)
-    wheels, prefix = [Path(one) for one in found["wheels"]], Path(found["prefix"])
-    roots = [*wheels, Path(folder) / "lib", prefix / "lib"]
-    files = (
-        path
-        for root in roots
-        for path in sorted(root.glob("**/lib/lib*.so*" if root.name == "nvidia" else "lib*.so*"))
-    )
-    libraries = tuple(
-        dict.fromkeys(path.resolve() for path in files if _LIBRARIES.match(path.name))
-    )
+    torch = Path(description["torch"])
+    version = str(description["stated"].get("__version__", "?"))
+    cuda = _cuda_version(python, version, str(description["stated"].get("cuda", "")))
+    _refuse_a_static_runtime(python, torch, version)
+    wheels = [Path(folder) for folder in description["wheels"]]
+    prefix = Path(description["prefix"])
     return Installation(
         python=python,
         cuda=cuda,
-        libraries=libraries,
+        libraries=_libraries_in([*wheels, torch / "lib", prefix / "lib"]),
         headers=_headers(python, wheels, prefix, cuda),
     )
 
 
-def _asked(python: Path) -> dict[str, Any]:
+def _describe(python: Path) -> dict[str, Any]:
+    """Return what `_LOOK` prints in this environment."""
     try:
         answer = subprocess.run(
-            [str(python), "-c", _LOOK], capture_output=True, text=True, timeout=60, check=True
+            [str(python), "-c", _LOOK],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         )
-        found: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
+        description: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
         raise TrainingEnvironmentError(
             f"{python} can't be started as a Python interpreter: {error}."
         ) from error
-    return found
+    return description
+
+
+def _cuda_version(
+    python: Path,
+    torch_version: str,
+    stated: str,
+) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", stated)
+    if match is None:
+        raise TrainingEnvironmentError(
+            f"{python} has torch {torch_version}, which is no CUDA build, and only those can be"
+            f" emulated. {_install(python)}"
+        )
+    major = int(match[1])
+    minor = int(match[2])
+    if major not in (12, 13):
+        raise TrainingEnvironmentError(
+            f"{python} has torch {torch_version} for CUDA {major}; 12 and 13 can be emulated."
+            f" {_install(python)}"
+        )
+    return major, minor
 
 
 def _install(python: Path) -> str:
@@ -139,8 +153,12 @@ def _install(python: Path) -> str:
     )
 
 
-def _refuse_a_static_runtime(python: Path, torch: Path, version: str) -> None:
-    """A runtime inside torch's own libraries is out of reach of a preloaded one."""
+def _refuse_a_static_runtime(
+    python: Path,
+    torch: Path,
+    version: str,
+) -> None:
+    """Refuse a runtime inside torch's own libraries: it is out of reach of a preloaded one."""
     library = torch / "lib" / "libc10_cuda.so"
     try:
         shared = any(name.startswith("libcudart") for name in needed_by(library))
@@ -156,19 +174,41 @@ def _refuse_a_static_runtime(python: Path, torch: Path, version: str) -> None:
         )
 
 
+def _libraries_in(folders: list[Path]) -> tuple[Path, ...]:
+    """Return NVIDIA's libraries in these folders, each once."""
+    libraries: dict[Path, None] = {}
+    for folder in folders:
+        pattern = "**/lib/lib*.so*" if folder.name == "nvidia" else "lib*.so*"
+        for path in sorted(folder.glob(pattern)):
+            if _LIBRARIES.match(path.name):
+                libraries[path.resolve()] = None
+    return tuple(libraries)
+
+
 def _headers(
-    python: Path, wheels: list[Path], prefix: Path, cuda: tuple[int, int]
+    python: Path,
+    wheels: list[Path],
+    prefix: Path,
+    cuda: tuple[int, int],
 ) -> tuple[Path, ...]:
-    in_wheels = (folder for wheel in wheels for folder in sorted(wheel.glob("**/include")))
-    folders = [*in_wheels, prefix / "include", prefix / "targets/x86_64-linux/include"]
+    """Return the folders with headers, those with the runtime's first."""
+    folders: list[Path] = []
+    for wheel in wheels:
+        folders += sorted(wheel.glob("**/include"))
+    folders += [prefix / "include", prefix / "targets/x86_64-linux/include"]
+    folders = [folder for folder in folders if folder.is_dir()]
     with_runtime = [folder for folder in folders if (folder / "cuda_runtime_api.h").is_file()]
     if not with_runtime:
-        package = "nvidia-cuda-runtime" if cuda[0] >= 13 else f"nvidia-cuda-runtime-cu{cuda[0]}"
+        major, minor = cuda
+        package = "nvidia-cuda-runtime" if major >= 13 else f"nvidia-cuda-runtime-cu{major}"
         raise TrainingEnvironmentError(
             f"{python} has no headers of CUDA. Install them: {python} -m pip install"
-            f" '{package}=={cuda[0]}.{cuda[1]}.*'"
+            f" '{package}=={major}.{minor}.*'"
         )
-    return tuple(dict.fromkeys([*with_runtime, *(folder for folder in folders if folder.is_dir())]))
+    return tuple(dict.fromkeys([*with_runtime, *folders]))
+
+
+# 2. The library.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,72 +226,87 @@ class Built:
 
 def build(installation: Installation, cache: Path | None = None) -> Built:
     """Return the library for this installation, compiling it where the cache has none."""
-    cache = (
-        cache
-        or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "autotune" / "emulator"
-    )
-    folder = cache / _key(installation)
+    folder = (cache or _default_cache()) / _key(installation)
     if not (folder / LIST).is_file():
         _build_into(installation, folder)
-    listed = json.loads((folder / LIST).read_text())
-    return Built(folder=folder, stubs=tuple(Stub(**one) for one in listed), cuda=installation.cuda)
+    stubs = [Stub(**fields) for fields in json.loads((folder / LIST).read_text())]
+    return Built(
+        folder=folder,
+        stubs=tuple(stubs),
+        cuda=installation.cuda,
+    )
+
+
+def _default_cache() -> Path:
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+    return caches / "autotune" / "emulator"
 
 
 def written_by_hand() -> frozenset[str]:
     """Return the entry points that the C files define."""
-    found: set[str] = set()
+    names: set[str] = set()
     for source in SOURCES.glob("*.c"):
         text = source.read_text()
-        found |= {entry or macro for entry, macro in _WRITTEN.findall(text)}
-        found |= {f"{name}_v2" for name in _WITH_VERSION_2.findall(text)}
-    return frozenset(found)
+        for entry, macro in _WRITTEN.findall(text):
+            names.add(entry or macro)
+        for name in _WITH_VERSION_2.findall(text):
+            names.add(f"{name}_v2")
+    return frozenset(names)
 
 
 def sources_fingerprint() -> str:
     """Return a fingerprint of the emulator itself."""
-    parts = hashlib.sha256()
-    for path in sorted(file for kind in ("*.py", "*.c", "*.h") for file in HERE.rglob(kind)):
-        parts.update(path.read_bytes())
-    return parts.hexdigest()[:16]
+    files: list[Path] = []
+    for pattern in ("*.py", "*.c", "*.h"):
+        files += HERE.rglob(pattern)
+    fingerprint = hashlib.sha256()
+    for path in sorted(files):
+        fingerprint.update(path.read_bytes())
+    return fingerprint.hexdigest()[:16]
 
 
 def _key(installation: Installation) -> str:
     """Return the cache key: the sources, the environment's libraries, the compiler."""
-    parts = hashlib.sha256()
+    key = hashlib.sha256()
     for path in (*sorted(SOURCES.rglob("*.[ch]")), Path(entry_points.__file__), Path(__file__)):
-        parts.update(path.read_bytes())
+        key.update(path.read_bytes())
     for library in installation.libraries:
         stat = library.stat()
-        parts.update(f"{library} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    parts.update(f"{installation.cuda} {_compiler()} {os.uname().machine}".encode())
-    return parts.hexdigest()[:24]
+        key.update(f"{library} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    key.update(f"{installation.cuda} {_compiler()} {os.uname().machine}".encode())
+    return key.hexdigest()[:24]
 
 
 def _compiler() -> str:
-    found = shutil.which(os.environ.get("CC", "cc"))
-    if found is None:
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
         raise TrainingEnvironmentError(
             "There is no C compiler here, and the emulated driver is compiled for the libraries"
             " that are installed. Install one: apt-get install gcc (or set CC)."
         )
-    return found
+    return compiler
 
 
 def _build_into(installation: Installation, folder: Path) -> None:
+    """Build in a folder of its own, which gets its name when it is complete."""
     compiler = _compiler()
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="build-", dir=folder.parent))
     try:
+        # 1. Generated entry points.
         names = entry_points.names_in(installation.libraries, installation.headers)
         outs = entry_points.out_arguments(installation.headers)
-        made = entry_points.stubs_for(names, written_by_hand(), outs)
-        (work / "stubs.c").write_text(entry_points.c_text(made, outs))
-        _compile(
-            compiler, installation, [*sorted(SOURCES.glob("*.c")), work / "stubs.c"], work / LIBRARY
-        )
+        stubs = entry_points.stubs_for(names, written_by_hand(), outs)
+        (work / "stubs.c").write_text(entry_points.c_text(stubs, outs))
+
+        # 2. The library.
+        sources = [*sorted(SOURCES.glob("*.c")), work / "stubs.c"]
+        _compile(compiler, installation, sources, work / LIBRARY)
         for link in _LINKS:
             (work / link).symlink_to(LIBRARY)
-        (work / LIST).write_text(json.dumps([asdict(stub) for stub in made]))
+        (work / LIST).write_text(json.dumps([asdict(stub) for stub in stubs]))
+
+        # 3. Its place in the cache.
         try:
             work.rename(folder)
         except OSError:  # another process was faster
@@ -261,11 +316,18 @@ def _build_into(installation: Installation, folder: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _compile(compiler: str, installation: Installation, sources: list[Path], library: Path) -> None:
-    """The soname makes the loader take the library wherever something was linked with the
-    driver.
+def _compile(
+    compiler: str,
+    installation: Installation,
+    sources: list[Path],
+    library: Path,
+) -> None:
+    """Compile and link. The soname makes the loader take the library wherever something was linked
+    with the driver.
     """
-    included = [word for folder in installation.headers for word in ("-isystem", str(folder))]
+    includes: list[str] = []
+    for folder in installation.headers:
+        includes += ["-isystem", str(folder)]
     command = [
         compiler,
         "-O2",
@@ -277,7 +339,7 @@ def _compile(compiler: str, installation: Installation, sources: list[Path], lib
         f"-DCUDA_MAJOR={installation.cuda[0]}",
         f"-DNCCL_CODE={installation.nccl}",
         f"-I{SOURCES}",
-        *included,
+        *includes,
         "-idirafter",
         str(SOURCES / "headers"),
         "-Wl,-soname,libcuda.so.1",
@@ -288,11 +350,15 @@ def _compile(compiler: str, installation: Installation, sources: list[Path], lib
         "-lpthread",
         "-lrt",
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if "error" in line]
-        first = (lines or done.stderr.strip().splitlines() or ["it says nothing"])[0]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
         raise TrainingEnvironmentError(
-            f"The emulated driver does not compile with {compiler}: {first} "
+            f"The emulated driver does not compile with {compiler}: {_first_error(result.stderr)} "
             "Name another compiler with CC=..., or report this line with your torch's version."
         )
+
+
+def _first_error(output: str) -> str:
+    lines = output.strip().splitlines()
+    errors = [line.strip() for line in output.splitlines() if "error" in line]
+    return (errors or lines or ["it says nothing"])[0]

@@ -14,9 +14,9 @@ from autotune.catalog import Gpu, constant, efficiency
 from autotune.core.errors import BadInput
 from autotune.machine.hardware_detection import gpu_named
 
-MOST_CARDS = (
-    16  # capacity of the library's tables; the largest machines with one address space have 16
-)
+MOST_CARDS = 16
+"""Capacity of the library's tables; the largest machines with one address space have 16."""
+
 LONGEST_LAG = 1024
 """Launches that a card's queue holds before the host waits: with it, memory is kept waiting as
 long as it can be.
@@ -27,10 +27,11 @@ State = Literal["ok", "busy", "lost", "forbidden", "memoryless"]
 user. `memoryless`: NVML knows of no memory, as where host and GPU share it.
 """
 
-_ASKED = re.compile(r"(?:(\d+)\s*x\s*)?(\S.*)", re.IGNORECASE)
+_COUNT_AND_NAME = re.compile(r"(?:(\d+)\s*x\s*)?(\S.*)", re.IGNORECASE)
 
 _PROFILE = re.compile(r"([1-7])g\.(\d+)gb")
-MOST_SLICES = 7
+UNKNOWN_MULTIPROCESSORS = 100
+"""Assumed for cards whose number the catalog lacks."""
 
 _SHARED_KIB = {
     "7.0": 96,
@@ -86,27 +87,32 @@ class EmulatedCard:
     gpu: Gpu
     foreign_mib: int = 0  # held by processes that are not emulated
     state: State = "ok"
-    slices: tuple[
-        str, ...
-    ] = ()  # MIG profiles that it is cut into, such as 3g.20gb; empty without MIG
+    slices: tuple[str, ...] = ()
+    """MIG profiles that it is cut into, such as 3g.20gb; empty without MIG."""
 
     def slice(self, profile: str) -> tuple[int, int]:
         """Return multiprocessors and MiB of a slice; BadInput for no profile of this card.
 
-        Memory is divided in eighths, of which a profile names its own in rounded GB.
+        Memory is divided in eighths, of which a profile names its own in rounded GB. Example: of
+        an A100 with 40 GB and 108 multiprocessors, 3g.20gb has 3 x 14 multiprocessors and 4 eighths
+        of the memory.
         """
         match = _PROFILE.fullmatch(profile)
-        whole_gb = round(self.gpu.memory_mib / 1024)
-        shares = round(8 * int(match[2]) / whole_gb) if match else 0
-        if match is None or not 1 <= int(match[1]) <= MOST_SLICES or not 1 <= shares <= 8:
-            raise BadInput(
-                f"{profile!r} is no MIG profile of {self.gpu.name}.",
-                way_out="Write it like 3g.20gb.",
-            )
-        each = (self.gpu.multiprocessors or 100) // 8 // 2 * 2 + 2
-        return (
-            min(each * int(match[1]), self.gpu.multiprocessors or 100),
-            self.memory_mib * shares // 8,
+        if match is None:
+            raise self._not_a_profile(profile)
+        parts = int(match[1])
+        profile_gb = int(match[2])
+        eighths = round(8 * profile_gb / round(self.gpu.memory_mib / 1024))
+        if not 1 <= eighths <= 8:
+            raise self._not_a_profile(profile)
+        per_part = self.multiprocessors // 8 // 2 * 2 + 2
+        multiprocessors = min(per_part * parts, self.multiprocessors)
+        return multiprocessors, self.memory_mib * eighths // 8
+
+    def _not_a_profile(self, profile: str) -> BadInput:
+        return BadInput(
+            f"{profile!r} is no MIG profile of {self.gpu.name}.",
+            way_out="Write it like 3g.20gb.",
         )
 
     @property
@@ -114,10 +120,14 @@ class EmulatedCard:
         """Return what the driver calls it."""
         if self.gpu.name in _FULL_NAMES:
             return _FULL_NAMES[self.gpu.name]
-        words = self.gpu.names[0].split()
-        return "NVIDIA " + " ".join(
-            word.upper() if re.search(r"\d", word) else word.title() for word in words
-        )
+        words = ["NVIDIA"]
+        for word in self.gpu.names[0].split():
+            words.append(word.upper() if re.search(r"\d", word) else word.title())
+        return " ".join(words)
+
+    @property
+    def multiprocessors(self) -> int:
+        return self.gpu.multiprocessors or UNKNOWN_MULTIPROCESSORS
 
     @property
     def reserved_mib(self) -> int:
@@ -129,11 +139,9 @@ class EmulatedCard:
     @property
     def memory_mib(self) -> int:
         """Return what CUDA offers."""
-        return (
-            self.gpu.memory_mib
-            if self.gpu.seen_by == "torch"
-            else self.gpu.memory_mib - self.reserved_mib
-        )
+        if self.gpu.seen_by == "torch":
+            return self.gpu.memory_mib
+        return self.gpu.memory_mib - self.reserved_mib
 
     @property
     def context_mib(self) -> int:
@@ -144,11 +152,10 @@ class EmulatedCard:
 
     def nccl_mib(self, cards: int) -> int:
         """Return the size of a communicator on a machine with this number of cards."""
-        if self.gpu.link != "nvlink":
-            return round(constant("nccl_mib_pcie").value)
-        return round(
-            constant("nccl_mib_two_nvlink" if cards == 2 else "nccl_mib_many_nvlink").value
-        )
+        name = "nccl_mib_pcie"
+        if self.gpu.link == "nvlink":
+            name = "nccl_mib_two_nvlink" if cards == 2 else "nccl_mib_many_nvlink"
+        return round(constant(name).value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,38 +175,24 @@ class EmulatedMachine:
         """Return the description that the library reads, for a torch that was built with this
         CUDA.
         """
-        number = cuda_version[0] * 1000 + cuda_version[1] * 10
-        behaviour = {
+        major, minor = cuda_version
+        version = major * 1000 + minor * 10
+        machine = {
+            "driver": version,
+            "runtime": version,
             "lag": self.lag,
             "hides_processes": int(self.hides_processes),
             "pid_shift": self.pid_shift,
         }
-        lines = [_line("machine", {"driver": number, "runtime": number, **behaviour})]
+        lines = [_line("machine", machine)]
         for index, card in enumerate(self.cards):
-            whole = self._fields(index, card)
-            lines.append(_line("sliced" if card.slices else "card", whole))
+            fields = self._fields(index, card)
+            lines.append(_line("sliced" if card.slices else "card", fields))
             for number, profile in enumerate(card.slices):
-                multiprocessors, memory = card.slice(profile)
-                name = uuid.uuid5(
-                    uuid.NAMESPACE_OID, f"autotune emulated {card.gpu.name} {index} slice {number}"
+                slice_fields = _slice_fields(
+                    card, f"{card.gpu.name} {index} slice {number}", profile
                 )
-                part = {
-                    "name": f"{card.name} MIG {profile}",
-                    "uuid": f"MIG-{name}",
-                    "multiprocessors": multiprocessors,
-                }
-                lines.append(
-                    _line(
-                        "slice",
-                        {
-                            **whole,
-                            **part,
-                            "memory_mib": memory,
-                            "reserved_mib": 0,
-                            "foreign_mib": 0,
-                        },
-                    )
-                )
+                lines.append(_line("slice", {**fields, **slice_fields}))
         return "".join(lines)
 
     def _fields(self, index: int, card: EmulatedCard) -> dict[str, object]:
@@ -207,11 +200,9 @@ class EmulatedMachine:
         capability = gpu.compute_capability or "8.0"
         return {
             "name": card.name,
-            "uuid": (
-                f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'autotune emulated {gpu.name} {index}')}"
-            ),
+            "uuid": f"GPU-{_uuid(f'{gpu.name} {index}')}",
             "capability": capability,
-            "multiprocessors": gpu.multiprocessors or 100,
+            "multiprocessors": card.multiprocessors,
             "shared_kib": _SHARED_KIB.get(capability, 100),
             "l2_mib": _L2_MIB.get(capability, 40),
             "clock_khz": 1410000,
@@ -227,18 +218,50 @@ class EmulatedMachine:
         }
 
 
-def emulated_machine(asked: str, *, lag: int = 0) -> EmulatedMachine:
+def _slice_fields(
+    card: EmulatedCard,
+    identity: str,
+    profile: str,
+) -> dict[str, object]:
+    """Return the fields in which a slice differs from its card."""
+    multiprocessors, memory_mib = card.slice(profile)
+    return {
+        "name": f"{card.name} MIG {profile}",
+        "uuid": f"MIG-{_uuid(identity)}",
+        "multiprocessors": multiprocessors,
+        "memory_mib": memory_mib,
+        "reserved_mib": 0,
+        "foreign_mib": 0,
+    }
+
+
+def _uuid(identity: str) -> uuid.UUID:
+    return uuid.uuid5(uuid.NAMESPACE_OID, f"autotune emulated {identity}")
+
+
+def _line(kind: str, fields: Mapping[str, object]) -> str:
+    words = [kind]
+    for name, value in fields.items():
+        words.append(f"{name}={value}")
+    return "\t".join(words) + "\n"
+
+
+def emulated_machine(text: str, *, lag: int = 0) -> EmulatedMachine:
     """Return the machine for a value of `--gpus`: `2xA100-40G`, `H100`."""
-    match = _ASKED.fullmatch(asked.strip())
-    count, name = (int(match[1] or 1), match[2]) if match else (0, "")
+    match = _COUNT_AND_NAME.fullmatch(text.strip())
+    count = 0
+    name = ""
+    if match is not None:
+        count = int(match[1] or 1)
+        name = match[2]
     if not 1 <= count <= MOST_CARDS:
         raise BadInput(
-            f"{asked!r} is no number of cards from 1 to {MOST_CARDS}.",
+            f"{text!r} is no number of cards from 1 to {MOST_CARDS}.",
             way_out="Write it like 2xA100-40G.",
         )
     if name.lower() in ("cpu", "local"):
         raise BadInput(
-            f"{asked!r} names no card that could be emulated.",
+            f"{text!r} names no card that could be emulated.",
             way_out="Name one, like --gpus 2xA100-40G.",
         )
     gpu = gpu_named(name)
@@ -247,8 +270,5 @@ def emulated_machine(asked: str, *, lag: int = 0) -> EmulatedMachine:
             f"{gpu.name} is not an NVIDIA GPU, and only those are emulated.",
             way_out="`autotune show gpus` lists them.",
         )
-    return EmulatedMachine(cards=tuple(EmulatedCard(gpu=gpu) for _ in range(count)), lag=lag)
-
-
-def _line(kind: str, fields: Mapping[str, object]) -> str:
-    return "\t".join([kind, *(f"{name}={value}" for name, value in fields.items())]) + "\n"
+    card = EmulatedCard(gpu=gpu)
+    return EmulatedMachine(cards=(card,) * count, lag=lag)

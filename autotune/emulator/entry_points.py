@@ -32,9 +32,10 @@ _PROTOTYPE = re.compile(
 )
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _SCALAR = re.compile(
-    r"(?:(?:unsigned\s+)?(?:int|long\s+long|long)|unsigned|size_t|u?int(?:32|64)_t|float|double)\s*\*\s*\w*(?:\s*__dv\(.*)?"
+    r"(?:(?:unsigned\s+)?(?:int|long\s+long|long)|unsigned|size_t|u?int(?:32|64)_t|float|double)"
+    r"\s*\*\s*\w*(?:\s*__dv\(.*)?"
 )
-_ASKS = re.compile(r"Get|Query|[Bb]uffer_?[Ss]ize|lwork|WorkspaceSize|GetSize|Count")
+_QUERY = re.compile(r"Get|Query|[Bb]uffer_?[Ss]ize|lwork|WorkspaceSize|GetSize|Count")
 _BYTES = {"int": 4, "unsigned": 4, "unsigned int": 4, "int32_t": 4, "uint32_t": 4, "float": 4}
 
 
@@ -44,21 +45,19 @@ def names_in(libraries: Iterable[Path], headers: Iterable[Path]) -> frozenset[st
 
     Neither the driver nor NVML comes with a package: they belong to a GPU's machine.
     """
-    found: set[str] = set()
+    names: set[str] = set(nvml_names())
     for library in libraries:
         try:
-            found |= {name for name in defined_in(library) if _OURS.match(name)}
-        except (
-            OSError,
-            ElfError,
-        ):  # a linker script or a broken link: another file of this name has the names
-            continue
+            names.update(filter(_OURS.match, defined_in(library)))
+        except (OSError, ElfError):
+            continue  # a linker script or a broken link: another file of this name has the names
     for folder in headers:
         header = folder / "cuda.h"
         if header.is_file():
             text = header.read_text(errors="replace")
-            found |= {*_DRIVER.findall(text), *_RENAMED.findall(text)}
-    return frozenset(found | nvml_names())
+            names.update(_DRIVER.findall(text))
+            names.update(_RENAMED.findall(text))
+    return frozenset(names)
 
 
 def nvml_names() -> frozenset[str]:
@@ -76,33 +75,36 @@ def out_arguments(headers: Iterable[Path]) -> Mapping[str, Mapping[int, int]]:
     Covers functions whose name is a query: in a computation, a pointer to a number may be device
     memory.
     """
-    found: dict[str, Mapping[int, int]] = {}
+    out_arguments: dict[str, Mapping[int, int]] = {}
     for folder in headers:
         for header in sorted(folder.glob("cu*.h")):
-            for name, parameters in _PROTOTYPE.findall(
-                _COMMENT.sub(" ", header.read_text(errors="replace"))
-            ):
-                if _ASKS.search(name):
-                    places = _scalars(parameters)
-                    if places:
-                        found.setdefault(name, places)
-    return found
+            text = _COMMENT.sub(" ", header.read_text(errors="replace"))
+            for name, parameters in _PROTOTYPE.findall(text):
+                sizes = _scalar_sizes(parameters) if _QUERY.search(name) else {}
+                if sizes:
+                    out_arguments.setdefault(name, sizes)
+    return out_arguments
 
 
-def _scalars(parameters: str) -> dict[int, int]:
-    words = [" ".join(parameter.split()) for parameter in parameters.split(",")]
-    scalars = {
-        place: one
-        for place, one in enumerate(words)
-        if "const" not in one and _SCALAR.fullmatch(one)
-    }
-    return {place: _BYTES.get(one.split("*")[0].strip(), 8) for place, one in scalars.items()}
+def _scalar_sizes(parameters: str) -> dict[int, int]:
+    """Return the bytes of the scalars that are written through pointers, by their place."""
+    sizes = {}
+    for place, parameter in enumerate(parameters.split(",")):
+        declaration = " ".join(parameter.split())
+        if "const" not in declaration and _SCALAR.fullmatch(declaration):
+            kind = declaration.split("*")[0].strip()
+            sizes[place] = _BYTES.get(kind, 8)
+    return sizes
 
 
 # 2. Names that a shared library defines and needs.
 
-_NEEDED, _DYNAMIC, _SYMBOLS = 1, 6, 11  # of ELF
+# Of ELF: a tag of the dynamic section, two types of sections, two types of symbols.
+_NEEDED = 1
+_DYNAMIC, _SYMBOLS = 6, 11
 _FUNCTION, _INDIRECT = 2, 10
+
+_SECTION = struct.Struct("<IIQQQQIIQQ")
 
 
 class ElfError(Exception):
@@ -111,49 +113,61 @@ class ElfError(Exception):
 
 def defined_in(path: Path) -> frozenset[str]:
     """Return the functions that the library exports."""
-    entries = _entries(path, _SYMBOLS, "<IBBHQQ")
-    return frozenset(
-        text(name)
-        for text, (name, info, _, section, _, _) in entries
-        if section and info & 15 in (_FUNCTION, _INDIRECT)
-    )
+    names = set()
+    for name_at, (name, info, _, section, _, _) in _entries(path, _SYMBOLS, "<IBBHQQ"):
+        kind = info & 15
+        if section and kind in (_FUNCTION, _INDIRECT):
+            names.add(name_at(name))
+    return frozenset(names)
 
 
 def needed_by(path: Path) -> tuple[str, ...]:
     """Return the libraries that the loader brings along with it."""
-    return tuple(
-        text(value) for text, (tag, value) in _entries(path, _DYNAMIC, "<QQ") if tag == _NEEDED
-    )
+    names = []
+    for name_at, (tag, value) in _entries(path, _DYNAMIC, "<QQ"):
+        if tag == _NEEDED:
+            names.append(name_at(value))
+    return tuple(names)
 
 
 def _entries(
-    path: Path, kind: int, layout: str
+    path: Path,
+    kind: int,
+    layout: str,
 ) -> Iterator[tuple[Callable[[int], str], tuple[int, ...]]]:
     """Yield the entries of every section of this kind, with the function that reads a name of
     theirs.
     """
+    entry = struct.Struct(layout)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        if data[:6] != b"\x7fELF\x02\x01":
-            raise ElfError("no 64-bit ELF file")
-        try:
-            (table,) = struct.unpack_from("<Q", data, 40)
-            width, count = struct.unpack_from("<HH", data, 58)
-            sections = [
-                struct.unpack_from("<IIQQQQIIQQ", data, table + width * index)
-                for index in range(count)
-            ]
-        except struct.error as error:
-            raise ElfError("a broken section table") from error
-        size = struct.calcsize(layout)
+        sections = _sections(data)
         for _, section_kind, _, _, offset, length, link, *_ in sections:
             if section_kind == kind and link < len(sections):
-                text = partial(_text, data, sections[link][4])
-                for at in range(offset, offset + length - size + 1, size):
-                    yield text, struct.unpack_from(layout, data, at)
+                names = sections[link][4]
+                for at in range(offset, offset + length - entry.size + 1, entry.size):
+                    yield partial(_text, data, names), entry.unpack_from(data, at)
 
 
-def _text(data: mmap.mmap, names: int, at: int) -> str:
-    return data[names + at : data.find(b"\0", names + at)].decode(errors="replace")
+def _sections(data: mmap.mmap) -> list[tuple[int, ...]]:
+    """Return the headers of a library's sections."""
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise ElfError("no 64-bit ELF file")
+    try:
+        (table,) = struct.unpack_from("<Q", data, 40)
+        width, count = struct.unpack_from("<HH", data, 58)
+        return [_SECTION.unpack_from(data, table + width * index) for index in range(count)]
+    except struct.error as error:
+        raise ElfError("a broken section table") from error
+
+
+def _text(
+    data: mmap.mmap,
+    names: int,
+    at: int,
+) -> str:
+    """Return the text at a place of a table of names."""
+    start = names + at
+    return data[start : data.find(b"\0", start)].decode(errors="replace")
 
 
 # 3. Judgements.
@@ -178,16 +192,18 @@ _MATH = r"(cublas|cublasLt|cudnn|cusparse|cusparseLt|cusolver\w*?|curand|cufft)"
 _EITHER = r"cu(da)?"
 _COMPUTES = "computes on the device"
 _NO_PROFILE = "profiling, which finds no activity"
-_SCALARS = (  # BLAS routines whose result may go to the host
-    r"(?!\w*(dot|nrm2|asum|amax|amin|rotm?g))"
+# Not the BLAS routines whose result may go to the host.
+_NO_SCALARS = r"(?!\w*(dot|nrm2|asum|amax|amin|rotm?g))"
+_GEMMS = (
+    r"(GemmEx|GemmBatchedEx|GemmStridedBatchedEx|GemmGroupedBatchedEx|LtMatmul|LtMatrixTransform)"
 )
+_LIMITS = r"(Limit|CacheConfig|SharedMemConfig|Flags|MemPool)"
+_GRAPH_OBJECTS = r"(Upload|Debug\w*|RetainUserObject|ReleaseUserObject)"
 _REASONS = {
     rf"({_MATH}|cupti|{_EITHER})\w*(Destroy|Unload|Finalize)\w*": "what it ends holds nothing",
     rf"{_MATH}\w*Set[A-Z]\w*": "a setting of a computation that is left out",
-    rf"cublas([SDCZH]|[SDCZH]gemm){_SCALARS}[a-z]\w*": _COMPUTES,
-    r"cublas(GemmEx|GemmBatchedEx|GemmStridedBatchedEx|GemmGroupedBatchedEx|LtMatmul|LtMatrixTransform)(_\w+)?": (
-        _COMPUTES
-    ),
+    rf"cublas([SDCZH]|[SDCZH]gemm){_NO_SCALARS}[a-z]\w*": _COMPUTES,
+    rf"cublas{_GEMMS}(_\w+)?": _COMPUTES,
     r"cusparse(SpMM|SpMV|SDDMM|SpSV|SpSM)(_solve|_preprocess)?": _COMPUTES,
     r"cufft(Exec|XtExec)\w*": _COMPUTES,
     r"cudnnBackend(Execute|Initialize|Finalize|SetAttribute)": (
@@ -199,9 +215,7 @@ _REASONS = {
     rf"{_EITHER}(Func|Kernel)Set(Attribute\w*|CacheConfig|SharedMemConfig|BlockShape)": (
         "a kernel that does not run"
     ),
-    rf"{_EITHER}(Device|Ctx|DevicePrimaryCtx)Set(Limit|CacheConfig|SharedMemConfig|Flags|MemPool)(_v2)?": (
-        "without effect"
-    ),
+    rf"{_EITHER}(Device|Ctx|DevicePrimaryCtx)Set{_LIMITS}(_v2)?": "without effect",
     rf"{_EITHER}(SetDeviceFlags|SetValidDevices|DeviceReset|CtxResetPersistingL2Cache)": (
         "there is nothing to set"
     ),
@@ -211,9 +225,7 @@ _REASONS = {
     ),
     rf"{_EITHER}MemPool(SetAttribute|SetAccess|TrimTo)": "pools hold nothing back",
     r"cuDevicePrimaryCtx(Release|Reset)(_v2)?": "the context stays until the process ends",
-    rf"{_EITHER}(Graph(Upload|Debug\w*|RetainUserObject|ReleaseUserObject)|UserObject(Retain|Release))": (
-        "a graph is only a name"
-    ),
+    rf"{_EITHER}(Graph{_GRAPH_OBJECTS}|UserObject(Retain|Release))": "a graph is only a name",
     rf"{_EITHER}Stream(SetAttribute|CopyAttributes|AttachMemAsync|UpdateCapture\w*)": (
         "streams run nothing"
     ),
@@ -228,22 +240,28 @@ _REASONS = {
     r"__cuda\w+": "registration of what never runs",
 }
 
-_RULES = tuple(
-    (re.compile(pattern), reason) for pattern, reason in _REASONS.items()
-)  # patterns of whole names
+_RULES = tuple((re.compile(pattern), reason) for pattern, reason in _REASONS.items())
+"""Patterns of whole names."""
 
 
 def judged(name: str) -> str | None:
     """Return the reason that success, or another answer, is right for this entry point; None
     without a judgement.
     """
-    if (kind := _kind(name)) is not None:
+    kind = _kind(name)
+    if kind is not None:
         return _ANSWERS[kind][1]
-    return next((reason for pattern, reason in _RULES if pattern.fullmatch(name)), None)
+    for pattern, reason in _RULES:
+        if pattern.fullmatch(name):
+            return reason
+    return None
 
 
 def _kind(name: str) -> Kind | None:
-    return next((kind for kind, (pattern, _) in _ANSWERS.items() if pattern.search(name)), None)
+    for kind, (pattern, _) in _ANSWERS.items():
+        if pattern.search(name):
+            return kind
+    return None
 
 
 # 4. Generated text.
@@ -265,41 +283,49 @@ class Stub:
 
 
 def stubs_for(
-    names: Iterable[str], written: frozenset[str], outs: Mapping[str, Mapping[int, int]]
+    names: Iterable[str],
+    written: frozenset[str],
+    outs: Mapping[str, Mapping[int, int]],
 ) -> tuple[Stub, ...]:
     """Return a stub for each name that is not written by hand, in alphabetical order."""
-
-    def kind(name: str) -> Kind:
-        found = _kind(name)
-        return "zeros" if name in outs and found not in ("text", "refusal") else found or "success"
-
-    return tuple(
-        Stub(name=name, kind=kind(name), judged=judged(name))
-        for name in sorted(set(names))
-        if name not in written
-    )
+    stubs = []
+    for name in sorted(set(names) - written):
+        kind = _kind(name) or "success"
+        if name in outs and kind not in ("text", "refusal"):
+            kind = "zeros"
+        stubs.append(
+            Stub(
+                name=name,
+                kind=kind,
+                judged=judged(name),
+            )
+        )
+    return tuple(stubs)
 
 
 def c_text(stubs: Sequence[Stub], outs: Mapping[str, Mapping[int, int]]) -> str:
     """Return the source of all stubs, each counting its calls at its own place."""
     lines = [_HEAD, f"const int emu_stub_count = {len(stubs)};"]
-    lines += [_definition(place, stub, outs.get(stub.name, {})) for place, stub in enumerate(stubs)]
+    for place, stub in enumerate(stubs):
+        lines.append(_definition(place, stub, outs.get(stub.name, {})))
     return "\n".join(lines) + "\n"
 
 
-def _definition(place: int, stub: Stub, outs: Mapping[int, int]) -> str:
+def _definition(
+    place: int,
+    stub: Stub,
+    outs: Mapping[int, int],
+) -> str:
     name = stub.name
+    count = f"COUNT({place});"
     if stub.kind == "text":
-        return f'ENTRY const char *{name}(void) {{ COUNT({place}); return ""; }}'
+        return f'ENTRY const char *{name}(void) {{ {count} return ""; }}'
     if stub.kind == "refusal":
-        return f"ENTRY int {name}(void) {{ COUNT({place}); return {_NOT_SUPPORTED}; }}"
+        return f"ENTRY int {name}(void) {{ {count} return {_NOT_SUPPORTED}; }}"
     if stub.kind == "handle":
-        return (
-            f"ENTRY long {name}(void **handle) {{ COUNT({place}); *handle = emu_handle(); return"
-            " 0; }"
-        )
+        return f"ENTRY long {name}(void **handle) {{ {count} *handle = emu_handle(); return 0; }}"
     if stub.kind == "zeros":
         arguments = ", ".join(f"void *a{index}" for index in range(max(outs) + 1))
         zeros = " ".join(f"if (a{at}) memset(a{at}, 0, {size});" for at, size in outs.items())
-        return f"ENTRY long {name}({arguments}) {{ COUNT({place}); {zeros} return 0; }}"
-    return f"ENTRY long {name}(void) {{ COUNT({place}); return 0; }}"
+        return f"ENTRY long {name}({arguments}) {{ {count} {zeros} return 0; }}"
+    return f"ENTRY long {name}(void) {{ {count} return 0; }}"

@@ -1,5 +1,5 @@
-"""Commands whose processes see emulated cards: their environment, and what a whole one left:
-peaks, and its first error.
+"""Commands whose processes see emulated cards: their environment, their peaks, and the first error
+of a command that fails.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -45,10 +46,9 @@ while everything is computed on the host.
 
 KEPT_LINES = 4000
 
-_INNER = (
-    "/torch/",
-    str(INJECTED),
-)  # frames outside the command: torch's, and the emulator's below it
+_INNER = ("/torch/", str(INJECTED))
+"""Parts of paths outside the command: torch's, and the emulator's below it."""
+
 _PLACE = re.compile(
     r'\s*(?:\[rank\d+\]:\s*)?File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)'
 )
@@ -73,16 +73,21 @@ class Stand:
         return reports.read(self.reports, self.built.stubs)
 
     def environment(
-        self, ours: Mapping[str, str], *, phases: bool = False, stride: int | None = None
+        self,
+        variables: Mapping[str, str],
+        *,
+        phases: bool = False,
+        stride: int | None = None,
     ) -> dict[str, str]:
-        """Return the environment of a command whose processes are to see the emulated cards.
+        """Return the environment of a command whose processes are to see the emulated cards, from
+        the variables of this process.
 
         `stride`: number of tokens for which a decoded one stands (`inject/emulator_hooks.py`).
         """
         added = {
-            "LD_PRELOAD": _before(self.built.library, ours.get("LD_PRELOAD")),
-            "LD_LIBRARY_PATH": _before(self.built.folder, ours.get("LD_LIBRARY_PATH")),
-            "PYTHONPATH": _before(INJECTED, ours.get("PYTHONPATH")),
+            "LD_PRELOAD": _before(self.built.library, variables.get("LD_PRELOAD")),
+            "LD_LIBRARY_PATH": _before(self.built.folder, variables.get("LD_LIBRARY_PATH")),
+            "PYTHONPATH": _before(INJECTED, variables.get("PYTHONPATH")),
             "TRITON_LIBCUDA_PATH": str(self.built.folder),
             # A cluster that already runs is found by these two, and its workers see no emulated
             # card.
@@ -94,7 +99,7 @@ class Stand:
             added["AUTOTUNE_EMULATOR_PHASES"] = "1"
         if stride is not None:
             added["AUTOTUNE_EMULATOR_STRIDE"] = str(stride)
-        return {**_DEFAULTS, **ours, **added}
+        return {**_DEFAULTS, **variables, **added}
 
     def _variables(self) -> dict[str, str]:
         """Return the variables by which the library finds its machine."""
@@ -111,42 +116,57 @@ class Stand:
         The module is a copy of its own and so is the library: a process may watch several machines,
         real ones among them.
         """
-        original = importlib.util.find_spec("pynvml")
-        assert original is not None and original.origin is not None  # a dependency of autotune
-        spec = importlib.util.spec_from_file_location(
-            f"pynvml of {self.folder.name}", original.origin
-        )
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # it looks itself up there
-        spec.loader.exec_module(module)
+        module = _copy_of_pynvml(f"pynvml of {self.folder.name}")
         library = self.folder / "libnvidia-ml-watching.so"
         shutil.copyfile(self.built.library, library)
-        named = self._variables()  # the library reads them once, while it is loaded
-        before = {name: os.environ.get(name) for name in named}
-        os.environ.update(named)
-        try:
+        with _environment_variables(self._variables()):  # read once, while the library is loaded
             module.nvmlLib = ctypes.CDLL(str(library))  # type: ignore[attr-defined]
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
         return module
 
 
-def set_up(machine: EmulatedMachine, built: Built, folder: Path) -> Stand:
+def set_up(
+    machine: EmulatedMachine,
+    built: Built,
+    folder: Path,
+) -> Stand:
     """Return a machine in this folder, with nothing on its cards yet."""
-    made = Stand(folder=folder, built=built)
-    made.reports.mkdir(parents=True, exist_ok=True)
+    stand = Stand(folder=folder, built=built)
+    stand.reports.mkdir(parents=True, exist_ok=True)
     (folder / "machine").write_text(machine.text(built.cuda))
     (folder / "state").unlink(missing_ok=True)
-    return made
+    return stand
 
 
 def _before(path: Path, others: str | None) -> str:
-    return os.pathsep.join([str(path), *([others] if others else [])])
+    """Put a path in front of the others of a variable."""
+    return f"{path}{os.pathsep}{others}" if others else str(path)
+
+
+def _copy_of_pynvml(name: str) -> ModuleType:
+    """Return a module of this name with nvidia-ml-py's code."""
+    installed = importlib.util.find_spec("pynvml")
+    assert installed is not None and installed.origin is not None  # a dependency of autotune
+    spec = importlib.util.spec_from_file_location(name, installed.origin)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # it looks itself up there
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _environment_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process for a time."""
+    previous = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in previous.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,31 +201,34 @@ def rehearse(
     `stride`: number of tokens for which a decoded one stands.
     """
     built = build(look(python))
-    last: deque[str] = deque(maxlen=KEPT_LINES)
+    output: deque[str] = deque(maxlen=KEPT_LINES)
     with tempfile.TemporaryDirectory(
         prefix="autotune-emulated-", ignore_cleanup_errors=True
     ) as folder:
-        stand, ours = (
-            set_up(machine, built, Path(folder)),
+        stand = set_up(machine, built, Path(folder))
+        environment = stand.environment(
             without_side_effects(os.environ, Path(folder)),
+            phases=True,
+            stride=stride if stride > 1 else None,
         )
-        code = _run(
-            command,
-            stand.environment(ours, phases=True, stride=stride if stride > 1 else None),
-            last,
-            show,
-        )
+        code = _run(command, environment, output, show)
         report = stand.report()
-    failure = first_failure(last) if code else None
-    return Rehearsed(machine=machine, code=code, report=report, failure=failure, output=tuple(last))
+    return Rehearsed(
+        machine=machine,
+        code=code,
+        report=report,
+        failure=first_failure(output) if code else None,
+        output=tuple(output),
+    )
 
 
 def _run(
     command: Sequence[str],
     environment: dict[str, str],
-    last: deque[str],
+    output: deque[str],
     show: Callable[[str], object],
 ) -> int:
+    """Run the command, whose lines go to `show` and to `output`. Return its exit code."""
     try:
         process = subprocess.Popen(
             command,
@@ -226,7 +249,7 @@ def _run(
         try:
             for line in process.stdout:
                 show(line)
-                last.append(line.rstrip("\n"))
+                output.append(line.rstrip("\n"))
         except BaseException:
             process.terminate()  # leaving the block waits for it
             raise
@@ -237,15 +260,21 @@ def first_failure(lines: Sequence[str]) -> CommandFailure | None:
     """Return the first error of the output; later ones mostly result from it."""
     places: list[str] = []
     for line in lines:
-        place, error = _PLACE.match(line), _ERROR.match(line)
+        place = _PLACE.match(line)
+        error = _ERROR.match(line)
         if "Traceback (most recent call last)" in line:
             places = []
         elif place is not None:
             places.append(f"{place['file']}:{place['line']} {place['function']}")
         elif error is not None:
-            outside = [one for one in places if not any(inner in one for inner in _INNER)]
-            return CommandFailure(
-                words=f"{error['kind']}: {error['text']}",
-                place=next(reversed(outside or places), None),
-            )
+            text = f"{error['kind']}: {error['text']}"
+            return CommandFailure(words=text, place=_innermost_of_command(places))
     return None
+
+
+def _innermost_of_command(places: Sequence[str]) -> str | None:
+    """Return the innermost frame outside torch; the innermost of all if there is none."""
+    for place in reversed(places):
+        if not any(part in place for part in _INNER):
+            return place
+    return places[-1] if places else None

@@ -63,7 +63,13 @@ class AllocatorSettings:
 class OutOfMemory(Exception):
     """No room for a segment, even with an empty cache."""
 
-    def __init__(self, *, request_bytes: int, reserved_bytes: int, allocated_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        request_bytes: int,
+        reserved_bytes: int,
+        allocated_bytes: int,
+    ) -> None:
         super().__init__(
             f"requested {request_bytes} with {reserved_bytes} reserved and {allocated_bytes}"
             " allocated"
@@ -84,7 +90,13 @@ class AllocatorBlock:
 
     __slots__ = ("address", "after", "before", "pool", "size", "state")
 
-    def __init__(self, address: int, size: int, state: int, pool: Pool) -> None:
+    def __init__(
+        self,
+        address: int,
+        size: int,
+        state: int,
+        pool: Pool,
+    ) -> None:
         self.address = address
         self.size = size
         self.state = state
@@ -263,7 +275,12 @@ class CachingAllocator:
         self.reserved += size
         return True
 
-    def _reserve_after_release(self, pool: Pool, size: int, segment: int) -> bool:
+    def _reserve_after_release(
+        self,
+        pool: Pool,
+        size: int,
+        segment: int,
+    ) -> bool:
         return self._release_oversized(pool, size) and self._reserve(segment)
 
     def _count_retry(self) -> None:
@@ -272,7 +289,9 @@ class CachingAllocator:
 
     def _out_of_memory(self, size: int) -> OutOfMemory:
         return OutOfMemory(
-            request_bytes=size, reserved_bytes=self.reserved, allocated_bytes=self.allocated
+            request_bytes=size,
+            reserved_bytes=self.reserved,
+            allocated_bytes=self.allocated,
         )
 
     def _release_oversized(self, pool: Pool, size: int) -> bool:
@@ -378,7 +397,11 @@ def _cut(block: AllocatorBlock, size: int) -> AllocatorBlock:
     return remainder
 
 
-def _join(block: AllocatorBlock, neighbour: AllocatorBlock, pool: Pool) -> None:
+def _join(
+    block: AllocatorBlock,
+    neighbour: AllocatorBlock,
+    pool: Pool,
+) -> None:
     """Merge the neighbour into the block."""
     if neighbour is block.before:
         block.address = neighbour.address

@@ -98,7 +98,12 @@ if numba is not None:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def _at(context: Any, address: Any) -> Any:
-        def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def generate(
+            target: Any,
+            builder: Any,
+            signature: Any,
+            arguments: Any,
+        ) -> Any:
             return builder.inttoptr(arguments[0], target.get_value_type(signature.return_type))
 
         return numba.types.CPointer(numba.types.int64)(address), generate
@@ -114,7 +119,10 @@ def _uncounted(array: Integers) -> Integers:
 
 
 def replay_events(
-    arrays: EventArrays, sizes: Integers, rows: int, capacity: int | None
+    arrays: EventArrays,
+    sizes: Integers,
+    rows: int,
+    capacity: int | None,
 ) -> ReplayPeaks:
     """Return the peaks of every row. `arrays` must be sound; IndexError for invalid sizes."""
     _require_sizes(arrays, sizes)
@@ -166,7 +174,12 @@ def _out_of_memory(counters: Integers) -> rules.OutOfMemory:
 
 
 @compiled
-def _place(heap: Heap, pool: int, size: int, address: int) -> int:
+def _place(
+    heap: Heap,
+    pool: int,
+    size: int,
+    address: int,
+) -> int:
     """Return the first place in a pool's list that is not below (size, address)."""
     blocks, lists = heap
     low, high = 0, lists[LENGTHS, pool]
@@ -189,7 +202,11 @@ def _place_of(heap: Heap, block: int) -> int:
 
 
 @compiled
-def _remove(heap: Heap, pool: int, place: int) -> None:
+def _remove(
+    heap: Heap,
+    pool: int,
+    place: int,
+) -> None:
     _, lists = heap
     for at in range(place, lists[LENGTHS, pool] - 1):
         lists[POOLS + pool, at] = lists[POOLS + pool, at + 1]
@@ -227,7 +244,11 @@ def _shrink_into(heap: Heap, place: int, remainder: int) -> None:
 
 
 @compiled
-def _grow_into(heap: Heap, place: int, block: int) -> None:
+def _grow_into(
+    heap: Heap,
+    place: int,
+    block: int,
+) -> None:
     """Put a block that absorbed the free one at this place there, or above."""
     blocks, lists = heap
     pool = blocks[block, POOL]
@@ -249,7 +270,12 @@ def _grow_into(heap: Heap, place: int, block: int) -> None:
 
 
 @compiled
-def _new_block(heap: Heap, address: int, size: int, pool: int) -> int:
+def _new_block(
+    heap: Heap,
+    address: int,
+    size: int,
+    pool: int,
+) -> int:
     blocks, lists = heap
     lists[TOTALS, SPARES] -= 1
     block = lists[SPARE, lists[TOTALS, SPARES]]
@@ -269,7 +295,11 @@ def _drop_block(heap: Heap, block: int) -> None:
 
 
 @compiled
-def _cut(heap: Heap, block: int, size: int) -> int:
+def _cut(
+    heap: Heap,
+    block: int,
+    size: int,
+) -> int:
     """Shrink the block to `size` bytes; return the rest, which is in no list yet."""
     blocks, _ = heap
     remainder = _new_block(
@@ -331,7 +361,11 @@ def _to_cache(heap: Heap, block: int) -> None:
 
 
 @compiled
-def _empty_cache(heap: Heap, holder: Integers, waiting: Integers) -> None:
+def _empty_cache(
+    heap: Heap,
+    holder: Integers,
+    waiting: Integers,
+) -> None:
     """Return unused segments to the driver, after all streams passed."""
     blocks, lists = heap
     for number in range(len(waiting)):
@@ -350,7 +384,12 @@ def _empty_cache(heap: Heap, holder: Integers, waiting: Integers) -> None:
 
 
 @compiled
-def _finish_free(heap: Heap, holder: Integers, waiting: Integers, number: int) -> None:
+def _finish_free(
+    heap: Heap,
+    holder: Integers,
+    waiting: Integers,
+    number: int,
+) -> None:
     if waiting[number]:
         waiting[number] = 0
         _to_cache(heap, holder[number])
@@ -360,7 +399,13 @@ _segment_bytes = compiled(rules.segment_bytes)
 
 
 @compiled
-def _fresh(heap: Heap, holder: Integers, waiting: Integers, pool: int, size: int) -> int:
+def _fresh(
+    heap: Heap,
+    holder: Integers,
+    waiting: Integers,
+    pool: int,
+    size: int,
+) -> int:
     """Return a block of a new segment; the cache is emptied if needed; -1: no room even then."""
     _, lists = heap
     segment, capacity = _segment_bytes(size), lists[TOTALS, CAPACITY]
@@ -385,7 +430,12 @@ def _splits(block_size: int, size: int) -> bool:
 
 @compiled
 def _malloc(
-    heap: Heap, holder: Integers, waiting: Integers, number: int, request: int, stream: int
+    heap: Heap,
+    holder: Integers,
+    waiting: Integers,
+    number: int,
+    request: int,
+    stream: int,
 ) -> bool:
     """Return False if there is no room."""
     blocks, lists = heap
@@ -419,7 +469,12 @@ def _malloc(
 
 
 @compiled
-def _note(peaks: Integers, row: int, lists: Integers, event: int) -> None:
+def _note(
+    peaks: Integers,
+    row: int,
+    lists: Integers,
+    event: int,
+) -> None:
     """Raise the peaks of a row to what is held after an event."""
     allocated = lists[TOTALS, ALLOCATED]
     if allocated > peaks[row, PEAK_ALLOCATED]:

@@ -25,10 +25,11 @@ from autotune.estimate.model_config import (
 FULL_HEAD_DIM = 512  # Gemma 4: default head size of full attention
 FULL_ATTENTION_INTERVAL = 4  # default: every n-th layer is no recurrent one
 
+# Entries of `layer_types` without a cache of keys and values
 RECURRENT = (
     "linear_attention",
     "mamba",
-)  # entries of `layer_types` without a cache of keys and values
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,11 @@ class Attention:
     recurrent: bool = False
 
 
-def attention(config: Config, traits: Traits, index: int) -> Attention:
+def attention(
+    config: Config,
+    traits: Traits,
+    index: int,
+) -> Attention:
     """Return the attention of the layer with this index."""
     if traits.recurrent and _is_recurrent(config, index):
         if "mamba_n_heads" in config:

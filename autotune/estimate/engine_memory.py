@@ -64,7 +64,11 @@ def weight_bytes(
     return total
 
 
-def table_bytes(shape: Shape, size: int, ranks: int) -> int:
+def table_bytes(
+    shape: Shape,
+    size: int,
+    ranks: int,
+) -> int:
     """Bytes of this rank's part of the embedding."""
     vocabulary = -(-shape.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     return vocabulary * shape.hidden // ranks * size
@@ -75,7 +79,12 @@ ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @lru_cache(MAX_CACHED)
-def adapter_slot_bytes(shape: Shape, size: int, ranks: int, rank: int) -> int:
+def adapter_slot_bytes(
+    shape: Shape,
+    size: int,
+    ranks: int,
+    rank: int,
+) -> int:
     """Bytes of one slot for adapters: A and B of every product of a layer, targeted or not, without
     experts.
 
@@ -94,7 +103,13 @@ def adapter_slot_bytes(shape: Shape, size: int, ranks: int, rank: int) -> int:
     return slot * size * elements
 
 
-def _layer_bytes(layer: Layer, size: int, ranks: int, expert_ranks: int, per_weight: float) -> int:
+def _layer_bytes(
+    layer: Layer,
+    size: int,
+    ranks: int,
+    expert_ranks: int,
+    per_weight: float,
+) -> int:
     heads = max(1, layer.cache_heads // ranks) / layer.cache_heads
     dense = (layer.split - layer.experts) / ranks
     on_rank = dense + layer.experts / expert_ranks + layer.key_value * heads + layer.copied
@@ -136,7 +151,11 @@ class LoadedBlocks:
 
 
 @lru_cache(MAX_CACHED)
-def loaded_in_blocks(shape: Shape, size: int, ranks: int) -> LoadedBlocks:
+def loaded_in_blocks(
+    shape: Shape,
+    size: int,
+    ranks: int,
+) -> LoadedBlocks:
     """Return the blocks of weights that are loaded as they are."""
     allocator = CachingAllocator(LOADING)
     for number, elements in enumerate(_matrices(shape, ranks)):
@@ -174,7 +193,11 @@ def _expert_count(shape: Shape, layer: Layer) -> int:
 
 @lru_cache(MAX_CACHED)
 def quantised_in_blocks(
-    shape: Shape, size: int, ranks: int, *, makes_head_first: bool
+    shape: Shape,
+    size: int,
+    ranks: int,
+    *,
+    makes_head_first: bool,
 ) -> LoadedBlocks:
     """Return the blocks of dense layers once bitsandbytes has quantised them.
 
@@ -269,7 +292,11 @@ class _QuantisedLoading:
 
 
 @lru_cache(MAX_CACHED)
-def dequantised_bytes(shape: Shape, size: int, ranks: int) -> int:
+def dequantised_bytes(
+    shape: Shape,
+    size: int,
+    ranks: int,
+) -> int:
     """Segments in which bitsandbytes dequantises the matrices of a layer, one after the other: a
     captured graph keeps them.
     """
@@ -293,14 +320,25 @@ class _FusedMatrices:
     down: int
 
 
-def _fused(shape: Shape, layer: Layer, ranks: int) -> _FusedMatrices:
+def _fused(
+    shape: Shape,
+    layer: Layer,
+    ranks: int,
+) -> _FusedMatrices:
     queries, keys, values, output, gate, up, down = _separate(shape, layer, ranks)
     return _FusedMatrices(
-        joint=queries + keys + values, output=output, gate_and_up=gate + up, down=down
+        joint=queries + keys + values,
+        output=output,
+        gate_and_up=gate + up,
+        down=down,
     )
 
 
-def _separate(shape: Shape, layer: Layer, ranks: int) -> tuple[int, ...]:
+def _separate(
+    shape: Shape,
+    layer: Layer,
+    ranks: int,
+) -> tuple[int, ...]:
     """Return elements of a dense layer's seven matrices, in the order of a checkpoint."""
     queries = shape.heads * shape.head_dim // ranks * shape.hidden
     keys = max(1, shape.key_value_heads // ranks) * shape.head_dim * shape.hidden
@@ -449,7 +487,11 @@ def _state_bytes(layer: Layer, element_bytes: int) -> int:
     return layer.state * element_bytes + layer.wide_state * WIDE_STATE_BYTES
 
 
-def bytes_per_token(layer: Layer, element_bytes: int, ranks: int) -> int:
+def bytes_per_token(
+    layer: Layer,
+    element_bytes: int,
+    ranks: int,
+) -> int:
     """Bytes per token of one layer on one rank: heads are divided, at least one per rank."""
     heads = max(1, layer.cache_heads // ranks)
     return layer.cached // layer.cache_heads * heads * element_bytes

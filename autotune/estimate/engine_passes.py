@@ -40,7 +40,13 @@ def release(version: str | None) -> Release:
 
 @lru_cache(MAX_CACHED)
 def activation_bytes(
-    shape: Shape, size: int, ranks: int, tokens: int, sequences: int, *, vllm: str | None = None
+    shape: Shape,
+    size: int,
+    ranks: int,
+    tokens: int,
+    sequences: int,
+    *,
+    vllm: str | None = None,
 ) -> Estimate:
     """Profiling run: max(forward pass over `tokens`, sampler over one token per sequence)."""
     per_logit = efficiency(_bytes_per_logit(release(vllm)))
@@ -63,11 +69,22 @@ def _bytes_per_logit(vllm: Release) -> str:
     return "engine_bytes_per_logit"
 
 
-def _widest_activation(shape: Shape, size: int, ranks: int, tokens: int) -> float:
+def _widest_activation(
+    shape: Shape,
+    size: int,
+    ranks: int,
+    tokens: int,
+) -> float:
     return max(_layer_activation(shape, layer, size, ranks, tokens) for layer in set(shape.layers))
 
 
-def _layer_activation(shape: Shape, layer: Layer, size: int, ranks: int, tokens: int) -> float:
+def _layer_activation(
+    shape: Shape,
+    layer: Layer,
+    size: int,
+    ranks: int,
+    tokens: int,
+) -> float:
     """tokens · size · (residual + input + max(MLP or experts, attention))"""
     stream = 2 * shape.hidden
     mlp = 3 * layer.width / ranks
@@ -81,7 +98,13 @@ def _layer_activation(shape: Shape, layer: Layer, size: int, ranks: int, tokens:
 
 
 @lru_cache(MAX_CACHED)
-def graph_bytes(shape: Shape, size: int, ranks: int, sequences: int, tokens: int) -> Estimate:
+def graph_bytes(
+    shape: Shape,
+    size: int,
+    ranks: int,
+    sequences: int,
+    tokens: int,
+) -> Estimate:
     """CUDA graphs: activations of the largest batch + nodes per batch size and layer."""
     sizes = captured_sizes(sequences, tokens)
     if not sizes:

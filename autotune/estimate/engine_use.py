@@ -43,7 +43,11 @@ class EnginePlace:
 
 
 def shared_bytes(
-    device_memory_bytes: int, limit_bytes: int | None, gpu: Gpu | None, *, on_cpu: bool = False
+    device_memory_bytes: int,
+    limit_bytes: int | None,
+    gpu: Gpu | None,
+    *,
+    on_cpu: bool = False,
 ) -> int:
     """Return the memory of which an engine has a share: that of the device, or of a smaller limit,
     in which the driver keeps its part as well (`core/engine_share.py`).

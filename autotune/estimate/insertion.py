@@ -106,7 +106,11 @@ class _TraceCopy:
                 self._part_names.append(part)
             self._parts.append(self._part_names.index(part))
         if insertion.phase is not None:
-            mark = Mark(event=len(self._events), phase=insertion.phase, step=insertion.step)
+            mark = Mark(
+                event=len(self._events),
+                phase=insertion.phase,
+                step=insertion.step,
+            )
             self._marks.append(mark)
         self._events.extend(shifted(entry, first) for entry in insertion.order)
         if insertion.phase is not None:

@@ -48,7 +48,11 @@ class Layer:
         return self.parameters - self.experts + self.experts_used
 
 
-def decoder_layer(config: Config, traits: Traits, index: int) -> Layer:
+def decoder_layer(
+    config: Config,
+    traits: Traits,
+    index: int,
+) -> Layer:
     """Return the layer with this index."""
     attends, feeds = attention(config, traits, index), mlp(config, traits, index)
     window = None

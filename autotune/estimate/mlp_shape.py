@@ -26,7 +26,11 @@ class Mlp:
     experts_per_token: int = 0
 
 
-def mlp(config: Config, traits: Traits, index: int) -> Mlp:
+def mlp(
+    config: Config,
+    traits: Traits,
+    index: int,
+) -> Mlp:
     """Return the MLP of the layer with this index."""
     is_sparse = _is_sparse(config, traits, index)
     if traits.gemma4:
@@ -37,7 +41,11 @@ def mlp(config: Config, traits: Traits, index: int) -> Mlp:
     return _dense(config, traits, width)
 
 
-def _dense(config: Config, traits: Traits, width: int) -> Mlp:
+def _dense(
+    config: Config,
+    traits: Traits,
+    width: int,
+) -> Mlp:
     hidden = number(config, "hidden_size")
     bias = switch(config, traits.mlp_bias)
     into = 2 if traits.gated else 1  # matrices from the hidden size to the width
@@ -75,7 +83,13 @@ def _experts(config: Config, traits: Traits) -> Mlp:
     )
 
 
-def _gemma4(config: Config, traits: Traits, index: int, *, is_sparse: bool) -> Mlp:
+def _gemma4(
+    config: Config,
+    traits: Traits,
+    index: int,
+    *,
+    is_sparse: bool,
+) -> Mlp:
     """Experts beside a dense MLP, which no token leaves out; gate and projection of the layer's
     own embedding.
     """
@@ -85,7 +99,12 @@ def _gemma4(config: Config, traits: Traits, index: int, *, is_sparse: bool) -> M
     dense = _dense(config, traits, width)
     embedding = 2 * number(config, "hidden_size")
     embedding *= number(config, "hidden_size_per_layer_input", 0)
-    experts = Mlp(split=0, copied=0, matrices=0, width=0)
+    experts = Mlp(
+        split=0,
+        copied=0,
+        matrices=0,
+        width=0,
+    )
     if is_sparse:
         experts = _experts(config, traits)
     return replace(
@@ -110,7 +129,11 @@ def _shared_width(config: Config, traits: Traits) -> int:
     return count * number(config, "moe_intermediate_size")
 
 
-def _is_sparse(config: Config, traits: Traits, index: int) -> bool:
+def _is_sparse(
+    config: Config,
+    traits: Traits,
+    index: int,
+) -> bool:
     """Return True for a layer with experts."""
     if traits.experts is None or not config.get(traits.experts[0]):
         return False

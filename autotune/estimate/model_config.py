@@ -15,7 +15,11 @@ from autotune.core.yaml_document import packaged_table
 Config = Mapping[str, object]
 
 
-def number(config: Config, name: str, default: int | None = None) -> int:
+def number(
+    config: Config,
+    name: str,
+    default: int | None = None,
+) -> int:
     value = config.get(name)
     if value is None:
         value = default

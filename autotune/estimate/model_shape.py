@@ -160,7 +160,12 @@ def _unfolded(config: Config, traits: Traits) -> int:
     return number(config, "num_attention_heads") * (keys + number(config, "v_head_dim"))
 
 
-def _rotary_rows(config: Config, positions: int, *, two_tables: bool) -> int:
+def _rotary_rows(
+    config: Config,
+    positions: int,
+    *,
+    two_tables: bool,
+) -> int:
     """Return the rows of vLLM's rotary tables; long-context variants have one table per range."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(scaling, Mapping):

@@ -36,7 +36,10 @@ ModelPart = tuple[str, int]  # part and bytes
 
 
 def other_model_bytes(
-    trace: Trace, composition: Composition, used: TraceUsage, config: Mapping[str, object]
+    trace: Trace,
+    composition: Composition,
+    used: TraceUsage,
+    config: Mapping[str, object],
 ) -> Mapping[Phase, Mapping[str, int]]:
     """Return bytes by phase and part; a part carries its model's role: `critic_optimizer`.
 
@@ -63,7 +66,9 @@ def _is_outside(resident: Resident, trace: Trace) -> bool:
 
 
 def kept_logits(
-    composition: Composition, used: TraceUsage, config: Mapping[str, object]
+    composition: Composition,
+    used: TraceUsage,
+    config: Mapping[str, object],
 ) -> Iterator[tuple[Phase, int]]:
     """Yield the logits of a loop that keeps those of its rollout.
 

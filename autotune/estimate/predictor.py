@@ -193,7 +193,11 @@ def _engine_start(inputs: PredictionInput, scene: Scene) -> _EngineStart:
         for other_bytes in (other_memory.low, other_memory.value, other_memory.high)
     )
     uncertain = (low.failure is None) != (high.failure is None)
-    return _EngineStart(engine=middle, uncertain=uncertain, split=split)
+    return _EngineStart(
+        engine=middle,
+        uncertain=uncertain,
+        split=split,
+    )
 
 
 def _trainer_at_engine_start(inputs: PredictionInput, scene: Scene) -> int:
@@ -274,7 +278,11 @@ def _prediction(
     if fits is None and startup is None and timeline.certainly_fits(stage, scene, points, room):
         fits = retried = True
         high = max(total.value, min(total.high, room.high))
-        total = Estimate(value=total.value, low=total.low, high=high)
+        total = Estimate(
+            value=total.value,
+            low=total.low,
+            high=high,
+        )
     depends_on: tuple[str, ...] = ()
     if fits is None:
         causes = deciding(scene, top, room, trace, engine_may_refuse=startup is not None)
@@ -341,7 +349,12 @@ def _room(inputs: PredictionInput) -> Estimate:
 
 
 def _assumed(
-    inputs: PredictionInput, peak: Estimate, room: Estimate, startup: str | None, *, retried: bool
+    inputs: PredictionInput,
+    peak: Estimate,
+    room: Estimate,
+    startup: str | None,
+    *,
+    retried: bool,
 ) -> Iterator[str]:
     """Yield what the prediction assumes, for the reader."""
     composition, gpu, trace = inputs.composition, inputs.gpu, inputs.trace
@@ -380,7 +393,12 @@ def _assumed(
 
 
 def deciding(
-    scene: Scene, top: TimelinePoint, room: Estimate, trace: Trace, *, engine_may_refuse: bool
+    scene: Scene,
+    top: TimelinePoint,
+    room: Estimate,
+    trace: Trace,
+    *,
+    engine_may_refuse: bool,
 ) -> Iterator[str]:
     """Yield the widest causes of the interval."""
     if engine_may_refuse:
@@ -398,7 +416,10 @@ def deciding(
 
 
 def _widths_by_cause(
-    scene: Scene, top: TimelinePoint, room: Estimate, trace: Trace
+    scene: Scene,
+    top: TimelinePoint,
+    room: Estimate,
+    trace: Trace,
 ) -> dict[str, float]:
     """Return how much each cause adds to the interval at the peak."""
     use = scene.usage.resting
@@ -537,7 +558,11 @@ def _tensors_on_cpu(trace: Trace, use: PhaseUse, other_models: Mapping[str, int]
         high = high + error.high
     low += other_bytes.low - other_bytes.value
     high += other_bytes.high - other_bytes.value
-    return Estimate(value=tensors, low=low, high=high)
+    return Estimate(
+        value=tensors,
+        low=low,
+        high=high,
+    )
 
 
 def _engine_on_cpu(engine: EngineUse, composition: Composition) -> Estimate:

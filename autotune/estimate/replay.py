@@ -209,7 +209,12 @@ def _as_usage(as_traced: Replay, after_shorter: Mapping[Phase, int]) -> TraceUsa
         reserved = max(use.reserved_bytes for use in uses)
         reserved_high = max(reserved, after_shorter.get(phase, 0))
         phases.append(
-            replace(highest, step=0, reserved_bytes=reserved, reserved_high_bytes=reserved_high)
+            replace(
+                highest,
+                step=0,
+                reserved_bytes=reserved,
+                reserved_high_bytes=reserved_high,
+            )
         )
     last = as_traced.phases[-1]
     return TraceUsage(
@@ -308,7 +313,10 @@ class Track:
         return reserved
 
     def _run(
-        self, sizes: Integers, settings: AllocatorSettings | None, capacity_bytes: int | None
+        self,
+        sizes: Integers,
+        settings: AllocatorSettings | None,
+        capacity_bytes: int | None,
     ) -> ReplayPeaks:
         rows = len(self._rows)
         if allocator_compiled.available() and settings in (None, AllocatorSettings()):
@@ -331,7 +339,11 @@ class Track:
         return ReplayPeaks(peaks, reached, allocator.retries, failure)
 
     def _run_events(
-        self, allocator: CachingAllocator, sizes: Sequence[int], peaks: Integers, reached: Integers
+        self,
+        allocator: CachingAllocator,
+        sizes: Sequence[int],
+        peaks: Integers,
+        reached: Integers,
     ) -> None:
         events, starts = self.arrays.events.tolist(), self.arrays.starts.tolist()
         end = NONE  # row of the stretch after the last one
@@ -356,7 +368,13 @@ class Track:
             finally:
                 peaks[row] = peak
 
-    def _phase_use(self, phase: Phase, step: int, peak: Integers, sizes: Integers) -> PhaseUse:
+    def _phase_use(
+        self,
+        phase: Phase,
+        step: int,
+        peak: Integers,
+        sizes: Integers,
+    ) -> PhaseUse:
         event, reserved = int(peak[AT_EVENT]), int(peak[PEAK_RESERVED])
         live = np.flatnonzero((self._made_at <= event) & (self._freed_at > event))
         part_names = self.trace.part_names
@@ -416,7 +434,11 @@ def _require_sound(arrays: EventArrays, rows: int) -> None:
         raise IndexError("a stretch refers to no row")
 
 
-def _by_allocation(values: Mapping[int, int], count: int, default: int) -> Integers:
+def _by_allocation(
+    values: Mapping[int, int],
+    count: int,
+    default: int,
+) -> Integers:
     by_allocation = np.full(count, default, dtype=np.int64)
     for number, value in values.items():
         if number < count:
@@ -424,7 +446,11 @@ def _by_allocation(values: Mapping[int, int], count: int, default: int) -> Integ
     return by_allocation
 
 
-def _note(peak: MutableSequence[int] | Integers, allocator: CachingAllocator, event: int) -> None:
+def _note(
+    peak: MutableSequence[int] | Integers,
+    allocator: CachingAllocator,
+    event: int,
+) -> None:
     """Raise the peaks to what is held after an event."""
     if allocator.allocated > peak[PEAK_ALLOCATED]:
         peak[PEAK_ALLOCATED], peak[AT_EVENT] = allocator.allocated, event

@@ -43,7 +43,7 @@ class _Defaults(NamedTuple):
     largest_graph_on_many: int  # the same on many GPUs
 
 
-DEFAULTS = (
+SERVER_DEFAULTS = (
     (20, _Defaults(2048, 8, 8)),
     (35, _Defaults(2048, 24, 80)),
     (60, _Defaults(4096, 32, 160)),
@@ -56,7 +56,11 @@ DEFAULTS_OF_LARGEST = _Defaults(16384, 512, 512)
 
 
 def fit(
-    config: Mapping[str, object], settings: EngineSettings, place: EnginePlace, *, dtype: str
+    config: Mapping[str, object],
+    settings: EngineSettings,
+    place: EnginePlace,
+    *,
+    dtype: str,
 ) -> EngineUse:
     """Return the engine's memory, and its error message."""
     shape, size = model_shape.shape(config), dtype_bytes(dtype)
@@ -100,7 +104,11 @@ def fit(
     awake = _awake(sum(parts.values()), activations, standing)
     kv = None
     if value > 0:
-        cache = Estimate(value=value, low=max(0.0, low), high=high)
+        cache = Estimate(
+            value=value,
+            low=max(0.0, low),
+            high=high,
+        )
         kv = _cache_fit(shape, size, settings, cache)
     return EngineUse(
         reserved_bytes=awake,
@@ -122,14 +130,23 @@ def _defaults(place: EnginePlace) -> _Defaults:
     return DEFAULTS_OF_LARGEST
 
 
-def _awake(used: int, activations: Estimate, standing: Estimate) -> Estimate:
+def _awake(
+    used: int,
+    activations: Estimate,
+    standing: Estimate,
+) -> Estimate:
     """Return what it holds while it generates: activations need not reach their peak."""
     above = (standing.high - standing.value) + (activations.high - activations.value)
     least = used - activations.value - (standing.value - standing.low)
     return Estimate(value=used, low=max(0.0, least), high=used + above)
 
 
-def _cache_fit(shape: Shape, size: int, settings: EngineSettings, cache: Estimate) -> EngineFit:
+def _cache_fit(
+    shape: Shape,
+    size: int,
+    settings: EngineSettings,
+    cache: Estimate,
+) -> EngineFit:
     per_token = cache_bytes_per_token(shape, size, settings.tensor_parallel)
     tokens = int(cache.value // per_token)
     return EngineFit(
@@ -147,7 +164,11 @@ def _refusal(settings: EngineSettings) -> str:
     )
 
 
-def cache_bytes(free: float, fraction: float, weights: float) -> float:
+def cache_bytes(
+    free: float,
+    fraction: float,
+    weights: float,
+) -> float:
     """Return the cache's size; `free` is the free memory before the weights are loaded."""
     return fraction * free - weights
 
@@ -157,6 +178,10 @@ def request_table_bytes(shape: Shape, requests: int) -> int:
     return requests * (shape.positions + EXTRA_POSITIONS) * TABLE_BYTES
 
 
-def cache_bytes_per_token(shape: Shape, size: int, ranks: int) -> int:
+def cache_bytes_per_token(
+    shape: Shape,
+    size: int,
+    ranks: int,
+) -> int:
     """Bytes of one token in the cache of one rank."""
     return sum(bytes_per_token(layer, size, ranks) for layer in shape.layers if layer.cached)

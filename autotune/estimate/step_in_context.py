@@ -216,7 +216,11 @@ def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
 def _while_loading(places: Places, context: TraceContext) -> Iterator[Insertion]:
     if context.loads_at_once and places.loaded_bytes:
         yield Insertion(
-            event=0, sizes=(places.loaded_bytes,), parts=("weights",), order=(1, -1), phase="load"
+            event=0,
+            sizes=(places.loaded_bytes,),
+            parts=("weights",),
+            order=(1, -1),
+            phase="load",
         )
     if context.engine_inputs_bytes is not None:
         yield Insertion(
@@ -240,11 +244,19 @@ def _workspaces(places: Places, context: TraceContext) -> Iterator[Insertion]:
     events = places.multiplying[1:] if has_workspace else places.multiplying
     for event in events:
         yield Insertion(
-            event=event, sizes=(context.cublas_workspace_bytes,), parts=("workspaces",), order=(1,)
+            event=event,
+            sizes=(context.cublas_workspace_bytes,),
+            parts=("workspaces",),
+            order=(1,),
         )
 
 
-def _sync(number: int, event: int, step: int, context: TraceContext) -> Iterator[Insertion]:
+def _sync(
+    number: int,
+    event: int,
+    step: int,
+    context: TraceContext,
+) -> Iterator[Insertion]:
     """Yield the weight sync before a rollout, if it holds anything."""
     blocks: tuple[Block, ...] = context.sync
     if number == 0:

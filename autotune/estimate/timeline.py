@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from autotune.catalog import percent
 from autotune.core.composition import Composition
 from autotune.core.measurement import PHASES, Phase
-from autotune.core.prediction import Basis, Estimate, PhasePrediction
+from autotune.core.prediction import Estimate, PhasePrediction, TraceBasis
 from autotune.core.trace import Trace
 from autotune.estimate.engine_use import EngineUse
 from autotune.estimate.replay import PhaseUse, StepStage, TraceUsage
@@ -62,7 +62,7 @@ TRAINING_PHASES = ("score", "forward", "backward", "optimizer")
 # Intervals.
 
 
-def error_bytes(use: PhaseUse, basis: Basis) -> Estimate:
+def error_bytes(use: PhaseUse, basis: TraceBasis) -> Estimate:
     """Error of the trace itself in this phase, around 0."""
     error = percent("trace_error_percent").scaled(use.requested_bytes)
     if basis == "traced":
@@ -74,7 +74,7 @@ def error_bytes(use: PhaseUse, basis: Basis) -> Estimate:
     return error + percent("generic_error_percent").scaled(moving)
 
 
-def other_models(parts: Mapping[str, int], basis: Basis) -> Estimate:
+def other_models(parts: Mapping[str, int], basis: TraceBasis) -> Estimate:
     """Bytes of models outside the step, with activations scaled from the policy's."""
     total = Estimate.exactly(sum(parts.values()))
     if basis == "traced":
@@ -83,7 +83,11 @@ def other_models(parts: Mapping[str, int], basis: Basis) -> Estimate:
     return total + percent("generic_error_percent").scaled(scaled)
 
 
-def around(size: int, error: Estimate, high_extra_bytes: int) -> Estimate:
+def around(
+    size: int,
+    error: Estimate,
+    high_extra_bytes: int,
+) -> Estimate:
     """Return size + error, at least 0."""
     high = size + error.high + high_extra_bytes
     return Estimate(value=size, low=max(0, size + error.low), high=high)
@@ -278,7 +282,10 @@ def phase_predictions(
             points = _with_lasting_cache(points)
     return tuple(
         PhasePrediction(
-            name=point.phase, peak_bytes=point.device_bytes, seconds=None, parts=point.parts
+            name=point.phase,
+            peak_bytes=point.device_bytes,
+            seconds=None,
+            parts=point.parts,
         )
         for point in points
     )
@@ -339,7 +346,12 @@ def _resting(scene: Scene, phase: Phase) -> PhaseUse:
     if scene.engine is None or not scene.engine.sleeps:
         reserved = max(reserved, *(use.reserved_bytes for use in uses))
         reserved_high = max(reserved_high, *(use.reserved_high_bytes for use in uses))
-    return replace(state, phase=phase, reserved_bytes=reserved, reserved_high_bytes=reserved_high)
+    return replace(
+        state,
+        phase=phase,
+        reserved_bytes=reserved,
+        reserved_high_bytes=reserved_high,
+    )
 
 
 def _load_point(scene: Scene, use: PhaseUse) -> TimelinePoint:
@@ -371,7 +383,11 @@ def _loaded_at_engine_start(scene: Scene, use: PhaseUse) -> PhaseUse:
     )
 
 
-def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> TimelinePoint:
+def _point(
+    scene: Scene,
+    use: PhaseUse,
+    engine_phase: Phase | None = None,
+) -> TimelinePoint:
     """Sum of trainer, engine's activations beyond the free cache, other models, CUDA, engine."""
     phase, engine, trace = engine_phase or use.phase, scene.engine, scene.trace
     outside_step = scene.others.get(use.phase, {})
@@ -394,7 +410,11 @@ def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> Ti
         total = total + engine.held(phase)
     fused = scene.composition.fused_parts
     saved = sum(size for part, size in use.parts.items() if part in fused)
-    total = Estimate(value=total.value, low=max(0.0, total.low - saved), high=total.high)
+    total = Estimate(
+        value=total.value,
+        low=max(0.0, total.low - saved),
+        high=total.high,
+    )
 
     # 3. By part.
     parts: Counter[str] = Counter()
@@ -417,7 +437,11 @@ def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> Ti
 # Memory pressure: near the limit torch empties its cache and retries, so less memory suffices.
 
 
-def squeezed(stage: StepStage, scene: Scene, room: Estimate) -> tuple[TimelinePoint, ...] | None:
+def squeezed(
+    stage: StepStage,
+    scene: Scene,
+    room: Estimate,
+) -> tuple[TimelinePoint, ...] | None:
     """Return the phases within the room, cache emptied where needed; None if they do not fit."""
     room_left = room.value - scene.outside.value - scene.engine_while_training.value
     capacity = round(room_left - scene.other_models_bytes)
@@ -436,7 +460,10 @@ def squeezed(stage: StepStage, scene: Scene, room: Estimate) -> tuple[TimelinePo
 
 
 def certainly_fits(
-    stage: StepStage, scene: Scene, points: tuple[TimelinePoint, ...], room: Estimate
+    stage: StepStage,
+    scene: Scene,
+    points: tuple[TimelinePoint, ...],
+    room: Estimate,
 ) -> bool:
     """Return True if every step runs, and an engine wakes, with all else at its highest and the
     room at its lowest.
@@ -450,7 +477,11 @@ def certainly_fits(
     return stage.fits(capacity)
 
 
-def _engine_certainly_fits(scene: Scene, points: tuple[TimelinePoint, ...], room: Estimate) -> bool:
+def _engine_certainly_fits(
+    scene: Scene,
+    points: tuple[TimelinePoint, ...],
+    room: Estimate,
+) -> bool:
     engine = scene.engine
     if engine is None:
         return True

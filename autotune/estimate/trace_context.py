@@ -17,10 +17,8 @@ from autotune.estimate.trainer_rollout import Generation, trainer_rollout
 from autotune.estimate.weight_sync import Block, packed_blocks, packs, sync_blocks
 from autotune.worker.releases import release_numbers
 
-LOADS_AT_ONCE_FROM = (
-    4,
-    50,
-)  # first transformers release that requests all weights in one block before loading
+# First transformers release that requests all weights in one block before loading
+LOADS_AT_ONCE_FROM = (4, 50)
 
 
 @dataclass(frozen=True, kw_only=True)

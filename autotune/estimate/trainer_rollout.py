@@ -78,7 +78,11 @@ class PassGathering:
         )
 
 
-def trainer_rollout(composition: Composition, shape: Shape, trace: Trace) -> Generation:
+def trainer_rollout(
+    composition: Composition,
+    shape: Shape,
+    trace: Trace,
+) -> Generation:
     """Return one rank's rollout: its part of the batch, at once or in smaller batches."""
     dtype = composition["policy"].dtype
     size = model_shape.dtype_bytes(dtype)
@@ -87,7 +91,11 @@ def trainer_rollout(composition: Composition, shape: Shape, trace: Trace) -> Gen
     prompt, completion = composition.prompt_length, composition.completion_length
 
     peak = transformers_generation(
-        shape, dtype=dtype, batch=batch, prompt=prompt, completion=completion
+        shape,
+        dtype=dtype,
+        batch=batch,
+        prompt=prompt,
+        completion=completion,
     )
     longest_cache = cache_bytes(shape, size, batch, prompt + completion - 1)
     peaks_in_prefill = peak["kv_cache"] < longest_cache
@@ -96,7 +104,12 @@ def trainer_rollout(composition: Composition, shape: Shape, trace: Trace) -> Gen
         kv_cache_bytes=longest_cache,
         logits_bytes=batch * shape.vocabulary * size,
         scores_bytes=batch * shape.vocabulary * SCORE_BYTES,
-        prefill=prefill_sizes(shape, dtype=dtype, batch=batch, prompt=prompt),
+        prefill=prefill_sizes(
+            shape,
+            dtype=dtype,
+            batch=batch,
+            prompt=prompt,
+        ),
         decode_bytes=0 if peaks_in_prefill else peak["activations"],
         layers=len(shape.layers),
         prompt_length=prompt,

@@ -34,7 +34,12 @@ PeakParts = Mapping[str, int]  # kv_cache, activations, logits
 
 
 def transformers_generation(
-    shape: Shape, *, dtype: str, batch: int, prompt: int, completion: int
+    shape: Shape,
+    *,
+    dtype: str,
+    batch: int,
+    prompt: int,
+    completion: int,
 ) -> PeakParts:
     """Return the parts (kv_cache, activations, logits) that sum to the peak."""
     size = dtype_bytes(dtype)
@@ -48,7 +53,12 @@ def transformers_generation(
     return {part: batch * row_bytes for part, row_bytes in highest.items()}
 
 
-def cache_bytes(shape: Shape, size: int, batch: int, length: int) -> int:
+def cache_bytes(
+    shape: Shape,
+    size: int,
+    batch: int,
+    length: int,
+) -> int:
     """Bytes of the growing cache at this length; a windowed layer caches its window, a recurrent
     one its state.
     """
@@ -58,7 +68,11 @@ def cache_bytes(shape: Shape, size: int, batch: int, length: int) -> int:
 # One row.
 
 
-def _prefill(shape: Shape, size: int, prompt: int) -> PeakParts:
+def _prefill(
+    shape: Shape,
+    size: int,
+    prompt: int,
+) -> PeakParts:
     """The widest layer beside keys and values of all layers over the whole prompt."""
     cached = sum(_cached_elements(shape, layer) for layer in shape.layers)
     widest = max(_layer_prefill(shape, layer, size, prompt) for layer in set(shape.layers))
@@ -70,7 +84,11 @@ def _prefill(shape: Shape, size: int, prompt: int) -> PeakParts:
     }
 
 
-def _decoding_layer(shape: Shape, size: int, length: int) -> PeakParts:
+def _decoding_layer(
+    shape: Shape,
+    size: int,
+    length: int,
+) -> PeakParts:
     one_token = max(_one_more_token(shape, layer, size, length) for layer in set(shape.layers))
     return {
         "kv_cache": _row_cache(shape, size, length),
@@ -79,7 +97,11 @@ def _decoding_layer(shape: Shape, size: int, length: int) -> PeakParts:
     }
 
 
-def _decoding_head(shape: Shape, size: int, length: int) -> PeakParts:
+def _decoding_head(
+    shape: Shape,
+    size: int,
+    length: int,
+) -> PeakParts:
     return {
         "kv_cache": _row_cache(shape, size, length),
         "activations": length * TOKEN_BYTES,
@@ -87,7 +109,11 @@ def _decoding_head(shape: Shape, size: int, length: int) -> PeakParts:
     }
 
 
-def _row_cache(shape: Shape, size: int, length: int) -> int:
+def _row_cache(
+    shape: Shape,
+    size: int,
+    length: int,
+) -> int:
     total = 0
     for layer in shape.layers:
         total += _cached_length(layer, length) * _cached_elements(shape, layer) * size
@@ -96,7 +122,12 @@ def _row_cache(shape: Shape, size: int, length: int) -> int:
     return total
 
 
-def _layer_prefill(shape: Shape, layer: Layer, size: int, prompt: int) -> int:
+def _layer_prefill(
+    shape: Shape,
+    layer: Layer,
+    size: int,
+    prompt: int,
+) -> int:
     """max(MLP, attention) of one layer over a prompt."""
     pairs = prompt * prompt
     mlp_width = 4 * shape.hidden + _mlp_width(shape, layer)
@@ -111,7 +142,12 @@ def _layer_prefill(shape: Shape, layer: Layer, size: int, prompt: int) -> int:
     return max(mlp, attention)
 
 
-def _one_more_token(shape: Shape, layer: Layer, size: int, length: int) -> int:
+def _one_more_token(
+    shape: Shape,
+    layer: Layer,
+    size: int,
+    length: int,
+) -> int:
     """Bytes of one layer for one more token of the longest completion."""
     cached = _cached_length(layer, length)
     # The old keys beside the new ones; the values grow after these are freed.
@@ -170,7 +206,13 @@ WORKSPACE = "workspace"
 HALF = "half of "
 
 
-def prefill_sizes(shape: Shape, *, dtype: str, batch: int, prompt: int) -> PrefillSizes:
+def prefill_sizes(
+    shape: Shape,
+    *,
+    dtype: str,
+    batch: int,
+    prompt: int,
+) -> PrefillSizes:
     """Return the bytes of what the widest decoder layer allocates over the prompts; 0 for what it
     does not allocate.
     """
@@ -196,7 +238,11 @@ def prefill_sizes(shape: Shape, *, dtype: str, batch: int, prompt: int) -> Prefi
     )
 
 
-def sizes_by_name(sizes: PrefillSizes, cache_bytes: int, workspace_bytes: int) -> dict[str, int]:
+def sizes_by_name(
+    sizes: PrefillSizes,
+    cache_bytes: int,
+    workspace_bytes: int,
+) -> dict[str, int]:
     """Return bytes by the names of `prefill_events`; without those that are zero."""
     by_name = dict(sizes)
     for name in ("queries", "keys"):

@@ -64,7 +64,9 @@ def with_lower_bound(longest: Prediction, shortest: Prediction) -> Prediction:
 
 
 def fullest_rows(
-    composition: Composition, completions: TokenLengths, prompts: TokenLengths | None
+    composition: Composition,
+    completions: TokenLengths,
+    prompts: TokenLengths | None,
 ) -> tuple[int, int] | None:
     """Return prompt and completion tokens of a row in the fullest micro-batch. None: they are
     always the longest.
@@ -89,7 +91,10 @@ def fullest_rows(
 
 
 def _fullest_packed(
-    prompts: TokenLengths, completions: TokenLengths, rows: int, micro_batch: int
+    prompts: TokenLengths,
+    completions: TokenLengths,
+    rows: int,
+    micro_batch: int,
 ) -> tuple[int, int]:
     """Return the mean prompt and completion of the micro-batch with most tokens."""
     drawn = list(zip(prompts.draw(rows, seed=1), completions.draw(rows), strict=True))

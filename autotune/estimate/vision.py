@@ -197,7 +197,13 @@ def _subsampling(audio: Config, hidden: int) -> int:
 # Memory in an engine.
 
 
-def profiled_encoder(config: Config, size: int, *, hidden: int, tokens: int) -> tuple[int, int]:
+def profiled_encoder(
+    config: Config,
+    size: int,
+    *,
+    hidden: int,
+    tokens: int,
+) -> tuple[int, int]:
     """Return the bytes of the encoder's outputs (cache) and the peak of its forward pass (tower),
     which vLLM profiles before the decoder, at `tokens` per batch; zeros for a language model.
 
@@ -224,16 +230,21 @@ def profiled_encoder(config: Config, size: int, *, hidden: int, tokens: int) -> 
 LARGEST_SIDE = 2**15  # pixels: every processor makes such an image smaller
 MAX_PREPROCESSOR_BYTES = 1_000_000
 
-Options = dict[str, KnobValue | Mapping[str, int]]
+ImageOptions = dict[str, KnobValue | Mapping[str, int]]
 
-Rule = Callable[[Config, Config, int, int], tuple[int, Options]]
+Rule = Callable[[Config, Config, int, int], tuple[int, ImageOptions]]
 """(config, preprocessor_config.json, height, width in pixels) -> tokens, options of the image
 processor.
 """
 
 
 def images_of(
-    config: Config, folder: Path | None, *, count: int, width: int, height: int
+    config: Config,
+    folder: Path | None,
+    *,
+    count: int,
+    width: int,
+    height: int,
 ) -> Images:
     """Return a row's images as the model's processor sees them."""
     kind = str(config.get("model_type"))
@@ -248,7 +259,13 @@ def images_of(
             way_out=f"Leave it out, or use one of {', '.join(sorted(_RULES))}.",
         )
     tokens, options = _RULES[kind](config, _preprocessor(folder), height, width)
-    return Images(count=count, width=width, height=height, tokens=tokens, processor=options)
+    return Images(
+        count=count,
+        width=width,
+        height=height,
+        tokens=tokens,
+        processor=options,
+    )
 
 
 def _preprocessor(folder: Path | None) -> Config:
@@ -289,12 +306,21 @@ def _vision(config: Config) -> Config:
     return vision
 
 
-def _multiples(least_pixels: int, most_pixels: int, patch: int) -> Rule:
+def _multiples(
+    least_pixels: int,
+    most_pixels: int,
+    patch: int,
+) -> Rule:
     """Sides are rounded to multiples of patch · merge, and scaled until height · width is within
     its bounds.
     """
 
-    def rule(config: Config, preprocessor: Config, height: int, width: int) -> tuple[int, Options]:
+    def rule(
+        config: Config,
+        preprocessor: Config,
+        height: int,
+        width: int,
+    ) -> tuple[int, ImageOptions]:
         vision = _vision(config)
         side, merge = number(vision, "patch_size", patch), number(vision, "spatial_merge_size", 2)
         size = preprocessor.get("size")
@@ -343,13 +369,23 @@ def _scaled(
     return rounded(height), rounded(width)
 
 
-def _fixed(config: Config, preprocessor: Config, height: int, width: int) -> tuple[int, Options]:
+def _fixed(
+    config: Config,
+    preprocessor: Config,
+    height: int,
+    width: int,
+) -> tuple[int, ImageOptions]:
     """Return the one number of tokens that every image has, and the one size."""
     side = number(_vision(config), "image_size")
     return number(config, "mm_tokens_per_image", 256), {"size": {"height": side, "width": side}}
 
 
-def _fitted(config: Config, preprocessor: Config, height: int, width: int) -> tuple[int, Options]:
+def _fitted(
+    config: Config,
+    preprocessor: Config,
+    height: int,
+    width: int,
+) -> tuple[int, ImageOptions]:
     """Return the tokens of the largest size of these proportions within a number of patches,
     pooled.
     """

@@ -253,7 +253,11 @@ class VllmEngine:
             return None
         available = int(cache.value)
         return EngineFit(
-            kv_cache_bytes=Estimate(value=cache.value, low=max(0.0, cache.low), high=cache.high),
+            kv_cache_bytes=Estimate(
+                value=cache.value,
+                low=max(0.0, cache.low),
+                high=cache.high,
+            ),
             kv_cache_tokens=self.pages.tokens(available, length),
             concurrency=self.pages.concurrency(available, length),
             longest_length=self.pages.longest(available, self.shape.positions),
@@ -304,7 +308,11 @@ class VllmEngine:
         if not self.graphs_in_share:
             beyond = self.graphs.high - self.graphs.value
         low = max(0.0, used - self.activations.value)
-        return Estimate(value=used, low=low, high=used + slack + beyond)
+        return Estimate(
+            value=used,
+            low=low,
+            high=used + slack + beyond,
+        )
 
     def _asleep(self) -> Estimate:
         """Return what it holds while it sleeps, in torch's own pool as well: cuBLAS's workspaces of
@@ -334,7 +342,11 @@ class VllmEngine:
         return None
 
 
-def inputs_bytes(settings: EngineSettings, shape: Shape, size: int) -> int:
+def inputs_bytes(
+    settings: EngineSettings,
+    shape: Shape,
+    size: int,
+) -> int:
     """Bytes of the buffer of input embeddings, in torch's own pool, which sleep mode leaves."""
     tokens = settings.max_num_batched_tokens or TRL_BATCHED_TOKENS
     return tokens * shape.hidden * size

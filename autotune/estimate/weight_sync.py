@@ -22,12 +22,10 @@ from autotune.worker.releases import release_numbers
 LAYER_PIECES = 4  # large parameters of a decoder layer
 SHARDS_WEIGHTS = ("zero3", "fsdp1", "fsdp2")
 
-SYNC_STREAM = (
-    64  # streams of the weight sync are numbered from here on, apart from those of the sharding
-)
-MERGE_BYTES_PER_WEIGHT = (
-    4 + 4 + 2
-)  # per weight of the largest adapted matrix: B·A, the same scaled, in the weights' dtype
+# Streams of the weight sync are numbered from here on, apart from those of the sharding
+SYNC_STREAM = 64
+# Per weight of the largest adapted matrix: B·A, the same scaled, in the weights' dtype
+MERGE_BYTES_PER_WEIGHT = 4 + 4 + 2
 
 TRL_PACKS_FROM = (1, 11)
 """First release of TRL that sends packed buffers to its server; earlier ones send one parameter
@@ -74,7 +72,9 @@ def gathered_pieces(size: int, trace: Trace) -> tuple[int, ...]:
 
 
 def sync_blocks(
-    composition: Composition, config: Mapping[str, object], trace: Trace
+    composition: Composition,
+    config: Mapping[str, object],
+    trace: Trace,
 ) -> Iterator[Block]:
     """Yield the blocks that a sync holds together: gathered weights, the merged adapter.
 
@@ -110,7 +110,11 @@ def sync_blocks(
         yield "workspaces", MERGE_BYTES_PER_WEIGHT * _largest_adapted(composition, config, trace)
 
 
-def _largest_adapted(composition: Composition, config: Mapping[str, object], trace: Trace) -> int:
+def _largest_adapted(
+    composition: Composition,
+    config: Mapping[str, object],
+    trace: Trace,
+) -> int:
     """Return the elements of the largest adapted matrix: by its adapter in the trace, or by the
     model's shape.
     """
@@ -151,7 +155,9 @@ def _loaded_adapters(trace: Trace) -> list[int]:
 
 
 def _sent_bytes(
-    composition: Composition, config: Mapping[str, object], inventory: Inventory
+    composition: Composition,
+    config: Mapping[str, object],
+    inventory: Inventory,
 ) -> int:
     """Return what a rank holds at most while it sends weights in the precision of its shards.
 
@@ -231,7 +237,11 @@ def _sent_parameters(composition: Composition, trace: Trace) -> list[int]:
     return sizes
 
 
-def receiving_failure(composition: Composition, trace: Trace, room_bytes: float) -> str | None:
+def receiving_failure(
+    composition: Composition,
+    trace: Trace,
+    room_bytes: float,
+) -> str | None:
     """Return the error of a server that has no room for the two buffers beside its engine's
     share.
     """

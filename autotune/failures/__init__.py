@@ -2,7 +2,7 @@
 
 No other package reads the text of failures.
 
-table.py              the tables under tables/: failure texts, purpose and phase by frames, remedies by cause
+table.py              the tables under tables/: failure texts, purposes, phases, remedies
 classify.py           exception, exit status or line -> Finding
     numbers.py        figures that a message contains
     tracebacks.py     interleaved lines of several processes -> exceptions

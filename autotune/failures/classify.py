@@ -24,9 +24,9 @@ from autotune.failures.table import (
 )
 from autotune.failures.tracebacks import LoggedException, exceptions_in
 
+# Share of the device from which idle reserved memory, enough for the request, counts as
+# fragmentation. Every GPU that is full has up to this share of idle pieces.
 FRAGMENTED_SHARE = 0.1
-"""Share of the device from which idle reserved memory, enough for the request, counts as
-fragmentation. Every GPU that is full has up to this share of idle pieces."""
 
 _BY_PHASE: Mapping[str, str] = {
     "load": "weights",
@@ -39,16 +39,15 @@ _BY_PHASE: Mapping[str, str] = {
     "optimizer": "optimizer",
 }
 
-
 _LOUD_ROWS = tuple(row for row in ROWS if row.read_in == "any line")
 _ERROR_ROWS = tuple(row for row in ROWS if row.read_in != "exception")
 _BY_PLACE = frozenset(row.name for row in ROWS if row.raised_at is not None)
-OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that a process does not send to itself: from an operator, a scheduler or the kernel."""
 
-HOST_KILLED = (  # row of the messages about a killed process, which do not name a memory limit
-    "host_killed"
-)
+# Signals that a process does not send to itself: from an operator, a scheduler or the kernel.
+OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+# Row of the messages about a killed process, which do not name a memory limit.
+HOST_KILLED = "host_killed"
 
 RowMatch = tuple[FailureRow, re.Match[str]]
 
@@ -62,9 +61,9 @@ class ReportedException:
     phase: Phase | None = None
     device: DeviceKind = "cpu"
     limit_hit: bool = False  # the kernel killed a process of the tree for lack of memory meanwhile
-    printed: str = (
-        ""  # output of the probe's processes, which holds the first error when a wrapper was raised
-    )
+
+    printed: str = ""
+    """Output of the probe's processes, which holds the first error when a wrapper was raised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,15 +87,16 @@ class Finding:
     evidence: str  # line that decided it
     cause: str | None = None
     phase: Phase | None = None
-    numbers: Numbers = field(
-        default_factory=dict
-    )  # figures of the message, described in tables/meanings.yaml
+
+    numbers: Numbers = field(default_factory=dict)
+    """Figures of the message, described in tables/meanings.yaml."""
+
     row: str | None = None  # name of the row that matched
     secondary: bool = False  # another process probably failed first
     transient: bool = False  # no verdict on the candidate
-    from_outside: bool = (
-        False  # ended by a signal of another process: no verdict on the candidate either
-    )
+
+    from_outside: bool = False
+    """Ended by a signal of another process: no verdict on the candidate either."""
 
     @property
     def is_memory(self) -> bool:
@@ -106,91 +106,110 @@ class Finding:
 def classify_exception(raised: ReportedException) -> Finding:
     """Return the finding of the first row that matches; a text without a row is a crash."""
     texts = [f"{kind}: {text}" for kind, text in raised.chain]
-    found = _first_match(texts, frames=raised.frames)
-    if found is None or found[0].secondary:
-        found = _from_print(raised.printed, only_memory=found is None) or found
-    if raised.limit_hit and (found is None or found[0].secondary):
-        words = "the kernel ended a process of the tree for want of memory"
-        if raised.device == "cuda":  # no kernel counts a device's memory: it was the machine's
-            blamed = Finding(
-                outcome=Outcome.OOM_HOST, evidence=words, cause="host_ram", phase=raised.phase
-            )
-        else:
-            blamed = _memory(None, words, raised.phase, raised.frames)
-        return replace(blamed, secondary=found is not None)
-    if found is None:
+    match = _first_match(texts, frames=raised.frames)
+    if match is None or match[0].secondary:
+        match = _from_print(raised.printed, only_memory=match is None) or match
+    if raised.limit_hit and (match is None or match[0].secondary):
+        return replace(_limit_hit(raised), secondary=match is not None)
+    if match is None:
         evidence = _one_line(texts[0] if texts else "no error was reported")
-        return Finding(outcome=Outcome.CRASH, evidence=evidence, phase=raised.phase)
-    return _finding(found, raised)
-
-
-def classify_logged(thrown: LoggedException, phase: Phase | None, device: DeviceKind) -> Finding:
-    """Return the finding of an exception read from a log. The lines behind it are added when the
-    exception alone is not decisive."""
-
-    def classified(words: str) -> tuple[Finding, bool]:
-        raised = ReportedException(
-            chain=((kind, words),), frames=thrown.frames, phase=phase, device=device
+        return Finding(
+            outcome=Outcome.CRASH,
+            evidence=evidence,
+            phase=raised.phase,
         )
-        found = classify_exception(raised)
-        return found, not (found.row is None or found.secondary or found.row in _BY_PLACE)
+    return _finding(match, raised)
 
-    kind, _, words = thrown.text.partition(": ")
-    found, is_decisive = classified(words)
-    if is_decisive or not thrown.more:
-        return found
-    longer, is_decisive = classified(f"{words}\n{thrown.more}")
+
+def _limit_hit(raised: ReportedException) -> Finding:
+    evidence = "the kernel ended a process of the tree for want of memory"
+    if raised.device == "cuda":  # no kernel counts a device's memory: it was the machine's
+        return _host_memory(evidence, raised.phase)
+    return _memory(None, evidence, raised.phase, raised.frames)
+
+
+def classify_logged(
+    thrown: LoggedException,
+    phase: Phase | None,
+    device: DeviceKind,
+) -> Finding:
+    """Return the finding of an exception read from a log. The lines behind it are added when the
+    exception alone is not decisive.
+    """
+
+    def classified(message: str) -> Finding:
+        raised = ReportedException(
+            chain=((kind, message),),
+            frames=thrown.frames,
+            phase=phase,
+            device=device,
+        )
+        return classify_exception(raised)
+
+    kind, _, message = thrown.text.partition(": ")
+    finding = classified(message)
+    if _is_decisive(finding) or not thrown.more:
+        return finding
+    longer = classified(f"{message}\n{thrown.more}")
     # Behind an echo, only memory counts as its cause: libraries list general remarks there.
-    return (
-        longer
-        if is_decisive and (not found.secondary or longer.outcome.is_out_of_memory)
-        else found
-    )
+    counts = not finding.secondary or longer.outcome.is_out_of_memory
+    return longer if _is_decisive(longer) and counts else finding
+
+
+def _is_decisive(finding: Finding) -> bool:
+    """Return True if the words of the exception itself are known."""
+    return finding.row is not None and not finding.secondary and finding.row not in _BY_PLACE
 
 
 def classify_exit(ending: ProcessExit) -> Finding:
     """Return the finding of an exit: the kernel's report comes first, then the last output."""
-    if ending.signal is not None:
-        known = {one.value for one in signal.Signals}  # real-time signals have no name
-        how = (
-            "ended by"
-            f" {signal.Signals(ending.signal).name if ending.signal in known else f'signal {ending.signal}'}"
-        )
-    else:
-        how = (
-            "ended with no result"
-            if ending.exit is None
-            else f"ended with exit code {ending.exit} and no result"
-        )
-    how = f"the process {how}"
+    evidence = f"the process {_how_it_ended(ending)}"
     if ending.out_of_memory == "limit":
-        return _memory(None, f"{how}: the memory limit was reached", ending.phase)
+        return _memory(None, f"{evidence}: the memory limit was reached", ending.phase)
     if ending.out_of_memory == "machine" and ending.signal in (None, signal.SIGKILL):
-        evidence = f"{how}: the machine ran out of memory"
-        return Finding(
-            outcome=Outcome.OOM_HOST, evidence=evidence, cause="host_ram", phase=ending.phase
+        return _host_memory(f"{evidence}: the machine ran out of memory", ending.phase)
+    match = _from_print(ending.printed, only_memory=True)
+    if match is not None and ending.signal != signal.SIGKILL:
+        raised = ReportedException(
+            chain=(),
+            phase=ending.phase,
+            device=ending.device,
         )
-    found = _from_print(ending.printed, only_memory=True)
-    if found is not None and ending.signal != signal.SIGKILL:
-        return _finding(
-            found, ReportedException(chain=(), phase=ending.phase, device=ending.device)
-        )
+        return _finding(match, raised)
     if ending.signal in OUTSIDE_SIGNALS:
-        return ended_from_outside(how, ending)
-    return Finding(outcome=Outcome.CRASH, evidence=how, phase=ending.phase)
-
-
-def ended_from_outside(words: str, ending: ProcessExit) -> Finding:
-    """Return the finding of a process that another one ended: an operator, a scheduler, or the
-    kernel for the memory of others."""
-    why = (
-        "the machine's memory was used up by others"
-        if ending.out_of_memory == "others"
-        else "sent from outside the probe"
+        return ended_from_outside(evidence, ending)
+    return Finding(
+        outcome=Outcome.CRASH,
+        evidence=evidence,
+        phase=ending.phase,
     )
+
+
+def _how_it_ended(ending: ProcessExit) -> str:
+    if ending.signal is not None:
+        return f"ended by {_signal_name(ending.signal)}"
+    if ending.exit is None:
+        return "ended with no result"
+    return f"ended with exit code {ending.exit} and no result"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no name
+        return f"signal {number}"
+
+
+def ended_from_outside(event: str, ending: ProcessExit) -> Finding:
+    """Return the finding of a process that another one ended: an operator, a scheduler, or the
+    kernel for the memory of others.
+    """
+    reason = "sent from outside the probe"
+    if ending.out_of_memory == "others":
+        reason = "the machine's memory was used up by others"
     return Finding(
         outcome=Outcome.INTERRUPTED,
-        evidence=f"{words}, {why}",
+        evidence=f"{event}, {reason}",
         phase=ending.phase,
         from_outside=True,
     )
@@ -205,24 +224,27 @@ def classify_launched(ending: ProcessExit, last_words: str) -> Finding:
     """
     if ending.out_of_memory in ("limit", "machine"):
         return _placed(classify_exit(ending), ending.phase)
-    first: Finding | None = None
+    first_crash: Finding | None = None
     for thrown in exceptions_in(ending.printed):
-        found = classify_logged(thrown, ending.phase, ending.device)
-        if found.cause is not None or found.outcome is not Outcome.CRASH:
-            return _placed(found, ending.phase or phase_of(thrown.frames))
-        first = first or found
-    found = classify_exit(ending)
-    if found.outcome.is_out_of_memory or found.from_outside:
-        return _placed(found, ending.phase)
-    return first or replace(found, evidence=f"{found.evidence}; its last words: {last_words}")
+        finding = classify_logged(thrown, ending.phase, ending.device)
+        if finding.cause is not None or finding.outcome is not Outcome.CRASH:
+            return _placed(finding, ending.phase or phase_of(thrown.frames))
+        if first_crash is None:
+            first_crash = finding
+    finding = classify_exit(ending)
+    if finding.outcome.is_out_of_memory or finding.from_outside:
+        return _placed(finding, ending.phase)
+    if first_crash is not None:
+        return first_crash
+    return replace(finding, evidence=f"{finding.evidence}; its last words: {last_words}")
 
 
-def _placed(found: Finding, phase: Phase | None) -> Finding:
+def _placed(finding: Finding, phase: Phase | None) -> Finding:
     """Return the finding with its out-of-memory outcome set to the known phase."""
-    if not found.outcome.is_out_of_memory or found.outcome is Outcome.OOM_HOST:
-        return found
+    if not finding.outcome.is_out_of_memory or finding.outcome is Outcome.OOM_HOST:
+        return finding
     outcome = Outcome.OOM_UNKNOWN if phase is None else Outcome.out_of_memory_in(phase)
-    return replace(found, outcome=outcome, phase=phase)
+    return replace(finding, outcome=outcome, phase=phase)
 
 
 def classify_line(line: str, *, is_error: bool) -> Finding | None:
@@ -233,13 +255,17 @@ def classify_line(line: str, *, is_error: bool) -> Finding | None:
     lowered = line.lower()
     if not any(word in lowered for word in WORDS.of_rows):
         return None
-    aborted = line.startswith(("terminate called", "  what():"))
-    found = _first_match([line], _ERROR_ROWS if is_error or aborted else _LOUD_ROWS)
-    return None if found is None else _finding(found, ReportedException(chain=(), device="cuda"))
+    is_abort = line.startswith(("terminate called", "  what():"))
+    match = _first_match([line], _ERROR_ROWS if is_error or is_abort else _LOUD_ROWS)
+    if match is None:
+        return None
+    return _finding(match, ReportedException(chain=(), device="cuda"))
 
 
 def classify_quoted(
-    exceptions: Sequence[str], lines: Sequence[str], frames: Sequence[str] = ()
+    exceptions: Sequence[str],
+    lines: Sequence[str],
+    frames: Sequence[str] = (),
 ) -> Finding | None:
     """Return the known failure of a short excerpt, whose lines are all there is: each may be the
     message.
@@ -247,16 +273,26 @@ def classify_quoted(
     A place in the code belongs to an exception, not to any line.
     """
     for row in (*ROWS, *QUOTED_ROWS):
-        if row.cause is not None or row.kind == "memory":
-            texts = exceptions if row.raised_at is not None else (*exceptions, *lines)
-            found = _first_match(texts, (row,), frames)
-            if found is not None:
-                return _finding(found, ReportedException(chain=(), frames=frames, device="cuda"))
+        if row.cause is None and row.kind != "memory":
+            continue
+        texts = list(exceptions)
+        if row.raised_at is None:
+            texts += lines
+        match = _first_match(texts, (row,), frames)
+        if match is not None:
+            raised = ReportedException(
+                chain=(),
+                frames=frames,
+                device="cuda",
+            )
+            return _finding(match, raised)
     return None
 
 
 def _first_match(
-    texts: Sequence[str], rows: Sequence[FailureRow] = ROWS, frames: Sequence[str] = ()
+    texts: Sequence[str],
+    rows: Sequence[FailureRow] = ROWS,
+    frames: Sequence[str] = (),
 ) -> RowMatch | None:
     for row in rows:
         for text in texts:
@@ -270,32 +306,19 @@ def _from_print(printed: str, *, only_memory: bool) -> RowMatch | None:
     """Search the output for the failure behind a wrapper. Otherwise memory rows alone count,
     because logs contain many warnings.
     """
-    return _first_match(
-        [printed],
-        [row for row in ROWS if not row.secondary and (row.kind == "memory" or not only_memory)],
-    )
+    rows = [row for row in ROWS if not row.secondary]
+    if only_memory:
+        rows = [row for row in rows if row.kind == "memory"]
+    return _first_match([printed], rows)
 
 
-def _finding(found: RowMatch, raised: ReportedException) -> Finding:
-    row, match = found
-    start, end = (
-        match.string.rfind("\n", 0, match.start()) + 1,
-        match.string.find("\n", match.end()),
-    )
-    evidence, phase = (
-        _one_line(match.string[start : end if end >= 0 else None]),
-        row.phase or raised.phase,
-    )
+def _finding(row_match: RowMatch, raised: ReportedException) -> Finding:
+    row, match = row_match
+    evidence = _one_line(_matched_lines(match))
     numbers = numbers_of(match, evidence)
+    phase = row.phase or raised.phase
     if row.kind == "host_memory" or (row.on_host and raised.device == "cuda"):
-        return Finding(
-            outcome=Outcome.OOM_HOST,
-            evidence=evidence,
-            cause="host_ram",
-            phase=phase,
-            numbers=numbers,
-            row=row.name,
-        )
+        return replace(_host_memory(evidence, phase), numbers=numbers, row=row.name)
     if row.kind == "memory":
         return _memory(row, evidence, phase, raised.frames, numbers)
     return Finding(
@@ -310,6 +333,22 @@ def _finding(found: RowMatch, raised: ReportedException) -> Finding:
     )
 
 
+def _matched_lines(match: re.Match[str]) -> str:
+    """Return the whole lines around a match."""
+    start = match.string.rfind("\n", 0, match.start()) + 1
+    end = match.string.find("\n", match.end())
+    return match.string[start:] if end < 0 else match.string[start:end]
+
+
+def _host_memory(evidence: str, phase: Phase | None) -> Finding:
+    return Finding(
+        outcome=Outcome.OOM_HOST,
+        evidence=evidence,
+        cause="host_ram",
+        phase=phase,
+    )
+
+
 def _memory(
     row: FailureRow | None,
     evidence: str,
@@ -320,36 +359,45 @@ def _memory(
     """Return the finding for memory that ran out: its cause is the row's, or follows from
     frames, figures and phase.
     """
-    numbers, name = numbers or {}, row.name if row else None
-    idle, asked, total = (
-        numbers.get(figure) for figure in ("idle_bytes", "asked_bytes", "total_bytes")
-    )
-    if name == "cuda_other_process":
+    numbers = numbers or {}
+    if row is not None and row.name == "cuda_other_process":
         cause = "gpu_other_process"
     elif row is not None and row.cause:
         cause = row.cause
-    # A cache that is joined anew at each token leaves its former pieces idle behind: they come with
-    # it.
-    elif (
-        (needs := cause_of(frames)) != "kv_cache"
-        and idle
-        and asked
-        and total
-        and idle >= max(asked, FRAGMENTED_SHARE * total)
-    ):
-        cause = "fragmentation"
     else:
-        cause = needs or _BY_PHASE.get(phase or "", "unknown_memory")
+        cause = _purpose(frames, numbers, phase)
     # Before the first phase is reported, the trainer is under construction: part of the load.
-    outcome = Outcome.out_of_memory_in(phase or "load")
+    phase = phase or "load"
     return Finding(
-        outcome=outcome,
+        outcome=Outcome.out_of_memory_in(phase),
         evidence=evidence,
         cause=cause,
-        phase=phase or "load",
+        phase=phase,
         numbers=numbers,
-        row=name,
+        row=None if row is None else row.name,
     )
+
+
+def _purpose(
+    frames: Sequence[str],
+    numbers: Numbers,
+    phase: Phase | None,
+) -> str:
+    purpose = cause_of(frames)
+    # A cache that is joined anew at each token leaves its former pieces idle behind: they come with
+    # it.
+    if purpose != "kv_cache" and _is_fragmented(numbers):
+        return "fragmentation"
+    return purpose or _BY_PHASE.get(phase or "", "unknown_memory")
+
+
+def _is_fragmented(numbers: Numbers) -> bool:
+    idle = numbers.get("idle_bytes")
+    asked = numbers.get("asked_bytes")
+    total = numbers.get("total_bytes")
+    if not idle or not asked or not total:
+        return False
+    return idle >= max(asked, FRAGMENTED_SHARE * total)
 
 
 def _one_line(text: str) -> str:

@@ -31,9 +31,10 @@ class EnvironmentFacts:
     """Facts about an interpreter's environment."""
 
     packages: Mapping[str, str]  # version by canonical package name
-    requires: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # that each of these packages declares
+
+    requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Requirements that each of these packages declares."""
+
     variables: Mapping[str, str] = field(default_factory=dict)
     shm_bytes: int | None = None  # size of /dev/shm, None where it does not exist or can't be read
 
@@ -77,7 +78,10 @@ def environment_facts(python: Path) -> EnvironmentFacts:
     """
     try:
         reported = subprocess.run(
-            [str(python), "-c", _ASK], capture_output=True, timeout=SECONDS, check=True
+            [str(python), "-c", _ASK],
+            capture_output=True,
+            timeout=SECONDS,
+            check=True,
         ).stdout
         facts = msgspec.json.decode(reported.strip().splitlines()[-1], type=EnvironmentFacts)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError) as error:
@@ -111,17 +115,22 @@ class _Extra(_Strict, frozen=True):
 
 
 class _When(_Strict, frozen=True):
-    packages: dict[
-        str, str
-    ] = {}  # installed ones, each with a range of versions; an empty range is any version
-    variables: dict[str, str] = {}  # that are set, each with a regular expression for its value
-    unset: tuple[str, ...] = ()
+    """Condition of a trap: all of its parts must hold."""
+
+    packages: dict[str, str] = {}
+    """Installed packages, each with a range of versions; an empty range is any version."""
+
+    variables: dict[str, str] = {}
+    """Variables that are set, each with a regular expression for its value."""
+
+    unset: tuple[str, ...] = ()  # variables that are not set
     goes_with: _GoesWith | None = None  # holds where two packages do not belong together
     one_is_cpu_build: tuple[str, str] | None = None
     outside_extra: _Extra | None = None
-    broken_requirement_of: tuple[
-        str, ...
-    ] = ()  # holds where a requirement of one of these packages is not met
+
+    broken_requirement_of: tuple[str, ...] = ()
+    """Holds where a requirement of one of these packages is not met."""
+
     shm_below_bytes: int | None = None
 
 
@@ -146,69 +155,97 @@ def traps() -> tuple[_Trap, ...]:
     return msgspec.yaml.decode(text, type=_TrapsFile).traps
 
 
-def active_traps(around: EnvironmentFacts) -> tuple[ActiveTrap, ...]:
+Insertions = dict[str, str]
+"""Values to insert in a trap's message, by name."""
+
+HOLDS: Insertions = {}  # a part of a condition holds, and inserts nothing
+
+
+def active_traps(facts: EnvironmentFacts) -> tuple[ActiveTrap, ...]:
     """Return the traps of which every part of the condition holds, with the values in their
     messages.
     """
-    found = []
+    versions = {name.replace("-", "_"): version for name, version in facts.packages.items()}
+    active = []
     for trap in traps():
-        words = {name.replace("-", "_"): version for name, version in around.packages.items()}
-        for part in _parts(trap.when, around):
-            if part is None:
-                break
-            words |= part
-        else:
-            says = trap.says.format_map(words)
-            found.append(
-                ActiveTrap(name=trap.name, says=says, helps=trap.helps, sources=trap.sources)
+        insertions = _insertions(trap.when, facts)
+        if insertions is not None:
+            says = trap.says.format_map(versions | insertions)
+            active.append(
+                ActiveTrap(
+                    name=trap.name,
+                    says=says,
+                    helps=trap.helps,
+                    sources=trap.sources,
+                )
             )
-    return tuple(found)
+    return tuple(active)
 
 
-def _parts(when: _When, around: EnvironmentFacts) -> Iterator[dict[str, str] | None]:
+def _insertions(when: _When, facts: EnvironmentFacts) -> Insertions | None:
+    """Return the insertions of all parts, None where one does not hold."""
+    insertions: Insertions = {}
+    for part in _parts(when, facts):
+        if part is None:
+            return None
+        insertions |= part
+    return insertions
+
+
+def _parts(when: _When, facts: EnvironmentFacts) -> Iterator[Insertions | None]:
     """Yield for each part of the condition the values to insert, or None where it does not hold."""
     for name, versions in when.packages.items():
-        there = _version(around, name)
-        yield _if(
-            there is not None and SpecifierSet(versions).contains(_public(there), prereleases=True)
-        )
+        yield _if(_is_within(_version(facts, name), versions))
     for name, pattern in when.variables.items():
-        yield _if(
-            name in around.variables and re.search(pattern, around.variables[name]) is not None
-        )
-    yield from (_if(name not in around.variables) for name in when.unset)
+        value = facts.variables.get(name)
+        yield _if(value is not None and re.search(pattern, value) is not None)
+    for name in when.unset:
+        yield _if(name not in facts.variables)
     if when.goes_with is not None:
-        yield _mismatch(when.goes_with, around)
+        yield _mismatch(when.goes_with, facts)
     if when.one_is_cpu_build is not None:
-        known = [
-            version
-            for name in when.one_is_cpu_build
-            if (version := _version(around, name)) is not None
-        ]
-        yield _if(len(known) == 2 and (known[0].local == "cpu") != (known[1].local == "cpu"))
+        first, second = when.one_is_cpu_build
+        yield _if(_one_is_cpu_build(_version(facts, first), _version(facts, second)))
     if when.outside_extra is not None:
-        yield _outside(when.outside_extra, around)
+        yield _outside(when.outside_extra, facts)
     if when.broken_requirement_of:
-        broken = [
-            message for name in when.broken_requirement_of for message in _broken(name, around)
-        ]
-        yield {"broken": "; ".join(broken)} if broken else None
+        yield _broken_requirements(when.broken_requirement_of, facts)
     if when.shm_below_bytes is not None:
-        small = around.shm_bytes is not None and around.shm_bytes < when.shm_below_bytes
-        yield (
-            {"shm": format_bytes(around.shm_bytes)}
-            if small and around.shm_bytes is not None
-            else None
-        )
+        yield _small_shm(facts.shm_bytes, when.shm_below_bytes)
 
 
-def _if(holds: bool) -> dict[str, str] | None:
-    return {} if holds else None
+def _if(holds: bool) -> Insertions | None:
+    return HOLDS if holds else None
 
 
-def _version(around: EnvironmentFacts, name: str) -> Version | None:
+def _is_within(version: Version | None, versions: str) -> bool:
+    if version is None:
+        return False
+    return SpecifierSet(versions).contains(_public(version), prereleases=True)
+
+
+def _one_is_cpu_build(first: Version | None, second: Version | None) -> bool:
+    if first is None or second is None:
+        return False
+    return (first.local == "cpu") != (second.local == "cpu")
+
+
+def _broken_requirements(names: tuple[str, ...], facts: EnvironmentFacts) -> Insertions | None:
+    messages: list[str] = []
+    for name in names:
+        messages += _broken(name, facts)
+    return {"broken": "; ".join(messages)} if messages else None
+
+
+def _small_shm(shm_bytes: int | None, least_bytes: int) -> Insertions | None:
+    if shm_bytes is None or shm_bytes >= least_bytes:
+        return None
+    return {"shm": format_bytes(shm_bytes)}
+
+
+def _version(facts: EnvironmentFacts, name: str) -> Version | None:
     try:
-        return Version(around.packages[canonicalize_name(name)])
+        return Version(facts.packages[canonicalize_name(name)])
     except (KeyError, InvalidVersion):
         return None
 
@@ -218,40 +255,53 @@ def _public(version: Version) -> Version:
     return Version(version.public)
 
 
-def _mismatch(rule: _GoesWith, around: EnvironmentFacts) -> dict[str, str] | None:
-    package, of = _version(around, rule.package), _version(around, rule.of)
-    if package is None or of is None or (package.major, of.major) != (rule.major, rule.of_major):
+def _mismatch(rule: _GoesWith, facts: EnvironmentFacts) -> Insertions | None:
+    package = _version(facts, rule.package)
+    partner = _version(facts, rule.of)
+    if package is None or partner is None:
         return None
-    wanted = package.minor - rule.minor_offset
-    return None if wanted == of.minor else {"wanted": str(wanted)}
+    if (package.major, partner.major) != (rule.major, rule.of_major):
+        return None
+    fitting_minor = package.minor - rule.minor_offset
+    return None if partner.minor == fitting_minor else {"wanted": str(fitting_minor)}
 
 
-def _outside(rule: _Extra, around: EnvironmentFacts) -> dict[str, str] | None:
-    installed = _version(around, rule.package)
+def _outside(rule: _Extra, facts: EnvironmentFacts) -> Insertions | None:
+    installed = _version(facts, rule.package)
     if installed is None:
         return None
-    for requirement in _requirements(rule.of, around, extra=rule.extra):
-        if requirement.name == rule.package and not requirement.specifier.contains(
-            _public(installed), prereleases=True
-        ):
+    for requirement in _requirements(rule.of, facts, extra=rule.extra):
+        if requirement.name != rule.package:
+            continue
+        if not requirement.specifier.contains(_public(installed), prereleases=True):
             return {"wanted": f"{requirement.name} {requirement.specifier}"}
     return None
 
 
-def _broken(name: str, around: EnvironmentFacts) -> Iterator[str]:
-    for requirement in _requirements(name, around):
-        there, allowed = _version(around, requirement.name), requirement.specifier
-        if there is not None and not any(
-            allowed.contains(version, prereleases=True) for version in (there, _public(there))
-        ):
-            installed = around.packages[canonicalize_name(name)]
-            yield (
-                f"{name} {installed} requires {requirement.name}{allowed}, and {there} is installed"
-            )
+def _broken(name: str, facts: EnvironmentFacts) -> Iterator[str]:
+    for requirement in _requirements(name, facts):
+        required = _version(facts, requirement.name)
+        if required is None or _is_met(requirement, required):
+            continue
+        installed = facts.packages[canonicalize_name(name)]
+        requires = f"{requirement.name}{requirement.specifier}"
+        yield f"{name} {installed} requires {requires}, and {required} is installed"
 
 
-def _requirements(name: str, around: EnvironmentFacts, extra: str = "") -> Iterator[Requirement]:
-    for text in around.requires.get(canonicalize_name(name), ()):
+def _is_met(requirement: Requirement, version: Version) -> bool:
+    """Return True if the version or its public part is allowed."""
+    allowed = requirement.specifier
+    return allowed.contains(version, prereleases=True) or allowed.contains(
+        _public(version), prereleases=True
+    )
+
+
+def _requirements(
+    name: str,
+    facts: EnvironmentFacts,
+    extra: str = "",
+) -> Iterator[Requirement]:
+    for text in facts.requires.get(canonicalize_name(name), ()):
         try:
             requirement = Requirement(text)
         except InvalidRequirement:

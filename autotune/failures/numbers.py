@@ -35,54 +35,54 @@ _TORCH: Mapping[str, re.Pattern[str]] = {
         rf"Including non-PyTorch memory, this process has {_SIZE} memory in use"
     ),
 }
-_RESERVED = re.compile(
-    rf"{_SIZE} reserved in total by PyTorch"
-)  # Form before torch 2.1, which reports no idle memory
-NEIGHBOUR = re.compile(r" ?Process (\d{1,10}) has [\d.]+ \w+ memory in use\.")
-"""Entry in torch's list of other processes on the GPU."""
+# Form before torch 2.1, which reports no idle memory.
+_RESERVED = re.compile(rf"{_SIZE} reserved in total by PyTorch")
 
-_OTHERS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
+# Entry in torch's list of other processes on the GPU.
+NEIGHBOUR = re.compile(r" ?Process (\d{1,10}) has [\d.]+ \w+ memory in use\.")
+
+_NEIGHBOUR_SIZE = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 
 
 def numbers_of(match: re.Match[str], reported: str) -> dict[str, int | float]:
     """Return the figures of the match's groups and of torch's list in the text around it."""
     groups = match.groupdict()
-    found: dict[str, int | float] = {}
+    numbers: dict[str, int | float] = {}
     for name in _BYTES:
         if groups.get(name) is not None:
-            found[f"{name}_bytes"] = _bytes(
-                groups[name], groups.get(f"{name}_unit") or groups.get("total_unit") or "B"
-            )
+            unit = groups.get(f"{name}_unit") or groups.get("total_unit") or "B"
+            numbers[f"{name}_bytes"] = _bytes(groups[name], unit)
     for group, name in _COUNTS.items():
         if groups.get(group) is not None:
-            found[name] = int(groups[group])
-    waited = groups.get("milliseconds") or groups.get("milliseconds2")
-    if waited is not None:
-        found["timeout_seconds"] = int(waited) / 1000
+            numbers[name] = int(groups[group])
+    milliseconds = groups.get("milliseconds") or groups.get("milliseconds2")
+    if milliseconds is not None:
+        numbers["timeout_seconds"] = int(milliseconds) / 1000
     if groups.get("share") is not None:
-        found["asked_share"] = float(groups["share"])
-        if found.get("total_bytes"):
-            found["free_share"] = found["free_bytes"] / found["total_bytes"]
+        numbers["asked_share"] = float(groups["share"])
+        if numbers.get("total_bytes"):
+            numbers["free_share"] = numbers["free_bytes"] / numbers["total_bytes"]
     if "ried to allocate" in reported:
-        found |= _of_torch(reported)
-    return found
+        numbers |= _of_torch(reported)
+    return numbers
 
 
 def _of_torch(reported: str) -> dict[str, int | float]:
-    found: dict[str, int | float] = {}
+    numbers: dict[str, int | float] = {}
     for name, pattern in _TORCH.items():
         match = pattern.search(reported)
         if match is not None:
-            figure, unit = (part for part in match.groups() if part is not None)
-            found[name] = _bytes(figure, unit)
+            figure, unit = (group for group in match.groups() if group is not None)
+            numbers[name] = _bytes(figure, unit)
     reserved = _RESERVED.search(reported)
-    if reserved is not None and "idle_bytes" not in found and "allocated_bytes" in found:
-        found["idle_bytes"] = max(0, _bytes(*reserved.groups()) - int(found["allocated_bytes"]))
-    others = [_bytes(figure, unit) for figure, unit in _OTHERS.findall(reported)]
+    if reserved is not None and "idle_bytes" not in numbers and "allocated_bytes" in numbers:
+        idle = _bytes(*reserved.groups()) - int(numbers["allocated_bytes"])
+        numbers["idle_bytes"] = max(0, idle)
+    neighbours = [_bytes(figure, unit) for figure, unit in _NEIGHBOUR_SIZE.findall(reported)]
     # A process that does not know itself, as in a container, is one of those that are listed.
-    if others and "process_bytes" in found:
-        found["others_bytes"] = sum(others)
-    return found
+    if neighbours and "process_bytes" in numbers:
+        numbers["others_bytes"] = sum(neighbours)
+    return numbers
 
 
 def _bytes(figure: str, unit: str) -> int:

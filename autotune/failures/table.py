@@ -6,10 +6,10 @@
     checks.yaml      checks of a framework, recognised by their place instead of their words
     files.yaml       files that are absent or unreadable, and classes of exceptions
     excerpts.yaml    messages quoted without their place: read in short texts alone
-    warnings.yaml    warnings of a training that continues, but loses speed or differs from its configuration
+    warnings.yaml    warnings of a training that continues, slower or configured otherwise
     frames.yaml      purpose of the memory and phase of the step, by the frames of a traceback
     meanings.yaml    causes, phases and figures, with their words
-    remedies.yaml    remedies by cause; nothing is computed here, so no remedy states by how much it helps
+    remedies.yaml    remedies by cause; none states by how much it helps
     lines.yaml       lines of a log that are no message of a failure
     words.yaml       words by which most lines of a log are skipped
     fragments.yaml, argument_names.yaml    parts of the patterns
@@ -39,7 +39,7 @@ from autotune.core.measurement import Phase
 Pattern = str | list[str]  # pattern as a table writes it
 
 Decoded = TypeVar("Decoded")
-_Word = TypeVar("_Word", bound=str)
+_Meaning = TypeVar("_Meaning", bound=str)
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 
@@ -73,34 +73,37 @@ def _fragments() -> Mapping[str, str]:
 
 def _joined(pattern: Pattern, fragments: Mapping[str, str]) -> str:
     alternatives = [pattern] if isinstance(pattern, str) else pattern
-    return "|".join(
-        _REFERENCE.sub(lambda found: fragments[found[1]], one.replace("\n", ""))
-        for one in alternatives
-    )
+    expanded = []
+    for alternative in alternatives:
+        one_line = alternative.replace("\n", "")
+        expanded.append(_REFERENCE.sub(lambda match: fragments[match[1]], one_line))
+    return "|".join(expanded)
 
 
 def _refused_arguments() -> str:
     """Return the pattern of Python's refusal of an argument that another version of the same
     class has.
     """
+    # 1. Arguments by class.
     names = read_table("argument_names", _ArgumentNames)
-    classes = {
-        **{
-            owner: f"{own} {names.training_arguments}"
-            for owner, own in names.trainer_configs.items()
-        },
-        "(?:Seq2Seq)?TrainingArguments": names.training_arguments,
-        "LoraConfig": names.lora_config,
-    }
-    refusals = [
-        rf"\b{owner}\.__init__\(\) got an unexpected keyword argument"
-        rf" '(?-i:{'|'.join(map(re.escape, arguments.split()))})'"
-        for owner, arguments in classes.items()
-    ]
+    arguments_of = {}
+    for owner, arguments in names.trainer_configs.items():
+        arguments_of[owner] = f"{arguments} {names.training_arguments}"
+    arguments_of["(?:Seq2Seq)?TrainingArguments"] = names.training_arguments
+    arguments_of["LoraConfig"] = names.lora_config
+
+    # 2. Python's words about each class.
+    refusals = []
+    for owner, arguments in arguments_of.items():
+        alternatives = "|".join(map(re.escape, arguments.split()))
+        refusals.append(
+            rf"\b{owner}\.__init__\(\) got an unexpected keyword argument '(?-i:{alternatives})'"
+        )
+
+    # 3. vLLM's own words.
     sampling = r"'(?:guided_decoding|structured_outputs|best_of|use_beam_search)'"
-    return "|".join(
-        [*refusals, rf"\A(?:[\w.]+\.)?TypeError: Unexpected keyword argument {sampling}"]
-    )
+    refusals.append(rf"\A(?:[\w.]+\.)?TypeError: Unexpected keyword argument {sampling}")
+    return "|".join(refusals)
 
 
 class NumberMeaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,15 +142,11 @@ class _Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fault: Pattern
 
 
-WORDS, LINES = read_table("words", _Words), read_table("lines", _Lines)
+WORDS = read_table("words", _Words)
+LINES = read_table("lines", _Lines)
 
-TABLES = (
-    "memory",
-    "refusals",
-    "others",
-    "checks",
-    "files",
-)  # tables in the order in which they are searched
+# Tables in the order in which they are searched.
+TABLES = ("memory", "refusals", "others", "checks", "files")
 
 Kind = Literal["memory", "host_memory", "illegal", "transient", "other"]
 """memory: out of device memory in the current phase. host_memory: out of the machine's memory.
@@ -169,41 +168,40 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     phase: Phase | None = None  # in which alone this text is printed; None: any phase
     secondary: bool = False  # message of a process that failed because another one had failed
     read_in: ReadIn = "exception"
-    raised_at: str | None = (
-        # regular expression for `file:function statement`, where many failures share the words
-        None
-    )
+
+    raised_at: str | None = None
+    """Regular expression for `file:function statement`, where many failures share the words."""
+
     innermost_frames: int = 4  # in which `raised_at` is searched for
-    decisive: bool = (
-        False  # names the first failure even if a traceback with less information follows
-    )
+
+    decisive: bool = False
+    """Names the first failure even if a traceback with less information follows."""
+
     on_host: bool = False  # a process on a GPU prints it about the machine's memory
 
     def search(self, text: str, frames: Sequence[str] = ()) -> re.Match[str] | None:
         """Return the match of the row in the text, None where it does not apply."""
-        if self.raised_at is not None:
-            if (
-                self.kind in ("illegal", "other")
-                and self.cause != "network"
-                and any(map(_REWARDS.search, frames))
-            ):
-                return None
-            # The caller that requests a missing attribute is at fault, not the code that looks it
-            # up.
-            callers = [frame for frame in frames if not _LOOKUP.search(frame)]
-            if not any(map(_compiled(self.raised_at).search, callers[-self.innermost_frames :])):
-                return None
+        if self.raised_at is not None and not self._is_raised_in(frames):
+            return None
         return _compiled(self.pattern).search(text)
 
+    def _is_raised_in(self, frames: Sequence[str]) -> bool:
+        is_about_settings = self.kind in ("illegal", "other") and self.cause != "network"
+        if is_about_settings and any(map(_REWARDS.search, frames)):
+            return False
+        # The caller that requests a missing attribute is at fault, not the code that looks it up.
+        callers = [frame for frame in frames if not _LOOKUP.search(frame)]
+        place = _compiled(self.raised_at or "")
+        return any(map(place.search, callers[-self.innermost_frames :]))
 
+
+# Frames that call the user's own functions: a failure behind them indicates nothing about settings,
+# data or versions.
 _REWARDS = re.compile(
     r"\A\S*(?::_calculate_rewards|:compute_rewards?|/reward_managers?/\S*:\w+)\b"
-    r"|\A\S+"
-    r" .*\b(?:\w*reward_(?:fn|func|function)\w*|compute_score|compute_metrics|formatting_func|rollout_func)\("
+    r"|\A\S+ .*\b(?:\w*reward_(?:fn|func|function)\w*"
+    r"|compute_score|compute_metrics|formatting_func|rollout_func)\("
 )
-"""Frames that call the user's own functions: a failure behind them indicates nothing about
-settings, data or versions.
-"""
 
 _LOOKUP = re.compile(r"\A\S*:__getattr(?:ibute)?__\b")
 
@@ -217,12 +215,14 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _read_rows(*tables: str) -> tuple[FailureRow, ...]:
-    entries: list[dict[str, Any]] = [
-        entry for table in tables for entry in read_table(table, list[dict[str, Any]])
-    ]
-    for entry in entries:
-        entry.update({key: expand(entry[key]) for key in ("pattern", "raised_at") if key in entry})
-    return msgspec.convert(entries, tuple[FailureRow, ...])
+    rows: list[dict[str, Any]] = []
+    for table in tables:
+        rows += read_table(table, list[dict[str, Any]])
+    for row in rows:
+        for field in ("pattern", "raised_at"):
+            if field in row:
+                row[field] = expand(row[field])
+    return msgspec.convert(rows, tuple[FailureRow, ...])
 
 
 ROWS = _read_rows(*TABLES)  # whole table in its order
@@ -243,10 +243,10 @@ KNOWN_WARNINGS = read_table("warnings", tuple[KnownWarning, ...])
 
 def warning_in(line: str) -> str | None:
     """Return the meaning of the warning in a line, None where there is none."""
-    return next(
-        (known.says for known in KNOWN_WARNINGS if re.search(known.pattern, line, re.IGNORECASE)),
-        None,
-    )
+    for warning in KNOWN_WARNINGS:
+        if re.search(warning.pattern, line, re.IGNORECASE):
+            return warning.says
+    return None
 
 
 class _FrameTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -263,22 +263,34 @@ class _FrameTable(msgspec.Struct, forbid_unknown_fields=True):
     last: list[dict[Phase, str]]
 
 
-def _pairs(rows: list[dict[_Word, str]]) -> tuple[tuple[str, _Word], ...]:
-    return tuple((expand(pattern), word) for row in rows for word, pattern in row.items())
+FrameTable = tuple[tuple[str, _Meaning], ...]
+"""Pairs of pattern and meaning, searched in this order."""
+
+
+def _pairs(rows: list[dict[_Meaning, str]]) -> FrameTable[_Meaning]:
+    pairs = []
+    for row in rows:
+        for meaning, pattern in row.items():
+            pairs.append((expand(pattern), meaning))
+    return tuple(pairs)
 
 
 _TABLE = read_table("frames", _FrameTable)
-_WITHIN, _CAUSES, _IN_GENERAL = (
-    _pairs(_TABLE.within),
-    _pairs(_TABLE.causes),
-    _pairs(_TABLE.in_general),
-)
-_PHASES, _LATEST, _LAST = _pairs(_TABLE.phases), _pairs(_TABLE.latest), _pairs(_TABLE.last)
-_HANDS_OVER, _SAVES, _EVALUATES = (
-    expand(_TABLE.hands_over),
-    expand(_TABLE.saves),
-    expand(_TABLE.evaluates),
-)
+
+# Purposes of memory.
+_WITHIN = _pairs(_TABLE.within)
+_CAUSES = _pairs(_TABLE.causes)
+_IN_GENERAL = _pairs(_TABLE.in_general)
+
+# Phases.
+_PHASES = _pairs(_TABLE.phases)
+_LATEST = _pairs(_TABLE.latest)
+_LAST = _pairs(_TABLE.last)
+
+# Frames that change the meaning of others.
+_HANDS_OVER = expand(_TABLE.hands_over)
+_SAVES = expand(_TABLE.saves)
+_EVALUATES = expand(_TABLE.evaluates)
 
 
 def cause_of(frames: Sequence[str]) -> str | None:
@@ -290,18 +302,15 @@ def cause_of(frames: Sequence[str]) -> str | None:
     """
     hands_over = _any(_HANDS_OVER, frames)
     cause = _first(frames, _CAUSES)
-    for pattern, word in _WITHIN:
+    for pattern, purpose in _WITHIN:
         # A loader may start an engine too, which has a cache.
-        if _any(pattern, frames) and not (word == "weights" and cause == "kv_cache"):
-            return "weight_sync" if hands_over and word == "weights" else word
+        is_loaders_engine = purpose == "weights" and cause == "kv_cache"
+        if _any(pattern, frames) and not is_loaders_engine:
+            return "weight_sync" if hands_over and purpose == "weights" else purpose
     if hands_over and cause in ("zero_gather", "weights", None):
         return "weight_sync"
-    if (
-        cause == "weight_sync"
-        and not hands_over
-        and _any(r":full_tensor\b", frames)
-        and _any(_SAVES, frames)
-    ):
+    gathers_to_save = _any(r":full_tensor\b", frames) and _any(_SAVES, frames)
+    if cause == "weight_sync" and gathers_to_save and not hands_over:
         return "zero_gather"
     return cause or _first(frames, _IN_GENERAL)
 
@@ -309,18 +318,20 @@ def cause_of(frames: Sequence[str]) -> str | None:
 def phase_of(frames: Sequence[str]) -> Phase | None:
     """Return the phase of the step, None where no frame indicates it."""
     phase = _first(frames, _PHASES) or _first(frames, _LATEST)
-    return phase or (None if _any(_EVALUATES, frames) else _first(frames, _LAST))
+    if phase is None and not _any(_EVALUATES, frames):
+        phase = _first(frames, _LAST)
+    return phase
 
 
 def _any(pattern: str, frames: Sequence[str]) -> bool:
     return any(re.search(pattern, frame) for frame in frames)
 
 
-def _first(frames: Sequence[str], table: Sequence[tuple[str, _Word]]) -> _Word | None:
+def _first(frames: Sequence[str], table: FrameTable[_Meaning]) -> _Meaning | None:
     for frame in reversed(frames):
-        for pattern, word in table:
+        for pattern, meaning in table:
             if re.search(pattern, frame):
-                return word
+                return meaning
     return None
 
 
@@ -333,9 +344,10 @@ class Remedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     setting: str = msgspec.field(name="set")
     to: str  # direction (`raise`, `lower`, `on`, `off`) or new value
     why: str
-    bounded_by: str | None = (
-        None  # number of the message that the setting must not exceed, where the message has it
-    )
+
+    bounded_by: str | None = None
+    """Number of the message that the setting must not exceed, where the message has it."""
+
     elsewhere: str | None = None  # setting of other frameworks in its place, None: the same
     why_elsewhere: str | None = None  # its reason
 
@@ -346,18 +358,22 @@ class _RemedyTable(msgspec.Struct, forbid_unknown_fields=True):
     by_row: dict[str, list[str | Remedy]]
 
 
-def _read_remedies() -> list[dict[str, tuple[Remedy, ...]]]:
-    table = read_table("remedies", _RemedyTable)
-    return [
-        {
-            key: tuple(table.shared[one] if isinstance(one, str) else one for one in listed)
-            for key, listed in remedies.items()
-        }
-        for remedies in (table.by_cause, table.by_row)
-    ]
+RemediesByName = dict[str, tuple[Remedy, ...]]
 
 
-BY_CAUSE, BY_ROW = _read_remedies()
+def _resolved(listed: dict[str, list[str | Remedy]], shared: dict[str, Remedy]) -> RemediesByName:
+    """Return the remedies with those put in that several causes share."""
+    resolved = {}
+    for name, remedies in listed.items():
+        resolved[name] = tuple(
+            shared[remedy] if isinstance(remedy, str) else remedy for remedy in remedies
+        )
+    return resolved
+
+
+_REMEDIES = read_table("remedies", _RemedyTable)
+BY_CAUSE = _resolved(_REMEDIES.by_cause, _REMEDIES.shared)
+BY_ROW = _resolved(_REMEDIES.by_row, _REMEDIES.shared)
 
 
 def remedies_for(cause: str, row: str | None = None) -> tuple[Remedy, ...]:
@@ -369,8 +385,8 @@ def directions_after(cause: str, row: str | None = None) -> Mapping[str, str]:
     """Return the direction in which each setting must move after this failure; the first remedy
     of a setting counts.
     """
-    found: dict[str, str] = {}
+    directions: dict[str, str] = {}
     for remedy in remedies_for(cause, row):
         if remedy.to in DIRECTIONS:
-            found.setdefault(remedy.setting, remedy.to)
-    return found
+            directions.setdefault(remedy.setting, remedy.to)
+    return directions

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,57 +21,77 @@ class LogLine:
     """Line without its prefixes."""
 
     text: str
-    # process that printed it, according to its prefixes; lines of one source belong together
-    source: str
+    source: str  # process by the prefixes; lines of one source belong together
     rank: int | None = None
     level: Level | None = None  # of its logger: an error or something lower; None for printed text
 
 
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+
+# Progress bar with the text of another process behind it in the same line.
 _BAR = re.compile(
     r"[^|\n]{0,80}?\d{1,3}%\|[^|\n]{0,200}\| ?[\d.kMG]+/[\d.kMG]+ \[[^\]\n]{0,80}\](?=\S)"
 )
-"""Progress bar with the text of another process behind it in the same line."""
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _PREFIXES = tuple(re.compile(expand(pattern)) for pattern in LINES.prefixes)
 _RANK_OF_ACTOR = re.compile(r"\brank=(\d{1,6})\b|\AWorker\w*_TP(\d{1,6}) ")
 _MOST_PREFIXES = 6
+
+# Groups of the prefixes that name the process, its rank, and the level of its logger.
 _SOURCES = ("actor", "rank", "task", "process", "container", "service")
+_RANKS = ("rank", "task", "process")
+_LEVELS = ("level", "logged", "named", "letter", "ray")
 
 
 def read_line(raw: str) -> LogLine:
     """Return a line without its prefixes; the indentation behind them stays."""
-    text, source = _BAR.sub("", _UNPRINTABLE.sub("", _COLOUR.sub("", raw)), count=1), ""
+    text = _UNPRINTABLE.sub("", _COLOUR.sub("", raw))
+    text = _BAR.sub("", text, count=1)
+    source = ""
     rank: int | None = None
     level: Level | None = None
     for _ in range(_MOST_PREFIXES):
-        match = next(
-            (match for pattern in _PREFIXES if (match := pattern.match(text)) and match.end()), None
-        )
-        if match is None:
+        prefix = _prefix(text)
+        if prefix is None:
             break
-        reported = {name: value for name, value in match.groupdict().items() if value is not None}
-        text = text[match.end() :]
-        word = next(
-            (
-                reported[name]
-                for name in ("level", "logged", "named", "letter", "ray")
-                if name in reported
-            ),
-            None,
-        )
-        if word is not None:
-            level = "error" if word[0] in "EFC" else "lower"
-        named = reported.get("rank") or reported.get("task") or reported.get("process")
-        if (
-            named is None
-            and (actor := _RANK_OF_ACTOR.search(reported.get("actor", ""))) is not None
-        ):
-            named = actor[1] or actor[2]
-        rank = int(named) if named is not None and rank is None else rank
-        source += next((reported[name] for name in _SOURCES if name in reported), "")
-    return LogLine(text=text, source=source, rank=rank, level=level)
+        text = text[prefix.end() :]
+        groups = {name: value for name, value in prefix.groupdict().items() if value is not None}
+        source += _first_of(groups, _SOURCES) or ""
+        if rank is None:
+            rank = _rank(groups)
+        level_name = _first_of(groups, _LEVELS)
+        if level_name is not None:
+            level = "error" if level_name[0] in "EFC" else "lower"
+    return LogLine(
+        text=text,
+        source=source,
+        rank=rank,
+        level=level,
+    )
+
+
+def _prefix(text: str) -> re.Match[str] | None:
+    for pattern in _PREFIXES:
+        match = pattern.match(text)
+        if match is not None and match.end():
+            return match
+    return None
+
+
+def _first_of(groups: Mapping[str, str], names: Sequence[str]) -> str | None:
+    for name in names:
+        if name in groups:
+            return groups[name]
+    return None
+
+
+def _rank(groups: Mapping[str, str]) -> int | None:
+    for name in _RANKS:
+        if groups.get(name):
+            return int(groups[name])
+    actor = _RANK_OF_ACTOR.search(groups.get("actor", ""))
+    return None if actor is None else int(actor[1] or actor[2])
 
 
 HEADER = "Traceback (most recent call last)"
@@ -89,28 +109,28 @@ _MOST_WRAPPED = 20  # lines over which the exception of a box is wrapped at most
 _THROWN = re.compile(
     r"(?:(?:[A-Za-z_]\w{0,80}\.){1,12}[A-Za-z_]|[A-Z])\w{0,120}(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)"
 )
-_ALONE = re.compile(
-    r"(?:[A-Za-z_]\w{0,80}\.){0,12}\w{0,120}(?:Error|Exception|LimitForeseen)(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)"
+_WITHOUT_TRACEBACK = re.compile(
+    r"(?:[A-Za-z_]\w{0,80}\.){0,12}\w{0,120}(?:Error|Exception|LimitForeseen)(?:\(\w{1,120}\))?"
+    r"(?=:(?:\s|$)|$)"
 )
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _ORIGINAL = "Original Traceback"
+
+# Ray's header for an exception of another actor, whose frames and text come next.
 _REMOTE = re.compile(r"RayTaskError\(|an error raised in its creation task, ray::")
-"""Ray's header for an exception of another actor, whose frames and text come next."""
 
 _MOST_MORE = 8
 _MOST_MORE_TEXT = 500
+
+# Start of something else: a logger's line, a launcher's, or a metric.
 _NO_MORE = re.compile(
-    r"\s*(?:[\[{<=#*-]|\d+%|\d{4}-|Killed\b|Sending |Set the"
-    r" environment|Segmentation|wandb\b|srun\b|slurmstepd\b"
-    r"|E?rror executing)"
+    r"\s*(?:[\[{<=#*-]|\d+%|\d{4}-|Killed\b|Sending |Set the environment|Segmentation"
+    r"|wandb\b|srun\b|slurmstepd\b|E?rror executing)"
     r"|(?:[\w./-]+: )?(?:line \d+: |error: )|\S+:\d+: "
 )
-"""Start of something else: a logger's line, a launcher's, or a metric."""
 
-_HARMLESS = (
-    "Exception ignored in",
-    "--- Logging error ---",
-)  # Headers of exceptions after which Python continues
+# Headers of exceptions after which Python continues.
+_HARMLESS = ("Exception ignored in", "--- Logging error ---")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +139,10 @@ class LoggedException:
 
     text: str
     frames: tuple[str, ...] = ()  # as `file:function source line`, innermost last
-    # lines directly behind it, which may belong to its text: a message's further lines are not
-    # indented
+
     more: str = ""
+    """Lines directly behind it, which may belong to its text: a message's further lines are not
+    indented."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +162,10 @@ class _Open:
 
     position: int
     rank: int | None
-    mark: str = (
-        ""  # text before the header, such as a container's name; removed from the next lines too
-    )
+
+    mark: str = ""
+    """Text before the header, such as a container's name; removed from the next lines too."""
+
     chain: list[LoggedException] = field(default_factory=list)
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_FRAMES))
     text: str = ""
@@ -160,10 +182,12 @@ class _Open:
 
     def close_exception(self) -> None:
         if self.text or self.remote:
-            more = "\n".join(self.more)
-            self.chain.append(
-                LoggedException(text=self.text or self.remote, frames=tuple(self.frames), more=more)
+            exception = LoggedException(
+                text=self.text or self.remote,
+                frames=tuple(self.frames),
+                more="\n".join(self.more),
             )
+            self.chain.append(exception)
         self.text = self.remote = ""
         self.frames.clear()
         self.more.clear()
@@ -173,23 +197,33 @@ class _Open:
         """Return True if a line without indentation may belong to the exception's text."""
         if not self.text or self.complete or line.level is not None or len(self.more) >= _MOST_MORE:
             return False
-        return _NO_MORE.match(text) is None and _ALONE.match(text) is None
+        return _NO_MORE.match(text) is None and _WITHOUT_TRACEBACK.match(text) is None
+
+    def wraps_into(self, text: str) -> bool:
+        """Return True if a line behind a box belongs to the exception's wrapped text."""
+        is_open = bool(self.text) and self.boxed and self.wrapped < _MOST_WRAPPED
+        return is_open and not text.startswith(_BOX)
+
+    @property
+    def awaits_next(self) -> bool:
+        """Return True between two exceptions of a chain, or behind Ray's header of one."""
+        is_between = not self.text and bool(self.chain) and not self.in_frames
+        return is_between or bool(self.remote)
 
 
 def exceptions_in(printed: str) -> list[LoggedException]:
     """Return the exceptions of all tracebacks in a text."""
     tracebacks = Tracebacks()
-    reported = [
-        one
-        for position, line in enumerate(printed.splitlines())
-        for one in tracebacks.feed(read_line(line), position)
-    ]
-    return [
-        thrown
-        for one in (*reported, *tracebacks.flush())
-        if one.has_traceback
-        for thrown in one.chain
-    ]
+    chains: list[ExceptionChain] = []
+    for position, line in enumerate(printed.splitlines()):
+        chains += tracebacks.feed(read_line(line), position)
+    chains += tracebacks.flush()
+
+    exceptions: list[LoggedException] = []
+    for chain in chains:
+        if chain.has_traceback:
+            exceptions += chain.chain
+    return exceptions
 
 
 class Tracebacks:
@@ -207,7 +241,7 @@ class Tracebacks:
         return bool(self._open or self._harmless)
 
     def feed(self, line: LogLine, position: int) -> Iterator[ExceptionChain]:
-        if any(line.text.startswith(words) for words in _HARMLESS):
+        if line.text.startswith(_HARMLESS):
             self._harmless.add(line.source)
             return
         open_ = self._open.get(line.source)
@@ -216,7 +250,7 @@ class Tracebacks:
         elif open_ is not None:
             yield from self._go_on(open_, line, position)
         else:
-            yield from self._alone(line, position)
+            yield from self._without_header(line, position)
 
     def holds(self, line: LogLine) -> bool:
         """Return True if the line belongs to an open traceback and to nothing else."""
@@ -229,39 +263,43 @@ class Tracebacks:
 
     def frames_cut_off(self) -> tuple[str, ...]:
         """Return the frames of a traceback that has no exception yet."""
-        return next(
-            (
-                tuple(open_.frames)
-                for open_ in self._open.values()
-                if open_.frames and not open_.text
-            ),
-            (),
-        )
+        for open_ in self._open.values():
+            if open_.frames and not open_.text:
+                return tuple(open_.frames)
+        return ()
 
-    def _begin(self, line: LogLine, position: int, open_: _Open | None) -> Iterator[ExceptionChain]:
+    def _begin(
+        self,
+        line: LogLine,
+        position: int,
+        open_: _Open | None,
+    ) -> Iterator[ExceptionChain]:
         if open_ is not None and open_.text and line.text.startswith(_ORIGINAL):
             # A loader's worker: what it failed with follows the words that it did.
             open_.close_exception()
             open_.chain.clear()
             open_.in_frames, open_.noise = True, 0
             return
-        awaited = open_ is not None and not open_.text and bool(open_.chain) and not open_.in_frames
-        if open_ is not None and (awaited or open_.remote):
+        if open_ is not None and open_.awaits_next:
             open_.in_frames, open_.noise = True, 0
             return
         yield from self._end(line.source)
         if len(self._open) < MOST_SOURCES:
-            harmless = line.source in self._harmless or line.level == "lower"
             self._open[line.source] = _Open(
                 position=position,
                 rank=line.rank,
-                harmless=harmless,
+                harmless=line.source in self._harmless or line.level == "lower",
                 mark=line.text.partition(HEADER)[0],
                 boxed=line.text.lstrip().startswith("╭"),
             )
         self._harmless.discard(line.source)
 
-    def _go_on(self, open_: _Open, line: LogLine, position: int) -> Iterator[ExceptionChain]:
+    def _go_on(
+        self,
+        open_: _Open,
+        line: LogLine,
+        position: int,
+    ) -> Iterator[ExceptionChain]:
         text = line.text.removeprefix(open_.mark).rstrip()
         open_.in_more = False
         if open_.in_frames:
@@ -272,12 +310,7 @@ class Tracebacks:
             open_.complete = open_.complete or bool(open_.more)
         elif text.startswith(_CHAINED):
             open_.close_exception()
-        elif (
-            open_.text
-            and open_.boxed
-            and open_.wrapped < _MOST_WRAPPED
-            and not text.startswith(_BOX)
-        ):
+        elif open_.wraps_into(text):
             open_.wrapped += 1
             open_.text = f"{open_.text} {text.strip()}"[:_MOST_TEXT]
         elif open_.text and text[0] in " \t":
@@ -291,14 +324,15 @@ class Tracebacks:
         else:
             open_.noise += 1
 
-    def _in_frames(self, open_: _Open, line: LogLine, text: str) -> Iterator[ExceptionChain]:
-        frame = next(
-            (frame for pattern in _FRAMES if (frame := pattern.match(text)) is not None), None
-        )
+    def _in_frames(
+        self,
+        open_: _Open,
+        line: LogLine,
+        text: str,
+    ) -> Iterator[ExceptionChain]:
+        frame = _frame(text)
         if frame is not None:
-            # Places are known by their names with slashes, which Windows writes the other way.
-            file = frame[1].replace("\\", "/")
-            open_.frames.append(f"{file}:{frame[2].rpartition('.')[2]}")
+            open_.frames.append(frame)
         elif text[:1] in (" ", "\t", "", *_BOX) or text.startswith("--"):
             if open_.frames and text.strip(" ~^\t│-") and len(open_.frames[-1]) < 1000:
                 open_.frames[-1] += f" {text.strip(' │')[:300]}"
@@ -313,22 +347,29 @@ class Tracebacks:
             if open_.noise > _MOST_NOISE:
                 yield from self._end(line.source)
 
-    def _alone(self, line: LogLine, position: int) -> Iterator[ExceptionChain]:
+    def _without_header(self, line: LogLine, position: int) -> Iterator[ExceptionChain]:
         """Yield an exception whose traceback is missing: logs are cut, and some loggers print
         the last line alone.
         """
         text = line.text.strip()
-        if _FRAME.match(line.text) is not None and len(self._open) < MOST_SOURCES:
+        has_room = len(self._open) < MOST_SOURCES
+        if has_room and _FRAME.match(line.text) is not None:
             # A log that was cut in the middle of a traceback.
-            self._open[line.source] = _Open(
-                position=position, rank=line.rank, harmless=line.level == "lower", has_header=False
+            open_ = _Open(
+                position=position,
+                rank=line.rank,
+                harmless=line.level == "lower",
+                has_header=False,
             )
-            yield from self._go_on(self._open[line.source], line, position)
-        elif line.level == "lower" or _ALONE.match(text) is None:
+            self._open[line.source] = open_
+            yield from self._go_on(open_, line, position)
+        elif line.level == "lower" or _WITHOUT_TRACEBACK.match(text) is None:
             return
-        elif _REMOTE.search(text) is not None and len(self._open) < MOST_SOURCES:
+        elif has_room and _REMOTE.search(text) is not None:
             self._open[line.source] = _Open(
-                position=position, rank=line.rank, remote=text[:_MOST_TEXT]
+                position=position,
+                rank=line.rank,
+                remote=text[:_MOST_TEXT],
             )
         else:
             yield ExceptionChain(
@@ -352,3 +393,15 @@ class Tracebacks:
                 has_traceback=True,
                 is_whole=open_.has_header,
             )
+
+
+def _frame(text: str) -> str | None:
+    """Return `file:function` of a frame, None for other lines."""
+    for pattern in _FRAMES:
+        match = pattern.match(text)
+        if match is not None:
+            # Places are known by their names with slashes, which Windows writes the other way.
+            file = match[1].replace("\\", "/")
+            function = match[2].rpartition(".")[2]
+            return f"{file}:{function}"
+    return None

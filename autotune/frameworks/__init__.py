@@ -1,7 +1,7 @@
 """Trainers: one per framework and method, behind the interface of `base`.
 
-Each file lists its trainers in TRAINERS, and is imported when it is asked for. Another package
-registers such a list with an entry point of the group `autotune.frameworks`: see
+Each file lists its trainers in TRAINERS, and is imported when one of them is requested. Another
+package registers such a list with an entry point of the group `autotune.frameworks`: see
 docs/adding-a-framework.md.
 """
 
@@ -24,8 +24,6 @@ _FILES = (
     "open_reasoner_zero",
     "skyrl",
     "prime_rl",
-    "nemo_rl",
-    "slime",
     "unsloth",
     "command",
 )
@@ -33,27 +31,37 @@ _FILES = (
 
 @cache
 def _registered() -> tuple[Trainer, ...]:
-    return tuple(each for entry in entry_points(group=ENTRY_POINT_GROUP) for each in entry.load())
+    """Return the trainers of other packages."""
+    registered: list[Trainer] = []
+    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+        registered.extend(entry_point.load())
+    return tuple(registered)
 
 
 @cache
 def _methods(name: str) -> Mapping[str, Trainer]:
     """Return the trainers of a framework by method; none of an unknown one."""
     file = name.replace("-", "_")
-    own = import_module(f"autotune.frameworks.{file}").TRAINERS if file in _FILES else ()
-    return {each.method: each for each in (*own, *_registered()) if each.name == name}
+    shipped: tuple[Trainer, ...] = ()
+    if file in _FILES:
+        shipped = import_module(f"autotune.frameworks.{file}").TRAINERS
+    every_trainer = (*shipped, *_registered())
+    return {trainer.method: trainer for trainer in every_trainer if trainer.name == name}
 
 
 def names() -> frozenset[str]:
     """Return the values of `--framework`."""
-    return frozenset(
-        {*(file.replace("_", "-") for file in _FILES), *(each.name for each in _registered())}
-    )
+    included = {file.replace("_", "-") for file in _FILES}
+    return frozenset(included | {trainer.name for trainer in _registered()})
 
 
 def trainers() -> dict[tuple[str, str], Trainer]:
     """Return every trainer by framework and method."""
-    return {(name, method): each for name in names() for method, each in _methods(name).items()}
+    every_trainer = {}
+    for name in names():
+        for method, trainer in _methods(name).items():
+            every_trainer[name, method] = trainer
+    return every_trainer
 
 
 def trainer(name: str, method: str = "grpo") -> Trainer:

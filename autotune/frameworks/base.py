@@ -8,13 +8,14 @@ JSON lists of settings name their source and version; decoding validates them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
 
-from autotune.core.composition import Composition, Sharding
+from autotune.core.composition import Composition, ShardedState
 from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
@@ -30,10 +31,10 @@ TYPE_NAMES = {
     "str": "a name",
     "null": "null",
 }
-STAND_IN = (  # worker module that traces a stand-in step; it needs no installed framework
-    "stand_in.trace"
-)
-SPREAD_BY: Mapping[str, Sharding] = {
+STAND_IN = "stand_in.trace"
+"""Worker module that traces a stand-in step; it needs no installed framework."""
+
+SPREAD_BY: Mapping[str, ShardedState] = {
     "zero1": "optimizer",
     "zero2": "gradients",
     "zero3": "parameters",
@@ -63,41 +64,18 @@ class SettingsTable(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     fields: dict[str, Field]
 
-    def value(self, settings: Mapping[str, KnobValue], name: str) -> KnobValue:
-        """Return the given value, else that of the setting it inherits from, else the default."""
-        if settings.get(name) is not None:
-            return settings[name]
-        if (source := self.fields[name].follows) is not None:
-            return self.value(settings, source)
+    def default_of(self, name: str) -> KnobValue:
         default = self.fields[name].default
         return default if isinstance(default, bool | int | float | str) else None
 
-    def count(self, settings: Mapping[str, KnobValue], name: str) -> int:
-        """Return a whole number; 0 if the setting has none."""
-        value = self.value(settings, name)
-        return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-    def share(self, settings: Mapping[str, KnobValue], name: str) -> float:
-        value = self.value(settings, name)
-        return float(value) if isinstance(value, int | float) else 0.0
-
-    def truth(self, settings: Mapping[str, KnobValue], name: str) -> bool:
-        return bool(self.value(settings, name))
-
-    def text(self, settings: Mapping[str, KnobValue], name: str) -> str:
-        value = self.value(settings, name)
-        return value if isinstance(value, str) else ""
-
     def problem(self, name: str, value: KnobValue) -> str | None:
         """Return the problem of a value: a wrong type or an unknown choice."""
-        if name not in self.fields:
+        field = self.fields.get(name)
+        if field is None:
             return None
-        field = self.fields[name]
         if KINDS.get(type(value)) not in field.kinds:
-            return (
-                f"{name}={value} is not"
-                f" {' or '.join(TYPE_NAMES[kind] for kind in field.kinds if kind != 'null')}."
-            )
+            expected = [TYPE_NAMES[kind] for kind in field.kinds if kind != "null"]
+            return f"{name}={value} is not {' or '.join(expected)}."
         if field.choices and value not in field.choices:
             return f"{name}={value} is none of {', '.join(field.choices)}."
         return None
@@ -106,6 +84,51 @@ class SettingsTable(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def read_table(file: str) -> SettingsTable:
     return msgspec.json.decode(Path(__file__).with_name(file).read_bytes(), type=SettingsTable)
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of a candidate's settings; a setting that is not stated has its default."""
+
+    table: SettingsTable
+    settings: Settings
+
+    def __contains__(self, name: str) -> bool:
+        """Return True for a stated setting."""
+        return name in self.settings
+
+    def value(self, name: str) -> KnobValue:
+        """Return the stated value, or the value of the setting that it follows, or the default."""
+        if self.settings.get(name) is not None:
+            return self.settings[name]
+        followed = self.table.fields[name].follows
+        if followed is not None:
+            return self.value(followed)
+        return self.table.default_of(name)
+
+    def count(self, name: str, unstated: int | None = None) -> int:
+        """Return a whole number; 0 if the setting has none.
+
+        `unstated`: number of a setting that is not stated, instead of its default."""
+        if unstated is not None and name not in self:
+            return unstated
+        value = self.value(name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            return 0
+        return value
+
+    def fraction(self, name: str) -> float:
+        """Return a number; 0.0 if the setting has none."""
+        value = self.value(name)
+        return float(value) if isinstance(value, int | float) else 0.0
+
+    def is_on(self, name: str) -> bool:
+        return bool(self.value(name))
+
+    def text(self, name: str) -> str:
+        """Return a text; an empty one if the setting has none."""
+        value = self.value(name)
+        return value if isinstance(value, str) else ""
 
 
 class Trainer(Protocol):
@@ -118,6 +141,9 @@ class Trainer(Protocol):
     needs: tuple[str, ...] = ()  # packages that the training environment must contain
     space: str  # default search space
     measures: bool = True  # True if probes can run the framework; prediction does not require it
+    requires: Mapping[str, str] = {}  # module -> pip requirement with its supported versions
+    reads_config: bool = False  # True if `--config` reads this framework's files
+    reads_images: bool = False  # True if rows may have images
 
     canonical: Mapping[str, str] = {}
     """Framework settings behind autotune's own flags (`max_prompt_length`, `max_completion_length`,
@@ -126,12 +152,8 @@ class Trainer(Protocol):
     equivalent_settings: Mapping[str, tuple[str, ...]] = {}
     """Knob -> settings that determine the same value. The knob is not searched if all are given."""
 
-    requires: Mapping[str, str] = {}  # module -> pip requirement with its supported versions
-    own_settings: frozenset[str] = (
-        frozenset()
-    )  # autotune's own that --hold and --set accept beside those of `fields`
-    reads_config: bool = False  # True if `--config` reads this framework's files
-    reads_images: bool = False  # True if rows may have images
+    own_settings: frozenset[str] = frozenset()
+    """Settings of autotune that --hold and --set accept in addition to those of `fields`."""
 
     completions_each: int = 1
     """Completions per row of a micro-batch, for a global batch counted in completions; 0: no
@@ -143,7 +165,11 @@ class Trainer(Protocol):
         return gpus
 
     def trained_defaults(
-        self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path
+        self,
+        stated: Settings,
+        rest: Mapping[str, object],
+        space: SearchSpace,
+        python: Path,
     ) -> Knobs:
         """Return the settings of a run that the user's file does not state; `rest`: its contents
         that are no plain settings.
@@ -189,7 +215,10 @@ class Trainer(Protocol):
         """Return the request to load this candidate, as JSON."""
 
     def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan,
     ) -> Mapping[str, object]:
         """Return the request to run and measure this candidate, as JSON."""
 
@@ -207,7 +236,11 @@ class Trainer(Protocol):
         """Return the resident models and the shape of the step."""
 
     def write_files(
-        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+        self,
+        candidate: Candidate,
+        task: Task,
+        folder: Path,
+        destination: Path | None = None,
     ) -> list[Path]:
         """Write the framework's own files for the final run, complete and ready to use.
 
@@ -216,11 +249,15 @@ class Trainer(Protocol):
         """
 
 
-def other_global_batch(task: Task, product: str, total: int) -> Iterator[str]:
+def other_global_batch(
+    task: Task,
+    product: str,
+    total: int,
+) -> Iterator[str]:
     """Yield the conflict with the requested global batch, if any."""
-    held = task.workload.global_batch
-    if held not in (None, total):
-        yield f"the global batch is held at {held}, and {product} makes {total}."
+    requested = task.workload.global_batch
+    if requested is not None and requested != total:
+        yield f"the global batch is held at {requested}, and {product} makes {total}."
 
 
 def count_of(settings: Mapping[str, object], name: str) -> int:
@@ -240,6 +277,11 @@ def as_word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def ceil_divided(total: int, parts: int) -> int:
+    """Return total / parts, rounded up."""
+    return -(-total // parts)
+
+
 def model_path(task: Task) -> str:
     """Return the model's folder, or its name on the hub."""
     return str(task.workload.model.folder or task.workload.model.name)
@@ -247,22 +289,23 @@ def model_path(task: Task) -> str:
 
 def gptq_bits(config: Mapping[str, object]) -> int | None:
     """Return the bits per weight of a GPTQ checkpoint; None for another one."""
-    quantised = config.get("quantization_config")
-    if not isinstance(quantised, Mapping) or quantised.get("quant_method") != "gptq":
+    quantisation = config.get("quantization_config")
+    if not isinstance(quantisation, Mapping) or quantisation.get("quant_method") != "gptq":
         return None
-    bits = quantised.get("bits")
+    bits = quantisation.get("bits")
     return bits if isinstance(bits, int) else None
 
 
 def ddp_options(settings: Mapping[str, object], *, adapter: bool) -> dict[str, object]:
-    """Return DDP's options as transformers' Trainer passes them (`_build_accelerator_args`):
-    with an adapter the model is not one of transformers' own, and parameters may be unused.
+    """Return DDP's options as transformers' Trainer passes them (`_build_accelerator_args`).
+
+    With an adapter the model is not one of transformers' own, and parameters may be unused.
     """
-    names = ("find_unused_parameters", "bucket_cap_mb", "static_graph")
-    given = {
-        name: settings[f"ddp_{name}"] for name in names if settings.get(f"ddp_{name}") is not None
+    options: dict[str, object] = {
+        "find_unused_parameters": adapter or not settings.get("gradient_checkpointing")
     }
-    return {
-        "find_unused_parameters": adapter or not settings.get("gradient_checkpointing"),
-        **given,
-    }
+    for name in ("find_unused_parameters", "bucket_cap_mb", "static_graph"):
+        value = settings.get(f"ddp_{name}")
+        if value is not None:
+            options[name] = value
+    return options

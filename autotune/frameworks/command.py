@@ -26,8 +26,9 @@ WRITTEN_OUT = "{out}"  # placeholder of the user for the run's own folder, which
 
 def placeholders(argv: Sequence[str]) -> tuple[str, ...]:
     """Return the names in braces in order. Other braces, as in JSON, belong to the command."""
-    found = dict.fromkeys(name for word in argv for name in _PLACEHOLDER.findall(word))
-    return tuple(name for name in found if f"{{{name}}}" != WRITTEN_OUT)
+    names = dict.fromkeys(name for word in argv for name in _PLACEHOLDER.findall(word))
+    names.pop(WRITTEN_OUT.strip("{}"), None)
+    return tuple(names)
 
 
 def filled(argv: Sequence[str], settings: Mapping[str, KnobValue]) -> tuple[str, ...]:
@@ -35,12 +36,13 @@ def filled(argv: Sequence[str], settings: Mapping[str, KnobValue]) -> tuple[str,
     run replaces.
     """
 
-    def value(match: re.Match[str]) -> str:
-        if match[0] == WRITTEN_OUT:
+    def value_of(placeholder: re.Match[str]) -> str:
+        if placeholder[0] == WRITTEN_OUT:
             return OUT
-        return as_word(settings[match[1]]) if match[1] in settings else match[0]
+        name = placeholder[1]
+        return as_word(settings[name]) if name in settings else placeholder[0]
 
-    return tuple(_PLACEHOLDER.sub(value, word) for word in argv)
+    return tuple(_PLACEHOLDER.sub(value_of, word) for word in argv)
 
 
 class Command(Launched):
@@ -58,29 +60,38 @@ class Command(Launched):
         }
 
     def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
-        unknown = [
-            name for name in placeholders(argv_of(task)) if candidate.settings.get(name) is None
-        ]
-        return f"{{{unknown[0]}}} has no value." if unknown else None
+        for name in placeholders(argv_of(task)):
+            if candidate.settings.get(name) is None:
+                return f"{{{name}}} has no value."
+        return None
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the first value of each knob."""
-        return {
-            knob.name: task.workload.held.get(knob.name, knob.choices[0]) for knob in space.knobs
-        }
+        knobs = {knob.name: knob.choices[0] for knob in space.knobs}
+        for name, value in task.workload.held.items():
+            if name in knobs:
+                knobs[name] = value
+        return knobs
 
-    def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
+    def launch(
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan | None = None,
+    ) -> Launch:
         """Return the same command for a probe and for the final run. The runner ends a probe."""
-        user, path = (
-            task.workload.user_settings,
-            [str(task.workload.python.parent), os.environ.get("PATH", os.defpath)],
-        )
+        user_settings = task.workload.user_settings
+        environment = {}
+        if user_settings.get("python_named"):
+            # The interpreter's folder comes first: it contains torchrun, accelerate and deepspeed.
+            folder = str(task.workload.python.parent)
+            path = os.environ.get("PATH", os.defpath)
+            environment["PATH"] = os.pathsep.join([folder, path])
         return Launch(
             argv=filled(argv_of(task), candidate.settings),
             figures=figures_of(task),
-            # The interpreter's folder comes first: it contains torchrun, accelerate and deepspeed.
-            environment={"PATH": os.pathsep.join(path)} if user.get("python_named") else {},
-            folder=str(user["folder"]),
+            environment=environment,
+            folder=str(user_settings["folder"]),
         )
 
 
@@ -93,20 +104,17 @@ def figures_of(task: Task) -> Figures:
     pattern.
     """
     settings = task.workload.user_settings
-    metrics, pattern = settings.get("metrics"), settings.get("speed_pattern")
+    metrics = settings.get("metrics")
     if metrics is None:
-        return Figures(kind="pattern", line=str(pattern))
+        return Figures(kind="pattern", line=str(settings.get("speed_pattern")))
     if metrics == "-":
         return Figures(kind="json")
-    file = (
-        str(metrics).replace(WRITTEN_OUT, OUT, 1)
-        if str(metrics).startswith(WRITTEN_OUT)
-        else str(metrics)
-    )
-    return Figures(
-        kind="json",
-        file=file if file.startswith(OUT) else str(Path(str(settings["folder"])) / file),
-    )
+    file = str(metrics)
+    if file.startswith(WRITTEN_OUT):
+        file = file.replace(WRITTEN_OUT, OUT, 1)
+    if not file.startswith(OUT):
+        file = str(Path(str(settings["folder"])) / file)
+    return Figures(kind="json", file=file)
 
 
 TRAINERS = (Command(),)

@@ -18,39 +18,79 @@ from autotune.core.job import Task
 from autotune.frameworks.base import model_path
 
 PROMPTS_TIMEOUT_S, ROWS_TIMEOUT_S = 1800.0, 300.0
+WORKER = Path(__file__).resolve().parent.parent / "worker"
 Measured = TypeVar("Measured", RowLengths, ImageRows)
 
+Dataset = Mapping[str, object]
+"""Settings that name a dataset, as TRL has them."""
 
-def measure_rows(task: Task, dataset: Mapping[str, object], kind: type[Measured]) -> Measured:
+MeasuredSizes = dict[str, object]
+"""Prompt lengths, and the dataset that was written, as JSON."""
+
+_measured: dict[str, PromptLengths] = {}
+_filtered: dict[str, tuple[MeasuredSizes, tempfile.TemporaryDirectory[str]]] = {}
+
+
+def measure_rows(
+    task: Task,
+    dataset: Dataset,
+    kind: type[Measured],
+) -> Measured:
     """Measure the lengths of the rows, or read the sizes of their images. Raises BadInput for an
     unreadable dataset.
     """
-    return msgspec.json.decode(
-        _measure("row" if kind is RowLengths else "image", task, dataset), type=kind
-    )
+    unit = "row" if kind is RowLengths else "image"
+    return msgspec.json.decode(_measure(unit, task, dataset), type=kind)
 
 
-def prompt_lengths(task: Task, dataset: Mapping[str, object], limit: int | None) -> PromptLengths:
+def prompt_lengths(
+    task: Task,
+    dataset: Dataset,
+    limit: int | None,
+) -> PromptLengths:
     """Measure the prompts, once per process and state of the files. Raises BadInput for an
     unreadable dataset.
     """
     key = _state(task, dataset, limit)
     if key not in _measured:
-        _measured[key] = msgspec.convert(
-            measure_prompts(task, dataset, limit=limit, out=None), PromptLengths, strict=False
-        )
+        answer = measure_prompts(task, dataset, limit=limit, out=None)
+        _measured[key] = msgspec.convert(answer, PromptLengths, strict=False)
     return _measured[key]
 
 
+def filter_prompts(
+    task: Task,
+    dataset: Dataset,
+    *,
+    limit: int,
+    out: Path,
+) -> MeasuredSizes:
+    """Write the dataset without longer prompts into `out`; cached, since every better
+    recommendation is written anew.
+    """
+    key = _state(task, dataset, limit)
+    if key not in _filtered:
+        cache = tempfile.TemporaryDirectory(prefix="autotune-dataset-")
+        answer = measure_prompts(task, dataset, limit=limit, out=Path(cache.name))
+        _filtered[key] = answer, cache
+    answer, cache = _filtered[key]
+    shutil.copytree(cache.name, out, dirs_exist_ok=True)
+    return {**answer, "dataset_name": str(out)}
+
+
 def measure_prompts(
-    task: Task, dataset: Mapping[str, object], *, limit: int | None, out: Path | None
-) -> dict[str, object]:
+    task: Task,
+    dataset: Dataset,
+    *,
+    limit: int | None,
+    out: Path | None,
+) -> MeasuredSizes:
     """Measure the prompts. With `out`, also write the dataset without prompts longer than
     `limit`.
     """
-    extra = {"limit": limit, "out": None if out is None else str(out)}
-    answer: dict[str, object] = json.loads(
-        _measure("prompt", task, dataset, extra, PROMPTS_TIMEOUT_S)
+    parameters = {"limit": limit, "out": None if out is None else str(out)}
+    answer: MeasuredSizes = json.loads(
+        _measure("prompt", task, dataset, parameters, PROMPTS_TIMEOUT_S)
     )
     return answer
 
@@ -58,23 +98,24 @@ def measure_prompts(
 def _measure(
     unit: str,
     task: Task,
-    dataset: Mapping[str, object],
-    extra: Mapping[str, object] | None = None,
+    dataset: Dataset,
+    parameters: Mapping[str, object] | None = None,
     timeout_seconds: float = ROWS_TIMEOUT_S,
 ) -> str:
-    workload, worker = task.workload, Path(__file__).resolve().parent.parent / "worker"
-    name = repr(dataset.get("dataset_name") or "the datasets of the configuration")
+    """Return the answer of the worker's script as JSON; `unit`: prompt, row or image."""
+    workload = task.workload
     request = {
         "model": model_path(task),
         "dataset": dict(dataset),
         "trust_remote_code": workload.trust_remote_code,
         "model_revision": workload.held.get("model_revision"),
         "chat_template_kwargs": workload.user_settings.get("chat_template_kwargs"),
-        **(extra or {}),
+        **(parameters or {}),
     }
+    dataset_name = repr(dataset.get("dataset_name") or "the datasets of the configuration")
     try:
-        done = subprocess.run(
-            [str(workload.python), str(worker), f"{unit}s"],
+        result = subprocess.run(
+            [str(workload.python), str(WORKER), f"{unit}s"],
             input=json.dumps(request),
             capture_output=True,
             text=True,
@@ -85,47 +126,34 @@ def _measure(
         raise TrainingEnvironmentError(f"{workload.python} cannot be started: {error}.") from error
     except subprocess.TimeoutExpired as error:
         raise BadInput(
-            f"Measuring the {unit}s of {name} took more than {timeout_seconds:.0f} s.",
+            f"Measuring the {unit}s of {dataset_name} took more than {timeout_seconds:.0f} s.",
             way_out="Use a smaller dataset.",
         ) from error
-    if done.returncode != 0:
-        (reason,) = done.stderr.strip().splitlines()[-1:] or ["no reason was given"]
+    if result.returncode != 0:
+        error_lines = result.stderr.strip().splitlines() or ["no reason was given"]
         raise BadInput(
-            f"The {unit}s of {name} could not be measured with the tokenizer of {request['model']}:"
-            f" {reason}.",
+            f"The {unit}s of {dataset_name} could not be measured with the tokenizer of"
+            f" {request['model']}: {error_lines[-1]}.",
             way_out="Both must be readable in the training environment.",
         )
-    return done.stdout
+    return result.stdout
 
 
-_measured: dict[str, PromptLengths] = {}
-_filtered: dict[str, tuple[dict[str, object], tempfile.TemporaryDirectory[str]]] = {}
-
-
-def filter_prompts(
-    task: Task, dataset: Mapping[str, object], *, limit: int, out: Path
-) -> dict[str, object]:
-    """Write the dataset without longer prompts into `out`; cached, since every better
-    recommendation is written anew.
-    """
-    key = _state(task, dataset, limit)
-    if key not in _filtered:
-        cached = tempfile.TemporaryDirectory(prefix="autotune-dataset-")
-        _filtered[key] = measure_prompts(task, dataset, limit=limit, out=Path(cached.name)), cached
-    found, cached = _filtered[key]
-    shutil.copytree(cached.name, out, dirs_exist_ok=True)
-    return {**found, "dataset_name": str(out)}
-
-
-def _state(task: Task, dataset: Mapping[str, object], limit: int | None) -> str:
+def _state(
+    task: Task,
+    dataset: Dataset,
+    limit: int | None,
+) -> str:
     """Return the key of a measurement: the interpreter, the tokenizer, the dataset and its
     files.
     """
-    place = Path(str(dataset.get("dataset_name")))
-    places = sorted(place.rglob("*")) if place.is_dir() else [place] if place.is_file() else []
-    files = [(str(file), file.stat().st_mtime_ns) for file in places]
+    path = Path(str(dataset.get("dataset_name")))
+    paths = []
+    if path.is_dir():
+        paths = sorted(path.rglob("*"))
+    elif path.is_file():
+        paths = [path]
+    files = [(str(file), file.stat().st_mtime_ns) for file in paths]
     template = task.workload.user_settings.get("chat_template_kwargs")
-    return json.dumps(
-        [str(task.workload.python), model_path(task), dict(dataset), files, template, limit],
-        default=str,
-    )
+    key = [str(task.workload.python), model_path(task), dict(dataset), files, template, limit]
+    return json.dumps(key, default=str)

@@ -4,12 +4,14 @@ script with changed ones.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import difflib
 import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -25,14 +27,18 @@ from autotune.frameworks.base import Field, as_word
 from autotune.frameworks.configuration_files import FILE_SIGN, FileRules, settings_of
 
 MODULE = re.compile(r"[\w./-]+")  # a module or a file after `python -m`, `python` and the like
+ANY = "any"  # a module that runs several methods
+OTHER_PROGRAMS = (
+    "For your own trainer: --script train.py; for any other program: --framework command --"
+    " COMMAND."
+)
+MEASURED_INSTEAD = "The command itself is measured: --framework command -- COMMAND."
 
 
 class NotRead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Entry point of a framework that is not read, recognised by a word of its module: the
-    reason, and an alternative.
-    """
+    """Entry point of a framework that is not read."""
 
-    words: tuple[str, ...]
+    parts: tuple[str, ...]  # parts of its module's name
     because: str
     instead: str
 
@@ -41,42 +47,80 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     """Command of a framework: a row of `launch_commands.yaml`."""
 
     framework: str
-    model: str
-    modules: dict[str, tuple[str, ...]] = {}
-    words: dict[str, tuple[str, ...]] = {}
-    packages: tuple[
-        str, ...
-    ] = ()  # beginnings of the modules of a training, for the error about another one
+    only_logs: bool = False  # True: its logs are read, and autotune starts no training of it
+
+    # Recognition of the command.
+    modules: dict[str, tuple[str, ...]] = {}  # method -> modules or files that run it
+    commands: dict[str, tuple[str, ...]] = {}  # method -> pairs of words that run it
+    packages: tuple[str, ...] = ()
+    """Beginnings of the modules of a training, for the error about another one."""
+
     not_read: tuple[NotRead, ...] = ()
-    dotted: bool = False
     chosen_by: str | None = None  # setting that names the method
     methods: dict[str, str] = {}
     method_default: str | None = None
+
+    # Settings.
+    model: str = ""  # setting with the model's name or folder
+    dotted: bool = False
+    reads_launcher: bool = False  # True: options of `accelerate launch` are settings too
+    has_switches: bool = False  # True: a boolean option has no value, and is present or absent
+    files: FileRules | None = None  # settings in TOML files after `@`
     adapter: str | None = None  # setting of an adapter's rank
     tuner: str | None = None  # setting that names the kind of tuning
-    former: dict[
-        str, str
-        # flag of earlier releases -> setting; of several for one setting, the first is the usual one
-    ] = {}
+    former: dict[str, str] = {}
+    """Flag of earlier releases -> setting; of several for one setting, the first is the usual
+    one.
+    """
+
     follows_hardware: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()  # prefixes of outputs, trackers and data: never part of a probe
+
+    # Logs.
     in_logs: tuple[str, ...] = ()  # lower-case words that only this framework's logs contain
-    files: FileRules | None = None  # settings in TOML files after `@`
-    methods_in_logs: dict[
-        str, tuple[str, ...]
-    ] = {}  # method -> lower-case words of its logs; none: one method's remedies
-    remedies: dict[
-        str, str | None
-    ] = {}  # setting of a remedy -> the framework's own; null: there is none
-    remedy_values: dict[
-        str, str
-    ] = {}  # setting of a remedy -> direction or value, where it differs
+    methods_in_logs: dict[str, tuple[str, ...]] = {}
+    """Method -> lower-case words of its logs; none: one method's remedies."""
+
+    past_methods: dict[str, dict[str, str | None]] = {}
+    """Method that only logs of earlier releases have -> setting of a remedy -> the method's own;
+    null: there is none."""
+
+    remedies: dict[str, str | None] = {}
+    """Setting of a remedy -> the framework's own; null: there is none."""
+
+    remedy_values: dict[str, str] = {}
+    """Setting of a remedy -> direction or value, where it differs."""
+
     remedy_reasons: dict[str, str] = {}  # setting of a remedy -> its reason, where it differs
 
     @property
     def former_flags(self) -> dict[str, str]:
         """Setting -> its flag in earlier releases."""
         return {name: flag for flag, name in reversed(self.former.items())}
+
+    @property
+    def entry_points(self) -> list[str]:
+        """Modules, files and words that start a training."""
+        return list(itertools.chain(*self.modules.values(), *self.commands.values()))
+
+
+@dataclass(frozen=True)
+class _Training:
+    """Training command of a script."""
+
+    command: SimpleCommand
+    kind: LaunchKind
+    method: str  # ANY: a setting names it
+    start: int  # number of its first argument among the command's words
+
+    @property
+    def launcher(self) -> Sequence[Word]:
+        """Words before the arguments: those of the launcher, and the module."""
+        return self.command.words[: self.start]
+
+    @property
+    def arguments(self) -> Sequence[Word]:
+        return self.command.words[self.start :]
 
 
 @cache
@@ -88,50 +132,37 @@ def kind_of(framework: str) -> LaunchKind:
     return next(kind for kind in launch_kinds() if kind.framework == framework)
 
 
-def find_launch(path: str, text: str, commands: Sequence[SimpleCommand]) -> LaunchScript:
+# Recognition of the training command.
+
+
+def find_launch(
+    path: str,
+    text: str,
+    commands: Sequence[SimpleCommand],
+) -> LaunchScript:
     """Return the one training command among these. Raises BadInput without one, and for several."""
-    found = [(command, *match) for command in commands if (match := _matched(command)) is not None]
-    if not found:
-        raise _nothing_known(path, commands)
-    for command, *_ in found:
-        if not command.certain:
-            raise BadInput(
-                f"{path}, line {command.line}: the training command is in a loop, a function or"
-                " under a condition.",
-                way_out="Write the one command that you mean into a script of its own.",
-            )
-    if len(found) > 1:
-        lines = " and ".join(str(command.line) for command, *_ in found)
-        raise BadInput(
-            f"{path} starts {len(found)} trainings, in lines {lines}.",
-            way_out="Give each a script of its own.",
-        )
-    command, kind, method, start = found[0]
-    if kind.framework != "trl" and (sharded := _launcher_file(command.words[:start])) is not None:
-        raise BadInput(
-            f"{path}, line {sharded.line}: the sharding of {sharded.text} is the launcher's, and"
-            f" {kind.framework} has its own.",
-            way_out=(
-                f"State it in {kind.framework}'s settings, or measure the command: --framework"
-                " command -- COMMAND."
-            ),
-        )
-    arguments = command.words[start:]
+    training = _the_training(path, commands)
+    kind, command = training.kind, training.command
+    _refuse_sharding_of_the_launcher(path, training)
     if kind.files is not None:
-        stated, shared = settings_of(path, kind.files, arguments)
+        stated, shared = settings_of(path, kind.files, training.arguments)
     else:
-        stated, shared = dict(_stated(kind, command.words, start)), ()
+        stated, shared = dict(_stated(training)), ()
+
     # With a flag of an earlier release among these, added flags must be of that release too.
-    flags = {
-        word.text[2:].partition("=")[0].replace("-", "_")
-        for word in arguments
-        if word.text.startswith("--")
-    }
+    flags = set()
+    for word in training.arguments:
+        if word.text.startswith("--"):
+            flag, _, _ = word.text[2:].partition("=")
+            flags.add(flag.replace("-", "_"))
+    former_flags: dict[str, str] = {}
+    if flags & kind.former.keys():
+        former_flags = kind.former_flags
     return LaunchScript(
         path=path,
         text=text,
         framework=kind.framework,
-        method=_method(path, kind, method, stated),
+        method=_method(path, training, stated),
         line=command.line,
         end=command.end,
         dotted=kind.dotted,
@@ -139,159 +170,233 @@ def find_launch(path: str, text: str, commands: Sequence[SimpleCommand]) -> Laun
         environment=command.environment,
         in_files=kind.files is not None,
         shared=shared,
-        former=kind.former_flags if flags & kind.former.keys() else {},
+        former=former_flags,
     )
+
+
+def _the_training(path: str, commands: Sequence[SimpleCommand]) -> _Training:
+    """Return the one training; refuse none, several, and one that may not run or run often."""
+    trainings = []
+    for command in commands:
+        training = _training_in(command)
+        if training is not None:
+            trainings.append(training)
+    if not trainings:
+        raise _nothing_known(path, commands)
+    for training in trainings:
+        if not training.command.certain:
+            raise BadInput(
+                f"{path}, line {training.command.line}: the training command is in a loop, a"
+                " function or under a condition.",
+                way_out="Write the one command that you mean into a script of its own.",
+            )
+    if len(trainings) > 1:
+        lines = " and ".join(str(training.command.line) for training in trainings)
+        raise BadInput(
+            f"{path} starts {len(trainings)} trainings, in lines {lines}.",
+            way_out="Give each a script of its own.",
+        )
+    return trainings[0]
+
+
+def _training_in(command: SimpleCommand) -> _Training | None:
+    texts = [word.text for word in command.words]
+    for index in range(len(texts)):
+        for kind in launch_kinds():
+            training = _training_at(index, texts, kind, command)
+            if training is not None:
+                return training
+    return None
+
+
+def _training_at(
+    index: int,
+    texts: Sequence[str],
+    kind: LaunchKind,
+    command: SimpleCommand,
+) -> _Training | None:
+    """Return the framework's training whose module or first word is at this place."""
+    text = texts[index]
+    for method, modules in kind.modules.items():
+        if any(text == module or text.endswith(f"/{module}") for module in modules):
+            return _Training(command, kind, method, index + 1)
+    for method, pairs in kind.commands.items():
+        for pair in pairs:
+            program, argument = pair.split()
+            if Path(text).name == program and texts[index + 1 : index + 2] == [argument]:
+                # `@` is an argument already, with the name of a file behind it.
+                entry_words = 1 if argument == FILE_SIGN else 2
+                return _Training(command, kind, method, index + entry_words)
+    return None
+
+
+def _refuse_sharding_of_the_launcher(path: str, training: _Training) -> None:
+    """Refuse a configuration file of `accelerate launch` for a framework with its own sharding."""
+    framework = training.kind.framework
+    texts = [word.text for word in training.launcher]
+    if training.kind.reads_launcher or "accelerate" not in [Path(text).name for text in texts]:
+        return
+    for word, file_name in itertools.pairwise(training.launcher):
+        if word.text == "--config_file":
+            raise BadInput(
+                f"{path}, line {file_name.line}: the sharding of {file_name.text} is the"
+                f" launcher's, and {framework} has its own.",
+                way_out=(
+                    f"State it in {framework}'s settings, or measure the command: --framework"
+                    " command -- COMMAND."
+                ),
+            )
 
 
 def _nothing_known(path: str, commands: Sequence[SimpleCommand]) -> BadInput:
     """Return the error about a script without a training that can be read: the nearest miss in
     it, if any.
     """
-    way_out = (
-        "For your own trainer: --script train.py; for any other program: --framework command --"
-        " COMMAND."
-    )
-    kinds = [kind for kind in launch_kinds() if kind.modules or kind.words]
-    for word in (word for command in commands for word in command.words):
+    kinds = [kind for kind in launch_kinds() if kind.entry_points]
+    for word in itertools.chain.from_iterable(command.words for command in commands):
         for kind in kinds:
-            known = [
-                *itertools.chain(*kind.modules.values()),
-                *itertools.chain(*kind.words.values()),
-            ]
-            if any(one in word.text for one in known) and " " in word.text:
-                return BadInput(
-                    f"{path}, line {word.line}: {kind.framework}'s training is inside a quoted"
-                    " command.",
-                    way_out="Write it into a script of its own, without the shell around it.",
-                )
-            if MODULE.fullmatch(word.text) and word.text.replace("/", ".").startswith(
-                kind.packages
-            ):
-                other = next(
-                    (one for one in kind.not_read if any(part in word.text for part in one.words)),
-                    None,
-                )
-                if other is not None:
-                    return BadInput(
-                        f"{path}, line {word.line}: {word.text} {other.because}.",
-                        way_out=other.instead,
-                    )
-                return BadInput(
-                    f"{path}, line {word.line}: {word.text} is no training of {kind.framework} that"
-                    " can be read.",
-                    way_out=f"Known are {', '.join(known)}. {way_out}",
-                )
-    return BadInput(
-        f"{path} starts no training of {', '.join(kind.framework for kind in kinds)}.",
-        way_out=way_out,
-    )
+            error = _near_miss(path, word, kind)
+            if error is not None:
+                return error
+    frameworks = ", ".join(kind.framework for kind in kinds)
+    return BadInput(f"{path} starts no training of {frameworks}.", way_out=OTHER_PROGRAMS)
 
 
-def _launcher_file(words: Sequence[Word]) -> Word | None:
-    """Return the configuration file of `accelerate launch`, if these words before the training
-    have one.
-    """
-    texts = [word.text for word in words]
-    if "accelerate" not in [Path(text).name for text in texts]:
-        return None
-    return next(
-        (after for word, after in itertools.pairwise(words) if word.text == "--config_file"), None
-    )
-
-
-def _matched(command: SimpleCommand) -> tuple[LaunchKind, str, int] | None:
-    """Return the framework, the method (or `any`) and the number of the first argument."""
-    words = [word.text for word in command.words]
-    for index, word in enumerate(words):
-        for kind in launch_kinds():
-            for method, modules in kind.modules.items():
-                if any(word == module or word.endswith(f"/{module}") for module in modules):
-                    return kind, method, index + 1
-            for method, pairs in kind.words.items():
-                for pair in pairs:
-                    program, argument = pair.split()
-                    if Path(word).name == program and words[index + 1 : index + 2] == [argument]:
-                        return kind, method, index + (1 if argument == FILE_SIGN else 2)
-    return None
-
-
-def _method(path: str, kind: LaunchKind, method: str, stated: Mapping[str, StatedSetting]) -> str:
-    if method != "any":
-        return method
-    chosen = stated.get(kind.chosen_by or "")
-    if chosen is None and kind.method_default:
-        return kind.method_default
-    named = chosen.text if chosen is not None and chosen.text else ""
-    if named not in kind.methods:
-        line = f", line {chosen.line}" if chosen is not None else ""
-        alike = "reward" if named == "rm" else named  # TRL's name of the method
-        known = alike in kind_of("trl").modules
-        way_out = (
-            f"The same training as TRL's is predicted: --method {alike} --model MODEL. "
-            if known
-            else ""
+def _near_miss(
+    path: str,
+    word: Word,
+    kind: LaunchKind,
+) -> BadInput | None:
+    """Return the error about a word that names the framework without starting a training."""
+    place = f"{path}, line {word.line}"
+    if " " in word.text and any(name in word.text for name in kind.entry_points):
+        return BadInput(
+            f"{place}: {kind.framework}'s training is inside a quoted command.",
+            way_out="Write it into a script of its own, without the shell around it.",
         )
-        raise BadInput(
-            f"{path}{line}: {kind.chosen_by}={named or 'not given'} of {kind.framework} is not"
-            " modelled.",
-            way_out=(
-                f"Modelled are {', '.join(kind.methods)}. {way_out}The command itself is measured: "
-                "--framework command -- COMMAND."
+    is_of_framework = word.text.replace("/", ".").startswith(kind.packages)
+    if not is_of_framework or not MODULE.fullmatch(word.text):
+        return None
+    for entry_point in kind.not_read:
+        if any(part in word.text for part in entry_point.parts):
+            return BadInput(
+                f"{place}: {word.text} {entry_point.because}.", way_out=entry_point.instead
+            )
+    return BadInput(
+        f"{place}: {word.text} is no training of {kind.framework} that can be read.",
+        way_out=f"Known are {', '.join(kind.entry_points)}. {OTHER_PROGRAMS}",
+    )
+
+
+def _method(
+    path: str,
+    training: _Training,
+    stated: Mapping[str, StatedSetting],
+) -> str:
+    kind = training.kind
+    if training.method != ANY:
+        return training.method
+    setting = stated.get(kind.chosen_by or "")
+    if setting is None and kind.method_default:
+        return kind.method_default
+    name = ""
+    if setting is not None and setting.text:
+        name = setting.text
+    if name in kind.methods:
+        return kind.methods[name]
+
+    place = path
+    if setting is not None:
+        place = f"{path}, line {setting.line}"
+    way_out = f"Modelled are {', '.join(kind.methods)}. "
+    name_in_trl = "reward" if name == "rm" else name
+    if name_in_trl in kind_of("trl").modules:
+        way_out += (
+            f"The same training as TRL's is predicted: --method {name_in_trl} --model MODEL. "
+        )
+    raise BadInput(
+        f"{place}: {kind.chosen_by}={name or 'not given'} of {kind.framework} is not modelled.",
+        way_out=way_out + MEASURED_INSTEAD,
+    )
+
+
+# Settings of the training command.
+
+
+def _stated(training: _Training) -> Iterator[tuple[str, StatedSetting]]:
+    """Yield each setting by its name."""
+    kind = training.kind
+    if kind.reads_launcher:
+        # Each option has one value: the script, which is the last word, may follow it.
+        yield from _options(kind, training.launcher[:-1], most_values=1)
+    if kind.dotted:
+        yield from _assignments(training.arguments)
+    else:
+        yield from _options(kind, training.arguments, most_values=len(training.arguments))
+
+
+def _assignments(arguments: Sequence[Word]) -> Iterator[tuple[str, StatedSetting]]:
+    """Yield the settings of Hydra's command line: `name=value`, `+name=value`, `++name=value`."""
+    for word in arguments:
+        full_name, equals, value = word.text.partition("=")
+        name = full_name.lstrip("+")
+        if not equals or name.startswith(("~", "-", "hydra.")):
+            continue
+        prefix = full_name.removesuffix(name)
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1]
+        yield (
+            name,
+            StatedSetting(
+                text=value,
+                line=word.line,
+                span=word.span,
+                prefix=prefix,
             ),
         )
-    return kind.methods[named]
-
-
-def _stated(
-    kind: LaunchKind, words: Sequence[Word], start: int
-) -> Iterator[tuple[str, StatedSetting]]:
-    """Yield each setting; words before `start` are the launcher's."""
-    if kind.framework == "trl":
-        yield from _options(
-            kind, words[: start - 1], values=1
-        )  # without the script, which may follow an option's value
-    if not kind.dotted:
-        yield from _options(kind, words[start:])
-        return
-    for word in words[start:]:
-        name, equals, value = word.text.partition("=")
-        plain = name.lstrip("+")
-        if equals and not plain.startswith(("~", "-", "hydra.")):
-            prefix = name[: len(name) - len(plain)]
-            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-            yield (
-                plain,
-                StatedSetting(
-                    text=value[1:-1] if quoted else value,
-                    line=word.line,
-                    span=word.span,
-                    prefix=prefix,
-                ),
-            )
 
 
 def _options(
-    kind: LaunchKind, words: Sequence[Word], values: int | None = None
+    kind: LaunchKind,
+    arguments: Sequence[Word],
+    most_values: int,
 ) -> Iterator[tuple[str, StatedSetting]]:
-    """Yield each option with its values, at most so many."""
-    most, index = len(words) if values is None else values, 0
-    while index < len(words):
-        word = words[index]
-        index += 1
-        if not word.text.startswith("--") or word.text == "--":
+    """Yield each option with its values."""
+    remaining = collections.deque(arguments)
+    while remaining:
+        option = remaining.popleft()
+        if not option.text.startswith("--") or option.text == "--":
             continue
-        name, equals, value = word.text[2:].partition("=")
-        name = kind.former.get(name.replace("-", "_"), name.replace("-", "_"))
+        flag, equals, value = option.text[2:].partition("=")
+        name = flag.replace("-", "_")
+        name = kind.former.get(name, name)
         if equals:
-            yield name, StatedSetting(text=value, line=word.line, span=None, option=word.span)
+            setting = StatedSetting(
+                text=value,
+                line=option.line,
+                span=None,
+                option=option.span,
+            )
+            yield name, setting
             continue
-        found: list[Word] = []
-        while index < len(words) and len(found) < most and not words[index].text.startswith("--"):
-            found.append(words[index])
-            index += 1
-        text = " ".join(one.text for one in found) if found else None
-        span = found[0].span if len(found) == 1 else None
-        yield name, StatedSetting(text=text, line=word.line, span=span, option=word.span)
+
+        values: list[Word] = []
+        while remaining and len(values) < most_values and not remaining[0].text.startswith("--"):
+            values.append(remaining.popleft())
+        text, span = None, None
+        if values:
+            text = " ".join(word.text for word in values)
+        if len(values) == 1:
+            span = values[0].span
+        yield (
+            name,
+            StatedSetting(
+                text=text,
+                line=option.line,
+                span=span,
+                option=option.span,
+            ),
+        )
 
 
 def is_known(setting: StatedSetting) -> bool:
@@ -307,30 +412,26 @@ def stated_value(stated: StatedSetting, field: Field) -> KnobValue:
         value = yaml.safe_load(stated.text)
     except yaml.YAMLError:
         value = stated.text
-    if isinstance(value, str) and "str" not in field.kinds:
+
+    # 1. Numbers in the type of the setting.
+    takes_float, takes_int = "float" in field.kinds, "int" in field.kinds
+    takes_text = "str" in field.kinds
+    if isinstance(value, str) and not takes_text and (takes_float or takes_int):
         with contextlib.suppress(ValueError):
-            value = float(value) if "float" in field.kinds or "int" in field.kinds else value
-    if (
-        isinstance(value, float)
-        and "float" not in field.kinds
-        and "int" in field.kinds
-        and value == int(value)
-    ):
+            value = float(value)
+    if isinstance(value, float) and takes_int and not takes_float and value.is_integer():
         value = int(value)
-    if (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and "int" not in field.kinds
-        and "float" in field.kinds
-    ):
-        value = float(value)
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if is_int and takes_float and not takes_int:
+        with contextlib.suppress(OverflowError):
+            value = float(value)
+
+    # 2. What is no plain value, or of another type than the setting, stays a text.
     if not isinstance(value, bool | int | float | str | None):
         return stated.text
-    return (
-        str(stated.text)
-        if "str" in field.kinds and type(value).__name__ not in field.kinds and value is not None
-        else value
-    )
+    if takes_text and value is not None and type(value).__name__ not in field.kinds:
+        return stated.text
+    return value
 
 
 # The changed script.
@@ -339,86 +440,114 @@ Edit = tuple[int, int, str]
 """Start, end and new text of a place in the script."""
 
 
+def changes_of(
+    stated: Mapping[str, object],
+    defaults: Mapping[str, object],
+    knobs: Mapping[str, KnobValue],
+    fields: Mapping[str, Field],
+) -> dict[str, KnobValue]:
+    """Return the knobs with another value than the launch has, stated in it, in its file or by
+    default.
+    """
+    changes: dict[str, KnobValue] = {}
+    for name, value in knobs.items():
+        if value is None or name not in fields:
+            continue
+        default = defaults.get(name, fields[name].default)
+        if stated.get(name, default) != value:
+            changes[name] = value
+    return changes
+
+
 def changed_script(
-    launch: LaunchScript, changes: Mapping[str, KnobValue], more: Sequence[Edit] = ()
+    launch: LaunchScript,
+    changes: Mapping[str, KnobValue],
+    other_edits: Sequence[Edit] = (),
 ) -> str:
     """Return the text with each change at the place of its setting, or at the command's end."""
-    edits: list[Edit] = [*more]
-    added: list[str] = []
+    edits = list(other_edits)
+    added = ""
     for name, value in changes.items():
-        stated = launch.stated.get(name)
-        edit = None if stated is None else _edit(launch, name, stated, value)
+        edit = _edit(launch, name, value)
         if edit is not None:
             edits.append(edit)
-        elif word := _words(launch, name, value, stated):
-            added.append(word)
+        elif argument := _argument(launch, name, value):
+            added += f" \\\n    {argument}"
     if added:
-        edits.append((launch.end, launch.end, "".join(f" \\\n    {one}" for one in added)))
+        edits.append((launch.end, launch.end, added))
     text = launch.text
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
     return text
 
 
-def unified_diff(before: str, after: str, name: str) -> str:
-    """Return a diff for `patch -p1`; empty without a change."""
-    old, new = (text.splitlines(keepends=True) for text in (before, after))
-    lines = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-    )
-
-
 def _edit(
-    launch: LaunchScript, name: str, stated: StatedSetting, value: KnobValue
-) -> tuple[int, int, str] | None:
-    """Return (start, end, text); None where the setting is not one word of the file."""
+    launch: LaunchScript,
+    name: str,
+    value: KnobValue,
+) -> Edit | None:
+    """Return the change at the place of the setting; None where that is not one word of the
+    file.
+    """
+    stated = launch.stated.get(name)
+    if stated is None:
+        return None
     if launch.dotted:
-        return None if stated.span is None else (*stated.span, _words(launch, name, value, stated))
-    if stated.text is None and stated.option is not None and value is False:
+        if stated.span is None:
+            return None
+        return (*stated.span, _argument(launch, name, value))
+    is_switch = stated.text is None
+    if is_switch and stated.option is not None and value is False:
         return (*stated.option, "")
+    word = shlex.quote(as_word(value))
     if stated.span is not None:
-        return (*stated.span, shlex.quote(as_word(value)))
-    if (
-        stated.option is not None
-        and stated.text is not None
-        and launch.text[slice(*stated.option)].find("=") > 0
-    ):
-        return (*stated.option, f"--{launch.former.get(name, name)}={shlex.quote(as_word(value))}")
+        return (*stated.span, word)
+    if stated.option is None or is_switch:
+        return None
+    option_text = launch.text[slice(*stated.option)]
+    if option_text.find("=") > 0:
+        return (*stated.option, f"--{launch.former.get(name, name)}={word}")
     return None
 
 
-def _words(launch: LaunchScript, name: str, value: KnobValue, stated: StatedSetting | None) -> str:
+def _argument(
+    launch: LaunchScript,
+    name: str,
+    value: KnobValue,
+) -> str:
+    """Return a setting as words of the command; empty: none."""
+    word = shlex.quote(as_word(value))
     if launch.dotted:
-        return f"{stated.prefix if stated else ''}{name}={shlex.quote(as_word(value))}"
+        stated = launch.stated.get(name)
+        if stated is None:
+            return f"{name}={word}"
+        return f"{stated.prefix}{name}={word}"
     if launch.in_files:
         flag = name.replace("_", "-")
-        return (
-            f"--{flag}"
-            if value is True
-            else f"--no-{flag}"
-            if value is False
-            else f"--{flag} {shlex.quote(as_word(value))}"
-        )
-    name = launch.former.get(name, name)
-    if launch.framework == "openrlhf" and isinstance(value, bool):
-        return f"--{name}" if value else ""
-    return f"--{name} {shlex.quote(as_word(value))}"
+        if isinstance(value, bool):
+            return f"--{flag}" if value else f"--no-{flag}"
+        return f"--{flag} {word}"
+    flag = launch.former.get(name, name)
+    if isinstance(value, bool) and kind_of(launch.framework).has_switches:
+        return f"--{flag}" if value else ""
+    return f"--{flag} {word}"
 
 
-def changes_of(
-    stated: Mapping[str, object],
-    defaults: Mapping[str, object],
-    knobs: Mapping[str, KnobValue],
-    known: Mapping[str, Field],
-) -> dict[str, KnobValue]:
-    """Return the knobs with another value than the launch has, stated in it, in its file or by
-    default.
-    """
-    return {
-        name: value
-        for name, value in knobs.items()
-        if value is not None
-        and name in known
-        and stated.get(name, defaults.get(name, known[name].default)) != value
-    }
+def unified_diff(
+    before: str,
+    after: str,
+    name: str,
+) -> str:
+    """Return a diff for `patch -p1`; empty without a change."""
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True),
+        after.splitlines(keepends=True),
+        f"a/{name}",
+        f"b/{name}",
+    )
+    diff = ""
+    for line in lines:
+        diff += line
+        if not line.endswith("\n"):
+            diff += "\n\\ No newline at end of file\n"
+    return diff

@@ -27,9 +27,11 @@ from autotune.frameworks.stand_in_step import StandInSpec, compose, trace_reques
 from autotune.machine.nvml import DEVICE_ORDER
 
 SYNTHETIC_ROWS = "rows.jsonl"  # file of synthetic rows for a run without a dataset
-# placeholder for the run's own folder in commands and environments; no path of a user contains it
 OUT = "{autotune_run_folder}"
+"""Placeholder for the run's folder in commands and environments; no path of a user contains it."""
+
 TEMPLATE_TOKENS = 64  # upper bound of the tokens that a chat template adds to a prompt
+MAX_TRIED_BASELINES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +42,9 @@ class Figures:
     file: str | None = None  # None: the run's output
     line: str | None = None
     under: str | None = None
-    keys: Mapping[str, tuple[str, ...]] | None = (
-        None  # None: they are named `tokens_per_second`, `tokens`, `seconds`
-    )
+    keys: Mapping[str, tuple[str, ...]] | None = None
+    """None: they are named `tokens_per_second`, `tokens`, `seconds`."""
+
     products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     times: float = 1.0
     tokens_each: int | None = None
@@ -73,7 +75,7 @@ class Holder:
 @dataclass(frozen=True, kw_only=True)
 class Watch:
     """Model holders in a run's processes, and the calls that trigger a look at them
-    (`worker/model_memory.py`).
+    (`worker/model_watch.py`).
     """
 
     steps: tuple[str, ...]
@@ -100,23 +102,25 @@ OF_TRANSFORMERS = Watch(
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One run of a framework."""
+    """Run of a framework: its command, its files, and where its figures are."""
 
     argv: tuple[str, ...]
     figures: Figures
     environment: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(
-        default_factory=dict
-    )  # name -> content, written into the run's folder before the start
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Name -> content, written into the run's folder before the start."""
+
     folder: str | None = None  # working directory; None: autotune's own
-    phases: tuple[
-        tuple[str, Phase | None], ...
-    ] = ()  # pattern of a line -> the phase that begins there; None: a phase ends
+    phases: tuple[tuple[str, Phase | None], ...] = ()
+    """Pattern of a line, and the phase that begins there; None: a phase ends."""
+
     effective: ReportedSettings | None = None  # None: the run does not report its settings
 
 
 def probe_request(
-    launch: Launch, plan: ProbePlan, settings: Iterable[str] = ()
+    launch: Launch,
+    plan: ProbePlan,
+    settings: Iterable[str] = (),
 ) -> dict[str, object]:
     """Return a bounded run as JSON; `settings` are to be read back."""
     return {**asdict(launch), "plan": asdict(plan), "settings": list(settings)}
@@ -135,14 +139,19 @@ class Launched(Trainer):
 
     defaults: Mapping[str, KnobValue] = {}  # setting -> default, in the framework's names
     watch: Watch | None = None
-    measures_rows: ClassVar[bool] = (
-        False  # True: rows of the user's dataset are measured for supervised training
-    )
+    measures_rows: ClassVar[bool] = False
+    """True: rows of the user's dataset are measured for supervised training."""
+
     adapter = "launched_command"
     trace_adapter = ""
 
     @abstractmethod
-    def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
+    def launch(
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan | None = None,
+    ) -> Launch:
         """Return the final run; with a plan, a run that ends after a few steps and saves
         nothing.
         """
@@ -167,93 +176,116 @@ class Launched(Trainer):
         return compose(self.step(candidate.settings, task), task)
 
     def fields(self) -> Mapping[str, Field]:
-        return {
-            name: Field(kinds=(KINDS[type(value)],), default=value)
-            for name, value in self.defaults.items()
-        }
+        fields = {}
+        for name, default in self.defaults.items():
+            fields[name] = Field(kinds=(KINDS[type(default)],), default=default)
+        return fields
 
     def trained_defaults(
-        self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path
+        self,
+        stated: Settings,
+        rest: Mapping[str, object],
+        space: SearchSpace,
+        python: Path,
     ) -> Knobs:
-        known = self.fields()
-        implied = {
-            name
-            for name, others in self.equivalent_settings.items()
-            if all(other in stated for other in others)
-        }
-        unstated = known.keys() - stated.keys() - implied
-        plain = {
-            knob.name: known[knob.name].default for knob in space.knobs if knob.name in unstated
-        }
-        return {
-            name: value
-            for name, value in plain.items()
-            if isinstance(value, bool | int | float | str)
-        }
+        fields = self.fields()
+        defaults: dict[str, KnobValue] = {}
+        for knob in space.knobs:
+            name = knob.name
+            if name not in fields or name in stated or self.is_implied(name, stated):
+                continue
+            default = fields[name].default
+            if isinstance(default, bool | int | float | str):
+                defaults[name] = default
+        return defaults
+
+    def is_implied(self, name: str, settings: Settings) -> bool:
+        """Return True if all settings are stated that together determine this one."""
+        equivalents = self.equivalent_settings.get(name)
+        return equivalents is not None and all(name in settings for name in equivalents)
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
         settings = {**self.defaults, **task.workload.held, **knobs}
-        return Candidate(knobs=knobs, settings=settings, load=self.load_of(settings, task))
+        return Candidate(
+            knobs=knobs,
+            settings=settings,
+            load=self.load_of(settings, task),
+        )
 
     def load_of(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
         """Return the same load for all candidates: the rank that starts them loads nothing."""
         return {"model": task.workload.model.fingerprint, "ranks": 1, "device": task.hardware.kind}
 
-    def held(self, task: Task) -> dict[str, KnobValue]:
+    def held_settings(self, task: Task) -> dict[str, KnobValue]:
         """Return the held settings of this framework, under its own names."""
-        named = {
-            self.canonical.get(name, name): value for name, value in task.workload.held.items()
-        }
-        return {name: value for name, value in named.items() if name in self.defaults}
+        settings: dict[str, KnobValue] = {}
+        for name, value in task.workload.held.items():
+            framework_name = self.canonical.get(name, name)
+            if framework_name in self.defaults:
+                settings[framework_name] = value
+        return settings
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the held values, completed by the first legal ones of the space."""
-        held = task.workload.held
-        choices = [
-            (held[knob.name],) if knob.name in held else knob.choices for knob in space.knobs
+        names = [knob.name for knob in space.knobs]
+        choices: list[tuple[KnobValue, ...]] = []
+        for knob in space.knobs:
+            if knob.name in task.workload.held:
+                choices.append((task.workload.held[knob.name],))
+            else:
+                choices.append(knob.choices)
+        combinations = [
+            space.applicable(dict(zip(names, values, strict=True)))
+            for values in itertools.islice(itertools.product(*choices), MAX_TRIED_BASELINES)
         ]
-        tried = [
-            space.applicable(dict(zip((knob.name for knob in space.knobs), values, strict=True)))
-            for values in itertools.islice(itertools.product(*choices), 1000)
-        ]
-        return next(
-            (
-                knobs
-                for knobs in tried
-                if self.why_illegal(self.complete(knobs, task), task) is None
-            ),
-            tried[0],
-        )
+        for knobs in combinations:
+            if self.is_legal(knobs, task):
+                return knobs
+        return combinations[0]
+
+    def is_legal(self, knobs: Knobs, task: Task) -> bool:
+        return self.why_illegal(self.complete(knobs, task), task) is None
 
     def row_lengths(self, task: Task) -> RowLengths | None:
-        measured = self.measures_rows and self.method == "sft" and task.workload.dataset
-        return measure_rows(task, {"dataset_name": measured}, RowLengths) if measured else None
+        dataset = task.workload.dataset
+        if not self.measures_rows or self.method != "sft" or not dataset:
+            return None
+        return measure_rows(task, {"dataset_name": dataset}, RowLengths)
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return {"device": task.hardware.kind}
 
     def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan,
     ) -> Mapping[str, object]:
+        launch = self.launch(candidate, task, plan)
         watch = asdict(self.watch) if self.watch is not None else None
-        return {
-            **probe_request(self.launch(candidate, task, plan), plan, candidate.settings),
-            "watch": watch,
-        }
+        return {**probe_request(launch, plan, candidate.settings), "watch": watch}
 
     def write_files(
-        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+        self,
+        candidate: Candidate,
+        task: Task,
+        folder: Path,
+        destination: Path | None = None,
     ) -> list[Path]:
         """Write the files of the final run and a script that starts it; none of them names a
         folder.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        launch, script = self.launch(candidate, task), folder / "launch.sh"
+        launch = self.launch(candidate, task)
+        paths = []
         for name, text in launch.files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            paths.append(path)
+        script = folder / "launch.sh"
         write_atomically(script, _shell_script(launch, candidate, task).encode(), mode=TO_BE_RUN)
-        return [*(folder / name for name in launch.files), script]
+        return [*paths, script]
 
 
 def synthetic_prompts(count: int, longest: int) -> list[str]:
@@ -263,45 +295,55 @@ def synthetic_prompts(count: int, longest: int) -> list[str]:
     return synthetic_texts(count, max(1, (longest - TEMPLATE_TOKENS) // 2))
 
 
-def synthetic_texts(count: int, words: int) -> list[str]:
-    return [
-        " ".join(str((number * 7919 + word * 31) % 997 % 10) for word in range(words))
-        for number in range(count)
-    ]
+def synthetic_texts(count: int, word_count: int) -> list[str]:
+    """Return `count` different texts of `word_count` words, each of one digit."""
+    texts = []
+    for number in range(count):
+        digits = [(number * 7919 + place * 31) % 997 % 10 for place in range(word_count)]
+        texts.append(" ".join(map(str, digits)))
+    return texts
 
 
-def _shell_script(launch: Launch, candidate: Candidate, task: Task) -> str:
+def _shell_script(
+    launch: Launch,
+    candidate: Candidate,
+    task: Task,
+) -> str:
     """Return the launch as a shell script that can be started from any folder."""
-    values = (
-        " ".join(f"{name}={value}" for name, value in candidate.knobs.items())
-        or "nothing to choose"
+    # 1. Comments: what is started, and what has to be replaced.
+    assignments = [f"{name}={value}" for name, value in candidate.knobs.items()]
+    chosen = " ".join(assignments) or "nothing to choose"
+    head = comment(
+        f"The recommended run of {task.workload.model.name}: {chosen},"
+        f" as autotune {task.hardware.basis} it on {task.hardware}."
     )
-    numbering = DEVICE_ORDER if task.hardware.kind == "cuda" else {}
-    exports = "".join(
-        f"export {name}={_quoted(value)}\n"
-        for name, value in {**numbering, **launch.environment}.items()
-    )
-    synthetic = (
-        f"# {SYNTHETIC_ROWS} contains synthetic data: replace it by your own.\n"
-        if SYNTHETIC_ROWS in launch.files
-        else ""
-    )
-    recommended = f"The recommended run of {task.workload.model.name}: {values}"
-    head = comment(f"{recommended}, as autotune {task.hardware.basis} it on {task.hardware}.")
-    folder = f"cd -- {shlex.quote(launch.folder)}\n" if launch.folder else ""
+    head += "# Further arguments go to the command.\n"
+    if SYNTHETIC_ROWS in launch.files:
+        head += f"# {SYNTHETIC_ROWS} contains synthetic data: replace it by your own.\n"
+
+    # 2. Environment and working directory.
+    environment = dict(launch.environment)
+    if task.hardware.kind == "cuda":
+        environment = {**DEVICE_ORDER, **launch.environment}
+    setup = "".join(f"export {name}={_quoted(value)}\n" for name, value in environment.items())
+    if launch.folder:
+        setup += f"cd -- {shlex.quote(launch.folder)}\n"
+
+    # 3. The command.
+    command = " ".join(_quoted(word) for word in launch.argv)
     return f"""#!/usr/bin/env bash
-{head}# Further arguments go to the command.
-{synthetic}set -euo pipefail
+{head}set -euo pipefail
 out="${{OUT:-$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)}}"
 mkdir -p "$out"
-{exports}{folder}exec {" ".join(_quoted(word) for word in launch.argv)} "$@"
+{setup}exec {command} "$@"
 """
 
 
 def _quoted(word: str) -> str:
     """Quote a word for the shell; `$out` replaces the placeholder."""
-    return (
-        '"$out"'.join(shlex.quote(part) if part else "" for part in word.split(OUT))
-        if OUT in word
-        else shlex.quote(word)
-    )
+    if OUT not in word:
+        return shlex.quote(word)
+    parts = []
+    for part in word.split(OUT):
+        parts.append(shlex.quote(part) if part else "")
+    return '"$out"'.join(parts)

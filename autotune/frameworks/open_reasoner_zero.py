@@ -4,8 +4,9 @@ Written for its repository at 3fdd9a07b4 (`orz/ppo/{trainer,actors,models,utils}
 `playground/orz_7b_ppo.py`). Assumptions of the stand-in step:
 
 - DeepSpeed's settings stay at `auto` and are dropped, so that DeepSpeed's defaults apply.
-- Log-softmax over all logits in bfloat16. The policy's entropy, which is only logged, has one of its own; it, its part for the
-  completions and the logits stay until the step ends (`training_step` in `orz/ppo/actors.py`).
+- Log-softmax over all logits in bfloat16. The policy's entropy, which is only logged, has a second
+  one. It, its part for the completions and the logits stay until the step ends (`training_step` in
+  `orz/ppo/actors.py`).
 - With `colocate_all`, gradients and optimizer states of policy and critic are offloaded to the
   host by turns with vLLM. Their bfloat16 weights stay on the device, like the reference's.
 """
@@ -13,103 +14,141 @@ Written for its repository at 3fdd9a07b4 (`orz/ppo/{trainer,actors,models,utils}
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autotune.core.composition import EngineSettings, Role
 from autotune.core.job import Task
 from autotune.core.space import KnobValue
-from autotune.frameworks.base import Settings, model_path
+from autotune.frameworks.base import Settings, Values, model_path
 from autotune.frameworks.stand_in import StandIn
-from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, OtherModel
+from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, OtherModel, SpecFields
 
-# lower bound of vLLM's `max_num_batched_tokens` without chunked prefill; else the longest sequence
-ENGINE_TOKENS = 2048
+MIN_ENGINE_TOKENS = 2048
+"""Lower bound of vLLM's `max_num_batched_tokens` without chunked prefill; else the longest
+sequence.
+"""
+
+ONE_PER_GPU = ("total_num_nodes", "actor_num_nodes", "ref_num_nodes", "vllm_num_engines")
 
 
 class OpenReasonerZero(StandIn):
     def argument(self, name: str, value: KnobValue) -> str:
         return f"exp.{name}={shlex.quote(str(value))}"
 
-    def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
-        each = ("total_num_nodes", "actor_num_nodes", "ref_num_nodes", "vllm_num_engines")
-        critic = ("critic_num_nodes",) if self.method == "ppo" else ()
-        found: dict[str, KnobValue] = dict.fromkeys((*each, *critic), task.hardware.count)
-        found["use_grpo"] = self.method == "grpo"
-        # The default is the experiment's 7B model regardless of `pretrain`. Any named critic is
-        # loaded.
-        found["critic_pretrain"] = model_path(task) if self.method == "ppo" else ""
-        longest = sum(self.lengths(settings))
-        if {"prompt_max_len", "generate_max_len"} & set(settings):
-            found["packing_max_len"] = max(longest, self.table.count(settings, "packing_max_len"))
-            found["max_len"] = longest
-        return found
+    def derived(self, values: Values, task: Task) -> Settings:
+        gpus = task.hardware.count
+        derived: dict[str, KnobValue] = dict.fromkeys(ONE_PER_GPU, gpus)
+        # The default critic is the experiment's 7B model regardless of `pretrain`. Any named critic
+        # is loaded.
+        if self.method == "ppo":
+            derived |= {
+                "critic_num_nodes": gpus,
+                "use_grpo": False,
+                "critic_pretrain": model_path(task),
+            }
+        else:
+            derived |= {"use_grpo": True, "critic_pretrain": ""}
+        if "prompt_max_len" in values or "generate_max_len" in values:
+            longest = sum(self.lengths(values))
+            derived["packing_max_len"] = max(longest, values.count("packing_max_len"))
+            derived["max_len"] = longest
+        return derived
 
-    def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
-        count, gpus, longest = self.table.count, task.hardware.count, sum(self.lengths(settings))
-        budget = count(settings, "packing_max_len")
-        samples = count(settings, "rollout_batch_size") * count(settings, "n_samples_per_prompt")
-        packs = max(1, samples * longest // max(1, budget * gpus))
+    def sizes(self, values: Values, task: Task) -> dict[str, int]:
+        gpus = task.hardware.count
+        longest = sum(self.lengths(values))
+        budget = values.count("packing_max_len")
+        completions = values.count("rollout_batch_size") * values.count("n_samples_per_prompt")
+        packs = max(1, completions * longest // max(1, budget * gpus))
         return {
             "tokens": budget,
             "score_tokens": budget,
             "micro_batch": max(1, budget // max(1, longest)),
-            "accumulation": max(1, packs // max(1, count(settings, "policy_update_steps"))),
-            "generation_batch": samples,
+            "accumulation": max(1, packs // max(1, values.count("policy_update_steps"))),
+            "generation_batch": completions,
             "ranks": gpus,
             "one_row": min(longest, budget),
         }
 
-    def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
-        count, truth = self.table.count, self.table.truth
-        stage, together = count(settings, "zero_stage"), truth(settings, "colocate_all")
-        whole_prompts = {"max_num_batched_tokens": max(ENGINE_TOKENS, sum(self.lengths(settings)))}
-        chunks = truth(settings, "enable_chunked_prefill")
-        others = tuple(self._others(settings, task, stage, together=together))
-        prompt, completion = self.lengths(settings)
-        return {
+    def composition(self, values: Values, task: Task) -> SpecFields:
+        prompt, completion = self.lengths(values)
+        stage = values.count("zero_stage")
+        other_models = self._other_models(values, task)
+        composition: dict[str, Any] = {
             "sharded_by": f"zero{stage}",
-            "options": (
-                {"offload_optimizer": {"device": "cpu"}} if truth(settings, "adam_offload") else {}
-            ),
-            "attention": "flash_attention_2" if truth(settings, "flash_attn") else "eager",
+            "attention": "flash_attention_2" if values.is_on("flash_attn") else "eager",
             "loss_options": {"held": completion / max(1, prompt + completion)},
             "score_options": {"held": None},
-            "others": others,
-            "generation": "engine" if together else "server",
-            "engine": (
-                self.engine_settings(settings, **({} if chunks else whole_prompts))
-                if together
-                else None
-            ),
-            "processes": 1 + len(others) + together,
-            "offloaded_in_rollout": ("gradients", "optimizer") if together else (),
+            "other_models": tuple(other_models),
+            "processes": 1 + len(other_models),
         }
+        if values.is_on("adam_offload"):
+            composition["options"] = {"offload_optimizer": {"device": "cpu"}}
+        if values.is_on("colocate_all"):
+            composition["generation"] = "engine"
+            composition["engine"] = self._engine(values)
+            composition["processes"] += 1
+            composition["offloaded_in_rollout"] = ("gradients", "optimizer")
+        else:
+            composition["generation"] = "server"
+        return composition
 
-    def _others(
-        self, settings: Settings, task: Task, stage: int, *, together: bool
-    ) -> Iterator[OtherModel]:
-        table, model = self.table, task.workload.model.name
-        away: tuple[()] | None = (
-            () if table.truth(settings, "ref_reward_offload") and stage == 3 else None
-        )
-        if together or table.truth(settings, "colocate_actor_ref"):
-            yield OtherModel(role="reference", model=model, whole=stage < 3, awake=away)
-        if not together:
-            return
-        critic = table.text(settings, "critic_pretrain")
-        if critic:
-            yield OtherModel(
-                role="critic",
-                model=model if critic == model_path(task) else critic,
-                trains=True,
-                state_bytes_per_weight=0,
-                offloaded_bytes_per_weight=(
-                    0 if table.truth(settings, "adam_offload") else MASTER_AND_MOMENTS
-                ),
-            )
-        reward = table.text(settings, "reward_pretrain").split(",")[0]
+    def _engine(self, values: Values) -> EngineSettings:
+        """Return the engine; without chunked prefill it reads each prompt in one pass."""
+        if values.is_on("enable_chunked_prefill"):
+            return self.engine_settings(values)
+        longest = sum(self.lengths(values))
+        return self.engine_settings(values, max_num_batched_tokens=max(MIN_ENGINE_TOKENS, longest))
+
+    def _other_models(self, values: Values, task: Task) -> list[OtherModel]:
+        """Return the models on the policy's devices, besides the policy."""
+        models = []
+        colocated = values.is_on("colocate_all")
+        policy = task.workload.model.name
+        if colocated or values.is_on("colocate_actor_ref"):
+            models.append(_frozen_model("reference", policy, values))
+        if not colocated:
+            return models
+
+        if values.text("critic_pretrain"):
+            models.append(_critic(values, task))
+        reward = values.text("reward_pretrain").split(",")[0]
         if reward:
-            yield OtherModel(role="reward", model=reward, whole=stage < 3, awake=away)
+            models.append(_frozen_model("reward", reward, values))
+        return models
+
+
+def _frozen_model(
+    role: Role,
+    model: str,
+    values: Values,
+) -> OtherModel:
+    """Return the reference or the reward model, which only ZeRO-3 shards and can offload."""
+    stage = values.count("zero_stage")
+    is_offloaded = stage == 3 and values.is_on("ref_reward_offload")
+    return OtherModel(
+        role=role,
+        model=model,
+        replicated=stage < 3,
+        on_host=is_offloaded,
+    )
+
+
+def _critic(values: Values, task: Task) -> OtherModel:
+    """Return the critic, whose optimizer state is on the device for its turn only."""
+    model = values.text("critic_pretrain")
+    if model == model_path(task):
+        model = task.workload.model.name
+    bytes_for_its_turn = MASTER_AND_MOMENTS
+    if values.is_on("adam_offload"):
+        bytes_for_its_turn = 0
+    return OtherModel(
+        role="critic",
+        model=model,
+        trains=True,
+        state_bytes_per_weight=0,
+        offloaded_bytes_per_weight=bytes_for_its_turn,
+    )
 
 
 TRAINERS = tuple(OpenReasonerZero("open-reasoner-zero", method) for method in ("grpo", "ppo"))

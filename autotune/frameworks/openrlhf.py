@@ -12,210 +12,240 @@ Assumptions of the stand-in step:
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.core.composition import SplitEngines
+from autotune.core.composition import Role, SplitEngines
 from autotune.core.job import Task
 from autotune.core.space import KnobValue
-from autotune.frameworks.base import Settings, count_of
+from autotune.frameworks.base import Settings, Values, ceil_divided, count_of
 from autotune.frameworks.stand_in import StandIn
-from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, OtherModel
+from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, OtherModel, SpecFields
 
 ESTIMATORS = {"grpo": "group_norm", "ppo": "gae"}
+ENGINES, TENSOR_PARALLEL = "vllm.num_engines", "vllm.tensor_parallel_size"
+LONGEST_ROW, LONGEST_COMPLETION = "data.max_len", "rollout.max_new_tokens"
+TOKEN_BUDGET, HAS_TOKEN_BUDGET = "train.max_tokens_per_gpu", "train.dynamic_batch_enable"
 
 
 class OpenRlhf(StandIn):
     def argument(self, name: str, value: KnobValue) -> str:
         """Return an argparse option; a switch is present or absent."""
-        return (
-            f"--{name}"
-            if value is True
-            else ""
-            if value is False
-            else f"--{name} {shlex.quote(str(value))}"
-        )
+        if value is True:
+            return f"--{name}"
+        if value is False:
+            return ""
+        return f"--{name} {shlex.quote(str(value))}"
 
-    def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
-        table, gpus = self.table, task.hardware.count
-        parallel, engines = (
-            max(1, table.count(settings, "vllm.tensor_parallel_size")),
-            table.count(settings, "vllm.num_engines"),
-        )
-        trains = gpus
-        if not self._together(settings):
-            engines = engines or max(1, gpus // 2 // parallel)
-            trains = max(1, gpus - engines * parallel)
-        found: dict[str, KnobValue] = {
+    def derived(self, values: Values, task: Task) -> Settings:
+        gpus = task.hardware.count
+        parallel = max(1, values.count(TENSOR_PARALLEL))
+        training_gpus, engines = gpus, gpus // parallel
+        if not _shares_gpus(values):
+            engines = values.count(ENGINES) or max(1, gpus // 2 // parallel)
+            training_gpus = max(1, gpus - engines * parallel)
+            if training_gpus >= gpus:
+                engines = gpus // parallel
+
+        derived: dict[str, KnobValue] = {
             "algo.advantage.estimator": ESTIMATORS[self.method],
-            "actor.num_gpus_per_node": trains,
-            "ref.num_gpus_per_node": trains,
-            "vllm.num_engines": engines if trains < gpus else gpus // parallel,
-            "ds.lora.rank": self.lora_rank(settings, task),
+            "actor.num_gpus_per_node": training_gpus,
+            "ref.num_gpus_per_node": training_gpus,
+            ENGINES: engines,
+            "ds.lora.rank": self.lora_rank(values, task),
         }
         if task.workload.tuning == "qlora":
-            found["ds.load_in_4bit"] = True
-        if table.truth(settings, "train.dynamic_batch_enable"):
-            found |= {
-                "ds.packing_samples": True,
-                "train.max_tokens_per_gpu": table.value(settings, "train.max_tokens_per_gpu"),
-            }
-        prompt, completion = (
-            settings.get("max_prompt_length"),
-            settings.get("rollout.max_new_tokens"),
-        )
+            derived["ds.load_in_4bit"] = True
+        if values.is_on(HAS_TOKEN_BUDGET):
+            derived["ds.packing_samples"] = True
+            derived[TOKEN_BUDGET] = values.value(TOKEN_BUDGET)
+        prompt = values.settings.get("max_prompt_length")
+        completion = values.settings.get(LONGEST_COMPLETION)
         if isinstance(prompt, int) and isinstance(completion, int):
-            found["data.max_len"] = prompt + completion
-        return found
+            derived[LONGEST_ROW] = prompt + completion
+        return derived
 
-    def lengths(self, settings: Settings) -> tuple[int, int]:
+    def lengths(self, values: Values) -> tuple[int, int]:
         """Return the longest prompt and completion, which `data.max_len` bounds together."""
-        longest, given = (
-            self.table.count(settings, "data.max_len"),
-            self.table.count(settings, "rollout.max_new_tokens"),
-        )
-        prompt = settings.get("max_prompt_length")
-        if isinstance(prompt, int):
-            return min(prompt, longest - 1), longest - min(prompt, longest - 1)
-        completion = min(given or longest // 2, longest - 1)
+        longest = values.count(LONGEST_ROW)
+        stated_prompt = values.settings.get("max_prompt_length")
+        if isinstance(stated_prompt, int):
+            prompt = min(stated_prompt, longest - 1)
+            return prompt, longest - prompt
+        completion = min(values.count(LONGEST_COMPLETION) or longest // 2, longest - 1)
         return longest - completion, completion
 
-    def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
-        count, longest = self.table.count, sum(self.lengths(settings))
-        ranks = (
-            task.hardware.count if self._together(settings) else max(1, self._policy_gpus(settings))
+    def sizes(self, values: Values, task: Task) -> dict[str, int]:
+        longest = sum(self.lengths(values))
+        policy_gpus = _policy_gpus(values)
+        ranks = max(1, policy_gpus)
+        if _shares_gpus(values):
+            ranks = task.hardware.count
+        ring = max(1, values.count("ds.ring_attn_size"))
+        groups = max(1, ranks // ring)
+        batch = values.count("train.batch_size")
+        completions = values.count("rollout.batch_size") * values.count(
+            "rollout.n_samples_per_prompt"
         )
-        ring, whole = (
-            max(1, count(settings, "ds.ring_attn_size")),
-            count(settings, "train.batch_size"),
-        )
-        groups, budget = max(1, ranks // ring), count(settings, "train.max_tokens_per_gpu")
-        rows, score_rows = (
-            count(settings, "train.micro_batch_size"),
-            count(settings, "rollout.micro_batch_size"),
-        )
-        per_pass = rows * groups
-        tokens, score_tokens = (-(-each * longest // ring) for each in (rows, score_rows))
-        if self.table.truth(settings, "train.dynamic_batch_enable"):
-            row = -(-longest // ring)  # a row over the budget is a micro-batch of its own
-            tokens = max(row, min(budget, -(-whole // groups) * longest // ring))
-            score_tokens = max(row, count(settings, "rollout.max_tokens_per_gpu") or tokens)
+
+        # Tokens of a micro-batch on one GPU, of which ring attention divides each row.
+        stated_rows = values.count("train.micro_batch_size")
+        score_rows = values.count("rollout.micro_batch_size")
+        if values.is_on(HAS_TOKEN_BUDGET):
+            # A row over the budget is a micro-batch of its own.
+            row_tokens = ceil_divided(longest, ring)
+            batch_tokens = ceil_divided(batch, groups) * longest // ring
+            tokens = max(row_tokens, min(values.count(TOKEN_BUDGET), batch_tokens))
+            score_budget = values.count("rollout.max_tokens_per_gpu") or tokens
+            score_tokens = max(row_tokens, score_budget)
             rows = max(1, tokens * ring // max(1, longest))
-        samples = count(settings, "rollout.batch_size") * count(
-            settings, "rollout.n_samples_per_prompt"
-        )
+        else:
+            rows = stated_rows
+            tokens = ceil_divided(rows * longest, ring)
+            score_tokens = ceil_divided(score_rows * longest, ring)
+
+        serves = values.count(ENGINES) * values.count(TENSOR_PARALLEL)
+        stated_prompt = count_of(values.settings, "max_prompt_length")
         return {
             "tokens": tokens,
             "score_tokens": score_tokens,
             "micro_batch": rows,
-            "accumulation": max(1, whole // max(1, rows * ranks)),
-            "generation_batch": samples,
+            "accumulation": max(1, batch // max(1, rows * ranks)),
+            "generation_batch": completions,
             "ranks": ranks,
             "groups": groups,
-            "per_pass": per_pass,
-            "score_passes": samples // max(1, score_rows),
-            "row_tokens": -(-count(settings, "data.max_len") // ring),
-            "longest_row": (
-                count_of(settings, "max_prompt_length") + count(settings, "rollout.max_new_tokens")
-            ),
-            "policy": self._policy_gpus(settings),
-            "serves": (
-                serves := count(settings, "vllm.num_engines")
-                * count(settings, "vllm.tensor_parallel_size")
-            ),
+            "per_pass": stated_rows * groups,
+            "score_passes": completions // max(1, score_rows),
+            "row_tokens": ceil_divided(values.count(LONGEST_ROW), ring),
+            "longest_row": stated_prompt + values.count(LONGEST_COMPLETION),
+            "policy": policy_gpus,
+            "serves": serves,
             "uses": ranks + serves,
         }
 
-    def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
-        table, truth = self.table, self.table.truth
-        offloads, sleeps = (
-            truth(settings, f"ds.{name}") for name in ("adam_offload", "enable_sleep")
-        )
-        stage, with_engine = table.count(settings, "ds.zero_stage"), self._together(settings)
-        entropy = "softmax" if table.value(settings, "actor.entropy_coef") is not None else None
-        others = tuple(self._others(settings, task, stage, offloads=offloads))
-        options: dict[str, object] = {"offload_optimizer": {"device": "cpu"}} if offloads else {}
-        return {
+    def composition(self, values: Values, task: Task) -> SpecFields:
+        stage = values.count("ds.zero_stage")
+        offloads_optimizer = values.is_on("ds.adam_offload")
+        options: dict[str, object] = {}
+        if offloads_optimizer:
+            options["offload_optimizer"] = {"device": "cpu"}
+        if values.is_on("ds.overlap_comm"):
+            options["overlap_comm"] = True
+
+        other_models = self._other_models(values, task)
+        trains_entropy = values.value("actor.entropy_coef") is not None
+        composition: dict[str, Any] = {
             "sharded_by": f"zero{stage}",
-            "options": (
-                {**options, "overlap_comm": True} if truth(settings, "ds.overlap_comm") else options
-            ),
-            "loss_options": {"widened": True, "entropy": entropy},
+            "options": options,
+            "loss_options": {"widened": True, "entropy": "softmax" if trains_entropy else None},
             "score_options": {"entropy": None},
-            "others": others,
-            "generation": "engine" if with_engine else "server",
-            "engine": self.engine_settings(settings) if with_engine else None,
-            "split": None if with_engine else self._split(settings),
-            "processes": 1 + len(others) + with_engine,
-            "offloaded_in_rollout": ("optimizer", "gradients") if sleeps and not offloads else (),
+            "other_models": tuple(other_models),
+            "processes": 1 + len(other_models),
         }
+        if values.is_on("ds.enable_sleep") and not offloads_optimizer:
+            composition["offloaded_in_rollout"] = ("optimizer", "gradients")
+        if _shares_gpus(values):
+            composition["generation"] = "engine"
+            composition["engine"] = self.engine_settings(values)
+            composition["processes"] += 1
+        else:
+            composition["generation"] = "server"
+            composition["split"] = self._split(values)
+        return composition
 
-    def _together(self, settings: Settings) -> bool:
-        """Return True if vLLM shares the policy's GPUs: asynchronous runs colocate DeepSpeed's
-        models alone.
-        """
-        return self.table.truth(settings, "train.colocate_all") and not self.table.truth(
-            settings, "train.async_enable"
-        )
+    def _split(self, values: Values) -> SplitEngines | None:
+        """Return vLLM on GPUs of its own.
 
-    def _split(self, settings: Settings) -> SplitEngines | None:
-        """Return vLLM on GPUs of its own. Asynchronous: the next batch is generated during
-        training, and weights wait for its end; with partial rollouts generation pauses for them
-        and goes on.
+        Asynchronous: the next batch is generated during training, and weights wait for its end;
+        with partial rollouts generation pauses for them and goes on.
         """
-        engines, parallel = (
-            self.table.count(settings, f"vllm.{name}")
-            for name in ("num_engines", "tensor_parallel_size")
-        )
-        if not engines:
+        if not values.count(ENGINES):
             return None
-        if not self.table.truth(settings, "train.async_enable"):
-            return self.engines_apart(settings, engines * parallel)
-        if not self.table.truth(settings, "train.partial_rollout_enable"):
-            return self.engines_apart(settings, engines * parallel, overlap="batch")
-        ahead = float(self.table.count(settings, "train.async_queue_size"))
+        gpus = values.count(ENGINES) * values.count(TENSOR_PARALLEL)
+        if not values.is_on("train.async_enable"):
+            return self.engines_apart(values, gpus)
+        if not values.is_on("train.partial_rollout_enable"):
+            return self.engines_apart(values, gpus, overlap="batch")
+        batches_ahead = float(values.count("train.async_queue_size"))
         return self.engines_apart(
-            settings, engines * parallel, overlap="stream", at_sync="pause", batches_ahead=ahead
+            values,
+            gpus,
+            overlap="stream",
+            at_sync="pause",
+            batches_ahead=batches_ahead,
         )
 
-    def _policy_gpus(self, settings: Settings) -> int:
-        return (self.table.count(settings, "actor.num_nodes") or 1) * self.table.count(
-            settings, "actor.num_gpus_per_node"
-        )
-
-    def _others(
-        self, settings: Settings, task: Task, stage: int, *, offloads: bool
-    ) -> Iterator[OtherModel]:
-        """Yield the models on the policy's devices: all with colocate_all, the reference with
+    def _other_models(self, values: Values, task: Task) -> list[OtherModel]:
+        """Return the models on the policy's devices: all with colocate_all, the reference with
         colocate_actor_ref.
         """
-        table, model = self.table, task.workload.model.name
-        together = table.truth(settings, "train.colocate_all")
-        if table.share(settings, "algo.kl.init_coef") > 0 and (
-            together or table.truth(settings, "train.colocate_actor_ref")
-        ):
-            away = table.truth(settings, "ref.offload") and stage == 3
-            yield OtherModel(
-                role="reference", model=model, whole=stage < 3, awake=() if away else None
-            )
-        if not together:
-            return
-        reward = table.text(settings, "reward.model_name_or_path").split(",")[0]
-        if reward and not table.text(settings, "reward.remote_url"):
-            away = table.truth(settings, "reward.offload") and stage == 3
-            yield OtherModel(
-                role="reward", model=reward, whole=stage < 3, awake=() if away else None
-            )
+        models = []
+        colocated = values.is_on("train.colocate_all")
+        has_reference = values.fraction("algo.kl.init_coef") > 0
+        if has_reference and (colocated or values.is_on("train.colocate_actor_ref")):
+            models.append(_frozen_model("reference", task.workload.model.name, "ref", values))
+        if not colocated:
+            return models
+
+        reward = values.text("reward.model_name_or_path").split(",")[0]
+        if reward and not values.text("reward.remote_url"):
+            models.append(_frozen_model("reward", reward, "reward", values))
         if self.method == "ppo":
-            sleeps = table.truth(settings, "ds.enable_sleep")
-            yield OtherModel(
-                role="critic",
-                model=table.text(settings, "critic.model_name_or_path") or reward or model,
-                trains=True,
-                state_bytes_per_weight=0 if offloads or sleeps else MASTER_AND_MOMENTS,
-                offloaded_bytes_per_weight=MASTER_AND_MOMENTS if sleeps and not offloads else 0,
-                trains_concurrently=not sleeps,
-            )
+            models.append(_critic(reward, values, task))
+        return models
+
+
+def _shares_gpus(values: Values) -> bool:
+    """Return True if vLLM shares the policy's GPUs: asynchronous runs colocate only DeepSpeed's
+    models.
+    """
+    return values.is_on("train.colocate_all") and not values.is_on("train.async_enable")
+
+
+def _policy_gpus(values: Values) -> int:
+    nodes = values.count("actor.num_nodes") or 1
+    return nodes * values.count("actor.num_gpus_per_node")
+
+
+def _frozen_model(
+    role: Role,
+    model: str,
+    section: str,
+    values: Values,
+) -> OtherModel:
+    """Return the reference or the reward model, which only ZeRO-3 shards and can offload."""
+    is_sharded = values.count("ds.zero_stage") == 3
+    is_offloaded = is_sharded and values.is_on(f"{section}.offload")
+    return OtherModel(
+        role=role,
+        model=model,
+        replicated=values.count("ds.zero_stage") < 3,
+        on_host=is_offloaded,
+    )
+
+
+def _critic(
+    reward: str,
+    values: Values,
+    task: Task,
+) -> OtherModel:
+    """Return the critic, by default a copy of the reward model or of the policy.
+
+    Its optimizer is on the host, or with `ds.enable_sleep` on the device for its turn only."""
+    sleeps = values.is_on("ds.enable_sleep")
+    bytes_on_device = bytes_for_its_turn = 0
+    if not values.is_on("ds.adam_offload"):
+        if sleeps:
+            bytes_for_its_turn = MASTER_AND_MOMENTS
+        else:
+            bytes_on_device = MASTER_AND_MOMENTS
+    return OtherModel(
+        role="critic",
+        model=values.text("critic.model_name_or_path") or reward or task.workload.model.name,
+        trains=True,
+        state_bytes_per_weight=bytes_on_device,
+        offloaded_bytes_per_weight=bytes_for_its_turn,
+        trains_concurrently=not sleeps,
+    )
 
 
 TRAINERS = (OpenRlhf("openrlhf", "grpo"), OpenRlhf("openrlhf", "ppo"))

@@ -4,7 +4,8 @@ Written for prime-rl 0.8.0 (`trainer/model.py`, `trainer/optim.py`,
 `trainer/models/layers/lm_head.py`, and its configuration package). Assumptions of the stand-in
 step:
 
-- A micro-batch is one packed row of `trainer.model.seq_len` tokens, whatever the completions' lengths.
+- A micro-batch is one packed row of `trainer.model.seq_len` tokens, whatever the lengths of the
+  completions.
 - Weights are stored in `optimization_dtype`, gathered in bfloat16 and reduced in `reduce_dtype`.
 - The fused LM head holds the logits of `fused_lm_head_token_chunk_size` tokens in parts of the
   vocabulary; only hidden states and one figure per token are kept.
@@ -18,19 +19,25 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from autotune.core.composition import SplitEngines
 from autotune.core.files import comments
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue
-from autotune.frameworks.base import Settings, model_path
+from autotune.frameworks.base import Settings, Values, ceil_divided, model_path
 from autotune.frameworks.configuration_files import ABSENT
 from autotune.frameworks.framework_facts import filled
 from autotune.frameworks.launched_run import OUT, Launch, probe_steps
 from autotune.frameworks.stand_in import StandIn
+from autotune.frameworks.stand_in_step import SpecFields
 
 MODEL = "trainer.model"
+CHECKPOINTING, OFFLOADING = f"{MODEL}.ac", f"{MODEL}.ac_offloading"
+OPTIONAL_PARTS = ("model.ac", "model.ac_offloading")
+LONGEST_ROW = "orchestrator.seq_len"
+LONGEST_COMPLETION = "orchestrator.train.sampling.max_completion_tokens"
+TRAINING_GPUS, SERVER_GPUS = "deployment.num_train_gpus", "deployment.num_infer_gpus"
 IN_FLIGHT = 5  # default of `ac_offloading.max_inflight_activations`
 
 
@@ -39,127 +46,126 @@ class PrimeRl(StandIn):
         """Leave offloading out where there is no checkpointing, unless it is held: its default
         would turn that on again.
         """
-        workload, name = task.workload, f"{MODEL}.ac_offloading"
-        free = name not in workload.held or name in {*workload.stated, *workload.defaults}
-        off = {name: False} if free and knobs.get(f"{MODEL}.ac") is False else {}
-        return replace(super().complete({**off, **knobs}, task), knobs=knobs)
+        workload = task.workload
+        from_file = OFFLOADING in workload.stated or OFFLOADING in workload.defaults
+        is_held = OFFLOADING in workload.held and not from_file
+        completed = knobs
+        if knobs.get(CHECKPOINTING) is False and not is_held:
+            completed = {OFFLOADING: False, **knobs}
+        return replace(super().complete(completed, task), knobs=knobs)
 
-    def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
-        count, gpus = self.table.count, task.hardware.count
-        serves = (
-            count(settings, "deployment.num_infer_gpus")
-            if "deployment.num_infer_gpus" in settings
-            else max(1, gpus // 2)
-        )
-        rank = self.lora_rank(settings, task)
-        found: dict[str, KnobValue] = {
+    def derived(self, values: Values, task: Task) -> Settings:
+        gpus = task.hardware.count
+        serves = values.count(SERVER_GPUS, unstated=max(1, gpus // 2))
+        rank = self.lora_rank(values, task)
+        derived: dict[str, KnobValue] = {
             "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # `utils/process.py`
             "deployment.gpus_per_node": gpus,
-            "deployment.num_infer_gpus": serves,
-            "deployment.num_train_gpus": max(1, gpus - serves),
+            SERVER_GPUS: serves,
+            TRAINING_GPUS: max(1, gpus - serves),
             "inference.enable_lora": rank > 0,
-            **({f"{MODEL}.lora.rank": rank} if rank else {}),
         }
-        prompt, completion = (
-            settings.get("max_prompt_length"),
-            settings.get("orchestrator.train.sampling.max_completion_tokens"),
-        )
+        if rank:
+            derived[f"{MODEL}.lora.rank"] = rank
+        prompt = values.settings.get("max_prompt_length")
+        completion = values.settings.get(LONGEST_COMPLETION)
         if isinstance(prompt, int) and isinstance(completion, int):
-            found["orchestrator.seq_len"] = prompt + completion
-        return found
+            derived[LONGEST_ROW] = prompt + completion
+        return derived
 
-    def lengths(self, settings: Settings) -> tuple[int, int]:
+    def lengths(self, values: Values) -> tuple[int, int]:
         """Return the longest prompt and completion, which `orchestrator.seq_len` bounds
         together.
         """
-        longest = self.table.count(settings, "orchestrator.seq_len")
-        given = self.table.count(settings, "orchestrator.train.sampling.max_completion_tokens")
-        completion = min(given or longest // 2, longest - 1)
+        longest = values.count(LONGEST_ROW)
+        completion = min(values.count(LONGEST_COMPLETION) or longest // 2, longest - 1)
         return longest - completion, completion
 
-    def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
-        count, longest = self.table.count, sum(self.lengths(settings))
-        trains, serves = (
-            count(settings, f"deployment.num_{part}_gpus") for part in ("train", "infer")
-        )
-        parallel = max(1, count(settings, f"{MODEL}.cp"))
-        budget, rows = (
-            count(settings, f"{MODEL}.seq_len"),
-            count(settings, "orchestrator.batch_size"),
-        )
-        packs = -(-rows * longest // max(1, budget))
+    def sizes(self, values: Values, task: Task) -> dict[str, int]:
+        longest = sum(self.lengths(values))
+        trains, serves = values.count(TRAINING_GPUS), values.count(SERVER_GPUS)
+        parallel = max(1, values.count(f"{MODEL}.cp"))
+        budget = values.count(f"{MODEL}.seq_len")
+        completions = values.count("orchestrator.batch_size")
+        packs = ceil_divided(completions * longest, max(1, budget))
         return {
-            "tokens": -(-budget // parallel),
+            "tokens": ceil_divided(budget, parallel),
             "micro_batch": max(1, budget // max(1, longest)),
             "accumulation": max(1, packs * parallel // max(1, trains)),
-            "generation_batch": rows,
+            "generation_batch": completions,
             "ranks": trains,
             "serves": serves,
             "uses": trains + serves,
         }
 
-    def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
-        truth = self.table.truth
-        whole = 2 if self.table.text(settings, f"{MODEL}.optimization_dtype") == "bfloat16" else 4
-        widths = {"master_bytes": whole, "frozen_master_bytes": whole, "reduce_bytes": 4}
-        cuts, rank = (
-            truth(settings, f"{MODEL}.reshard_after_forward"),
-            settings.get(f"{MODEL}.lora.rank"),
-        )
+    def composition(self, values: Values, task: Task) -> SpecFields:
+        is_short = values.text(f"{MODEL}.optimization_dtype") == "bfloat16"
+        dtype, weight_bytes = ("bfloat16", 2) if is_short else ("float32", 4)
+        chunk = values.count(f"{MODEL}.fused_lm_head_token_chunk_size")
+        adapter = self._adapter(values)
         return {
-            "options": {"units": "layers", "head": "unit", "reshard_after_forward": cuts, **widths},
-            "held_dtype": "float32" if whole == 4 else "bfloat16",
-            # Without a rank there is no adapter, whatever its default.
-            "adapter": (
-                {"lora_r": rank, "lora_alpha": 32, "lora_target_modules": "all-linear"}
-                if rank
-                else None
-            ),
-            "loss_options": {
-                "chunk": self.table.count(settings, f"{MODEL}.fused_lm_head_token_chunk_size")
+            "options": {
+                "units": "layers",
+                "head": "unit",
+                "reshard_after_forward": values.is_on(f"{MODEL}.reshard_after_forward"),
+                "master_bytes": weight_bytes,
+                "frozen_master_bytes": weight_bytes,
+                "reduce_bytes": 4,
             },
-            "activations_in_flight": (
-                IN_FLIGHT if truth(settings, f"{MODEL}.ac_offloading") else None
-            ),
-            "syncs_adapter_only": bool(rank),
-            # vLLM's servers pause for new weights and go on.
-            "split": self.server(
-                settings,
-                task,
-                self.table.count(settings, "deployment.num_infer_gpus"),
-                overlap="stream",
-                at_sync="pause",
-                batches_ahead=1.0,
-                in_flight=self.table.count(settings, "orchestrator.max_inflight_episodes") or None,
-            ),
+            "held_dtype": dtype,
+            "adapter": adapter,
+            "loss_options": {"chunk": chunk},
+            "activations_in_flight": IN_FLIGHT if values.is_on(OFFLOADING) else None,
+            "syncs_adapter_only": adapter is not None,
+            "split": self._split(values, task),
         }
+
+    def _adapter(self, values: Values) -> Mapping[str, object] | None:
+        """Return the adapter; without a stated rank there is none, whatever its default."""
+        rank = values.settings.get(f"{MODEL}.lora.rank")
+        if not rank:
+            return None
+        return {"lora_r": rank, "lora_alpha": 32, "lora_target_modules": "all-linear"}
+
+    def _split(self, values: Values, task: Task) -> SplitEngines:
+        """Return vLLM's servers, which pause for new weights and go on."""
+        return self.server(
+            values,
+            task,
+            values.count(SERVER_GPUS),
+            overlap="stream",
+            at_sync="pause",
+            batches_ahead=1.0,
+            in_flight=values.count("orchestrator.max_inflight_episodes") or None,
+        )
+
+    # Its files.
 
     def toml(self, settings: Settings, prefix: str = "") -> str:
         """Return the settings below a prefix as TOML with dotted keys."""
-        named = {
-            name.removeprefix(prefix): value
-            for name, value in settings.items()
-            if name.startswith(prefix)
-        }
-        own = {
-            name: value
-            for name, value in named.items()
-            if value is not None and name not in self.facts.own_settings
-        }
-        words = {name: json.dumps(value, ensure_ascii=False) for name, value in own.items()}
-        for name, value in own.items():
-            if name.removeprefix("trainer.") in (
-                "model.ac",
-                "model.ac_offloading",
-            ):  # a part: an empty table, or absent
-                words[name] = "{}" if value else f'"{ABSENT}"'
-        return "".join(f"{name} = {word}\n" for name, word in words.items())
+        lines = []
+        for full_name, value in settings.items():
+            name = full_name.removeprefix(prefix)
+            if not full_name.startswith(prefix) or value is None:
+                continue
+            if name in self.facts.own_settings:
+                continue
+            text = json.dumps(value, ensure_ascii=False)
+            if name.removeprefix("trainer.") in OPTIONAL_PARTS:  # an empty table, or absent
+                text = "{}" if value else f'"{ABSENT}"'
+            lines.append(f"{name} = {text}\n")
+        return "".join(lines)
 
-    def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
-        """Return `rl`; a probe is the trainer alone in its benchmark mode, on full synthetic
+    def launch(
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan | None = None,
+    ) -> Launch:
+        """Return `rl`; a probe is only the trainer in its benchmark mode, on full synthetic
         micro-batches.
         """
-        settings, python = dict(candidate.settings), str(task.workload.python)
+        settings, python = candidate.settings, str(task.workload.python)
         if plan is None:
             text = self.toml({"model.name": model_path(task), **settings})
             return Launch(
@@ -167,43 +173,41 @@ class PrimeRl(StandIn):
                 figures=self.facts.figures,
                 files={"recommended.toml": text},
             )
+
         bounds = filled(self.facts.bounded, {"steps": probe_steps(plan) + 1})
         text = self.toml({"trainer.model.name": model_path(task), **settings, **bounds}, "trainer.")
-        ranks = self.table.count(settings, "deployment.num_train_gpus")
-        argv = (
-            python,
-            "-m",
-            "torch.distributed.run",
-            f"--nproc-per-node={ranks}",
-            "-m",
-            "prime_rl.trainer.rl.train",
-        )
+        ranks = self.values(settings).count(TRAINING_GPUS)
+        torchrun = (python, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}")
         return Launch(
-            argv=(*argv, "@", f"{OUT}/trainer.toml"),
+            argv=(*torchrun, "-m", "prime_rl.trainer.rl.train", "@", f"{OUT}/trainer.toml"),
             figures=self.facts.figures,
             files={"trainer.toml": text},
         )
 
     def write_files(
-        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+        self,
+        candidate: Candidate,
+        task: Task,
+        folder: Path,
+        destination: Path | None = None,
     ) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [
-            self.title(task),
-            (
-                f"Written for prime-rl {self.table.version}. Start: rl @ yours.toml @"
-                " recommended.toml; yours names environments."
-            ),
-            (
-                "Delete a seq_len at the top of yours: prime-rl refuses it beside the two that it"
-                " stands for."
-            ),
-        ]
-        path = folder / "recommended.toml"
-        path.write_text(
-            comments(lines) + self.launch(candidate, task).files["recommended.toml"],
-            encoding="utf-8",
+        head = comments(
+            [
+                self.title(task),
+                (
+                    f"Written for prime-rl {self.table.version}. Start: rl @ yours.toml @"
+                    " recommended.toml; yours names environments."
+                ),
+                (
+                    "Delete a seq_len at the top of yours: prime-rl refuses it beside the two that"
+                    " it stands for."
+                ),
+            ]
         )
+        text = self.launch(candidate, task).files["recommended.toml"]
+        path = folder / "recommended.toml"
+        path.write_text(head + text, encoding="utf-8")
         return [path]
 
 

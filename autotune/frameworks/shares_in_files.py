@@ -44,7 +44,9 @@ def scale_of(hardware: Hardware, limit_bytes: int) -> float:
 
 
 def within_limit(
-    settings: Settings, scale: float, fields: Mapping[str, Field]
+    settings: Settings,
+    scale: float,
+    fields: Mapping[str, Field],
 ) -> dict[str, KnobValue]:
     """Return the settings of the user's file with shares of the limit. Where its engine has the
     framework's default share, that is one of the GPU as well.
@@ -59,7 +61,11 @@ def within_limit(
     return _with_shares(stated, lambda share: share_of_limit(share, scale))
 
 
-def with_limit(job: Job, limit_bytes: int, fields: Mapping[str, Field]) -> Job:
+def with_limit(
+    job: Job,
+    limit_bytes: int,
+    fields: Mapping[str, Field],
+) -> Job:
     """Return the job of a user's file with a lower limit: the engine keeps its share of the GPU."""
     workload, hardware = job.task.workload, job.task.hardware
     scale = scale_of(hardware, limit_bytes) / scale_of(hardware, job.memory_limit_bytes)
@@ -81,14 +87,20 @@ def for_files(candidate: Candidate, job: Job) -> tuple[Candidate, Task]:
         return _with_shares(settings, lambda share: share_of_gpu(share, scale))
 
     written = Candidate(
-        knobs=of_gpu(candidate.knobs), settings=of_gpu(candidate.settings), load=candidate.load
+        knobs=of_gpu(candidate.knobs),
+        settings=of_gpu(candidate.settings),
+        load=candidate.load,
     )
     workload = job.task.workload
     workload = replace(workload, held=of_gpu(workload.held), defaults=of_gpu(workload.defaults))
     return written, replace(job.task, workload=workload)
 
 
-def for_probe(candidate: Candidate, job: Job, trainer: Trainer) -> tuple[Candidate, Task]:
+def for_probe(
+    candidate: Candidate,
+    job: Job,
+    trainer: Trainer,
+) -> tuple[Candidate, Task]:
     """Return candidate and task as the request of a probe takes them.
 
     A framework's own command gets shares of the GPU. TRL's trainer runs inside the worker, which
@@ -100,7 +112,11 @@ def for_probe(candidate: Candidate, job: Job, trainer: Trainer) -> tuple[Candida
     return for_files(candidate, job)
 
 
-def _engine_kind(candidate: Candidate, task: Task, trainer: Trainer) -> str | None:
+def _engine_kind(
+    candidate: Candidate,
+    task: Task,
+    trainer: Trainer,
+) -> str | None:
     """Return the kind of the candidate's engine; None: it has none."""
     if not any(is_share(name) for name in candidate.settings):
         return None
@@ -148,7 +164,10 @@ def limit_notes(job: Job, candidates: Iterable[Candidate]) -> Iterator[str]:
 
 
 def file_notes(
-    stated: Settings, held: Settings, hardware: Hardware, limit_bytes: int
+    stated: Settings,
+    held: Settings,
+    hardware: Hardware,
+    limit_bytes: int,
 ) -> Iterator[str]:
     """Yield the shares that a user's file states, with what they are within the limit; `held`:
     those.

@@ -23,19 +23,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.core.job import Task
-from autotune.core.space import Candidate, KnobValue
-from autotune.frameworks.base import Settings
-from autotune.frameworks.stand_in import StandIn, without_references
-from autotune.frameworks.stand_in_step import OtherModel
+from autotune.core.space import Candidate
+from autotune.frameworks.base import Settings, Values, ceil_divided
+from autotune.frameworks.hydra_strings import without_references
+from autotune.frameworks.stand_in import StandIn
+from autotune.frameworks.stand_in_step import OtherModel, SpecFields
 
 POLICY, ENGINE, PLACEMENT = "trainer.policy", "generator.inference_engine", "trainer.placement"
-MICRO, SCORED = "trainer.micro_train_batch_size_per_gpu", "trainer.micro_forward_batch_size_per_gpu"
-BUDGET, PACKED = "trainer.max_tokens_per_microbatch", "trainer.remove_microbatch_padding"
+MICRO_BATCH = "trainer.micro_train_batch_size_per_gpu"
+SCORE_MICRO_BATCH = "trainer.micro_forward_batch_size_per_gpu"
+TOKEN_BUDGET = "trainer.max_tokens_per_microbatch"
+COLOCATED, ENGINES = f"{PLACEMENT}.colocate_all", f"{ENGINE}.num_engines"
+TENSOR_PARALLEL = f"{ENGINE}.tensor_parallel_size"
 ENGINE_SIZES = (
-    "num_engines",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
+    ENGINES,
+    TENSOR_PARALLEL,
+    f"{ENGINE}.pipeline_parallel_size",
+    f"{ENGINE}.data_parallel_size",
 )
 STORED = {"units": "layers", "master_bytes": 4, "frozen_master_bytes": 4, "reduce_bytes": 4}
 PLAIN = re.compile(r"[A-Za-z_/.][\w/.@+-]*", re.ASCII)
@@ -44,124 +48,120 @@ PLAIN = re.compile(r"[A-Za-z_/.][\w/.@+-]*", re.ASCII)
 class SkyRl(StandIn):
     def as_path(self, path: str) -> str:
         """Quote a text for OmegaConf's command line: YAML, in which `${` begins a reference."""
-        return (
-            path
-            if PLAIN.fullmatch(path)
-            else json.dumps(without_references(path), ensure_ascii=False)
-        )
+        if PLAIN.fullmatch(path):
+            return path
+        return json.dumps(without_references(path), ensure_ascii=False)
 
-    def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
-        count, gpus = self.table.count, task.hardware.count
-        parallel = max(1, count(settings, f"{ENGINE}.tensor_parallel_size"))
-        together = self.table.truth(settings, f"{PLACEMENT}.colocate_all")
-        engines = gpus // parallel if together else max(1, gpus // 2 // parallel)
-        engines = (
-            count(settings, f"{ENGINE}.num_engines")
-            if f"{ENGINE}.num_engines" in settings
-            else engines
-        )
-        trains = gpus if together else max(1, gpus - engines * parallel)
+    def derived(self, values: Values, task: Task) -> Settings:
+        gpus = task.hardware.count
+        parallel = max(1, values.count(TENSOR_PARALLEL))
+        colocated = values.is_on(COLOCATED)
+        if colocated:
+            engines = values.count(ENGINES, unstated=gpus // parallel)
+            training_gpus = gpus
+        else:
+            engines = values.count(ENGINES, unstated=max(1, gpus // 2 // parallel))
+            training_gpus = max(1, gpus - engines * parallel)
+        expandable = values.is_on("trainer.use_expandable_segments")
         return {
-            "PYTORCH_CUDA_ALLOC_CONF": (
-                f"expandable_segments:{self.table.truth(settings, 'trainer.use_expandable_segments')}"
-            ),
+            "PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}",
             "trainer.algorithm.advantage_estimator": "grpo",
-            f"{PLACEMENT}.policy_num_gpus_per_node": trains,
-            f"{PLACEMENT}.ref_num_gpus_per_node": trains,
-            f"{ENGINE}.num_engines": engines,
-            f"{POLICY}.model.lora.rank": self.lora_rank(settings, task),
+            f"{PLACEMENT}.policy_num_gpus_per_node": training_gpus,
+            f"{PLACEMENT}.ref_num_gpus_per_node": training_gpus,
+            ENGINES: engines,
+            f"{POLICY}.model.lora.rank": self.lora_rank(values, task),
         }
 
-    def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
-        count, longest = self.table.count, sum(self.lengths(settings))
-        nodes, each = (
-            count(settings, f"{PLACEMENT}.policy_num_{part}") for part in ("nodes", "gpus_per_node")
-        )
-        ranks, sequence = (
-            max(1, nodes * each),
-            max(1, count(settings, f"{POLICY}.sequence_parallel_size")),
-        )
-        generations = count(settings, "generator.n_samples_per_prompt")
-        mini_prompts, rows = (
-            count(settings, "trainer.policy_mini_batch_size"),
-            count(settings, MICRO),
-        )
-        tokens, score_tokens = (
-            -(-count(settings, name) * longest // sequence) for name in (MICRO, SCORED)
-        )
-        if (budget := count(settings, BUDGET)) > 0:  # a longer row is a micro-batch by itself
-            tokens = score_tokens = -(-max(budget, longest) // sequence)
+    def sizes(self, values: Values, task: Task) -> dict[str, int]:
+        longest = sum(self.lengths(values))
+        gpus_per_node = values.count(f"{PLACEMENT}.policy_num_gpus_per_node")
+        ranks = max(1, values.count(f"{PLACEMENT}.policy_num_nodes") * gpus_per_node)
+        sequence = max(1, values.count(f"{POLICY}.sequence_parallel_size"))
+        groups = max(1, ranks // sequence)
+        generations = values.count("generator.n_samples_per_prompt")
+        mini_batch = values.count("trainer.policy_mini_batch_size") * generations
+
+        # Tokens of a micro-batch on one GPU, of which Ulysses divides each row.
+        budget = values.count(TOKEN_BUDGET)
+        if budget > 0:
             rows = max(1, budget // max(1, longest))
-        groups, serves = (
-            max(1, ranks // sequence),
-            math.prod(count(settings, f"{ENGINE}.{name}") for name in ENGINE_SIZES),
-        )
-        uses_reference = any(
-            self.table.truth(settings, f"trainer.algorithm.use_kl_{kind}")
-            for kind in ("loss", "in_reward")
+            # A row over the budget is a micro-batch of its own.
+            tokens = score_tokens = ceil_divided(max(budget, longest), sequence)
+        else:
+            rows = values.count(MICRO_BATCH)
+            tokens = ceil_divided(rows * longest, sequence)
+            score_rows = values.count(SCORE_MICRO_BATCH)
+            score_tokens = ceil_divided(score_rows * longest, sequence)
+
+        serves = math.prod(values.count(name) for name in ENGINE_SIZES)
+        uses_reference = values.is_on("trainer.algorithm.use_kl_loss") or values.is_on(
+            "trainer.algorithm.use_kl_in_reward"
         )
         return {
             "tokens": tokens,
             "score_tokens": score_tokens,
             "micro_batch": rows,
-            "accumulation": max(1, mini_prompts * generations * sequence // ranks // max(1, rows)),
-            "generation_batch": count(settings, "trainer.train_batch_size") * generations,
+            "accumulation": max(1, mini_batch * sequence // ranks // max(1, rows)),
+            "generation_batch": values.count("trainer.train_batch_size") * generations,
             "ranks": ranks,
             "serves": serves,
             "uses": ranks + serves,
-            "mini": mini_prompts * generations // groups,
+            "mini": mini_batch // groups,
             "one_row": min(budget, longest),
-            "references": (
-                uses_reference and self.table.truth(settings, f"{PLACEMENT}.colocate_policy_ref")
-            ),
+            "references": uses_reference and values.is_on(f"{PLACEMENT}.colocate_policy_ref"),
         }
 
-    def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
-        table, count, truth = self.table, self.table.count, self.table.truth
-        together = truth(settings, f"{PLACEMENT}.colocate_all")
-        sizes = self.sizes(settings, task)
-        beside = bool(sizes["references"])
-        states = (
-            ("optimizer",)
-            if truth(settings, f"{POLICY}.optimizer_config.offload_after_step")
-            else ()
-        )
-        cuts, size = (
-            table.value(settings, f"{POLICY}.fsdp_config.{name}")
-            for name in ("reshard_after_forward", "fsdp_size")
-        )
-        return {
-            "options": {**STORED, "reshard_after_forward": bool(cuts)},
-            "shard_ranks": size if isinstance(size, int) and size > 0 else None,
+    def composition(self, values: Values, task: Task) -> SpecFields:
+        sizes = self.sizes(values, task)
+        reshards = values.is_on(f"{POLICY}.fsdp_config.reshard_after_forward")
+        composition: dict[str, Any] = {
+            "options": {**STORED, "reshard_after_forward": reshards},
+            "shard_ranks": max(0, values.count(f"{POLICY}.fsdp_config.fsdp_size")),
             "loss_options": {
                 "in_place": True,
                 "entropy": "log_softmax",
-                "entropy_chunk": count(settings, "trainer.logprobs_chunk_size"),
-                "entropy_frozen": not truth(settings, "trainer.algorithm.use_entropy_loss"),
+                "entropy_chunk": values.count("trainer.logprobs_chunk_size"),
+                "entropy_frozen": not values.is_on("trainer.algorithm.use_entropy_loss"),
             },
             "score_options": {"entropy": None},
-            "attention": "flash_attention_2" if truth(settings, "trainer.flash_attn") else "sdpa",
-            # The dispatcher offloads the reference before the policy is loaded.
-            "others": (
-                (OtherModel(role="reference", model=task.workload.model.name, awake=()),)
-                if beside
-                else ()
-            ),
-            "generation": "engine" if together else "server",
-            "engine": self.engine_settings(settings) if together else None,
-            # Training waits for their completions.
-            "split": None if together else self.engines_apart(settings, sizes["serves"]),
-            "token_budget": count(settings, BUDGET) > 0,
-            "processes": 1 + beside + together,
-            "offloaded_in_rollout": ("weights", "adapters", *states) if together else (),
-            "empties_rollout_cache": together,
-            "syncs_adapter_only": self.adapter_settings(settings) is not None,
+            "attention": "flash_attention_2" if values.is_on("trainer.flash_attn") else "sdpa",
+            "token_budget": values.count(TOKEN_BUDGET) > 0,
+            "processes": 1,
+            "syncs_adapter_only": self.adapter_settings(values) is not None,
         }
+        if sizes["references"]:
+            # The dispatcher offloads the reference before the policy is loaded.
+            reference = OtherModel(
+                role="reference",
+                model=task.workload.model.name,
+                on_host=True,
+            )
+            composition["other_models"] = (reference,)
+            composition["processes"] += 1
+        if values.is_on(COLOCATED):
+            composition["generation"] = "engine"
+            composition["engine"] = self.engine_settings(values)
+            composition["processes"] += 1
+            composition["offloaded_in_rollout"] = _offloaded(values)
+            composition["empties_rollout_cache"] = True
+        else:
+            # Training waits for their completions.
+            composition["generation"] = "server"
+            composition["split"] = self.engines_apart(values, sizes["serves"])
+        return composition
 
     def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        """Return the request with an output layer of its own, as on the meta device."""
         request: Mapping[str, Any] = super().trace_request(candidate, task)
         untied = {**request["model"]["config"], "tie_word_embeddings": False}
         return {**request, "model": {**request["model"], "config": untied}}
+
+
+def _offloaded(values: Values) -> tuple[str, ...]:
+    """Return the parts of the policy that are on the host during a colocated rollout."""
+    if values.is_on(f"{POLICY}.optimizer_config.offload_after_step"):
+        return ("weights", "adapters", "optimizer")
+    return ("weights", "adapters")
 
 
 TRAINERS = (SkyRl("skyrl", "grpo"),)

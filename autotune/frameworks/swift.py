@@ -4,10 +4,10 @@ Written for ms-swift 4.6.0 (`swift/arguments`, `swift/rlhf_trainers`, `swift/tra
 It logs to `logging.jsonl`: completion lengths (GRPO), input tokens (SFT). The stand-in step
 assumes:
 
-- Logits of the completion alone (`logits_to_keep`), in the model's precision, and their log-softmax.
+- Only completions have logits (`logits_to_keep`), in the model's precision, and a log-softmax.
 - A vLLM server has GPUs of its own. A colocated engine shares the trainer's processes and contexts.
-- Weights are synchronised with vLLM at once with the adapter merged, unless `vllm_enable_lora` sends
-  the adapter alone (all once before) or `move_model_batches` splits the weights.
+- Weights are synchronised with vLLM at once with the adapter merged, unless `vllm_enable_lora`
+  sends only the adapter (all weights once before) or `move_model_batches` splits the weights.
 - Prompts are as long as `max_length`. `vllm_max_model_len` bounds generation, not training.
 """
 
@@ -16,14 +16,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from typing import Any
 
-from autotune.core.composition import EngineSettings
+from autotune.core.composition import EngineSettings, SplitEngines
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, KnobValue
-from autotune.frameworks import stand_in_step
 from autotune.frameworks.base import (
     Settings,
     as_word,
@@ -41,19 +39,18 @@ from autotune.frameworks.launched_run import (
     probe_steps,
     synthetic_texts,
 )
-from autotune.frameworks.stand_in_step import OtherModel
+from autotune.frameworks.stand_in_step import SHARE, OtherModel, SpecFields, served
 from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
 
-_SERVED = (
-    "gpu_memory_utilization",
-    "max_model_len",
-    "tensor_parallel_size",
-    "enable_lora",
-    "enable_expert_parallel",
+OF_THE_SERVER = (
+    "vllm_gpu_memory_utilization",
+    "vllm_max_model_len",
+    "vllm_tensor_parallel_size",
+    "vllm_enable_lora",
+    "vllm_enable_expert_parallel",
 )
-OF_THE_SERVER = tuple(
-    f"vllm_{name}" for name in _SERVED
-)  # settings of `swift rollout`, which starts the vLLM server
+"""Settings of `swift rollout`, which starts the vLLM server."""
+
 ATTENTION: Mapping[KnobValue, str] = {None: "sdpa", "flash_attn": "flash_attention_2"}
 """Name of an attention -> transformers'; every other name is the same."""
 
@@ -67,10 +64,11 @@ OFFLOADED = {
 }
 """Part of the policy -> setting that moves it to the host during a rollout."""
 
+COMMANDS = {"sft": "sft", "grpo": "rlhf"}
 PORT = "8000"
 
 
-def served(settings: Mapping[str, object]) -> bool:
+def uses_server(settings: Mapping[str, object]) -> bool:
     """Return True if vLLM is a server on GPUs of its own."""
     return bool(settings.get("use_vllm")) and settings.get("vllm_mode") == "server"
 
@@ -82,73 +80,101 @@ class Swift(TransformersTrainer):
 
     def ranks(self, settings: Settings, gpus: int) -> int:
         """Return the number of training processes: one per GPU, without those of the server."""
-        return max(1, gpus - (count_of(settings, "server_gpus") if served(settings) else 0))
+        if not uses_server(settings):
+            return max(1, gpus)
+        return max(1, gpus - count_of(settings, "server_gpus"))
 
-    def derived(self, settings: Settings, task: Task) -> Mapping[str, KnobValue]:
-        on_cpu = task.hardware.kind == "cpu" and "torch_dtype" not in self.held(task)
-        return {"torch_dtype": "float32"} if on_cpu else {}
+    def derived(self, settings: Settings, task: Task) -> Settings:
+        if task.hardware.kind == "cpu" and "torch_dtype" not in self.held_settings(task):
+            return {"torch_dtype": "float32"}
+        return {}
 
-    def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
-        settings, dataset, files = candidate.settings, task.workload.dataset, {}
-        named: dict[str, object] = {"model": model_path(task), **settings}
-        # 1. Data.
-        if dataset is None:
-            files, dataset = (
-                {SYNTHETIC_ROWS: self._synthetic_rows(settings)},
-                f"{OUT}/{SYNTHETIC_ROWS}",
-            )
-        named |= {"dataset": dataset, "output_dir": f"{OUT}/output", "add_version": False}
-        named |= (
-            {"rlhf_type": "grpo", "reward_funcs": "format"}
-            if self.online
-            else {"include_num_input_tokens_seen": True}
-        )
-        if task.hardware.kind == "cpu":
-            named |= {"use_cpu": True, "bf16": False}
-        # 2. Bounds of a probe. It must train on the longest rows, which SFT drops by default.
-        if plan is not None:
-            named |= {
-                "max_steps": probe_steps(plan) + 1,
-                "logging_steps": 1,
-                "save_strategy": "no",
-                "eval_strategy": "no",
-                "report_to": "none",
-                "learning_rate": 0.0,
-                "split_dataset_ratio": 0.0,
-            } | ({} if self.online else {"truncation_strategy": "right"})
-        # 3. Ranks, and the vLLM server.
+    def lengths(self, settings: Settings) -> tuple[int, int]:
+        """Return the longest prompt and completion: vLLM ends a completion at its window."""
+        prompt = count_of(settings, "max_length")
+        if not self.online:
+            return max(1, prompt - 1), 1
+        completion = count_of(settings, "max_completion_length")
+        window = count_of(settings, "vllm_max_model_len")
+        if settings.get("use_vllm") and window and prompt + completion > window:
+            completion = max(1, min(completion, window - prompt))
+        return prompt, completion
+
+    # The run.
+
+    def launch(
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan | None = None,
+    ) -> Launch:
+        settings = candidate.settings
         ranks = self.ranks(settings, task.hardware.count)
-        environment = (
-            {"NPROC_PER_NODE": str(ranks), "USE_HF": "1"} if ranks > 1 else {"USE_HF": "1"}
-        )
-        if served(settings):
-            files |= {"rollout.sh": _server_script(named, task, ranks)}
+        environment: dict[str, str] = {}
+        if ranks > 1:
+            environment["NPROC_PER_NODE"] = str(ranks)
+        environment["USE_HF"] = "1"
+        files: dict[str, str] = {}
+
+        # 1. Arguments: model, settings, data, and the bounds of a probe.
+        arguments: dict[str, object] = {"model": model_path(task), **settings}
+        dataset = task.workload.dataset
+        if dataset is None:
+            files[SYNTHETIC_ROWS] = self._synthetic_rows(settings)
+            dataset = f"{OUT}/{SYNTHETIC_ROWS}"
+        arguments |= {"dataset": dataset, "output_dir": f"{OUT}/output", "add_version": False}
+        if self.online:
+            arguments |= {"rlhf_type": "grpo", "reward_funcs": "format"}
+        else:
+            arguments["include_num_input_tokens_seen"] = True
+        if task.hardware.kind == "cpu":
+            arguments |= {"use_cpu": True, "bf16": False}
+        if plan is not None:
+            arguments |= self._bounds(plan)
+
+        # 2. The vLLM server has a script of its own, and takes its settings along.
+        if uses_server(settings):
+            files["rollout.sh"] = _server_script(arguments, task, ranks)
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(ranks)))
-            named = {
-                name: value
-                for name, value in named.items()
-                if name not in OF_THE_SERVER or name == "vllm_enable_lora"
-            }
-            named |= {"vllm_server_host": "127.0.0.1", "vllm_server_port": PORT}
-        named.pop("server_gpus", None)
+            for name in OF_THE_SERVER:
+                if name != "vllm_enable_lora":
+                    arguments.pop(name, None)
+            arguments |= {"vllm_server_host": "127.0.0.1", "vllm_server_port": PORT}
+        arguments.pop("server_gpus", None)
+
+        python = str(task.workload.python)
+        command = COMMANDS[self.method]
         return Launch(
-            argv=(
-                str(task.workload.python),
-                "-m",
-                "swift.cli.main",
-                "rlhf" if self.online else "sft",
-                *_words(named),
-            ),
+            argv=(python, "-m", "swift.cli.main", command, *_options(arguments)),
             figures=self.figures(settings, task, "output/logging.jsonl", "num_input_tokens_seen"),
             files=files,
             environment=environment,
             effective=ReportedSettings(kind="json", file=f"{OUT}/output/args.json"),
         )
 
+    def _bounds(self, plan: ProbePlan) -> dict[str, object]:
+        """Return the arguments by which a probe ends early and saves nothing."""
+        bounds: dict[str, object] = {
+            "max_steps": probe_steps(plan) + 1,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "eval_strategy": "no",
+            "report_to": "none",
+            "learning_rate": 0.0,
+            "split_dataset_ratio": 0.0,
+        }
+        if not self.online:
+            # A probe must train on the longest rows, which SFT drops by default.
+            bounds["truncation_strategy"] = "right"
+        return bounds
+
     def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan,
     ) -> Mapping[str, object]:
-        if served(candidate.settings):
+        if uses_server(candidate.settings):
             raise IllegalConfiguration(
                 "vllm_mode=server: a probe cannot start ms-swift's vLLM server.",
                 way_out="Use `autotune predict`, or --hold vllm_mode=colocate.",
@@ -156,75 +182,44 @@ class Swift(TransformersTrainer):
         return super().probe_request(candidate, task, plan)
 
     def _synthetic_rows(self, settings: Settings) -> str:
-        """Return different rows of at least the longest length: one word is at least one token."""
-        texts = synthetic_texts(
-            N_SYNTHETIC_ROWS, count_of(settings, "max_length") // (8 if self.online else 1)
-        )
-        rows = [
-            (("user", text),) if self.online else (("user", "Count."), ("assistant", text))
-            for text in texts
-        ]
-        messages = ([{"role": role, "content": content} for role, content in row] for row in rows)
-        return "".join(json.dumps({"messages": row}) + "\n" for row in messages)
+        """Return different rows of at least the longest length: one word is at least one token.
 
-    def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
-        ranks, rows = self.ranks(settings, task.hardware.count), self.total_rows(settings, task)
-        sharding, offloads = _sharding(str(settings.get("deepspeed") or "zero0"))
-        with_adapter, deepspeed = settings.get("tuner_type") != "full", sharding.startswith("zero")
-        reference = OtherModel(
-            role="reference", model=task.workload.model.name, whole=sharding != "zero3"
-        )
-        generation = (
-            "trainer"
-            if not settings.get("use_vllm")
-            else "server"
-            if served(settings)
-            else "engine"
-        )
-        options = self.facts.deepspeed.get(sharding) or ddp_options(settings, adapter=with_adapter)
-        # A colocated engine, or `swift rollout` with one replica per share of tensor_parallel GPUs.
-        window, share = (
-            count_of(settings, "vllm_max_model_len"),
-            share_of(settings, "vllm_gpu_memory_utilization"),
-        )
-        window, parallel = (
-            window or sum(self.lengths(settings)),
-            count_of(settings, "vllm_tensor_parallel_size") or 1,
-        )
-        engine = EngineSettings(
-            utilization=share,
-            max_model_length=window,
-            max_num_seqs=max(1, rows // ranks),
-            tensor_parallel=parallel,
-            sleep=bool(settings.get("sleep_level")),
-            quantised_bits=(
-                4 if settings.get("quant_bits") == 4 else gptq_bits(task.workload.model.config)
-            ),
-        )
-        server = stand_in_step.served(
-            task.hardware,
-            gpus=count_of(settings, "server_gpus"),
-            tensor_parallel=parallel,
-            window=window,
-            dtype="bfloat16",
-            utilization=share or stand_in_step.SHARE,
-        )
+        A prompt of GRPO has an eighth of that."""
+        word_count = count_of(settings, "max_length")
+        if self.online:
+            word_count //= 8
+        lines = []
+        for text in synthetic_texts(N_SYNTHETIC_ROWS, word_count):
+            if self.online:
+                messages = [{"role": "user", "content": text}]
+            else:
+                messages = [
+                    {"role": "user", "content": "Count."},
+                    {"role": "assistant", "content": text},
+                ]
+            lines.append(json.dumps({"messages": messages}) + "\n")
+        return "".join(lines)
+
+    # The stand-in step.
+
+    def composition(self, settings: Settings, task: Task) -> SpecFields:
+        ranks = self.ranks(settings, task.hardware.count)
+        kind, offloads = _sharding(str(settings.get("deepspeed") or "zero0"))
+        with_adapter = settings.get("tuner_type") != "full"
+        uses_deepspeed = kind.startswith("zero")
+        options = self.facts.deepspeed.get(kind) or ddp_options(settings, adapter=with_adapter)
+        attention = settings.get("attn_impl")
+        adapter = {"lora_r": count_of(settings, "lora_rank"), **ADAPTER}
         return {
-            "sharded_by": sharding if ranks > 1 or deepspeed else "none",
+            "sharded_by": kind if ranks > 1 or uses_deepspeed else "none",
             "options": {**options, **{name: {"device": "cpu"} for name in offloads}},
-            "mixed": not deepspeed,
-            "adapter": (
-                {"lora_r": count_of(settings, "lora_rank"), **ADAPTER} if with_adapter else None
-            ),
+            "mixed": not uses_deepspeed,
+            "adapter": adapter if with_adapter else None,
             "quantised": settings.get("quant_bits") == 4,
             "checkpointing": bool(settings.get("gradient_checkpointing")),
-            "attention": ATTENTION.get(attention := settings.get("attn_impl"), str(attention)),
-            "others": (
-                (reference,) if self.online and not with_adapter and settings.get("beta") else ()
-            ),
-            "generation": generation if self.online else "none",
-            "engine": engine if self.online and generation == "engine" else None,
-            "split": server if self.online and generation == "server" else None,
+            "attention": ATTENTION.get(attention, str(attention)),
+            "other_models": self._reference(settings, task, kind),
+            **self._generation(settings, task),
             "offloaded_in_rollout": tuple(
                 part for part, name in OFFLOADED.items() if settings.get(name)
             ),
@@ -233,54 +228,106 @@ class Swift(TransformersTrainer):
             "sync_parts": count_of(settings, "move_model_batches") or 1,
         }
 
-    def lengths(self, settings: Settings) -> tuple[int, int]:
-        """Return the longest prompt and completion: vLLM ends a completion at its window."""
-        prompt = count_of(settings, "max_length")
-        if not self.online:
-            return max(1, prompt - 1), 1
-        completion, window = (
-            count_of(settings, "max_completion_length"),
-            count_of(settings, "vllm_max_model_len"),
+    def _reference(
+        self,
+        settings: Settings,
+        task: Task,
+        kind: str,
+    ) -> tuple[OtherModel, ...]:
+        """Return the reference model; with an adapter, it is the policy without it."""
+        if not self.online or settings.get("tuner_type") != "full" or not settings.get("beta"):
+            return ()
+        model = task.workload.model.name
+        return (
+            OtherModel(
+                role="reference",
+                model=model,
+                replicated=kind != "zero3",
+            ),
         )
-        if not settings.get("use_vllm") or not window or prompt + completion <= window:
-            return prompt, completion
-        return prompt, max(1, min(completion, window - prompt))
+
+    def _generation(self, settings: Settings, task: Task) -> SpecFields:
+        """Return what generates: nothing in SFT, the trainer, an engine, or a server."""
+        if not self.online:
+            return {"generation": "none"}
+        if not settings.get("use_vllm"):
+            return {"generation": "trainer"}
+        if uses_server(settings):
+            return {"generation": "server", "split": self._server(settings, task)}
+        return {"generation": "engine", "engine": self._engine(settings, task)}
+
+    def _engine(self, settings: Settings, task: Task) -> EngineSettings:
+        """Return the engine that shares the trainer's processes."""
+        rows = self.total_rows(settings, task)
+        bits = gptq_bits(task.workload.model.config)
+        return EngineSettings(
+            utilization=share_of(settings, "vllm_gpu_memory_utilization"),
+            max_model_length=self._window(settings),
+            max_num_seqs=max(1, rows // self.ranks(settings, task.hardware.count)),
+            tensor_parallel=count_of(settings, "vllm_tensor_parallel_size") or 1,
+            sleep=bool(settings.get("sleep_level")),
+            quantised_bits=4 if settings.get("quant_bits") == 4 else bits,
+        )
+
+    def _server(self, settings: Settings, task: Task) -> SplitEngines:
+        """Return `swift rollout`: each tensor_parallel GPUs of the server are one replica."""
+        return served(
+            task.hardware,
+            gpus=count_of(settings, "server_gpus"),
+            tensor_parallel=count_of(settings, "vllm_tensor_parallel_size") or 1,
+            window=self._window(settings),
+            dtype="bfloat16",
+            utilization=share_of(settings, "vllm_gpu_memory_utilization") or SHARE,
+        )
+
+    def _window(self, settings: Settings) -> int:
+        return count_of(settings, "vllm_max_model_len") or sum(self.lengths(settings))
 
 
 def _sharding(deepspeed: str) -> tuple[str, tuple[str, ...]]:
     """Return the sharding of the training state and its offload options."""
-    kind, _, offload = deepspeed.partition("_")
-    offloads = ("offload_optimizer", "offload_param") if kind == "zero3" else ("offload_optimizer",)
-    return "ddp" if kind == "zero0" else kind, offloads if offload else ()
+    stage, _, offload = deepspeed.partition("_")
+    kind = "ddp" if stage == "zero0" else stage
+    if not offload:
+        return kind, ()
+    if stage == "zero3":
+        return kind, ("offload_optimizer", "offload_param")
+    return kind, ("offload_optimizer",)
 
 
-def _server_script(named: Mapping[str, object], task: Task, ranks: int) -> str:
+def _server_script(
+    arguments: Mapping[str, object],
+    task: Task,
+    ranks: int,
+) -> str:
     """Return the script that starts vLLM on the last GPUs, before training."""
-    options = {
-        name: named.get(name) for name in ("model", "model_type", "template", *OF_THE_SERVER)
-    } | {"port": PORT}
-    if (
-        replicas := count_of(named, "server_gpus")
-        // (count_of(named, "vllm_tensor_parallel_size") or 1)
-    ) > 1:
+    options: dict[str, object] = {}
+    for name in ("model", "model_type", "template", *OF_THE_SERVER):
+        options[name] = arguments.get(name)
+    options["port"] = PORT
+    parallel = count_of(arguments, "vllm_tensor_parallel_size") or 1
+    replicas = count_of(arguments, "server_gpus") // parallel
+    if replicas > 1:
         options["vllm_data_parallel_size"] = replicas
-    last = map(str, range(ranks, task.hardware.count))
+
+    python = str(task.workload.python)
+    command = shlex.join([python, "-m", "swift.cli.main", "rollout", *_options(options)])
+    gpus = ",".join(map(str, range(ranks, task.hardware.count)))
     return (
-        "#!/usr/bin/env bash\n# Start this first: vLLM, on the GPUs that do not train.\n"
-        f"export USE_HF=1 CUDA_VISIBLE_DEVICES={','.join(last)}\n"
-        "exec"
-        f" {shlex.join([str(task.workload.python), '-m', 'swift.cli.main', 'rollout', *_words(options)])}"
-        ' "$@"\n'
+        "#!/usr/bin/env bash\n"
+        "# Start this first: vLLM, on the GPUs that do not train.\n"
+        f"export USE_HF=1 CUDA_VISIBLE_DEVICES={gpus}\n"
+        f'exec {command} "$@"\n'
     )
 
 
-def _words(named: Mapping[str, object]) -> list[str]:
-    return [
-        word
-        for name, value in named.items()
-        if value is not None
-        for word in (f"--{name}", as_word(value))
-    ]
+def _options(arguments: Mapping[str, object]) -> list[str]:
+    """Return the words of the command line; an argument without a value is left out."""
+    options: list[str] = []
+    for name, value in arguments.items():
+        if value is not None:
+            options += [f"--{name}", as_word(value)]
+    return options
 
 
 TRAINERS = (Swift("sft"), Swift("grpo"))

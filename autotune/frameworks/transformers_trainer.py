@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.core.job import Task
-from autotune.core.space import Candidate, Knobs, KnobValue
+from autotune.core.space import Candidate, Knobs
 from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import (
     KINDS,
@@ -22,17 +22,13 @@ from autotune.frameworks.base import (
     count_of,
     other_global_batch,
 )
-from autotune.frameworks.framework_facts import (
-    StatedRule,
-    TrainerFacts,
-    holds,
-    refuse_untraced,
-    texts_that_apply,
-)
+from autotune.frameworks.framework_facts import TrainerFacts
 from autotune.frameworks.launched_run import OF_TRANSFORMERS, OUT, Figures, Launched
-from autotune.frameworks.stand_in_step import StandInSpec
+from autotune.frameworks.rules import StatedRule, holds, refuse_untraced, texts_that_apply
+from autotune.frameworks.stand_in_step import SpecFields, StandInSpec
 
 N_SYNTHETIC_ROWS = 512
+MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 
 
 class TransformersTrainer(Launched):
@@ -41,139 +37,148 @@ class TransformersTrainer(Launched):
     trace_adapter = STAND_IN
     watch = OF_TRANSFORMERS
     measures_rows = True
-    equivalent_settings: Mapping[str, tuple[str, ...]] = {
-        "gradient_accumulation_steps": ("global_batch",)
-    }
+    equivalent_settings: Mapping[str, tuple[str, ...]] = {ACCUMULATION: ("global_batch",)}
 
     def __init__(self, method: str) -> None:
-        facts = self.facts = packaged_table(
-            "autotune.frameworks", f"{self.name}.yaml", TrainerFacts
-        )
-        self.method, self.online, self.space = method, method == "grpo", f"{self.name}-{method}"
-        self.defaults = {**facts.defaults["common"], **facts.defaults[method]}
-        self.canonical, self.requires, self.needs = (
-            facts.canonical[method],
-            facts.requires,
-            tuple(facts.requires),
-        )
-
-    def fields(self) -> Mapping[str, Field]:
-        plain = {name: row.modelled[-1] for row in self.facts.untraced for name in row.settings}
-        kinds = {
-            name: "str" if value is None else KINDS[type(value)] for name, value in plain.items()
-        }
-        unmodelled = {
-            name: Field(kinds=(kind, "null"), default=plain[name]) for name, kind in kinds.items()
-        }
-        return {**unmodelled, **super().fields()}
+        self.facts = packaged_table("autotune.frameworks", f"{self.name}.yaml", TrainerFacts)
+        self.method = method
+        self.online = method == "grpo"
+        self.space = f"{self.name}-{method}"
+        common_defaults = self.facts.defaults["common"]
+        self.defaults = {**common_defaults, **self.facts.defaults[method]}
+        self.canonical = self.facts.canonical[method]
+        self.requires = self.facts.requires
+        self.needs = tuple(self.facts.requires)
 
     @abstractmethod
     def lengths(self, settings: Settings) -> tuple[int, int]:
         """Return the longest prompt and completion."""
 
     @abstractmethod
-    def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
-        """Return the fields of the `StandInSpec` that are the framework's own."""
+    def composition(self, settings: Settings, task: Task) -> SpecFields:
+        """Return the fields of the `StandInSpec` that differ between frameworks."""
 
-    def derived(self, settings: Settings, task: Task) -> Mapping[str, KnobValue]:
+    def derived(self, settings: Settings, task: Task) -> Settings:
         """Return the settings that others or the hardware determine."""
         return {}
 
+    def fields(self) -> Mapping[str, Field]:
+        """Return the settings that a candidate states, and those that are refused by name."""
+        fields: dict[str, Field] = {}
+        for row in self.facts.untraced:
+            default = row.modelled[-1]
+            kind = "str"
+            if default is not None:
+                kind = KINDS[type(default)]
+            for name in row.settings:
+                fields[name] = Field(kinds=(kind, "null"), default=default)
+        return fields | dict(super().fields())
+
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
         refuse_untraced(self.facts.untraced, task.workload.held, self.name)
-        given = {**self.facts.implied[task.workload.tuning], **self.held(task), **knobs}
-        settings = {**self.defaults, **given}
+        # 1. Stated settings, then defaults and derived ones.
+        implied = self.facts.implied[task.workload.tuning]
+        stated = {**implied, **self.held_settings(task), **knobs}
+        settings = {**self.defaults, **stated}
         settings |= self.derived(settings, task)
-        if "gradient_accumulation_steps" not in given and task.workload.global_batch:
-            settings["gradient_accumulation_steps"] = max(
-                1, task.workload.global_batch // self._rows(settings, task)
-            )
-        unread = {
-            name
-            for row in self.facts.unread
-            if holds(row.when, settings.get)
-            for name in row.settings
-        }
+
+        # 2. The accumulation that makes the requested global batch.
+        if ACCUMULATION not in stated and task.workload.global_batch:
+            steps = task.workload.global_batch // self._rows(settings, task)
+            settings[ACCUMULATION] = max(1, steps)
+
+        # 3. Settings without effect would tell equal candidates apart.
+        unread: set[str] = set()
+        for row in self.facts.unread:
+            if holds(row.when, settings.get):
+                unread.update(row.settings)
         effective = {name: value for name, value in settings.items() if name not in unread}
-        return Candidate(knobs=knobs, settings=effective, load=self.load_of(effective, task))
+        return Candidate(
+            knobs=knobs,
+            settings=effective,
+            load=self.load_of(effective, task),
+        )
 
     def _rows(self, settings: Settings, task: Task) -> int:
         """Return the rows of one micro-step over all GPUs."""
-        return max(
-            1,
-            count_of(settings, "per_device_train_batch_size")
-            * self.ranks(settings, task.hardware.count),
-        )
+        ranks = self.ranks(settings, task.hardware.count)
+        return max(1, count_of(settings, MICRO_BATCH) * ranks)
 
     def total_rows(self, settings: Settings, task: Task) -> int:
         """Return the rows of one optimizer step, which are generated together."""
-        return self._rows(settings, task) * count_of(settings, "gradient_accumulation_steps")
+        return self._rows(settings, task) * count_of(settings, ACCUMULATION)
 
     def refusals(self, settings: Settings, task: Task) -> Iterator[str]:
         for name, choices in self.facts.choices.items():
             if settings.get(name) not in choices:
-                yield (
-                    f"{name} must be one of {', '.join(map(as_word, choices))}, and is"
-                    f" {settings.get(name)!r}."
-                )
+                listed = ", ".join(map(as_word, choices))
+                yield f"{name} must be one of {listed}, and is {settings.get(name)!r}."
         yield from self._texts(self.facts.rules, settings, task)
-        yield from other_global_batch(
-            task, self.facts.batch_factors, self.total_rows(settings, task)
-        )
+        total = self.total_rows(settings, task)
+        yield from other_global_batch(task, self.facts.batch_factors, total)
 
     def _texts(
-        self, rules: tuple[StatedRule, ...], settings: Settings, task: Task
+        self,
+        rules: tuple[StatedRule, ...],
+        settings: Settings,
+        task: Task,
     ) -> Iterator[str]:
-        facts: Settings = {
+        values = {
+            **settings,
             "device": task.hardware.kind,
             "gpus": task.hardware.count,
             "hardware": str(task.hardware),
-        }
-        facts = {
-            **settings,
-            **facts,
             "version": self.facts.version,
             "total": self.total_rows(settings, task),
         }
-        return texts_that_apply(rules, self.method, facts.get)
+        return texts_that_apply(rules, self.method, values.get)
 
-    def figures(self, settings: Settings, task: Task, file: str, tokens_so_far: str) -> Figures:
+    def figures(
+        self,
+        settings: Settings,
+        task: Task,
+        file: str,
+        tokens_so_far: str,
+    ) -> Figures:
         """Return the source of tokens in a log of JSON lines; seconds are the time between two
         lines.
         """
+        log = f"{OUT}/{file}"
         if not self.online:
             return Figures(
-                kind="json", file=f"{OUT}/{file}", keys={"tokens_so_far": (tokens_so_far,)}
+                kind="json",
+                file=log,
+                keys={"tokens_so_far": (tokens_so_far,)},
             )
-        rows = self.total_rows(settings, task)
         return Figures(
             kind="json",
-            file=f"{OUT}/{file}",
+            file=log,
             keys={"tokens": ("completions/mean_length",)},
-            times=rows,
+            times=self.total_rows(settings, task),
         )
 
     def step(self, settings: Settings, task: Task) -> StandInSpec:
-        micro, ranks = (
-            count_of(settings, "per_device_train_batch_size"),
-            self.ranks(settings, task.hardware.count),
-        )
-        (prompt, completion), accumulation = (
-            self.lengths(settings),
-            count_of(settings, "gradient_accumulation_steps") or 1,
-        )
-        shape: dict[str, Any] = {
+        prompt, completion = self.lengths(settings)
+        ranks = self.ranks(settings, task.hardware.count)
+        micro_batch = count_of(settings, MICRO_BATCH)
+        accumulation = count_of(settings, ACCUMULATION) or 1
+        spec: dict[str, Any] = {
             "prompt_length": prompt,
             "completion_length": completion,
-            "tokens": micro * (prompt + completion),
-            "score_tokens": micro * (prompt + completion),
-            "micro_batch": micro,
+            "tokens": micro_batch * (prompt + completion),
+            "score_tokens": micro_batch * (prompt + completion),
+            "micro_batch": micro_batch,
             "accumulation": accumulation,
-            "generation_batch": micro * ranks * accumulation if self.online else 0,
             "ranks": ranks,
-            "loss": "logprobs_plain" if self.online else "causal_lm",
-            "loss_options": {"completion_alone": True} if self.online else {},
             "optimizer": str(settings.get("optim")),
             "notes": tuple(self._texts(self.facts.notes, settings, task)),
         }
-        return StandInSpec(**{**shape, **self.composition(settings, task)})
+        if self.online:
+            spec["generation_batch"] = micro_batch * ranks * accumulation
+            spec["loss"] = "logprobs_plain"
+            spec["loss_options"] = {"completion_alone": True}
+        else:
+            spec["generation_batch"] = 0
+            spec["loss"] = "causal_lm"
+        spec |= self.composition(settings, task)
+        return StandInSpec(**spec)

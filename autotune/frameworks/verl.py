@@ -5,278 +5,320 @@ Written for verl 0.9.1 (`workers/engine/fsdp/transformer_impl.py`, `utils/config
 
 - FSDP stores weights in `model_dtype`, gathers them in bfloat16 and reduces gradients in float32.
 - The reference is on the host except for the running layer (`CPUOffload(offload_params=True)`).
-- Log-probabilities: flash-attn's cross-entropy, whose gradient overwrites the logits without an entropy
-  term; without flash-attn, a log-softmax of each token. torch.compile generates the entropy of
-  packed rows, which stores no softmax. Rows that are not packed are copied out of the padded
-  logits, their entropy is autocast to float32.
+- Log-probabilities: flash-attn's cross-entropy, whose gradient overwrites the logits without an
+  entropy term; without flash-attn, a log-softmax of each token. torch.compile generates the
+  entropy of packed rows, which stores no softmax. Rows that are not packed are copied out of the
+  padded logits, their entropy is autocast to float32.
 - With `use_fused_kernels` no logits exist (`worker/stand_in/losses.py`).
-- Whole float32 tensors, or an adapter, are sent through a buffer. FSDP1's state dict copies all shards first
-  (`get_per_tensor_param`); its adapters are read from the gathered model (`collect_lora_params`).
-- `param_offload` and `optimizer_offload` free memory in the rollout only: a step brings the state back.
+- Whole float32 tensors, or an adapter, are sent through a buffer. FSDP1's state dict copies all
+  shards first (`get_per_tensor_param`); its adapters are read from the gathered model
+  (`collect_lora_params`).
+- `param_offload` and `optimizer_offload` free memory in the rollout only: a step brings the state
+  back.
+
+Completions of a step are `data.train_batch_size` prompts x `rollout.n`; an optimizer step takes
+those of `ppo_mini_batch_size` prompts. Ulysses divides each row among `sequence` GPUs, so that
+`ranks / sequence` groups of GPUs have different rows.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.core.composition import SplitEngines
 from autotune.core.job import Task
 from autotune.core.space import KnobValue
 from autotune.core.units import MIB
-from autotune.frameworks.base import Settings
+from autotune.frameworks.base import Settings, Values, ceil_divided
 from autotune.frameworks.stand_in import StandIn
-from autotune.frameworks.stand_in_step import OtherModel
+from autotune.frameworks.stand_in_step import OtherModel, SpecFields
 
-ACTOR, ROLLOUT, REF, MODEL = (
-    f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model")
-)
-FSDP, SEQUENCE = f"{ACTOR}.fsdp_config", f"{ACTOR}.ulysses_sequence_parallel_size"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+REF = "actor_rollout_ref.ref"
+MODEL = "actor_rollout_ref.model"
+FSDP = f"{ACTOR}.fsdp_config"
+
+PROMPTS, MINI_PROMPTS = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
+MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size"
+CRITIC_MICRO_BATCH = "critic.ppo_micro_batch_size"
+HAS_TOKEN_BUDGET = f"{ACTOR}.use_dynamic_bsz"
+TOKEN_BUDGET = f"{ACTOR}.ppo_max_token_len_per_gpu"
+SCORE_TOKEN_BUDGET = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
+SEQUENCE_PARALLEL = f"{ACTOR}.ulysses_sequence_parallel_size"
 BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
-TENSORS = f"{ROLLOUT}.tensor_model_parallel_size"
+TRAINING_GPUS, SERVER_GPUS = "trainer.n_gpus_per_node", f"{ROLLOUT}.n_gpus_per_node"
 TRAINER_MODE, SEPARATE = "trainer.v1.trainer_mode", "trainer.v1.separate_async"
 ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
-MOMENTS = (
-    8  # bytes per weight of Adam's two moments in float32; trained weights are float32 themselves
-)
+MOMENTS = 8
+"""Bytes per weight of Adam's two moments in float32; trained weights are float32 themselves."""
+
 BYPASS = {
     "algorithm.rollout_correction.bypass_mode": True,
     f"{ACTOR}.use_kl_loss": False,
     "algorithm.use_kl_in_reward": False,
 }
-BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2}
+"""Values with which the engine's log-probabilities are used, without a pass for them."""
+
+SHORT_DTYPES = ("bf16", "bfloat16")
 
 
 class Verl(StandIn):
-    def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
-        found: dict[str, KnobValue] = {
+    def derived(self, values: Values, task: Task) -> Settings:
+        derived: dict[str, KnobValue] = {
             "algorithm.adv_estimator": ESTIMATORS[self.method],
-            **self._placement(settings, task),
+            **_placement(values, task),
             f"{ROLLOUT}.name": "vllm",
-            f"{MODEL}.lora_rank": self.lora_rank(settings, task),
+            f"{MODEL}.lora_rank": self.lora_rank(values, task),
         }
-        if task.workload.global_batch and self._separate(settings):
-            counted = (f"{ACTOR}.ppo_mini_batch_size", f"{SEPARATE}.parameter_sync_step")
-            found["data.train_batch_size"] = math.prod(
-                self.table.count(settings, name) for name in counted
-            )
-        if self.table.truth(settings, f"{ACTOR}.use_dynamic_bsz"):
-            found[f"{ACTOR}.ppo_max_token_len_per_gpu"] = self.table.value(
-                settings, f"{ACTOR}.ppo_max_token_len_per_gpu"
-            )
-            return found
-        micro = self._rows(settings, task, f"{ACTOR}.ppo_micro_batch_size")
-        if micro and settings.get(f"{ROLLOUT}.log_prob_micro_batch_size") is None:
-            found[f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"] = micro
-        if micro and self.method == "ppo" and settings.get("critic.ppo_micro_batch_size") is None:
-            found["critic.ppo_micro_batch_size_per_gpu"] = (
-                micro  # mandatory, and verl has no default
-            )
-        return found
+        if task.workload.global_batch and _is_separate(values):
+            derived[PROMPTS] = _prompts_between_syncs(values)
+        if values.is_on(HAS_TOKEN_BUDGET):
+            derived[TOKEN_BUDGET] = values.value(TOKEN_BUDGET)
+            return derived
 
-    def _separate(self, settings: Settings) -> bool:
-        return self.table.text(settings, TRAINER_MODE) == "separate_async"
+        micro_batch = _rows(values, task, MICRO_BATCH)
+        if not micro_batch:
+            return derived
+        if values.settings.get(f"{ROLLOUT}.log_prob_micro_batch_size") is None:
+            derived[f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"] = micro_batch
+        if self.method == "ppo" and values.settings.get(CRITIC_MICRO_BATCH) is None:
+            # verl requires it, and has no default.
+            derived[f"{CRITIC_MICRO_BATCH}_per_gpu"] = micro_batch
+        return derived
 
-    def _placement(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
-        """Return the GPUs that train, and those that generate where they are others."""
-        gpus = task.hardware.count
-        if not self._separate(settings):
-            return {"trainer.n_gpus_per_node": gpus}
-        name = f"{ROLLOUT}.n_gpus_per_node"
-        serves = self.table.count(settings, name) if name in settings else max(1, gpus // 2)
-        apart: dict[str, KnobValue] = {
-            f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
-            "actor_rollout_ref.hybrid_engine": False,
-        }
-        return {
-            "trainer.n_gpus_per_node": max(1, gpus - serves),
-            name: serves,
-            f"{ROLLOUT}.nnodes": 1,
-            **apart,
-        }
-
-    def _ranks(self, settings: Settings, task: Task) -> int:
-        """Return the GPUs that train."""
-        return (
-            self.table.count(settings, "trainer.n_gpus_per_node")
-            if self._separate(settings)
-            else task.hardware.count
-        )
-
-    def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
-        count, ranks, longest = (
-            self.table.count,
-            self._ranks(settings, task),
-            sum(self.lengths(settings)) or 1,
-        )
-        sequence, generations = max(1, count(settings, SEQUENCE)), count(settings, f"{ROLLOUT}.n")
-        prompts, mini_prompts = (
-            count(settings, "data.train_batch_size"),
-            count(settings, f"{ACTOR}.ppo_mini_batch_size"),
-        )
-        budget = count(settings, f"{ACTOR}.ppo_max_token_len_per_gpu")
-        serves = self._split(settings).gpus if self._separate(settings) else ranks
-        micro = self._rows(settings, task, f"{ACTOR}.ppo_micro_batch_size")
+    def sizes(self, values: Values, task: Task) -> dict[str, int]:
+        ranks = _ranks(values, task)
+        longest = sum(self.lengths(values)) or 1
+        sequence = max(1, values.count(SEQUENCE_PARALLEL))
+        prompts, mini_prompts = values.count(PROMPTS), values.count(MINI_PROMPTS)
+        generations = values.count(f"{ROLLOUT}.n")
+        budget = values.count(TOKEN_BUDGET)
+        micro_batch = _rows(values, task, MICRO_BATCH)
         scored = max(
-            self._rows(settings, task, f"{part}.log_prob_micro_batch_size")
-            for part in (ROLLOUT, REF)
+            _rows(values, task, f"{ROLLOUT}.log_prob_micro_batch_size"),
+            _rows(values, task, f"{REF}.log_prob_micro_batch_size"),
         )
-        if self.table.truth(settings, f"{ACTOR}.use_dynamic_bsz"):
-            mini, whole = (
-                -(-each * generations // (ranks // sequence or 1)) * longest // sequence
-                for each in (mini_prompts, prompts)
-            )
-            tokens = max(1, min(budget, mini))
-            score_tokens = max(
-                1, min(count(settings, f"{ROLLOUT}.log_prob_max_token_len_per_gpu"), whole)
-            )
-            rows = max(1, min(budget, mini) * sequence // longest)
+
+        # 1. Tokens of a micro-batch on one GPU, of which Ulysses divides each row.
+        if values.is_on(HAS_TOKEN_BUDGET):
+            groups = ranks // sequence or 1
+            mini_rows = ceil_divided(mini_prompts * generations, groups)
+            all_rows = ceil_divided(prompts * generations, groups)
+            mini_tokens = mini_rows * longest // sequence
+            all_tokens = all_rows * longest // sequence
+            tokens = max(1, min(budget, mini_tokens))
+            score_tokens = max(1, min(values.count(SCORE_TOKEN_BUDGET), all_tokens))
+            rows = max(1, min(budget, mini_tokens) * sequence // longest)
         else:
-            rows = micro or 1
-            tokens, score_tokens = (-(-each * longest // sequence) for each in (rows, scored or 1))
-        mini = mini_prompts * generations * sequence // max(1, ranks)
-        scores = not all(self.table.truth(settings, name) is on for name, on in BYPASS.items())
+            rows = micro_batch or 1
+            tokens = ceil_divided(rows * longest, sequence)
+            score_tokens = ceil_divided((scored or 1) * longest, sequence)
+        if all(values.is_on(name) is bypassed for name, bypassed in BYPASS.items()):
+            score_tokens = 0
+
+        # 2. A GPU's part of the mini-batch, and the GPUs of the engines.
+        mini_batch = mini_prompts * generations * sequence // max(1, ranks)
+        serves, uses = ranks, ranks
+        if _is_separate(values):
+            serves = _server_gpus(values)
+            uses = ranks + serves
+        replicas = max(1, values.count(f"{ROLLOUT}.data_parallel_size"))
         return {
             "micro_batch": rows,
             "tokens": tokens,
-            "score_tokens": score_tokens * scores,
-            "accumulation": max(1, mini // rows),
+            "score_tokens": score_tokens,
+            "accumulation": max(1, mini_batch // rows),
             "generation_batch": prompts * generations,
             "ranks": ranks,
             "serves": serves,
-            "uses": ranks + serves * self._separate(settings),
-            "mini": mini,
-            "micro": micro,
+            "uses": uses,
+            "mini": mini_batch,
+            "micro": micro_batch,
             "scored": scored,
-            "between_syncs": mini_prompts * count(settings, f"{SEPARATE}.parameter_sync_step"),
+            "between_syncs": _prompts_between_syncs(values),
             "sequence_budget": budget * sequence,
-            "row_tokens": -(-longest // sequence),
-            "engine_gpus": (
-                count(settings, TENSORS) * max(1, count(settings, f"{ROLLOUT}.data_parallel_size"))
-            ),
+            "row_tokens": ceil_divided(longest, sequence),
+            "engine_gpus": values.count(f"{ROLLOUT}.tensor_model_parallel_size") * replicas,
         }
 
-    def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
-        table, ranks, separate = self.table, self._ranks(settings, task), self._separate(settings)
-        second = table.text(settings, f"{ACTOR}.strategy") == "fsdp2"
-        whole = BYTES.get(table.text(settings, f"{FSDP}.model_dtype"), 4)
-        params, optimizer = (
-            table.truth(settings, f"{FSDP}.{what}_offload") for what in ("param", "optimizer")
-        )
-        size, sharded_by = (
-            table.count(settings, f"{FSDP}.fsdp_size"),
-            "fsdp2" if second and ranks > 1 else "fsdp1",
-        )
-        return {
+    def composition(self, values: Values, task: Task) -> SpecFields:
+        ranks = _ranks(values, task)
+        uses_fsdp2 = values.text(f"{ACTOR}.strategy") == "fsdp2"
+        sharded_by = "fsdp2" if uses_fsdp2 and ranks > 1 else "fsdp1"
+        composition: dict[str, Any] = {
             "sharded_by": sharded_by,
-            "options": {
-                "sharding_strategy": (
-                    "FULL_SHARD"
-                    if table.truth(settings, f"{FSDP}.reshard_after_forward")
-                    else "SHARD_GRAD_OP"
-                ),
-                **({"units": "layers"} if second else {}),  # `apply_fsdp2`
-                "master_bytes": whole,
-                "frozen_master_bytes": whole,
-                "reduce_bytes": 4,
-            },
-            "shard_ranks": size if size > 0 else None,
-            "held_dtype": "float32" if whole == 4 else "bfloat16",
-            "mixed": second and ranks > 1,
-            **self._losses(settings),
-            "others": tuple(self._others(settings, task, policy_leaves=params and optimizer)),
-            "generation": "server" if separate else "engine",
-            "engine": None if separate else self.engine_settings(settings),
-            "split": self._split(settings) if separate else None,
-            "processes": 1 if separate else 2,
-            "offloaded_in_rollout": (
-                () if separate else (("weights", "adapters") * params + ("optimizer",) * optimizer)
-            ),
-            **self._sync(settings, sharded_by=sharded_by),
+            "options": _sharding_options(values, uses_fsdp2),
+            "shard_ranks": max(0, values.count(f"{FSDP}.fsdp_size")),
+            "held_dtype": _dtype(values, f"{FSDP}.model_dtype"),
+            "mixed": sharded_by == "fsdp2",
+            **_losses(values),
+            **self._generation(values),
+            **self._sync(values, sharded_by),
         }
+        if self.method == "ppo":
+            composition["other_models"] = (_critic(values, task),)
+        return composition
 
-    def _losses(self, settings: Settings) -> Mapping[str, Any]:
-        """Return the loss and its options. Every scoring pass computes the entropy."""
-        table, truth = self.table, self.table.truth
-        if truth(settings, f"{MODEL}.use_fused_kernels"):
-            triton = table.text(settings, f"{MODEL}.fused_kernel_options.impl_backend") == "triton"
-            return {
-                "loss": "logprobs_fused",
-                "loss_options": {"head": "kernel" if triton else "tokens"},
-            }
-        packs = truth(settings, f"{MODEL}.use_remove_padding")
-        kind = "compiled" if packs and truth(settings, f"{FSDP}.use_torch_compile") else "softmax"
-        kernel = {
-            "kernel_package": "flash_attn",
-            "kernel_user": "verl",
-            **({} if packs else {"copied": True}),
-        }
-        own: dict[str, Any] = {
-            "entropy": kind,
-            **({"entropy_widened": True} if kind == "softmax" else {}),
-        }
-        if packs and truth(settings, f"{ACTOR}.entropy_from_logits_with_chunking"):
-            own["entropy_chunk"] = table.count(settings, f"{ACTOR}.entropy_from_logits_chunk_size")
-        wanted = table.share(settings, f"{ACTOR}.entropy_coeff") != 0 or truth(
-            settings, f"{ACTOR}.calculate_entropy"
-        )
+    def _generation(self, values: Values) -> SpecFields:
+        """Return the engines, and what leaves the device while they generate."""
+        if _is_separate(values):
+            return {"generation": "server", "split": self._split(values)}
+        offloaded: tuple[str, ...] = ()
+        if values.is_on(f"{FSDP}.param_offload"):
+            offloaded += ("weights", "adapters")
+        if values.is_on(f"{FSDP}.optimizer_offload"):
+            offloaded += ("optimizer",)
         return {
-            "loss_options": {"in_place": not wanted, **kernel, **(own if wanted else {})},
-            "score_options": own,
+            "generation": "engine",
+            "engine": self.engine_settings(values),
+            "processes": 2,
+            "offloaded_in_rollout": offloaded,
         }
 
-    def _sync(self, settings: Settings, *, sharded_by: str) -> Mapping[str, Any]:
-        """Return how weights are sent. NCCL's engine has a second buffer, to receive."""
-        alone = bool(self.adapter_settings(settings)) and not self.table.truth(
-            settings, f"{MODEL}.lora.merge"
-        )
-        summoned = "layer" if self.table.truth(settings, f"{ROLLOUT}.layered_summon") else "model"
-        gathers = "parameter" if sharded_by == "fsdp2" else summoned if alone else "shards"
-        size = (1 + self._separate(settings)) * self.table.count(settings, BUCKET) * MIB
-        return {"sync_gathers": gathers, "sync_buffer_bytes": size, "syncs_adapter_only": alone}
-
-    def _split(self, settings: Settings) -> SplitEngines:
+    def _split(self, values: Values) -> SplitEngines:
         """Return the engines of `separate_async`. New weights interrupt them; what was generated
         is read again.
         """
-        gpus = self.table.count(settings, f"{ROLLOUT}.nnodes") * self.table.count(
-            settings, f"{ROLLOUT}.n_gpus_per_node"
-        )
-        ahead = self.table.share(settings, f"{SEPARATE}.num_warmup_batches")
         return self.engines_apart(
-            settings, gpus, overlap="stream", at_sync="recompute", batches_ahead=ahead
+            values,
+            _server_gpus(values),
+            overlap="stream",
+            at_sync="recompute",
+            batches_ahead=values.fraction(f"{SEPARATE}.num_warmup_batches"),
         )
 
-    def _rows(self, settings: Settings, task: Task, name: str) -> int:
-        """Return a micro-batch per GPU. The older setting counts over all GPUs."""
-        groups = self._ranks(settings, task) // max(1, self.table.count(settings, SEQUENCE))
-        over_all = self.table.count(settings, name) // max(1, groups)
-        return self.table.count(settings, f"{name}_per_gpu") or over_all
+    def _sync(self, values: Values, sharded_by: str) -> SpecFields:
+        """Return how weights are sent. NCCL's engine has a second buffer, to receive."""
+        sends_adapter = bool(self.adapter_settings(values)) and not values.is_on(
+            f"{MODEL}.lora.merge"
+        )
+        if sharded_by == "fsdp2":
+            gathers = "parameter"
+        elif not sends_adapter:
+            gathers = "shards"
+        else:
+            gathers = "layer" if values.is_on(f"{ROLLOUT}.layered_summon") else "model"
+        buffers = 2 if _is_separate(values) else 1
+        return {
+            "sync_gathers": gathers,
+            "sync_buffer_bytes": buffers * values.count(BUCKET) * MIB,
+            "syncs_adapter_only": sends_adapter,
+        }
 
-    def _others(
-        self, settings: Settings, task: Task, *, policy_leaves: bool
-    ) -> Iterator[OtherModel]:
-        """Yield the critic. The reference is on the host."""
-        if self.method == "ppo":
-            leaves = all(
-                self.table.truth(settings, f"critic.fsdp.{what}_offload")
-                for what in ("param", "optimizer")
-            )
-            whole = BYTES.get(self.table.text(settings, "critic.fsdp.model_dtype"), 4)
-            own = (
-                self.table.text(settings, "critic.model.path")
-                if settings.get("critic.model.path")
-                else None
-            )
-            yield OtherModel(
-                role="critic",
-                model=own or task.workload.model.name,
-                dtype="float32" if whole == 4 else "bfloat16",
-                trains=True,
-                awake=() if leaves and policy_leaves else None,
-                offloaded_bytes_per_weight=MOMENTS if leaves and policy_leaves else 0,
-            )
+
+def _critic(values: Values, task: Task) -> OtherModel:
+    """Return the critic. It leaves the device only if all of critic and policy is offloaded."""
+    is_offloaded = True
+    for section in (FSDP, "critic.fsdp"):
+        offloads_weights = values.is_on(f"{section}.param_offload")
+        if not offloads_weights or not values.is_on(f"{section}.optimizer_offload"):
+            is_offloaded = False
+    model = task.workload.model.name
+    if "critic.model.path" in values:
+        model = values.text("critic.model.path") or model
+    return OtherModel(
+        role="critic",
+        model=model,
+        dtype=_dtype(values, "critic.fsdp.model_dtype"),
+        trains=True,
+        on_host=is_offloaded,
+        offloaded_bytes_per_weight=MOMENTS if is_offloaded else 0,
+    )
+
+
+def _dtype(values: Values, name: str) -> str:
+    return "bfloat16" if values.text(name) in SHORT_DTYPES else "float32"
+
+
+def _is_separate(values: Values) -> bool:
+    """Return True if the engines have GPUs of their own."""
+    return values.text(TRAINER_MODE) == "separate_async"
+
+
+def _placement(values: Values, task: Task) -> Settings:
+    """Return the GPUs that train, and those that generate where they are others."""
+    gpus = task.hardware.count
+    if not _is_separate(values):
+        return {TRAINING_GPUS: gpus}
+    serves = values.count(SERVER_GPUS, unstated=max(1, gpus // 2))
+    return {
+        TRAINING_GPUS: max(1, gpus - serves),
+        SERVER_GPUS: serves,
+        f"{ROLLOUT}.nnodes": 1,
+        f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
+        "actor_rollout_ref.hybrid_engine": False,
+    }
+
+
+def _ranks(values: Values, task: Task) -> int:
+    """Return the GPUs that train."""
+    return values.count(TRAINING_GPUS) if _is_separate(values) else task.hardware.count
+
+
+def _server_gpus(values: Values) -> int:
+    return values.count(f"{ROLLOUT}.nnodes") * values.count(SERVER_GPUS)
+
+
+def _prompts_between_syncs(values: Values) -> int:
+    return values.count(MINI_PROMPTS) * values.count(f"{SEPARATE}.parameter_sync_step")
+
+
+def _rows(
+    values: Values,
+    task: Task,
+    name: str,
+) -> int:
+    """Return a micro-batch per GPU. The older setting counts over all GPUs."""
+    per_gpu = values.count(f"{name}_per_gpu")
+    if per_gpu:
+        return per_gpu
+    groups = _ranks(values, task) // max(1, values.count(SEQUENCE_PARALLEL))
+    return values.count(name) // max(1, groups)
+
+
+def _sharding_options(values: Values, uses_fsdp2: bool) -> dict[str, object]:
+    reshards = values.is_on(f"{FSDP}.reshard_after_forward")
+    weight_bytes = 2 if _dtype(values, f"{FSDP}.model_dtype") == "bfloat16" else 4
+    options: dict[str, object] = {
+        "sharding_strategy": "FULL_SHARD" if reshards else "SHARD_GRAD_OP"
+    }
+    if uses_fsdp2:
+        options["units"] = "layers"  # `apply_fsdp2`
+    options["master_bytes"] = weight_bytes
+    options["frozen_master_bytes"] = weight_bytes
+    options["reduce_bytes"] = 4
+    return options
+
+
+def _losses(values: Values) -> SpecFields:
+    """Return the loss and its options. Every scoring pass computes the entropy."""
+    if values.is_on(f"{MODEL}.use_fused_kernels"):
+        backend = values.text(f"{MODEL}.fused_kernel_options.impl_backend")
+        head = "kernel" if backend == "triton" else "tokens"
+        return {"loss": "logprobs_fused", "loss_options": {"head": head}}
+
+    packs = values.is_on(f"{MODEL}.use_remove_padding")
+    entropy_options: dict[str, object] = {"entropy": "softmax", "entropy_widened": True}
+    if packs and values.is_on(f"{FSDP}.use_torch_compile"):
+        entropy_options = {"entropy": "compiled"}
+    if packs and values.is_on(f"{ACTOR}.entropy_from_logits_with_chunking"):
+        chunk = values.count(f"{ACTOR}.entropy_from_logits_chunk_size")
+        entropy_options["entropy_chunk"] = chunk
+
+    trains_entropy = values.fraction(f"{ACTOR}.entropy_coeff") != 0 or values.is_on(
+        f"{ACTOR}.calculate_entropy"
+    )
+    loss_options: dict[str, object] = {
+        "in_place": not trains_entropy,
+        "kernel_package": "flash_attn",
+        "kernel_user": "verl",
+    }
+    if not packs:
+        loss_options["copied"] = True
+    if trains_entropy:
+        loss_options |= entropy_options
+    return {"loss_options": loss_options, "score_options": entropy_options}
 
 
 TRAINERS = (Verl("verl", "grpo"), Verl("verl", "ppo"))

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from autotune.core.measurement import CycleMemory
-from autotune.core.run_statistics import WARMUP_CYCLES, MemoryGrowth, growth_of
+from autotune.core.run_statistics import SOAK_WARMUP_CYCLES, MemoryGrowth, growth_of
 from autotune.core.units import format_bytes
 from autotune.machine.host_memory import machine_memory_bytes
 from autotune.worker.process_memory import status
@@ -44,7 +44,13 @@ class CudaGauge:
     device's used bytes are read in that case.
     """
 
-    def __init__(self, torch: Any, device: Any, *, sleeps: bool) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        device: Any,
+        *,
+        sleeps: bool,
+    ) -> None:
         self._cuda, self._device, self._sleeps = torch.cuda, device, sleeps
         self._peak = 0
 
@@ -76,22 +82,33 @@ class CpuGauge:
         self._peaks: dict[str, int] = {}
 
     def read(self) -> GaugeReading:
-        own = status()
+        sizes = status()
         # VmHWM includes file pages; the currently mapped ones were mapped at the peak, too.
-        peak = max(_resident(own), own.get("VmHWM", 0) - own.get("RssFile", 0))
+        peak = max(_resident(sizes), sizes.get("VmHWM", 0) - sizes.get("RssFile", 0))
         children = self._self.children(recursive=True)  # data loader workers, engine processes
         peak += sum(_resident(_sizes_of(child.pid)) for child in children)
         readings = [self._peak_of(peak, machine_memory_bytes(), "the machine's memory")]
         data_limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
-        if data_limit != resource.RLIM_INFINITY and "VmData" in own:
+        if data_limit != resource.RLIM_INFINITY and "VmData" in sizes:
             readings.append(
-                self._peak_of(own["VmData"], data_limit, "this process's limit on data (ulimit -d)")
+                self._peak_of(
+                    sizes["VmData"], data_limit, "this process's limit on data (ulimit -d)"
+                )
             )
-        return min(readings, key=lambda one: one.margin_bytes)
+        return min(readings, key=lambda reading: reading.margin_bytes)
 
-    def _peak_of(self, used: int, limit: int, by: str) -> GaugeReading:
+    def _peak_of(
+        self,
+        used: int,
+        limit: int,
+        by: str,
+    ) -> GaugeReading:
         self._peaks[by] = max(self._peaks.get(by, 0), used)
-        return GaugeReading(peak_bytes=self._peaks[by], limit_bytes=limit, by=by)
+        return GaugeReading(
+            peak_bytes=self._peaks[by],
+            limit_bytes=limit,
+            by=by,
+        )
 
 
 def _resident(sizes: dict[str, int]) -> int:
@@ -106,14 +123,14 @@ def _sizes_of(pid: int) -> dict[str, int]:
         return {}
 
 
+# Margins relative to the limit; each is reported once when the margin falls below it
 WARNING_SHARES = (
     0.1,
     0.05,
     0.02,
-)  # margins relative to the limit; each is reported once when the margin falls below it
-MAX_POINTS = (
-    64  # above this, half of the points are dropped: the trend covers the whole run in bounded time
 )
+# Above this, half of the points are dropped: the trend covers the whole run in bounded time
+MAX_POINTS = 64
 
 
 @dataclass
@@ -127,16 +144,23 @@ class Margin:
     _reported: set[str] = field(default_factory=set)
     _every: int = 1
 
-    def look(self, step: int, reading: GaugeReading, length: int | None = None) -> list[str]:
+    def look(
+        self,
+        step: int,
+        reading: GaugeReading,
+        length: int | None = None,
+    ) -> list[str]:
         """Return new warnings after a step; `length`: longest completion, if known."""
-        if step > WARMUP_CYCLES and step % self._every == 0:
+        if step > SOAK_WARMUP_CYCLES and step % self._every == 0:
             self.by_step.append(_point(step, reading))
             if len(self.by_step) > MAX_POINTS:
                 self.by_step, self._every = self.by_step[::2], self._every * 2
             if length is not None and length > (self.by_length[-1].steps if self.by_length else 0):
                 self.by_length = [*self.by_length, _point(length, reading)][-MAX_POINTS:]
-        found = [self._narrow(reading), self._by_steps(step, reading), self._by_length(reading)]
-        new = {kind: warning for kind, warning in filter(None, found) if kind not in self._reported}
+        warnings = [self._narrow(reading), self._by_steps(step, reading), self._by_length(reading)]
+        new = {
+            kind: warning for kind, warning in filter(None, warnings) if kind not in self._reported
+        }
         self._reported |= set(new)
         return list(new.values())
 
@@ -146,8 +170,11 @@ class Margin:
         ]
         if not below:
             return None
-        left, limit = format_bytes(max(0, reading.margin_bytes)), format_bytes(reading.limit_bytes)
-        return f"below {min(below)}", f"{left} left of {limit}, {reading.by}"
+        margin, limit = (
+            format_bytes(max(0, reading.margin_bytes)),
+            format_bytes(reading.limit_bytes),
+        )
+        return f"below {min(below)}", f"{margin} left of {limit}, {reading.by}"
 
     def _by_steps(self, step: int, reading: GaugeReading) -> tuple[str, str] | None:
         growth = growth_of(self.by_step)
@@ -169,23 +196,26 @@ class Margin:
         growth = growth_of(self.by_length)
         if growth is None or not growth.is_certain or self.longest is None:
             return None
-        seen = self.by_length[-1].steps
-        needed = reading.peak_bytes + round(growth.low * max(0, self.longest - seen))
+        longest_so_far = self.by_length[-1].steps
+        needed = reading.peak_bytes + round(growth.low * max(0, self.longest - longest_so_far))
         if needed <= reading.limit_bytes:
             return None
         return (
             "length",
             (
                 f"the peak grows by {_grows(growth)} for each token that the longest completion"
-                f" gets longer: with the allowed {self.longest} ({seen} so far) it is at least"
-                f" {format_bytes(needed)} of {format_bytes(reading.limit_bytes)}"
+                f" gets longer: with the allowed {self.longest} ({longest_so_far} so far) it is at"
+                f" least {format_bytes(needed)} of {format_bytes(reading.limit_bytes)}"
             ),
         )
 
 
 def _point(at: int, reading: GaugeReading) -> CycleMemory:
     return CycleMemory(
-        steps=at, seconds=0.0, peak_bytes=reading.peak_bytes, held_bytes=reading.peak_bytes
+        steps=at,
+        seconds=0.0,
+        peak_bytes=reading.peak_bytes,
+        held_bytes=reading.peak_bytes,
     )
 
 

@@ -38,10 +38,11 @@ FOLDER = "out-of-memory"
 NEXT = "next.yaml"
 WIDTH = 120
 
+# Causes whose remedies are tried when those of the diagnosed cause are exhausted
 LAST_RESORT = (
     "activations",
     "unknown_memory",
-)  # causes whose remedies are tried when those of the diagnosed cause are exhausted
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +80,8 @@ def diagnosis_of(error: BaseException) -> Diagnosis:
 
 def next_smaller(running: Running, diagnosis: Diagnosis) -> Next | None:
     """Return the first change from the advice that the framework accepts; neutral changes first."""
-    others = (dataclasses.replace(diagnosis, cause=cause, row=None) for cause in LAST_RESORT)
-    advice = itertools.chain(diagnosis.remedies, *(advice_for(other) for other in others))
+    last_resorts = (dataclasses.replace(diagnosis, cause=cause, row=None) for cause in LAST_RESORT)
+    advice = itertools.chain(diagnosis.remedies, *(advice_for(resort) for resort in last_resorts))
     trainer, task, space, candidate = (
         running.trainer,
         running.task,
@@ -89,18 +90,18 @@ def next_smaller(running: Running, diagnosis: Diagnosis) -> Next | None:
     )
     legal = []
     for change in itertools.chain.from_iterable(
-        changes_of(one, space, candidate) for one in advice
+        changes_of(advised, space, candidate) for advised in advice
     ):
-        other = trainer.complete(space.with_remedies({**candidate.knobs, **change}), task)
-        if other != candidate and trainer.why_illegal(other, task) is None:
+        changed = trainer.complete(space.with_remedies({**candidate.knobs, **change}), task)
+        if changed != candidate and trainer.why_illegal(changed, task) is None:
             legal.append(
                 Next(
                     change=change,
                     learning=space.is_learning(change, candidate.settings),
-                    candidate=other,
+                    candidate=changed,
                 )
             )
-    return min(legal, key=lambda one: one.learning, default=None)
+    return min(legal, key=lambda following: following.learning, default=None)
 
 
 def write(
@@ -117,7 +118,7 @@ def write(
     """
     following = None if running is None else next_smaller(running, diagnosis)
     folder.mkdir(parents=True, exist_ok=True)
-    document, words = folder / f"rank{moment.rank}.json", folder / f"rank{moment.rank}.txt"
+    document, text = folder / f"rank{moment.rank}.json", folder / f"rank{moment.rank}.txt"
     report: dict[str, Any] = {
         **as_document(diagnosis),
         "error": {"type": type(error).__name__, "text": str(error)},
@@ -142,14 +143,18 @@ def write(
             f" {_effect_text(following)}"
         )
     lines += ["", "".join(traceback.format_exception(error))]
-    write_atomically(words, "\n".join(lines).encode())
+    write_atomically(text, "\n".join(lines).encode())
     if running is None or following is None:
-        return document, words
+        return document, text
     write_atomically(folder / NEXT, _configuration(running, following, moment).encode())
-    return document, words, folder / NEXT
+    return document, text, folder / NEXT
 
 
-def _configuration(running: Running, following: Next, moment: OomMoment) -> str:
+def _configuration(
+    running: Running,
+    following: Next,
+    moment: OomMoment,
+) -> str:
     before = {name: running.candidate.settings.get(name) for name in following.change}
     notes = [
         _effect_text(following),
@@ -219,24 +224,34 @@ def running(trainer: Any, limit_bytes: int) -> Running | None:
     if method is None:
         return None
     try:
-        known = trainer_named("trl", method)
-        task = _job(trainer, known, method, limit_bytes, sys.argv[1:])
-        space = load_space(known.space).on(
+        framework = trainer_named("trl", method)
+        task = _job(trainer, framework, method, limit_bytes, sys.argv[1:])
+        space = load_space(framework.space).on(
             task.hardware.count if task.hardware.kind == "cuda" else 0
         )
-        candidate = known.complete(known.baseline(space, task), task)
+        candidate = framework.complete(framework.baseline(space, task), task)
     except (AutotuneError, OSError, ValueError, TypeError, AttributeError, AssertionError):
         return None
     from_file = task.workload.config_file is not None and task.workload.config_file.is_file()
-    return Running(task=task, trainer=known, space=space, candidate=candidate, from_file=from_file)
+    return Running(
+        task=task,
+        trainer=framework,
+        space=space,
+        candidate=candidate,
+        from_file=from_file,
+    )
 
 
 def _job(
-    trainer: Any, known: Trainer, method: str, limit_bytes: int, arguments: Sequence[str]
+    trainer: Any,
+    framework: Trainer,
+    method: str,
+    limit_bytes: int,
+    arguments: Sequence[str],
 ) -> Task:
-    args, fields = trainer.args, known.fields()
-    given = _file_behind(arguments)
-    file = None if given is None else read_user_config(given, method)
+    args, fields = trainer.args, framework.fields()
+    config_file = _file_behind(arguments)
+    file = None if config_file is None else read_user_config(config_file, method)
     changed, parts = _changed_arguments(args, fields)
     adapter = _adapter(trainer.model)
     tuning: Tuning = "full"
@@ -258,12 +273,16 @@ def _job(
         tuning=tuning,
         weights="real",
         global_batch=shape,
-        config_file=given or Path(args.output_dir) / "training arguments",
+        config_file=config_file or Path(args.output_dir) / "training arguments",
         held={**(file.settings if file else {}), **changed, **adapter},
         user_settings={**(file.rest if file else {}), **parts},
     )
     hardware = Hardware(
-        kind=kind, name=kind, count=args.world_size, memory_bytes=limit_bytes, here=True
+        kind=kind,
+        name=kind,
+        count=args.world_size,
+        memory_bytes=limit_bytes,
+        here=True,
     )
     return Task(workload=workload, hardware=hardware)
 
@@ -287,11 +306,11 @@ def _changed_arguments(
     args: Any, fields: Mapping[str, Field]
 ) -> tuple[dict[str, KnobValue], dict[str, object]]:
     """Return the non-default training arguments: (plain values, lists and mappings)."""
-    known = {name for name, field in fields.items() if field.owner == "config"} - _NOT_A_SETTING
+    names = {name for name, field in fields.items() if field.owner == "config"} - _NOT_A_SETTING
     changed = {
         name: value
         for name, value in args.to_dict().items()
-        if name in known and value != fields[name].default
+        if name in names and value != fields[name].default
     }
     if getattr(args, "steps_per_generation", None) == args.gradient_accumulation_steps:
         # the default relation; a smaller micro-batch keeps it
@@ -311,8 +330,8 @@ def _adapter(model: Any) -> dict[str, KnobValue]:
     config = next(iter(getattr(model, "peft_config", {}).values()), None)
     if config is None:
         return {}
-    found = {ours: getattr(config, theirs, None) for theirs, ours in _ADAPTER.items()}
+    values = {setting: getattr(config, field, None) for field, setting in _ADAPTER.items()}
     return {
         "use_peft": True,
-        **{name: value for name, value in found.items() if isinstance(value, int | float)},
+        **{name: value for name, value in values.items() if isinstance(value, int | float)},
     }

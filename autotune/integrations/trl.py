@@ -38,10 +38,11 @@ RESERVE_BYTES = 16 * MIB  # host memory released when memory runs out: writing t
 GUARDED = ("training_step", "evaluate", "_save_checkpoint")
 """Memory-critical methods of the trainer; the optimizer's `step` is guarded as well."""
 
+# TRL's log keys for the longest completion, newest name first
 LENGTHS = (
     "completions/max_length",
     "completion_length",
-)  # TRL's log keys for the longest completion, newest name first
+)
 Warn = Callable[[str], None]
 
 
@@ -62,7 +63,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         self.warnings: list[str] = []  # all warnings so far
         self.written: tuple[Path, ...] = ()  # files of the out-of-memory report
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with self._errors_logged("begin to watch"):
             self._undo.close()
             self._trainer = self._trainer or _trainer_that_calls(self)
@@ -76,9 +77,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
                 None if self._trainer is None else running(self._trainer, self._reading.limit_bytes)
             )
             self._reserve, self._reported = bytearray(RESERVE_BYTES), None
-            self._guard(rest.get("optimizer"))
+            self._guard(kwargs.get("optimizer"))
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with self._errors_logged("read memory"):
             self._look(state.global_step, None)
 
@@ -88,7 +89,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         state: Any,
         control: Any,
         logs: Mapping[str, Any] | None = None,
-        **rest: Any,
+        **kwargs: Any,
     ) -> None:
         with self._errors_logged("read the log"):
             length = (
@@ -99,7 +100,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
             if length is not None:
                 self._look(state.global_step, int(length))
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._undo.close()
         self._reserve = None
 
@@ -147,7 +148,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         before = sys.excepthook
 
         def hook(
-            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+            kind: type[BaseException],
+            error: BaseException,
+            trace: TracebackType | None,
         ) -> None:
             self.out_of_memory(error)
             before(kind, error, trace)
@@ -164,12 +167,12 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         return int(getattr(getattr(self._trainer, "args", None), "process_index", 0))
 
     @contextlib.contextmanager
-    def _errors_logged(self, what: str) -> Iterator[None]:
+    def _errors_logged(self, action: str) -> Iterator[None]:
         """Log errors of the callback itself; training continues."""
         try:
             yield
         except Exception as trouble:
-            log.warning("autotune could not %s: %s: %s", what, type(trouble).__name__, trouble)
+            log.warning("autotune could not %s: %s: %s", action, type(trouble).__name__, trouble)
 
 
 @contextlib.contextmanager
@@ -212,14 +215,18 @@ def _trainer_that_calls(callback: TrainerCallback) -> Any:
     return None
 
 
-def _wrap(owner: Any, name: str, report: Callable[[BaseException], None]) -> Callable[[], None]:
+def _wrap(
+    owner: Any,
+    name: str,
+    report: Callable[[BaseException], None],
+) -> Callable[[], None]:
     """Wrap one object's method: report and re-raise errors. Return the undo function."""
     method = getattr(owner, name)
 
     @functools.wraps(method)
-    def reporting(*args: Any, **named: Any) -> Any:
+    def reporting(*args: Any, **kwargs: Any) -> Any:
         try:
-            return method(*args, **named)
+            return method(*args, **kwargs)
         except BaseException as error:
             report(error)
             raise

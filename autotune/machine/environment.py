@@ -14,9 +14,11 @@ from autotune.core.errors import TrainingEnvironmentError
 SUPPORTED: Mapping[str, Mapping[str, tuple[str, str]]] = {"trl": {"trl": ("1.0.0", "1.17")}}
 """Framework -> package -> (oldest tested version, first untested), as in the extra `train`."""
 
-_ASK = """
+# Imports no package, which keeps the query as fast as starting Python. Versions are of
+# distributions, under their pip names.
+_QUERY = """
 import importlib.util, json, sys
-def found(name):
+def is_installed(name):
     return importlib.util.find_spec(name) is not None
 def folder(name):
     spec = importlib.util.find_spec(name)
@@ -30,54 +32,56 @@ def version(name):
         return None
 print(json.dumps({name: globals()[sys.argv[1]](name) for name in sys.argv[2:]}))
 """
-"""Imports no package, which keeps the query as fast as starting Python. Versions are of
-distributions, under their pip names.
-"""
 
 
 def interpreter(python: str | None) -> Path:
     """Return the interpreter for probes: `--python`, or autotune's own."""
     if python is None:
         return Path(sys.executable)
-    found = shutil.which(str(Path(python).expanduser()))
-    if found is None:
+    program = shutil.which(str(Path(python).expanduser()))
+    if program is None:
         raise TrainingEnvironmentError(
             f"--python {python} is no program. Give the path of the training environment's python."
         )
     # Not resolved: the link's path identifies a virtual environment.
-    return Path(found).absolute()
+    return Path(program).absolute()
 
 
 def installed(python: Path, packages: Sequence[str]) -> Mapping[str, bool]:
     """Return package -> True if the interpreter finds it."""
-    return {name: bool(found) for name, found in _asked(python, "found", packages).items()}
+    answers = _query(python, "is_installed", packages)
+    return {name: bool(answer) for name, answer in answers.items()}
 
 
 def versions(python: Path, packages: Sequence[str]) -> Mapping[str, str | None]:
     """Return package -> installed version, or None."""
-    return {
-        name: found if isinstance(found, str) else None
-        for name, found in _asked(python, "version", packages).items()
-    }
+    versions_by_name: dict[str, str | None] = {}
+    for name, answer in _query(python, "version", packages).items():
+        versions_by_name[name] = answer if isinstance(answer, str) else None
+    return versions_by_name
 
 
 def package_folder(python: Path, package: str) -> Path | None:
     """Return the folder of an installed package, which is not imported; None without one."""
-    found = _asked(python, "folder", (package,))[package]
-    return Path(found) if isinstance(found, str) else None
+    folder = _query(python, "folder", (package,))[package]
+    return Path(folder) if isinstance(folder, str) else None
 
 
-def _asked(python: Path, question: str, packages: Sequence[str]) -> dict[str, object]:
+def _query(
+    python: Path,
+    question: str,
+    packages: Sequence[str],
+) -> dict[str, object]:
     try:
-        answer = subprocess.run(
-            [str(python), "-c", _ASK, question, *packages],
+        reply = subprocess.run(
+            [str(python), "-c", _QUERY, question, *packages],
             capture_output=True,
             text=True,
             timeout=60,
             check=True,
         )
-        found: dict[str, object] = json.loads(answer.stdout.strip().splitlines()[-1])
-        return {name: found[name] for name in packages}
+        answers: dict[str, object] = json.loads(reply.stdout.strip().splitlines()[-1])
+        return {name: answers[name] for name in packages}
     except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
         message = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
         reason = (str(message).strip().splitlines() or ["no reason given"])[-1].rstrip(".")

@@ -16,71 +16,117 @@ from autotune.core.units import format_bytes, parse_bytes
 from autotune.machine.host_memory import machine_memory_bytes
 from autotune.machine.nvml import VISIBLE, Device, devices_here
 
-_PATTERN = re.compile(r"(?:(\d+)\s*x\s*)?(\S.*)", re.IGNORECASE)
+_COUNT_FIRST = re.compile(r"(?:(?P<count>\d+)\s*x\s*)?(?P<name>\S.*)", re.IGNORECASE)
+
+# H100x8; a name without a number, like RTX in RTX 3050, is no name of a GPU.
+_COUNT_LAST = re.compile(r"(?P<name>[a-z][^\s=]*\d[^\s=]*?)\s*x\s*(?P<count>\d+)", re.IGNORECASE)
+
 _SIZE_WITH_UNIT = re.compile(r"\d+(?:\.\d+)?\s*[MGT](?:i?B)?", re.IGNORECASE)
-# tolerance: drivers differ by a few hundred MiB per card; sizes of a family differ by far more
+
+# Tolerance: drivers differ by a few hundred MiB per card; sizes of a family differ by far more.
 _SAME_MEMORY = 0.05
+
 MAX_DEVICES = 100_000  # largest number of devices that a prediction counts through
 
 
-def hardware(asked: str, here: Sequence[Device] | None = None) -> Hardware:
+def hardware(text: str, here: Sequence[Device] | None = None) -> Hardware:
     """Parse `--gpus` (`2xA100-40G`, `local`, `2xcpu`, or a card by its memory: `2xH300=280G`).
     `here` replaces this machine's GPUs.
     """
-    match = _PATTERN.fullmatch(asked.strip())
+    # 1. How many of what: 8xH100, or H100x8.
+    match = _COUNT_LAST.fullmatch(text.strip()) or _COUNT_FIRST.fullmatch(text.strip())
     if match is None:
         raise BadInput(
-            f"{asked!r} names no hardware.",
+            f"{text!r} names no hardware.",
             way_out="Write it like 2xA100-40G, A100-40G, local, cpu or 2xcpu.",
         )
-    if len(match[1] or "") > len(str(MAX_DEVICES)) or int(match[1] or 1) > MAX_DEVICES:
-        raise BadInput(
-            f"{asked!r:.60} is more than {MAX_DEVICES} devices.",
-            way_out="Request fewer, like 8xH100.",
-        )
-    count, name = int(match[1] or 1), match[2]
-    if count < 1:
-        raise BadInput(
-            f"{asked!r} is no device at all.", way_out=f"Request at least one: --gpus 1x{name}."
-        )
+    name = match["name"]
+    count = _count(match["count"] or "1", text, name)
+
+    # 2. Processors, GPUs of this machine, or GPUs of the catalogue.
     if name.lower() == "cpu":
         return _cpu(count)
     if name.lower() == "local":
-        return _local(count if match[1] else None, devices_here() if here is None else tuple(here))
+        devices = devices_here() if here is None else tuple(here)
+        return _local(count if match["count"] else None, devices)
     if "=" in name:
         return _by_memory(count, *name.split("=", 1))
-    return _named(count, gpu_named(name), gpus_here() if here is None else tuple(here))
+    devices = gpus_here() if here is None else tuple(here)
+    return _named(count, gpu_named(name), devices)
 
 
-def elsewhere(asked: str) -> Hardware:
+def _count(
+    digits: str,
+    text: str,
+    name: str,
+) -> int:
+    if len(digits) > len(str(MAX_DEVICES)) or int(digits) > MAX_DEVICES:
+        raise BadInput(
+            f"{text!r:.60} is more than {MAX_DEVICES} devices.",
+            way_out="Request fewer, like 8xH100.",
+        )
+    if int(digits) < 1:
+        raise BadInput(
+            f"{text!r} is no device at all.",
+            way_out=f"Request at least one: --gpus 1x{name}.",
+        )
+    return int(digits)
+
+
+def elsewhere(text: str) -> Hardware:
     """Parse `--gpus` for probes on other machines, which check their own hardware."""
-    name = asked.strip().lower()
+    name = text.strip().lower()
     if name.endswith("local"):
         raise BadInput(
-            f"--gpus {asked} is about this machine, and probes are to run on others.",
+            f"--gpus {text} is about this machine, and probes are to run on others.",
             way_out="Name the GPUs, like --gpus 2xA100-40G, or type --gpus cpu.",
         )
-    return replace(hardware(asked, here=()), here=True)
+    return replace(hardware(text, here=()), here=True)
 
 
 def gpu_named(name: str) -> catalog.Gpu:
     """Return the GPU of this name; a family with several sizes is an error with the choices."""
-    known = catalog.gpus()
-    wanted = _plain(name)
-    for gpu in known:
-        if wanted in {_plain(spelling) for spelling in (gpu.name, *gpu.aliases)}:
+    plain_name = _plain(name)
+    for gpu in catalog.gpus():
+        if plain_name in {_plain(spelling) for spelling in (gpu.name, *gpu.aliases)}:
             return gpu
-    sizes = [
-        gpu.name
-        for gpu in known
-        if gpu.family and wanted in (_plain(gpu.family), _plain(gpu.family).removeprefix("rtx"))
-    ]
+    driver_gpu = _by_driver_name(name)
+    if driver_gpu is not None:
+        return driver_gpu
+    sizes = [gpu.name for gpu in catalog.gpus() if _is_of_family(gpu, plain_name)]
     if sizes:
         raise BadInput(
             f"{name!r} comes with different amounts of memory.",
             way_out=f"Say which: {' or '.join(sizes)}.",
         )
-    raise UnknownName("GPU", name, [gpu.name for gpu in known], listing="autotune show gpus")
+    names = [gpu.name for gpu in catalog.gpus()]
+    raise UnknownName("GPU", name, names, listing="autotune show gpus")
+
+
+def _is_of_family(gpu: catalog.Gpu, plain_name: str) -> bool:
+    if gpu.family is None:
+        return False
+    family = _plain(gpu.family)
+    return plain_name in (family, family.removeprefix("rtx"))
+
+
+def _by_driver_name(name: str) -> catalog.Gpu | None:
+    """Return the GPU of a name that nvidia-smi prints: NVIDIA A100-SXM4-40GB. The memory in such a
+    name decides among the sizes of a family.
+    """
+    alike = [gpu for gpu in catalog.gpus() if _is_driver_name(gpu, name)]
+    size = re.search(r"(\d+)\s*GB\b", name, re.IGNORECASE)
+    if size is not None:
+        alike = [gpu for gpu in alike if round(gpu.memory_mib / 1024) == int(size[1])]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _is_driver_name(gpu: catalog.Gpu, name: str) -> bool:
+    """Return True for names like the driver's: more than the word that a whole family shares."""
+    lowered = name.lower()
+    if not lowered.startswith(("nvidia ", "tesla ", "quadro ")):
+        return False
+    return any(_has_words(lowered, words) for words in gpu.names)
 
 
 def gpu_of(hardware: Hardware) -> catalog.Gpu | None:
@@ -103,13 +149,17 @@ def recognise(device: Device) -> catalog.Gpu | None:
     name = device.name.lower()
     if device.slice_of is not None or " mig " in name:
         return None
-    alike = [gpu for gpu in catalog.gpus() if any(_has_words(name, words) for words in gpu.names)]
-    close = [
-        gpu
-        for gpu in alike
-        if abs(gpu.memory_bytes - device.memory_bytes) <= _SAME_MEMORY * gpu.memory_bytes
-    ]
-    return min(close, key=lambda gpu: abs(gpu.memory_bytes - device.memory_bytes), default=None)
+    nearest: catalog.Gpu | None = None
+    least_difference = 0
+    for gpu in catalog.gpus():
+        if not any(_has_words(name, words) for words in gpu.names):
+            continue
+        difference = abs(gpu.memory_bytes - device.memory_bytes)
+        is_close = difference <= _SAME_MEMORY * gpu.memory_bytes
+        if is_close and (nearest is None or difference < least_difference):
+            nearest = gpu
+            least_difference = difference
+    return nearest
 
 
 def gpus_here() -> tuple[Device, ...]:
@@ -126,10 +176,10 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        platform.processor(),
-    )
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def _cpu(count: int) -> Hardware:
@@ -140,13 +190,23 @@ def _cpu(count: int) -> Hardware:
             way_out=f"Request at most {max(cores, 2)}xcpu.",
         )
     return Hardware(
-        kind="cpu", name="cpu", count=count, memory_bytes=machine_memory_bytes(), here=True
+        kind="cpu",
+        name="cpu",
+        count=count,
+        memory_bytes=machine_memory_bytes(),
+        here=True,
     )
 
 
 def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
     if not devices:
-        return _cpu(count or 1)
+        raise BadInput(
+            "--gpus local: no NVIDIA GPU is visible on this machine.",
+            way_out=(
+                "Type --gpus cpu to tune on its processors, or name the GPUs that you will train"
+                " on, like --gpus 2xA100-40G."
+            ),
+        )
     if len(devices) > 1 and any(device.slice_of for device in devices):
         raise BadInput(
             "GPUs of this machine are cut into slices by MIG, and a job sees one slice only.",
@@ -164,11 +224,19 @@ def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
     memory = min(device.memory_bytes for device in devices)
     name = gpu.name if gpu else devices[0].name
     return Hardware(
-        kind="cuda", name=name, count=count or len(devices), memory_bytes=memory, here=True
+        kind="cuda",
+        name=name,
+        count=count or len(devices),
+        memory_bytes=memory,
+        here=True,
     )
 
 
-def _named(count: int, gpu: catalog.Gpu, devices: tuple[Device, ...]) -> Hardware:
+def _named(
+    count: int,
+    gpu: catalog.Gpu,
+    devices: tuple[Device, ...],
+) -> Hardware:
     """Return the named GPUs; `here` if a job would get exactly these."""
     alike = [device for device in devices if recognise(device) == gpu]
     memory = min((device.memory_bytes for device in alike), default=gpu.memory_bytes)
@@ -179,10 +247,20 @@ def _named(count: int, gpu: catalog.Gpu, devices: tuple[Device, ...]) -> Hardwar
             f"A job of {count}x{gpu.name} would get other GPUs here ({first}).",
             way_out=_choices(tuple(alike), "index"),
         )
-    return Hardware(kind="cuda", name=gpu.name, count=count, memory_bytes=memory, here=here)
+    return Hardware(
+        kind="cuda",
+        name=gpu.name,
+        count=count,
+        memory_bytes=memory,
+        here=here,
+    )
 
 
-def _by_memory(count: int, name: str, memory: str) -> Hardware:
+def _by_memory(
+    count: int,
+    name: str,
+    memory: str,
+) -> Hardware:
     """Return a card of this memory for predictions; a known name has the catalogue's other
     figures.
     """
@@ -197,25 +275,26 @@ def _by_memory(count: int, name: str, memory: str) -> Hardware:
     except UnknownName:
         name = f"GPU={memory}" if name.lower() in ("cpu", "local", "gpu") else name
     return Hardware(
-        kind="cuda", name=name, count=count, memory_bytes=parse_bytes(memory), here=False
+        kind="cuda",
+        name=name,
+        count=count,
+        memory_bytes=parse_bytes(memory),
+        here=False,
     )
 
 
 def _choices(devices: tuple[Device, ...], by: str) -> str:
     """Return valid values of CUDA_VISIBLE_DEVICES, one per kind of device."""
-    kinds: dict[str, list[Device]] = {}
+    alike: dict[str, list[str]] = {}
     for device in devices:
-        words = (
-            device.name
-            if by == "index"
-            else f"{device.name}, {format_bytes(device.memory_bytes)}, {device.uuid}"
-        )
-        kinds.setdefault(words, []).append(device)
-    shown = [
-        f"{VISIBLE}={','.join(str(getattr(one, by)) for one in alike)} ({words})"
-        for words, alike in kinds.items()
-    ]
-    return f"Pick with {' or '.join(shown)}."
+        description = device.name
+        if by != "index":
+            description += f", {format_bytes(device.memory_bytes)}, {device.uuid}"
+        alike.setdefault(description, []).append(str(getattr(device, by)))
+    choices = []
+    for description, numbers in alike.items():
+        choices.append(f"{VISIBLE}={','.join(numbers)} ({description})")
+    return f"Pick with {' or '.join(choices)}."
 
 
 def _plain(name: str) -> str:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from autotune.core.errors import ProbeError
 
-OWN_CGROUP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
 MOUNTS = Path("/proc/self/mountinfo")
+UNLIMITED = 2**60  # cgroup v1 writes "no limit" as a number near 2^63
 MIN_FREE_SHARE = 0.02  # share of free memory below which the host counts as exhausted
 
 
@@ -27,8 +29,12 @@ class HostMemory:
 
     def kills(self) -> int:
         """Return the OOM kills in this process's cgroups, or else on the machine."""
-        counted = [count for file in self._counters if (count := oom_kills(file)) is not None]
-        return max(counted) if counted else oom_kills(Path("/proc/vmstat")) or 0
+        counts = []
+        for file in self._counters:
+            count = oom_kills(file)
+            if count is not None:
+                counts.append(count)
+        return max(counts) if counts else oom_kills(Path("/proc/vmstat")) or 0
 
     @property
     def is_bounded(self) -> bool:
@@ -47,11 +53,11 @@ class HostMemory:
 
 def own_counters() -> tuple[Path, ...]:
     """Return the OOM counters of this process's cgroups, v1 and v2."""
-    found = []
-    for home, file in ((v1_home, "memory.oom_control"), (v2_own, "memory.events")):
+    files = []
+    for home, name in ((v1_home, "memory.oom_control"), (v2_own, "memory.events")):
         with contextlib.suppress(OSError, ProbeError, ValueError):
-            found.append(home() / file)
-    return tuple(file for file in found if oom_kills(file) is not None)
+            files.append(home() / name)
+    return tuple(file for file in files if oom_kills(file) is not None)
 
 
 def oom_kills(file: Path) -> int | None:
@@ -74,9 +80,9 @@ def machine_memory_bytes(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
     """Return the memory available to all processes: the machine's, or a lower cgroup limit."""
     import psutil
 
-    return min(
-        [int(psutil.virtual_memory().total), *(limit for _, limit in _limited_groups(own, root))]
-    )
+    sizes = [int(psutil.virtual_memory().total)]
+    sizes += [limit for _, limit in _limited_groups(own, root)]
+    return min(sizes)
 
 
 def available_memory_bytes(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
@@ -95,31 +101,31 @@ def available_memory_bytes(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
 
 def _limited_groups(own: Path, root: Path) -> list[tuple[Path, int]]:
     """Return the folders of this process's cgroup and its ancestors that have a limit."""
-    found = []
     try:
         lines = own.read_text().splitlines()
     except OSError:
         return []
+    groups = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            places, file = [root, root / "unified"], "memory.max"
+            hierarchies, file = [root, root / "unified"], "memory.max"
         elif "memory" in controllers.split(","):
-            places, file = [root / "memory"], "memory.limit_in_bytes"
+            hierarchies, file = [root / "memory"], "memory.limit_in_bytes"
         else:
             continue
-        for place in places:
-            folder = place / path.lstrip("/")
-            upwards = [
-                folder,
-                *(above for above in folder.parents if place == above or place in above.parents),
-            ]
-            limits = ((group, _number(group / file)) for group in upwards)
-            # v1 writes "no limit" as a number near 2^63.
-            found += [
-                (group, limit) for group, limit in limits if limit is not None and 0 < limit < 2**60
-            ]
-    return found
+        for hierarchy in hierarchies:
+            for group in _upwards(hierarchy / path.lstrip("/"), hierarchy):
+                limit = _number(group / file)
+                if limit is not None and 0 < limit < UNLIMITED:
+                    groups.append((group, limit))
+    return groups
+
+
+def _upwards(folder: Path, top: Path) -> list[Path]:
+    """Return the folder and those above it, up to the top."""
+    above = [parent for parent in folder.parents if parent == top or top in parent.parents]
+    return [folder, *above]
 
 
 def _number(file: Path) -> int | None:
@@ -132,8 +138,8 @@ def _number(file: Path) -> int | None:
 
 def _reclaimable(stat: Path) -> int:
     """Return the bytes of inactive file caches, of the whole tree in v1."""
-    found = _table(stat)
-    return found.get("total_inactive_file") or found.get("inactive_file") or 0
+    figures = _table(stat)
+    return figures.get("total_inactive_file") or figures.get("inactive_file") or 0
 
 
 def v1_home() -> Path:
@@ -164,12 +170,17 @@ def v2_home() -> Path:
     raise ProbeError("There is no cgroup v2 memory controller for children of ours here.")
 
 
-def place_of(mountinfo: str, path: str, kind: str, controller: str | None) -> Path:
+def place_of(
+    mountinfo: str,
+    path: str,
+    kind: str,
+    controller: str | None,
+) -> Path:
     """Return the mounted path of a cgroup. A container may see only a part of the hierarchy."""
     for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        root, mount = left.split()[3:5]
-        filesystem, _, options = right.split()[:3]
+        mount_fields, _, filesystem_fields = line.partition(" - ")
+        root, mount = mount_fields.split()[3:5]
+        filesystem, _, options = filesystem_fields.split()[:3]
         if filesystem == kind and (controller is None or controller in options.split(",")):
             inside = path == root or path.startswith(root.rstrip("/") + "/")
             relative = path[len(root.rstrip("/")) :] if inside else ""

@@ -28,9 +28,9 @@ def stamp(name: str, *, repository: str = "models") -> str | None:
         return _of([path], path.parent)
     if path.is_dir():
         files: list[Path] = []
-        for place, folders, names in os.walk(path):
-            folders.sort()
-            files += [Path(place, file) for file in sorted(names)]
+        for folder, subfolders, names in os.walk(path):
+            subfolders.sort()
+            files += [Path(folder, file) for file in sorted(names)]
             if len(files) > MAX_FILES:
                 return None
         return _of(files, path)
@@ -42,75 +42,45 @@ def stamp(name: str, *, repository: str = "models") -> str | None:
 
 
 def _of(files: list[Path], below: Path) -> str | None:
-    marks = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         for file in files:
             status = file.stat()
-            marks.update(
-                f"{file.relative_to(below)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(
-                    "utf-8", "surrogateescape"
-                )
-            )
+            name = file.relative_to(below)
+            mark = f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"
+            digest.update(mark.encode("utf-8", "surrogateescape"))
     except OSError:  # changed while reading
         return None
-    return marks.hexdigest()[:16]
+    return digest.hexdigest()[:16]
 
 
 # https://www.sqlite.org/howtocorrupt.html#_filesystems_with_broken_or_missing_lock_implementations
 _NETWORK = frozenset(
-    (
-        "nfs",
-        "nfs3",
-        "nfs4",
-        "cifs",
-        "smb",
-        "smb2",
-        "smb3",
-        "smbfs",
-        "ncpfs",
-        "afs",
-        "coda",
-        "9p",
-        "lustre",
-        "gpfs",
-        "mmfs",
-        "beegfs",
-        "ceph",
-        "glusterfs",
-        "orangefs",
-        "pvfs2",
-        "panfs",
-        "wekafs",
-        "vastfs",
-        "ocfs2",
-        "gfs2",
-        "davfs",
-        "acfs",
-    )
+    """
+    9p acfs afs beegfs ceph cifs coda davfs gfs2 glusterfs gpfs lustre mmfs ncpfs nfs nfs3 nfs4
+    ocfs2 orangefs panfs pvfs2 smb smb2 smb3 smbfs vastfs wekafs
+    """.split()
 )
+
+# Other FUSE file systems count as remote: sshfs, s3fs, gcsfuse, juicefs.
 _LOCAL_FUSE = frozenset(
-    ("fuseblk", "fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.ext2", "fuse.exfat")
+    "fuseblk fuse.fuse-overlayfs fuse.lxcfs fuse.ntfs-3g fuse.ext2 fuse.exfat".split()
 )
-"""Other FUSE file systems count as remote: sshfs, s3fs, gcsfuse, juicefs."""
 
 
 def refuse_network_storage(url: str, mounts: Path = Path("/proc/self/mounts")) -> None:
     """Raise BadInput for an SQLite file on a network file system."""
-    from sqlalchemy.engine import (
-        make_url,
-    )  # here, because an answer from the record must load nothing heavy
+    # Imported here: an answer from the record must load nothing heavy.
+    from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
     try:
-        made = make_url(url)
+        address = make_url(url)
     except ArgumentError:
         return  # reported when the storage is opened
-    file = str(made.database)
-    if (
-        made.get_backend_name() != "sqlite"
-        or made.database in (None, "", ":memory:")
-        or file.startswith("file:")
-    ):
+    is_sqlite = address.get_backend_name() == "sqlite"
+    file = str(address.database)
+    if not is_sqlite or address.database in (None, "", ":memory:") or file.startswith("file:"):
         return
     kind = file_system_of(Path(file), mounts)
     if kind is None or not is_network(kind):
@@ -129,7 +99,8 @@ def refuse_network_storage(url: str, mounts: Path = Path("/proc/self/mounts")) -
 def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
     """Return the type of the path's file system; None if unknown."""
     path = path.expanduser().resolve()
-    best: tuple[int, str | None] = (0, None)
+    depth = 0
+    kind = None
     try:
         lines = mounts.read_text(errors="replace").splitlines()
     except OSError:
@@ -139,10 +110,12 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str 
         if len(fields) < 3:
             continue
         point = Path(_unescaped(fields[1]))
-        if (point == path or point in path.parents) and len(point.parts) >= best[0]:
-            # a later mount on the same point hides an earlier one
-            best = (len(point.parts), fields[2])
-    return best[1]
+        holds_path = point == path or point in path.parents
+        # A later mount on the same point hides an earlier one.
+        if holds_path and len(point.parts) >= depth:
+            depth = len(point.parts)
+            kind = fields[2]
+    return kind
 
 
 def is_network(kind: str) -> bool:

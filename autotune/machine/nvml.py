@@ -11,7 +11,7 @@ import importlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,10 +19,13 @@ from autotune.core.errors import HardwareNotHere
 from autotune.core.units import MIB, format_bytes
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+# Makes CUDA's numbers equal to the driver's; set in probes, hence in the written launch too.
 DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""Makes CUDA's numbers equal to the driver's; set in probes, hence in the written launch too."""
+
 MIN_REPORTED_BYTES = 64 * MIB  # drivers, displays and monitors hold less than this on an idle GPU
 MAX_CORES = 4096  # CPU cores that are looked at for those near a GPU
+MASK_BITS = 64  # cores in each of NVML's masks
 
 
 class NvmlUnavailable(Exception):
@@ -49,9 +52,7 @@ class Device:
     memory_bytes: int
     index: int | None = None  # nvidia-smi index, by PCI address; a slice has its GPU's
     uuid: str | None = None  # `GPU-...`, or `MIG-...` for a slice
-    reserved_bytes: int | None = (
-        None  # of the memory: reserved by the driver and ECC; None: unknown
-    )
+    reserved_bytes: int | None = None  # by the driver and ECC, of the memory; None: unknown
     compute_capability: str | None = None
     driver_version: str | None = None
     slice_of: str | None = None  # UUID of the whole GPU; None: not a slice
@@ -63,9 +64,9 @@ class Nvml:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._handles: dict[str, Any] = {}
-        self.unreadable: dict[
-            int, str
-        ] = {}  # reasons why GPUs are absent from `cards`, by nvidia-smi index
+
+        self.unreadable: dict[int, str] = {}
+        """Reasons why GPUs are absent from `cards`, by nvidia-smi index."""
 
     @classmethod
     def open(cls, library: Any = None) -> Nvml:
@@ -98,17 +99,18 @@ class Nvml:
         A GPU that is lost, not permitted or without memory of its own becomes `unreadable`; an
         error only if no other one is left.
         """
-        found: list[Device] = []
+        devices: list[Device] = []
         failure: NvmlNotSupported | GpuLost | None = None
         self.unreadable = {}
         for index in range(self._call("nvmlDeviceGetCount")):
             try:
-                found += self._cards_at(index)
+                devices += self._cards_at(index)
             except (NvmlNotSupported, GpuLost) as reason:
-                self.unreadable[index], failure = str(reason), reason
-        if failure is not None and not found:
+                self.unreadable[index] = str(reason)
+                failure = reason
+        if failure is not None and not devices:
             raise failure
-        return tuple(found)
+        return tuple(devices)
 
     def used_bytes(self, uuid: str) -> int:
         """Return what processes and their contexts hold; excludes reserved bytes from driver 510
@@ -123,95 +125,99 @@ class Nvml:
         are None where the driver does not report them (some containers, MIG, some permissions).
         """
         handle = self._handle(uuid)
-        found: dict[int, int | None] = {}
+        bytes_by_process: dict[int, int | None] = {}
         for kind in (
             "nvmlDeviceGetComputeRunningProcesses",
             "nvmlDeviceGetGraphicsRunningProcesses",
         ):
             try:
-                listed = self._call(kind, handle)
+                processes = self._call(kind, handle)
             except NvmlNotSupported:
                 if "Compute" in kind:
                     raise
                 continue  # data-centre GPUs have no graphics processes
-            for process in listed:
-                found[int(process.pid)] = (
-                    None if process.usedGpuMemory is None else int(process.usedGpuMemory)
-                )
-        return found
+            for process in processes:
+                used = process.usedGpuMemory
+                bytes_by_process[int(process.pid)] = None if used is None else int(used)
+        return bytes_by_process
 
     def takes_one_process(self, uuid: str) -> bool:
         """Return True if the compute mode allows a single process."""
-        mode = self._or_none(lambda: self._call("nvmlDeviceGetComputeMode", self._handle(uuid)))
+        handle = self._handle(uuid)
+        mode = self._call_or_none("nvmlDeviceGetComputeMode", handle)
         return mode is not None and mode == self._library.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
 
-    def distance(self, one: str, other: str) -> int | None:
+    def distance(self, uuid: str, peer_uuid: str) -> int | None:
         """Return the distance of two GPUs: 0 over NVLink, else NVML's topology level from 10 (one
-        PCIe switch) to 50 (another CPU socket); None if unknown."""
-        library, pair = self._library, (self._handle(one), self._handle(other))
-        linked = self._or_none(
-            lambda: self._call("nvmlDeviceGetP2PStatus", *pair, library.NVML_P2P_CAPS_INDEX_NVLINK)
+        PCIe switch) to 50 (another CPU socket); None if unknown.
+        """
+        library = self._library
+        pair = self._handle(uuid), self._handle(peer_uuid)
+        link = self._call_or_none(
+            "nvmlDeviceGetP2PStatus", *pair, library.NVML_P2P_CAPS_INDEX_NVLINK
         )
-        if linked == library.NVML_P2P_STATUS_OK:
+        if link == library.NVML_P2P_STATUS_OK:
             return 0
-        level = self._or_none(lambda: self._call("nvmlDeviceGetTopologyCommonAncestor", *pair))
+        level = self._call_or_none("nvmlDeviceGetTopologyCommonAncestor", *pair)
         return None if level is None else max(int(level), 1)
 
     def cores_near(self, uuid: str) -> frozenset[int] | None:
         """Return the CPU cores of the GPU's NUMA node; None if unknown."""
-        words = self._or_none(
-            lambda: self._call("nvmlDeviceGetCpuAffinity", self._handle(uuid), MAX_CORES // 64)
+        masks = self._call_or_none(
+            "nvmlDeviceGetCpuAffinity", self._handle(uuid), MAX_CORES // MASK_BITS
         )
-        if words is None:
+        if masks is None:
             return None
-        near = {
-            64 * place + bit
-            for place, word in enumerate(words)
-            for bit in range(64)
-            if int(word) >> bit & 1
-        }
-        return frozenset(near) or None
+        cores = set()
+        for place, mask in enumerate(masks):
+            for bit in range(MASK_BITS):
+                if int(mask) >> bit & 1:
+                    cores.add(MASK_BITS * place + bit)
+        return frozenset(cores) or None
 
     def process_name(self, pid: int) -> str:
         return _text(self._call("nvmlSystemGetProcessName", pid))
 
     def _cards_at(self, index: int) -> Iterator[Device]:
         handle = self._call("nvmlDeviceGetHandleByIndex", index)
-        mode = self._or_none(lambda: self._call("nvmlDeviceGetMigMode", handle))
+        mode = self._call_or_none("nvmlDeviceGetMigMode", handle)
         if not (mode and mode[0]):
             yield self._card(index, handle, None)
             return
-        whole = _text(self._call("nvmlDeviceGetUUID", handle))
+        gpu_uuid = _text(self._call("nvmlDeviceGetUUID", handle))
         for number in range(self._call("nvmlDeviceGetMaxMigDeviceCount", handle)):
             with contextlib.suppress(NvmlNotSupported):  # numbers without a slice
-                yield self._card(
-                    index, self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, number), whole
-                )
+                slice_handle = self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
+                yield self._card(index, slice_handle, gpu_uuid)
 
-    def _card(self, index: int, handle: Any, slice_of: str | None) -> Device:
+    def _card(
+        self,
+        index: int,
+        handle: Any,
+        slice_of: str | None,
+    ) -> Device:
         uuid = _text(self._call("nvmlDeviceGetUUID", handle))
         self._handles[uuid] = handle
         info = self._memory_info(handle)
-        major_minor = self._or_none(
-            lambda: self._call("nvmlDeviceGetCudaComputeCapability", handle)
-        )
+        major_minor = self._call_or_none("nvmlDeviceGetCudaComputeCapability", handle)
+        capability = None
+        if major_minor is not None:
+            capability = ".".join(str(part) for part in major_minor)
         return Device(
             index=index,
             uuid=uuid,
             name=_text(self._call("nvmlDeviceGetName", handle)),
             memory_bytes=int(info.total),
             reserved_bytes=int(info.reserved) if hasattr(info, "reserved") else None,
-            compute_capability=(
-                None if major_minor is None else ".".join(str(part) for part in major_minor)
-            ),
+            compute_capability=capability,
             slice_of=slice_of,
         )
 
     def _memory_info(self, handle: Any) -> Any:
         try:
             return self._call("nvmlDeviceGetMemoryInfo", handle, self._library.nvmlMemory_v2)
-        # drivers before 510 report one figure that counts reserved bytes as used
         except NvmlNotSupported:
+            # Drivers before 510 report one figure that counts reserved bytes as used.
             return self._call("nvmlDeviceGetMemoryInfo", handle)
 
     def _handle(self, uuid: str) -> Any:
@@ -228,10 +234,9 @@ class Nvml:
         except library.NVMLError as error:
             raise NvmlNotSupported(f"{function}: {error}") from error
 
-    @staticmethod
-    def _or_none(call: Callable[[], Any]) -> Any:
+    def _call_or_none(self, function: str, *arguments: Any) -> Any:
         with contextlib.suppress(NvmlNotSupported):
-            return call()
+            return self._call(function, *arguments)
         return None
 
 
@@ -246,27 +251,27 @@ def name_of(pid: int, nvml: Nvml | None = None) -> str:
     with contextlib.suppress(psutil.Error, KeyError):
         process = psutil.Process(pid)
         return f"{process.name()} (pid {pid}, {process.username()})"
-    name = ""
-    with contextlib.suppress(NvmlNotSupported, GpuLost):
-        name = nvml.process_name(pid) if nvml is not None else ""
-    return (
-        f"{name.split()[0].rsplit('/', 1)[-1] if name.split() else 'a process outside this container'}"
-        f" (pid {pid})"
-    )
+    command: list[str] = []
+    if nvml is not None:
+        with contextlib.suppress(NvmlNotSupported, GpuLost):
+            command = nvml.process_name(pid).split()
+    name = command[0].rsplit("/", 1)[-1] if command else "a process outside this container"
+    return f"{name} (pid {pid})"
 
 
 def in_words(held: Mapping[int, int | None], nvml: Nvml | None = None) -> tuple[str, ...]:
     """Describe each process with its bytes, the largest first."""
-    ranked = sorted(held.items(), key=lambda one: -(one[1] or 0))
-    return tuple(
-        f"{name_of(pid, nvml)}: {'unknown' if used is None else format_bytes(used)}"
-        for pid, used in ranked
-    )
+    descriptions = []
+    for pid in sorted(held, key=lambda pid: held[pid] or 0, reverse=True):
+        used = held[pid]
+        size = "unknown" if used is None else format_bytes(used)
+        descriptions.append(f"{name_of(pid, nvml)}: {size}")
+    return tuple(descriptions)
 
 
-def named(words: tuple[str, ...]) -> str:
+def named(descriptions: tuple[str, ...]) -> str:
     """Join the descriptions; NVML lists none in some containers."""
-    return ", ".join(words) or "processes that NVML does not list here"
+    return ", ".join(descriptions) or "processes that NVML does not list here"
 
 
 def devices_here(library: Any = None, variable: str | None = None) -> tuple[Device, ...]:
@@ -294,38 +299,37 @@ def devices_here(library: Any = None, variable: str | None = None) -> tuple[Devi
 def devices_of(nvml: Nvml, variable: str | None) -> tuple[Device, ...]:
     """Return the GPUs that CUDA shows under this CUDA_VISIBLE_DEVICES, over an open connection."""
     version = nvml.driver_version()
-    return visible(
-        [replace(card, driver_version=version) for card in nvml.cards()], variable, nvml.unreadable
-    )
+    cards = [replace(card, driver_version=version) for card in nvml.cards()]
+    return visible(cards, variable, nvml.unreadable)
 
 
 def visible(
-    devices: Sequence[Device], variable: str | None, unreadable: Collection[int] = ()
+    devices: Sequence[Device],
+    variable: str | None,
+    unreadable: Collection[int] = (),
 ) -> tuple[Device, ...]:
     """Filter by CUDA_VISIBLE_DEVICES, in its order. Like CUDA, stop at the first unknown entry; the
     numbers of `unreadable` GPUs are known."""
     if variable is None:
         return tuple(devices)
-    seen: list[Device] = []
-    for part in variable.split(","):
-        if part.strip().isdigit() and int(part) in unreadable:
+    shown: list[Device] = []
+    for entry in variable.split(","):
+        if entry.strip().isdigit() and int(entry) in unreadable:
             continue
-        named = _named(part.strip(), devices)
-        if not named:
+        matching = _matching(entry.strip(), devices)
+        if not matching:
             break
-        seen += named
-    return tuple(seen)
+        shown += matching
+    return tuple(shown)
 
 
-def _named(part: str, devices: Sequence[Device]) -> list[Device]:
+def _matching(entry: str, devices: Sequence[Device]) -> list[Device]:
     """Match an index or a UUID prefix. The index of a GPU with MIG matches all of its slices."""
-    if part.isdigit():
-        return [device for device in devices if device.index == int(part)]
-    alike = [
-        device
-        for device in devices
-        if device.uuid is not None and part and device.uuid.startswith(part)
-    ]
+    if entry.isdigit():
+        return [device for device in devices if device.index == int(entry)]
+    if not entry:
+        return []
+    alike = [device for device in devices if (device.uuid or "").startswith(entry)]
     return alike if len(alike) == 1 else []
 
 
@@ -335,18 +339,27 @@ def _by_nvidia_smi() -> list[Device]:
         return []
     query = [program, "--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(
-            query, capture_output=True, text=True, timeout=30, check=True
-        ).stdout
+        reply = subprocess.run(
+            query,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
     except (subprocess.SubprocessError, OSError):
         return []
-    rows = [
-        [cell.strip() for cell in line.split(",", 3)]
-        for line in answer.splitlines()
-        if line.count(",") >= 3
-    ]
-    return [
-        Device(name=name, memory_bytes=int(mib) * MIB, index=int(index), uuid=uuid)
-        for index, uuid, mib, name in rows
-        if mib.isdigit() and index.isdigit()
-    ]
+    devices = []
+    for line in reply.stdout.splitlines():
+        if line.count(",") < 3:
+            continue
+        index, uuid, mib, name = (cell.strip() for cell in line.split(",", 3))
+        if mib.isdigit() and index.isdigit():
+            devices.append(
+                Device(
+                    name=name,
+                    memory_bytes=int(mib) * MIB,
+                    index=int(index),
+                    uuid=uuid,
+                )
+            )
+    return devices

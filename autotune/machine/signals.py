@@ -59,8 +59,8 @@ def ignore_stop_signals() -> None:
         already arrived.
         """
 
-    for each in STOP_SIGNALS:
-        signal.signal(each, ignore)
+    for number in STOP_SIGNALS:
+        signal.signal(number, ignore)
 
 
 @contextlib.contextmanager
@@ -81,10 +81,10 @@ def interruptible(force_end: Callable[[], None]) -> Iterator[None]:
             _raise()
 
     with restored_signals(), _deadline(force_end):
-        for each in STOP_SIGNALS:
+        for number in STOP_SIGNALS:
             # Ignored signals stay ignored: SIGHUP under nohup, SIGINT in a shell's background job.
-            if signal.getsignal(each) is not signal.SIG_IGN:
-                signal.signal(each, interrupt)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, interrupt)
         yield
 
 
@@ -131,7 +131,11 @@ def _deadline(force_end: Callable[[], None]) -> Iterator[None]:
                     return
         os.close(read_end)
 
-    threading.Thread(target=watch, name="stop-signals", daemon=True).start()
+    threading.Thread(
+        target=watch,
+        name="stop-signals",
+        daemon=True,
+    ).start()
     try:
         yield
     finally:

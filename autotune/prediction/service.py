@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.core.composition import Composition
 from autotune.core.errors import CannotPredict
@@ -24,6 +24,9 @@ from autotune.estimate.predictor import memory, stage_of
 from autotune.estimate.replay import StepStage
 from autotune.estimate.screening import (
     Family,
+    LayerRepetition,
+    NotUniform,
+    Point,
     StepModel,
     family_key,
     initial_traces,
@@ -33,7 +36,6 @@ from autotune.estimate.screening import (
     survey,
     traced_request,
 )
-from autotune.estimate.screening.blocks import LayerRepetition, NotUniform, Point
 from autotune.estimate.sharding import Sharding, compared_ranks
 from autotune.estimate.throughput import with_speed
 from autotune.estimate.trace_context import PredictionInput, TraceContext, step_context
@@ -45,27 +47,35 @@ from autotune.prediction.trace_cache import TraceCache
 from autotune.prediction.tracer import Tracer, TracerPool
 
 Request = Mapping[str, Any]
-Members = Sequence[
-    tuple[Candidate, Request]
-]  # Candidates of one family, each with its trace request
+
+
+class Member(NamedTuple):
+    """Candidate of a family, with its trace request."""
+
+    candidate: Candidate
+    request: Request
+
+
+Members = Sequence[Member]
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-MAX_TRACED_ALONE = (
-    3  # Family size up to which members are traced alone: fewer traces than a model needs
-)
+MAX_TRACED_ALONE = 3  # members of a family that are traced alone: fewer traces than a model needs
 
 
 class PredictionService:
     """Predicts the candidates of one job; tracing starts at the first cache miss."""
 
     def __init__(
-        self, *, task: Task, trainer: Trainer, limit_bytes: int, tracer: TracerPool
+        self,
+        *,
+        task: Task,
+        trainer: Trainer,
+        limit_bytes: int,
+        tracer: TracerPool,
     ) -> None:
-        self._job, self._trainer, self._limit_bytes, self._tracer = (
-            task,
-            trainer,
-            limit_bytes,
-            tracer,
-        )
+        self._task = task
+        self._trainer = trainer
+        self._limit_bytes = limit_bytes
+        self._tracer = tracer
         self._gpu = hardware_detection.gpu_of(task.hardware)
         self._predictions: dict[str, Prediction] = {}
         self._longest: dict[str, Prediction] = {}
@@ -80,16 +90,13 @@ class PredictionService:
         depend on the data.
         """
         if candidate.id not in self._predictions:
-            longest = self._predict_traced(candidate)
-            shortest = (
-                None if longest.fits else self._trainer.lower_bound_candidate(candidate, self._job)
-            )
-            found = (
-                longest
-                if shortest is None
-                else with_lower_bound(longest, self._predict_traced(shortest))
-            )
-            self._predictions[candidate.id] = self._with_memory_at_lengths(candidate, found)
+            prediction = self._predict_traced(candidate)
+            shortest = None
+            if not prediction.fits:
+                shortest = self._trainer.lower_bound_candidate(candidate, self._task)
+            if shortest is not None:
+                prediction = with_lower_bound(prediction, self._predict_traced(shortest))
+            self._predictions[candidate.id] = self._with_memory_at_lengths(candidate, prediction)
         return self._predictions[candidate.id]
 
     def screen(
@@ -98,25 +105,29 @@ class PredictionService:
         """Predict many candidates, by id. After `seconds` and the running trace the rest is
         omitted; one is always predicted.
         """
+        # 1. All candidates at their longest rows.
         deadline = math.inf if seconds is None else time.monotonic() + seconds
-        longest = self._screen_longest(candidates, _share(deadline, 2))
-        unsure = [
-            (one.id, self._trainer.lower_bound_candidate(one, self._job))
-            for one in candidates
-            if one.id in longest and not longest[one.id].fits
-        ]
-        shortest = {name: one for name, one in unsure if one is not None}
+        longest = self._screen_longest(candidates, _end_of_share(deadline, 2))
+
+        # 2. Those that may fit with shorter rows, at their shortest.
+        shortest: dict[str, Candidate] = {}
+        for candidate in candidates:
+            if candidate.id in longest and not longest[candidate.id].fits:
+                bound = self._trainer.lower_bound_candidate(candidate, self._task)
+                if bound is not None:
+                    shortest[candidate.id] = bound
         least = self._screen_longest(list(dict.fromkeys(shortest.values())), deadline)
-        sure = {name: one for name, one in longest.items() if name not in shortest}
-        return sure | {
-            name: with_lower_bound(longest[name], least[one.id])
-            for name, one in shortest.items()
-            if one.id in least
-        }
+
+        # 3. Intervals between both; without the shortest rows, a prediction is omitted.
+        predictions = {name: longest[name] for name in longest if name not in shortest}
+        for name, bound in shortest.items():
+            if bound.id in least:
+                predictions[name] = with_lower_bound(longest[name], least[bound.id])
+        return predictions
 
     def of(self, job: Job) -> PredictionService:
         """Return a service for another job that shares the tracing processes."""
-        if job.task == self._job and job.memory_limit_bytes == self._limit_bytes:
+        if job.task == self._task and job.memory_limit_bytes == self._limit_bytes:
             return self
         return PredictionService(
             task=job.task,
@@ -127,9 +138,10 @@ class PredictionService:
 
     def request(self, candidate: Candidate) -> Request:
         """Return the trace request; a known GPU's compute capability selects the kernels."""
-        request = self._trainer.trace_request(candidate, self._job)
-        capability = self._gpu.compute_capability if self._gpu else None
-        return request if capability is None else {**request, "capability": capability}
+        request = self._trainer.trace_request(candidate, self._task)
+        if self._gpu is None or self._gpu.compute_capability is None:
+            return request
+        return {**request, "capability": self._gpu.compute_capability}
 
     @property
     def families(self) -> int:
@@ -144,32 +156,32 @@ class PredictionService:
     def _predict_traced(self, candidate: Candidate) -> Prediction:
         if candidate.id not in self._longest:
             request = self.request(candidate)
-            given, stage = self._worst_rank(candidate, request, self._trace(request))
-            self._longest[candidate.id] = with_speed(given, memory(given, stage))
+            rank, stage = self._worst_rank(candidate, request, self._trace(request))
+            self._longest[candidate.id] = with_speed(rank, memory(rank, stage))
         return self._longest[candidate.id]
 
     def _with_memory_at_lengths(self, candidate: Candidate, longest: Prediction) -> Prediction:
         """Add the memory at the lengths given, from a trace of the fullest micro-batch of such
         rows.
         """
-        workload = self._job.workload
-        if workload.completion_lengths is None or self._job.hardware.kind != "cuda":
+        workload = self._task.workload
+        if workload.completion_lengths is None or self._task.hardware.kind != "cuda":
             return longest
-        composition, request = self._trainer.compose(candidate, self._job), self.request(candidate)
+        composition, request = self._trainer.compose(candidate, self._task), self.request(candidate)
         row = fullest_rows(composition, workload.completion_lengths, workload.prompt_lengths)
-        found = longest
+        at_lengths = longest
         if row is not None:
             prompt, completion = row
             point = point_of(request)._replace(prompt=prompt, completion=completion)
             shorter = request_at(request, point, None)
-            given, _ = self._worst_rank(candidate, shorter, self._trace(shorter))
-            own = replace(composition, prompt_length=prompt, completion_length=completion)
-            given = replace(given, composition=own)
-            found = memory(given, stage_of(given))
+            rank, _ = self._worst_rank(candidate, shorter, self._trace(shorter))
+            shape = replace(composition, prompt_length=prompt, completion_length=completion)
+            rank = replace(rank, composition=shape)
+            at_lengths = memory(rank, stage_of(rank))
         return replace(
             longest,
-            peak_memory_bytes_at_lengths=found.peak_memory_bytes,
-            fits_at_lengths=found.fits,
+            peak_memory_bytes_at_lengths=at_lengths.peak_memory_bytes,
+            fits_at_lengths=at_lengths.fits,
         )
 
     def _trace(self, request: Request) -> Trace:
@@ -179,42 +191,49 @@ class PredictionService:
         self._tracer.expect(map(traced_request, requests))
 
     def _worst_rank(
-        self, candidate: Candidate, request: Request, trace: Trace
+        self,
+        candidate: Candidate,
+        request: Request,
+        trace: Trace,
     ) -> tuple[PredictionInput, StepStage]:
         """Return the rank that reserves most in this candidate's context, which decides where
         blocks lie, and its step there.
         """
-        hidden = self._job.workload.model.config.get("hidden_size")
+        hidden = self._task.workload.model.config.get("hidden_size")
         sharding = Sharding.of(
             request["sharding"], hidden_size=hidden if isinstance(hidden, int) else None
         )
-        ranks = [
-            self._input(candidate, rank.trace, rank.host_bytes)
-            for rank in compared_ranks(trace, sharding)
-        ]
-        each = [(rank, StepStage(rank.trace, step_context(rank))) for rank in ranks]
-        return (
-            max(each, key=lambda one: (one[1].usage().reserved_bytes, one[0].trace.peak_bytes))
-            if len(each) > 1
-            else each[0]
+        ranks = []
+        for rank_trace in compared_ranks(trace, sharding):
+            rank = self._input(candidate, rank_trace.trace, rank_trace.host_bytes)
+            ranks.append((rank, StepStage(rank.trace, step_context(rank))))
+        if len(ranks) == 1:
+            return ranks[0]  # without a replay of the allocator
+        return max(
+            ranks, key=lambda rank: (rank[1].usage().reserved_bytes, rank[0].trace.peak_bytes)
         )
 
-    def _input(self, candidate: Candidate, trace: Trace, host_bytes: int) -> PredictionInput:
+    def _input(
+        self,
+        candidate: Candidate,
+        trace: Trace,
+        host_bytes: int,
+    ) -> PredictionInput:
+        task, settings = self._task, candidate.settings
+        group_size = self._trainer.canonical.get("num_generations", "num_generations")
         return PredictionInput(
             candidate_id=candidate.id,
-            composition=self._trainer.compose(candidate, self._job),
-            hardware=self._job.hardware,
+            composition=self._trainer.compose(candidate, task),
+            hardware=task.hardware,
             gpu=self._gpu,
             limit_bytes=self._limit_bytes,
-            config=self._job.workload.model.config,
+            config=task.workload.model.config,
             trace=trace,
-            settings=candidate.settings,
-            completions_per_prompt=candidate.settings.get(
-                self._trainer.canonical.get("num_generations", "num_generations")
-            ),
-            allocator=AllocatorSettings.of(str(candidate.settings.get(ALLOCATOR) or "")),
+            settings=settings,
+            completions_per_prompt=settings.get(group_size),
+            allocator=AllocatorSettings.of(str(settings.get(ALLOCATOR) or "")),
             host_bytes=host_bytes,
-            lengths=self._job.workload.completion_lengths,
+            lengths=task.workload.completion_lengths,
         )
 
     # Families.
@@ -223,27 +242,35 @@ class PredictionService:
         self, candidates: Sequence[Candidate], deadline: float
     ) -> Mapping[str, Prediction]:
         """Predict candidates at their longest rows, family by family, until the deadline."""
-        found = {one.id: self._longest[one.id] for one in candidates if one.id in self._longest}
-        families = self._group_by_family([one for one in candidates if one.id not in found])
-        families = self._reference_first(families, _share(deadline, 4))
+        predictions: dict[str, Prediction] = {}
+        unpredicted = []
+        for candidate in candidates:
+            if candidate.id in self._longest:
+                predictions[candidate.id] = self._longest[candidate.id]
+            else:
+                unpredicted.append(candidate)
+        families = self._group_by_family(unpredicted)
+        families = self._reference_first(families, _end_of_share(deadline, 4))
         self._expect(self._certain_requests(families))
+
         for key, members in families.items():
-            if found and time.monotonic() > deadline:
+            if predictions and time.monotonic() > deadline:
                 break
             for name, prediction in self._predict_members(key, members):
-                found[name] = prediction
+                predictions[name] = prediction
                 if time.monotonic() > deadline:
                     break
-        return {one.id: found[one.id] for one in candidates if one.id in found}
+        ids = (candidate.id for candidate in candidates)
+        return {name: predictions[name] for name in ids if name in predictions}
 
     def _group_by_family(self, candidates: Sequence[Candidate]) -> Mapping[str, Members]:
         """Return the families by key, the largest first."""
-        found: dict[str, list[tuple[Candidate, Request]]] = {}
-        for one in candidates:
-            request = self.request(one)
-            key = family_key({**request, "allocator": one.settings.get(ALLOCATOR)})
-            found.setdefault(key, []).append((one, request))
-        return dict(sorted(found.items(), key=lambda item: len(item[1]), reverse=True))
+        families: dict[str, list[Member]] = {}
+        for candidate in candidates:
+            request = self.request(candidate)
+            key = family_key({**request, "allocator": candidate.settings.get(ALLOCATOR)})
+            families.setdefault(key, []).append(Member(candidate, request))
+        return dict(sorted(families.items(), key=lambda item: len(item[1]), reverse=True))
 
     def _reference_first(
         self, families: Mapping[str, Members], until: float
@@ -252,25 +279,24 @@ class PredictionService:
         Compared are families with at least half as many points as any, as far as their first
         traces arrive in time.
         """
-        shared = {
-            key: members
-            for key, members in families.items()
-            if not _traced_alone(members, has_reference=False)
-        }
-        if self._reference is not None or len(shared) < 2:
+        points: dict[str, list[Point]] = {}
+        for key, members in families.items():
+            if not _traced_alone(members, has_reference=False):
+                points[key] = _points_of(members)
+        if self._reference is not None or len(points) < 2:
             return families
-        points = {key: _points_of(members) for key, members in shared.items()}
+
         most = max(map(len, points.values()))
-        firsts = {
-            key: request_at(shared[key][0][1], *initial_traces(own, self._repetition, None)[0])
-            for key, own in points.items()
-            if 2 * len(own) >= most
-        }
-        self._expect(firsts.values())
+        first_requests: dict[str, Request] = {}
+        for key, family_points in points.items():
+            if 2 * len(family_points) >= most:
+                first = initial_traces(family_points, self._repetition, None)[0]
+                first_requests[key] = request_at(families[key][0].request, *first)
+        self._expect(first_requests.values())
         events: dict[str, int] = {}
-        for key, first in firsts.items():
+        for key, request in first_requests.items():
             if not events or time.monotonic() < until:
-                events[key] = len(self._trace(first).events)
+                events[key] = len(self._trace(request).events)
         reference = min(events, key=lambda key: events[key])
         return {reference: families[reference], **families}
 
@@ -281,36 +307,38 @@ class PredictionService:
             if key in self._families:
                 continue
             if _traced_alone(members, has_reference=has_reference):
-                yield from (request for _, request in members)
+                for member in members:
+                    yield member.request
                 continue
-            points, base = _points_of(members), members[0][1]
+            points = _points_of(members)
             planned = initial_traces(points, self._repetition, batches if has_reference else None)
-            yield from (request_at(base, *one) for one in planned)
+            for point, layers in planned:
+                yield request_at(members[0].request, point, layers)
             if not has_reference:
                 has_reference, batches = True, tuple(point.micro_batch for point in points)
 
     def _predict_members(self, key: str, members: Members) -> Iterator[tuple[str, Prediction]]:
         family: Family | None = None
-        if key in self._families or not _traced_alone(
-            members, has_reference=self._reference is not None
-        ):
-            with contextlib.suppress(
-                NotUniform
-            ):  # layers or points differ in more than sizes: trace each member
+        has_reference = self._reference is not None
+        if key in self._families or not _traced_alone(members, has_reference=has_reference):
+            # NotUniform: layers or points differ in more than sizes. Each member is traced then.
+            with contextlib.suppress(NotUniform):
                 family = self._family(key, members)
         if family is not None:
             yield from self._predict_from_model(family, members)
         else:
-            yield from ((candidate.id, self._predict_traced(candidate)) for candidate, _ in members)
+            for candidate, _ in members:
+                yield candidate.id, self._predict_traced(candidate)
 
     def _family(self, key: str, members: Members) -> Family:
         """Return the family's model over all points so far. NotUniform if no model fits."""
         points = _points_of(members)
-        known = self._families.get(key)
-        if known is not None and known.covers(points):
-            return known
-        points = list(dict.fromkeys([*(known.points if known else ()), *points]))
-        base = members[0][1]
+        earlier = self._families.get(key)
+        if earlier is not None:
+            if earlier.covers(points):
+                return earlier
+            points = list(dict.fromkeys([*earlier.points, *points]))
+        base = members[0].request
 
         def trace_point(point: Point, layers: int | None) -> Trace:
             return self._trace(request_at(base, point, layers))
@@ -321,7 +349,8 @@ class PredictionService:
         if self._reference is None:
             self._reference_batches = tuple(point.micro_batch for point in points)
         self._reference = model
-        self._families[key] = Family(points, model, *self._worst_rank(*members[0], model.trace))
+        rank, stage = self._worst_rank(*members[0], model.trace)
+        self._families[key] = Family(points, model, rank, stage)
         return self._families[key]
 
     def _predict_from_model(
@@ -336,23 +365,21 @@ class PredictionService:
             by_point.setdefault(point_of(request), []).append(candidate)
         for point, trace, sizes in family.traces(list(by_point)):
             stages: dict[TraceContext, StepStage] = {}
-            predicted: dict[tuple[TraceContext, Composition], Prediction] = {}
+            predictions: dict[tuple[TraceContext, Composition], Prediction] = {}
             for candidate in by_point[point]:
-                given = self._input(candidate, trace, family.rank.host_bytes)
-                context = step_context(given)
+                rank = self._input(candidate, trace, family.rank.host_bytes)
+                context = step_context(rank)
                 if context not in stages:
                     stages[context] = family.stage(sizes, context)
-                key = context, given.composition
-                if key not in predicted:
-                    predicted[key] = memory(given, stages[context])
-                yield (
-                    candidate.id,
-                    with_speed(given, replace(predicted[key], candidate_id=candidate.id)),
-                )
+                key = context, rank.composition
+                if key not in predictions:
+                    predictions[key] = memory(rank, stages[context])
+                prediction = replace(predictions[key], candidate_id=candidate.id)
+                yield candidate.id, with_speed(rank, prediction)
 
     @property
     def _repetition(self) -> LayerRepetition | None:
-        return repetition_of(self._job.workload.model.config)
+        return repetition_of(self._task.workload.model.config)
 
 
 def open_prediction_service(job: Job, trainer: Trainer) -> PredictionService:
@@ -368,16 +395,24 @@ def open_prediction_service(job: Job, trainer: Trainer) -> PredictionService:
 def open_tracers(task: Task, trainer: Trainer) -> TracerPool:
     """Return the pool that traces this trainer's steps; no process is started yet."""
     supported = None if trainer.trace_adapter == STAND_IN else SUPPORTED.get(trainer.name)
-    python, adapter, cache = task.workload.python, trainer.trace_adapter, TraceCache()
-    return TracerPool(
-        lambda versions: Tracer(
-            python, adapter=adapter, cache=cache, supported=supported, versions=versions
+    cache = TraceCache()
+
+    def make(versions: Mapping[str, str] | None) -> Tracer:
+        return Tracer(
+            task.workload.python,
+            adapter=trainer.trace_adapter,
+            cache=cache,
+            supported=supported,
+            versions=versions,
         )
-    )
+
+    return TracerPool(make)
 
 
 def predict_candidates(
-    job: Job, trainer: Trainer, candidates: Sequence[Candidate]
+    job: Job,
+    trainer: Trainer,
+    candidates: Sequence[Candidate],
 ) -> Mapping[str, Prediction]:
     """Predict every candidate, by id; empty on a CPU, whose limit counts more than a trace, and
     if a step cannot be traced.
@@ -391,7 +426,7 @@ def predict_candidates(
             return {}
 
 
-def _share(deadline: float, parts: int) -> float:
+def _end_of_share(deadline: float, parts: int) -> float:
     """Return the end of the first of `parts` equal shares of the remaining time."""
     now = time.monotonic()
     return now + (deadline - now) / parts
@@ -402,4 +437,4 @@ def _traced_alone(members: Members, *, has_reference: bool) -> bool:
 
 
 def _points_of(members: Members) -> list[Point]:
-    return list(dict.fromkeys(point_of(request) for _, request in members))
+    return list(dict.fromkeys(point_of(member.request) for member in members))

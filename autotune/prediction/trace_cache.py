@@ -24,10 +24,9 @@ from autotune.core.files import FOR_ITS_OWNER, make_private_folder, write_atomic
 from autotune.core.trace import Trace
 from autotune.core.units import MIB
 
-MAX_FOLDER_BYTES = 512 * MIB  # Beyond it the least recently used traces are deleted
-_DECODER = msgspec.json.Decoder(
-    Trace
-)  # Made on import, before any thread reads: see `read_by_threads`
+MAX_FOLDER_BYTES = 512 * MIB  # beyond it the least recently used traces are deleted
+# Made on import, before any thread reads: see `read_by_threads`
+_DECODER = msgspec.json.Decoder(Trace)
 
 
 def default_folder() -> Path:
@@ -63,51 +62,64 @@ class TraceCache:
     def put(self, key: str, trace: Trace) -> None:
         with contextlib.suppress(OSError):
             make_private_folder(self.folder)
-            write_atomically(
-                self._path(key), zlib.compress(msgspec.json.encode(trace), 6), mode=FOR_ITS_OWNER
-            )
-            files: list[tuple[float, int, Path]] = []  # time of last use, size and path
-            for path in self.folder.iterdir():
-                with contextlib.suppress(OSError):  # deleted by another process
-                    found = path.stat()
-                    files.append((found.st_mtime, found.st_size, path))
-            total = 0
-            for _, size, path in sorted(files, reverse=True):
-                total += size
-                if total > self._largest_bytes:
-                    path.unlink(missing_ok=True)
+            packed = zlib.compress(msgspec.json.encode(trace), 6)
+            write_atomically(self._path(key), packed, mode=FOR_ITS_OWNER)
+            self._delete_least_recent()
+
+    def _delete_least_recent(self) -> None:
+        """Delete the traces beyond the folder's largest size, least recently used first."""
+        files: list[tuple[float, int, Path]] = []  # time of last use, size and path
+        for path in self.folder.iterdir():
+            with contextlib.suppress(OSError):  # deleted by another process
+                status = path.stat()
+                files.append((status.st_mtime, status.st_size, path))
+        total = 0
+        for _, size, path in sorted(files, reverse=True):
+            total += size
+            if total > self._largest_bytes:
+                path.unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json.z"
 
 
-def key_of(specification: Mapping[str, object], versions: Mapping[str, str], adapter: str) -> str:
+def key_of(
+    specification: Mapping[str, object],
+    versions: Mapping[str, str],
+    adapter: str,
+) -> str:
     """Return the file name of a trace: a hash of all that decides it."""
-    model, model_code = specification.get("model"), None
-    if (
-        specification.get("trust_remote_code")
-        and isinstance(model, Mapping)
-        and model.get("folder")
-    ):
-        model_code = _hash(
-            sorted(Path(model["folder"]).glob("*.py"))
-        )  # code that the model brings, and that may be executed
     inputs = {
         "specification": specification,
         "versions": dict(versions),
         "code": _tracing_code_hash(adapter),
-        "model_code": model_code,
+        "model_code": _model_code_hash(specification),
     }
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    text = json.dumps(inputs, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _model_code_hash(specification: Mapping[str, object]) -> str | None:
+    """Return a hash of the code that the model brings; None: it is not executed."""
+    model = specification.get("model")
+    if not specification.get("trust_remote_code") or not isinstance(model, Mapping):
+        return None
+    if not model.get("folder"):
+        return None
+    return _hash(sorted(Path(model["folder"]).glob("*.py")))
 
 
 @cache
 def _tracing_code_hash(adapter: str) -> str:
     """Return a hash of the worker's tracing code: any change to it invalidates all traces."""
-    inside = Path(autotune.worker.__file__).parent
-    patterns = ("tracing/**/*.py", "trl/*.py", "stand_in/*.py", "*.py")
-    files = sorted(file for pattern in patterns for file in inside.glob(pattern))
-    return _hash([*files, *([Path(adapter)] if adapter.endswith(".py") else [])])
+    worker = Path(autotune.worker.__file__).parent
+    files: list[Path] = []
+    for pattern in ("tracing/**/*.py", "trl/*.py", "stand_in/*.py", "*.py"):
+        files += worker.glob(pattern)
+    files.sort()
+    if adapter.endswith(".py"):
+        files.append(Path(adapter))
+    return _hash(files)
 
 
 def _hash(files: Iterable[Path]) -> str:

@@ -41,9 +41,9 @@ from autotune.worker.protocol import Message
 Specification = Mapping[str, object]
 Work = tuple[Specification, "Future[Trace]"]
 
-MAX_PROCESSES = 2  # Limit of processes: each imports a framework, nearly a GiB
-IMPORT_TIMEOUT_S = 180.0  # Limit for the import of a framework: a slow disk takes a minute
-# Limit for one trace: the largest models take half a minute, busy machines twenty times that
+MAX_PROCESSES = 2  # each imports a framework, nearly a GiB
+IMPORT_TIMEOUT_S = 180.0  # for the import of a framework: a slow disk takes a minute
+# For one trace: the largest models take half a minute, busy machines twenty times that.
 TRACE_TIMEOUT_S = 900.0
 
 # Without threads, network or device: the specification describes the GPU.
@@ -78,12 +78,15 @@ class Tracer:
         """`versions`: package versions, if reported by a process of the same interpreter."""
         self.python = python
         self.traced = 0  # traces computed, without those from the cache
-        self._adapter, self._cache, self._supported = adapter, cache, dict(supported or {})
+        self._adapter = adapter
+        self._cache = cache
+        self._supported = dict(supported or {})
         self._trace_seconds = trace_seconds
         self._folder: WorkFolder | None = None
         self._spawned: Spawned | None = None
         self._versions: dict[str, str] | None = None if versions is None else dict(versions)
-        self._loaded = self._cancelled = False
+        self._loaded = False
+        self._cancelled = False
         self._requests_sent = 0
 
     @property
@@ -100,23 +103,24 @@ class Tracer:
 
     def trace(self, specification: Specification) -> Trace:
         """Return the trace, possibly cached. CannotPredict if the step cannot be traced."""
-        key, trace = "", None
-        if self._cache is not None:
-            deciding = {
-                name: version for name, version in self.versions.items() if name not in ENGINES
-            }  # no part of a step
-            key = key_of(specification, deciding, self._adapter)
-            trace = self._cache.get(key)
+        trace = self._compute(specification) if self._cache is None else self._cached(specification)
+        engines = {}
+        for name in ENGINES:
+            if name in self.versions:
+                engines[name.removesuffix("-cpu")] = self.versions[name]
+        return dataclasses.replace(trace, versions={**trace.versions, **engines})
+
+    def _cached(self, specification: Specification) -> Trace:
+        assert self._cache is not None
+        versions = dict(self.versions)
+        for name in ENGINES:  # no part of a step
+            versions.pop(name, None)
+        key = key_of(specification, versions, self._adapter)
+        trace = self._cache.get(key)
         if trace is None:
             trace = self._compute(specification)
-            if self._cache is not None:
-                self._cache.put(key, trace)
-        engines = {
-            name.removesuffix("-cpu"): self.versions[name]
-            for name in ENGINES
-            if name in self.versions
-        }
-        return dataclasses.replace(trace, versions={**trace.versions, **engines})
+            self._cache.put(key, trace)
+        return trace
 
     def cancel(self) -> None:
         """End the running request from another thread; its `trace` raises at once."""
@@ -165,17 +169,13 @@ class Tracer:
 
     def _ensure_loaded(self) -> None:
         """Start the process and its imports; replace a process that has exited."""
-        if (
-            self._spawned is None
-            or self._spawned.wire.closed
-            or self._spawned.process.poll() is not None
-        ):
+        spawned = self._spawned
+        if spawned is None or spawned.wire.closed or spawned.process.poll() is not None:
             self._start()
         assert self._spawned is not None
-        if self._loaded and any(
-            message.get("event") == "lost" for message in self._spawned.wire.take(0)
-        ):
-            self._loaded = False  # the fork exited while it was idle
+        if self._loaded:
+            events = [message.get("event") for message in self._spawned.wire.take(0)]
+            self._loaded = "lost" not in events  # the fork may have exited while it was idle
         if not self._loaded:
             answer = self._request(
                 {"do": "load", "ranks": 1, "load": {}}, "loaded", IMPORT_TIMEOUT_S
@@ -207,14 +207,24 @@ class Tracer:
             self.close()
             raise
 
-    def _request(self, message: Message, expected: str, seconds: float) -> Message:
+    def _request(
+        self,
+        message: Message,
+        expected: str,
+        seconds: float,
+    ) -> Message:
         assert self._spawned is not None
         self._requests_sent += 1
         if not self._spawned.wire.send({**message, "id": self._requests_sent}):
             raise _WorkerGone("has ended")
         return self._receive(expected, time.monotonic() + seconds, self._requests_sent)
 
-    def _receive(self, expected: str, deadline: float, number: int | None = None) -> Message:
+    def _receive(
+        self,
+        expected: str,
+        deadline: float,
+        number: int | None = None,
+    ) -> Message:
         """Return the expected reply, or the one that reports a failure."""
         assert self._spawned is not None
         wire = self._spawned.wire
@@ -225,25 +235,29 @@ class Tracer:
             for message in messages:
                 if number is not None and message.get("id") != number:
                     continue
-                event = message.get("event")
-                if event in (expected, "failed"):
+                if message.get("event") in (expected, "failed"):
                     return message
-                if event == "unready":
-                    hints = [
-                        install_hint(self.python, package, span)
-                        for package, span in self._supported.items()
-                    ]
-                    problem = (
-                        f"Training environment {self.python}: import failed"
-                        f" ({_describe(message['error'])[-500:]})."
-                    )
-                    raise TrainingEnvironmentError(" ".join([problem, *hints]))
-                if event == "lost" and message.get("signal") is None:
-                    raise _WorkerGone(f"ended with status {message.get('exit')}")
-                if event == "lost":
-                    out_of_memory = " (out of memory?)" if message["signal"] == 9 else ""
-                    raise _WorkerGone(f"was ended by signal {message['signal']}{out_of_memory}")
+                self._raise_for(message)
         raise _WorkerGone("was cancelled" if self._cancelled else "gave no answer in time")
+
+    def _raise_for(self, message: Message) -> None:
+        """Raise the error that a message reports; return for any other message."""
+        if message.get("event") == "unready":
+            problem = (
+                f"Training environment {self.python}: import failed"
+                f" ({_describe(message['error'])[-500:]})."
+            )
+            hints = [
+                install_hint(self.python, package, span)
+                for package, span in self._supported.items()
+            ]
+            raise TrainingEnvironmentError(" ".join([problem, *hints]))
+        if message.get("event") == "lost":
+            signal = message.get("signal")
+            if signal is None:
+                raise _WorkerGone(f"ended with status {message.get('exit')}")
+            out_of_memory = " (out of memory?)" if signal == 9 else ""
+            raise _WorkerGone(f"was ended by signal {signal}{out_of_memory}")
 
     def _last_log_line(self) -> str:
         if self._spawned is None:
@@ -264,14 +278,12 @@ def _refusal(answer: Message, specification: Specification) -> CannotPredict:
     model = specification.get("model")
     name = model.get("name") if isinstance(model, Mapping) else None
     phase = f" in phase {answer['phase']}" if answer.get("phase") else ""
-    untraceable = [
-        link for link in error.get("chain", [error]) if link.get("type") == "Untraceable"
-    ]
-    if untraceable:
-        problem = str(untraceable[0]["text"]).strip()
-        return CannotPredict(
-            f"The training step of {name} cannot be traced without a GPU{phase}: {problem}"
-        )
+    for link in error.get("chain", [error]):
+        if link.get("type") == "Untraceable":
+            problem = str(link["text"]).strip()
+            return CannotPredict(
+                f"The training step of {name} cannot be traced without a GPU{phase}: {problem}"
+            )
     return CannotPredict(
         f"The training step of {name} could not be traced{phase}: {_describe(error)}.",
         way_out=(
@@ -292,7 +304,8 @@ class TracerPool:
         self, make: Callable[[Mapping[str, str] | None], Tracer], *, most: int | None = None
     ) -> None:
         """`make` returns a Tracer not started, given package versions if known."""
-        self._make, self._most = make, most or min(MAX_PROCESSES, os.cpu_count() or 1)
+        self._make = make
+        self._max_processes = most or min(MAX_PROCESSES, os.cpu_count() or 1)
         self._workers: list[_Worker] = []
         self._requested: dict[str, Future[Trace]] = {}
         self._queue: deque[Work] = deque()
@@ -339,33 +352,43 @@ class TracerPool:
         """Queue a trace once; `first` moves it before all that are only announced."""
         key = fingerprint(specification)
         with self._change:
-            if key not in self._requested:
-                future = self._requested[key] = Future()
-                (self._queue.appendleft if first else self._queue.append)((specification, future))
-                self._change.notify()
-            else:
+            if key in self._requested:
                 future = self._requested[key]
-                waiting = (
-                    next((work for work in self._queue if work[1] is future), None)
-                    if first
-                    else None
-                )
-                if waiting is not None:
-                    self._queue.remove(waiting)
-                    self._queue.appendleft(waiting)
+                if first:
+                    self._move_first(future)
                 return future
-            # Start another process if there is more work than idle processes.
-            idle = sum(worker.idle for worker in self._workers)
-            if len(self._queue) > idle and len(self._workers) < self._most:
-                tracer = self._make(self._workers[0].tracer.versions if self._workers else None)
-                _ = tracer.versions  # read here: later only the worker's thread may use the tracer
-                worker = _Worker(tracer)
-                worker.thread = threading.Thread(
-                    target=self._compute, args=(worker,), name="tracer", daemon=True
-                )
-                self._workers.append(worker)
-                worker.thread.start()
+            future = self._requested[key] = Future()
+            if first:
+                self._queue.appendleft((specification, future))
+            else:
+                self._queue.append((specification, future))
+            self._change.notify()
+            self._start_worker_if_needed()
         return future
+
+    def _move_first(self, future: Future[Trace]) -> None:
+        for work in self._queue:
+            if work[1] is future:
+                self._queue.remove(work)
+                self._queue.appendleft(work)
+                return
+
+    def _start_worker_if_needed(self) -> None:
+        """Start another process if there is more work than idle processes."""
+        idle = sum(worker.idle for worker in self._workers)
+        if len(self._queue) <= idle or len(self._workers) >= self._max_processes:
+            return
+        tracer = self._make(self._workers[0].tracer.versions if self._workers else None)
+        _ = tracer.versions  # read here: later only the worker's thread may use the tracer
+        worker = _Worker(tracer)
+        worker.thread = threading.Thread(
+            target=self._compute,
+            args=(worker,),
+            name="tracer",
+            daemon=True,
+        )
+        self._workers.append(worker)
+        worker.thread.start()
 
     def _compute(self, worker: _Worker) -> None:
         """Compute queued traces until the pool closes: the work of one thread."""

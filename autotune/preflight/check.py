@@ -11,11 +11,9 @@ one short worst-case probe.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -23,24 +21,25 @@ from typing import Any, Literal, Unpack
 from packaging.version import Version
 
 from autotune import catalog, frameworks
-from autotune.api import RunAnswer, run_flags
+from autotune.api import RunAnswer, run_request
 from autotune.core.answer import Trial
 from autotune.core.errors import BadInput, ProbeError
 from autotune.core.events import JobStarted, Listener, Note, ProbeEnded, ProbeStarted, ignore_events
 from autotune.core.job import Job
 from autotune.core.measurement import judge
 from autotune.core.space import Candidate
-from autotune.core.units import format_bytes
+from autotune.core.units import counted, format_bytes
 from autotune.frameworks.shares_in_files import limit_notes, with_limit
 from autotune.machine.hardware_detection import gpu_of
 from autotune.preflight.proofs import PROOF, Proof, Proofs, decided, longest_prompt
 from autotune.probe.executors import open_executor
 from autotune.probe.executors.base import Executor
 from autotune.report.certificate import certificate_row
-from autotune.request.assignments import held_by
 from autotune.request.flags import CommonOptions, Flags, flags_of
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
-from autotune.request.request_parser import parse_request
+from autotune.request.measured_data import PROMPT_KNOB, hold_longest_prompt
+from autotune.request.origins import Source
+from autotune.request.request_parser import RequestSources, read_sources
 from autotune.search.record import Record
 
 SCHEMA = 1
@@ -52,10 +51,9 @@ the probe failed for another reason than memory, or the budget ended before the 
 was certified.
 """
 
-MAX_TRIES = 2  # Attempts after faults of the machine
-TORCH_OF_LAUNCHER_CONTEXT = Version(
-    "2.8"
-)  # The first in which `torch.cuda.set_device(0)` makes a context (issue 155668)
+MAX_TRIES = 2  # attempts after faults of the machine
+# First release in which `torch.cuda.set_device(0)` makes a context (issue 155668)
+TORCH_OF_LAUNCHER_CONTEXT = Version("2.8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +81,14 @@ class Preflight:
             return "undecided"
         if self.fits:
             return "fits"
-        answer = None if self.tuned is None else self.tuned.recommendation
-        if self.tuned is None or answer is None:
+        if self.tuned is None or self.tuned.recommendation is None:
             return "does_not_fit"
+        answer = self.tuned.recommendation
         if answer.interrupted:
             return "interrupted"
-        if answer.winner is None:
-            return (
-                "nothing_fits" if self.tuned.document["status"] == "nothing_fits" else "undecided"
-            )
-        return "undecided" if self.use is None else "tuned"
+        if answer.winner is None and self.tuned.document["status"] == "nothing_fits":
+            return "nothing_fits"
+        return "undecided" if answer.winner is None or self.use is None else "tuned"
 
     @property
     def document(self) -> dict[str, Any]:
@@ -133,33 +129,32 @@ def preflight(
     """Prove that a configuration fits on this machine; with `tune`, search for one that does: by
     neutral settings only.
     """
-    ours = {"config": str(config), "out": str(out), "budget": budget, "fresh": fresh}
+    own_options = {"config": str(config), "out": str(out), "budget": budget, "fresh": fresh}
     # No other flags: the proof must refer to the file.
-    flags = flags_of({**options, **ours}, known={*CommonOptions.__annotations__, *ours})
+    flags = flags_of(
+        {**options, **own_options}, names={*CommonOptions.__annotations__, *own_options}
+    )
     return preflight_flags(flags, tune=tune, listener=listener)
 
 
 def preflight_flags(
-    flags: Flags, *, tune: bool = False, listener: Listener = ignore_events
+    flags: Flags,
+    *,
+    tune: bool = False,
+    listener: Listener = ignore_events,
 ) -> Preflight:
-    began = time.monotonic()
-    flags = flags.replace(mode="probe")
-    request = parse_request(flags)
+    start = time.monotonic()
+    sources = read_sources(flags, mode="probe")
+    request = sources.parse()
     _refuse_another_number_of_processes(request.job)
     with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
+        # 1. The configuration at its worst: with its longest prompt, beside the launcher.
         versions = executor.prepare()
         request = _at_its_longest(request, versions)
-        if beside := launcher_bytes(request.job, versions):
-            listener(
-                Note(
-                    text=(
-                        f"{format_bytes(beside)} of the limit are left for the process of `trl`,"
-                        " which holds a CUDA context."
-                    )
-                )
-            )
-            request = dataclasses.replace(request, job=with_room(request.job, beside))
-            flags = flags.replace(memory_limit=f"{request.job.memory_limit_bytes}B")
+        launcher = launcher_bytes(request.job, versions)
+        if launcher:
+            listener(Note(text=_launcher_note(launcher)))
+            request = replace(request, job=with_room(request.job, launcher))
         candidate = candidate_of_job(request)
         listener(
             JobStarted(
@@ -169,38 +164,53 @@ def preflight_flags(
                 notes=(*request.notes, *limit_notes(request.job, (candidate,))),
             )
         )
+
+        # 2. Its proof, from the record or measured now.
         proofs = Proofs(request.job, request.trainer, candidate, versions)
-        found = proofs.find()
-        missed = found if isinstance(found, str) else None
-        if isinstance(found, str):
-            listener(Note(text=f"Not on record: {found}. Measuring its worst case."))
+        recorded = proofs.find()
+        if isinstance(recorded, Proof):
+            proof, missed = recorded, None
+        else:
+            missed = recorded
+            listener(Note(text=f"Not on record: {missed}. Measuring its worst case."))
             trial = _measured(request.job, candidate, versions, executor, listener)
-            found = proofs.keep(trial, certificate_row(request.job, trial) or {})
-    known = Preflight(
+            proof = proofs.keep(trial, certificate_row(request.job, trial) or {})
+
+    # 3. The file to train with.
+    checked = Preflight(
         job=request.job,
         candidate=candidate,
-        proof=found,
+        proof=proof,
         from_record=missed is None,
         missed=missed,
         tuned=None,
         use=None,
         elapsed_seconds=0.0,
     )
-    if known.fits is False and tune:
-        known = _tuned(known, flags, f"preflight-{proofs.key}", listener)
-    elif known.fits:
-        known = dataclasses.replace(known, use=Path(str(flags.config)))
-    return dataclasses.replace(known, elapsed_seconds=time.monotonic() - began)
+    if checked.fits:
+        checked = replace(checked, use=request.job.task.workload.config_file)
+    elif checked.fits is False and tune:
+        search = _search_that_learns_the_same(
+            sources,
+            request,
+            candidate,
+            study=f"preflight-{proofs.key}",
+            limited=bool(launcher),
+        )
+        checked = _tuned(checked, search, listener)
+    return replace(checked, elapsed_seconds=time.monotonic() - start)
 
 
 def _refuse_another_number_of_processes(job: Job) -> None:
     """Refuse a file that starts another number of processes than is proven."""
-    named, hardware = job.task.workload.user_settings.get("num_processes"), job.task.hardware
-    if isinstance(named, int) and named != hardware.count:
-        what = "cpu" if hardware.kind == "cpu" else "local"
+    processes = job.task.workload.user_settings.get("num_processes")
+    hardware = job.task.hardware
+    if isinstance(processes, int) and processes != hardware.count:
+        devices = "cpu" if hardware.kind == "cpu" else "local"
         raise BadInput(
-            f"The configuration starts {named} processes, and {hardware} are {hardware.count}.",
-            way_out=f"Type --gpus {named}x{what}, or correct num_processes.",
+            f"The configuration starts {counted(processes, 'process', 'processes')}, but"
+            f" {hardware} has {counted(hardware.count, 'device')}.",
+            way_out=f"Type --gpus {processes}x{devices}, or correct num_processes.",
         )
 
 
@@ -212,6 +222,13 @@ def launcher_bytes(job: Job, versions: Mapping[str, str]) -> int:
     if hardware.kind != "cuda" or torch is None or Version(torch) < TORCH_OF_LAUNCHER_CONTEXT:
         return 0
     return round(catalog.bare_context(gpu_of(hardware)).value)
+
+
+def _launcher_note(held_bytes: int) -> str:
+    return (
+        f"{format_bytes(held_bytes)} of the limit are left for the process of `trl`, which holds a"
+        " CUDA context."
+    )
 
 
 def with_room(job: Job, taken_bytes: int) -> Job:
@@ -228,14 +245,10 @@ def with_room(job: Job, taken_bytes: int) -> Job:
 
 def _at_its_longest(request: ParsedRequest, versions: Mapping[str, str]) -> ParsedRequest:
     """Set the longest prompt of the data unless given: TRL truncates no prompt."""
-    job = request.job
-    workload = job.task.workload
-    if "max_prompt_length" in workload.held:
+    if PROMPT_KNOB in request.job.task.workload.held:
         return request
-    longest = longest_prompt(job, request.trainer, versions)
-    held = {**workload.held, "max_prompt_length": longest}
-    task = dataclasses.replace(job.task, workload=dataclasses.replace(workload, held=held))
-    return dataclasses.replace(request, job=dataclasses.replace(job, task=task))
+    longest = longest_prompt(request.job, request.trainer, versions)
+    return hold_longest_prompt(request, longest)
 
 
 def _measured(
@@ -272,29 +285,54 @@ def _measured(
         measurement=measurement,
         verdict=judge(measurement),
     )
-    record(ProbeEnded(trial=trial, best=trial if trial.verdict.fits else None, seconds_left=0.0))
+    record(
+        ProbeEnded(
+            trial=trial,
+            best=trial if trial.verdict.fits else None,
+            seconds_left=0.0,
+        )
+    )
     return trial
 
 
-def _tuned(known: Preflight, flags: Flags, study: str, listener: Listener) -> Preflight:
-    """Search with all learning settings held, including the longest prompt."""
-    # 1. Hold those that no flag gives. One left at None derives from another one, which must stay free.
-    settings, space = known.candidate.settings, known.job.space
-    given = held_by(flags, frameworks.trainer(flags.framework, flags.method).canonical)
-    names = {knob.name for knob in space.learning_knobs(settings)} | {"max_prompt_length"}
-    learned = {
-        name: known.candidate.knobs.get(name, settings.get(name))
-        for name in sorted(names - set(given))
-    }
-    hold = [f"{name}={json.dumps(value)}" for name, value in learned.items() if value is not None]
-    # 2. Resume an earlier study of this preflight: nothing is measured twice.
-    search = flags.replace(
-        hold=(*flags.hold, *hold), study=flags.study or study, resume=not flags.fresh
+def _search_that_learns_the_same(
+    sources: RequestSources,
+    request: ParsedRequest,
+    candidate: Candidate,
+    *,
+    study: str,
+    limited: bool,
+) -> RequestSources:
+    """Return the search with all learning settings held, including the longest prompt.
+
+    Held are those that no flag states. One left at None derives from another one, which must stay
+    free. `limited`: room was left for the launcher.
+    """
+    settings = candidate.settings
+    names = {knob.name for knob in request.job.space.learning_knobs(settings)} | {PROMPT_KNOB}
+    held = {}
+    for name in sorted(names):
+        value = candidate.knobs.get(name, settings.get(name))
+        is_stated = name in request.held and request.held[name].origin.source >= Source.HOLD
+        if value is not None and not is_stated:
+            held[name] = value
+    limit_bytes = request.job.memory_limit_bytes if limited else None
+    return sources.as_search(held, study=study, memory_limit_bytes=limit_bytes)
+
+
+def _tuned(
+    checked: Preflight,
+    search: RequestSources,
+    listener: Listener,
+) -> Preflight:
+    """Search for another configuration; an earlier study of this preflight is resumed."""
+    pinned = frozenset(checked.candidate.settings) | frozenset(checked.job.space.relax)
+    answer = run_request(search, listener=listener, pinned=pinned)
+    recommendation = answer.recommendation
+    is_certified = (
+        recommendation is not None
+        and recommendation.certificate is not None
+        and not recommendation.interrupted
     )
-    found = run_flags(
-        search, listener=listener, pinned=frozenset(settings) | frozenset(space.relax)
-    )
-    answer = found.recommendation
-    certified = answer is not None and answer.certificate is not None and not answer.interrupted
-    use = next((file for file in found.files if file.stem == RECOMMENDED), None)
-    return dataclasses.replace(known, tuned=found, use=use if certified else None)
+    file = next((file for file in answer.files if file.stem == RECOMMENDED), None)
+    return replace(checked, tuned=answer, use=file if is_certified else None)

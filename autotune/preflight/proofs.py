@@ -9,7 +9,7 @@ time.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -38,7 +38,7 @@ PROOF = ProbePlan(
 )
 """Shortest probe that covers all items of a certificate."""
 
-MAX_COMPARED = 50  # Earlier proofs that are compared to name the changes
+MAX_COMPARED = 50  # earlier proofs that are compared to name the changes
 MAX_NAMED = 3
 
 
@@ -58,7 +58,11 @@ class Proofs:
     """Record of proofs for one configuration under the present circumstances."""
 
     def __init__(
-        self, job: Job, trainer: Trainer, candidate: Candidate, versions: Mapping[str, str]
+        self,
+        job: Job,
+        trainer: Trainer,
+        candidate: Candidate,
+        versions: Mapping[str, str],
     ) -> None:
         self._job, self._store = job, Store()
         self.facts = facts_of(job, trainer, candidate, versions)
@@ -70,10 +74,10 @@ class Proofs:
         """
         if self._job.fresh:
             return "--fresh measures again"
-        known = self._store.kept(PROOFS, self.key, Proof)
-        if known is None or known.schema != SCHEMA:
+        proof = self._store.kept(PROOFS, self.key, Proof)
+        if proof is None or proof.schema != SCHEMA:
             return self._what_changed()
-        return neighbours_changed(self._job, known.trial) or known
+        return neighbours_changed(self._job, proof.trial) or proof
 
     def keep(self, trial: Trial, certificate: Mapping[str, object] | None) -> Proof:
         """Store the proof. Outcomes other than fitting or running out of memory are not stored."""
@@ -91,19 +95,16 @@ class Proofs:
 
     def _what_changed(self) -> str:
         """Name the differences from the nearest stored proof."""
-        here = dict(_flat(self.facts))
-        changes = [
-            _difference(dict(_flat(one.facts)), here)
-            for one in self._store.newest(PROOFS, Proof, MAX_COMPARED)
-        ]
+        facts = _flattened(self.facts)
+        changes = []
+        for proof in self._store.newest(PROOFS, Proof, MAX_COMPARED):
+            changes.append(_difference(_flattened(proof.facts), facts))
         nearest = min(changes, key=len, default=[])
         if not nearest:
             return "nothing like it was measured here before"
-        more = f" and {len(nearest) - MAX_NAMED} more" if len(nearest) > MAX_NAMED else ""
-        return (
-            f"since the nearest that was measured here, {', '.join(nearest[:MAX_NAMED])}{more}"
-            " changed"
-        )
+        listed, unlisted = nearest[:MAX_NAMED], len(nearest) - MAX_NAMED
+        suffix = f" and {unlisted} more" if unlisted > 0 else ""
+        return f"{', '.join(listed)}{suffix} changed since the nearest proof"
 
 
 def decided(trial: Trial) -> bool | None:
@@ -115,79 +116,90 @@ def decided(trial: Trial) -> bool | None:
 
 
 def facts_of(
-    job: Job, trainer: Trainer, candidate: Candidate, versions: Mapping[str, str]
+    job: Job,
+    trainer: Trainer,
+    candidate: Candidate,
+    versions: Mapping[str, str],
 ) -> dict[str, object]:
     """Return all inputs of the measurement; of a dataset only the longest prompt matters."""
+    # 1. The requests of the probe. Config, weights and data of the model are separate facts.
     task = job.task
     load = dict(trainer.load_request(candidate, task))
-    if isinstance(model := load.get("model"), Mapping):
-        # Config and weights are separate facts; the path is irrelevant.
-        load["model"] = {
-            name: value for name, value in model.items() if name not in ("name", "folder")
-        }
-    probe = {
-        name: value
-        for name, value in trainer.probe_request(candidate, task, PROOF).items()
-        if name != "dataset"
-    }
-    settings = {
-        name: value
-        for name, value in task.workload.user_settings.items()
-        if not name.startswith("dataset")
-        and name not in ("model_name_or_path", "output_dir")  # data and model: separate facts
-    }
-    shared = {
-        name: value for name, value in circumstances(job, versions).facts.items() if name != "files"
-    }
+    model = load.get("model")
+    if isinstance(model, Mapping):
+        load["model"] = _without(model, "name", "folder")
+    probe = _without(trainer.probe_request(candidate, task, PROOF), "dataset")
+
+    # 2. Circumstances, and the files that the configuration names.
+    settings = _without(task.workload.user_settings, "model_name_or_path", "output_dir")
+    settings = {name: value for name, value in settings.items() if not name.startswith("dataset")}
+    shared = _without(circumstances(job, versions).facts, "files")
     return {**shared, "files": files_named(*strings_in(settings)), "load": load, "probe": probe}
 
 
-def neighbours_changed(job: Job, then: Trial) -> str | None:
+def _without(mapping: Mapping[str, object], *names: str) -> dict[str, object]:
+    return {name: value for name, value in mapping.items() if name not in names}
+
+
+def neighbours_changed(job: Job, earlier: Trial) -> str | None:
     """Return why other processes invalidate a proof; None: unchanged memory."""
-    memory, hardware = then.measurement.memory, job.task.hardware
+    memory, hardware = earlier.measurement.memory, job.task.hardware
     if hardware.kind == "cpu":
-        import psutil
-
-        free, peak_bytes = int(psutil.virtual_memory().available), memory.peak_bytes
-        if peak_bytes is not None and free >= peak_bytes:
-            return None
-        return (
-            f"others leave {format_bytes(free)} of this machine's memory, and"
-            f" {format_bytes(peak_bytes or 0)} were needed"
-        )
-    now = held_by_others(hardware, job.memory_limit_bytes)
-    before = tuple(device.others_bytes for device in memory.devices)
-    if now is None or not before or None in before:
+        return _host_memory_lacks(memory.peak_bytes)
+    held_now = held_by_others(hardware, job.memory_limit_bytes)
+    held_then = tuple(device.others_bytes for device in memory.devices)
+    if held_now is None or not held_then or None in held_then:
         return "other users of these GPUs are unknown"
-    for index, (held, was) in enumerate(zip(now, before, strict=False)):
-        if was is None or abs(held - was) > MIN_REPORTED_BYTES:
+    for index, (now, then) in enumerate(zip(held_now, held_then, strict=False)):
+        if then is None or abs(now - then) > MIN_REPORTED_BYTES:
             return (
-                f"others hold {format_bytes(held)} of GPU {index} now, and held"
-                f" {format_bytes(was or 0)} when it was measured"
+                f"others hold {format_bytes(now)} of GPU {index} now, and held"
+                f" {format_bytes(then or 0)} when it was measured"
             )
-    return None if len(now) == len(before) else "the number of GPUs changed"
+    return None if len(held_now) == len(held_then) else "the number of GPUs changed"
 
 
-def longest_prompt(job: Job, trainer: Trainer, versions: Mapping[str, str]) -> int:
+def _host_memory_lacks(peak_bytes: int | None) -> str | None:
+    """Return what others leave of this machine's memory; None: enough for this peak."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    if peak_bytes is not None and free >= peak_bytes:
+        return None
+    return (
+        f"others leave {format_bytes(free)} of this machine's memory, and"
+        f" {format_bytes(peak_bytes or 0)} were needed"
+    )
+
+
+def longest_prompt(
+    job: Job,
+    trainer: Trainer,
+    versions: Mapping[str, str],
+) -> int:
     """Return the longest prompt of the dataset in tokens, cached per state of its files."""
+    # 1. From the cache.
     store, key = Store(), _lengths_key(job, versions)
-    known = None if key is None or job.fresh else store.kept(LENGTHS, key, dict[str, int])
-    if known is not None and known.get("schema") == SCHEMA and "tokens" in known:
-        return known["tokens"]
+    if key is not None and not job.fresh:
+        cached = store.kept(LENGTHS, key, dict[str, int])
+        if cached is not None and cached.get("schema") == SCHEMA and "tokens" in cached:
+            return cached["tokens"]
+
+    # 2. Measured.
     way_out = "Say how long prompts get: --max-prompt-length 512"
     try:
-        found = trainer.prompt_lengths(job.task)
+        lengths = trainer.prompt_lengths(job.task)
     except BadInput as error:
         raise BadInput(
             f"The longest prompt of the training data isn't known. {error.what}", way_out=way_out
         ) from error
-    if found is None:
+    if lengths is None:
         raise BadInput(
             "The longest prompt of the training data isn't known: the configuration names no"
             " dataset.",
             way_out=way_out,
         )
-    tokens = found.percentiles[100]
+    tokens = lengths.percentiles[100]
     if key is not None:
         store.keep(LENGTHS, key, {"schema": SCHEMA, "tokens": tokens})
     return tokens
@@ -197,20 +209,22 @@ def _lengths_key(job: Job, versions: Mapping[str, str]) -> str | None:
     """Return the cache key; None if changes of the data cannot be detected."""
     workload = job.task.workload
     data = [stamp(name, repository="datasets") for name in _datasets(job)]
-    tokenizer = stamp(str(workload.model.folder)) if workload.model.folder is not None else None
+    tokenizer = None
+    if workload.model.folder is not None:
+        tokenizer = stamp(str(workload.model.folder))
     if not data or None in data or tokenizer is None:
         return None
+    held = {}
+    for name in workload.held:
+        if name in ("model_revision", "trust_remote_code"):
+            held[name] = workload.held[name]
     return fingerprint(
         {
             "schema": SCHEMA,
             "data": data,
             "tokenizer": tokenizer,
             "named": {**dict(workload.user_settings), "dataset": workload.dataset},
-            "held": {
-                name: value
-                for name, value in workload.held.items()
-                if name in ("model_revision", "trust_remote_code")
-            },
+            "held": held,
             "versions": dict(versions),
         }
     )
@@ -221,30 +235,31 @@ def _datasets(job: Job) -> list[str]:
     workload = job.task.workload
     if workload.dataset is not None:
         return [workload.dataset]
-    parts = workload.user_settings.get("datasets")
-    mixed = [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
-    named = [
-        name for part in mixed for name in (part.get("path"), *strings_in(part.get("data_files")))
-    ]
-    return [
-        name
-        for name in (workload.user_settings.get("dataset_name"), *named)
-        if isinstance(name, str)
-    ]
+    names = [workload.user_settings.get("dataset_name")]
+    mixture = workload.user_settings.get("datasets")
+    for part in mixture if isinstance(mixture, list) else []:
+        if isinstance(part, Mapping):
+            names += [part.get("path"), *strings_in(part.get("data_files"))]
+    return [name for name in names if isinstance(name, str)]
 
 
-def _flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _flat(part, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, str(value)
+def _flattened(value: object, prefix: str = "") -> dict[str, object]:
+    """Return the leaves of nested mappings by dotted name, as text."""
+    if not isinstance(value, Mapping):
+        return {prefix: str(value)}
+    leaves: dict[str, object] = {}
+    for key, part in value.items():
+        leaves.update(_flattened(part, f"{prefix}.{key}" if prefix else str(key)))
+    return leaves
 
 
 def _difference(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """Return differences like `versions.torch (2.8.0, now 2.9.0)`, in the order of the facts."""
-    names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
-    return [f"{name} ({_short(before.get(name))}, now {_short(now.get(name))})" for name in names]
+    differences = []
+    for name in {**now, **before}:
+        if before.get(name) != now.get(name):
+            differences.append(f"{name} ({_short(before.get(name))}, now {_short(now.get(name))})")
+    return differences
 
 
 def _short(value: object) -> str:

@@ -1,8 +1,8 @@
 """Parent side of a probe: one worker process per interpreter, under a limit on its process tree.
 
-runner.py              probe runner: candidate after candidate on one loaded model; commands and their replies
+runner.py              candidate after candidate on one loaded model; commands and their replies
 assembly.py            messages of the ranks -> Measurement;  message_validation.py  their form
-worker_process.py      start, messages and end of a worker;  spawn.py  its environment, folder and output
+worker_process.py      start, messages and end of a worker;  spawn.py  its environment, output
 limits.py              memory limit by cgroup v2, cgroup v1 or rlimit
 process_meter.py       memory of the process tree, sampled, also over time
 gpu_set.py             the GPUs: ballast that occupies the rest of a larger one, other processes

@@ -34,9 +34,8 @@ from autotune.worker.protocol import LOST, Message
 
 EXCERPT_CHARACTERS = 4096
 
-SLOW_SHARE = (
-    0.25  # A probe with progress in this last share of its deadline counts as slow, not as hung
-)
+# A probe with progress in this last share of its deadline counts as slow, not as hung.
+SLOW_SHARE = 0.25
 
 
 @dataclass(kw_only=True)
@@ -44,14 +43,13 @@ class CommandReply:
     """Messages of the ranks in reply to one command."""
 
     results: dict[int, Message] = field(default_factory=dict)  # `loaded` or `measured`, by rank
-    failures: list[Message] = field(
-        default_factory=list
-    )  # `failed` and `lost`, in order of arrival
+    failures: list[Message] = field(default_factory=list)  # `failed` and `lost`, as they arrived
     phases: dict[int, Phase] = field(default_factory=dict)  # Last reported phase, by rank
     timed_out: bool = False
-    moved_at: float = field(
-        default_factory=time.monotonic
-    )  # Time of the last sign of progress; of the command itself at first
+
+    moved_at: float = field(default_factory=time.monotonic)
+    """Time of the last sign of progress; of the command itself at first."""
+
     moving: str = "the command was sent"  # Description of that sign
     quiet_seconds: float = 0.0  # Time without progress when the deadline passed
     worker_lost: bool = False
@@ -65,10 +63,11 @@ class CommandReply:
     @property
     def gone_before(self) -> bool:
         """True if a rank had exited before the command reached it, with unknown status."""
-        return any(
-            m.get("event") == LOST and m.get("signal") is None and m.get("exit") is None
-            for m in self.failures
-        )
+        for failure in self.failures:
+            has_status = failure.get("signal") is not None or failure.get("exit") is not None
+            if failure.get("event") == LOST and not has_status:
+                return True
+        return False
 
     def phase_of(self, rank: int | None) -> Phase | None:
         """Return the rank's last phase; any rank's if that one reported none."""
@@ -83,90 +82,136 @@ class KernelReport:
 
     out_of_memory: bool  # The kernel killed a process for memory, or the meter did in its place
     own_limit: bool  # The probe's limit was reached, not the machine's memory
-    # The tree was at its limit: a crash of an allocator after a refusal is out of memory too
+
     full: bool
-    host_short: bool = (
-        False  # GPU probe only: the machine's memory was nearly exhausted at some moment
-    )
-    # The probe used the larger part of the machine's used memory: its lack is the candidate's own
+    """The tree was at its limit: a crash of an allocator after a refusal is out of memory too."""
+
+    host_short: bool = False
+    """GPU probe only: the machine's memory was nearly exhausted at some moment."""
+
     mostly_own: bool = True
+    """The probe used the larger part of the machine's used memory: its lack is the candidate's
+    own."""
+
+    @property
+    def probe_ran_out(self) -> bool:
+        """True if a process was killed for memory that the probe itself used."""
+        return self.out_of_memory and (self.own_limit or self.mostly_own)
+
+    @property
+    def is_about_memory(self) -> bool:
+        return self.out_of_memory or self.full or self.host_short
 
 
 def failure_of(
-    reply: CommandReply, kernel: KernelReport, device: DeviceKind, seconds: float
+    reply: CommandReply,
+    kernel: KernelReport,
+    device: DeviceKind,
+    seconds: float,
 ) -> tuple[Outcome, Failure]:
     """Return the root failure of a command; ProbeError if the candidate is not its cause."""
     if reply.failures:
-        found = [(message, _finding(message, reply, kernel, device)) for message in reply.failures]
-        message, finding = min(found, key=lambda pair: _blame_order(pair[1]))
-        if finding.transient:
-            raise ProbeError(f"The machine was disturbed during a measurement: {finding.evidence}")
-        return finding.outcome, _failure(finding, message, reply)
+        return _root_failure(reply, kernel, device)
     phase = reply.phase_of(0)
     if reply.worker_lost:
         finding = classify_exit(_ending({}, phase, kernel, device, reply.printed))
         return finding.outcome, _failure(finding, {}, reply)
-    evidence = (
-        f"no answer after {seconds:.1f} s{f' in phase {phase}' if phase else ''}: ended at its"
-        " deadline; "
+    failure = Failure(
+        evidence=_deadline_evidence(reply, phase, seconds),
+        phase=phase,
+        excerpt=end_of(reply.printed),
     )
+    return Outcome.TIMEOUT, failure
+
+
+def _root_failure(
+    reply: CommandReply,
+    kernel: KernelReport,
+    device: DeviceKind,
+) -> tuple[Outcome, Failure]:
+    findings = [_finding(message, reply, kernel, device) for message in reply.failures]
+    pairs = zip(reply.failures, findings, strict=True)
+    message, finding = min(pairs, key=lambda pair: _blame_order(pair[1]))
+    if finding.transient:
+        raise ProbeError(f"The machine was disturbed during a measurement: {finding.evidence}")
+    return finding.outcome, _failure(finding, message, reply)
+
+
+def _deadline_evidence(
+    reply: CommandReply,
+    phase: Phase | None,
+    seconds: float,
+) -> str:
+    place = f" in phase {phase}" if phase else ""
+    ending = f"no answer after {seconds:.1f} s{place}: ended at its deadline"
+    progress = f"{reply.quiet_seconds:.1f} s before ({reply.moving})"
     # A long step reports no progress: silence does not prove a hang.
-    slow = reply.quiet_seconds <= seconds * SLOW_SHARE
-    evidence += (
-        "slow and not hung, with" if slow else "hung, or in one step that takes longer than that:"
+    if reply.quiet_seconds <= seconds * SLOW_SHARE:
+        return f"{ending}; slow and not hung, with its last progress {progress}"
+    return (
+        f"{ending}; hung, or in one step that takes longer than that: its last progress was"
+        f" {progress}"
     )
-    evidence += (
-        f" its last progress {'' if slow else 'was '}{reply.quiet_seconds:.1f} s before"
-        f" ({reply.moving})"
-    )
-    return Outcome.TIMEOUT, Failure(evidence=evidence, phase=phase, excerpt=end_of(reply.printed))
 
 
 def _blame_order(finding: Finding) -> int:
     """Sort key: out of memory first, then an end from outside; reports of a lost peer last, ties
     by arrival.
     """
-    return (0 if finding.outcome.is_out_of_memory else 1 if finding.from_outside else 2) + (
-        3 if finding.secondary else 0
-    )
+    if finding.outcome.is_out_of_memory:
+        order = 0
+    elif finding.from_outside:
+        order = 1
+    else:
+        order = 2
+    return order + (3 if finding.secondary else 0)
 
 
 def _finding(
-    message: Message, reply: CommandReply, kernel: KernelReport, device: DeviceKind
+    message: Message,
+    reply: CommandReply,
+    kernel: KernelReport,
+    device: DeviceKind,
 ) -> Finding:
-    phase: Phase | None = message.get("phase") or reply.phase_of(message.get("rank"))
-    error = message.get("error") or {}
-    if message["event"] == LOST:
-        found = classify_exit(_ending(message, phase, kernel, device, reply.printed))
-    elif "ended" in message:
-        found = classify_launched(
-            _ending(message["ended"], message.get("phase"), kernel, device, reply.printed),
-            error["text"],
-        )
-    else:
-        chain = [(link["type"], link["text"]) for link in error.get("chain", [error])]
-        own = kernel.out_of_memory and (
-            kernel.own_limit or kernel.mostly_own
-        )  # killed for memory that the probe itself used
-        found = classify_exception(
-            ReportedException(
-                chain=chain,
-                frames=error.get("frames", ()),
-                phase=phase,
-                device=device,
-                limit_hit=own,
-                printed=reply.printed,
-            )
-        )
-    if found.row == HOST_KILLED and not (kernel.out_of_memory or kernel.full or kernel.host_short):
+    finding = _classified(message, reply, kernel, device)
+    if finding.row == HOST_KILLED and not kernel.is_about_memory:
         # A message such as "Signal 9 received by PID 7" suggests the OOM killer; its counter denies
         # it.
-        return ended_from_outside(found.evidence, ProcessExit(phase=found.phase))
-    return found
+        return ended_from_outside(finding.evidence, ProcessExit(phase=finding.phase))
+    return finding
+
+
+def _classified(
+    message: Message,
+    reply: CommandReply,
+    kernel: KernelReport,
+    device: DeviceKind,
+) -> Finding:
+    phase: Phase | None = message.get("phase") or reply.phase_of(message.get("rank"))
+    if message["event"] == LOST:
+        return classify_exit(_ending(message, phase, kernel, device, reply.printed))
+    error = message.get("error") or {}
+    if "ended" in message:
+        ending = _ending(message["ended"], message.get("phase"), kernel, device, reply.printed)
+        return classify_launched(ending, error["text"])
+    return classify_exception(
+        ReportedException(
+            chain=[(link["type"], link["text"]) for link in error.get("chain", [error])],
+            frames=error.get("frames", ()),
+            phase=phase,
+            device=device,
+            limit_hit=kernel.probe_ran_out,
+            printed=reply.printed,
+        )
+    )
 
 
 def _ending(
-    message: Message, phase: Phase | None, kernel: KernelReport, device: DeviceKind, printed: str
+    message: Message,
+    phase: Phase | None,
+    kernel: KernelReport,
+    device: DeviceKind,
+    printed: str,
 ) -> ProcessExit:
     exhausted: Literal["limit", "machine", "others"] | None = None
     machine: Literal["machine", "others"] = "machine" if kernel.mostly_own else "others"
@@ -175,9 +220,8 @@ def _ending(
     elif kernel.full and message.get("signal") is not None:
         exhausted = "limit"
     elif kernel.host_short and message.get("signal") == signal.SIGKILL:
-        exhausted = (
-            machine  # killed by a daemon such as systemd-oomd: the kernel's counter omits those
-        )
+        # Killed by a daemon such as systemd-oomd: the kernel's counter omits those.
+        exhausted = machine
     return ProcessExit(
         signal=message.get("signal"),
         exit=message.get("exit"),
@@ -196,7 +240,11 @@ def end_of(text: str) -> str:
     return end.partition("\n")[2] or end
 
 
-def _failure(finding: Finding, message: Message, reply: CommandReply) -> Failure:
+def _failure(
+    finding: Finding,
+    message: Message,
+    reply: CommandReply,
+) -> Failure:
     excerpt = (message.get("error") or {}).get("traceback") or reply.printed
     return Failure(
         evidence=finding.evidence,
@@ -212,23 +260,27 @@ def _failure(finding: Finding, message: Message, reply: CommandReply) -> Failure
 
 def merge_speeds(speeds: Sequence[RankSpeed | None]) -> Speed | None:
     """Merge the ranks' speeds: cycle seconds = max over ranks, loss tokens = sum over ranks."""
-    known = [speed for speed in speeds if speed is not None]
-    if not known or not all(speed.cycle_seconds for speed in known):
+    reported = [speed for speed in speeds if speed is not None]
+    if not reported or not all(speed.cycle_seconds for speed in reported):
         return None
-    slowest = max(known, key=lambda speed: sum(speed.cycle_seconds))
-    seconds = tuple(map(max, zip(*(speed.cycle_seconds for speed in known), strict=False)))
+    slowest = max(reported, key=lambda speed: sum(speed.cycle_seconds))
+    seconds_by_cycle = zip(*(speed.cycle_seconds for speed in reported), strict=False)
+    seconds = tuple(map(max, seconds_by_cycle))
+    tokens_by_cycle = zip(*(speed.cycle_loss_tokens for speed in reported), strict=False)
+
     # The slowest rank's phases; waiting for the others in single cycles is `other`.
-    phases = {name: spent for name, spent in slowest.phase_seconds.items() if name != "other"}
+    phase_seconds = dict(slowest.phase_seconds)
+    phase_seconds.pop("other", None)
+    phase_seconds["other"] = max(0.0, sum(seconds) - sum(phase_seconds.values()))
+
     return Speed(
         completion_tokens=slowest.completion_tokens,
         cycle_seconds=seconds,
-        cycle_loss_tokens=tuple(
-            map(sum, zip(*(speed.cycle_loss_tokens for speed in known), strict=False))
-        ),
-        prompt_tokens=sum(speed.prompt_tokens for speed in known),
-        phase_seconds={**phases, "other": max(0.0, sum(seconds) - sum(phases.values()))},
+        cycle_loss_tokens=tuple(map(sum, tokens_by_cycle)),
+        prompt_tokens=sum(speed.prompt_tokens for speed in reported),
+        phase_seconds=phase_seconds,
         user_reward_seconds=slowest.user_reward_seconds,
-        cut_short=any(speed.cut_short for speed in known),
+        cut_short=any(speed.cut_short for speed in reported),
         borrowed_seconds=slowest.borrowed_seconds,
         drawn=slowest.drawn,
     )
@@ -236,26 +288,29 @@ def merge_speeds(speeds: Sequence[RankSpeed | None]) -> Speed | None:
 
 def activity_of(results: Sequence[RankResult]) -> LoopActivity | None:
     """Merge the ranks' activity: the least of every count and length, the worst of every cycle."""
-    reported = [result.exercised for result in results if result.exercised is not None]
-    if not reported:
+    activities = [result.exercised for result in results if result.exercised is not None]
+    if not activities:
         return None
-    names = {one.name for one in fields(LoopActivity)} - {"cycles", "seconds"}
-    known = {
-        name: [value for one in reported if (value := getattr(one, name)) is not None]
-        for name in names
-    }
+    least = {}
+    for field_ in fields(LoopActivity):
+        values = [getattr(activity, field_.name) for activity in activities]
+        known_values = [value for value in values if value is not None]
+        if field_.name not in ("cycles", "seconds") and known_values:
+            least[field_.name] = min(known_values)
+    cycles = zip(*(activity.cycles for activity in activities), strict=False)
     return LoopActivity(
-        **{name: min(values) for name, values in known.items() if values},
-        seconds=max(one.seconds for one in reported),
-        cycles=tuple(
-            CycleMemory(
-                steps=cycle[0].steps,
-                seconds=max(one.seconds for one in cycle),
-                peak_bytes=max(one.peak_bytes for one in cycle),
-                held_bytes=max(one.held_bytes for one in cycle),
-            )
-            for cycle in zip(*(one.cycles for one in reported), strict=False)
-        ),
+        **least,
+        seconds=max(activity.seconds for activity in activities),
+        cycles=tuple(map(_worst_cycle, cycles)),
+    )
+
+
+def _worst_cycle(of_ranks: Sequence[CycleMemory]) -> CycleMemory:
+    return CycleMemory(
+        steps=of_ranks[0].steps,
+        seconds=max(cycle.seconds for cycle in of_ranks),
+        peak_bytes=max(cycle.peak_bytes for cycle in of_ranks),
+        held_bytes=max(cycle.held_bytes for cycle in of_ranks),
     )
 
 
@@ -268,7 +323,10 @@ class Peaks:
 
 
 def tree_peaks(
-    reply: CommandReply, meter_peak: int, meter_phases: Mapping[str, int], ceiling_bytes: int | None
+    reply: CommandReply,
+    meter_peak: int,
+    meter_phases: Mapping[str, int],
+    ceiling_bytes: int | None,
 ) -> Peaks:
     """Return the CPU peaks. The ranks' own figures are exact; the meter only samples.
 
@@ -276,50 +334,49 @@ def tree_peaks(
     upper bound: max(ceiling, meter peak)
     """
     reports = _reports(reply)
+    results = [rank_result(report) for report in reports]
 
-    def combined(figures: Iterable[int | None]) -> int | None:
-        pairs = zip(figures, (report.get("base_bytes") for report in reports), strict=True)
-        grown = [
-            max(0, peak - base) for peak, base in pairs if peak is not None and base is not None
-        ]
-        if not grown:
+    def combined(peaks: Iterable[int | None]) -> int | None:
+        growths = []
+        for report, peak in zip(reports, peaks, strict=True):
+            base = report.get("base_bytes")
+            if peak is not None and base is not None:
+                growths.append(max(0, peak - base))
+        if not growths:
             return None
-        total: int = reply.usage_before_bytes + sum(grown)
+        total: int = reply.usage_before_bytes + sum(growths)
         # The ranks' peaks need not coincide: the cgroup's ceiling may be lower than the sum.
         return total if ceiling_bytes is None else min(total, max(ceiling_bytes, meter_peak))
 
-    results = [rank_result(report) for report in reports]
     exact = combined(result.peak_bytes for result in results)
-    phases = dict(meter_phases)
-    lost = any(report.get("event") == LOST for report in reports)
-    by_phase = [result.phase_peak_bytes or {} for result in results]
-    for phase in {phase for peaks in by_phase for phase in peaks}:
-        figure = combined(peaks.get(phase) for peaks in by_phase)
-        if figure is not None:
+    is_lost = any(report.get("event") == LOST for report in reports)
+    phase_peaks = dict(meter_phases)
+    for phase in {phase for result in results for phase in result.phase_peak_bytes or ()}:
+        peak = combined((result.phase_peak_bytes or {}).get(phase) for result in results)
+        if peak is not None:
             # A lost rank reports nothing: the meter's sample of the tree may be higher.
-            phases[phase] = max(figure, phases.get(phase, 0)) if lost else figure
-    return Peaks(peak_bytes=max(meter_peak, exact or 0) or None, phase_peak_bytes=phases)
+            phase_peaks[phase] = max(peak, phase_peaks.get(phase, 0)) if is_lost else peak
+    return Peaks(peak_bytes=max(meter_peak, exact or 0) or None, phase_peak_bytes=phase_peaks)
 
 
 def worst(results: Iterable[RankResult], name: str) -> int | None:
     """Return the largest of the ranks' figures; None where no rank has one."""
-    return max(
-        (figure for result in results if (figure := getattr(result, name)) is not None),
-        default=None,
-    )
+    figures = [getattr(result, name) for result in results]
+    return max((figure for figure in figures if figure is not None), default=None)
 
 
 def models_of(results: Mapping[int, RankResult]) -> tuple[ModelMemory, ...]:
     """Return the bytes of each rank's models, never inferred from another rank. A training rank
     reports its own; a rank that launched a run reports those of the run's ranks.
     """
-    own = [
-        ModelMemory(rank=rank, bytes=result.model_bytes)
-        for rank, result in results.items()
-        if result.model_bytes
-    ]
-    found = own + [one for result in results.values() for one in result.models or ()]
-    return tuple(sorted({one.rank: one for one in found}.values(), key=lambda one: one.rank))
+    by_rank: dict[int, ModelMemory] = {}
+    for rank, result in results.items():
+        if result.model_bytes:
+            by_rank[rank] = ModelMemory(rank=rank, bytes=result.model_bytes)
+    for result in results.values():
+        for memory in result.models or ():
+            by_rank[memory.rank] = memory
+    return tuple(by_rank[rank] for rank in sorted(by_rank))
 
 
 def results_of(reply: CommandReply) -> list[RankResult]:
@@ -328,11 +385,8 @@ def results_of(reply: CommandReply) -> list[RankResult]:
 
 
 def results_by_rank(reply: CommandReply) -> dict[int, RankResult]:
-    return {
-        int(report["rank"]): rank_result(report)
-        for report in _reports(reply)
-        if report.get("rank") is not None
-    }
+    reports = [report for report in _reports(reply) if report.get("rank") is not None]
+    return {int(report["rank"]): rank_result(report) for report in reports}
 
 
 def _reports(reply: CommandReply) -> list[Message]:

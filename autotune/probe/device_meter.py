@@ -34,9 +34,10 @@ class Split:
     """A reading, attributed."""
 
     foreign_bytes: int  # Bytes of others or of no listed process: probe = used - foreign
-    listed_bytes: (
-        int | None
-    )  # Bytes of the probe's processes in NVML's list; None where the list is unusable
+
+    listed_bytes: int | None
+    """Bytes of the probe's processes in NVML's list; None where the list is unusable."""
+
     others: Mapping[int, int]  # Bytes of listed other processes, by pid
     why: str | None  # Reason why the list is unusable; None where it is usable
 
@@ -61,21 +62,38 @@ def split(
     ours = set(ours) - set(before.processes or {})
     why = _unusable(now, before, ours, is_here, own_namespace)
     if why is not None:
-        return Split(foreign_bytes=before.used_bytes, listed_bytes=None, others={}, why=why)
-    listed, earlier = now.processes or {}, before.processes or {}
-    others = {pid: used or 0 for pid, used in listed.items() if pid not in ours}
-    own = sum(used or 0 for pid, used in listed.items() if pid in ours)
-    unlisted = max(0, before.used_bytes - sum(used or 0 for used in earlier.values()))
+        return Split(
+            foreign_bytes=before.used_bytes,
+            listed_bytes=None,
+            others={},
+            why=why,
+        )
+    own_bytes = 0
+    foreign = {}
+    for pid, used in (now.processes or {}).items():
+        if pid in ours:
+            own_bytes += used or 0
+        else:
+            foreign[pid] = used or 0
+    listed_before = sum(used or 0 for used in (before.processes or {}).values())
+    unlisted_bytes = max(0, before.used_bytes - listed_before)
     return Split(
-        foreign_bytes=unlisted + sum(others.values()), listed_bytes=own, others=others, why=None
+        foreign_bytes=unlisted_bytes + sum(foreign.values()),
+        listed_bytes=own_bytes,
+        others=foreign,
+        why=None,
     )
 
 
 def newcomers(split_now: Split, before: Reading) -> dict[int, int]:
     """Return the growth of other processes since `before`, by pid."""
     earlier = before.processes or {}
-    grown = {pid: used - (earlier.get(pid) or 0) for pid, used in split_now.others.items()}
-    return {pid: growth for pid, growth in grown.items() if growth > 0}
+    grown = {}
+    for pid, used in split_now.others.items():
+        growth = used - (earlier.get(pid) or 0)
+        if growth > 0:
+            grown[pid] = growth
+    return grown
 
 
 def _unusable(
@@ -91,13 +109,11 @@ def _unusable(
         return HIDDEN
     if own_namespace and not all(is_here(pid) for pid in now.processes):
         return ELSEWHERE  # a driver that translated the numbers would list visible processes only
-    strangers = [
-        pid
-        for pid in now.processes
-        if pid not in before.processes and pid not in ours and not is_here(pid)
-    ]
-    if strangers and not any(pid in ours for pid in now.processes):
-        return ELSEWHERE
+    if any(pid in ours for pid in now.processes):
+        return None
+    for pid in now.processes:
+        if pid not in before.processes and not is_here(pid):
+            return ELSEWHERE
     return None
 
 
@@ -111,10 +127,14 @@ def read(nvml: Nvml, uuid: str) -> Reading:
     """Read a GPU now; without its processes where NVML does not list them."""
     used = nvml.used_bytes(uuid)
     try:
-        listed = nvml.processes(uuid)
+        processes = nvml.processes(uuid)
     except NvmlNotSupported as reason:
-        return Reading(used_bytes=used, processes=None, why=str(reason))
-    return Reading(used_bytes=used, processes=listed)
+        return Reading(
+            used_bytes=used,
+            processes=None,
+            why=str(reason),
+        )
+    return Reading(used_bytes=used, processes=processes)
 
 
 def is_here(pid: int) -> bool:
@@ -130,13 +150,16 @@ class DevicePeaks:
     foreign_bytes: int  # Used bytes that are not the probe's, by the last list
     peak_bytes: int = 0
     phase_peak_bytes: dict[str, int] = field(default_factory=dict)
-    listed_peak_bytes: int | None = (
-        None  # Peak of the probe's processes by the list; None until one of them is in it
-    )
-    newcomers: dict[int, int] = field(
-        default_factory=dict
-    )  # Peak growth of other processes, by pid
-    why: str | None = None  # Reason why the list is unusable; None where it attributes the memory
+
+    listed_peak_bytes: int | None = None
+    """Peak of the probe's processes by the list; None until one of them is in it."""
+
+    newcomers: dict[int, int] = field(default_factory=dict)
+    """Peak growth of other processes, by pid."""
+
+    why: str | None = None
+    """Reason why the list is unusable; None where it attributes the memory."""
+
     unattributed: dict[Phase | None, int] = field(default_factory=dict)
     """Highest used bytes since the last list, by phase: others may have taken a part since then."""
 
@@ -151,7 +174,7 @@ class DevicePeaks:
         self,
         now: Reading,
         ours: Collection[int],
-        here: Callable[[int], bool],
+        is_visible: Callable[[int], bool],
         own_namespace: bool = False,
     ) -> None:
         """Attribute the memory by the process list: the samples since the last one, and this
@@ -159,12 +182,13 @@ class DevicePeaks:
         of others is never the probe's. What the probe held beyond is in its own processes'
         bytes.
         """
-        found = split(now, self.before, ours, here, own_namespace=own_namespace)
-        self._attribute(max(self.foreign_bytes, found.foreign_bytes))
-        self.foreign_bytes, self.why = found.foreign_bytes, found.why
-        if found.listed_bytes:
-            self.listed_peak_bytes = max(found.listed_bytes, self.listed_peak_bytes or 0)
-        for pid, growth in newcomers(found, self.before).items():
+        attributed = split(now, self.before, ours, is_visible, own_namespace=own_namespace)
+        self._attribute(max(self.foreign_bytes, attributed.foreign_bytes))
+        self.foreign_bytes = attributed.foreign_bytes
+        self.why = attributed.why
+        if attributed.listed_bytes:
+            self.listed_peak_bytes = max(attributed.listed_bytes, self.listed_peak_bytes or 0)
+        for pid, growth in newcomers(attributed, self.before).items():
             self.newcomers[pid] = max(growth, self.newcomers.get(pid, 0))
 
     def attribute(self, phase: Phase | None, used_bytes: int) -> int:
@@ -196,26 +220,25 @@ class DeviceMeter(Meter):
         before: Mapping[str, Reading],
         ours: Callable[[], Collection[int]],
         *,
-        here: Callable[[int], bool] = is_here,
+        is_visible: Callable[[int], bool] = is_here,
         interval_seconds: float = INTERVAL_SECONDS,
         list_seconds: float = LIST_SECONDS,
     ) -> None:
         super().__init__("autotune-device-meter", interval_seconds)
-        self._nvml, self._uuids, self._before, self._ours, self._here = (
-            nvml,
-            tuple(uuids),
-            before,
-            ours,
-            here,
-        )
+        self._nvml = nvml
+        self._uuids = tuple(uuids)
+        self._before = before
+        self._own_processes = ours
+        self._is_visible = is_visible
         self._list_seconds = list_seconds
         try:  # a PID namespace other than the first one, as in most containers
             self._own_namespace = Path("/proc/self/ns/pid").readlink().name != INITIAL_PID_NAMESPACE
         except OSError:
             self._own_namespace = True
-        self.lost: str | None = (
-            None  # First GPU that stopped answering, with the error; None while all do
-        )
+
+        self.lost: str | None = None
+        """First GPU that stopped answering, with the error; None while all do."""
+
         self._peaks: dict[str, DevicePeaks] = {}
         self.mark()
         self._thread.start()
@@ -224,21 +247,23 @@ class DeviceMeter(Meter):
         with self._lock:
             self._phase = None
             self._timeline.begin()
-            self._peaks = {
-                u: DevicePeaks(before=self._before[u], foreign_bytes=self._before[u].used_bytes)
-                for u in self._uuids
-            }
+            self._peaks = {}
+            for uuid in self._uuids:
+                before = self._before[uuid]
+                self._peaks[uuid] = DevicePeaks(before=before, foreign_bytes=before.used_bytes)
 
     def look(self) -> None:
         """Take a full sample now, with the process list."""
-        ours = self._ours()
+        own_processes = self._own_processes()
         for uuid in self._uuids:
             now = self._query(read, uuid)
-            if now is not None:
-                with self._lock:
-                    peaks = self._peaks[uuid]
-                    peaks.list(now, ours, self._here, self._own_namespace)
-                    self._timeline.take(peaks.attribute(self._phase, now.used_bytes), self._phase)
+            if now is None:
+                continue
+            with self._lock:
+                peaks = self._peaks[uuid]
+                peaks.list(now, own_processes, self._is_visible, self._own_namespace)
+                own_bytes = peaks.attribute(self._phase, now.used_bytes)
+                self._timeline.take(own_bytes, self._phase)
 
     def peaks(self) -> dict[str, DevicePeaks]:
         """Peaks by UUID."""
@@ -246,11 +271,11 @@ class DeviceMeter(Meter):
             return dict(self._peaks)
 
     def _run(self) -> None:
-        listed = float("-inf")
+        listed_at = float("-inf")
         while not self._stop.wait(self._interval_seconds) and self.lost is None:
-            if time.monotonic() - listed >= self._list_seconds:
+            if time.monotonic() - listed_at >= self._list_seconds:
                 self.look()
-                listed = time.monotonic()
+                listed_at = time.monotonic()
             else:
                 self._sample()
 
@@ -259,7 +284,8 @@ class DeviceMeter(Meter):
             used = self._query(lambda nvml, name: nvml.used_bytes(name), uuid)
             if used is not None:
                 with self._lock:
-                    self._timeline.take(self._peaks[uuid].take(used, self._phase), self._phase)
+                    own_bytes = self._peaks[uuid].take(used, self._phase)
+                    self._timeline.take(own_bytes, self._phase)
 
     def _query(self, query: Callable[[Nvml, str], _T], uuid: str) -> _T | None:
         """Return None where NVML gives no figure this time; records a lost GPU."""

@@ -22,21 +22,23 @@ from autotune.probe.device_meter import DevicePeaks
 from autotune.probe.gpu_set import Gpus, GpuSlot, needs_ballast
 from autotune.probe.message_validation import RankResult
 
-MIN_TAKEN_BYTES = (
-    256 * MIB
-)  # Growth of other processes during a probe that may have caused its lack of memory
+# Growth of other processes during a probe that may have caused its lack of memory.
+MIN_TAKEN_BYTES = 256 * MIB
 UNLISTED = "NVML lists none of the probe's processes here"
 UNSEEN_PEAK = "torch's figures mislead under vLLM's sleep mode"
 
 
 def device_memories(
-    gpus: Gpus, peaks: Mapping[str, DevicePeaks], by_rank: Mapping[int, RankResult]
+    gpus: Gpus,
+    peaks: Mapping[str, DevicePeaks],
+    by_rank: Mapping[int, RankResult],
 ) -> tuple[DeviceMemory, ...]:
     """Return one entry per GPU: peak = max(sampled peak, torch's peak), as samples miss peaks."""
-    return tuple(
-        _memory(gpus, slot, peaks.get(slot.visible), by_rank.get(slot.number, RankResult()))
-        for slot in gpus.slots
-    )
+    memories = []
+    for slot in gpus.slots:
+        result = by_rank.get(slot.number, RankResult())
+        memories.append(_memory(gpus, slot, peaks.get(slot.visible), result))
+    return tuple(memories)
 
 
 def higher_of_each(
@@ -45,17 +47,19 @@ def higher_of_each(
     """Return the higher figures of a load and of the command after it: a real run loads too."""
     if not load:
         return tuple(now)
-    return tuple(
-        replace(
-            second,
-            # The load's peak is no bound for a command with an unknown peak.
-            peak_bytes=(
-                None if second.peak_bytes is None else _max(first.peak_bytes, second.peak_bytes)
-            ),
-            phase_peak_bytes=_by_phase(first.phase_peak_bytes, second.phase_peak_bytes),
-            processes_peak_bytes=_max(first.processes_peak_bytes, second.processes_peak_bytes),
-        )
-        for first, second in zip(load, now, strict=True)
+    return tuple(_higher(first, second) for first, second in zip(load, now, strict=True))
+
+
+def _higher(load: DeviceMemory, now: DeviceMemory) -> DeviceMemory:
+    # The load's peak is no bound for a command with an unknown peak.
+    peak_bytes = None
+    if now.peak_bytes is not None:
+        peak_bytes = _max(load.peak_bytes, now.peak_bytes)
+    return replace(
+        now,
+        peak_bytes=peak_bytes,
+        phase_peak_bytes=_by_phase(load.phase_peak_bytes, now.phase_peak_bytes),
+        processes_peak_bytes=_max(load.processes_peak_bytes, now.processes_peak_bytes),
     )
 
 
@@ -74,33 +78,31 @@ def torch_by_phase(results: Iterable[RankResult]) -> dict[str, TorchMemory]:
     """Merge torch's figures over ranks: max of the peaks, sum of the counts."""
     by_phase: dict[str, list[TorchMemory]] = {}
     for result in results:
-        for phase, figures in (result.torch_by_phase or {}).items():
-            by_phase.setdefault(phase, []).append(figures)
-    return {
-        phase: TorchMemory(
-            allocated_bytes=max(one.allocated_bytes for one in ranks),
-            reserved_bytes=(
-                _max(*reserved)
-                if None not in (reserved := [one.reserved_bytes for one in ranks])
-                else None
-            ),
-            retries=sum(one.retries for one in ranks),
-            out_of_memory=sum(one.out_of_memory for one in ranks),
-        )
-        for phase, ranks in by_phase.items()
-    }
+        for phase, memory in (result.torch_by_phase or {}).items():
+            by_phase.setdefault(phase, []).append(memory)
+    return {phase: _merged_torch(memories) for phase, memories in by_phase.items()}
+
+
+def _merged_torch(memories: Sequence[TorchMemory]) -> TorchMemory:
+    reserved = [memory.reserved_bytes for memory in memories]
+    return TorchMemory(
+        allocated_bytes=max(memory.allocated_bytes for memory in memories),
+        reserved_bytes=None if None in reserved else _max(*reserved),
+        retries=sum(memory.retries for memory in memories),
+        out_of_memory=sum(memory.out_of_memory for memory in memories),
+    )
 
 
 def taken_meanwhile(gpus: Gpus, peaks: Mapping[str, DevicePeaks]) -> str | None:
     """Describe other processes that took memory during the probe; None if none is visible."""
     for slot in gpus.slots:
-        seen = peaks.get(slot.visible)
-        grown = seen.newcomers if seen else {}
+        sampled = peaks.get(slot.visible)
+        grown = {} if sampled is None else sampled.newcomers
         if sum(grown.values()) >= MIN_TAKEN_BYTES:
-            who = named(in_words(grown, gpus.nvml))
+            processes = named(in_words(grown, gpus.nvml))
             return (
-                f"{slot.words} was taken by others while a probe ran ({who}): the out-of-memory"
-                " error is void."
+                f"{slot.words} was taken by others while a probe ran ({processes}): the"
+                " out-of-memory error is void."
             )
     return None
 
@@ -124,30 +126,30 @@ def on_another_device(gpus: Gpus, by_rank: Mapping[int, RankResult]) -> str | No
 
 def caveats(gpus: Gpus) -> tuple[str, ...]:
     """Describe the limits of figures that were measured on these GPUs, one phrase each."""
-    found = []
+    phrases = []
     limit = format_bytes(gpus.limit_bytes)
     first = gpus.slots[0]
     name = first.device.name if first.device else "the GPUs here"
     if any(slot.ballast for slot in gpus.slots):
-        found.append(
+        phrases.append(
             f"measured on {name}, of which all but {limit} was held back: what fits here fits a"
             f" card of {limit}, but the speeds are this GPU's and not that card's"
         )
     elif "torch" in gpus.bound_by:
-        found.append(
+        phrases.append(
             f"only torch's allocator was held to {limit}: NCCL and an engine in sleep mode were not"
         )
     if gpus.effective_limit_bytes < gpus.limit_bytes:
-        found.append(
+        phrases.append(
             f"others hold memory of the GPUs: {format_bytes(gpus.effective_limit_bytes)} of {limit}"
             " were left"
         )
     if gpus.nvml is None:
-        found.append(
+        phrases.append(
             "memory is what torch and CUDA reported to each rank: NVML was not in use"
             f" ({gpus.why_not})"
         )
-    return tuple(found)
+    return tuple(phrases)
 
 
 def without_neighbours(text: Any) -> Any:
@@ -156,52 +158,82 @@ def without_neighbours(text: Any) -> Any:
         return numbers.without_neighbours(text)
     if isinstance(text, dict):
         return {name: without_neighbours(value) for name, value in text.items()}
-    return [without_neighbours(value) for value in text] if isinstance(text, list) else text
+    if isinstance(text, list):
+        return [without_neighbours(value) for value in text]
+    return text
 
 
 def _memory(
-    gpus: Gpus, slot: GpuSlot, seen: DevicePeaks | None, result: RankResult
+    gpus: Gpus,
+    slot: GpuSlot,
+    sampled: DevicePeaks | None,
+    result: RankResult,
 ) -> DeviceMemory:
+    if sampled is None:
+        return _by_torch(gpus, slot, result)
+    by_list = sampled.why is None and sampled.listed_peak_bytes is not None
+
+    # The rank's own figures, as far as they are no one else's.
+    own_peak = result.peak_bytes
+    own_phases = _phase_peaks(result)
+    if sampled.newcomers:  # the rank's own figure (total - free) would include their memory
+        own_peak, own_phases = None, {}
+    # Others that left hide growth of the probe from every difference; torch's own figure counts it
+    # alone.
+    torch_phases: dict[str, int] = {}
+    for phase, memory in (result.torch_by_phase or {}).items():
+        torch_phases[phase] = memory.reserved_bytes or 0
+    own_phases = _by_phase(own_phases, torch_phases)
+    own_peak = max(
+        own_peak or 0,
+        result.torch_reserved_bytes or 0,
+        sampled.listed_peak_bytes or 0,
+    )
+
+    return replace(
+        _identity(gpus, slot),
+        peak_bytes=max(sampled.peak_bytes, own_peak),
+        phase_peak_bytes=_by_phase(sampled.phase_peak_bytes, own_phases),
+        measured_by="nvml-processes" if by_list else "nvml-device",
+        why=None if by_list else sampled.why or UNLISTED,
+        processes_peak_bytes=sampled.listed_peak_bytes if by_list else None,
+    )
+
+
+def _by_torch(
+    gpus: Gpus,
+    slot: GpuSlot,
+    result: RankResult,
+) -> DeviceMemory:
+    """Return the rank's own figures, where NVML samples nothing."""
+    identity = _identity(gpus, slot)
+    if result.torch_reserved_why is not None:
+        return replace(identity, why=f"{gpus.why_not}; {UNSEEN_PEAK}")
+    return replace(
+        identity,
+        peak_bytes=result.peak_bytes,
+        phase_peak_bytes=_phase_peaks(result),
+    )
+
+
+def _phase_peaks(result: RankResult) -> dict[str, int]:
+    return {str(phase): peak for phase, peak in (result.phase_peak_bytes or {}).items()}
+
+
+def _identity(gpus: Gpus, slot: GpuSlot) -> DeviceMemory:
+    """Return what is known of a GPU without its peaks."""
     device = slot.device
-    own, phases = result.peak_bytes, dict[str, int]((result.phase_peak_bytes or {}).items())
-    shared = DeviceMemory(
+    return DeviceMemory(
         index=slot.number if device is None or device.index is None else device.index,
         uuid=device.uuid if device else None,
         name=device.name if device else None,
-        peak_bytes=own,
-        phase_peak_bytes=phases,
+        peak_bytes=None,
+        phase_peak_bytes={},
         measured_by="torch",
         why=gpus.why_not,
         others_bytes=slot.others_bytes,
         others=slot.others_in_words(gpus.nvml),
         ballast_bytes=slot.ballast_bytes,
-    )
-    if seen is None:
-        misled = result.torch_reserved_why is not None
-        return (
-            replace(
-                shared, peak_bytes=None, phase_peak_bytes={}, why=f"{gpus.why_not}; {UNSEEN_PEAK}"
-            )
-            if misled
-            else shared
-        )
-    by_list = seen.why is None and seen.listed_peak_bytes is not None
-    if seen.newcomers:  # the rank's own figure (total - free) would include their memory
-        own, phases = None, {}
-    # Others that left hide growth of the probe from every difference; torch's own figure counts it
-    # alone.
-    reserved = {
-        phase: one.reserved_bytes or 0 for phase, one in (result.torch_by_phase or {}).items()
-    }
-    phases = _by_phase(phases, reserved)
-    own = max(own or 0, result.torch_reserved_bytes or 0, seen.listed_peak_bytes or 0)
-    return replace(
-        shared,
-        peak_bytes=max(seen.peak_bytes, own),
-        phase_peak_bytes=_by_phase(seen.phase_peak_bytes, phases),
-        measured_by="nvml-processes" if by_list else "nvml-device",
-        why=None if by_list else seen.why or UNLISTED,
-        processes_peak_bytes=seen.listed_peak_bytes if by_list else None,
     )
 
 
@@ -209,14 +241,20 @@ def _max(*figures: int | None) -> int | None:
     return max((figure for figure in figures if figure is not None), default=None)
 
 
-def _by_phase(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {
-        phase: max(one.get(phase, 0), other.get(phase, 0))
-        for phase in (*one, *(set(other) - set(one)))
-    }
+def _by_phase(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    """Return the higher peak of each phase."""
+    higher = dict(first)
+    for phase, peak in second.items():
+        higher[phase] = max(peak, first.get(phase, 0))
+    return higher
 
 
-def gpu_notes(hardware: Hardware, limit_bytes: int, *, library: object = None) -> tuple[str, ...]:
+def gpu_notes(
+    hardware: Hardware,
+    limit_bytes: int,
+    *,
+    library: object = None,
+) -> tuple[str, ...]:
     """Describe other processes on the GPUs, and the enforcement of a limit below their size."""
     if hardware.kind != "cuda" or not hardware.here:
         return ()
@@ -227,14 +265,13 @@ def gpu_notes(hardware: Hardware, limit_bytes: int, *, library: object = None) -
     with contextlib.closing(gpus):
         # GPUs that NVML counts and that cannot be used, as far as the user chose them.
         chosen = os.environ.get(VISIBLE)
-        wanted = None if chosen is None else {part.strip() for part in chosen.split(",")}
-        left_out = {} if gpus.nvml is None else gpus.nvml.unreadable
-        notes = [
-            f"GPU {index} is left out: {why}"
-            for index, why in left_out.items()
-            if wanted is None or str(index) in wanted
-        ]
-        notes += [*_others(gpus), *_limit(gpus, hardware)]
+        unreadable = {} if gpus.nvml is None else gpus.nvml.unreadable
+        notes = []
+        for index, reason in unreadable.items():
+            if chosen is None or str(index) in [part.strip() for part in chosen.split(",")]:
+                notes.append(f"GPU {index} is left out: {reason}")
+        notes += _others(gpus)
+        notes += _limit(gpus, hardware)
         if gpus.nvml is None:
             notes.append(
                 f"NVML is not in use ({gpus.why_not}): memory is what torch and CUDA report to each"
@@ -251,8 +288,12 @@ def held_by_others(hardware: Hardware, limit_bytes: int) -> tuple[int, ...] | No
         return None
     with contextlib.closing(gpus), contextlib.suppress(NvmlNotSupported, GpuLost):
         gpus.look()  # without NVML it reads nothing, and every figure below is None
-        held = [slot.others_bytes for slot in gpus.slots]
-        return None if None in held else tuple(one for one in held if one is not None)
+        sizes = []
+        for slot in gpus.slots:
+            if slot.others_bytes is None:
+                return None
+            sizes.append(slot.others_bytes)
+        return tuple(sizes)
     return None
 
 
@@ -263,11 +304,14 @@ def _others(gpus: Gpus) -> list[str]:
         return [f"a GPU can't be read: {error}"]
     notes = []
     for slot in gpus.slots:
-        if held := slot.others_bytes:
-            left = (slot.total_bytes or 0) - held
-            bound = f": the limit there is {format_bytes(left)}" if left < gpus.limit_bytes else ""
-            others = named(slot.others_in_words(gpus.nvml))
-            notes.append(f"others hold {format_bytes(held)} of {slot.words} ({others}){bound}")
+        if not slot.others_bytes:
+            continue
+        processes = named(slot.others_in_words(gpus.nvml))
+        note = f"others hold {format_bytes(slot.others_bytes)} of {slot.words} ({processes})"
+        room_bytes = (slot.total_bytes or 0) - slot.others_bytes
+        if room_bytes < gpus.limit_bytes:
+            note += f": the limit there is {format_bytes(room_bytes)}"
+        notes.append(note)
     return notes
 
 

@@ -36,19 +36,19 @@ from autotune.machine.nvml import (
 from autotune.probe.device_meter import DeviceMeter, Reading, read
 from autotune.worker.ballast_process import SLACK_BYTES
 
-UNLIMITED = (
-    2**62
-)  # More than any GPU has: a ballast that must leave this holds nothing, and reports the GPU's size
-MIN_BALLAST_BYTES = (
-    GIB  # Smallest amount that a ballast can hold exactly: its CUDA context takes some hundred MiB
-)
+# More than any GPU has: a ballast that must leave this holds nothing, and reports the GPU's size.
+UNLIMITED_BYTES = 2**62
+
+# Smallest amount that a ballast can hold exactly: its CUDA context takes some hundred MiB.
+MIN_BALLAST_BYTES = GIB
+
 RESIDUE_BYTES = 32 * MIB  # Memory that a driver may retain after a process: not counted as growth
 RELEASE_SECONDS = 30.0  # Time that a driver may take to release the memory of a killed process
 POLL_INTERVAL_S = 0.1
 PROGRAM = str(Path(autotune.worker.__file__).parent / "ballast_process.py")
-REPLY_SECONDS = (
-    60.0  # CUDA starts within seconds on a machine with many GPUs; the allocation itself is fast
-)
+
+# CUDA starts within seconds on a machine with many GPUs; the allocation itself is fast.
+REPLY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +117,13 @@ class Ballast:
 
     def _line(self) -> bytes:
         assert self._process.stdout is not None
-        line, deadline = b"", time.monotonic() + REPLY_SECONDS
+        pipe = self._process.stdout
+        deadline = time.monotonic() + REPLY_SECONDS
+        line = b""
         while not line.endswith(b"\n"):
-            ready, _, _ = select.select(
-                [self._process.stdout], [], [], max(0.0, deadline - time.monotonic())
-            )
-            piece = os.read(self._process.stdout.fileno(), 4096) if ready else b""
+            seconds = max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select([pipe], [], [], seconds)
+            piece = os.read(pipe.fileno(), 4096) if ready else b""
             if not piece:
                 return b""
             line += piece
@@ -197,13 +198,12 @@ class GpuSlot:
         return None if self.held is None else self.held.held_bytes + self.context_bytes
 
     def others_in_words(self, nvml: Nvml | None) -> tuple[str, ...]:
-        processes = (self.before.processes or {}) if self.before else {}
-        ours = self.ballast.pid if self.ballast else None
-        return (
-            in_words({pid: used for pid, used in processes.items() if pid != ours}, nvml)
-            if self.others_bytes
-            else ()
-        )
+        if self.before is None or not self.others_bytes:
+            return ()
+        processes = dict(self.before.processes or {})
+        if self.ballast is not None:
+            processes.pop(self.ballast.pid, None)
+        return in_words(processes, nvml)
 
 
 class Gpus:
@@ -221,42 +221,29 @@ class Gpus:
         patience_seconds: float = RELEASE_SECONDS,
     ) -> None:
         self.limit_bytes = limit_bytes
-        self._python, self._make_ballast, self._patience = python, make_ballast, patience_seconds
+        self._python = python
+        self._make_ballast = make_ballast
+        self._patience = patience_seconds
         self.nvml: Nvml | None = None
         self.why_not: str | None = None  # Reason why NVML is not in use
         chosen = os.environ.get(VISIBLE) if variable is None else variable
         self.slots = self._by_nvml(count, library, chosen)
-        if not self.slots:  # by CUDA's numbers, or as CUDA_VISIBLE_DEVICES names them
-            names = (
-                [part.strip() for part in chosen.split(",")]
-                if chosen
-                else [str(number) for number in range(count)]
-            )
-            self.slots = [
-                GpuSlot(number=n, visible=name, cuda_name=name, device=None)
-                for n, name in enumerate(names[:count])
-            ]
+        if not self.slots:
+            self.slots = _by_cuda_number(count, chosen)
 
-    def _by_nvml(self, count: int, library: object, chosen: str | None) -> list[GpuSlot]:
+    def _by_nvml(
+        self,
+        count: int,
+        library: object,
+        chosen: str | None,
+    ) -> list[GpuSlot]:
         try:
             nvml = Nvml.open(library)
         except NvmlUnavailable as reason:
             self.why_not = str(reason)
             return []
         try:
-            present = devices_of(nvml, None)
-            by_number = not nvml.unreadable and not any(device.slice_of for device in present)
-            slots = [
-                GpuSlot(
-                    number=number,
-                    visible=str(one.uuid),
-                    cuda_name=str(one.index if by_number else one.uuid),
-                    device=one,
-                    total_bytes=one.memory_bytes,
-                    exclusive=nvml.takes_one_process(str(one.uuid)),
-                )
-                for number, one in enumerate(visible(present, chosen, nvml.unreadable)[:count])
-            ]
+            slots = _nvml_slots(nvml, count, chosen)
         except (NvmlNotSupported, GpuLost) as reason:
             nvml.close()
             self.why_not = str(reason)
@@ -285,11 +272,12 @@ class Gpus:
 
     @property
     def bound_by(self) -> str:
-        kinds = {
-            "ballast" if slot.ballast else "torch" if self._is_capped(slot) else "device"
-            for slot in self.slots
-        }
-        return "+".join(sorted(kinds))
+        return "+".join(sorted({self._bound(slot) for slot in self.slots}))
+
+    def _bound(self, slot: GpuSlot) -> str:
+        if slot.ballast:
+            return "ballast"
+        return "torch" if self._is_capped(slot) else "device"
 
     @property
     def effective_limit_bytes(self) -> int:
@@ -364,58 +352,56 @@ class Gpus:
         base = slot.before.used_bytes if slot.before is not None else self._used(slot)
         above = wait_until_released(lambda: self._used(slot), base, patience_seconds=self._patience)
         if above and slot.ballast is None:
-            now, earlier = read(nvml, slot.visible), slot.before.processes if slot.before else None
-            more = {
-                pid: used
-                for pid, used in (now.processes or {}).items()
-                if used != (earlier or {}).get(pid)
-            }
+            earlier = (slot.before.processes or {}) if slot.before else {}
+            now = read(nvml, slot.visible)
             slot.before = now  # others keep it: the next load starts from there, with a lower limit
+            grown = {}
+            for pid, used in (now.processes or {}).items():
+                if used != earlier.get(pid):
+                    grown[pid] = used
+            processes = named(in_words(grown, nvml))
             raise ProbeError(
                 f"{slot.words} is not as empty as it was: {format_bytes(above)} more than"
-                f" {format_bytes(base)} are held by {named(in_words(more, nvml))}. Autotune ends"
-                " only processes that it started."
+                f" {format_bytes(base)} are held by {processes}. Autotune ends only processes that"
+                " it started."
             )
 
     def _hold(self, slot: GpuSlot) -> None:
         """Occupy the memory beyond the limit; adjust to changes of other processes."""
-        if slot.exclusive or (
-            slot.total_bytes is not None and not needs_ballast(self.limit_bytes, slot.total_bytes)
-        ):
+        if slot.exclusive:
+            return
+        if slot.total_bytes is not None and not needs_ballast(self.limit_bytes, slot.total_bytes):
             return
         if slot.ballast is None:
             before = self._used(slot)
             slot.ballast = self._make_ballast(self._python, slot.visible)
-            slot.ballast.leave(UNLIMITED)
+            slot.ballast.leave(UNLIMITED_BYTES)
             slot.context_bytes = max(0, self._used(slot) - before)
         if slot.total_bytes is None:
-            slot.total_bytes = slot.ballast.leave(UNLIMITED).total_bytes
+            slot.total_bytes = slot.ballast.leave(UNLIMITED_BYTES).total_bytes
             if not needs_ballast(self.limit_bytes, slot.total_bytes):
                 self._drop_ballast(slot)
                 return
         usable = usable_bytes(self.limit_bytes, slot.reserved_bytes)
         slot.held = slot.ballast.leave(usable)
-        if (
-            slot.before is not None
-            and slot.held.free_bytes < usable - SLACK_BYTES - MIN_REPORTED_BYTES
-        ):
-            left, who = format_bytes(slot.held.free_bytes), named(slot.others_in_words(self.nvml))
+        least_bytes = usable - SLACK_BYTES - MIN_REPORTED_BYTES
+        if slot.before is not None and slot.held.free_bytes < least_bytes:
+            free = format_bytes(slot.held.free_bytes)
+            processes = named(slot.others_in_words(self.nvml))
             raise ProbeError(
-                f"{slot.words} has {left} left, and the limit needs {format_bytes(usable)}: others"
-                f" took it, {who}."
+                f"{slot.words} has {free} left, and the limit needs {format_bytes(usable)}: others"
+                f" took it, {processes}."
             )
 
     def _used(self, slot: GpuSlot) -> int:
         return 0 if self.nvml is None else self.nvml.used_bytes(slot.visible)
 
     def _drop_ballast(self, slot: GpuSlot) -> None:
-        ballast, slot.ballast, slot.held, slot.before = (
-            slot.ballast,
-            None,
-            None,
-            None if slot.ballast else slot.before,
-        )
+        ballast = slot.ballast
+        slot.ballast = None
+        slot.held = None
         if ballast is not None:
+            slot.before = None
             with contextlib.suppress(OSError):
                 ballast.close()
 
@@ -443,3 +429,44 @@ def _used_before(slot: GpuSlot) -> int | None:
     if slot.before is not None:
         return slot.before.used_bytes
     return None if slot.held is None else slot.held.total_bytes - slot.held.free_bytes
+
+
+def _by_cuda_number(count: int, chosen: str | None) -> list[GpuSlot]:
+    """Return slots by CUDA's numbers, or as CUDA_VISIBLE_DEVICES names them."""
+    names = [str(number) for number in range(count)]
+    if chosen:
+        names = [part.strip() for part in chosen.split(",")]
+    slots = []
+    for number, name in enumerate(names[:count]):
+        slots.append(
+            GpuSlot(
+                number=number,
+                visible=name,
+                cuda_name=name,
+                device=None,
+            )
+        )
+    return slots
+
+
+def _nvml_slots(
+    nvml: Nvml,
+    count: int,
+    chosen: str | None,
+) -> list[GpuSlot]:
+    devices = devices_of(nvml, None)
+    by_number = not nvml.unreadable and not any(device.slice_of for device in devices)
+    slots = []
+    for number, device in enumerate(visible(devices, chosen, nvml.unreadable)[:count]):
+        uuid = str(device.uuid)
+        slots.append(
+            GpuSlot(
+                number=number,
+                visible=uuid,
+                cuda_name=str(device.index) if by_number else uuid,
+                device=device,
+                total_bytes=device.memory_bytes,
+                exclusive=nvml.takes_one_process(uuid),
+            )
+        )
+    return slots

@@ -17,23 +17,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.core.errors import ProbeError
+from autotune.core.units import MIB
 from autotune.machine import host_memory
 from autotune.worker.processes import descendants
 
 _PREFIX = "autotune-"
 _numbers = itertools.count()
-_REACHED_BYTES = (
-    4 * 2**20
-)  # Pages are charged in batches: a refused charge leaves the usage this close to the limit
+
+# Pages are charged in batches: a refused charge leaves the usage this close to the limit.
+_REACHED_BYTES = 4 * MIB
 
 
 class Limit:
     """Limit on a tree of processes. These defaults are those of a limit that counts nothing."""
 
     name: str  # Name in `Measurement.memory.bound_by`
-    kernel_kills = (
-        False  # True if the kernel kills a process over the limit; otherwise the meter must
-    )
+
+    kernel_kills = False
+    """True if the kernel kills a process over the limit; otherwise the meter must."""
 
     def enter(self, pid: int) -> None:
         """Bind this process and its future descendants."""
@@ -74,10 +75,8 @@ class Cgroup(Limit):
 
     def __init__(self, home: Path, limit_bytes: int) -> None:
         _sweep(home)
-        self.path, self._limit_bytes = (
-            home / f"{_PREFIX}{os.getpid()}-{next(_numbers)}",
-            limit_bytes,
-        )
+        self.path = home / f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
+        self._limit_bytes = limit_bytes
         self.path.mkdir()
         try:
             self._set_limit()
@@ -118,8 +117,12 @@ class Cgroup(Limit):
         return int((self.path / name).read_text())
 
     def _table(self, name: str) -> dict[str, int]:
-        pairs = (line.split() for line in (self.path / name).read_text().splitlines())
-        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
+        table = {}
+        for line in (self.path / name).read_text().splitlines():
+            fields = line.split()
+            if len(fields) == 2:
+                table[fields[0]] = int(fields[1])
+        return table
 
     def _members(self) -> list[int]:
         with contextlib.suppress(OSError):
@@ -246,7 +249,10 @@ def best_limit(limit_bytes: int) -> Limit:
 def _verify(limit: Limit) -> None:
     """Enter a process, check that it is counted, and kill it through the limit."""
     with subprocess.Popen(
-        ["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        ["/bin/cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
     ) as trial:
         try:
             limit.enter(trial.pid)
@@ -269,8 +275,8 @@ def _check(holds: bool, otherwise: str) -> None:
 
 def _sweep(home: Path) -> None:
     """Remove cgroups of exited owners. The kernel refuses while a process remains inside."""
-    for left in home.glob(f"{_PREFIX}*-*"):
-        owner = left.name.removeprefix(_PREFIX).split("-")[0]
+    for cgroup in home.glob(f"{_PREFIX}*-*"):
+        owner = cgroup.name.removeprefix(_PREFIX).split("-")[0]
         if owner.isdigit() and not Path("/proc", owner).exists():
             with contextlib.suppress(OSError):
-                left.rmdir()
+                cgroup.rmdir()

@@ -44,14 +44,16 @@ class RankSpeed(msgspec.Struct):
     cycle_seconds: list[Seconds]
     cycle_loss_tokens: list[Count]
     prompt_tokens: Count
-    phase_seconds: dict[
-        str, Seconds
-    ] = {}  # exclusive, `protocol.OTHER` among them; their sum is that of `cycle_seconds`
+
+    phase_seconds: dict[str, Seconds] = {}
+    """Exclusive, `protocol.OTHER` among them; their sum is that of `cycle_seconds`."""
+
     user_reward_seconds: Seconds = 0.0
     cut_short: bool = False
-    borrowed_seconds: Seconds = (
-        0.0  # part of `cycle_seconds` measured for an earlier candidate with the same rollouts
-    )
+
+    borrowed_seconds: Seconds = 0.0
+    """Part of `cycle_seconds` measured for an earlier candidate with the same rollouts."""
+
     drawn: bool = False  # each completion had a length of its own
 
     def __post_init__(self) -> None:
@@ -73,9 +75,9 @@ class _Memory(msgspec.Struct):
     allocation_retries: Count | None = None
     allocation_failures: Count | None = None
     device_uuid: _Text | None = None
-    model_bytes: dict[_Part, Count] | None = (
-        None  # the models' own tensors by part, see `worker/model_memory.py`
-    )
+
+    model_bytes: dict[_Part, Count] | None = None
+    """The models' own tensors by part, see `worker/model_memory.py`."""
 
 
 @read_by_threads
@@ -87,9 +89,10 @@ class RankResult(_Memory):
     worst: RankSpeed | None = None  # run at the longest lengths
     typical: RankSpeed | None = None  # run at typical lengths
     optimizer_steps: Count | None = None
-    effective: dict[str, Any] | None = (
-        None  # settings read back from the trainer, the model and the engine
-    )
+
+    effective: dict[str, Any] | None = None
+    """Settings read back from the trainer, the model and the engine."""
+
     exercised: LoopActivity | None = None
     setup_seconds: Seconds | None = None
     loop_seconds: Seconds | None = None
@@ -128,11 +131,12 @@ _REQUIRED_FIELD = {
 
 def valid_messages(messages: list[Message], secrets: Secrets) -> list[Message]:
     """Return the valid messages, secrets masked; a malformed reply becomes its rank's failure."""
-    return [
-        secrets.hide_all(message)
-        for received in messages
-        if (message := _checked(_as_text(received))) is not None
-    ]
+    valid = []
+    for received in messages:
+        message = _checked(_as_text(received))
+        if message is not None:
+            valid.append(secrets.hide_all(message))
+    return valid
 
 
 def rank_result(message: Message) -> RankResult:
@@ -147,42 +151,44 @@ def _as_text(value: Any) -> Any:
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
         return {_as_text(name): _as_text(inner) for name, inner in value.items()}
-    return [_as_text(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_as_text(inner) for inner in value]
+    return value
 
 
 def _checked(message: Message) -> Message | None:
     fault = _fault(message)
     if fault is None:
         return message
-    rank, number = message.get("rank"), message.get("id")
-    if (
-        message.get("event") not in _REPLIES
-        or type(rank) is not int
-        or type(number) is not int
-        or rank < 0
-    ):
+    rank = message.get("rank")
+    number = message.get("id")
+    is_reply = message.get("event") in _REPLIES
+    if not is_reply or type(rank) is not int or type(number) is not int or rank < 0:
         return None
-    text = f"A rank's reply does not have the agreed form: {fault}."
-    error = {"type": "MalformedAnswer", "text": text}
-    return {"event": protocol.FAILED, "id": number, "rank": rank, "stays": False, "error": error}
+    return {
+        "event": protocol.FAILED,
+        "id": number,
+        "rank": rank,
+        "stays": False,
+        "error": {
+            "type": "MalformedAnswer",
+            "text": f"A rank's reply does not have the agreed form: {fault}.",
+        },
+    }
 
 
 def _fault(message: Message) -> str | None:
     try:
         received = msgspec.convert(message, type=_Received)
-        endless = next(
-            (name for name, number in _numbers(message) if not math.isfinite(number)), None
-        )
-        if endless is not None:
-            return f"a figure in it is not finite: {endless}"
+        for name, number in _numbers(message):
+            if not math.isfinite(number):
+                return f"a figure in it is not finite: {name}"
     except (msgspec.ValidationError, RecursionError) as error:
         return str(error)[:300]
     required = _REQUIRED_FIELD.get(received.event)
-    return (
-        f"it lacks `{required}`"
-        if required is not None and getattr(received, required) is None
-        else None
-    )
+    if required is not None and getattr(received, required) is None:
+        return f"it lacks `{required}`"
+    return None
 
 
 def _numbers(value: Any, place: str = "") -> Iterator[tuple[str, float]]:

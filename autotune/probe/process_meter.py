@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.core.measurement import MemorySample, Phase
+from autotune.core.units import KIB
 from autotune.worker.processes import descendants
 
 MAX_INTERVALS = 48  # Beyond it, neighbouring intervals are merged and their width doubles
@@ -29,44 +30,67 @@ class Timeline:
         self.begin()
 
     def begin(self) -> None:
-        self._started, self._width = self._clock(), FIRST_INTERVAL_SECONDS
+        self._started = self._clock()
+        self._width = FIRST_INTERVAL_SECONDS
         self._intervals: dict[int, tuple[int, Phase | None]] = {}
 
     def take(self, used_bytes: int, phase: Phase | None) -> None:
-        while (number := int((self._clock() - self._started) / self._width)) >= MAX_INTERVALS:
-            finer, self._intervals = self._intervals, {}
-            self._width *= 2
-            for narrow, peak in finer.items():
-                self._raise_to(narrow // 2, *peak)
-        self._raise_to(number, used_bytes, phase)
+        while self._current_interval() >= MAX_INTERVALS:
+            self._merge_neighbours()
+        self._raise_to(self._current_interval(), used_bytes, phase)
 
     def moments(self) -> tuple[MemorySample, ...]:
-        return tuple(
-            MemorySample(seconds=round((number + 1) * self._width, 3), peak_bytes=used, phase=phase)
-            for number, (used, phase) in sorted(self._intervals.items())
-        )
+        samples = []
+        for number, (used, phase) in sorted(self._intervals.items()):
+            seconds = round((number + 1) * self._width, 3)
+            samples.append(
+                MemorySample(
+                    seconds=seconds,
+                    peak_bytes=used,
+                    phase=phase,
+                )
+            )
+        return tuple(samples)
 
-    def _raise_to(self, number: int, used_bytes: int, phase: Phase | None) -> None:
-        known = self._intervals.get(number)
-        if known is None or used_bytes >= known[0]:
+    def _current_interval(self) -> int:
+        return int((self._clock() - self._started) / self._width)
+
+    def _merge_neighbours(self) -> None:
+        finer = self._intervals
+        self._intervals = {}
+        self._width *= 2
+        for number, (used, phase) in finer.items():
+            self._raise_to(number // 2, used, phase)
+
+    def _raise_to(
+        self,
+        number: int,
+        used_bytes: int,
+        phase: Phase | None,
+    ) -> None:
+        peak = self._intervals.get(number)
+        if peak is None or used_bytes >= peak[0]:
             self._intervals[number] = (used_bytes, phase)
 
 
 def concatenated(
-    first: Sequence[MemorySample], then: Sequence[MemorySample], later_seconds: float
+    first: Sequence[MemorySample],
+    then: Sequence[MemorySample],
+    later_seconds: float,
 ) -> tuple[MemorySample, ...]:
     """Join the timelines of two commands; the second began `later_seconds` after the first."""
-    return (
-        *first,
-        *(replace(sample, seconds=round(later_seconds + sample.seconds, 3)) for sample in then),
-    )
+    joined = list(first)
+    for sample in then:
+        joined.append(replace(sample, seconds=round(later_seconds + sample.seconds, 3)))
+    return tuple(joined)
 
 
 INTERVAL_SECONDS = 0.01
 TREE_SECONDS = 0.1
 SHARED_SECONDS = 0.5
+
 # Pause after a walk in units of its duration: walks take at most 1/50 of the time, whatever the
-# size
+# size.
 WALK_PAUSE = 50
 
 
@@ -91,7 +115,8 @@ class TreeMemory:
         """Read with the process list and the correction updated now."""
         started = time.monotonic()
         self._list(started)
-        total, proportional = self._total(), self._sum("smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
+        total = self._total()
+        proportional = self._sum("smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
         self._shared_bytes = max(0, total - proportional)
         ended = time.monotonic()
         self._next_walk = ended + max(SHARED_SECONDS, WALK_PAUSE * (ended - started))
@@ -110,10 +135,9 @@ class TreeMemory:
         total = 0
         for pid in self._pids:
             with contextlib.suppress(OSError):  # exited meanwhile
-                lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
-                total += sum(
-                    int(line.split()[1]) * 1024 for line in lines if line.startswith(fields)
-                )
+                for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+                    if line.startswith(fields):
+                        total += int(line.split()[1]) * KIB
         return total
 
 
@@ -124,10 +148,15 @@ class Meter:
 
     def __init__(self, name: str, interval_seconds: float) -> None:
         self._interval_seconds = interval_seconds
-        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
         self._phase: Phase | None = None
         self._timeline = Timeline()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=self._run,
+            name=name,
+            daemon=True,
+        )
 
     def enter(self, phase: Phase | None) -> None:
         """Attribute the following samples to this phase."""
@@ -162,12 +191,10 @@ class ProcessMeter(Meter):
         interval_seconds: float = INTERVAL_SECONDS,
     ) -> None:
         super().__init__("autotune-meter", interval_seconds)
-        self._read, self._exact, self._limit_bytes, self._over = (
-            read,
-            exact or read,
-            limit_bytes,
-            over,
-        )
+        self._read = read
+        self._exact = exact or read
+        self._limit_bytes = limit_bytes
+        self._over = over
         self._peak = 0
         self._by_phase: dict[str, int] = {}
         self.went_over = False  # True if the limit was enforced since `mark`
@@ -180,7 +207,10 @@ class ProcessMeter(Meter):
     def mark(self) -> None:
         """Reset the peaks for a new command."""
         with self._lock:
-            self._peak, self._by_phase, self._phase, self.went_over = 0, {}, None, False
+            self._peak = 0
+            self._by_phase = {}
+            self._phase = None
+            self.went_over = False
             self._timeline.begin()
 
     @property
@@ -196,11 +226,9 @@ class ProcessMeter(Meter):
     def _run(self) -> None:
         while not self._stop.wait(self._interval_seconds):
             used = self._sample(self._read)
-            if (
-                self._over is not None
-                and self._limit_bytes is not None
-                and used > self._limit_bytes
-            ):
+            if self._over is None or self._limit_bytes is None:
+                continue
+            if used > self._limit_bytes:
                 self.went_over = self._over() or self.went_over
 
     def _sample(self, read: Callable[[], int | None]) -> int:

@@ -7,7 +7,7 @@ failed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from autotune.core.errors import ProbeError, TrainingEnvironmentError
@@ -40,18 +40,17 @@ from autotune.probe.worker_process import WorkerLost, WorkerProcess
 from autotune.worker import protocol
 from autotune.worker.protocol import Message
 
-ROOT_CAUSE_SECONDS = (
-    0.2  # Wait for other ranks after a failure: a peer may report before the lost rank is noticed
-)
-VICTIM_SECONDS = (
-    3.0  # Wait for `lost` after a kill by the kernel: it comes once the rank's memory is reclaimed
-)
-KERNEL_SHARE = (
-    100  # 1/KERNEL_SHARE of the limit is for page tables and sockets, which only a cgroup counts
-)
-FULL_SHARE = (
-    0.97  # Share of the limit beyond which a lost process counts as out of memory for any signal
-)
+# Wait for other ranks after a failure: a peer may report before the lost rank is noticed.
+ROOT_CAUSE_SECONDS = 0.2
+
+# Wait for `lost` after a kill by the kernel: it comes once the rank's memory is reclaimed.
+VICTIM_SECONDS = 3.0
+
+# 1/KERNEL_SHARE of the limit is for page tables and sockets, which only a cgroup counts.
+KERNEL_SHARE = 100
+
+# Share of the limit beyond which a lost process counts as out of memory for any signal.
+FULL_SHARE = 0.97
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +65,22 @@ class ProcessRunner:
     """Loads at its first measurement, and again after a loss of ranks; the imports stay."""
 
     def __init__(
-        self, *, load_key: str, worker: WorkerProcess, ranks: int, requests: RequestBuilders
+        self,
+        *,
+        load_key: str,
+        worker: WorkerProcess,
+        ranks: int,
+        requests: RequestBuilders,
     ) -> None:
         self.load_key = load_key
-        self.worker, self.ranks, self.requests = worker, ranks, requests
+        self.worker = worker
+        self.ranks = ranks
+        self.requests = requests
         self.load_peaks = Peaks(peak_bytes=None, phase_peak_bytes={})
         self.load_devices: tuple[DeviceMemory, ...] = ()
-        self.generation: int | None = (
-            None  # The worker's generation in which the model was loaded; None: not loaded
-        )
+
+        self.generation: int | None = None
+        """The worker's generation in which the model was loaded; None: not loaded."""
 
     @property
     def loaded(self) -> bool:
@@ -102,13 +108,16 @@ class ProcessRunner:
 
 
 class _Probe:
-    def __init__(self, runner: ProcessRunner, candidate: Candidate, plan: ProbePlan) -> None:
-        self._runner, self._worker, self._candidate, self._plan = (
-            runner,
-            runner.worker,
-            candidate,
-            plan,
-        )
+    def __init__(
+        self,
+        runner: ProcessRunner,
+        candidate: Candidate,
+        plan: ProbePlan,
+    ) -> None:
+        self._runner = runner
+        self._worker = runner.worker
+        self._candidate = candidate
+        self._plan = plan
         self._started = time.monotonic()
         self._deadline = self._started + plan.deadline_seconds
         self._load_seconds = 0.0
@@ -122,22 +131,27 @@ class _Probe:
             reply = self._exchange()
         if not reply.ended_well:
             return self._failed(reply)
-        runner, results = self._runner, results_of(reply)
-        seen = {result.world_size for result in results if result.world_size is not None}
-        world = runner.ranks if self._worker.span is None else self._worker.span.world
-        if seen - {world} or len(results) != runner.ranks:
-            raise ProbeError(
-                f"The trainer ran with a world size of {sorted(map(str, seen))}, but {world} ranks"
-                " were started: the measurement is of another job."
-            )
+        results = results_of(reply)
+        self._check_world(results)
         if not all(message.get("stays", True) for message in reply.results.values()):
-            # a rank that could not free its memory would distort the next measurement
-            runner.close()
+            # A rank that could not free its memory would distort the next measurement.
+            self._runner.close()
         return replace(
             self._facts(reply, Outcome.OK),
             worst=assembly.merge_speeds([result.worst for result in results]),
             typical=assembly.merge_speeds([result.typical for result in results]),
         )
+
+    def _check_world(self, results: Sequence[RankResult]) -> None:
+        """Raise ProbeError if the trainer had another number of ranks than were started."""
+        sizes = {result.world_size for result in results if result.world_size is not None}
+        span = self._worker.span
+        world = self._runner.ranks if span is None else span.world
+        if sizes - {world} or len(results) != self._runner.ranks:
+            raise ProbeError(
+                f"The trainer ran with a world size of {sorted(map(str, sizes))}, but {world} ranks"
+                " were started: the measurement is of another job."
+            )
 
     def _exchange(self) -> CommandReply:
         """Load if nothing is loaded, then measure. Returns the reply to a failed load."""
@@ -155,7 +169,8 @@ class _Probe:
                 return reply
             self._load_timeline = worker.timeline()
             runner.generation = worker.generation
-            runner.load_peaks, runner.load_devices = self._tree_peaks(reply), self._devices(reply)
+            runner.load_peaks = self._tree_peaks(reply)
+            runner.load_devices = self._devices(reply)
         self._begin_command()
         request = dict(runner.requests.probe(self._candidate, self._plan))
         reply = self._send({"do": protocol.MEASURE, "request": request}, protocol.MEASURED)
@@ -181,8 +196,13 @@ class _Probe:
             )
             if not imported.ended_well:
                 return imported
-        span = {} if self._worker.span is None else {"span": asdict(self._worker.span)}
-        command = {"do": protocol.LOAD, "ranks": self._runner.ranks, "load": request, **span}
+        command: dict[str, object] = {
+            "do": protocol.LOAD,
+            "ranks": self._runner.ranks,
+            "load": request,
+        }
+        if self._worker.span is not None:
+            command["span"] = asdict(self._worker.span)
         return self._send(command, protocol.LOADED, first_phase="load")
 
     def _send(
@@ -212,12 +232,12 @@ class _Probe:
     def _bounds(self, usage_bytes: int) -> Message:
         limit = self._worker.effective_limit_bytes
         if self._worker.on_gpus:
-            devices = self._worker.gpus.for_ranks() if self._worker.gpus is not None else []
+            gpus = self._worker.gpus
             return {
                 "guard_bytes": None,
                 "slack_bytes": 0,
                 "device_limit_bytes": limit,
-                "devices": devices,
+                "devices": [] if gpus is None else gpus.for_ranks(),
             }
         # guard per rank = (limit - limit / KERNEL_SHARE - memory in use) / ranks
         free = limit - limit // KERNEL_SHARE - usage_bytes
@@ -231,20 +251,18 @@ class _Probe:
         }
 
     def _receive(
-        self, reply: CommandReply, number: int, expected: str, replies: int, kills_before: int
+        self,
+        reply: CommandReply,
+        number: int,
+        expected: str,
+        replies: int,
+        kills_before: int,
     ) -> None:
         first_failure: float | None = None
         while len(reply.results) + len(reply.failures) < replies:
             until = self._deadline
             if first_failure is not None:
-                killed = self._worker.limit.oom_kills() > kills_before
-                victim_missing = killed and not any(
-                    failure.get("event") == protocol.LOST for failure in reply.failures
-                )
-                until = min(
-                    self._deadline,
-                    first_failure + (VICTIM_SECONDS if victim_missing else ROOT_CAUSE_SECONDS),
-                )
+                until = min(until, first_failure + self._patience(reply, kills_before))
             if time.monotonic() >= until:
                 reply.timed_out = not reply.failures
                 reply.quiet_seconds = time.monotonic() - reply.moved_at
@@ -255,17 +273,30 @@ class _Probe:
             if reply.failures and first_failure is None:
                 first_failure = time.monotonic()
 
-    def _record(self, reply: CommandReply, message: Message, expected: str) -> None:
-        event, rank = message.get("event"), message.get("rank", 0)
-        progress = {
-            protocol.PROGRESS: str(message.get("words")),
-            protocol.PHASE: f"phase {message.get('phase')} began",
-            protocol.CYCLE: f"cycle {message.get('done')} ended",
-        }.get(str(event))
-        if progress is not None:
-            reply.moved_at, reply.moving = time.monotonic(), progress
+    def _patience(self, reply: CommandReply, kills_before: int) -> float:
+        """Return how long to wait for other ranks after the first failure."""
+        if self._worker.limit.oom_kills() <= kills_before:
+            return ROOT_CAUSE_SECONDS
+        for failure in reply.failures:
+            if failure.get("event") == protocol.LOST:
+                return ROOT_CAUSE_SECONDS
+        return VICTIM_SECONDS  # the killed rank is not reported yet
+
+    def _record(
+        self,
+        reply: CommandReply,
+        message: Message,
+        expected: str,
+    ) -> None:
+        event = message.get("event")
+        rank = message.get("rank", 0)
+        sign = _sign_of_progress(message)
+        if sign is not None:
+            reply.moved_at = time.monotonic()
+            reply.moving = sign
         if event == protocol.READY:
-            self._worker.warm, self._worker.afresh = True, message.get("afresh")
+            self._worker.warm = True
+            self._worker.afresh = message.get("afresh")
             self._worker.versions.update(message.get("versions") or {})
         if event == protocol.PHASE and message.get("phase") in PHASES:
             reply.phases[rank] = message["phase"]
@@ -275,92 +306,88 @@ class _Probe:
         elif event == protocol.FAILED:
             reply.failures.append(message)
         elif event == protocol.LOST:
-            reported = any(failure.get("rank") == rank for failure in reply.failures)
-            announced = (
-                reply.results.get(rank, {}).get("stays") is False and message.get("exit") == 0
-            )
-            if not reported and not announced:
-                reply.results.pop(rank, None)
-                reply.failures.append(message)
+            _record_loss(reply, message, rank)
         elif event == protocol.UNREADY:
-            settings, error = self._worker.settings, message["error"]
-            hints = [
-                install_hint(settings.python, package, versions)
-                for package, versions in settings.supported.items()
-            ]
-            text = f"{error.get('type')}: {str(error.get('text')).strip()}"[-500:]
-            raise TrainingEnvironmentError(
-                " ".join(
-                    [
-                        (
-                            f"The training environment behind {settings.python} cannot be imported"
-                            f" ({text})."
-                        ),
-                        *hints,
-                    ]
-                )
-            )
+            raise self._cannot_import(message["error"])
+
+    def _cannot_import(self, error: Message) -> TrainingEnvironmentError:
+        settings = self._worker.settings
+        reason = f"{error.get('type')}: {str(error.get('text')).strip()}"[-500:]
+        sentences = [
+            f"The training environment behind {settings.python} cannot be imported ({reason})."
+        ]
+        for package, versions in settings.supported.items():
+            sentences.append(install_hint(settings.python, package, versions))
+        return TrainingEnvironmentError(" ".join(sentences))
 
     def _failed(self, reply: CommandReply) -> Measurement:
-        worker, gpus, tree, meter = (
-            self._worker,
-            self._worker.gpus,
-            self._worker.meter,
-            self._worker.device_meter,
-        )
+        worker = self._worker
         # 1. Faults of the machine, which carry no evidence about the candidate.
-        kernel = KernelReport(
-            out_of_memory=worker.limit.oom_kills() > self._kills_before or tree.went_over,
-            own_limit=tree.went_over or worker.limit.at_limit(),
-            full=not worker.on_gpus and tree.peak_bytes >= FULL_SHARE * worker.settings.limit_bytes,
-            host_short=worker.on_gpus and worker.host.was_short(tree.peak_bytes),
-            mostly_own=worker.filled_the_machine(),
-        )
+        kernel = self._kernel_report()
         if reply.worker_lost and not kernel.out_of_memory:
             worker.end()
-            last = reply.printed.strip().rpartition("\n")[2][-500:]
+            last_line = reply.printed.strip().rpartition("\n")[2][-500:]
             raise ProbeError(
                 "The probe's worker process exited during a measurement:"
-                f" {last or 'it printed nothing'}"
+                f" {last_line or 'it printed nothing'}"
             )
+
         # 2. The cause. Processes present before the probe, such as the ballast, are accounted
         #    for: torch's list of them in an error would be mistaken for a cause.
-        if gpus is not None:
-            clean = device_report.without_neighbours
-            reply = replace(reply, failures=clean(reply.failures), printed=clean(reply.printed))
+        if worker.gpus is not None:
+            reply = replace(
+                reply,
+                failures=device_report.without_neighbours(reply.failures),
+                printed=device_report.without_neighbours(reply.printed),
+            )
         outcome, failure = assembly.failure_of(
             reply, kernel, worker.settings.device_kind, self._plan.deadline_seconds
         )
-        if (
-            gpus is not None
-            and meter is not None
-            and outcome.is_out_of_memory
-            and outcome is not Outcome.OOM_HOST
-        ):
-            taken = device_report.taken_meanwhile(gpus, meter.peaks())
-            if taken is not None:
-                raise ProbeError(taken)
+        if outcome.is_out_of_memory and outcome is not Outcome.OOM_HOST:
+            self._check_others()
+
         # 3. The measurement, then the next state: a single rank that freed its memory stays.
         measurement = replace(self._facts(reply, outcome), failure=failure)
         if reply.worker_lost:
             worker.end()
-        freed = bool(reply.failures) and all(
-            message.get("stays", False) for message in reply.failures
-        )
-        if (
-            not (self._runner.loaded and self._runner.ranks == 1 and freed)
-            or failure.cause == "cuda_fault"
-        ):
+        if failure.cause == "cuda_fault" or not self._stays_loaded(reply):
             self._runner.generation = None
             worker.unload()
         return measurement
 
+    def _kernel_report(self) -> KernelReport:
+        worker, tree = self._worker, self._worker.meter
+        full_bytes = FULL_SHARE * worker.settings.limit_bytes
+        return KernelReport(
+            out_of_memory=worker.limit.oom_kills() > self._kills_before or tree.went_over,
+            own_limit=tree.went_over or worker.limit.at_limit(),
+            full=not worker.on_gpus and tree.peak_bytes >= full_bytes,
+            host_short=worker.on_gpus and worker.host.was_short(tree.peak_bytes),
+            mostly_own=worker.filled_the_machine(),
+        )
+
+    def _check_others(self) -> None:
+        """Raise ProbeError if others took the GPUs' memory while the probe ran."""
+        gpus, meter = self._worker.gpus, self._worker.device_meter
+        if gpus is None or meter is None:
+            return
+        taken = device_report.taken_meanwhile(gpus, meter.peaks())
+        if taken is not None:
+            raise ProbeError(taken)
+
+    def _stays_loaded(self, reply: CommandReply) -> bool:
+        if not self._runner.loaded or self._runner.ranks != 1 or not reply.failures:
+            return False
+        return all(message.get("stays", False) for message in reply.failures)
+
     def _facts(self, reply: CommandReply, outcome: Outcome) -> Measurement:
-        worker, results = self._worker, results_of(reply)
+        worker = self._worker
+        results = results_of(reply)
         devices = device_report.higher_of_each(self._runner.load_devices, self._devices(reply))
         peaks = self._with_load(reply, devices)
         seconds = time.monotonic() - self._started
         first = results[0] if results else RankResult()
+        reasons = [result.torch_reserved_why for result in results if result.torch_reserved_why]
         return Measurement(
             candidate_id=self._candidate.id,
             outcome=outcome,
@@ -373,9 +400,7 @@ class _Probe:
                 torch_by_phase=device_report.torch_by_phase(results),
                 torch_allocated_bytes=worst(results, "torch_allocated_bytes"),
                 torch_reserved_bytes=worst(results, "torch_reserved_bytes"),
-                torch_reserved_why=next(
-                    (why for result in results if (why := result.torch_reserved_why)), None
-                ),
+                torch_reserved_why=reasons[0] if reasons else None,
                 allocation_retries=worst(results, "allocation_retries"),
                 allocation_failures=worst(results, "allocation_failures"),
                 models=assembly.models_of(results_by_rank(reply)),
@@ -397,16 +422,15 @@ class _Probe:
         )
 
     def _caveats(self) -> tuple[str, ...]:
-        found = () if self._worker.gpus is None else device_report.caveats(self._worker.gpus)
-        if self._worker.afresh is None:
-            return found
-        return (
-            *found,
-            (
+        caveats: list[str] = []
+        if self._worker.gpus is not None:
+            caveats += device_report.caveats(self._worker.gpus)
+        if self._worker.afresh is not None:
+            caveats.append(
                 "each load includes the imports, because ranks cannot be forked after them:"
                 f" {self._worker.afresh}"
-            ),
-        )
+            )
+        return tuple(caveats)
 
     def _with_load(self, reply: CommandReply, devices: tuple[DeviceMemory, ...]) -> Peaks:
         """Include the load's peaks, also for later candidates of the runner: a real run loads
@@ -439,3 +463,30 @@ class _Probe:
         if mismatch is not None:
             raise ProbeError(mismatch)
         return device_report.device_memories(gpus, meter.peaks() if meter else {}, by_rank)
+
+
+def _sign_of_progress(message: Message) -> str | None:
+    """Return the description of a message that shows progress, None for others."""
+    match message.get("event"):
+        case protocol.PROGRESS:
+            return str(message.get("words"))
+        case protocol.PHASE:
+            return f"phase {message.get('phase')} began"
+        case protocol.CYCLE:
+            return f"cycle {message.get('done')} ended"
+    return None
+
+
+def _record_loss(
+    reply: CommandReply,
+    message: Message,
+    rank: int,
+) -> None:
+    """Record the end of a rank, unless it reported its failure or announced its exit."""
+    if any(failure.get("rank") == rank for failure in reply.failures):
+        return
+    announced = reply.results.get(rank, {}).get("stays") is False
+    if announced and message.get("exit") == 0:
+        return
+    reply.results.pop(rank, None)
+    reply.failures.append(message)

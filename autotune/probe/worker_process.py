@@ -85,13 +85,18 @@ class WorkerProcess:
         """`open_gpus` opens the GPUs of a CUDA probe; `cores`: CPU affinity, None leaves it."""
         self.settings = settings
         self.versions: dict[str, str] = {}
+
         self.generation = 0
         """Number of workers started so far; a runner detects by it that its ranks are gone."""
+
         self.loads = 0  # Models loaded so far, by all workers
-        # True once the running worker has its imports; it reads no command while it imports
+
         self.warm = False
+        """True once the running worker has its imports; it reads no command while it imports."""
+
         self.afresh: str | None = None
         """Reason why each rank imports for itself; None: ranks are forked after the imports."""
+
         self.limit: Limit
         self.meter: ProcessMeter  # Memory of the process tree; of the whole host under a GPU probe
         self.host = HostMemory()
@@ -104,9 +109,9 @@ class WorkerProcess:
         self._folder: WorkFolder | None = None
         self._spawned: Spawned | None = None
         self._sent = 0
-        self._host_before_bytes = (
-            0  # Memory of the host in use when the worker started, under a GPU probe
-        )
+
+        self._host_before_bytes = 0
+        """Memory of the host in use when the worker started, under a GPU probe."""
 
     @property
     def on_gpus(self) -> bool:
@@ -130,9 +135,8 @@ class WorkerProcess:
         """Mechanisms that enforce the limit, strongest first."""
         if self.gpus is not None:
             return self.gpus.bound_by
-        return (
-            f"{self.limit.name}+rlimit" if self.limit.name.startswith("cgroup") else self.limit.name
-        )
+        name = self.limit.name
+        return f"{name}+rlimit" if name.startswith("cgroup") else name
 
     @property
     def scratch(self) -> str | None:
@@ -156,37 +160,40 @@ class WorkerProcess:
         try:
             if self.gpus is None and self._open_gpus is not None:
                 self.gpus = self._open_gpus()
-            self.limit = (
-                DeviceLimit(settings.limit_bytes, self.host)
-                if self.on_gpus
-                else best_limit(settings.limit_bytes)
-            )
+            if self.on_gpus:
+                self.limit = DeviceLimit(settings.limit_bytes, self.host)
+                self._host_before_bytes = self.host.used_bytes()
+            else:
+                self.limit = best_limit(settings.limit_bytes)
             self._folder = WorkFolder(settings.scratch_root)
-            self._host_before_bytes = self.host.used_bytes() if self.on_gpus else 0
-            packages = dict.fromkeys([*settings.supported, *DECIDING_PACKAGES, *ENGINES])
-            cards = {} if self.gpus is None else {VISIBLE: self.gpus.visible}
+            variables = dict(settings.variables)
+            if self.gpus is not None:
+                variables[VISIBLE] = self.gpus.visible
             self._spawned = spawn(
                 settings.python,
                 settings.adapter,
-                packages,
+                dict.fromkeys([*settings.supported, *DECIDING_PACKAGES, *ENGINES]),
                 self._folder,
-                {**settings.variables, **cards},
+                variables,
             )
             pid = self._spawned.process.pid
-            with contextlib.suppress(
-                ProcessLookupError
-            ):  # already exited: reported by _read_versions
-                self.limit.enter(pid)
-                if (
-                    self._cores is not None
-                ):  # before the imports, whose threads and forked ranks inherit it
-                    os.sched_setaffinity(pid, self._cores)
+            self._bind(pid)
             self.meter = self._open_meter(pid)
             self.versions = self._read_versions()
             require_supported(settings.supported, self.versions, settings.python)
         except BaseException:
             self.end()
             raise
+
+    def _bind(self, pid: int) -> None:
+        """Bind the worker to the limit and its cores, before the imports: their threads and forked
+        ranks inherit both.
+        """
+        # A process that has exited already is reported by _read_versions.
+        with contextlib.suppress(ProcessLookupError):
+            self.limit.enter(pid)
+            if self._cores is not None:
+                os.sched_setaffinity(pid, self._cores)
 
     def _open_meter(self, pid: int) -> ProcessMeter:
         # walking the page tables of such large processes would slow them: the host's total suffices
@@ -244,7 +251,8 @@ class WorkerProcess:
             self.gpus.check()
 
     def _close_device_meter(self) -> None:
-        meter, self.device_meter = self.device_meter, None
+        meter = self.device_meter
+        self.device_meter = None
         if meter is not None:
             meter.close()
 
@@ -255,9 +263,10 @@ class WorkerProcess:
                 for message in self.receive(deadline):
                     if message.get("event") == protocol.ENVIRONMENT:
                         return dict(message["versions"])
-        last = self.printed_since(0).strip().rpartition("\n")[2] or "it printed nothing"
+        _, _, last_line = self.printed_since(0).strip().rpartition("\n")
+        reason = (last_line or "it printed nothing").rstrip(".")
         raise TrainingEnvironmentError(
-            f"The interpreter {self.settings.python} did not start the worker: {last}. "
+            f"The interpreter {self.settings.python} did not start the worker: {reason}. "
             "Give the Python (3.9 or newer) of your training environment with --python."
         )
 
@@ -284,17 +293,21 @@ class WorkerProcess:
     def unload(self) -> None:
         """End the ranks, keep the worker's imports; end it too if it has none or does not reply."""
         if self.alive and self.warm:
-            deadline = time.monotonic() + UNLOAD_SECONDS
             with contextlib.suppress(WorkerLost):
-                number = self.send({"do": protocol.UNLOAD})
-                while time.monotonic() < deadline:
-                    for message in self.receive(deadline):
-                        if (
-                            message.get("event") == protocol.UNLOADED
-                            and message.get("id") == number
-                        ):
-                            return
+                if self._unload_ranks():
+                    return
         self.end()
+
+    def _unload_ranks(self) -> bool:
+        """Return True once the worker has replied that its ranks are gone."""
+        deadline = time.monotonic() + UNLOAD_SECONDS
+        number = self.send({"do": protocol.UNLOAD})
+        while time.monotonic() < deadline:
+            for message in self.receive(deadline):
+                is_reply = message.get("event") == protocol.UNLOADED
+                if is_reply and message.get("id") == number:
+                    return True
+        return False
 
     def mark_output(self) -> int:
         spawned = self._spawned

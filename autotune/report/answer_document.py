@@ -55,16 +55,16 @@ def describe_advantage(answer: Recommendation) -> str | None:
     """Return one sentence about the recommendation's speed and the baseline's; None without a
     comparison.
     """
-    found = answer.advantage
-    if found is None or _is_predicted(answer):
+    advantage = answer.advantage
+    if advantage is None or _is_predicted(answer):
         return None
     size = (
-        f"{found.ratio:.2f} times the baseline's speed (95 % confidence: at least {found.low:.2f}"
-        " times)"
+        f"{advantage.ratio:.2f} times the baseline's speed (95 % confidence: at least"
+        f" {advantage.low:.2f} times)"
     )
-    if found.why == "measurably faster":
+    if advantage.why == "measurably faster":
         return f"Measurably faster: {size}."
-    if found.why == "within the noise":
+    if advantage.why == "within the noise":
         return (
             f"No measurable difference: the fastest other candidate had {size}. The baseline is"
             " kept."
@@ -96,33 +96,36 @@ def document(
     `confirm_with` to an emulated or predicted one.
     """
     if isinstance(answer, Recommendation):
-        own = _measured_fields(job, answer, commands, confirm_with)
+        fields = _measured_fields(job, answer, commands, confirm_with)
     else:
-        own = _predicted_fields(answer, confirm_with)
-    best, figures = answer.winner, own.pop("winner")
+        fields = _predicted_fields(answer, confirm_with)
+    winner = answer.winner
+    figures = fields.pop("winner")
+    learned = {}
+    for change in answer.changes:
+        if change.effect == "learning":
+            learned[change.name] = change.recommended
     return {
         "schema": SCHEMA,
-        "status": own.pop("status"),
-        "basis": own.pop("basis"),
+        "status": fields.pop("status"),
+        "basis": fields.pop("basis"),
         "recommendation": (
-            best
+            winner
             and {
-                "knobs": dict(best.candidate.knobs),
-                "settings": dict(best.candidate.settings),
-                "changed_learning_knobs": {
-                    one.name: one.recommended for one in answer.changes if one.effect == "learning"
-                },
+                "knobs": dict(winner.candidate.knobs),
+                "settings": dict(winner.candidate.settings),
+                "changed_learning_knobs": learned,
                 "relaxed": dict(answer.relaxed),
                 **figures,
                 "limit_bytes": job.memory_limit_bytes,
                 "files": list(files),
             }
         ),
-        "baseline": own.pop("baseline"),
+        "baseline": fields.pop("baseline"),
         "changes": [plain(change) for change in answer.changes],
-        "runner_ups": own.pop("runner_ups"),
+        "runner_ups": fields.pop("runner_ups"),
         "ways_to_fit": [way_row(way) for way in answer.ways_to_fit],
-        **own,
+        **fields,
         "file": file,
         "question": job_row(job),
         "out": str(job.out),
@@ -132,54 +135,23 @@ def document(
 
 
 def _measured_fields(
-    job: Job, answer: Recommendation, commands: Mapping[str, str], confirm_with: str
+    job: Job,
+    answer: Recommendation,
+    commands: Mapping[str, str],
+    confirm_with: str,
 ) -> dict[str, Any]:
     """Return the fields of a measured or emulated answer; `winner`: the figures of its
     recommendation.
     """
-    baseline, miss, source = answer.baseline, nearest_miss(answer), answer.from_record
-    over = (
-        None
-        if miss is None or miss.verdict.margin_bytes is None
-        else max(0, -miss.verdict.margin_bytes) or None
-    )
-    proof, says = (
-        answer.winner and (answer.certificate or answer.winner),
-        describe_advantage(answer),
-    )
-    reported = (
-        one.measurement.versions
-        for one in (answer.certificate, answer.winner, baseline, *answer.trials)
-        if one
-    )
-    ended = (
-        "failed"
-        if failed_without_memory(answer)
-        else "undecided"
-        if has_no_results(answer)
-        else None
-    )
+    baseline = answer.baseline
+    miss = nearest_miss(answer)
+    source = answer.from_record
+    proof = answer.winner and (answer.certificate or answer.winner)
+    sentence = describe_advantage(answer)
     return {
-        "status": (
-            "interrupted"
-            if answer.interrupted
-            else ended or ("ok" if answer.winner else "nothing_fits")
-        ),
+        "status": _status(answer),
         "basis": "emulated" if job.task.hardware.emulated else "measured",
-        "winner": (
-            proof
-            and {
-                "basis": proof.measurement.basis,
-                "tokens_per_second": speeds(proof.measurement),
-                "spread": {
-                    name: relative_spread(getattr(proof.measurement, name), answer)
-                    for name in ("worst", "typical")
-                },
-                "peak_memory_bytes": proof.measurement.memory.peak_bytes,
-                "phase_peak_bytes": dict(proof.measurement.memory.phase_peak_bytes),
-                "certificate": certificate_row(job, answer.certificate),
-            }
-        ),
+        "winner": proof and _winner_fields(job, answer, proof),
         "baseline": (
             baseline
             and {
@@ -187,18 +159,9 @@ def _measured_fields(
                 "tokens_per_second": rate(baseline.measurement.ranking_speed),
             }
         ),
-        "runner_ups": [trial_row(one) for one in answer.runner_ups],
-        "trade_offs": [
-            {
-                "change": differing_knobs(answer.winner, one),
-                "basis": one.measurement.basis,
-                "tokens_per_second": rate(one.measurement.ranking_speed),
-                "peak_memory_bytes": one.measurement.memory.peak_bytes,
-                "outcome": str(one.measurement.outcome),
-            }
-            for one in answer.trade_offs
-        ],
-        "nearest_miss": miss and {**trial_row(miss), "over_bytes": over},
+        "runner_ups": [trial_row(trial) for trial in answer.runner_ups],
+        "trade_offs": [_trade_off_row(answer, trial) for trial in answer.trade_offs],
+        "nearest_miss": miss and {**trial_row(miss), "over_bytes": _over_bytes(miss)},
         "refuted": [trial_row(trial) for trial in answer.refuted],
         "counts": plain(answer.counts),
         "script": _script_section(job, answer),
@@ -215,24 +178,75 @@ def _measured_fields(
         "resume_with": commands.get("go on") if answer.interrupted else None,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "study": {"storage": without_password(job.storage), "name": job.study_name},
-        "soaks": [soak_row(one) for one in answer.soaks],
+        "soaks": [soak_row(soak) for soak in answer.soaks],
         "disturbance": answer.disturbance and disturbance_row(answer.disturbance),
-        "advantage": says and {**plain(answer.advantage), "says": says},
+        "advantage": sentence and {**plain(answer.advantage), "says": sentence},
         "run_spread": plain(answer.run_spread),
         "gpu_seconds": round(answer.probe_seconds, 2) if job.task.hardware.kind == "cuda" else None,
         "probe_seconds": round(answer.probe_seconds, 2),
         "seconds_per_candidate": _seconds_per_candidate(answer),
-        "versions": dict(next(filter(None, reported), {})),
+        "versions": _versions(answer),
     }
+
+
+def _status(answer: Recommendation) -> str:
+    if answer.interrupted:
+        return "interrupted"
+    if failed_without_memory(answer):
+        return "failed"
+    if has_no_results(answer):
+        return "undecided"
+    return "ok" if answer.winner else "nothing_fits"
+
+
+def _winner_fields(
+    job: Job,
+    answer: Recommendation,
+    proof: Trial,
+) -> dict[str, Any]:
+    measurement = proof.measurement
+    return {
+        "basis": measurement.basis,
+        "tokens_per_second": speeds(measurement),
+        "spread": {
+            "worst": relative_spread(measurement.worst, answer),
+            "typical": relative_spread(measurement.typical, answer),
+        },
+        "peak_memory_bytes": measurement.memory.peak_bytes,
+        "phase_peak_bytes": dict(measurement.memory.phase_peak_bytes),
+        "certificate": certificate_row(job, answer.certificate),
+    }
+
+
+def _trade_off_row(answer: Recommendation, trial: Trial) -> dict[str, Any]:
+    return {
+        "change": differing_knobs(answer.winner, trial),
+        "basis": trial.measurement.basis,
+        "tokens_per_second": rate(trial.measurement.ranking_speed),
+        "peak_memory_bytes": trial.measurement.memory.peak_bytes,
+        "outcome": str(trial.measurement.outcome),
+    }
+
+
+def _over_bytes(miss: Trial) -> int | None:
+    """Return the bytes above the limit; None where they are not known."""
+    margin = miss.verdict.margin_bytes
+    return -margin if margin is not None and margin < 0 else None
+
+
+def _versions(answer: Recommendation) -> dict[str, str]:
+    """Return the versions that the first of these trials reported."""
+    for trial in (answer.certificate, answer.winner, answer.baseline, *answer.trials):
+        if trial is not None and trial.measurement.versions:
+            return dict(trial.measurement.versions)
+    return {}
 
 
 def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
     """Return the fields of a predicted answer; `winner`: the figures of its recommendation."""
     unmeasured = dict.fromkeys(("implied", "probed", "out_of_memory", "failed", "loads"), 0)
-    winner, unfit = (
-        answer.winner,
-        "nothing_fits" if answer.screened == answer.candidates else "undecided",
-    )
+    winner = answer.winner
+    unfit = "nothing_fits" if answer.screened == answer.candidates else "undecided"
     return {
         "status": "ok" if winner else unfit,
         "basis": "predicted",
@@ -250,10 +264,10 @@ def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
             }
         ),
         "baseline": answer.baseline and predicted_row(answer.baseline),
-        "runner_ups": [predicted_row(one) for one in answer.runner_ups],
+        "runner_ups": [predicted_row(candidate) for candidate in answer.runner_ups],
         "trade_offs": [
-            {"change": differing_knobs(winner, one), **predicted_row(one)}
-            for one in answer.trade_offs
+            {"change": differing_knobs(winner, candidate), **predicted_row(candidate)}
+            for candidate in answer.trade_offs
         ],
         "undecided": answer.undecided and predicted_row(answer.undecided),
         "nearest_miss": answer.nearest_miss and predicted_row(answer.nearest_miss),
@@ -297,13 +311,15 @@ def prediction_document(
 
 
 def differing_knobs(
-    winner: Trial | PredictedCandidate | None, other: Trial | PredictedCandidate
+    winner: Trial | PredictedCandidate | None, alternative: Trial | PredictedCandidate
 ) -> dict[str, Any]:
     """Return the other candidate's values of the knobs in which it differs from the winner."""
     chosen: Mapping[str, object] = winner.candidate.knobs if winner else {}
-    return {
-        name: value for name, value in other.candidate.knobs.items() if chosen.get(name) != value
-    }
+    differing = {}
+    for name, value in alternative.candidate.knobs.items():
+        if chosen.get(name) != value:
+            differing[name] = value
+    return differing
 
 
 def caveats_of(answer: Recommendation) -> tuple[str, ...]:
@@ -312,28 +328,24 @@ def caveats_of(answer: Recommendation) -> tuple[str, ...]:
     """
     proof = answer.certificate or answer.winner
     trials = answer.trials if proof is None else (proof,)
+    caveats: list[str] = []
+    for trial in trials:
+        caveats += trial.measurement.caveats
     missing = without_result(answer.trials)
-    changes = [differing_knobs(answer.winner, one) for one in missing]
-    names = [
-        " ".join(f"{name}={setting_text(value)}" for name, value in change.items())
-        for change in changes
-    ]
-    few = "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    lost = (
-        [
-            (
-                f"Every probe was ended from outside, so there is no result: {few}. --fresh measures"
-                " again."
-            )
-        ]
-        if missing
-        else []
-    )
-    return tuple(
-        dict.fromkeys(
-            [*(caveat for trial in trials for caveat in trial.measurement.caveats), *lost]
+    if missing:
+        names = [_named(differing_knobs(answer.winner, candidate)) for candidate in missing]
+        listed = "; ".join(names[:3])
+        if len(names) > 3:
+            listed += f" and {len(names) - 3} more"
+        caveats.append(
+            f"Every probe was ended from outside, so there is no result: {listed}. --fresh measures"
+            " again."
         )
-    )
+    return tuple(dict.fromkeys(caveats))
+
+
+def _named(knobs: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={setting_text(value)}" for name, value in knobs.items())
 
 
 def failed_without_memory(answer: Recommendation) -> bool:
@@ -353,10 +365,11 @@ def has_no_results(answer: Recommendation) -> bool:
 
 
 def _results(answer: Recommendation) -> list[Measurement]:
+    measurements = [trial.measurement for trial in answer.trials]
     return [
-        trial.measurement
-        for trial in answer.trials
-        if trial.measurement.outcome is not Outcome.INTERRUPTED
+        measurement
+        for measurement in measurements
+        if measurement.outcome is not Outcome.INTERRUPTED
     ]
 
 
@@ -386,14 +399,13 @@ def nearest_miss(answer: Recommendation) -> Trial | None:
 def _seconds_per_candidate(answer: Recommendation) -> dict[str, float | None]:
     """Return the median seconds of a probe with a load, and of one on a live load."""
     costs = [trial.measurement.cost for trial in answer.trials if trial.purpose != "confirm"]
-    groups = {
-        "loading": [one for one in costs if one.load_seconds],
-        "further": [one for one in costs if not one.load_seconds],
-    }
-    return {
-        name: round(statistics.median(one.total_seconds for one in group), 3) if group else None
-        for name, group in groups.items()
-    }
+    loading = [cost.total_seconds for cost in costs if cost.load_seconds]
+    further = [cost.total_seconds for cost in costs if not cost.load_seconds]
+    return {"loading": _median(loading), "further": _median(further)}
+
+
+def _median(seconds: Sequence[float]) -> float | None:
+    return round(statistics.median(seconds), 3) if seconds else None
 
 
 def _script_section(job: Job, answer: Recommendation) -> dict[str, Any] | None:
@@ -413,16 +425,16 @@ def _script_section(job: Job, answer: Recommendation) -> dict[str, Any] | None:
     if answer.winner is None or answer.certificate is None:
         return {**section, "changes": None}
     advice = advice_for(*for_files(answer.winner.candidate, job), script)
+    by_hand = {}
+    for name, why in advice.by_hand.items():
+        by_hand[name] = {"value": advice.changes[name], "why": why}
     return {
         **section,
         "changes": dict(advice.changes),
         "keyword_arguments": advice.keyword_arguments,
         "patch": str(job.out / PATCH_NAME) if advice.patch else None,
         "patched_file": advice.patched_file,
-        "by_hand": {
-            name: {"value": advice.changes[name], "why": why}
-            for name, why in advice.by_hand.items()
-        },
+        "by_hand": by_hand,
         "in_objects": dict(advice.in_objects),
         "flags": list(advice.flags) if script.takes_flags else None,
     }

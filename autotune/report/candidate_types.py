@@ -103,18 +103,17 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
         """
         if isinstance(self.tokens_per_second, SpeedsRow):
             return self.tokens_per_second.typical or self.tokens_per_second.worst
-        at_lengths = (
-            self.prediction.tokens_per_second_at_lengths
-            if self.basis == "predicted" and self.prediction
-            else None
-        )
-        return self.tokens_per_second if at_lengths is None else at_lengths.value
+        if self.basis == "predicted" and self.prediction is not None:
+            at_lengths = self.prediction.tokens_per_second_at_lengths
+            if at_lengths is not None:
+                return at_lengths.value
+        return self.tokens_per_second
 
     @property
     def rate_at_longest(self) -> float | None:
         """Tokens per second at the longest lengths."""
-        both = self.tokens_per_second
-        return both.worst if isinstance(both, SpeedsRow) else both
+        rates = self.tokens_per_second
+        return rates.worst if isinstance(rates, SpeedsRow) else rates
 
 
 class TradeOffRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,8 +198,6 @@ class RecommendationRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def confirmed(self) -> CertificateRow | None:
         """Return the certificate with the types of its known fields."""
-        return (
-            msgspec.convert(self.certificate, CertificateRow, strict=False)
-            if self.certificate
-            else None
-        )
+        if not self.certificate:
+            return None
+        return msgspec.convert(self.certificate, CertificateRow, strict=False)

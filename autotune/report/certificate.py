@@ -10,15 +10,13 @@ from typing import Any
 
 from autotune.core.answer import Trial, plain
 from autotune.core.job import Job
-from autotune.core.measurement import Measurement
+from autotune.core.measurement import DeviceMemory, LoopActivity, Measurement
 from autotune.core.space import KnobValue
 from autotune.core.units import format_bytes
 from autotune.frameworks.shares_in_files import for_files
 
+# Optimizer steps: Adam's state is allocated in the first; the second is the first with all of it.
 MIN_STEPS = 3
-"""Optimizer steps: Adam's state is allocated in the first; the second is the first with all of
-it.
-"""
 
 Item = dict[str, str]
 """Stage of a real run: its name, its state in the probe (`done`, `not applicable` or `not
@@ -28,24 +26,34 @@ done`), and what it says.
 
 def items_of(job: Job, proof: Trial) -> tuple[Item, ...]:
     """Return every item of the certificate, in a fixed order."""
-    ran, settings = proof.measurement.exercised, proof.candidate.settings
-    if ran is None:
+    activity = proof.measurement.exercised
+    if activity is None:
         return tuple(_item(name, False, "the probe reported no counters") for name in _ONLINE_ITEMS)
-    enough = ran.optimizer_steps >= MIN_STEPS
-    if ran.watched == "outside":
+    if activity.watched == "outside":
         says = (
-            f"{ran.optimizer_steps} of its own speed, at least {MIN_STEPS} required; the lengths of"
-            " its rows are unknown"
+            f"{activity.optimizer_steps} of its own speed, at least {MIN_STEPS} required; the"
+            " lengths of its rows are unknown"
         )
-        return _item("records", enough, says), _settings(job, proof)
-    # 1. Items of every loop that was observed.
-    prompt, completion = settings.get("max_prompt_length"), settings.get("max_completion_length")
-    prompts = _range(ran.shortest_prompt, ran.longest_prompt)
-    steps = _item(
-        "optimizer steps", enough, f"{ran.optimizer_steps}, at least {MIN_STEPS} required"
+        has_steps = activity.optimizer_steps >= MIN_STEPS
+        return _item("records", has_steps, says), _settings(job, proof)
+    if activity.watched == "offline":
+        return _longest_rows(proof, activity), _steps(activity), *_saves(activity)
+    return (
+        _longest_lengths(job, proof, activity),
+        _steps(activity),
+        *_rollouts(activity),
+        *_saves(activity),
     )
-    saves, evaluations = ran.checkpoint_saves, ran.evaluations
-    after = (
+
+
+def _steps(activity: LoopActivity) -> Item:
+    steps = activity.optimizer_steps
+    return _item("optimizer steps", steps >= MIN_STEPS, f"{steps}, at least {MIN_STEPS} required")
+
+
+def _saves(activity: LoopActivity) -> tuple[Item, Item]:
+    saves, evaluations = activity.checkpoint_saves, activity.evaluations
+    return (
         _item("checkpoint save", saves, f"{saves} into scratch, with the optimizer's state"),
         _item(
             "evaluation",
@@ -54,39 +62,47 @@ def items_of(job: Job, proof: Trial) -> tuple[Item, ...]:
             "the configuration never evaluates",
         ),
     )
-    if ran.watched == "offline":
-        longest = sum(
-            part for part in (prompt, completion) if isinstance(part, int)
-        ) or settings.get("max_length")
-        return (
-            _item(
-                "longest rows", ran.shortest_prompt == longest, f"of {prompts}; asked for {longest}"
-            ),
-            steps,
-            *after,
-        )
-    # 2. Items of a loop with rollouts.
-    reached = ran.shortest_completion == completion and (
-        prompt is None or ran.shortest_prompt == prompt
-    )
+
+
+def _longest_rows(proof: Trial, activity: LoopActivity) -> Item:
+    settings = proof.candidate.settings
+    parts = settings.get("max_prompt_length"), settings.get("max_completion_length")
+    total = sum(part for part in parts if isinstance(part, int))
+    longest = total or settings.get("max_length")
+    rows = _range(activity.shortest_prompt, activity.longest_prompt)
+    reached = activity.shortest_prompt == longest
+    return _item("longest rows", reached, f"of {rows}; asked for {longest}")
+
+
+def _longest_lengths(
+    job: Job,
+    proof: Trial,
+    activity: LoopActivity,
+) -> Item:
+    settings = proof.candidate.settings
+    prompt, completion = settings.get("max_prompt_length"), settings.get("max_completion_length")
+    prompts = _range(activity.shortest_prompt, activity.longest_prompt)
+    completions = _range(activity.shortest_completion, activity.longest_completion)
     says = (
-        f"prompts of {prompts}, completions of"
-        f" {_range(ran.shortest_completion, ran.longest_completion)} tokens"
+        f"prompts of {prompts}, completions of {completions} tokens; asked for {prompt} and"
+        f" {completion}"
     )
-    says += (
-        f"; asked for {prompt} and"
-        f" {completion}{', forced' if job.task.workload.weights == 'random' else ''}"
-    )
-    borrowed, syncs = ran.borrowed_generations, ran.weight_syncs
-    cycles = None if ran.sleeps is None or ran.wakes is None else min(ran.sleeps, ran.wakes)
-    slept = f"{cycles} cycles ({ran.sleeps} sleeps, {ran.wakes} wakes)"
+    if job.task.workload.weights == "random":
+        says += ", forced"
+    has_prompts = prompt is None or activity.shortest_prompt == prompt
+    has_completions = activity.shortest_completion == completion
+    return _item("longest lengths", has_prompts and has_completions, says)
+
+
+def _rollouts(activity: LoopActivity) -> tuple[Item, Item, Item]:
+    borrowed, syncs = activity.borrowed_generations, activity.weight_syncs
+    sleeps, wakes = activity.sleeps, activity.wakes
+    cycles = None if sleeps is None or wakes is None else min(sleeps, wakes)
     return (
-        _item("longest lengths", reached, says),
-        steps,
         _item(
             "rollouts",
-            ran.generations >= 2 and not borrowed,
-            f"{ran.generations} run, {borrowed} reused",
+            activity.generations >= 2 and not borrowed,
+            f"{activity.generations} run, {borrowed} reused",
         ),
         _item(
             "weight sync",
@@ -94,8 +110,12 @@ def items_of(job: Job, proof: Trial) -> tuple[Item, ...]:
             f"{syncs} into the engine",
             "there is no engine: the trained model itself generates",
         ),
-        _item("sleep and wake", cycles, slept, "there is no engine with a sleep mode"),
-        *after,
+        _item(
+            "sleep and wake",
+            cycles,
+            f"{cycles} cycles ({sleeps} sleeps, {wakes} wakes)",
+            "there is no engine with a sleep mode",
+        ),
     )
 
 
@@ -110,7 +130,12 @@ _ONLINE_ITEMS = (
 )
 
 
-def _item(name: str, done: int | None, says: str, why_not: str = "") -> Item:
+def _item(
+    name: str,
+    done: int | None,
+    says: str,
+    why_not: str = "",
+) -> Item:
     """Return an item; None for `done`: not applicable, for the reason `why_not`."""
     if done is None:
         return {"name": name, "state": "not applicable", "says": why_not}
@@ -123,16 +148,16 @@ def _settings(job: Job, proof: Trial) -> Item:
     """
     requested, effective = proof.candidate.settings, proof.measurement.effective
     in_command = for_files(proof.candidate, job)[0].settings  # where a command was started with it
-    changed = [
-        f"{name}={value} instead of {requested[name]}"
-        for name, value in effective.items()
-        if requested.get(name) is not None
-        and not _is_equal(requested[name], value)
-        and not _is_equal(in_command[name], value)
-    ]
+    changed = []
+    for name, value in effective.items():
+        if requested.get(name) is None:
+            continue
+        if not _is_equal(requested[name], value) and not _is_equal(in_command[name], value):
+            changed.append(f"{name}={value} instead of {requested[name]}")
     count = sum(value is not None for value in requested.values())
-    kept = f"{len(effective)} of {count} read back from the run itself, none of them changed"
-    says = f"it trained with {', '.join(changed)}" if changed else kept
+    says = f"{len(effective)} of {count} read back from the run itself, none of them changed"
+    if changed:
+        says = f"it trained with {', '.join(changed)}"
     return _item(
         "settings as asked",
         not changed if effective else None,
@@ -149,13 +174,14 @@ def _is_equal(requested: KnobValue, effective: object) -> bool:
         return True
     if isinstance(requested, int | float) and isinstance(effective, int | float):
         return float(requested) == float(effective)
-    return str(requested).lower() == str(effective).lower().removeprefix(
-        "torch."
-    )  # `torch.bfloat16`
+    effective_name = str(effective).lower().removeprefix("torch.")  # `torch.bfloat16`
+    return str(requested).lower() == effective_name
 
 
 def _range(low: int | None, high: int | None) -> str:
-    return "unknown length" if high is None else str(high) if low == high else f"{low} to {high}"
+    if high is None:
+        return "unknown length"
+    return str(high) if low == high else f"{low} to {high}"
 
 
 def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
@@ -174,14 +200,8 @@ def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
         "limit_bytes": memory.limit_bytes,
         "margin_bytes": proof.verdict.margin_bytes,
         "peak_by": _peak_by(measured),
-        "devices": [
-            {
-                name: getattr(device, name)
-                for name in ("index", "name", "peak_bytes", "measured_by", "why")
-            }
-            for device in memory.devices
-        ],
-        "models": [plain(one) for one in memory.models],
+        "devices": [_device_row(device) for device in memory.devices],
+        "models": [plain(model) for model in memory.models],
         "bound_by": memory.bound_by,
         # Several GPUs were not verified on real ones yet; null for one device.
         "verified_on_several_gpus": (
@@ -200,16 +220,19 @@ def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
     }
 
 
+def _device_row(device: DeviceMemory) -> dict[str, Any]:
+    names = ("index", "name", "peak_bytes", "measured_by", "why")
+    return {name: getattr(device, name) for name in names}
+
+
 def _peak_by(measured: Measurement) -> str:
     """Return the source of the peak, as text."""
-    known = [device for device in measured.memory.devices if device.peak_bytes is not None]
-    if not known:
-        return (
-            "the process tree's anonymous and shared memory"
-            if measured.memory.peak_bytes is not None
-            else "unknown"
-        )
-    worst = max(known, key=lambda device: device.peak_bytes or 0)
+    metered = [device for device in measured.memory.devices if device.peak_bytes is not None]
+    if not metered and measured.memory.peak_bytes is None:
+        return "unknown"
+    if not metered:
+        return "the process tree's anonymous and shared memory"
+    worst = max(metered, key=lambda device: device.peak_bytes or 0)
     emulated = "emulated " if measured.emulated else ""
     return (
         f"{emulated}{worst.measured_by} on device {worst.index}, the worst of"
@@ -223,12 +246,12 @@ def certificate_lines(job: Job, proof: Trial | None) -> list[str]:
     if row is None or proof is None:
         return ["Not certified: the budget ran out before the longer worst-case probe."]
     peak = "unknown" if row["peak_bytes"] is None else format_bytes(row["peak_bytes"])
-    margin = (
-        "" if row["margin_bytes"] is None else f", {format_bytes(max(0, row['margin_bytes']))} left"
-    )
-    head = ("Emulated" if proof.measurement.emulated else "Certified") + (
-        "" if row["complete"] else " in part"
-    )
+    margin = ""
+    if row["margin_bytes"] is not None:
+        margin = f", {format_bytes(max(0, row['margin_bytes']))} left"
+    head = "Emulated" if proof.measurement.emulated else "Certified"
+    if not row["complete"]:
+        head += " in part"
     lines = [
         f"{head}: peak {peak} of {format_bytes(row['limit_bytes'])}{margin}, by {row['peak_by']}."
     ]
@@ -245,11 +268,11 @@ def describe_models(measured: Measurement) -> str | None:
     models = measured.memory.models
     if not models:
         return None
-    fullest = max(models, key=lambda one: sum(one.bytes.values()))
+    fullest = max(models, key=lambda model: sum(model.bytes.values()))
     parts = sorted(fullest.bytes.items(), key=lambda part: -part[1])
-    where = f"rank {fullest.rank}, which holds the most" if len(models) > 1 else "the one rank"
+    place = f"rank {fullest.rank}, which holds the most" if len(models) > 1 else "the one rank"
     listed = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in parts)
     return (
         f"{measured.basis.capitalize()} after an optimizer step, the models' own tensors on"
-        f" {where}: {listed}."
+        f" {place}: {listed}."
     )

@@ -71,17 +71,17 @@ def trial_row(trial: Trial) -> dict[str, Any]:
     }
 
 
-def predicted_row(one: PredictedCandidate) -> dict[str, Any]:
+def predicted_row(predicted: PredictedCandidate) -> dict[str, Any]:
     """Return a predicted candidate."""
-    prediction, whole = one.prediction, prediction_row(one.prediction)
+    prediction, row = predicted.prediction, prediction_row(predicted.prediction)
     return {
-        "knobs": dict(one.candidate.knobs),
+        "knobs": dict(predicted.candidate.knobs),
         "basis": "predicted",
         "outcome": None,
         "fits": prediction.fits,
         "tokens_per_second": middle(prediction.tokens_per_second),
         "peak_memory_bytes": middle(prediction.peak_memory_bytes),
-        "prediction": {name: whole[name] for name in LISTED},
+        "prediction": {name: row[name] for name in LISTED},
     }
 
 
@@ -168,7 +168,10 @@ def soak_row(soak: Soak) -> dict[str, Any]:
         "verdict": soak.verdict,
         "why": soak.why,
         "seconds": round(soak.seconds, 2),
-        "cycles": [[one.steps, one.seconds, one.peak_bytes, one.held_bytes] for one in soak.cycles],
+        "cycles": [
+            [cycle.steps, cycle.seconds, cycle.peak_bytes, cycle.held_bytes]
+            for cycle in soak.cycles
+        ],
         "cycle_columns": ["optimizer_steps", "seconds", "peak_bytes", "held_bytes"],
         "optimizer_steps": soak.optimizer_steps,
         "growth_bytes_per_step": (
@@ -180,16 +183,18 @@ def soak_row(soak: Soak) -> dict[str, Any]:
     }
 
 
-def disturbance_row(found: Disturbance) -> dict[str, Any]:
+def disturbance_row(disturbance: Disturbance) -> dict[str, Any]:
     return {
-        "beside": found.beside,
-        "tokens_per_second_beside": round(found.tokens_per_second_beside, 2),
-        "tokens_per_second_alone": round(found.tokens_per_second_alone, 2),
-        "slower_share": round(found.slower_share, 4),
-        "uncertainty": None if found.uncertainty is None else round(found.uncertainty, 4),
-        "by_phase": {phase: round(share, 4) for phase, share in found.by_phase.items()},
-        "candidate_id": found.candidate_id,
-        "says": describe_interference(found),
+        "beside": disturbance.beside,
+        "tokens_per_second_beside": round(disturbance.tokens_per_second_beside, 2),
+        "tokens_per_second_alone": round(disturbance.tokens_per_second_alone, 2),
+        "slower_share": round(disturbance.slower_share, 4),
+        "uncertainty": None
+        if disturbance.uncertainty is None
+        else round(disturbance.uncertainty, 4),
+        "by_phase": {phase: round(share, 4) for phase, share in disturbance.by_phase.items()},
+        "candidate_id": disturbance.candidate_id,
+        "says": describe_interference(disturbance),
     }
 
 
@@ -220,14 +225,14 @@ def _lengths_row(lengths: TokenLengths | None) -> dict[str, Any] | None:
     return {"source": lengths.source, "mean": round(lengths.mean, 1), "p95": lengths.quantile(0.95)}
 
 
-def data_row(found: RowLengths | None) -> dict[str, Any] | None:
+def data_row(lengths: RowLengths | None) -> dict[str, Any] | None:
     """Return the lengths for a document; shares refer to the rows that were read."""
-    if found is None:
+    if lengths is None:
         return None
     return {
-        "rows": found.rows,
-        "looked_at": found.looked_at,
-        "tokens": found.tokens,
+        "rows": lengths.rows,
+        "looked_at": lengths.looked_at,
+        "tokens": lengths.tokens,
         "percentiles": [
             {
                 "share": at.share,
@@ -236,6 +241,6 @@ def data_row(found: RowLengths | None) -> dict[str, Any] | None:
                 "truncating_drops_tokens": at.cut,
                 "filtering_drops_tokens": at.left_out,
             }
-            for at in found.percentiles
+            for at in lengths.percentiles
         ],
     }

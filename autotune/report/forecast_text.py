@@ -26,11 +26,10 @@ WIDEST_BAR = 56
 LABEL = 14
 FIGURE = 11
 
-SURE, UNSURE, LIMIT = (
-    "█",
-    "░",
-    "│",
-)  # bar characters: expected need, upper end of the interval, limit
+# Bar characters: expected need, upper end of the interval, limit.
+SURE = "█"
+UNSURE = "░"
+LIMIT = "│"
 
 
 def show_prediction(
@@ -43,9 +42,9 @@ def show_prediction(
     notes: Sequence[str] = (),
 ) -> None:
     """Print the verdict of one candidate, then its memory by phase and part."""
-    named = ("trl", "transformers", "peft", "torch")
+    packages = ("trl", "transformers", "peft", "torch")
     versions = " ".join(
-        f"{name} {prediction.versions[name]}" for name in named if name in prediction.versions
+        f"{name} {prediction.versions[name]}" for name in packages if name in prediction.versions
     )
     basis = f"traced from the training step of {versions}"
     if prediction.basis == "generic":
@@ -53,15 +52,20 @@ def show_prediction(
     console.print(describe_job(job))
     print_line(console, f"settings {_knobs(candidate.knobs)}")
     print_line(console, f"basis    predicted, nothing was measured; {basis}")
-    for taken in dict.fromkeys((*assumed, *prediction.assumptions)):
-        print_line(console, f"assumed  {taken}")
+    for assumption in dict.fromkeys((*assumed, *prediction.assumptions)):
+        print_line(console, f"assumed  {assumption}")
     show_notes(console, job, notes)
     console.print()
     _show_figures(console, prediction)
 
 
 def show_forecast(
-    console: Console, job: Job, answer: Forecast, described: Mapping[str, Any], *, confirm_with: str
+    console: Console,
+    job: Job,
+    answer: Forecast,
+    described: Mapping[str, Any],
+    *,
+    confirm_with: str,
 ) -> None:
     """Print the predicted recommendation, or the reason that there is none, and the command that
     measures it.
@@ -70,12 +74,10 @@ def show_forecast(
     if answer.winner is not None:
         _show_winner(console, answer, answer.winner)
     else:
-        surely = answer.screened == answer.candidates
-        console.print(
-            "Nothing fits."
-            if surely
-            else "Nothing surely fits; measure to decide about the undecided candidates."
-        )
+        verdict = "Nothing surely fits; measure to decide about the undecided candidates."
+        if answer.screened == answer.candidates:
+            verdict = "Nothing fits."
+        console.print(verdict)
         if answer.nearest_miss is not None:
             console.print(f"Nearest miss: {_knobs(answer.nearest_miss.candidate.knobs)}")
             console.print()
@@ -94,16 +96,21 @@ def show_forecast(
         f"candidates predicted in {answer.elapsed_seconds:.0f} s, {answer.screened:,} of them"
         " cannot fit. None was run."
     )
-    console.print(
-        f"--budget ended it: {answer.predicted:,} of {answer.candidates:,} {spent} "
-        "This is the best of these; a longer --budget covers the others."
-        if answer.ended_by_budget
-        else f"{answer.candidates:,} {spent}"
-    )
+    summary = f"{answer.candidates:,} {spent}"
+    if answer.ended_by_budget:
+        summary = (
+            f"--budget ended it: {answer.predicted:,} of {answer.candidates:,} {spent} "
+            "This is the best of these; a longer --budget covers the others."
+        )
+    console.print(summary)
     console.print(f"To confirm it, where the hardware is: {confirm_with}")
 
 
-def _show_winner(console: Console, answer: Forecast, winner: PredictedCandidate) -> None:
+def _show_winner(
+    console: Console,
+    answer: Forecast,
+    winner: PredictedCandidate,
+) -> None:
     if answer.relaxed:
         console.print(
             "Nothing surely fits at the preferred settings. Relaxed, which changes what is learned:"
@@ -120,11 +127,10 @@ def _show_winner(console: Console, answer: Forecast, winner: PredictedCandidate)
         )
     console.print()
     _show_figures(console, winner.prediction)
-    for label, others in (("next best", answer.runner_ups), ("trade-off", answer.trade_offs)):
-        for other in others:
-            console.print(
-                f"{label}    {_summary(other.prediction)}: {_knobs(differing_knobs(winner, other))}"
-            )
+    for label, candidates in (("next best", answer.runner_ups), ("trade-off", answer.trade_offs)):
+        for candidate in candidates:
+            knobs = _knobs(differing_knobs(winner, candidate))
+            console.print(f"{label}    {_summary(candidate.prediction)}: {knobs}")
 
 
 def _show_figures(console: Console, prediction: Prediction) -> None:
@@ -141,11 +147,9 @@ def _show_figures(console: Console, prediction: Prediction) -> None:
 
 
 def _show_verdict(console: Console, prediction: Prediction) -> None:
-    margin, limit, peak = (
-        prediction.margin_bytes,
-        format_bytes(prediction.limit_bytes),
-        _span(prediction.peak_memory_bytes),
-    )
+    margin = prediction.margin_bytes
+    limit = format_bytes(prediction.limit_bytes)
+    peak = _span(prediction.peak_memory_bytes)
     if prediction.failure is not None:
         console.print(f"does not fit: it would stop with: {prediction.failure}")
     if prediction.fits:
@@ -165,31 +169,27 @@ def _show_verdict(console: Console, prediction: Prediction) -> None:
         console.print(
             f"At the lengths given: {FITS_IN_WORDS[prediction.fits_at_lengths]}, {_span(shorter)}."
         )
-    if (phase := prediction.peak_phase) is not None:
-        counted, allocated = (
-            prediction.torch_peak_reserved_bytes,
-            _span(prediction.torch_peak_allocated_bytes),
-        )
-        offloaded = counted.value > prediction.peak_memory_bytes.value
-        beyond = "it counts offloaded memory" if offloaded else "the rest is outside torch"
-        torch = f"torch itself: {allocated} allocated, {_span(counted)} reserved; {beyond}."
-        console.print(f"The peak is in phase {phase.name}. {torch}")
+    if prediction.peak_phase is not None:
+        torch = _torch_text(prediction)
+        console.print(f"The peak is in phase {prediction.peak_phase.name}. {torch}")
     console.print()
+
+
+def _torch_text(prediction: Prediction) -> str:
+    allocated = _span(prediction.torch_peak_allocated_bytes)
+    reserved = prediction.torch_peak_reserved_bytes
+    difference = "the rest is outside torch"
+    if reserved.value > prediction.peak_memory_bytes.value:
+        difference = "it counts offloaded memory"
+    return f"torch itself: {allocated} allocated, {_span(reserved)} reserved; {difference}."
 
 
 def _show_picture(console: Console, prediction: Prediction) -> None:
     """Print phases and parts as bars on one scale, with the limit."""
     limit, peak = prediction.limit_bytes, prediction.peak_phase
-    top = max(
-        limit,
-        *(phase.peak_bytes.high for phase in prediction.phases),
-        prediction.peak_memory_bytes.high,
-    )
-    label = (
-        max(LABEL, *(len(name) + 1 for name in prediction.breakdown))
-        if prediction.breakdown
-        else LABEL
-    )
+    highs = [phase.peak_bytes.high for phase in prediction.phases]
+    top = max(limit, *highs, prediction.peak_memory_bytes.high)
+    label = max([LABEL, *(len(name) + 1 for name in prediction.breakdown)])
     width = max(10, min(WIDEST_BAR, console.width - label - FIGURE - 4))
 
     def show_bar(name: str, size: Estimate) -> None:
@@ -231,18 +231,18 @@ def _show_speed(console: Console, prediction: Prediction) -> None:
             f"         {_rate(prediction.tokens_per_second_at_lengths)} at the lengths given;"
             f" {shares}",
         )
-    if (times := prediction.pipeline) is not None:  # engines on GPUs of their own
-        sides = " and ".join(
-            f"{name} {one.value:,.1f} s ({one.low:,.1f} to {one.high:,.1f})"
-            for name, one in (("generation", times.generation), ("training", times.training))
-        )
+    times = prediction.pipeline
+    if times is not None:  # engines on GPUs of their own
+        sides = f"generation {_seconds(times.generation)} and training {_seconds(times.training)}"
         waited = longest["rollout"].value if "rollout" in longest else 0.0
-        waits = (
-            f"training waits {waited:,.1f} s for completions"
-            if waited >= 0.1
-            else "the engines wait for training"
-        )
+        waits = "the engines wait for training"
+        if waited >= 0.1:
+            waits = f"training waits {waited:,.1f} s for completions"
         print_line(console, f"pipeline {sides} per batch, on GPUs of their own; {waits}")
+
+
+def _seconds(estimate: Estimate) -> str:
+    return f"{estimate.value:,.1f} s ({estimate.low:,.1f} to {estimate.high:,.1f})"
 
 
 def _shares(seconds: Mapping[Phase, Estimate]) -> str:
@@ -269,7 +269,11 @@ def show_ways_of_baseline(console: Console, ways: Sequence[WayToFit]) -> None:
         _list_ways(console, ways, flag="--hold")
 
 
-def _list_ways(console: Console, ways: Sequence[WayToFit], flag: str) -> None:
+def _list_ways(
+    console: Console,
+    ways: Sequence[WayToFit],
+    flag: str,
+) -> None:
     for way in ways:
         margin = way.prediction.margin_bytes
         speed = "" if way.speed_ratio is None else f", {way.speed_ratio:.2f} times the speed"
@@ -315,33 +319,33 @@ def check_document(prediction: Prediction, emulated: Measurement) -> dict[str, A
     bytes.
     """
     memory = emulated.memory.on_first(prediction.training_devices)
-    pairs: list[tuple[str, float, float | None]] = [
-        *(
-            (phase.name, phase.peak_bytes.value, memory.phase_peak_bytes.get(phase.name))
-            for phase in prediction.phases
-        ),
+    pairs: list[tuple[str, float, float | None]] = []
+    for phase in prediction.phases:
+        emulated_peak = memory.phase_peak_bytes.get(phase.name)
+        pairs.append((phase.name, phase.peak_bytes.value, emulated_peak))
+    allocated = prediction.torch_peak_allocated_bytes.value
+    reserved = prediction.torch_peak_reserved_bytes.value
+    pairs += [
         ("peak", prediction.peak_memory_bytes.value, memory.peak_bytes),
-        (
-            "torch allocated",
-            prediction.torch_peak_allocated_bytes.value,
-            memory.torch_allocated_bytes,
-        ),
-        ("torch reserved", prediction.torch_peak_reserved_bytes.value, memory.torch_reserved_bytes),
+        ("torch allocated", allocated, memory.torch_allocated_bytes),
+        ("torch reserved", reserved, memory.torch_reserved_bytes),
     ]
+    rows = []
+    for name, predicted_bytes, emulated_bytes in pairs:
+        if emulated_bytes:
+            rows.append(
+                {
+                    "name": name,
+                    "predicted_bytes": round(predicted_bytes),
+                    "emulated_bytes": round(emulated_bytes),
+                    "difference": round(predicted_bytes / emulated_bytes - 1, 6),
+                }
+            )
     return {
         "basis": "emulated",
         "outcome": emulated.outcome.value,
         "evidence": emulated.failure.evidence if emulated.failure else None,
-        "rows": [
-            {
-                "name": name,
-                "predicted_bytes": round(one),
-                "emulated_bytes": round(other),
-                "difference": round(one / other - 1, 6),
-            }
-            for name, one, other in pairs
-            if other
-        ],
+        "rows": rows,
         "caveats": list(emulated.caveats),
     }
 
@@ -354,9 +358,13 @@ def show_check(console: Console, check: Mapping[str, Any]) -> None:
         print_line(console, f"emulated {check['outcome']}{evidence}")
     console.print(f"{'':16}{'predicted':>14}{'emulated':>14}{'difference':>12}", highlight=False)
     for row in check["rows"]:
-        ours, theirs = format_bytes(row["predicted_bytes"]), format_bytes(row["emulated_bytes"])
+        predicted, emulated = (
+            format_bytes(row["predicted_bytes"]),
+            format_bytes(row["emulated_bytes"]),
+        )
         console.print(
-            f"{row['name']:16}{ours:>14}{theirs:>14}{row['difference']:>+12.1%}", highlight=False
+            f"{row['name']:16}{predicted:>14}{emulated:>14}{row['difference']:>+12.1%}",
+            highlight=False,
         )
     for caveat in check["caveats"]:
         print_line(console, f"note     {caveat}")

@@ -41,55 +41,50 @@ def show_job(
         print_line(
             console, f"assumed  {', '.join(assumed)}; name another on the command line to change it"
         )
-    held = assignments(_held(job, candidates))
-    if held:
-        print_line(console, f"held     {held}")
+    held_settings = assignments(_held(job, candidates))
+    if held_settings:
+        print_line(console, f"held     {held_settings}")
     for effect, label in (("learning", "what is learned"), ("neutral", "only speed and memory")):
-        moving = [
-            knob
-            for knob in searched_knobs(job)
-            if knob.effect_under(job.task.workload.held) == effect
-        ]
+        knobs = searched_knobs(job)
+        moving = [knob for knob in knobs if knob.effect_under(job.task.workload.held) == effect]
         if moving:
             console.print(f"searched, changes {label}")
         for knob in moving:
-            print_line(
-                console,
-                f"  {knob.name}: {', '.join(setting_text(choice) for choice in knob.choices)}",
-            )
+            choices = ", ".join(setting_text(choice) for choice in knob.choices)
+            print_line(console, f"  {knob.name}: {choices}")
     show_notes(console, job, notes)
-    kept = (
-        f"; study {job.study_name!r} in {without_password(job.storage)}"
-        if job.mode != "predict"
-        else ""
-    )
-    print_line(console, f"out      {job.out}{kept}")
+    study = ""
+    if job.mode != "predict":
+        study = f"; study {job.study_name!r} in {without_password(job.storage)}"
+    print_line(console, f"out      {job.out}{study}")
     console.print()
 
 
 def searched_knobs(job: Job) -> list[Knob]:
     """Return the knobs with several choices whose conditions can hold in this space."""
-    return [
-        knob
-        for knob in job.space.knobs
-        if len(knob.choices) > 1
-        and all(set(values) & set(job.space[name].choices) for name, values in knob.when.items())
-    ]
+    return [knob for knob in job.space.knobs if len(knob.choices) > 1 and _can_apply(knob, job)]
+
+
+def _can_apply(knob: Knob, job: Job) -> bool:
+    conditions = knob.when.items()
+    return all(set(values) & set(job.space[name].choices) for name, values in conditions)
 
 
 def _held(job: Job, candidates: Sequence[Candidate]) -> dict[str, KnobValue]:
     """Return the settings common to all candidates, without nulls and without settings that none
     passes on.
     """
-    passed = {name for candidate in candidates for name in candidate.settings}
-    fixed = {
-        knob.name: knob.choices[0]
-        for knob in job.space.knobs
-        if len(knob.choices) == 1 and knob.name in passed
-    }
-    moving = {knob.name for knob in job.space.knobs if len(knob.choices) > 1}
-    held = {name: value for name, value in job.task.workload.held.items() if name not in moving}
-    return {name: value for name, value in {**held, **fixed}.items() if value is not None}
+    passed: set[str] = set()
+    for candidate in candidates:
+        passed |= set(candidate.settings)
+    settings: dict[str, KnobValue] = dict(job.task.workload.held)
+    for knob in job.space.knobs:
+        if len(knob.choices) > 1:
+            settings.pop(knob.name, None)
+    for knob in job.space.knobs:
+        if len(knob.choices) == 1 and knob.name in passed:
+            settings[knob.name] = knob.choices[0]
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def describe_job(job: Job) -> str:
@@ -102,43 +97,47 @@ def describe_job(job: Job) -> str:
 
 
 def limit_text(job: Job) -> str:
-    shared = " for all ranks together" if job.task.hardware.memory_is_shared else " per GPU"
-    return format_bytes(job.memory_limit_bytes) + (
-        shared if job.task.hardware.count > 1 or shared == " per GPU" else ""
-    )
+    limit = format_bytes(job.memory_limit_bytes)
+    if not job.task.hardware.memory_is_shared:
+        return f"{limit} per GPU"
+    return f"{limit} for all ranks together" if job.task.hardware.count > 1 else limit
 
 
 def assignments(knobs: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={setting_text(value)}" for name, value in knobs.items())
 
 
-def show_notes(console: Console, job: Job, notes: Sequence[str]) -> None:
+def show_notes(
+    console: Console,
+    job: Job,
+    notes: Sequence[str],
+) -> None:
     """Print the lengths of the user's rows, and the notes."""
     for line in (*data_lines(job.data), *(f"note     {note}" for note in notes)):
         print_line(console, line)
 
 
-def data_lines(found: RowLengths | None) -> Iterator[str]:
+def data_lines(lengths: RowLengths | None) -> Iterator[str]:
     """Yield lines for a terminal; none without lengths."""
-    if found is None:
+    if lengths is None:
         return
-    part = "" if found.looked_at == found.rows else f" ({found.looked_at:,} of them read)"
-    longest = found.percentiles[-1].length
+    part = "" if lengths.looked_at == lengths.rows else f" ({lengths.looked_at:,} of them read)"
+    longest = lengths.percentiles[-1].length
     yield (
-        f"dataset  {found.rows:,} rows{part}, {found.tokens / found.looked_at:,.0f} tokens on"
+        f"dataset  {lengths.rows:,} rows{part}, {lengths.tokens / lengths.looked_at:,.0f} tokens on"
         f" average, {longest:,} at most"
     )
     yield "         rows within   length   truncating drops   filtering drops"
-    for at in found.percentiles[:-1]:
+    for at in lengths.percentiles[:-1]:
         yield (
-            f"         {at.share:>10}%   {at.length:>6,}   {_share(at.cut, found.tokens):>6} of"
-            f" tokens   {_share(at.longer, found.looked_at):>6} of rows,"
-            f" {_share(at.left_out, found.tokens)} of tokens"
+            f"         {at.share:>10}%   {at.length:>6,}   {_share(at.cut, lengths.tokens):>6} of"
+            f" tokens   {_share(at.longer, lengths.looked_at):>6} of rows,"
+            f" {_share(at.left_out, lengths.tokens)} of tokens"
         )
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f}%" if whole else "0.0%"
+def _share(part: int, total: int) -> str:
+    return f"{100 * part / total:.1f}%" if total else "0.0%"
 
 
 def print_line(console: Console, text: str) -> None:
@@ -147,11 +146,9 @@ def print_line(console: Console, text: str) -> None:
         console.print(text)
         return
     label = _LABEL.match(text)
-    columns = (
-        LABEL_COLUMNS
-        if label and label.end() == LABEL_COLUMNS
-        else len(text) - len(text.lstrip()) + 4
-    )
+    columns = len(text) - len(text.lstrip()) + 4
+    if label and label.end() == LABEL_COLUMNS:
+        columns = LABEL_COLUMNS
     console.print(
         textwrap.fill(text, console.width, subsequent_indent=" " * columns, break_on_hyphens=False),
         soft_wrap=True,
@@ -170,11 +167,15 @@ class Progress:
         from rich.console import Console
 
         self._moving = tuple(knob.name for knob in space.knobs if len(knob.choices) > 1)
-        where = stream or sys.stderr
+        target = stream or sys.stderr
         # No markup or highlight: knob values are data. Whole lines in a pipe, wrapped ones on a
         # terminal.
         self._console: Console = Console(
-            file=where, markup=False, highlight=False, emoji=False, soft_wrap=not where.isatty()
+            file=target,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            soft_wrap=not target.isatty(),
         )
         self._live: Live | None = None
         self._probes = 0
@@ -210,9 +211,9 @@ class Progress:
         match event:
             case CandidatesPruned():
                 self._set_deadline(event.budget_seconds)
-                resumed = (
-                    f"; {event.resumed_trials} already measured" if event.resumed_trials else ""
-                )
+                resumed = ""
+                if event.resumed_trials:
+                    resumed = f"; {event.resumed_trials} already measured"
                 budget = format_seconds(event.budget_seconds)
                 self._print(
                     f"{event.candidates} candidates{resumed}; at most {event.max_probes} probes in"
@@ -230,15 +231,15 @@ class Progress:
                     self._print(f"{self._line} [{_left(event.seconds_left)}]")
             case ProbeEnded():
                 self._set_deadline(event.seconds_left)
-                self._best = (
-                    f"best so far {_speed(event.best)}" if event.best else "nothing fits yet"
-                )
-                candidate = (
-                    f"   {self._short(event.trial.candidate)}" if self._live is not None else ""
-                )
-                several = len(self._running) > 1
+                self._best = "nothing fits yet"
+                if event.best:
+                    self._best = f"best so far {_speed(event.best)}"
+                candidate = ""
+                if self._live is not None:
+                    candidate = f"   {self._short(event.trial.candidate)}"
+                are_several = len(self._running) > 1
                 name = self._running.pop(event.trial.number, None)
-                which = f"probe {name}: " if several and name is not None else ""
+                which = f"probe {name}: " if are_several and name is not None else ""
                 self._print(f"  {which}{_outcome(event.trial)}{candidate}")
                 self._line = f"{len(self._running)} probes at a time" if self._running else ""
             case Note(text=text):
@@ -259,8 +260,8 @@ class Progress:
         self._deadline = self._console.get_time() + seconds_left
 
     def _status(self) -> str:
-        left = max(0.0, (self._deadline or 0.0) - self._console.get_time())
-        parts = [self._line or "choosing the next candidate", self._best, _left(left)]
+        seconds_left = max(0.0, (self._deadline or 0.0) - self._console.get_time())
+        parts = [self._line or "choosing the next candidate", self._best, _left(seconds_left)]
         line = " · ".join(part for part in parts if part)
         width = self._console.width - 1
         return line if len(line) <= width else line[: width - 1] + "…"

@@ -30,7 +30,8 @@ from autotune.frameworks.base import Trainer
 from autotune.frameworks.configuration_files import unshare
 from autotune.frameworks.launch_commands import changed_script, changes_of, unified_diff
 from autotune.frameworks.shares_in_files import for_files, limit_notes
-from autotune.frameworks.trl.output_files import YAML_NAME, written_settings
+from autotune.frameworks.trl.output_files import YAML_NAME
+from autotune.frameworks.trl.written_settings import written_settings
 from autotune.report.certificate import certificate_lines
 from autotune.report.html.render import PAGE
 
@@ -268,7 +269,12 @@ def write_files(
     return [*files, *launch_files], _file_section(job, files)
 
 
-def _launch_files(job: Job, trainer: Trainer, candidate: Candidate, folder: Path) -> list[Path]:
+def _launch_files(
+    job: Job,
+    trainer: Trainer,
+    candidate: Candidate,
+    folder: Path,
+) -> list[Path]:
     """Write the user's launch script with the changed flags, and the difference."""
     workload = job.task.workload
     launch = workload.launch
@@ -303,8 +309,13 @@ def _file_section(job: Job, files: Sequence[Path]) -> dict[str, Any] | None:
     ):
         return None
     rows = [
-        {"name": one.name, "yours": one.yours, "written": one.written, "kind": one.kind}
-        for one in written_settings(job.task, written)
+        {
+            "name": setting.name,
+            "yours": setting.yours,
+            "written": setting.written,
+            "kind": setting.kind,
+        }
+        for setting in written_settings(job.task, written)
     ]
     return {
         "path": str(workload.config_file),

@@ -35,7 +35,11 @@ MAX_CHARACTERS = 160
 
 
 def show_answer(
-    console: Console, job: Job, answer: Recommendation, files: Sequence[str], confirm_with: str = ""
+    console: Console,
+    job: Job,
+    answer: Recommendation,
+    files: Sequence[str],
+    confirm_with: str = "",
 ) -> None:
     """Print the recommendation with its evidence; if nothing fits, the nearest miss and the
     relaxed knobs.
@@ -56,7 +60,11 @@ def show_answer(
 
 
 def _show_winner(
-    console: Console, job: Job, answer: Recommendation, winner: Trial, files: Sequence[str]
+    console: Console,
+    job: Job,
+    answer: Recommendation,
+    winner: Trial,
+    files: Sequence[str],
 ) -> None:
     # 1. What changed, and what that gains.
     if answer.relaxed:
@@ -118,56 +126,56 @@ def _show_winner(
         console.print(f"Written: {', '.join(files)}")
 
 
-def _show_side_by_side(console: Console, job: Job, answer: Recommendation, winner: Trial) -> None:
+def _show_side_by_side(
+    console: Console,
+    job: Job,
+    answer: Recommendation,
+    winner: Trial,
+) -> None:
     """Print the figures of the baseline and the recommendation, and the knobs that were searched
     or that differ; the common ones were printed before the search.
     """
-    base, after, proof = (
-        answer.baseline,
-        winner.candidate.knobs,
-        (answer.certificate or winner).measurement,
-    )
+    base = answer.baseline
     measured = base.measurement if base else None
-    # With changes against a baseline that was not measured, the search ended before its turn.
-    outcome = (
-        str(measured.outcome)
-        if measured
-        else "not measured"
-        if answer.changes
-        else "none given, or not legal"
-    )
+    proof = (answer.certificate or winner).measurement
+
+    # 1. Outcome, speed, memory.
     lengths = ", longest completions" if "max_completion_length" in job.space else ""
     predicted, emulated = ("predicted ", "emulated ") if job.task.hardware.emulated else ("", "")
-    fast = (_rate(measured.worst if measured else None, answer), _rate(proof.worst, answer))
-    rows = [("outcome", outcome, str(proof.outcome)), (f"{predicted}tokens/s{lengths}", *fast)]
+    baseline_rate = _rate(measured.worst if measured else None, answer)
+    rows = [
+        ("outcome", _baseline_outcome(answer), str(proof.outcome)),
+        (f"{predicted}tokens/s{lengths}", baseline_rate, _rate(proof.worst, answer)),
+    ]
     if proof.typical or (measured and measured.typical):
-        which = (
-            "completions of drawn lengths"
-            if proof.typical is not None and proof.typical.drawn
-            else "typical completions"
-        )
-        rows.append(
-            (
-                f"tokens/s, {which}",
-                _rate(measured.typical if measured else None, answer),
-                _rate(proof.typical, answer),
-            )
-        )
+        is_drawn = proof.typical is not None and proof.typical.drawn
+        kind = "completions of drawn lengths" if is_drawn else "typical completions"
+        baseline_rate = _rate(measured.typical if measured else None, answer)
+        rows.append((f"tokens/s, {kind}", baseline_rate, _rate(proof.typical, answer)))
     rows.append((f"{emulated}peak memory", _peak(base), _peak(answer.certificate or winner)))
     rows.append(("limit", limit_text(job), limit_text(job)))
-    before = (
-        base.candidate.knobs
-        if base
-        else {change.name: change.baseline for change in answer.changes}
-    )
+
+    # 2. Knobs.
+    after = winner.candidate.knobs
+    before: Mapping[str, Any] = {change.name: change.baseline for change in answer.changes}
+    if base is not None:
+        before = base.candidate.knobs
     moving = {knob.name for knob in searched_knobs(job)}
     for name in dict.fromkeys([*before, *after]):
         if name in moving or (base is not None and before.get(name) != after.get(name)):
-            was, becomes = (
-                setting_text(knobs[name]) if name in knobs else "-" for knobs in (before, after)
-            )
-            rows.append((name, was, becomes))
+            rows.append((name, _knob_text(before, name), _knob_text(after, name)))
     _show_table(console, ("", "baseline", "recommended"), rows)
+
+
+def _baseline_outcome(answer: Recommendation) -> str:
+    if answer.baseline is not None:
+        return str(answer.baseline.measurement.outcome)
+    # With changes against a baseline that was not measured, the search ended before its turn.
+    return "not measured" if answer.changes else "none given, or not legal"
+
+
+def _knob_text(knobs: Mapping[str, Any], name: str) -> str:
+    return setting_text(knobs[name]) if name in knobs else "-"
 
 
 def _show_phases(console: Console, measured: Measurement) -> None:
@@ -184,13 +192,20 @@ def _show_phases(console: Console, measured: Measurement) -> None:
             share = f"{100 * seconds / total:.0f} %" if seconds and total else "-"
             rows.append((phase, format_bytes(peaks[phase]) if phase in peaks else "-", share))
         if phase == "reward" and speed and speed.user_reward_seconds and total:
-            own = speed.user_reward_seconds
-            share = f"{100 * own / total:.0f} %" if own >= total / 200 else "below 1 %"
+            own_seconds = speed.user_reward_seconds
+            share = (
+                f"{100 * own_seconds / total:.0f} %" if own_seconds >= total / 200 else "below 1 %"
+            )
             rows.append(("  inside your own functions", "-", share))
     _show_table(console, ("phase", f"{emulated}peak memory", f"{predicted}share of the time"), rows)
 
 
-def _show_runner_ups(console: Console, job: Job, answer: Recommendation, winner: Trial) -> None:
+def _show_runner_ups(
+    console: Console,
+    job: Job,
+    answer: Recommendation,
+    winner: Trial,
+) -> None:
     if not answer.runner_ups:
         return
     moving, rows = {knob.name for knob in searched_knobs(job)}, []
@@ -219,7 +234,11 @@ def _show_runner_ups(console: Console, job: Job, answer: Recommendation, winner:
     )
 
 
-def _show_proof(console: Console, job: Job, answer: Recommendation) -> None:
+def _show_proof(
+    console: Console,
+    job: Job,
+    answer: Recommendation,
+) -> None:
     if answer.certificate is None:
         console.print(
             f"Not confirmed: the search was {answer.proven} before the longer worst-case probe."
@@ -232,10 +251,10 @@ def _show_proof(console: Console, job: Job, answer: Recommendation) -> None:
     else:
         measured, why = answer.certificate.measurement, answer.certificate.verdict.why
         outside = measured.exercised is not None and measured.exercised.watched == "outside"
-        what = (
+        unit = (
             "records of the command's own" if outside else "optimizer steps at the longest lengths"
         )
-        ran = f"{measured.optimizer_steps} {what}"
+        ran = f"{measured.optimizer_steps} {unit}"
         cycles = len(measured.worst.cycle_seconds) if measured.worst else 0
         console.print(
             f"Emulated in {ran}: {why}."
@@ -247,15 +266,15 @@ def _show_proof(console: Console, job: Job, answer: Recommendation) -> None:
         )
         for line in certificate_lines(job, answer.certificate):
             print_line(console, line)
-        held = describe_models(measured)
-        if held is not None:
-            console.print(held)
+        models = describe_models(measured)
+        if models is not None:
+            console.print(models)
     for caveat in caveats_of(answer):
         console.print(f"Note: {caveat}")
     if answer.disturbance is not None:
         console.print(describe_interference(answer.disturbance))
-    for one in answer.soaks:
-        console.print(describe_soak(one))
+    for soak in answer.soaks:
+        console.print(describe_soak(soak))
     completions = "max_completion_length" in job.space
     if (
         completions
@@ -268,7 +287,11 @@ def _show_proof(console: Console, job: Job, answer: Recommendation) -> None:
         )
 
 
-def _show_nothing_fits(console: Console, job: Job, answer: Recommendation) -> None:
+def _show_nothing_fits(
+    console: Console,
+    job: Job,
+    answer: Recommendation,
+) -> None:
     if failed_without_memory(answer):
         fitted = any(trial.verdict.fits for trial in answer.trials)
         if fitted and any(trial.purpose == "confirm" for trial in answer.trials):
@@ -354,11 +377,19 @@ def _what_next(job: Job, answer: Recommendation) -> str:
     return f"Next: {smaller}, raise --memory-limit, or request more or larger devices with --gpus."
 
 
-def _show_table(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def _show_table(
+    console: Console,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+) -> None:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        header_style="bold",
+    )
     for index, column in enumerate(columns):
         table.add_column(
             column,
@@ -384,7 +415,11 @@ def _peak(trial: Trial | None) -> str:
     return UNKNOWN if peak is None else format_bytes(peak)
 
 
-def _show_script(console: Console, job: Job, answer: Recommendation) -> None:
+def _show_script(
+    console: Console,
+    job: Job,
+    answer: Recommendation,
+) -> None:
     """Print the steps that apply the recommendation to the script."""
     script = job.task.workload.script
     if script is None or answer.winner is None:

@@ -21,9 +21,8 @@ from autotune.report.html.render import PAGE
 from autotune.report.output_folder import DOCUMENT
 
 PROJECT = "autotune"
-MAX_PARAMETER_CHARACTERS = (
-    500  # bound of a configuration value: MLflow's, the smallest of the three
-)
+# Bound of a configuration value: MLflow's, the smallest of the three
+MAX_PARAMETER_CHARACTERS = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,11 @@ def check_tracker(name: str) -> None:
         raise MissingExtra(f"--log-to {name}", name)
 
 
-def log_answer(tracker: str, name: str, document: Mapping[str, Any]) -> str | None:
+def log_answer(
+    tracker: str,
+    name: str,
+    document: Mapping[str, Any],
+) -> str | None:
     """Log the document of a run; the reason if the tracker failed, which changes no answer."""
     # Trackers print on stdout, which belongs to the answer.
     with contextlib.redirect_stdout(sys.stderr):
@@ -104,20 +107,23 @@ def _step(number: int, trial: Mapping[str, Any]) -> Mapping[str, float]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
+    flat: dict[str, object] = {}
     for name, value in values.items():
-        found |= (
+        flat |= (
             _flat(value, f"{prefix}{name}.")
             if isinstance(value, Mapping)
             else {f"{prefix}{name}": value}
         )
-    return found
+    return flat
 
 
 def _wandb(run: TrackedRun) -> None:
     wandb = importlib.import_module("wandb")
     with wandb.init(
-        project=PROJECT, name=run.name, job_type=PROJECT, config=dict(run.configuration)
+        project=PROJECT,
+        name=run.name,
+        job_type=PROJECT,
+        config=dict(run.configuration),
     ) as opened:
         for number, step in enumerate(run.steps, 1):
             opened.log(dict(step), step=number)
@@ -130,7 +136,11 @@ def _wandb(run: TrackedRun) -> None:
 
 def _trackio(run: TrackedRun) -> None:
     trackio = importlib.import_module("trackio")
-    trackio.init(project=PROJECT, name=run.name, config={**run.configuration, **run.summary})
+    trackio.init(
+        project=PROJECT,
+        name=run.name,
+        config={**run.configuration, **run.summary},
+    )
     for number, step in enumerate(run.steps, 1):
         trackio.log(dict(step), step=number)
     figures = {

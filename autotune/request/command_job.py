@@ -2,168 +2,85 @@
 
 from __future__ import annotations
 
-import re
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from autotune.core.errors import BadInput, HardwareNotHere, TrainingEnvironmentError
 from autotune.core.job import Model, Task, Workload
-from autotune.core.space import Knob, KnobValue, SearchSpace
+from autotune.core.space import Effect, Knob, KnobValue, SearchSpace
 from autotune.frameworks.command import METHOD, NAME, Command, placeholders
 from autotune.machine import environment, hardware_detection
 from autotune.probe.device_report import gpu_notes
-from autotune.request.assignments import parse_holds, parse_searches
-from autotune.request.flags import Flags, option_name
-from autotune.request.job_builder import ParsedRequest, build_job, refuse_resume_and_fresh
-
-EXAMPLE = (
-    "autotune run --framework command --metrics metrics.jsonl --search batch=1,2,4 -- torchrun"
-    " train.py --bs {batch}"
-)
-PATTERN = "'(?P<tokens_per_second>[0-9.]+) tok/s'"
-
-FRAMEWORK_FLAGS = (
-    "model",
-    "dataset",
-    "config",
-    "tuning",
-    "lora_rank",
-    "max_prompt_length",
-    "max_completion_length",
-    "typical_completion_length",
-    "image_size",
-    "images_per_sample",
-    "lengths",
-    "prompt_lengths",
-    "num_generations",
-    "global_batch",
-    "space",
-)
-"""Flags for known frameworks; a command contains these values itself."""
-
-GROUPS = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
+from autotune.request.job_builder import ParsedRequest, build_job
+from autotune.request.origins import values_of
+from autotune.request.values import FlagValues, OwnCommand
 
 
-def parse_command_request(flags: Flags) -> ParsedRequest:
+def parse_command_request(flags: FlagValues, command: OwnCommand) -> ParsedRequest:
     """Build the job without running the command."""
-    _refuse_contradictions(flags)
-    hardware = hardware_detection.hardware(flags.gpus)
+    # 1. Where it runs.
+    hardware = hardware_detection.hardware(flags.hardware.gpus)
     if not hardware.here or not hardware_detection.can_be_probed(hardware):
         raise HardwareNotHere(
             f"{hardware} can't be measured on this machine, and a command of your own can't be"
             " predicted.",
             way_out="Run this where the GPUs are, or leave --gpus out.",
         )
-    python, program = environment.interpreter(flags.python), flags.arguments[0]
-    if shutil.which(program) is None and not (
-        flags.python and shutil.which(program, path=str(python.parent))
-    ):
-        raise TrainingEnvironmentError(
-            f"The command begins with {program!r}, which is no program here. Give its path, or with"
-            " --python the interpreter of the environment that has it."
-        )
-    held, searched = parse_holds(flags.hold), parse_searches(flags.search)
-    space = _space(flags, held, searched)
-    # The script's name, or else the program's.
-    name = Path(
-        next(
-            (word for word in flags.arguments if word.endswith((".py", ".sh"))), flags.arguments[0]
-        )
-    ).name
-    workload = Workload(
-        model=Model(name=name, config={}, folder=None, origin="your own command"),
-        method=METHOD,
-        framework=NAME,
-        python=python,
-        tuning="full",
-        weights="real",
-        held=held,
-        user_settings={
-            "command": list(flags.arguments),
-            "folder": str(Path.cwd()),
-            "metrics": flags.metrics,
-            "speed_pattern": flags.speed_pattern,
-            "python_named": flags.python is not None,
-        },
-        seed=flags.seed,
-    )
-    job = build_job(name, flags, Task(workload=workload, hardware=hardware), space, "probe")
-    neutral = [
-        knob.name for knob in space.knobs if knob.effect == "neutral" and len(knob.choices) > 1
-    ]
-    words = " and ".join(f"{{{name}}}" for name in neutral) + (
-        " change" if len(neutral) > 1 else " changes"
-    )
+    python = environment.interpreter(flags.training.python)
+    _refuse_missing_program(command.words[0], flags.training.python, python)
+
+    # 2. What it searches.
+    held, searched = values_of(flags.settings.hold), flags.settings.searched
+    choices = _choices(command, held, searched)
+    space = _space(command, choices, searched)
+
+    # 3. The job.
+    name = _name(command.words)
+    workload = _workload(flags, command, name, python, held)
+    task = Task(workload=workload, hardware=hardware)
+    job = build_job(name, flags, task, space, "probe")
     return ParsedRequest(
         job=job,
         trainer=Command(),
         notes=tuple(gpu_notes(hardware, job.memory_limit_bytes)),
-        assumed=(
-            (f"that {words} only speed and memory (--learning NAME otherwise)",) if neutral else ()
-        ),
+        assumed=tuple(_assumptions(space)),
         named=searched,
         whole_space=space,
         pinned=frozenset(held),
+        held=flags.settings.hold,
+        searched=frozenset(searched),
     )
 
 
-def _refuse_contradictions(flags: Flags) -> None:
-    if flags.mode == "emulate":
-        raise BadInput(
-            "The speed of a command of your own can't be predicted, so it is not searched on"
-            " emulated GPUs.",
-            way_out="`autotune rehearse` runs it once on them, with its peaks.",
-        )
-    if flags.mode == "predict":
-        raise BadInput(
-            "A command of your own can be measured, and not predicted.",
-            way_out=f"Where its GPUs are: {EXAMPLE}",
-        )
-    if not flags.arguments:
-        raise BadInput(
-            "--framework command needs a command.", way_out=f"Write it behind two dashes: {EXAMPLE}"
-        )
-    for name in FRAMEWORK_FLAGS:
-        if getattr(flags, name) is not None:
-            raise BadInput(
-                f"{option_name(name)} is for known frameworks.",
-                way_out="Write the value into the command itself.",
-            )
-    refuse_resume_and_fresh(flags)
-    if (flags.metrics is None) == (flags.speed_pattern is None):
-        raise BadInput(
-            "The source of the command's speed must be given once.",
-            way_out=(
-                "--metrics FILE: JSON lines with tokens_per_second, or tokens and seconds. "
-                f"--speed-pattern REGEX: printed lines, like {PATTERN}."
-            ),
-        )
-    if (pattern := flags.speed_pattern) is None:
-        return
-    try:
-        groups = set(re.compile(pattern).groupindex)
-    except re.error as error:
-        raise BadInput(
-            f"--speed-pattern {pattern!r}: not a regular expression ({error}).",
-            way_out=f"Example: {PATTERN}",
-        ) from error
-    if not groups & {"tokens_per_second", "tokens", "tokens_so_far"}:
-        raise BadInput(
-            f"--speed-pattern {pattern!r} has no group that names a speed.",
-            way_out=f"Name its groups among {', '.join(GROUPS)}. Example: {PATTERN}",
+def _refuse_missing_program(
+    program: str,
+    named_python: str | None,
+    python: Path,
+) -> None:
+    """Refuse a command whose program is neither on the path nor beside the named interpreter."""
+    path = shutil.which(program)
+    if path is None and named_python:
+        path = shutil.which(program, path=str(python.parent))
+    if path is None:
+        raise TrainingEnvironmentError(
+            f"The command begins with {program!r}, which is no program here. Give its path, or with"
+            " --python the interpreter of the environment that has it."
         )
 
 
-def _space(
-    flags: Flags, held: dict[str, KnobValue], searched: dict[str, tuple[KnobValue, ...]]
-) -> SearchSpace:
-    """Build a space with one knob per placeholder and the typed values."""
-    names = placeholders(flags.arguments)
-    for name in (*held, *searched, *flags.learning):
+def _choices(
+    command: OwnCommand,
+    held: Mapping[str, KnobValue],
+    searched: Mapping[str, tuple[KnobValue, ...]],
+) -> dict[str, tuple[KnobValue, ...]]:
+    """Return the values of each placeholder, which flags hold or search."""
+    names = placeholders(command.words)
+    for name in (*held, *searched, *command.learning):
         if name not in names:
-            there = ", ".join(f"{{{one}}}" for one in names) or "none"
+            present = ", ".join(f"{{{placeholder}}}" for placeholder in names) or "none"
             raise BadInput(
-                f"{name!r} is no placeholder of the command: it has {there}.",
+                f"{name!r} is no placeholder of the command: it has {present}.",
                 way_out=f"Write {{{name}}} where its value goes, like `--{name} {{{name}}}`.",
             )
     for name in names:
@@ -172,25 +89,84 @@ def _space(
                 f"{{{name}}} has no values.",
                 way_out=f"Give them: --search {name}=1,2,4, or --hold {name}=1.",
             )
-    twice = next((name for name in held if name in searched), None)
-    if twice is not None:
-        raise BadInput(f"{twice} is both held and searched.", way_out="Give it once.")
-    knobs = tuple(
-        Knob(
+    for name in held:
+        if name in searched:
+            raise BadInput(f"{name} is both held and searched.", way_out="Give it once.")
+    return {name: searched[name] if name in searched else (held[name],) for name in names}
+
+
+def _space(
+    command: OwnCommand,
+    choices: Mapping[str, tuple[KnobValue, ...]],
+    searched: Mapping[str, tuple[KnobValue, ...]],
+) -> SearchSpace:
+    """Build a space with one knob per placeholder."""
+    knobs = []
+    for name, values in choices.items():
+        effect: Effect = "learning" if name in command.learning else "neutral"
+        knob = Knob(
             name=name,
-            choices=searched.get(name) or (held[name],),
-            effect="learning" if name in flags.learning else "neutral",
+            choices=values,
+            effect=effect,
             says=f"{{{name}}} in the command",
         )
-        for name in names
-    )
-    relax = tuple(name for name in flags.learning if name in searched)
+        knobs.append(knob)
     return SearchSpace(
         name=NAME,
         about="what was typed",
         method=METHOD,
         framework=NAME,
-        knobs=knobs,
+        knobs=tuple(knobs),
         objective="preference",
-        relax=relax,
+        relax=tuple(name for name in command.learning if name in searched),
     )
+
+
+def _name(words: Sequence[str]) -> str:
+    """Return the name of the script, or else of the program."""
+    for word in words:
+        if word.endswith((".py", ".sh")):
+            return Path(word).name
+    return Path(words[0]).name
+
+
+def _workload(
+    flags: FlagValues,
+    command: OwnCommand,
+    name: str,
+    python: Path,
+    held: Mapping[str, KnobValue],
+) -> Workload:
+    return Workload(
+        model=Model(
+            name=name,
+            config={},
+            folder=None,
+            origin="your own command",
+        ),
+        method=METHOD,
+        framework=NAME,
+        python=python,
+        tuning="full",
+        weights="real",
+        held=held,
+        user_settings={
+            "command": list(command.words),
+            "folder": str(Path.cwd()),
+            "metrics": command.metrics,
+            "speed_pattern": command.speed_pattern,
+            "python_named": flags.training.python is not None,
+        },
+        seed=flags.search.seed,
+    )
+
+
+def _assumptions(space: SearchSpace) -> Iterator[str]:
+    neutral = []
+    for knob in space.knobs:
+        if knob.effect == "neutral" and len(knob.choices) > 1:
+            neutral.append(f"{{{knob.name}}}")
+    if neutral:
+        change = "change" if len(neutral) > 1 else "changes"
+        names = " and ".join(neutral)
+        yield f"that {names} {change} only speed and memory (--learning NAME otherwise)"

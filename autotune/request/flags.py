@@ -20,7 +20,7 @@ from autotune.core.space import KnobValue
 from autotune.core.user_script import Rewards
 
 Name: TypeAlias = str | PathLike[str]
-Values: TypeAlias = Mapping[str, KnobValue] | Sequence[str]
+GivenValues: TypeAlias = Mapping[str, KnobValue] | Sequence[str]
 """`{"use_vllm": False}`, or as typed: `["use_vllm=false"]`."""
 
 Choices: TypeAlias = Mapping[str, Sequence[KnobValue]] | Sequence[str]
@@ -73,7 +73,7 @@ class CommonOptions(TypedDict, total=False):
             default="grpo",
             help=(
                 "Training method: grpo, rloo, sft, dpo, kto, reward, online-dpo or async-grpo; ppo"
-                " with verl, openrlhf, open-reasoner-zero, and TRL up to 1.12."
+                " with verl, openrlhf and open-reasoner-zero."
             ),
         ),
     ]
@@ -85,7 +85,7 @@ class CommonOptions(TypedDict, total=False):
             default="trl",
             help=(
                 "Training framework: trl, swift, verl, openrlhf, open-reasoner-zero, skyrl,"
-                " prime-rl, nemo-rl, slime or unsloth; command for your own program."
+                " prime-rl or unsloth; command for your own program."
             ),
         ),
     ]
@@ -157,7 +157,13 @@ class CommonOptions(TypedDict, total=False):
         ),
     ]
     seed: Annotated[
-        int, Flag(SEARCH, metavar="N", default=42, help="Random seed of probes and search.")
+        int,
+        Flag(
+            SEARCH,
+            metavar="N",
+            default=42,
+            help="Random seed of probes and search.",
+        ),
     ]
     space: Annotated[
         Name | None,
@@ -231,7 +237,13 @@ class RequestOptions(CommonOptions, total=False):
         ),
     ]
     images_per_sample: Annotated[
-        int | None, Flag(LENGTHS, metavar="N", minimum=1, help="Images in each row. [default: 1]")
+        int | None,
+        Flag(
+            LENGTHS,
+            metavar="N",
+            minimum=1,
+            help="Images in each row. [default: 1]",
+        ),
     ]
     typical_completion_length: Annotated[
         int | None,
@@ -329,7 +341,7 @@ class RequestOptions(CommonOptions, total=False):
         ),
     ]
     hold: Annotated[
-        Values,
+        GivenValues,
         Flag(
             CONFIGURATION,
             metavar="K=V",
@@ -517,7 +529,7 @@ class ConfigurationOptions(RequestOptions, total=False):
     """Flags of commands about one configuration."""
 
     set: Annotated[
-        Values,
+        GivenValues,
         Flag(
             CONFIGURATION,
             metavar="K=V",
@@ -586,7 +598,7 @@ FLAGS: dict[str, tuple[Any, Flag]] = {
 
 _TYPED_FIRST = ("model", "gpus", "method", "framework", "python")
 
-_DEFAULTS = {
+DEFAULTS = {
     **{name: () if name in REPEATED else flag.default for name, (_, flag) in FLAGS.items()},
     "arguments": (),
 }
@@ -596,42 +608,41 @@ if TYPE_CHECKING:
     class Flags:
         """Values of all flags of a request, as typed; None: not given."""
 
-        def __init__(self, **given: Any) -> None: ...
+        def __init__(self, **values: Any) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
         def replace(self, **changes: Any) -> Flags: ...
 
 else:
     Flags = dataclasses.make_dataclass(
         "Flags",
-        [(name, Any, dataclasses.field(default=default)) for name, default in _DEFAULTS.items()],
+        [(name, Any, dataclasses.field(default=default)) for name, default in DEFAULTS.items()],
         namespace={"replace": dataclasses.replace, "__module__": __name__},
         frozen=True,
         kw_only=True,
     )
 
 
-def flags_of(given: Mapping[str, Any], known: Collection[str] | None = None) -> Flags:
-    """Convert keyword arguments; an unknown one is an error with the nearest names."""
-    names = _DEFAULTS if known is None else known
-    for name in given:
+def flags_of(options: Mapping[str, Any], names: Collection[str] = tuple(DEFAULTS)) -> Flags:
+    """Convert keyword arguments; one outside `names` is an error with the nearest names."""
+    for name in options:
         if name not in names:
             raise UnknownName("keyword", name, names)
-    return Flags(**{name: _as_typed(name, value) for name, value in given.items()})
+    return Flags(**{name: _as_typed(name, value) for name, value in options.items()})
 
 
 def typed(flags: Flags) -> list[str]:
     """Return the command-line words of all non-default flags. Storage passwords are redacted."""
-    words: list[str] = []
+    line: list[str] = []
     for name in sorted(FLAGS, key=lambda name: name not in _TYPED_FIRST):
         value = getattr(flags, name)
-        if value == _DEFAULTS[name]:
+        if value == DEFAULTS[name]:
             continue
         if isinstance(value, bool):
-            words.append(option_name(name))
-        else:
-            for one in value if isinstance(value, tuple) else (value,):
-                words += [option_name(name), without_password(str(one))]
-    return [*words, "--", *flags.arguments] if flags.arguments else words
+            line.append(option_name(name))
+            continue
+        for item in value if isinstance(value, tuple) else (value,):
+            line += [option_name(name), without_password(str(item))]
+    return [*line, "--", *flags.arguments] if flags.arguments else line
 
 
 def option_name(name: str) -> str:
@@ -640,16 +651,17 @@ def option_name(name: str) -> str:
 
 
 def _as_typed(name: str, value: Any) -> Any:
+    """Return the value of a keyword argument in the form of the command line."""
     if isinstance(value, Mapping):
-        lists = {
-            knob: one if isinstance(one, list | tuple | range) else (one,)
-            for knob, one in value.items()
-        }
-        texts = {
-            knob: [one if isinstance(one, str) else json.dumps(one) for one in ones]
-            for knob, ones in lists.items()
-        }
-        return tuple(f"{knob}={','.join(ones)}" for knob, ones in texts.items())
+        return tuple(f"{knob}={_listed(choices)}" for knob, choices in value.items())
     if isinstance(value, PathLike):
         return str(value)
     return tuple(value) if isinstance(value, list) or name in REPEATED else value
+
+
+def _listed(choices: Any) -> str:
+    """Return `4,8` for a list of values, or one value, of a knob."""
+    if not isinstance(choices, list | tuple | range):
+        choices = (choices,)
+    texts = [choice if isinstance(choice, str) else json.dumps(choice) for choice in choices]
+    return ",".join(texts)

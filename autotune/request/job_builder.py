@@ -1,54 +1,57 @@
-"""Request -> Job: looks up names, checks values, and lists assumptions."""
+"""Values of the sources -> Job: looks up names, merges what is stated, and checks the result."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeGuard, cast
+from typing import Any
 
 from autotune import frameworks
 from autotune.catalog import model_lookup, space_files
 from autotune.core.dataset import TokenLengths, refuse_unreadable
 from autotune.core.errors import BadInput, IllegalConfiguration
 from autotune.core.files import sqlite_url
-from autotune.core.job import Job, Mode, Model, Task, Tuning, Workload
+from autotune.core.job import Hardware, Job, Mode, Model, Task, Workload
 from autotune.core.space import Candidate, KnobValue, SearchSpace
-from autotune.core.units import parse_seconds
 from autotune.frameworks import shares_in_files
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl.settings import OFFLINE
-from autotune.frameworks.trl.user_config import UserConfig, read_user_config
 from autotune.machine import environment
-from autotune.probe.device_report import gpu_notes
-from autotune.request import length_sources
-from autotune.request.assignments import (
-    held_by,
-    named_choices,
-    parse_holds,
-    positive,
-    with_exported,
+from autotune.request.images import with_images
+from autotune.request.notes import assumptions, exported_note, job_notes
+from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, values_of
+from autotune.request.precedence import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    ChosenTuning,
+    choose_training,
+    choose_tuning,
+    held_settings,
+    settings_of_file,
+    settings_of_flags,
 )
-from autotune.request.flags import Flags
-from autotune.request.length_sources import with_images
 from autotune.request.resources import (
+    check_packages,
     measuring_mode,
     memory_limit,
-    restrict_to_installed,
-    storage_url,
     target_hardware,
+    without_engine,
 )
-from autotune.request.user_scripts import read_launch, read_script
-
-MAX_VERIFIED_GPUS = (
-    1  # GPUs per machine on which autotune itself has been tested; more of them add a note
+from autotune.request.searched_space import accepted_settings, named_choices, space_around
+from autotune.request.sources import length_sources
+from autotune.request.sources.config_file import read_config_file
+from autotune.request.sources.exported_variables import exported_allocator, sets_allocator
+from autotune.request.sources.launch_script import read_launch_script
+from autotune.request.sources.reader import SourceReader
+from autotune.request.sources.training_script import read_training_script
+from autotune.request.values import (
+    FlagValues,
+    LengthChoice,
+    SettingChoice,
+    UserFile,
 )
-SEVERAL_GPUS = "several GPUs: tested over gloo on CPUs, and not verified on several GPUs yet"
-
-AUTO, DEFAULT_BUDGET_S = "auto", 1200.0
-
-_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,205 +65,92 @@ class ParsedRequest:
     named: Mapping[str, tuple[KnobValue, ...]]  # knob values that flags name; each must be possible
     whole_space: SearchSpace  # space before anything was held; advice may change all of it
     pinned: frozenset[str] = frozenset()  # settings of --hold, which are never relaxed
+    held: HeldSettings = field(default_factory=dict)  # held settings of the job, with their origins
+    searched: frozenset[str] = frozenset()  # knobs of --search
+
+    def origin(self, name: str) -> Origin:
+        """Return what decides the value of a setting, or the choices of a knob."""
+        if name in self.searched:
+            return Origin(source=Source.SEARCH, place="--search")
+        if name in self.held:
+            return self.held[name].origin
+        if name in self.job.space:
+            return Origin(source=Source.SPACE, place=self.job.space.name)
+        return Origin(source=Source.FRAMEWORK, place=self.trainer.name)
 
 
-def parse_framework_request(flags: Flags) -> ParsedRequest:
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What a request reads outside of its flags."""
+
+    hardware: Hardware
+    trainer: Trainer
+    space: SearchSpace  # of --space, or of the trainer; with the knobs for these devices
+    python: Path  # interpreter of the training environment
+    file: UserFile | None
+    exported: HeldSetting | None  # allocator settings of this shell; None: none that count
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergedSettings:
+    """Settings of all sources, merged by their precedence."""
+
+    tuning: ChosenTuning
+    defaults: Mapping[str, KnobValue]  # of the framework, with which the user's file trains
+    of_file: HeldSettings  # of the user's file, with these defaults and the tuning
+    of_flags: HeldSettings  # of flags and exported variables, under the framework's names
+    held: HeldSettings
+    named: Mapping[str, tuple[KnobValue, ...]]  # knobs that flags hold or search
+
+
+def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     """Build the job without measuring. BadInput and its subclasses contain the fix."""
-    refuse_resume_and_fresh(flags)
-    if flags.offline:
+    if flags.model.offline:
         model_lookup.stay_offline()
 
-    # 1. Trainer, hardware, model and configuration.
-    own = read_launch(flags) if flags.from_command is not None else None
-    flags = own.flags if own else flags
-    hardware = target_hardware(flags)
-    if flags.script is not None:
-        own = read_script(flags, hardware)
-    elif flags.rewards != "real":
-        raise BadInput(
-            "--rewards is about a script of your own.",
-            way_out="Add --script FILE, or leave it out.",
-        )
-    flags = _as_the_space(own.flags if own else flags, own is not None)
-    trainer = own.trainer if own else frameworks.trainer(flags.framework, flags.method)
-    space = whole = space_files.load_space(flags.space or trainer.space).on(
-        hardware.count if hardware.kind == "cuda" else 0
-    )
-    settings = _settings(trainer)
-    flags, exported = with_exported(flags, space, settings, hardware)
-    config = own.config if own else _config(flags, trainer)
-    model = own.model if own and own.model else _model(flags, config)
-    tuning = _tuning(flags, config, space)
+    # 1. Sources, and the settings that they state together.
+    sources = _read_sources(flags, reader)
+    trainer, hardware = sources.trainer, sources.hardware
+    choice = _with_exported(flags.settings, sources.exported)
+    model = _model(flags, sources.file)
+    settings = _merge_settings(flags, choice, sources)
+    space = _searched_space(choice, sources, settings)
 
-    # 2. Held and searched knobs: flags override the configuration file.
-    named = named_choices(flags, space, tuning, settings, trainer.canonical)
-    tuning_settings = (
-        {}
-        if flags.tuning is None
-        else {"use_peft": tuning != "full", "load_in_4bit": tuning == "qlora"}
+    # 2. Training environment.
+    mode = measuring_mode(flags.hardware, hardware, trainer)
+    notes: list[str] = []
+    is_named = flags.training.python is not None
+    has_vllm = check_packages(
+        trainer, mode, sources.python, python_is_named=is_named, reader=reader
     )
-    python = environment.interpreter(flags.python)
-    script = own.script if own else None
-    defaults = (
-        trainer.trained_defaults(config.settings, config.rest, space, python)
-        if config and not script
-        else {}
-    )
-    from_file: dict[str, KnobValue] = {
-        **defaults,
-        **(config.settings if config else {}),
-        **tuning_settings,
-    }
-    limit_bytes, typed = memory_limit(flags, hardware), held_by(flags, trainer.canonical)
-    if config is not None:  # its shares are of the whole GPU, those of flags of the limit
-        scale = shares_in_files.scale_of(hardware, limit_bytes)
-        from_file = shares_in_files.within_limit(from_file, scale, trainer.fields())
-    held = _overridden(from_file, typed)
-    stated = held if flags.global_batch is None else {**held, "global_batch": flags.global_batch}
-    space = _with_configuration(space.with_choices(named), trainer, held, stated, named)
+    if mode != "predict" and not has_vllm:
+        space, notes = without_engine(space, hardware)
 
-    # 3. Training environment.
-    mode = measuring_mode(flags, hardware, trainer)
-    space, notes = restrict_to_installed(space, python, flags, trainer, hardware, mode)
-
-    # 4. The job, and notes for the reader.
-    lengths = _lengths(flags)
-    typical = positive("--typical-completion-length", flags.typical_completion_length)
-    workload = Workload(
-        model=model,
-        method=flags.method,
-        framework=flags.framework,
-        python=python,
-        tuning=tuning,
-        weights=flags.weights,
-        global_batch=_global_batch(flags, config, held, space, hardware.count, trainer),
-        typical_completion_length=typical
-        or (None if lengths is None else max(1, round(lengths.mean))),
-        completion_lengths=lengths,
-        prompt_lengths=_prompt_lengths(flags),
-        dataset=flags.dataset or (config.dataset if config else None),
-        config_file=config.path if config else None,
-        held=held,
-        user_settings=dict(config.rest) if config else {},
-        stated={**config.settings, **config.rest, **config.moved} if config else {},
-        defaults={
-            name: value
-            for name, value in defaults.items()
-            if held[name] == value and name not in tuning_settings
-        },
-        launch=own.launch if own else None,
-        script=script,
-        trust_remote_code=bool(held.get("trust_remote_code", False)),
-        seed=flags.seed,
-    )
-    if workload.dataset is not None:
-        refuse_unreadable(workload.dataset)
-    workload, image_notes = with_images(flags, workload, hardware, trainer)
+    # 3. Job.
+    workload = _workload(flags, sources, settings, space, model)
+    workload, image_notes = with_images(flags.lengths, workload, hardware, trainer)
     subject = workload.model.name.rstrip("/").split("/")[-1]
-    job = build_job(
-        f"{subject}-{flags.method}", flags, Task(workload=workload, hardware=hardware), space, mode
-    )
-    notes += [*exported, *image_notes, *_notes(flags, job, trainer, config)]
-    if config is not None:
-        unchanged = {name: v for name, v in config.settings.items() if name not in typed}
-        notes += shares_in_files.file_notes(unchanged, held, hardware, limit_bytes)
-    _refuse_illegal_config(job, trainer, from_file)
+    task = Task(workload=workload, hardware=hardware)
+    job = build_job(f"{subject}-{workload.method}", flags, task, space, mode)
+
+    # 4. Notes for the reader.
+    config = None if sources.file is None else sources.file.config
+    if sources.exported is not None:
+        notes.append(exported_note(sources.exported))
+    notes += [*image_notes, *job_notes(flags, job, trainer, config)]
+    notes += _share_notes(sources, settings, job)
+    _refuse_illegal_file(job, trainer, settings.of_file)
     return ParsedRequest(
         job=job,
         trainer=trainer,
-        assumed=tuple(_assumed(flags, config, job, trainer)),
+        assumed=tuple(assumptions(flags, job, trainer, config, settings.tuning)),
         notes=tuple(notes),
-        named=named,
-        whole_space=whole,
-        pinned=frozenset(parse_holds(flags.hold)),
+        named=settings.named,
+        whole_space=sources.space,
+        pinned=frozenset(choice.hold),
+        held=settings.held,
+        searched=frozenset(choice.searched),
     )
-
-
-def _notes(flags: Flags, job: Job, trainer: Trainer, config: UserConfig | None) -> Iterator[str]:
-    """Yield the deviations from what one would expect."""
-    hardware, lengths = job.task.hardware, job.task.workload.completion_lengths
-    if lengths is not None:
-        yield length_sources.description(lengths)
-    yield from config.notes if config else ()
-    if config is not None and config.processes not in (None, hardware.count):
-        yield (
-            f"{hardware.count} ranks, by --gpus; the file of the launcher has num_processes"
-            f" {config.processes}"
-        )
-    if hardware.emulated:
-        yield (
-            f"{hardware}: memory is emulated, speed is predicted, nothing is measured"
-            " (docs/emulated-gpus.md)"
-        )
-    elif not hardware.here:
-        yield (
-            f"{hardware} is not on this machine: everything that follows is predicted, nothing is"
-            " measured"
-        )
-    elif job.mode == "predict" and flags.mode == "auto":
-        yield (
-            f"{trainer.method} with {trainer.name} is not measured yet: everything that follows is"
-            " predicted"
-        )
-    if hardware.kind == "cuda" and hardware.count > MAX_VERIFIED_GPUS and not hardware.emulated:
-        yield SEVERAL_GPUS
-    if job.mode != "predict":
-        yield from trainer.notes(job.space, job.task)
-    if job.mode == "probe":
-        yield from gpu_notes(hardware, job.memory_limit_bytes)
-
-
-def _lengths(flags: Flags) -> TokenLengths | None:
-    if flags.lengths is None:
-        return None
-    if flags.method in OFFLINE:
-        raise BadInput(
-            f"--lengths {flags.lengths}: {flags.method} trains on given rows and generates no"
-            " completions.",
-            way_out="Leave it out; --dataset states the lengths of your rows.",
-        )
-    return length_sources.read(flags.lengths)
-
-
-def _prompt_lengths(flags: Flags) -> TokenLengths | None:
-    if flags.prompt_lengths is not None and flags.lengths is None:
-        raise BadInput(
-            f"--prompt-lengths {flags.prompt_lengths}: without --lengths they change nothing.",
-            way_out="Give --lengths, the completions that occur, as well.",
-        )
-    return (
-        None if flags.prompt_lengths is None else length_sources.read_prompts(flags.prompt_lengths)
-    )
-
-
-def _as_the_space(flags: Flags, scripted: bool) -> Flags:
-    """Return the flags with the framework and method of `--space`, unless others are stated."""
-    if flags.space is None:
-        return flags
-    space, defaults = space_files.load_space(flags.space), Flags()
-    stated = [
-        f"--{name} {getattr(flags, name)}"
-        for name in ("framework", "method")
-        if getattr(flags, name) != getattr(space, name)
-        and (scripted or getattr(flags, name) != getattr(defaults, name))
-    ]
-    if stated:
-        raise BadInput(
-            f"--space: {flags.space} is for {space.method} with {space.framework}, not for"
-            f" {' '.join(stated)}.",
-            way_out=(
-                "Name a space of `autotune show spaces` that is, or leave out"
-                f" {'it' if scripted else ' and '.join(stated)}."
-            ),
-        )
-    return flags.replace(framework=space.framework, method=space.method)
-
-
-def refuse_resume_and_fresh(flags: Flags) -> None:
-    if flags.resume and flags.fresh:
-        raise BadInput(
-            "--resume continues a study and --fresh discards it.", way_out="Give one of the two."
-        )
 
 
 def candidate_of_job(request: ParsedRequest) -> Candidate:
@@ -276,33 +166,94 @@ def candidate_of_job(request: ParsedRequest) -> Candidate:
     return candidate
 
 
-def _config(flags: Flags, trainer: Trainer) -> UserConfig | None:
-    if flags.config and not trainer.reads_config:
+# Sources.
+
+
+def _read_sources(flags: FlagValues, reader: SourceReader) -> Sources:
+    """Read the user's file and the space, which decide framework and method together."""
+    training, choice = flags.training, flags.file
+    hardware = target_hardware(flags.hardware)
+    python = environment.interpreter(training.python)
+
+    # 1. A script names framework and method itself.
+    file: UserFile | None = None
+    if choice is not None and choice.flag == "--from-command":
+        file = reader.once(read_launch_script, choice)
+    elif choice is not None and choice.flag == "--script":
+        file = reader.once(read_training_script, choice, python, hardware, training.method)
+
+    # 2. The trainer, and its space.
+    space = None if training.space is None else space_files.load_space(training.space)
+    framework, method = choose_training(training, file, space)
+    trainer = None if file is None else file.trainer
+    if trainer is None:
+        trainer = frameworks.trainer(framework, method)
+    if space is None:
+        space = space_files.load_space(trainer.space)
+    space = space.on(hardware.count if hardware.kind == "cuda" else 0)
+
+    # 3. A configuration file is read as one of this method.
+    if choice is not None and choice.flag == "--config":
+        _refuse_config_of_trl(trainer)
+        file = reader.once(read_config_file, choice, method)
+    return Sources(
+        hardware=hardware,
+        trainer=trainer,
+        space=space,
+        python=python,
+        file=file,
+        exported=None
+        if sets_allocator(file)
+        else _exported(flags.settings, space, trainer, hardware),
+    )
+
+
+def _refuse_config_of_trl(trainer: Trainer) -> None:
+    if not trainer.reads_config:
         raise BadInput(
-            f"--config reads TRL's files, and not {trainer.name}'s.",
+            f"--config reads TRL's files, not {trainer.name}'s.",
             way_out=(
                 f"Give {trainer.name}'s settings one by one, under their own names: --set"
                 f" {next(iter(trainer.fields()))}=..."
             ),
         )
-    return read_user_config(Path(flags.config), flags.method) if flags.config else None
 
 
-def _settings(trainer: Trainer) -> list[str]:
-    """Return settings that --hold and --set accept besides the space's knobs."""
-    known = {name for name, field in trainer.fields().items() if field.owner in ("config", "model")}
-    return sorted((known | trainer.own_settings) - {"model_name_or_path"})
+def _exported(
+    choice: SettingChoice,
+    space: SearchSpace,
+    trainer: Trainer,
+    hardware: Hardware,
+) -> HeldSetting | None:
+    """Return the exported allocator settings, where they count.
+
+    They count for GPUs of this machine, since another shell starts a run elsewhere, and unless a
+    flag names them.
+    """
+    setting = exported_allocator()
+    if setting is None or hardware.kind != "cuda" or not hardware.here:
+        return None
+    is_known = setting.name in space or setting.name in accepted_settings(trainer)
+    return setting if is_known and not choice.names(setting.name) else None
 
 
-def _model(flags: Flags, config: UserConfig | None) -> Model:
-    name = flags.model or (config.model if config else None)
+def _with_exported(choice: SettingChoice, exported: HeldSetting | None) -> SettingChoice:
+    if exported is None:
+        return choice
+    return replace(choice, hold={**choice.hold, exported.name: exported})
+
+
+def _model(flags: FlagValues, file: UserFile | None) -> Model:
+    if file is not None and file.made_model is not None:
+        return file.made_model
+    name = flags.model.name or (None if file is None else file.model)
     if name is None:
         raise BadInput(
             "No model was named.",
             way_out="Type --model Qwen2.5-7B, or --model FOLDER with a config.json.",
         )
     model = model_lookup.find_model(name)
-    if flags.weights == "real" and not model_lookup.has_weights(model.folder):
+    if flags.model.weights == "real" and not model_lookup.has_weights(model.folder):
         raise BadInput(
             f"--weights real needs the weights of {model.name} on this machine, and only its shape"
             " is here.",
@@ -314,172 +265,258 @@ def _model(flags: Flags, config: UserConfig | None) -> Model:
     return model
 
 
-def _tuning(flags: Flags, config: UserConfig | None, space: SearchSpace) -> Tuning:
-    if flags.tuning is not None:
-        return cast(Tuning, flags.tuning)
-    if config is None:
-        return cast(Tuning, space.assume.get("tuning", "lora"))
-    if not config.settings.get("use_peft", False):
-        return "full"
-    return "qlora" if config.settings.get("load_in_4bit", False) else "lora"
+# Merged settings, and the space around them.
 
 
-def _with_configuration(
-    space: SearchSpace,
-    trainer: Trainer,
-    held: Mapping[str, KnobValue],
-    stated: Collection[str],
-    named: Collection[str],
-) -> SearchSpace:
-    """Return the space around a configuration. Its learning knobs are held. Neutral ones may
-    change, and its own numbers join theirs: otherwise it would be the baseline but no candidate,
-    and could be neither confirmed nor kept. Knobs that other stated settings determine are left
-    out: a second value would contradict them.
-    """
-    implied = {
-        knob
-        for knob, others in trainer.equivalent_settings.items()
-        if knob not in stated and knob not in named and all(other in stated for other in others)
-    }
-    space = replace(space, knobs=tuple(knob for knob in space.knobs if knob.name not in implied))
-    learning, choices = (
-        {knob.name for knob in space.learning_knobs(held)},
-        dict[str, tuple[KnobValue, ...]](),
+def _merge_settings(
+    flags: FlagValues,
+    choice: SettingChoice,
+    sources: Sources,
+) -> MergedSettings:
+    trainer, space, file = sources.trainer, sources.space, sources.file
+    tuning = choose_tuning(flags, file, space)
+    named = named_choices(choice, space, tuning.tuning, trainer)
+
+    defaults: Mapping[str, KnobValue] = {}
+    if file is not None and file.script is None:
+        config = file.config
+        defaults = trainer.trained_defaults(config.settings, config.rest, space, sources.python)
+    of_file = settings_of_file(file, defaults, tuning)
+    if file is not None:
+        of_file = _with_shares_of_limit(of_file, flags, sources)
+    of_flags = settings_of_flags(choice, trainer.canonical)
+    return MergedSettings(
+        tuning=tuning,
+        defaults=defaults,
+        of_file=of_file,
+        of_flags=of_flags,
+        held=held_settings(of_file, of_flags),
+        named=named,
     )
-    for knob in space.knobs:
-        own, numbers = held.get(knob.name), [value for value in knob.choices if _is_number(value)]
-        if knob.name in named or own is None:
-            continue
-        if knob.name in learning:
-            choices[knob.name] = (own,)
-        elif _is_number(own) and numbers and own not in numbers:
-            rest = [value for value in knob.choices if not _is_number(value)]
-            falls = numbers == sorted(numbers, reverse=True) and len(numbers) > 1
-            choices[knob.name] = (*rest, *sorted([*numbers, own], reverse=falls))
-    return space.with_choices(choices)
 
 
-def _is_number(value: KnobValue) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _with_shares_of_limit(
+    of_file: HeldSettings,
+    flags: FlagValues,
+    sources: Sources,
+) -> HeldSettings:
+    """Return the file's settings with engine shares of the limit: in a file they are of the GPU."""
+    trainer, hardware = sources.trainer, sources.hardware
+    scale = shares_in_files.scale_of(hardware, memory_limit(flags.hardware.memory_limit, hardware))
+    converted = shares_in_files.within_limit(values_of(of_file), scale, trainer.fields())
+    default = Origin(source=Source.FRAMEWORK, place=trainer.name)
+    settings = {}
+    for name, value in converted.items():
+        origin = of_file[name].origin if name in of_file else default
+        settings[name] = HeldSetting(
+            name=name,
+            value=value,
+            origin=origin,
+        )
+    return settings
 
 
-def _overridden(
-    from_file: Mapping[str, KnobValue], typed: Mapping[str, KnobValue]
-) -> dict[str, KnobValue]:
-    """Merge flags over file settings; a new micro-batch drops the file's accumulation."""
-    micro, steps = _BATCH
-    derived = {steps} if micro in typed and steps not in typed else set()
-    return {**{name: value for name, value in from_file.items() if name not in derived}, **typed}
+def _share_notes(
+    sources: Sources,
+    settings: MergedSettings,
+    job: Job,
+) -> list[str]:
+    """Return what the user's file states of engine shares that no flag overrides."""
+    if sources.file is None:
+        return []
+    unchanged = {}
+    for name, value in sources.file.config.settings.items():
+        if name not in settings.of_flags:
+            unchanged[name] = value
+    held = values_of(settings.held)
+    notes = shares_in_files.file_notes(unchanged, held, sources.hardware, job.memory_limit_bytes)
+    return list(notes)
+
+
+def _searched_space(
+    choice: SettingChoice,
+    sources: Sources,
+    settings: MergedSettings,
+) -> SearchSpace:
+    stated = set(settings.held)
+    if choice.global_batch is not None:
+        stated.add("global_batch")
+    held = values_of(settings.held)
+    return space_around(sources.space, sources.trainer, held, stated, settings.named)
+
+
+# Workload and job.
+
+
+def _workload(
+    flags: FlagValues,
+    sources: Sources,
+    settings: MergedSettings,
+    space: SearchSpace,
+    model: Model,
+) -> Workload:
+    file, trainer = sources.file, sources.trainer
+    held = values_of(settings.held)
+    lengths = _completion_lengths(flags.lengths, trainer.method)
+    typical = flags.lengths.typical_completion
+    if typical is None and lengths is not None:
+        typical = max(1, round(lengths.mean))
+    workload = Workload(
+        model=model,
+        method=trainer.method,
+        framework=trainer.name,
+        python=sources.python,
+        tuning=settings.tuning.tuning,
+        weights=flags.model.weights,
+        global_batch=_global_batch(flags.settings, sources, settings, space),
+        typical_completion_length=typical,
+        completion_lengths=lengths,
+        prompt_lengths=_prompt_lengths(flags.lengths),
+        dataset=flags.model.dataset,
+        held=held,
+        trust_remote_code=bool(held.get("trust_remote_code", False)),
+        seed=flags.search.seed,
+    )
+    if file is not None:
+        workload = _with_file(workload, file, settings)
+    if workload.dataset is not None:
+        refuse_unreadable(workload.dataset)
+    return workload
+
+
+def _with_file(
+    workload: Workload,
+    file: UserFile,
+    settings: MergedSettings,
+) -> Workload:
+    """Return the workload with what the user's file states."""
+    config = file.config
+    unstated: dict[str, KnobValue] = {}
+    for name, value in settings.defaults.items():
+        is_held = name in workload.held and workload.held[name] == value
+        if is_held and name not in settings.tuning.settings:
+            unstated[name] = value
+    return replace(
+        workload,
+        weights=file.weights or workload.weights,
+        dataset=workload.dataset or config.dataset,
+        config_file=config.path,
+        user_settings=dict(config.rest),
+        stated={**config.settings, **config.rest, **config.moved},
+        defaults=unstated,
+        launch=file.launch,
+        script=file.script,
+    )
+
+
+def _completion_lengths(choice: LengthChoice, method: str) -> TokenLengths | None:
+    if choice.completions is None:
+        return None
+    if method in OFFLINE:
+        raise BadInput(
+            f"--lengths {choice.completions}: {method} trains on given rows and generates no"
+            " completions.",
+            way_out="Leave it out; --dataset states the lengths of your rows.",
+        )
+    return length_sources.read(choice.completions)
+
+
+def _prompt_lengths(choice: LengthChoice) -> TokenLengths | None:
+    if choice.prompts is None:
+        return None
+    if choice.completions is None:
+        raise BadInput(
+            f"--prompt-lengths {choice.prompts}: without --lengths they change nothing.",
+            way_out="Give --lengths, the completions that occur, as well.",
+        )
+    return length_sources.read_prompts(choice.prompts)
 
 
 def _global_batch(
-    flags: Flags,
-    config: UserConfig | None,
-    held: Mapping[str, KnobValue],
+    choice: SettingChoice,
+    sources: Sources,
+    settings: MergedSettings,
     space: SearchSpace,
-    devices: int,
-    trainer: Trainer,
 ) -> int | None:
-    """Return completions per optimizer step: flag, micro-batch and accumulation of flags,
-    configuration or space.
+    """Return completions per optimizer step: by flag, by micro-batch and accumulation of flags or
+    file, or as the space assumes. None: they follow from the framework's own settings.
     """
-    given = positive("--global-batch", flags.global_batch)
-    if given is not None:
-        return given
-    typed = held_by(flags, trainer.canonical)
-    if not trainer.completions_each and (config is not None or _BATCH[1] in typed):
+    if choice.global_batch is not None:
+        return choice.global_batch
+    trainer, file = sources.trainer, sources.file
+
+    # 1. The settings that make the batch.
+    has_own_parts = MICRO_BATCH in settings.of_flags and ACCUMULATION in settings.of_flags
+    if not trainer.completions_each and (file is not None or ACCUMULATION in settings.of_flags):
         return None  # it follows from what fills a micro-batch
-    both_typed = all(name in typed for name in _BATCH)
-    if config is None and not both_typed:
+    if file is None and not has_own_parts:
         assumed = space.assume.get("global_batch")
         return assumed if isinstance(assumed, int) else None
-    if not all(name in trainer.fields() for name in _BATCH):
-        return None  # it follows from the framework's own settings
-    named = held if both_typed or config is None else config.settings
-    micro, steps = (named.get(name, trainer.fields()[name].default) for name in _BATCH)
-    if not isinstance(micro, int) or not isinstance(steps, int):
+    defaults = {name: setting.default for name, setting in trainer.fields().items()}
+    if MICRO_BATCH not in defaults or ACCUMULATION not in defaults:
         return None
-    settings: dict[str, Any] = {
-        **{name: field.default for name, field in trainer.fields().items()},
-        **held,
-    }
-    return micro * steps * trainer.ranks(settings, devices) * trainer.completions_each
+
+    # 2. Their product.
+    held = values_of(settings.held)
+    stated: Mapping[str, KnobValue] = held
+    if file is not None and not has_own_parts:
+        stated = file.config.settings
+    micro_batch = stated.get(MICRO_BATCH, defaults[MICRO_BATCH])
+    accumulation = stated.get(ACCUMULATION, defaults[ACCUMULATION])
+    if not isinstance(micro_batch, int) or not isinstance(accumulation, int):
+        return None
+    completed: dict[str, Any] = {**defaults, **held}
+    ranks = trainer.ranks(completed, sources.hardware.count)
+    return micro_batch * accumulation * ranks * trainer.completions_each
 
 
-def build_job(subject: str, flags: Flags, task: Task, space: SearchSpace, mode: Mode) -> Job:
+def build_job(
+    subject: str,
+    flags: FlagValues,
+    task: Task,
+    space: SearchSpace,
+    mode: Mode,
+) -> Job:
     """Return the job. The study's default name consists of subject and hardware."""
-    out = Path(flags.out).expanduser()
+    search, hardware = flags.search, flags.hardware
     return Job(
         task=task,
         space=space,
-        memory_limit_bytes=memory_limit(flags, task.hardware),
-        budget_seconds=DEFAULT_BUDGET_S if flags.budget == AUTO else parse_seconds(flags.budget),
-        budget_adapts=flags.budget == AUTO,
-        max_probes=positive("--max-probes", flags.max_probes) or 1,
+        memory_limit_bytes=memory_limit(hardware.memory_limit, task.hardware),
+        budget_seconds=search.budget_seconds,
+        budget_adapts=search.budget_adapts,
+        max_probes=search.max_probes,
         mode=mode,
-        sampler=flags.sampler,
-        storage=storage_url(flags.storage, flags.storage_file) or sqlite_url(out / "study.db"),
-        study_name=flags.study or re.sub(r"[^\w.-]+", "-", f"{subject}-{task.hardware}"),
-        out=out,
-        resume=flags.resume,
-        fresh=flags.fresh,
-        executor=flags.executor,
-        address=flags.address,
-        slots=positive("--slots", flags.slots),
+        sampler=search.sampler,
+        storage=search.storage or sqlite_url(search.out / "study.db"),
+        study_name=search.study or re.sub(r"[^\w.-]+", "-", f"{subject}-{task.hardware}"),
+        out=search.out,
+        resume=search.resume,
+        fresh=search.fresh,
+        executor=hardware.executor,
+        address=hardware.address,
+        slots=hardware.slots,
     )
 
 
-def _refuse_illegal_config(job: Job, trainer: Trainer, from_file: Mapping[str, KnobValue]) -> None:
-    """Refuse a configuration file that the framework rejects. Flags may repair the file, or depend
-    on knobs that the search has yet to set: if the merged settings are illegal, only the file alone
+def _refuse_illegal_file(
+    job: Job,
+    trainer: Trainer,
+    of_file: HeldSettings,
+) -> None:
+    """Refuse a user's file that the framework rejects. Flags may repair the file, or depend on
+    knobs that the search has yet to set: if the merged settings are illegal, only the file alone
     is judged, with the framework's defaults.
     """
     task = job.task
-    if (
-        task.workload.config_file is None
-        or trainer.why_illegal(trainer.complete({}, task), task) is None
-    ):
+    if task.workload.config_file is None:
         return
-    task = replace(task, workload=replace(task.workload, held=from_file))
-    reason = trainer.why_illegal(trainer.complete({}, task), task)
+    if trainer.why_illegal(trainer.complete({}, task), task) is None:
+        return
+    file_task = replace(task, workload=replace(task.workload, held=values_of(of_file)))
+    reason = trainer.why_illegal(trainer.complete({}, file_task), file_task)
     if reason is not None:
         raise IllegalConfiguration(
             f"{task.workload.config_file} can't be trained as it is: {reason}",
             way_out="Correct it and run again.",
         )
-
-
-def _assumed(flags: Flags, config: UserConfig | None, job: Job, trainer: Trainer) -> Iterator[str]:
-    workload, space = job.task.workload, job.space
-    source = " (as the configuration has it)" if config else ""
-    if flags.tuning is None:
-        ranks = space["lora_r"].choices if workload.tuning != "full" and "lora_r" in space else ()
-        rank = f" of rank {ranks[0]}" if len(ranks) == 1 and flags.lora_rank is None else ""
-        yield (
-            {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}[workload.tuning]
-            + rank
-            + source
-        )
-    if flags.global_batch is None and workload.global_batch is not None:
-        yield f"global batch {workload.global_batch}{source}"
-    if "dtype" in workload.defaults:
-        yield (
-            f"weights in {workload.defaults['dtype']} (TRL's default: the configuration names no"
-            " dtype)"
-        )
-    if flags.weights == "random":
-        yield "random weights"
-    if (
-        workload.dataset is None
-        and "datasets" not in workload.user_settings
-        and workload.script is None
-    ):
-        yield "synthetic prompts of the longest length"
-    targets = trainer.complete(trainer.baseline(space, job.task), job.task).settings.get(
-        "lora_target_modules"
-    )
-    if targets is not None and "lora_target_modules" not in {
-        **workload.held,
-        **workload.user_settings,
-    }:
-        yield f"adapter on {targets} layers"

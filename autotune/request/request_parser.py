@@ -1,24 +1,30 @@
-"""Parsing of a request: the flags of any command become a job and its trainer."""
+"""The way of a request: flags -> sources -> job, for one command and its variations."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
-from dataclasses import replace
+import json
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.core.errors import BadInput, IllegalConfiguration
-from autotune.core.job import Job
+from autotune.core.job import Job, Mode
 from autotune.core.space import Candidate, KnobValue
 from autotune.frameworks.base import Trainer
-from autotune.frameworks.command import NAME
-from autotune.request.command_job import EXAMPLE, parse_command_request
-from autotune.request.flags import Flags, option_name
-from autotune.request.job_builder import ParsedRequest, parse_framework_request
+from autotune.machine import hardware_detection
+from autotune.request.command_job import parse_command_request
+from autotune.request.flags import Flags, option_name, typed
+from autotune.request.job_builder import ParsedRequest, build_request
+from autotune.request.measured_data import with_longest_prompt
+from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, by_name
+from autotune.request.sources.command_line import FLAG_OF_SETTING, flag_values
+from autotune.request.sources.reader import SourceReader
+from autotune.request.values import LOCAL, FlagValues, SettingChoice
 
-PROMPT_KNOB = "max_prompt_length"
-PERCENTILES = (99, 95, 90)  # percentiles of the dataset's prompt lengths to try as shorter limits
-SHELLS = ("bash", "sh")  # programs whose command line names a launch script
+MAX_VARIANTS = 16  # combinations of unknown values; each is predicted
 
 
 def parse_request(flags: Flags, *, limit_prompts: bool = False) -> ParsedRequest:
@@ -26,74 +32,179 @@ def parse_request(flags: Flags, *, limit_prompts: bool = False) -> ParsedRequest
     `limit_prompts` measures the user's data, and limits prompts to the longest one unless a
     limit is given.
     """
-    if flags.framework == NAME:
-        return parse_command_request(flags)
-    flags = _as_launch(flags)
-    if flags.arguments and not flags.script and not flags.from_command:
+    return read_sources(flags).parse(limit_prompts=limit_prompts)
+
+
+def read_sources(flags: Flags, mode: Mode | None = None) -> RequestSources:
+    """Return the sources of a request. `mode`: that of the command; None: that of the flags."""
+    if mode is not None:
+        flags = flags.replace(mode=mode)
+    return RequestSources(values=flag_values(flags), flags=flags)
+
+
+def failed_file(flags: Flags) -> str:
+    """Return the configuration file of a failed training, whose GPUs have to be known."""
+    if flags.gpus == LOCAL and hardware_detection.hardware(LOCAL).kind != "cuda":
         raise BadInput(
-            "A command of your own needs --framework command.", way_out=f"Write: {EXAMPLE}"
+            "--config is predicted for GPUs, and this machine has none.",
+            way_out="Name the failed run's GPUs: --gpus 2xA100-40G",
         )
-    for name in ("metrics", "speed_pattern", "learning"):
-        if getattr(flags, name):
+    path = str(flags.config)
+    if not Path(path).is_file():
+        raise BadInput(
+            f"--config {path} is no file.",
+            way_out="Name the YAML file that was given to `trl grpo --config`.",
+        )
+    return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestSources:
+    """Sources of a request. Variations of it share what was read."""
+
+    values: FlagValues
+    flags: Flags  # as typed: for command lines that a reader copies
+    reader: SourceReader = field(default_factory=SourceReader)
+
+    def parse(self, *, limit_prompts: bool = False) -> ParsedRequest:
+        """Merge the sources into a job."""
+        if self.values.command is not None:
+            return parse_command_request(self.values, self.values.command)
+        request = build_request(self.values, self.reader)
+        return with_longest_prompt(request) if limit_prompts else request
+
+    def command_line(self, mode: Mode | None = None) -> list[str]:
+        """Return the words of `autotune run` for this request, in this mode."""
+        flags = self.flags if mode is None else self.flags.replace(mode=mode)
+        return ["autotune", "run", *typed(flags)]
+
+    # Variations.
+
+    @property
+    def names_gpus(self) -> bool:
+        return self.values.hardware.gpus != LOCAL
+
+    def on(self, gpus: str) -> RequestSources:
+        """Return the same request for other hardware."""
+        hardware = replace(self.values.hardware, gpus=gpus)
+        return replace(self, values=replace(self.values, hardware=hardware))
+
+    def variants(self) -> list[RequestVariant]:
+        """Return each combination of unknown values; a single one without --unknown."""
+        choice = self.values.settings
+        for name in choice.unknown:
+            if name in choice.hold or name in choice.set or name in choice.own:
+                raise BadInput(f"{name} is both given and unknown.", way_out=f"Give {name} once.")
+        count = math.prod(len(values) for values in choice.unknown.values())
+        if count > MAX_VARIANTS:
             raise BadInput(
-                f"{option_name(name)} is about a command of your own: --framework command.",
-                way_out=f"Write: {EXAMPLE}",
+                f"The unknown values combine in {count} ways; at most {MAX_VARIANTS} are"
+                " predicted.",
+                way_out="Give only the smallest and the largest value of each.",
             )
-    request = parse_framework_request(flags)
-    return _with_longest_prompt(request) if limit_prompts else request
+        variants = []
+        for values in itertools.product(*choice.unknown.values()):
+            facts = dict(zip(choice.unknown, values, strict=True))
+            variants.append(RequestVariant(facts=facts, sources=self._with_facts(facts)))
+        return variants
 
+    def _with_facts(self, facts: Mapping[str, KnobValue]) -> RequestSources:
+        choice = self.values.settings
+        settings = {**choice.set, **_assumed(facts, "--unknown")}
+        return self._with_settings(replace(choice, set=settings, unknown={}))
 
-def _with_longest_prompt(request: ParsedRequest) -> ParsedRequest:
-    """Limit prompts to the longest one of the data: TRL truncates none, so a lower limit leaves
-    rows out, which changes what is learned. Unreadable data leave the space's limit, with a
-    note.
-    """
-    job, workload = request.job, request.job.task.workload
-    if PROMPT_KNOB not in job.space or PROMPT_KNOB in request.named or PROMPT_KNOB in workload.held:
-        return request
-    try:
-        found = request.trainer.prompt_lengths(job.task)
-    except BadInput as error:
-        limit = job.space[PROMPT_KNOB].choices[0]
-        note = (
-            f"{error.what} Prompts are limited to {limit} tokens, and rows with longer ones left"
-            " out: --max-prompt-length N"
+    def with_value(self, name: SettingName, value: KnobValue) -> RequestSources:
+        """Return the request with another value of one setting."""
+        choice, own_name = self.values.settings, name.of_autotune
+        hold, settings, by_flag = dict(choice.hold), dict(choice.set), dict(choice.own)
+        hold.pop(name.of_framework, None)
+        settings.pop(name.of_framework, None)
+        if own_name is None:
+            settings.update(_assumed({name.of_framework: value}, "--set"))
+        else:
+            origin = Origin(source=Source.FLAG, place=option_name(FLAG_OF_SETTING[own_name]))
+            by_flag[own_name] = HeldSetting(
+                name=own_name,
+                value=value,
+                origin=origin,
+            )
+        return self._with_settings(
+            replace(
+                choice,
+                hold=hold,
+                set=settings,
+                own=by_flag,
+            )
         )
-        return replace(request, notes=(*request.notes, f"{note} sets another limit"))
-    if found is None:
-        return request
-    images = 0 if workload.images is None else workload.images.row_tokens
-    longest = found.percentiles[100] + images
-    shorter = sorted(
-        {found.percentiles[share] + images for share in PERCENTILES if share in found.percentiles}
-        - {longest}
-    )
-    workload = replace(workload, held={**workload.held, PROMPT_KNOB: longest})
-    space = job.space.with_choices({PROMPT_KNOB: (longest,)})
-    return replace(
-        request,
-        job=replace(job, task=replace(job.task, workload=workload), space=space),
-        whole_space=request.whole_space.with_choices({PROMPT_KNOB: (longest, *reversed(shorter))}),
-        assumed=(
-            *request.assumed,
-            f"prompts of up to {longest} tokens, the longest of the {found.rows:,} rows",
-        ),
+
+    def _with_settings(self, choice: SettingChoice) -> RequestSources:
+        return replace(self, values=replace(self.values, settings=choice))
+
+    def as_search(
+        self,
+        held: Mapping[str, KnobValue],
+        study: str,
+        memory_limit_bytes: int | None,
+    ) -> RequestSources:
+        """Return the request of a search for another configuration, with more settings held.
+
+        It resumes an earlier search, unless everything is to be measured anew.
+        """
+        flags = self.flags
+        hold = [f"{name}={json.dumps(value)}" for name, value in held.items()]
+        if memory_limit_bytes is not None:
+            flags = flags.replace(memory_limit=f"{memory_limit_bytes}B")
+        return read_sources(
+            flags.replace(
+                hold=(*flags.hold, *hold),
+                study=flags.study or study,
+                resume=not flags.fresh,
+            )
+        )
+
+
+class RequestVariant(NamedTuple):
+    """Request with one of the possible values for each unknown setting."""
+
+    facts: Mapping[str, KnobValue]
+    sources: RequestSources
+
+
+def _assumed(values: Mapping[str, KnobValue], flag: str) -> HeldSettings:
+    origin = Origin(source=Source.SET, place=flag)
+    return by_name(
+        HeldSetting(
+            name=name,
+            value=value,
+            origin=origin,
+        )
+        for name, value in values.items()
     )
 
 
-def _as_launch(flags: Flags) -> Flags:
-    """Return `-- bash run.sh WORDS` as `--from-command run.sh -- WORDS`."""
-    shell, *words = flags.arguments or ("",)
-    if (
-        Path(shell).name not in SHELLS
-        or "-c" in words
-        or flags.script
-        or flags.from_command
-        or flags.config
-    ):
-        return flags
-    words = words[sum(1 for _ in itertools.takewhile(lambda word: word.startswith("-"), words)) :]
-    return flags.replace(from_command=words[0], arguments=tuple(words[1:])) if words else flags
+@dataclass(frozen=True, kw_only=True)
+class SettingName:
+    """Names of one setting."""
+
+    of_framework: str
+    of_autotune: str | None  # None: no flag of its own states it
+
+
+def setting_name(text: str, trainer: Trainer) -> SettingName:
+    """Return the names of a setting that is named as its flag, or in either way."""
+    setting_of_flag = {flag: setting for setting, flag in FLAG_OF_SETTING.items()}
+    name = setting_of_flag.get(text, text)
+    for own_name, framework_name in trainer.canonical.items():
+        if framework_name == name:
+            name = own_name
+            break
+    has_flag = name in trainer.canonical and name in FLAG_OF_SETTING
+    return SettingName(
+        of_framework=trainer.canonical.get(name, name), of_autotune=name if has_flag else None
+    )
+
+
+# Candidates.
 
 
 def possible_candidates(
@@ -111,30 +222,42 @@ def possible_candidates(
 
 
 def _refuse_impossible_values(request: ParsedRequest, legal: Collection[Candidate]) -> None:
-    present = {(name, value) for candidate in legal for name, value in candidate.knobs.items()}
-    for name, value in (
-        (name, value) for name, values in request.named.items() for value in values
-    ):
-        if (name, value) in present:
-            continue
-        reason = _why_never(request, name, value)
-        if legal or reason is not None:
-            why = reason or "it only matters together with other settings, which are not so here."
-            raise IllegalConfiguration(
-                f"{name}={value}: no candidate can have it. {why}",
-                way_out=f"Give {name} another value.",
-            )
+    possible = {item for candidate in legal for item in candidate.knobs.items()}
+    for name, values in request.named.items():
+        for value in values:
+            if (name, value) not in possible:
+                _refuse_impossible(request, name, value, some_are_legal=bool(legal))
 
 
-def _why_never(request: ParsedRequest, name: str, value: KnobValue) -> str | None:
+def _refuse_impossible(
+    request: ParsedRequest,
+    name: str,
+    value: KnobValue,
+    *,
+    some_are_legal: bool,
+) -> None:
+    reason = _why_never(request, name, value)
+    if reason is None:
+        if not some_are_legal:
+            return
+        reason = "it only matters together with other settings, which are not so here."
+    raise IllegalConfiguration(
+        f"{name}={value}: no candidate can have it. {reason}",
+        way_out=f"Give {name} another value.",
+    )
+
+
+def _why_never(
+    request: ParsedRequest,
+    name: str,
+    value: KnobValue,
+) -> str | None:
     """Return a reason why all candidates with this value are illegal, if it names the knob."""
     job, trainer = request.job, request.trainer
     for knobs in job.space.with_choices({name: (value,)}).assignments():
-        reason = (
-            trainer.why_illegal(trainer.complete(knobs, job.task), job.task)
-            if name in knobs
-            else None
-        )
+        if name not in knobs:
+            continue
+        reason = trainer.why_illegal(trainer.complete(knobs, job.task), job.task)
         if reason is not None and name in reason:
             return reason
     return None

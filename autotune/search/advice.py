@@ -1,12 +1,15 @@
 """Advice: the cheapest changes that make a candidate fit, with their effect on speed.
 
-Of each kind of change the strongest is tried first: if it does not fit, no milder one does. If it
-fits, the mildest one that fits is the advice. Kinds without an effect on learning come first.
+Changes are tried by kind: smaller batches, or one knob. Kinds without an effect on learning come
+first. Of each kind the strongest change is tried first: if it does not fit, no milder one does. If
+it fits, the mildest one that fits is the advice. Only if no kind suffices are pairs of kinds tried:
+the strongest change of one with the mildest of the other.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +25,11 @@ if TYPE_CHECKING:
     from autotune.request.job_builder import ParsedRequest
 
 MAX_WAYS = 5
+MAX_KINDS_TOGETHER = 2
 
 # Settings that change together at one global batch, and count as one change.
 BATCH_KNOBS = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
+MICRO_BATCH, ACCUMULATION = BATCH_KNOBS[:2]
 MAX_SECONDS = 60.0  # Time limit; the ways found by then are returned
 KnobValues = Mapping[str, KnobValue]
 
@@ -62,12 +67,13 @@ def ways_to_fit(
     adviser = _Adviser(request, service, candidate, prediction, frozenset(refuted))
     until = now() + MAX_SECONDS
     kinds = adviser.kinds()
-    for number in (1, 2):
+    for count in range(1, MAX_KINDS_TOGETHER + 1):
         ways: list[WayToFit] = []
-        for chosen in itertools.combinations(kinds, number):
+        for combination in itertools.combinations(kinds, count):
             if len(ways) == MAX_WAYS or now() > until:
                 break
-            if (way := adviser.mildest(chosen)) is not None:
+            way = adviser.mildest(combination)
+            if way is not None:
                 ways.append(way)
         if ways:
             return tuple(sorted(ways, key=adviser.rank))
@@ -84,99 +90,123 @@ class _Adviser:
     prediction: Prediction
     refuted: frozenset[str]
 
+    # 1. Kinds of changes.
+
     def kinds(self) -> list[Kind]:
         """Return the possible kinds of changes, neutral ones first."""
         space = self.request.whole_space
-        alone = [knob for knob in (*space.knobs, *space.remedies) if knob.name not in BATCH_KNOBS]
-        possible = [self._smaller_batches(), *map(self._knob_changes, alone)]
-        return sorted((kind for kind in possible if kind.changes), key=lambda kind: kind.learning)
+        kinds = [self._smaller_batches()]
+        for knob in (*space.knobs, *space.remedies):
+            if knob.name not in BATCH_KNOBS:
+                kinds.append(self._knob_changes(knob))
+        kinds.sort(key=lambda kind: kind.learning)
+        return [kind for kind in kinds if kind.changes]
 
-    def rank(self, way: WayToFit) -> tuple[bool, bool, float]:
-        """Sort key: relief of the sync if that is the peak, effect on learning, speed; an
-        unknown speed comes last.
+    def _smaller_batches(self) -> Kind:
+        """Return smaller micro-batches with more accumulation, at the same global batch; powers of
+        two if there are any.
         """
-        relieves_sync = False
-        if self.prediction.peak_phase is not None and self.prediction.peak_phase.name == "sync":
-            trainer, task = self.request.trainer, self.request.job.task
-            before, after = (
-                trainer.compose(self.candidate, task),
-                trainer.compose(self._changed(way.change), task),
-            )
-            relieves_sync = after.syncs_adapter_only and not before.syncs_adapter_only
-        return (
-            not relieves_sync,
-            way.learning,
-            -way.speed_ratio if way.speed_ratio is not None else float("inf"),
+        micro = self.candidate.settings.get(MICRO_BATCH)
+        steps = self.candidate.settings.get(ACCUMULATION)
+        if not isinstance(micro, int) or not isinstance(steps, int):
+            return Kind(changes=(), learning=False)
+        changes: list[KnobValues] = []
+        to_powers_of_two: list[KnobValues] = []
+        for size in range(micro - 1, 0, -1):
+            new_steps, remainder = divmod(micro * steps, size)
+            if remainder:
+                continue
+            change = {MICRO_BATCH: size, ACCUMULATION: new_steps}
+            changes.append(change)
+            if size & (size - 1) == 0:
+                to_powers_of_two.append(change)
+        return Kind(changes=tuple(to_powers_of_two or changes), learning=False)
+
+    def _knob_changes(self, knob: Knob) -> Kind:
+        settings = self.candidate.settings
+        current = settings.get(knob.name)
+        learning = knob.effect_under(settings) == "learning"
+        is_ordered = learning or knob.memory in ("grows", "shrinks")
+        choices = knob.choices
+        if current not in choices or not is_ordered:
+            choices = tuple(choice for choice in choices if choice not in (current, None))
+        elif learning:  # ordered by preference
+            choices = choices[choices.index(current) + 1 :]
+        else:  # ordered by memory
+            choices = choices[: choices.index(current)][::-1]
+        return Kind(changes=tuple({knob.name: choice} for choice in choices), learning=learning)
+
+    # 2. Ways to fit.
+
+    def mildest(self, kinds: Sequence[Kind]) -> WayToFit | None:
+        """Return the mildest change of the last kind that fits, together with the strongest of the
+        other kinds.
+        """
+        fixed: dict[str, KnobValue] = {}
+        for kind in kinds[:-1]:
+            fixed |= kind.changes[-1]
+        *milder, strongest = kinds[-1].changes
+        strongest_way = self._way({**fixed, **strongest})
+        if strongest_way is None:
+            return None
+        for change in milder:
+            way = self._way({**fixed, **change})
+            if way is not None:
+                return way
+        return strongest_way
+
+    def _way(self, change: KnobValues) -> WayToFit | None:
+        """Return this change if it is legal and surely fits."""
+        changed, request = self._changed(change), self.request
+        if changed == self.candidate or changed.id in self.refuted:
+            return None
+        if request.trainer.why_illegal(changed, request.job.task) is not None:
+            return None
+        try:
+            prediction = self.service.predict(changed)
+        except (CannotPredict, ProbeError):  # the ways found so far remain valid
+            return None
+        if not prediction.fits:
+            return None
+        effective = {}
+        for name, value in change.items():
+            if name in changed.settings or value is not None:
+                effective[name] = value
+        learning = request.whole_space.is_learning(change, changed.settings)
+        return WayToFit(
+            change=effective,
+            learning=learning,
+            prediction=prediction,
+            speed_ratio=None if learning else self._speed_ratio(prediction),
         )
 
     def _changed(self, change: KnobValues) -> Candidate:
         knobs = self.request.whole_space.with_remedies({**self.candidate.knobs, **change})
         return self.request.trainer.complete(knobs, self.request.job.task)
 
-    def _knob_changes(self, knob: Knob) -> Kind:
-        settings = self.candidate.settings
-        learning, now = knob.effect_under(settings) == "learning", settings.get(knob.name)
-        others: list[KnobValue] = [
-            choice for choice in knob.choices if choice != now and choice is not None
-        ]
-        if now in knob.choices and (learning or knob.memory in ("grows", "shrinks")):
-            position = knob.choices.index(now)
-            # Learning knobs are ordered by preference, neutral ones by memory.
-            others = (
-                list(knob.choices[position + 1 :])
-                if learning
-                else list(knob.choices[:position])[::-1]
-            )
-        return Kind(changes=tuple({knob.name: choice} for choice in others), learning=learning)
+    def _speed_ratio(self, prediction: Prediction) -> float | None:
+        before, after = self.prediction.tokens_per_second, prediction.tokens_per_second
+        if before is None or after is None:
+            return None
+        return after.value / before.value
 
-    def _smaller_batches(self) -> Kind:
-        """Return smaller micro-batches with more accumulation, at the same global batch."""
-        micro, steps = (self.candidate.settings.get(name) for name in BATCH_KNOBS[:2])
-        if not isinstance(micro, int) or not isinstance(steps, int):
-            return Kind(changes=(), learning=False)
-        smaller = [size for size in range(micro - 1, 0, -1) if (micro * steps) % size == 0]
-        powers = [size for size in smaller if size & (size - 1) == 0] or smaller
-        changes = tuple(
-            {BATCH_KNOBS[0]: size, BATCH_KNOBS[1]: micro * steps // size} for size in powers
-        )
-        return Kind(changes=changes, learning=False)
+    # 3. Order.
 
-    def mildest(self, kinds: Sequence[Kind]) -> WayToFit | None:
-        """Return the mildest change of the last kind that fits, beside the strongest of the
-        others.
+    def rank(self, way: WayToFit) -> tuple[bool, bool, float]:
+        """Sort key: relief of the sync if that is the peak, effect on learning, speed; an
+        unknown speed comes last.
         """
-        fixed = {name: value for kind in kinds[:-1] for name, value in kind.changes[-1].items()}
-        last = kinds[-1].changes
-        strongest = self._way({**fixed, **last[-1]})
-        if strongest is None:
-            return None
-        milder = (self._way({**fixed, **change}) for change in last[:-1])
-        return next((way for way in milder if way is not None), strongest)
+        slowness = math.inf if way.speed_ratio is None else -way.speed_ratio
+        return not self._relieves_sync(way), way.learning, slowness
 
-    def _way(self, change: KnobValues) -> WayToFit | None:
-        """Return this change if it is legal and surely fits."""
-        other, request = self._changed(change), self.request
-        unchanged = other == self.candidate or other.id in self.refuted
-        if unchanged or request.trainer.why_illegal(other, request.job.task) is not None:
-            return None
-        try:
-            prediction = self.service.predict(other)
-        except (CannotPredict, ProbeError):  # the ways found so far remain valid
-            return None
-        if not prediction.fits:
-            return None
-        learning = request.whole_space.is_learning(change, other.settings)
-        ratio, was, becomes = None, self.prediction.tokens_per_second, prediction.tokens_per_second
-        if not learning and was is not None and becomes is not None:
-            ratio = becomes.value / was.value
-        effective = {
-            name: value
-            for name, value in change.items()
-            if name in other.settings or value is not None
-        }
-        return WayToFit(
-            change=effective, learning=learning, prediction=prediction, speed_ratio=ratio
-        )
+    def _relieves_sync(self, way: WayToFit) -> bool:
+        peak_phase = self.prediction.peak_phase
+        if peak_phase is None or peak_phase.name != "sync":
+            return False
+        trainer, task = self.request.trainer, self.request.job.task
+        before = trainer.compose(self.candidate, task)
+        after = trainer.compose(self._changed(way.change), task)
+        return after.syncs_adapter_only and not before.syncs_adapter_only
 
 
 def as_flags(change: KnobValues, flag: str = "--set") -> str:

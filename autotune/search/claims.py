@@ -39,6 +39,8 @@ Result = TypeVar("Result")
 
 MAX_SILENCE_SECONDS = 60.0  # Silence after which a driver of another machine counts as terminated
 HEARTBEAT_SECONDS = 5.0
+ENDED_STATES = ("Z", "X")  # States in /proc/PID/stat of a process that has ended
+START_FIELD = 19  # The process's start in ticks, among the fields of that file after its name
 _META = MetaData()
 _DRIVERS = Table(
     "autotune_drivers",
@@ -61,7 +63,7 @@ _CLAIMS = Table(
 
 
 class Claims:
-    """Claims of one driver on one study, as rows beside Optuna's own in the same database."""
+    """Claims of one driver on one study, as rows in the database of Optuna's own."""
 
     def __init__(
         self,
@@ -72,24 +74,59 @@ class Claims:
         retry: Callable[[Callable[[], object]], object] = lambda call: call(),
     ) -> None:
         """Register this driver. `retry` repeats calls that a lost database interrupted."""
-        self._engine, self._study, self._now, self._retry = engine, study, now, retry
+        self._engine = engine
+        self._study = study
+        self._now = now
+        self._retry = retry
         self.driver = uuid.uuid4().hex
         self._last_beats: dict[str, tuple[int, float]] = {}
+        """Heartbeat counter of each other driver, and when it was first seen."""
         self._beat_at = now()
+        # Conditions of this driver's queries
+        self._my_row = _DRIVERS.c.driver == self.driver
+        self._other_drivers = (_DRIVERS.c.study == study) & (_DRIVERS.c.driver != self.driver)
         self._do(lambda: _make_tables(engine))
         self._do(self._join)
 
-    def take(self, what: str) -> bool:
-        """Return False if another driver has it."""
-        return self._do(lambda: self._take(what))
+    # 1. Claims.
 
-    def release(self, what: str) -> None:
-        mine = (
-            (_CLAIMS.c.study == self._study)
-            & (_CLAIMS.c.what == what)
-            & (_CLAIMS.c.driver == self.driver)
-        )
-        self._do(lambda: self._write(delete(_CLAIMS).where(mine)))
+    def take(self, claim: str) -> bool:
+        """Return False if another driver has it."""
+        return self._do(lambda: self._take(claim))
+
+    def _take(self, claim: str) -> bool:
+        row = {"study": self._study, "what": claim, "driver": self.driver}
+        try:
+            self._write(insert(_CLAIMS).values(**row))
+        except IntegrityError:
+            owner = select(_CLAIMS.c.driver).where(self._is_claim(claim))
+            return any(driver == self.driver for (driver,) in self._read(owner))
+        return True
+
+    def release(self, claim: str) -> None:
+        mine_only = self._is_claim(claim) & (_CLAIMS.c.driver == self.driver)
+        self._do(lambda: self._write(delete(_CLAIMS).where(mine_only)))
+
+    def _is_claim(self, claim: str) -> Any:
+        return (_CLAIMS.c.study == self._study) & (_CLAIMS.c.what == claim)
+
+    def others(self) -> frozenset[str]:
+        """Return the claims of other drivers."""
+        of_others = (_CLAIMS.c.study == self._study) & (_CLAIMS.c.driver != self.driver)
+        return frozenset(claim for (claim,) in self._read(select(_CLAIMS.c.what).where(of_others)))
+
+    # 2. Drivers.
+
+    @property
+    def shared(self) -> bool:
+        """True if another driver ever worked on the study."""
+        return bool(self._read(select(_DRIVERS.c.driver).where(self._other_drivers).limit(1)))
+
+    @property
+    def active_drivers(self) -> Sequence[Row[Any]]:
+        """Rows of the other drivers at work on the study."""
+        self.release_stale()
+        return self._drivers()
 
     def release_stale(self) -> bool:
         """Release the claims of terminated drivers; return True if there were any."""
@@ -98,37 +135,13 @@ class Claims:
             self._do(partial(self._remove, driver.driver))
         return bool(terminated)
 
-    def others(self) -> frozenset[str]:
-        """Return the claims of other drivers."""
-        claimed = select(_CLAIMS.c.what).where(
-            (_CLAIMS.c.study == self._study) & (_CLAIMS.c.driver != self.driver)
-        )
-        return frozenset(what for (what,) in self._read(claimed))
-
-    @property
-    def shared(self) -> bool:
-        """True if another driver ever worked on the study."""
-        others = select(_DRIVERS.c.driver).where(
-            (_DRIVERS.c.study == self._study) & (_DRIVERS.c.driver != self.driver)
-        )
-        return bool(self._read(others.limit(1)))
-
-    @property
-    def active_drivers(self) -> Sequence[Row[Any]]:
-        """Rows of the other drivers at work on the study."""
-        self.release_stale()
-        return self._drivers()
-
     def beat(self) -> None:
         """Update the heartbeat, if it is due."""
-        if self._now() - self._beat_at >= HEARTBEAT_SECONDS:
-            self._beat_at = self._now()
-            mine = _DRIVERS.c.driver == self.driver
-            self._do(
-                lambda: self._write(
-                    update(_DRIVERS).where(mine).values(beats=_DRIVERS.c.beats + 1, left=0)
-                )
-            )
+        if self._now() - self._beat_at < HEARTBEAT_SECONDS:
+            return
+        self._beat_at = self._now()
+        beat = update(_DRIVERS).where(self._my_row).values(beats=_DRIVERS.c.beats + 1, left=0)
+        self._do(lambda: self._write(beat))
 
     def leave(self) -> None:
         """Release everything; repeated calls are allowed."""
@@ -144,35 +157,18 @@ class Claims:
             "beats": 0,
             "left": 0,
         }
-        here = select(_DRIVERS.c.driver).where(_DRIVERS.c.driver == self.driver)
         with self._engine.begin() as connection:
-            if (
-                connection.execute(here).first() is None
-            ):  # present if only the reply to an earlier try was lost
+            registered = connection.execute(select(_DRIVERS.c.driver).where(self._my_row)).first()
+            if registered is None:  # present if only the reply to an earlier try was lost
                 connection.execute(insert(_DRIVERS).values(**row))
 
-    def _take(self, what: str) -> bool:
-        row = {"study": self._study, "what": what, "driver": self.driver}
-        try:
-            self._write(insert(_CLAIMS).values(**row))
-        except IntegrityError:
-            owner = select(_CLAIMS.c.driver).where(
-                (_CLAIMS.c.study == self._study) & (_CLAIMS.c.what == what)
-            )
-            return any(driver == self.driver for (driver,) in self._read(owner))
-        return True
-
     def _drivers(self) -> Sequence[Row[Any]]:
-        active = (
-            (_DRIVERS.c.study == self._study)
-            & (_DRIVERS.c.left == 0)
-            & (_DRIVERS.c.driver != self.driver)
-        )
-        return self._read(select(_DRIVERS).where(active))
+        return self._read(select(_DRIVERS).where(self._other_drivers & (_DRIVERS.c.left == 0)))
 
     def _is_terminated(self, driver: Row[Any]) -> bool:
         if driver.place == _host_identity():
-            return bool(_process_identity(int(driver.process.split(":")[0])) != driver.process)
+            pid = int(driver.process.split(":")[0])
+            return bool(_process_identity(pid) != driver.process)
         beats, since = self._last_beats.get(driver.driver, (None, 0.0))
         if beats != driver.beats:
             self._last_beats[driver.driver] = (driver.beats, self._now())
@@ -180,13 +176,12 @@ class Claims:
         return self._now() - since > MAX_SILENCE_SECONDS
 
     def _remove(self, driver: str) -> None:
+        claims_of_driver = (_CLAIMS.c.study == self._study) & (_CLAIMS.c.driver == driver)
         with self._engine.begin() as connection:
-            connection.execute(
-                delete(_CLAIMS).where(
-                    (_CLAIMS.c.study == self._study) & (_CLAIMS.c.driver == driver)
-                )
-            )
+            connection.execute(delete(_CLAIMS).where(claims_of_driver))
             connection.execute(update(_DRIVERS).where(_DRIVERS.c.driver == driver).values(left=1))
+
+    # 3. Database.
 
     def _write(self, statement: Any) -> None:
         with self._engine.begin() as connection:
@@ -213,11 +208,8 @@ def delete_claims(engine: Engine, study: str) -> None:
 def _make_tables(engine: Engine) -> None:
     try:
         _META.create_all(engine)
-    except (
-        IntegrityError,
-        OperationalError,
-        ProgrammingError,
-    ):  # two drivers created them at the same moment
+    except (IntegrityError, OperationalError, ProgrammingError):
+        # Two drivers created them at the same moment.
         _META.create_all(engine)
 
 
@@ -228,9 +220,10 @@ def _host_identity() -> str:
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getuid()}"
+        namespace = Path("/proc/self/ns/pid").readlink()
     except OSError:
         return f"{platform.node()} {uuid.uuid4()}"  # equal to no other: judged by heartbeat
+    return f"{boot} {namespace} {os.getuid()}"
 
 
 def _process_identity(pid: int) -> str:
@@ -238,7 +231,8 @@ def _process_identity(pid: int) -> str:
     terminated one the number alone.
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return f"{pid}:"
-    return f"{pid}:" if fields[0] in ("Z", "X") else f"{pid}:{fields[19]}"
+    fields = stat.rpartition(")")[2].split()
+    return f"{pid}:" if fields[0] in ENDED_STATES else f"{pid}:{fields[START_FIELD]}"

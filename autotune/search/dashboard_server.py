@@ -16,10 +16,10 @@ from typing import Any
 from wsgiref.simple_server import WSGIServer, make_server
 
 from autotune.core.errors import BadInput, MissingExtra
+from autotune.search.dashboard_content import READ_ONLY
 from autotune.search.storage import open_storage, the_study_in
 
 READING = frozenset({"GET", "HEAD"})
-READ_ONLY = "The dashboard is read-only."
 _EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
 
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
@@ -34,7 +34,11 @@ class Extras:
     best_trial: int | None = None  # Number of the recommended trial; None without a recommendation
 
 
-def application(storage_url: str, study_name: str | None, extras: Extras | None = None) -> Any:
+def application(
+    storage_url: str,
+    study_name: str | None,
+    extras: Extras | None = None,
+) -> Any:
     """Return the WSGI application; BadInput without such a study."""
     try:
         import optuna_dashboard
@@ -42,24 +46,32 @@ def application(storage_url: str, study_name: str | None, extras: Extras | None 
         raise MissingExtra("`autotune dashboard`", "dashboard") from missing
     from autotune.search.dashboard_storage import DashboardStorage, RecordedArtifacts
 
-    under = open_storage(storage_url)
-    name = the_study_in(under, study_name, storage_url)
-    return optuna_dashboard.wsgi(
-        DashboardStorage(under, name, extras or Extras()),
-        artifact_store=RecordedArtifacts(under, name),
+    storage = open_storage(storage_url)
+    name = the_study_in(storage, study_name, storage_url)
+    extras = extras or Extras()
+    shown = DashboardStorage(
+        storage,
+        name,
+        note=extras.note,
+        figures=extras.figures,
+        best_trial=extras.best_trial,
     )
+    return optuna_dashboard.wsgi(shown, artifact_store=RecordedArtifacts(storage, name))
 
 
 class _ServerOf6(WSGIServer):
     address_family = socket.AF_INET6
 
 
-def serve(app: Any, host: str, port: int) -> WSGIServer:
+def serve(
+    app: Any,
+    host: str,
+    port: int,
+) -> WSGIServer:
     """Return a guarded server for `serve_forever`; BadInput if the address is unavailable."""
+    server_class = _ServerOf6 if ":" in host else WSGIServer
     try:
-        return make_server(
-            host, port, guarded(app, host), server_class=_ServerOf6 if ":" in host else WSGIServer
-        )
+        return make_server(host, port, guarded(app, host), server_class=server_class)
     except OSError as error:
         raise BadInput(
             f"The address {host}:{port} can't be used: {error.strerror}.",
@@ -73,18 +85,11 @@ def guarded(app: Application, bound: str) -> Application:
     def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         host = environ.get("HTTP_HOST", "")
         if not may_be_addressed(host, bound):
-            return _refuse(
-                start_response,
-                "403 Forbidden",
-                f"The dashboard is not {host!r}: open it as http://localhost.",
-            )
+            reason = f"The dashboard is not {host!r}: open it as http://localhost."
+            return _refuse(start_response, "403 Forbidden", reason)
         if environ["REQUEST_METHOD"] not in READING:
-            return _refuse(
-                start_response,
-                "405 Method Not Allowed",
-                READ_ONLY,
-                ("Allow", ", ".join(sorted(READING))),
-            )
+            allow = ("Allow", ", ".join(sorted(READING)))
+            return _refuse(start_response, "405 Method Not Allowed", READ_ONLY, allow)
         return app(environ, start_response)
 
     return answer
@@ -101,17 +106,18 @@ def may_be_addressed(host: str, bound: str) -> bool:
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
-        return bound in _EVERYWHERE and name in {
-            socket.gethostname().lower(),
-            socket.getfqdn().lower(),
-        }
+        if bound not in _EVERYWHERE:
+            return False
+        return name in (socket.gethostname().lower(), socket.getfqdn().lower())
     return address.is_loopback or bound in _EVERYWHERE
 
 
 def _name_of(host: str) -> str:
     """Return the name of a Host header without its port and the brackets of IPv6."""
-    name, separator, port = host.strip().lower().rpartition(":")
-    name = name if separator and port.isdecimal() else host.strip().lower()
+    host = host.strip().lower()
+    name, separator, port = host.rpartition(":")
+    if not separator or not port.isdecimal():
+        name = host
     return name.removeprefix("[").removesuffix("]").removesuffix(".")
 
 

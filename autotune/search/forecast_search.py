@@ -6,25 +6,22 @@ predicted once more from a trace of its own step; if that does not fit, the next
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from autotune.catalog import complexity
-from autotune.core.answer import Forecast, PredictedCandidate
+from autotune.core.answer import Change, Forecast, PredictedCandidate
 from autotune.core.job import Job
-from autotune.core.space import Candidate
+from autotune.core.prediction import Prediction
+from autotune.core.space import Candidate, KnobValue
 from autotune.prediction.service import PredictionService
-from autotune.search.conclusion import (
-    EQUAL_SPEED_SHARE,
-    MAX_RUNNER_UPS,
-    changes_between,
-    relaxed_in,
-)
+from autotune.search.conclusion import MAX_RUNNER_UPS, changes_between, relaxed_in
+from autotune.search.speed_comparison import EQUAL_SPEED_SHARE
 from autotune.search.trial_view import Tier, tiers_of
 
-TierPredictions = Sequence[
-    Sequence[PredictedCandidate]
-]  # Predicted candidates by tier, least memory first
+# Predicted candidates by tier, least memory first
+TierPredictions = Sequence[Sequence[PredictedCandidate]]
 
 
 def forecast(
@@ -34,59 +31,77 @@ def forecast(
     baseline: Candidate | None,
 ) -> Forecast:
     """Return the answer by prediction alone, within the budget's time."""
+    # 1. Screen all candidates, most preferred first.
     began = time.monotonic()
+    ends = began + job.budget_seconds
     tiers = tiers_of(job.space, candidates)
-    preferred_first = [one for tier in tiers for one in tier.candidates]
-    screened = service.screen(preferred_first, seconds=job.budget_seconds)
-    known = (
-        [
-            PredictedCandidate(candidate=one, prediction=screened[one.id])
-            for one in tier.candidates
-            if one.id in screened
-        ]
-        for tier in tiers
-    )
-    predicted = [
-        sorted(members, key=lambda one: one.prediction.peak_memory_bytes.value) for members in known
-    ]
-    winner, index = _first_confirmed(service, predicted, baseline, ends=began + job.budget_seconds)
-    everyone = [one for members in predicted for one in members]
+    preferred_first: list[Candidate] = []
+    for tier in tiers:
+        preferred_first += tier.candidates
+    predictions = service.screen(preferred_first, seconds=job.budget_seconds)
+    by_tier = [_predicted_members(tier, predictions) for tier in tiers]
+    predicted = list(itertools.chain.from_iterable(by_tier))
 
-    def need(one: PredictedCandidate) -> tuple[float, float]:
-        return one.prediction.peak_memory_bytes.low, one.prediction.peak_memory_bytes.value
+    # 2. Choose.
+    winner, chosen_tier = _first_confirmed(service, by_tier, baseline, ends=ends)
+    predicted_baseline: PredictedCandidate | None = None
+    if baseline is not None:
+        prediction = service.predict(baseline)
+        predicted_baseline = PredictedCandidate(candidate=baseline, prediction=prediction)
 
-    others = (
-        [
-            one
-            for one in _fastest_first(predicted[index], baseline)
-            if one.candidate != winner.candidate
-        ]
-        if winner
-        else []
-    )
+    # 3. Its alternatives.
+    changes: tuple[Change, ...] = ()
+    relaxed: dict[str, KnobValue] = {}
+    runner_ups: list[PredictedCandidate] = []
+    trade_offs: list[PredictedCandidate] = []
+    nearest_miss: PredictedCandidate | None = None
+    preferred_tiers = by_tier
+    if winner is None:
+        nearest_miss = min(predicted, key=_need)
+    else:
+        relaxed = relaxed_in(job, winner.candidate)
+        if baseline is not None:
+            changes = changes_between(job, baseline, winner.candidate)
+        for member in _fastest_first(by_tier[chosen_tier], baseline):
+            if member.candidate != winner.candidate:
+                runner_ups.append(member)
+        trade_offs = list(_neighbour_tiers(tiers, by_tier, chosen_tier, baseline))
+        preferred_tiers = by_tier[: chosen_tier + 1]
     return Forecast(
         winner=winner,
-        baseline=(
-            None
-            if baseline is None
-            else PredictedCandidate(candidate=baseline, prediction=service.predict(baseline))
-        ),
-        changes=changes_between(job, baseline, winner.candidate) if winner and baseline else (),
-        relaxed=relaxed_in(job, winner.candidate) if winner else {},
-        runner_ups=tuple(others[:MAX_RUNNER_UPS]),
-        trade_offs=tuple(_neighbour_tiers(tiers, predicted, index, baseline)) if winner else (),
-        undecided=_worth_a_probe(predicted[: index + 1] if winner else predicted, winner),
-        nearest_miss=None if winner else min(everyone, key=need),
+        baseline=predicted_baseline,
+        changes=changes,
+        relaxed=relaxed,
+        runner_ups=tuple(runner_ups[:MAX_RUNNER_UPS]),
+        trade_offs=tuple(trade_offs),
+        undecided=_worth_a_probe(preferred_tiers, winner),
+        nearest_miss=nearest_miss,
         candidates=len(candidates),
-        predicted=len(everyone),
-        screened=sum(one.prediction.fits is False for one in everyone),
+        predicted=len(predicted),
+        screened=sum(member.prediction.fits is False for member in predicted),
         elapsed_seconds=time.monotonic() - began,
     )
 
 
-def speed(one: PredictedCandidate) -> float:
+def _predicted_members(
+    tier: Tier, predictions: Mapping[str, Prediction]
+) -> list[PredictedCandidate]:
+    members = []
+    for candidate in tier.candidates:
+        if candidate.id in predictions:
+            prediction = predictions[candidate.id]
+            members.append(PredictedCandidate(candidate=candidate, prediction=prediction))
+    return sorted(members, key=lambda member: member.prediction.peak_memory_bytes.value)
+
+
+def _need(member: PredictedCandidate) -> tuple[float, float]:
+    peak = member.prediction.peak_memory_bytes
+    return peak.low, peak.value
+
+
+def speed(member: PredictedCandidate) -> float:
     """Return the predicted speed for ranking; -inf if there is none."""
-    rate = one.prediction.ranking_rate
+    rate = member.prediction.ranking_rate
     return rate.value if rate else float("-inf")
 
 
@@ -96,18 +111,23 @@ def _fastest_first(
     """Return the candidates that surely fit, fastest first; of equally fast ones the baseline,
     then the simplest; unknown speeds in order of memory.
     """
-    fitting = sorted((one for one in members if one.prediction.fits), key=speed, reverse=True)
+    fitting = [member for member in members if member.prediction.fits]
+    fitting.sort(key=speed, reverse=True)
     if not fitting or speed(fitting[0]) <= 0:
         return fitting
-    bound = (1 - EQUAL_SPEED_SHARE) * speed(fitting[0])
-    equal = [one for one in fitting if speed(one) >= bound]
-    equal.sort(key=lambda one: (one.candidate != baseline, complexity(one.candidate, baseline)))
-    return [*equal, *fitting[len(equal) :]]
+    threshold = (1 - EQUAL_SPEED_SHARE) * speed(fitting[0])
+    equally_fast = [member for member in fitting if speed(member) >= threshold]
+    slower = fitting[len(equally_fast) :]
+
+    def simplicity(member: PredictedCandidate) -> tuple[bool, tuple[int, ...]]:
+        return member.candidate != baseline, complexity(member.candidate, baseline)
+
+    return [*sorted(equally_fast, key=simplicity), *slower]
 
 
 def _first_confirmed(
     service: PredictionService,
-    predicted: TierPredictions,
+    by_tier: TierPredictions,
     baseline: Candidate | None,
     *,
     ends: float,
@@ -115,43 +135,49 @@ def _first_confirmed(
     """Return the first candidate that fits by its own trace as well, and its tier; after `ends`,
     the next one untraced.
     """
-    in_order = [
-        (index, one)
-        for index, members in enumerate(predicted)
-        for one in _fastest_first(members, baseline)
-    ]
-    for number, (index, one) in enumerate(in_order):
-        if number and time.monotonic() > ends:
-            return one, index
-        traced = service.predict(one.candidate)
-        if traced.fits:
-            return PredictedCandidate(candidate=one.candidate, prediction=traced), index
+    any_traced = False
+    for tier_number, members in enumerate(by_tier):
+        for member in _fastest_first(members, baseline):
+            if any_traced and time.monotonic() > ends:
+                return member, tier_number
+            traced = service.predict(member.candidate)
+            any_traced = True
+            if traced.fits:
+                confirmed = PredictedCandidate(candidate=member.candidate, prediction=traced)
+                return confirmed, tier_number
     return None, 0
 
 
 def _neighbour_tiers(
-    tiers: Sequence[Tier], predicted: TierPredictions, index: int, baseline: Candidate | None
+    tiers: Sequence[Tier],
+    by_tier: TierPredictions,
+    chosen_tier: int,
+    baseline: Candidate | None,
 ) -> Iterator[PredictedCandidate]:
     """Yield the best of every tier that differs from the chosen one in a single learning knob."""
-    chosen = tiers[index].learning
-    for tier, members in zip(tiers, predicted, strict=True):
+    chosen = tiers[chosen_tier].learning
+    for tier, members in zip(tiers, by_tier, strict=True):
         differing = [name for name, value in tier.learning.items() if chosen.get(name) != value]
-        if len(differing) == 1 and (fitting := _fastest_first(members, baseline)):
-            yield fitting[0]
+        if len(differing) == 1:
+            yield from _fastest_first(members, baseline)[:1]
 
 
 def _worth_a_probe(
-    preferred: TierPredictions, winner: PredictedCandidate | None
+    preferred_tiers: TierPredictions, winner: PredictedCandidate | None
 ) -> PredictedCandidate | None:
-    """Return the most preferred candidate that may fit; in the winner's own tier it must be
-    predicted faster.
+    """Return the most preferred candidate that may fit; in the winner's own tier, the last one, it
+    must be predicted faster.
     """
-    for number, members in enumerate(preferred):
-        others = [one for one in members if winner is None or one.candidate != winner.candidate]
-        best = max((one for one in others if one.prediction.fits is None), key=speed, default=None)
-        in_winners_tier = winner is not None and number == len(preferred) - 1
-        if best is not None and (
-            not in_winners_tier or winner is None or speed(best) > speed(winner)
-        ):
+    for tier_number, members in enumerate(preferred_tiers):
+        possible = []
+        for member in members:
+            is_winner = winner is not None and member.candidate == winner.candidate
+            if member.prediction.fits is None and not is_winner:
+                possible.append(member)
+        best = max(possible, key=speed, default=None)
+        if best is None:
+            continue
+        in_winners_tier = winner is not None and tier_number == len(preferred_tiers) - 1
+        if winner is None or not in_winners_tier or speed(best) > speed(winner):
             return best
     return None

@@ -9,42 +9,47 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
-from autotune.catalog import efficiency
-from autotune.core.answer import Proven, Recommendation
+from autotune.core.answer import Proven, Recommendation, Trial
 from autotune.core.errors import BadInput, ProbeError, SlotLost, StorageLost
 from autotune.core.events import CandidatesPruned, Listener, Note, ProbeEnded, ProbeStarted
 from autotune.core.files import describe_full_disk
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement, Outcome, ProbePlan
-from autotune.core.prediction import Estimate, Prediction
 from autotune.core.run_statistics import Disturbance, measure_interference
 from autotune.core.space import Candidate
-from autotune.core.units import format_seconds
 from autotune.frameworks.base import Trainer
 from autotune.machine.signals import stop_requested, uninterrupted
-from autotune.probe.executors.base import ConcurrentProbes, Executor, SlotProbe
+from autotune.probe.executors.base import ConcurrentProbes, Executor, Slot, SlotProbe
 from autotune.search.agenda import RemainingBudget, SearchEnd
 from autotune.search.conclusion import conclude
+from autotune.search.pruning import speed_to_reach
 from autotune.search.study import Study, TrialRequest
 from autotune.search.surrogate.throughput_model import median_scatter
-from autotune.search.trial_view import speed_of
 
 # Probe that decides fit and estimates the speed; probe of one confirmation round.
-SHORT_PROBE = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=3, reuse_rollouts=True)
+SHORT_PROBE = ProbePlan(
+    optimizer_steps=2,
+    warmup_cycles=1,
+    timed_cycles=3,
+    reuse_rollouts=True,
+)
 LONG_PROBE = ProbePlan(
-    optimizer_steps=4, warmup_cycles=1, timed_cycles=5, save_checkpoint=True, evaluate=True
+    optimizer_steps=4,
+    warmup_cycles=1,
+    timed_cycles=5,
+    save_checkpoint=True,
+    evaluate=True,
 )
 # Wall seconds of a probe on emulated cards: few cores compile what a GPU machine's many do
 EMULATED_DEADLINE_S = 1800.0
-# Share of the tier's best speed below which a probe is stopped early. A closer one may turn out
-# better.
-PRUNE_SHARE = 0.95
 # Consecutive machine faults after which a slot is retired. The last slot's end ends the search.
 MAX_SLOT_FAULTS = 2
 WAIT_SECONDS = 1.0  # Poll interval of the loop while probes run
+# Usual probes that must be left in the budget for measuring the interference of concurrent probes
+MIN_PROBES_FOR_DISTURBANCE = 4
 
 
 def legal_candidates(job: Job, trainer: Trainer) -> tuple[Candidate, ...]:
@@ -58,16 +63,19 @@ def legal_candidates(job: Job, trainer: Trainer) -> tuple[Candidate, ...]:
             legal.setdefault(candidate.id, candidate)
         else:
             refusals[reason] += 1
-    if legal:
-        return tuple(legal.values())
-    what = f"The space {job.space.name!r} holds no legal candidate"
-    if (
-        len(refusals) == 1 and refusals.total() > 1
-    ):  # the text of the rule that rejects every candidate is the way out
-        raise BadInput(f"{what}:", way_out=next(iter(refusals)))
+    if not legal:
+        raise _nothing_legal(job.space.name, refusals)
+    return tuple(legal.values())
+
+
+def _nothing_legal(space: str, refusals: Counter[str]) -> BadInput:
+    message = f"The space {space!r} holds no legal candidate"
+    if len(refusals) == 1 and refusals.total() > 1:
+        # The text of the rule that rejects every candidate is the way out.
+        return BadInput(f"{message}:", way_out=next(iter(refusals)))
     common = refusals.most_common(1)[0][0] if refusals else "it has no assignment at all"
-    raise BadInput(
-        f"{what}; most often because {common}",
+    return BadInput(
+        f"{message}; most often because {common}",
         way_out="Widen it with --search KNOB=V1,V2, or hold fewer values.",
     )
 
@@ -82,7 +90,9 @@ def baseline_candidate(job: Job, trainer: Trainer) -> Candidate | None:
 
 class Clock:
     def __init__(self, budget_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
-        self.budget_seconds, self.now, self.started = budget_seconds, now, now()
+        self.budget_seconds = budget_seconds
+        self.now = now
+        self.started = now()
 
     @property
     def elapsed(self) -> float:
@@ -94,24 +104,30 @@ class Clock:
 
 
 def run_search(
-    job: Job, *, study: Study, executor: Executor, listener: Listener, clock: Clock
+    job: Job,
+    *,
+    study: Study,
+    executor: Executor,
+    listener: Listener,
+    clock: Clock,
 ) -> Recommendation:
     """Measure until no better candidate is possible or the budget is spent, and return the
     conclusion. That of a search which Ctrl-C or a fault of the machine ended is marked as such.
     """
-    legal = sum(len(tier.candidates) for tier in study.problem.tiers)
-    listener(
-        CandidatesPruned(
-            candidates=legal,
-            budget_seconds=clock.budget_seconds,
-            max_probes=job.max_probes,
-            resumed_trials=len(study.trials),
-        )
+    # 1. Announce the search.
+    event = CandidatesPruned(
+        candidates=sum(len(tier.candidates) for tier in study.problem.tiers),
+        budget_seconds=clock.budget_seconds,
+        max_probes=job.max_probes,
+        resumed_trials=len(study.trials),
     )
+    listener(event)
+    study.retry.notify = lambda text: listener(Note(text=text))
+
+    # 2. Search. After Ctrl-C `proven` is None.
+    search = Search(job, study, executor, listener, clock)
     proven: Proven | None = None
     fault: str | None = None
-    study.retry.notify = lambda text: listener(Note(text=text))
-    search = Search(job, study, executor, listener, clock)
     try:
         with contextlib.suppress(KeyboardInterrupt), contextlib.closing(executor):
             proven = search.run()
@@ -120,8 +136,14 @@ def run_search(
             fault = describe_full_disk(error) if isinstance(error, OSError) else str(error)
             if fault is None or not study.trials:
                 raise
+
+    # 3. Conclude.
     answer = conclude(
-        study.view, job, proven=proven, loads=executor.loads, elapsed_seconds=clock.elapsed
+        study.view,
+        job,
+        proven=proven,
+        loads=executor.loads,
+        elapsed_seconds=clock.elapsed,
     )
     answer = replace(answer, disturbance=search.disturbance, fault=fault)
     return answer if fault is None else replace(answer, proven="stopped by a fault")
@@ -133,11 +155,20 @@ class Search:
     """
 
     def __init__(
-        self, job: Job, study: Study, executor: Executor, listener: Listener, clock: Clock
+        self,
+        job: Job,
+        study: Study,
+        executor: Executor,
+        listener: Listener,
+        clock: Clock,
     ) -> None:
-        self._job, self._study, self._listener, self._clock = job, study, listener, clock
+        self._job = job
+        self._study = study
+        self._listener = listener
+        self._clock = clock
+        # The request of each probe; None for a probe that is not a trial of the study
         self._probes: ConcurrentProbes[TrialRequest | None] = ConcurrentProbes(executor)
-        self._faults: Counter[int] = Counter()
+        self._faults: Counter[int] = Counter()  # By slot, since its last measurement
         self.disturbance: Disturbance | None = None
         self._recordable = True  # False once the database was lost
         self._budget_ended_probe = False
@@ -146,7 +177,10 @@ class Search:
     def run(self) -> Proven:
         """Return the reason of the end; ProbeError if the machine prevented the search."""
         try:
-            while (proven := self._fill_slots()) is None:
+            while True:
+                proven = self._fill_slots()
+                if proven is not None:
+                    return proven
                 finished = self._probes.wait(WAIT_SECONDS)
                 if finished is not None:
                     self._process(finished)
@@ -154,13 +188,14 @@ class Search:
                 self._study.catch_up()
                 if not self._study.open and not self._clock.left:
                     return "budget spent"  # other drivers are still measuring
-            return proven
         except StorageLost:
             self._recordable = False
             raise
         finally:
             self._probes.close()
             self._record_remaining()
+
+    # 1. Start probes.
 
     def _fill_slots(self) -> Proven | None:
         """Start a probe in every free slot; return the reason of the search's end once nothing
@@ -169,70 +204,88 @@ class Search:
         while self._probes.has_room:
             if self._budget_ended_probe:
                 return None if self._study.open else "budget spent"
-            probes = self._job.max_probes - len(self._study.view.probes)
-            request = self._study.ask(
-                RemainingBudget(seconds=self._clock.left, probes=probes, live=self._probes.live)
+            budget = RemainingBudget(
+                seconds=self._clock.left,
+                probes=self._job.max_probes - len(self._study.view.probes),
+                live=self._probes.live,
             )
+            request = self._study.ask(budget)
             if isinstance(request, SearchEnd):
                 return request.proven
             if not isinstance(request, TrialRequest):
                 return None
-            if request.purpose == "confirm" and self.disturbance is None:
-                self._measure_disturbance()
-            loads = self._probes.begin(request, request.candidate, self._plan(request))
-            self._listener(
-                ProbeStarted(
-                    number=request.number,
-                    purpose=request.purpose,
-                    candidate=request.candidate,
-                    loads=loads,
-                    seconds_left=self._clock.left,
-                )
-            )
+            self._start(request)
         return None
 
-    def _process(self, finished: SlotProbe[TrialRequest | None]) -> None:
-        request, found = finished.ticket, finished.found
-        assert request is not None
-        if isinstance(found, Measurement):
-            self._faults[finished.slot.number] = 0
-            outcome = self._tell(request, found, finished)
-            self._budget_ended_probe = outcome is Outcome.INTERRUPTED and not self._clock.left
-            return
-        if not isinstance(found, ProbeError):
-            self._return(request, "interrupted")
-            raise found
-        self._return(request, str(found))
-        # Continue after a fault of the machine; retire the slot after repeated ones.
-        slot = finished.slot
-        self._faults[slot.number] += 1
-        if not isinstance(found, SlotLost) and self._faults[slot.number] < MAX_SLOT_FAULTS:
-            self._listener(Note(text=f"{found} Trying again."))
-            return
-        self._probes.retire(slot)
-        if not self._probes.width:
-            raise found
-        self._listener(
-            Note(
-                text=f"{found} Going on without {slot.words}; {self._probes.width} slots are left."
-            )
+    def _start(self, request: TrialRequest) -> None:
+        if request.purpose == "confirm" and self.disturbance is None:
+            self._measure_disturbance()
+        loads = self._probes.begin(request, request.candidate, self._plan(request))
+        event = ProbeStarted(
+            number=request.number,
+            purpose=request.purpose,
+            candidate=request.candidate,
+            loads=loads,
+            seconds_left=self._clock.left,
+        )
+        self._listener(event)
+
+    def _plan(self, request: TrialRequest) -> ProbePlan:
+        view = self._study.view
+        if request.purpose == "confirm":
+            deadline_seconds = min(LONG_PROBE.deadline_seconds, self._clock.left)
+            return replace(LONG_PROBE, deadline_seconds=deadline_seconds)
+        scatter = median_scatter(view.completed) or 0.0
+        return replace(
+            SHORT_PROBE,
+            deadline_seconds=min(self._deadline_seconds, self._clock.left),
+            stop_below_tokens_per_second=speed_to_reach(view, request.purpose, request.candidate),
+            cycle_spread=max(scatter, SHORT_PROBE.cycle_spread),
         )
 
+    @property
+    def _deadline_seconds(self) -> float:
+        if self._job.task.hardware.emulated:
+            return EMULATED_DEADLINE_S
+        return SHORT_PROBE.deadline_seconds
+
+    # 2. Record their results.
+
+    def _process(self, finished: SlotProbe[TrialRequest | None]) -> None:
+        request, result = finished.ticket, finished.result
+        assert request is not None
+        if isinstance(result, Measurement):
+            self._faults[finished.slot.number] = 0
+            outcome = self._tell(request, result, finished)
+            self._budget_ended_probe = outcome is Outcome.INTERRUPTED and not self._clock.left
+        elif isinstance(result, ProbeError):
+            self._return(request, str(result))
+            self._continue_after(result, finished.slot)
+        else:
+            self._return(request, "interrupted")
+            raise result
+
     def _tell(
-        self, request: TrialRequest, found: Measurement, finished: SlotProbe[TrialRequest | None]
+        self,
+        request: TrialRequest,
+        measurement: Measurement,
+        finished: SlotProbe[TrialRequest | None],
     ) -> Outcome:
         """Record the measurement and return its outcome."""
-        measurement = replace(found, beside=finished.beside)
-        if (
-            measurement.outcome is Outcome.TIMEOUT
-            and finished.plan.deadline_seconds < self._deadline_seconds
-        ):
-            # Ended by the budget: it is no result, and a resumed study may repeat it.
+        measurement = replace(measurement, beside=finished.beside)
+        budget_ended_it = finished.plan.deadline_seconds < self._deadline_seconds
+        if measurement.outcome is Outcome.TIMEOUT and budget_ended_it:
+            # It is no result, and a resumed study may repeat it.
             measurement = replace(measurement, outcome=Outcome.INTERRUPTED)
         with uninterrupted():
             trial = self._study.tell(request, measurement)
+        best = self._study.view.best()
         self._listener(
-            ProbeEnded(trial=trial, best=self._study.view.best(), seconds_left=self._clock.left)
+            ProbeEnded(
+                trial=trial,
+                best=best,
+                seconds_left=self._clock.left,
+            )
         )
         return measurement.outcome
 
@@ -240,44 +293,46 @@ class Search:
         with uninterrupted():
             self._study.tell_fault(request, why)
 
+    def _continue_after(self, fault: ProbeError, slot: Slot) -> None:
+        """Continue after a fault of the machine; retire the slot after repeated ones."""
+        self._faults[slot.number] += 1
+        if not isinstance(fault, SlotLost) and self._faults[slot.number] < MAX_SLOT_FAULTS:
+            self._note(f"{fault} Trying again.")
+            return
+        self._probes.retire(slot)
+        if not self._probes.width:
+            raise fault
+        self._note(f"{fault} Going on without {slot.words}; {self._probes.width} slots are left.")
+
     def _record_remaining(self) -> None:
         """Record finished measurements after an interruption; the other candidates are open
         again.
         """
         with contextlib.suppress(StorageLost):
             remaining = self._study.open if self._recordable else {}
-            while remaining and (finished := self._probes.wait(0.0)) is not None:
-                if isinstance(finished.found, Measurement) and finished.ticket is not None:
-                    self._tell(finished.ticket, finished.found, finished)
+            while remaining:
+                finished = self._probes.wait(0.0)
+                if finished is None:
+                    break
+                if isinstance(finished.result, Measurement) and finished.ticket is not None:
+                    self._tell(finished.ticket, finished.result, finished)
             for request in list(remaining.values()):
                 self._return(request, "interrupted")
             self._study.leave()
+
+    # 3. Interference of concurrent probes.
 
     def _measure_disturbance(self) -> None:
         """Repeat one probe alone, before the first confirmation, to measure the interference of
         concurrent probes.
         """
-        known = [
-            trial
-            for trial in self._study.trials
-            if trial.measurement.beside
-            and trial.purpose != "confirm"
-            and trial.verdict.fits
-            and (speed := trial.measurement.worst) is not None
-            and not speed.cut_short
-        ]
-        if not known or self._clock.left < 4 * self._study.view.usual_seconds(load=True):
+        crowded = self._most_crowded()
+        needed_seconds = MIN_PROBES_FOR_DISTURBANCE * self._study.view.usual_seconds(load=True)
+        if crowded is None or self._clock.left < needed_seconds:
             return
-        # Among equals the earliest: later ones were selected for their speed, so their measurement
-        # is biased upwards.
-        crowded = max(known, key=lambda trial: (trial.measurement.beside or 0, -trial.number))
-        self._listener(
-            Note(
-                text=(
-                    "Measuring one candidate again alone, to see how much concurrent probes disturb"
-                    " each other."
-                )
-            )
+        self._note(
+            "Measuring one candidate again alone, to see how much concurrent probes disturb"
+            " each other."
         )
         plan = replace(
             SHORT_PROBE,
@@ -287,92 +342,28 @@ class Search:
         self._probes.begin(None, crowded.candidate, plan)  # not a trial of the study
         while (finished := self._probes.wait(WAIT_SECONDS)) is None:
             self._study.catch_up()
-        if isinstance(alone := finished.found, Measurement):
-            self.disturbance = measure_interference(alone, crowded.measurement)
-        elif not isinstance(alone, ProbeError):
-            raise alone
+        result = finished.result
+        if isinstance(result, Measurement):
+            self.disturbance = measure_interference(result, crowded.measurement)
+        elif not isinstance(result, ProbeError):
+            raise result
 
-    @property
-    def _deadline_seconds(self) -> float:
-        return (
-            EMULATED_DEADLINE_S
-            if self._job.task.hardware.emulated
-            else SHORT_PROBE.deadline_seconds
-        )
+    def _most_crowded(self) -> Trial | None:
+        """Return the whole probe with most concurrent ones. Among equals the earliest: later ones
+        were selected for their speed, so their measurement is biased upwards.
+        """
+        crowded = []
+        for trial in self._study.trials:
+            speed = trial.measurement.worst
+            if speed is None or speed.cut_short or not trial.verdict.fits:
+                continue
+            if trial.measurement.beside and trial.purpose != "confirm":
+                crowded.append(trial)
 
-    def _plan(self, request: TrialRequest) -> ProbePlan:
-        clock, view = self._clock, self._study.view
-        if request.purpose == "confirm":
-            return replace(
-                LONG_PROBE, deadline_seconds=min(LONG_PROBE.deadline_seconds, clock.left)
-            )
-        pruned = self._study.problem.surrogate.options.prune and request.purpose in (
-            "search",
-            "refused",
-        )
-        rivals = view.same_tier_contenders(request.candidate) if pruned else []
-        return replace(
-            SHORT_PROBE,
-            deadline_seconds=min(self._deadline_seconds, clock.left),
-            stop_below_tokens_per_second=PRUNE_SHARE * speed_of(rivals[0]) if rivals else None,
-            cycle_spread=max(median_scatter(view.completed) or 0.0, SHORT_PROBE.cycle_spread),
-        )
+        def order(trial: Trial) -> tuple[int, int]:
+            return trial.measurement.beside or 0, -trial.number
 
+        return max(crowded, key=order, default=None)
 
-SHORT_PROBES, LONG_PROBES = 10, 3
-"""Probes after which a search is near its optimum, and confirmations
-(benchmarks/results/search.md).
-"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeCost:
-    """Seconds of one short and of one long probe of the median candidate that may fit."""
-
-    short: Estimate
-    long: Estimate
-
-    @property
-    def search_seconds(self) -> float:
-        """Seconds of a search of usual length."""
-        return SHORT_PROBES * self.short.value + LONG_PROBES * self.long.value
-
-    def text(self, budget_seconds: float) -> str:
-        """Return the cost in words, and how many probes the budget pays."""
-        low, middle, high = (
-            format_seconds(each) for each in (self.short.low, self.short.value, self.short.high)
-        )
-        probes = max(0, int((budget_seconds - LONG_PROBES * self.long.value) / self.short.value))
-        return (
-            f"A probe is predicted to take {middle} ({low} to {high}); a budget of"
-            f" {format_seconds(budget_seconds)} pays about {probes} of them and {LONG_PROBES}"
-            " longer ones."
-        )
-
-
-def probe_cost(predictions: Iterable[Prediction]) -> ProbeCost | None:
-    """Return the expected cost; None if no speed is predicted."""
-    costs = [
-        ProbeCost(short=_seconds(cycle, SHORT_PROBE, one), long=_seconds(cycle, LONG_PROBE, one))
-        for one in predictions
-        if one.fits is not False and (cycle := _cycle(one)) is not None
-    ]
-    return (
-        sorted(costs, key=lambda cost: (astuple(cost.short), astuple(cost.long)))[len(costs) // 2]
-        if costs
-        else None
-    )
-
-
-def _cycle(one: Prediction) -> Estimate | None:
-    """Return the seconds of a cycle at the longest lengths, at which probes measure."""
-    known = [phase.seconds for phase in one.phases if phase.seconds is not None]
-    return sum(known, start=Estimate.exactly(0)) if known else None
-
-
-def _seconds(cycle: Estimate, plan: ProbePlan, one: Prediction) -> Estimate:
-    started = efficiency("worker_start_seconds")
-    engine = efficiency("engine_start_seconds") if one.engine is not None else Estimate.exactly(0)
-    return (started + engine + cycle.scaled(plan.warmup_cycles + plan.timed_cycles)).at_most(
-        plan.deadline_seconds
-    )
+    def _note(self, text: str) -> None:
+        self._listener(Note(text=text))

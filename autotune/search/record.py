@@ -4,10 +4,11 @@ one job.
 The folder is `$XDG_DATA_HOME/autotune` (`~/.local/share/autotune`), readable by its owner alone. It
 may be deleted at any time.
 
-    measurements/KEY.jsonl   one line per probe; KEY hashes the conditions under which a figure is valid:
-                             model, method, package versions, device, driver, memory, limit
-    answers/KEY.json         answer of a finished study; KEY hashes these conditions and the whole job
-    proofs/KEY.json          one configuration, proven to fit or not;  lengths/KEY.json  longest prompt of a dataset
+    measurements/KEY.jsonl   one line per probe; KEY hashes the conditions under which a figure is
+                             valid: model, method, package versions, device, driver, memory, limit
+    answers/KEY.json         answer of a finished study; KEY hashes these conditions and the job
+    proofs/KEY.json          one configuration, proven to fit or not
+    lengths/KEY.json         longest prompt of a dataset
 
 A line is one write and a file is replaced atomically, so a killed process leaves no partial record.
 Unreadable content (truncated, edited, of another schema) is skipped and counted.
@@ -39,11 +40,20 @@ from autotune.machine.local_files import MAX_NAME_LENGTH, stamp
 
 SCHEMA = 1
 MAX_LINE_BYTES = 256 * 1024
-MAX_READ_BYTES = (
-    16 * 1024 * 1024
-)  # Bytes read from one file; a longer one is read from its end, which is the newest part
-ANSWERS = "answers"
+# Bytes read from one file; a longer one is read from its end, which is the newest part
+MAX_READ_BYTES = 16 * 1024 * 1024
+MEASUREMENTS, ANSWERS = "measurements", "answers"
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
+ENVIRONMENT_PREFIXES = (
+    "PYTORCH_",
+    "VLLM_",
+    "NCCL_",
+    "CUDA_MODULE_LOADING",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "TORCH_",
+    "XFORMERS_",
+)
+"""Prefixes of variables that configure allocators, kernels and buffers."""
 
 _Kind = TypeVar("_Kind")
 
@@ -69,9 +79,12 @@ class Circumstances:
         return fingerprint({"schema": SCHEMA, "facts": self.facts, "question": self.job})
 
 
+# 1. The folder.
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoredLine:
-    """One line of a measurements file."""
+    """Line of a measurements file."""
 
     schema: int
     when: str
@@ -105,70 +118,102 @@ class Store:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = default_folder() if folder is None else folder
 
-    def append(self, here: Circumstances, trials: Iterable[Trial], *, when: str) -> None:
+    def append(
+        self,
+        conditions: Circumstances,
+        trials: Iterable[Trial],
+        *,
+        when: str,
+    ) -> None:
         """Append measured trials; each line in one write, which allows concurrent studies."""
-        lines = [
-            msgspec.json.encode(plain(StoredLine(schema=SCHEMA, when=when, trial=trial))) + b"\n"
-            for trial in trials
-        ]
+        lines = []
+        for trial in trials:
+            line = StoredLine(
+                schema=SCHEMA,
+                when=when,
+                trial=trial,
+            )
+            lines.append(msgspec.json.encode(plain(line)) + b"\n")
         with contextlib.suppress(OSError):
-            path = self._measurements(here)
+            path = self._measurements(conditions)
             self._make_folder(path.parent)
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, FOR_ITS_OWNER)
             try:
-                for line in lines:
-                    if len(line) <= MAX_LINE_BYTES:
-                        os.write(descriptor, line)
+                for encoded in lines:
+                    if len(encoded) <= MAX_LINE_BYTES:
+                        os.write(descriptor, encoded)
             finally:
                 os.close(descriptor)
 
-    def measured(self, here: Circumstances) -> StoredTrials:
+    def measured(self, conditions: Circumstances) -> StoredTrials:
         """Return all trials measured under these conditions."""
         trials, unreadable = [], 0
-        for line in _last_lines(self._measurements(here)):
-            known = _read(line, StoredLine) if len(line) <= MAX_LINE_BYTES else None
-            if known is None or known.schema != SCHEMA:
+        for text in _last_lines(self._measurements(conditions)):
+            line = _read(text, StoredLine) if len(text) <= MAX_LINE_BYTES else None
+            if line is None or line.schema != SCHEMA:
                 unreadable += 1
             else:
-                trials.append(known.trial)
+                trials.append(line.trial)
         return StoredTrials(trials=tuple(trials), unreadable=unreadable)
 
-    def keep(self, folder: str, key: str, value: object) -> None:
+    def keep(
+        self,
+        folder: str,
+        key: str,
+        value: object,
+    ) -> None:
         """Write one value under its key, replacing an earlier one."""
         with contextlib.suppress(OSError):
-            path = self.folder / folder / f"{key}.json"
+            path = self._path(folder, key)
             self._make_folder(path.parent)
             write_atomically(path, msgspec.json.encode(plain(value)), mode=FOR_ITS_OWNER)
 
-    def kept(self, folder: str, key: str, kind: type[_Kind]) -> _Kind | None:
+    def kept(
+        self,
+        folder: str,
+        key: str,
+        kind: type[_Kind],
+    ) -> _Kind | None:
         """Return the stored value; None if it is absent or unreadable."""
-        return self._read_file(self.folder / folder / f"{key}.json", kind)
+        return _read_file(self._path(folder, key), kind)
 
-    def newest(self, folder: str, kind: type[_Kind], most: int) -> tuple[_Kind, ...]:
+    def newest(
+        self,
+        folder: str,
+        kind: type[_Kind],
+        count: int,
+    ) -> tuple[_Kind, ...]:
         """Return the latest values of a folder, newest first."""
         try:
-            files = sorted(
-                (self.folder / folder).glob("*.json"), key=lambda file: -file.stat().st_mtime
-            )[:most]
+            files = list((self.folder / folder).glob("*.json"))
+            files.sort(key=lambda file: -file.stat().st_mtime)
         except OSError:
             return ()
-        return tuple(found for file in files if (found := self._read_file(file, kind)) is not None)
+        values = []
+        for file in files[:count]:
+            value = _read_file(file, kind)
+            if value is not None:
+                values.append(value)
+        return tuple(values)
+
+    def _path(self, folder: str, key: str) -> Path:
+        return self.folder / folder / f"{key}.json"
+
+    def _measurements(self, conditions: Circumstances) -> Path:
+        return self.folder / MEASUREMENTS / f"{conditions.key}.jsonl"
 
     def _make_folder(self, folder: Path) -> None:
-        for each in (self.folder, folder):
-            make_private_folder(each)
+        make_private_folder(self.folder)
+        make_private_folder(folder)
 
-    @staticmethod
-    def _read_file(path: Path, kind: type[_Kind]) -> _Kind | None:
-        try:
-            return (
-                _read(path.read_bytes(), kind) if path.stat().st_size <= MAX_ANSWER_BYTES else None
-            )
-        except OSError:
+
+def _read_file(path: Path, kind: type[_Kind]) -> _Kind | None:
+    try:
+        if path.stat().st_size > MAX_ANSWER_BYTES:
             return None
-
-    def _measurements(self, here: Circumstances) -> Path:
-        return self.folder / "measurements" / f"{here.key}.jsonl"
+        return _read(path.read_bytes(), kind)
+    except OSError:
+        return None
 
 
 def _read(text: bytes, kind: type[_Kind]) -> _Kind | None:
@@ -187,15 +232,21 @@ def _last_lines(path: Path) -> Sequence[bytes]:
             lines = file.read(MAX_READ_BYTES).split(b"\n")
     except OSError:
         return ()
-    whole = lines[1:] if start else lines  # the first line may be cut
-    return [line for line in whole if line.strip()]
+    if start:
+        del lines[0]  # it may be cut
+    return [line for line in lines if line.strip()]
+
+
+# 2. Its use by one job.
 
 
 class Record:
     """Store access for one job under the present conditions."""
 
     def __init__(self, job: Job, versions: Mapping[str, str]) -> None:
-        self._job, self._versions, self._store = job, dict(versions), Store()
+        self._job = job
+        self._versions = dict(versions)
+        self._store = Store()
         self.here = circumstances(job, versions)
 
     def answer(self) -> Recommendation | None:
@@ -205,22 +256,27 @@ class Record:
         job = self._job
         if job.fresh or job.resume:
             return None
-        known = self._store.kept(ANSWERS, self.here.job_key, StoredAnswer)
-        if known is None or known.schema != SCHEMA:
+        stored = self._store.kept(ANSWERS, self.here.job_key, StoredAnswer)
+        if stored is None or stored.schema != SCHEMA:
             return None
         # One with a smaller budget serves if it was complete: a further search would find no more.
-        complete = known.answer.proven in ("no better candidate possible", "stopped improving")
-        if not complete and (
-            job.budget_seconds > known.budget_seconds or job.max_probes > known.max_probes
-        ):
+        complete = stored.answer.proven in ("no better candidate possible", "stopped improving")
+        more_time = job.budget_seconds > stored.budget_seconds
+        more_probes = job.max_probes > stored.max_probes
+        if not complete and (more_time or more_probes):
             return None
         source = AnswerSource(
-            when=known.when,
-            where=known.where,
+            when=stored.when,
+            where=stored.where,
             versions=self._versions,
-            elapsed_seconds=known.answer.elapsed_seconds,
+            elapsed_seconds=stored.answer.elapsed_seconds,
         )
-        return replace(known.answer, from_record=source, elapsed_seconds=0.0, probe_seconds=0.0)
+        return replace(
+            stored.answer,
+            from_record=source,
+            elapsed_seconds=0.0,
+            probe_seconds=0.0,
+        )
 
     def earlier(self) -> StoredTrials:
         """Return valid measurements of other studies; none with --fresh."""
@@ -229,25 +285,20 @@ class Record:
     def storing_probes(self, listener: Listener) -> Listener:
         """Wrap the listener to store every probe at once, so that a killed search loses none."""
 
-        def both(event: Event) -> None:
+        def store_and_forward(event: Event) -> None:
             # A deadline or a signal is no outcome of the candidate's own.
-            if isinstance(event, ProbeEnded) and (
-                event.trial.verdict.fits or event.trial.measurement.outcome.is_out_of_memory
-            ):
+            if isinstance(event, ProbeEnded) and _is_candidates_own(event.trial):
                 self._store.append(self.here, [event.trial], when=_now())
             listener(event)
 
-        return both
+        return store_and_forward
 
     def keep_answer(self, answer: Recommendation) -> None:
         """Store a conclusive answer for the same job; an interrupted or empty one is not stored."""
-        concluded = answer.winner is not None or answer.proven == "no better candidate possible"
-        if not concluded or answer.proven == "not all measured" or answer.interrupted:
-            return
-        if not answer.trials or answer.from_record is not None:
+        if not _is_conclusive(answer):
             return
         job = self._job
-        known = StoredAnswer(
+        stored = StoredAnswer(
             schema=SCHEMA,
             when=_now(),
             where=platform.node(),
@@ -256,7 +307,22 @@ class Record:
             max_probes=job.max_probes,
             answer=answer,
         )
-        self._store.keep(ANSWERS, self.here.job_key, known)
+        self._store.keep(ANSWERS, self.here.job_key, stored)
+
+
+def _is_candidates_own(trial: Trial) -> bool:
+    return trial.verdict.fits or trial.measurement.outcome.is_out_of_memory
+
+
+def _is_conclusive(answer: Recommendation) -> bool:
+    if answer.interrupted or answer.proven == "not all measured":
+        return False
+    if not answer.trials or answer.from_record is not None:
+        return False
+    return answer.winner is not None or answer.proven == "no better candidate possible"
+
+
+# 3. Conditions of a measurement.
 
 
 def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
@@ -269,42 +335,33 @@ def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
         "name": hardware.name,
         "count": hardware.count,
         "memory_bytes": hardware.memory_bytes,
+        "driver": _drivers(hardware),
     }
+    real_weights = str(workload.model.folder) if workload.weights == "real" else None
     facts: dict[str, object] = {
         "autotune": autotune.__version__,
         "model": workload.model.config,
-        "weights": [
-            workload.weights,
-            str(workload.model.folder) if workload.weights == "real" else None,
-        ],
+        "weights": [workload.weights, real_weights],
         "method": workload.method,
         "framework": workload.framework,
         "tuning": workload.tuning,
         "versions": dict(versions),
-        "device": {**device, "driver": _drivers(hardware)},
+        "device": device,
         "memory_limit_bytes": job.memory_limit_bytes,
-        # Hashed, since a value may be a secret.
-        "environment": {
-            name: fingerprint({name: value})
-            for name, value in sorted(os.environ.items())
-            if name.startswith(ENVIRONMENT_PREFIXES)
-        },
+        "environment": _environment(),
         "files": files_named(workload.dataset, *strings_in(workload.user_settings)),
     }
-    asked = {**job.identity, "seed": workload.seed, "sampler": job.sampler}
-    return Circumstances(facts=facts, job=asked)
+    question = {**job.identity, "seed": workload.seed, "sampler": job.sampler}
+    return Circumstances(facts=facts, job=question)
 
 
-ENVIRONMENT_PREFIXES = (
-    "PYTORCH_",
-    "VLLM_",
-    "NCCL_",
-    "CUDA_MODULE_LOADING",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "TORCH_",
-    "XFORMERS_",
-)
-"""Prefixes of variables that configure allocators, kernels and buffers."""
+def _environment() -> dict[str, str]:
+    """Return the relevant variables, hashed, since a value may be a secret."""
+    environment = {}
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(ENVIRONMENT_PREFIXES):
+            environment[name] = fingerprint({name: value})
+    return environment
 
 
 def _drivers(hardware: Hardware) -> str | list[str]:
@@ -320,31 +377,30 @@ def strings_in(value: object) -> list[str]:
     """Return every string in a nested configuration."""
     if isinstance(value, str):
         return [value]
-    parts = (
-        value.values()
-        if isinstance(value, Mapping)
-        else value
-        if isinstance(value, (list, tuple))
-        else ()
-    )
-    return [text for part in parts for text in strings_in(part)]
+    parts: Iterable[object] = ()
+    if isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    strings = []
+    for part in parts:
+        strings += strings_in(part)
+    return strings
 
 
 def files_named(*names: str | None) -> dict[str, str]:
     """Return stamps of the files and folders that the job names, modules of rewards included; a
     new one for an unreadable one.
     """
-    paths = [
-        path
-        for name in names
-        if name and len(name) <= MAX_NAME_LENGTH
-        for path in (name, f"{name.split('.')[0]}.py")
-    ]
-    return {
-        path: stamp(path) or f"unknown {time.time_ns()}"
-        for path in paths
-        if path.strip() and "\0" not in path and Path(path).exists()
-    }
+    stamps = {}
+    for name in names:
+        if not name or len(name) > MAX_NAME_LENGTH:
+            continue
+        module = f"{name.split('.')[0]}.py"
+        for path in (name, module):
+            if path.strip() and "\0" not in path and Path(path).exists():
+                stamps[path] = stamp(path) or f"unknown {time.time_ns()}"
+    return stamps
 
 
 def _now() -> str:

@@ -1,4 +1,9 @@
-"""Study: ask for candidates, tell measurements, all stored in Optuna's storage."""
+"""Study: ask for candidates, tell measurements, all stored in Optuna's storage.
+
+`ask` lets the agenda decide by the trials, lets the sampler choose a candidate, and claims it for
+this driver. If another driver was faster, the agenda decides anew. `tell` writes the measurement,
+then releases the claim.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +24,12 @@ from autotune.core.measurement import Measurement, Phase, Speed, judge
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate
 from autotune.search import trial_storage
+from autotune.search.acquisition import most_valuable
 from autotune.search.agenda import NextProbe, RemainingBudget, SearchEnd, Wait, next_step
 from autotune.search.claims import Claims
-from autotune.search.sampler import StockSampler, distributions_of, most_valuable, stock_sampler
-from autotune.search.storage import RetryPolicy, open_optuna, open_storage, sweep_stale
+from autotune.search.database_retry import RetryPolicy
+from autotune.search.sampler import StockSampler, distributions_of, stock_sampler
+from autotune.search.storage import open_optuna, open_storage, sweep_stale
 from autotune.search.surrogate.candidate_table import CandidateTable, IndexArray
 from autotune.search.surrogate.estimates import SearchOptions, SurrogateModel
 from autotune.search.trial_storage import AtomicRDBStorage, TrialWriter
@@ -37,33 +44,37 @@ def with_predicted_speed(measurement: Measurement, prediction: Prediction | None
     if timed is None or prediction is None:
         return replace(measurement, worst=None, typical=None)
     phases = {phase.name: phase.seconds for phase in prediction.phases if phase.seconds is not None}
+    phases_at_lengths = prediction.seconds_at_lengths or {}
     return replace(
         measurement,
         worst=_predicted_cycle(timed, prediction.tokens_per_second, phases),
-        typical=_predicted_cycle(
-            timed, prediction.tokens_per_second_at_lengths, prediction.seconds_at_lengths or {}
-        ),
+        typical=_predicted_cycle(timed, prediction.tokens_per_second_at_lengths, phases_at_lengths),
     )
 
 
 def _predicted_cycle(
-    timed: Speed, rate: Estimate | None, phases: Mapping[Phase, Estimate]
+    timed: Speed,
+    rate: Estimate | None,
+    phases: Mapping[Phase, Estimate],
 ) -> Speed | None:
+    """Return one cycle with the timed tokens at this rate, divided like the predicted phases."""
     if rate is None or rate.value <= 0:
         return None
     tokens = timed.cycle_loss_tokens[-1]
     seconds = tokens / rate.value
-    whole = sum(phase.value for phase in phases.values())
+    predicted_seconds = sum(phase.value for phase in phases.values())
+    phase_seconds: dict[str, float] = {}
+    if predicted_seconds:
+        for name, phase in phases.items():
+            phase_seconds[name] = seconds * phase.value / predicted_seconds
+    else:
+        phase_seconds["other"] = seconds
     return Speed(
         completion_tokens=timed.completion_tokens,
         cycle_seconds=(seconds,),
         cycle_loss_tokens=(tokens,),
         prompt_tokens=timed.prompt_tokens,
-        phase_seconds=(
-            {name: seconds * phase.value / whole for name, phase in phases.items()}
-            if whole
-            else {"other": seconds}
-        ),
+        phase_seconds=phase_seconds,
     )
 
 
@@ -89,10 +100,15 @@ class Study:
         claims: Claims | None,
         retry: RetryPolicy,
     ) -> None:
-        self._writer, self._study = writer, writer.study
-        self._distributions, self._sampler, self._predictions = distributions, sampler, predictions
-        self._claims, self._claimed_by_others = claims, frozenset[str]()
-        self.retry, self.problem = retry, problem
+        self._writer = writer
+        self._study = writer.study
+        self._distributions = distributions
+        self._sampler = sampler
+        self._predictions = predictions
+        self._claims = claims
+        self._claimed_by_others: frozenset[str] = frozenset()
+        self.retry = retry
+        self.problem = problem
         self.open: dict[int, TrialRequest] = {}
         """Requests that are not reported yet, by number."""
         self.trials = trial_storage.trials_of(self._study)
@@ -101,104 +117,79 @@ class Study:
 
     @property
     def view(self) -> TrialView:
-        pending = self.pending
-        if (
-            self._view is None
-            or len(self._view.all) != len(self.trials)
-            or self._view.pending != pending
-        ):
-            self._view = TrialView(self.problem, self.trials, pending)
-        return self._view
+        pending, view = self.pending, self._view
+        if view is None or len(view.all) != len(self.trials) or view.pending != pending:
+            view = self._view = TrialView(self.problem, self.trials, pending)
+        return view
 
     @property
     def pending(self) -> frozenset[str]:
         """Ids of the candidates under measurement, by any driver of the study."""
-        return frozenset(one.candidate.id for one in self.open.values()) | self._claimed_by_others
+        requested = frozenset(request.candidate.id for request in self.open.values())
+        return requested | self._claimed_by_others
+
+    # 1. Ask.
 
     def ask(self, budget: RemainingBudget) -> TrialRequest | Wait | SearchEnd:
         """Return the next candidate to measure, or the reason that there is none. Earlier
         requests may be pending.
         """
-        if any(one.purpose == "confirm" for one in self.open.values()):
+        if any(request.purpose == "confirm" for request in self.open.values()):
             return Wait()
         while True:
             self.catch_up()
             self._record_screened()
-            step = next_step(self.view, replace(budget, probes=budget.probes - len(self.pending)))
+            probes = budget.probes - len(self.pending)
+            step = next_step(self.view, replace(budget, probes=probes))
             if not isinstance(step, NextProbe):
                 return step
-            trial, candidate = self._begin(step.purpose, step.pool, budget.live)
-            round_number = (
-                f" confirm {len(self.view.rounds.get(candidate.id, ()))}"
-                if step.purpose == "confirm"
-                else ""
-            )
-            claim = f"{candidate.id}{round_number}"
-            taken = self._claims is None or self._claims.take(claim)
-            if taken and not self.catch_up():
-                number, purpose = trial.number, step.purpose
-                request = TrialRequest(
-                    number=number, purpose=purpose, candidate=candidate, frozen=trial, claim=claim
-                )
-                self.open[number] = request
+            request = self._request(step, budget.live)
+            if request is not None:
                 return request
-            if taken:
-                self._release(claim)
-            # Another driver claimed the candidate first or reported a trial: the agenda decides
-            # anew.
-            self._writer.end(
-                trial, trial_storage.failed_end("another driver of this study was faster")
-            )
 
-    def catch_up(self) -> bool:
-        """Read the trials of other drivers and update the heartbeat; return True for new trials.
-        Call every few seconds.
+    def _request(self, step: NextProbe, live: frozenset[str]) -> TrialRequest | None:
+        """Begin a trial and claim its candidate; None if another driver claimed it first, or
+        reported a trial meanwhile.
         """
-        if self._claims is None:
-            return False
-        self._claims.beat()
-        if not self._claims.shared:
-            return False
-        released = self._claims.release_stale()
-        self._claimed_by_others = frozenset(what.split()[0] for what in self._claims.others())
-        if released:
-            sweep_stale(self._writer, self._claims, self.open)
-        known = {trial.number for trial in self.trials}
-        finished = (
-            one
-            for one in self._study.get_trials(deepcopy=False)
-            if one.number not in known and one.state.is_finished()
-        )
-        new = [
-            trial for frozen in finished if (trial := trial_storage.read_trial(frozen)) is not None
-        ]
-        self.trials = (*self.trials, *new)
-        return bool(new)
-
-    def leave(self) -> None:
-        """Release all claims; repeated calls are allowed."""
-        if self._claims is not None:
-            self._claims.leave()
-
-    def _release(self, claim: str) -> None:
-        if self._claims is not None:
-            self._claims.release(claim)
+        trial, candidate = self._begin(step.purpose, step.pool, live)
+        claim = candidate.id
+        if step.purpose == "confirm":
+            claim += f" confirm {self.view.confirmation_count(candidate)}"
+        is_claimed = self._claims is None or self._claims.take(claim)
+        if is_claimed and not self.catch_up():
+            request = TrialRequest(
+                number=trial.number,
+                purpose=step.purpose,
+                candidate=candidate,
+                frozen=trial,
+                claim=claim,
+            )
+            self.open[request.number] = request
+            return request
+        if is_claimed:
+            self._release(claim)
+        end = trial_storage.failed_end("another driver of this study was faster")
+        self._writer.end(trial, end)
+        return None
 
     def _begin(
-        self, purpose: Purpose, pool: IndexArray, live: frozenset[str] = frozenset()
+        self,
+        purpose: Purpose,
+        pool: IndexArray,
+        live: frozenset[str] = frozenset(),
     ) -> tuple[FrozenTrial, Candidate]:
+        """Begin a trial of one candidate of the pool."""
         trial = self._writer.begin(None if self._claims is None else self._claims.driver)
         if len(pool) == 1:
-            row = pool[0]
+            row = int(pool[0])
         elif self._sampler is None:
             row = most_valuable(self.view, pool, live)
         else:
             row = self._sampler.choose(self._study, trial, pool)
         candidate = self.problem.surrogate.table.candidates[row]
         # Written before the measurement, so that a killed driver's trial names its candidate.
-        self._writer.enter(
-            trial, trial_storage.trial_start(candidate, purpose, self._distributions)
-        )
+        start = trial_storage.trial_start(candidate, purpose, self._distributions)
+        self._writer.enter(trial, start)
         return trial, candidate
 
     def _record_screened(self) -> None:
@@ -207,38 +198,38 @@ class Study:
         """
         if len(self._screened) >= trial_storage.MAX_SCREENED_RECORDS:
             return
-        screened, table = self.view.screened, self.view.table
+        screened = self.view.screened
+        row_by_id = self.view.table.row_by_id
         predicted = [name for name in screened if name in self._predictions]
-        nearest = sorted(predicted, key=lambda name: self._predictions[name].peak_memory_bytes.low)
-        new = [
-            name
-            for name in nearest[: trial_storage.MAX_SCREENED_RECORDS]
-            if name not in self._screened
-        ]
+
+        def order(name: str) -> tuple[float, int]:
+            """Nearest first; equal ones by row, since the order of a set differs by process."""
+            return self._predictions[name].peak_memory_bytes.low, row_by_id[name]
+
+        recorded = sorted(predicted, key=order)[: trial_storage.MAX_SCREENED_RECORDS]
+        new = [name for name in recorded if name not in self._screened]
         if new:
             self._study.set_user_attr(trial_storage.ALL_SCREENED, len(screened))
         for name in new:
-            trial, candidate = self._begin("search", np.array([table.index[name]]))
-            self._writer.end(trial, trial_storage.screened_end(candidate, self._predictions[name]))
+            trial, candidate = self._begin("search", np.array([row_by_id[name]]))
+            end = trial_storage.screened_end(candidate, self._predictions[name])
+            self._writer.end(trial, end)
             self._screened.add(name)
+
+    # 2. Tell.
 
     def tell(self, request: TrialRequest, measurement: Measurement) -> Trial:
         """Record the measurement and its verdict."""
-        predicted, expected = self._predictions.get(request.candidate.id), None
-        if predicted is not None:
-            expected = Expected(
-                peak_memory_bytes=predicted.peak_memory_bytes,
-                tokens_per_second=predicted.tokens_per_second,
-            )
+        prediction = self._predictions.get(request.candidate.id)
         if measurement.emulated:
-            measurement = with_predicted_speed(measurement, predicted)
+            measurement = with_predicted_speed(measurement, prediction)
         trial = Trial(
             number=request.number,
             purpose=request.purpose,
             candidate=request.candidate,
             measurement=measurement,
             verdict=judge(measurement),
-            expected=expected,
+            expected=_expected(prediction),
         )
         del self.open[request.number]
         try:
@@ -246,7 +237,8 @@ class Study:
         except UpdateFinishedTrialError:
             # After a long silence another driver swept this trial. The measurement counts all the
             # same.
-            again, _ = self._begin(request.purpose, self.view.table.indices([request.candidate]))
+            pool = self.view.table.rows_of([request.candidate])
+            again, _ = self._begin(request.purpose, pool)
             trial = replace(trial, number=again.number)
             self._writer.end(again, trial_storage.measured_end(trial))
         self._release(request.claim)  # only after the trial is visible to other drivers
@@ -259,6 +251,50 @@ class Study:
         with suppress(UpdateFinishedTrialError):  # swept by another driver
             self._writer.end(request.frozen, trial_storage.failed_end(reason))
         self._release(request.claim)
+
+    # 3. Other drivers.
+
+    def catch_up(self) -> bool:
+        """Read the trials of other drivers and update the heartbeat; return True for new trials.
+        Call every few seconds.
+        """
+        if self._claims is None:
+            return False
+        self._claims.beat()
+        if not self._claims.shared:
+            return False
+        released = self._claims.release_stale()
+        self._claimed_by_others = frozenset(claim.split()[0] for claim in self._claims.others())
+        if released:
+            sweep_stale(self._writer, self._claims, self.open)
+
+        numbers = {trial.number for trial in self.trials}
+        new = []
+        for frozen in self._study.get_trials(deepcopy=False):
+            if frozen.state.is_finished() and frozen.number not in numbers:
+                trial = trial_storage.read_trial(frozen)
+                if trial is not None:
+                    new.append(trial)
+        self.trials = (*self.trials, *new)
+        return bool(new)
+
+    def leave(self) -> None:
+        """Release all claims; repeated calls are allowed."""
+        if self._claims is not None:
+            self._claims.leave()
+
+    def _release(self, claim: str) -> None:
+        if self._claims is not None:
+            self._claims.release(claim)
+
+
+def _expected(prediction: Prediction | None) -> Expected | None:
+    if prediction is None:
+        return None
+    return Expected(
+        peak_memory_bytes=prediction.peak_memory_bytes,
+        tokens_per_second=prediction.tokens_per_second,
+    )
 
 
 def open_study(
@@ -274,6 +310,7 @@ def open_study(
     priors. `earlier` are trials of other studies on the same model, versions and hardware: evidence
     for the surrogate, not counted as measured here.
     """
+    # 1. The storage, without trials that a terminated driver left running.
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     retry = RetryPolicy(url=job.storage)
     storage = open_storage(job.storage, retry)
@@ -284,20 +321,34 @@ def open_study(
         claims.release_stale()
     writer = TrialWriter(study=study, storage=storage)
     sweep_stale(writer, claims)
-    table = CandidateTable(job.space, [*candidates, *([baseline] if baseline else [])])
-    distributions = distributions_of(job.space, baseline)
-    # A resumed study's own trials are in the user's store as well.
-    own = {(one.candidate.id, one.measurement.cost) for one in trial_storage.trials_of(study)}
+
+    # 2. The search problem.
+    members = [*candidates, baseline] if baseline else candidates
+    table = CandidateTable(job.space, members)
+    surrogate = SurrogateModel(
+        table, predictions, limit_bytes=job.memory_limit_bytes, options=options
+    )
     problem = SearchProblem(
         tiers=tiers_of(job.space, candidates),
-        surrogate=SurrogateModel(
-            table, predictions, limit_bytes=job.memory_limit_bytes, options=options
-        ),
+        surrogate=surrogate,
         baseline=baseline,
         uses_surrogate=job.sampler == "value",
-        earlier=tuple(
-            one for one in earlier if (one.candidate.id, one.measurement.cost) not in own
-        ),
+        earlier=_of_other_studies(earlier, trial_storage.trials_of(study)),
     )
+
+    # 3. The sampler.
+    distributions = distributions_of(job.space, baseline)
     sampler = stock_sampler(job.sampler, distributions, table.candidates, job.task.workload.seed)
     return Study(writer, problem, distributions, sampler, predictions, claims, retry)
+
+
+def _of_other_studies(earlier: Sequence[Trial], recorded: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Return the earlier trials that are not this study's: a resumed study's trials are in the
+    user's store as well.
+    """
+    recorded_keys = {(trial.candidate.id, trial.measurement.cost) for trial in recorded}
+    unrecorded = []
+    for trial in earlier:
+        if (trial.candidate.id, trial.measurement.cost) not in recorded_keys:
+            unrecorded.append(trial)
+    return tuple(unrecorded)

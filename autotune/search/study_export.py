@@ -1,6 +1,6 @@
 """Export of a study to one JSON file, and import into another database.
 
-The trials are in the form of Optuna's storage; their user attributes are those of `trial_records`.
+The trials are in the form of Optuna's storage; their user attributes are those of `trial_storage`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from autotune.search.storage import open_storage, set_metric_names, the_study_in
 SCHEMA = 1
 MAX_BYTES = 128 * MIB
 MAX_VALUES = 2_000_000
+MAX_REASON_LENGTH = 200  # Characters of Optuna's message that are quoted
 
 
 class MovedTrial(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,28 +53,29 @@ def packed(url: str, name: str | None) -> MovedStudy:
     """Return the study in this storage, without running trials, which have no outcome yet."""
     storage = open_storage(url)
     study = optuna.load_study(study_name=the_study_in(storage, name, url), storage=storage)
-    trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
     return MovedStudy(
         schema=SCHEMA,
         name=study.study_name,
         metric_names=tuple(study.metric_names or ()),
         user_attrs=study.user_attrs,
-        trials=tuple(
-            MovedTrial(
-                state=trial.state.name,
-                params=trial.params,
-                distributions={
-                    name: distribution_to_json(distribution)
-                    for name, distribution in trial.distributions.items()
-                },
-                user_attrs=trial.user_attrs,
-                constraints=trial.constraints,
-                values=None if trial.values is None else tuple(trial.values),
-                started=trial.datetime_start,
-                ended=trial.datetime_complete,
-            )
-            for trial in trials
-        ),
+        trials=tuple(_packed_trial(trial) for trial in finished),
+    )
+
+
+def _packed_trial(trial: FrozenTrial) -> MovedTrial:
+    distributions = {}
+    for name, distribution in trial.distributions.items():
+        distributions[name] = distribution_to_json(distribution)
+    return MovedTrial(
+        state=trial.state.name,
+        params=trial.params,
+        distributions=distributions,
+        user_attrs=trial.user_attrs,
+        constraints=trial.constraints,
+        values=None if trial.values is None else tuple(trial.values),
+        started=trial.datetime_start,
+        ended=trial.datetime_complete,
     )
 
 
@@ -85,7 +87,11 @@ def read(file: Path) -> MovedStudy:
     """Read an exported file; BadInput if it is none."""
     way_out = "Name a file that `autotune study export` wrote."
     moved = read_json(
-        file, MovedStudy, largest_bytes=MAX_BYTES, way_out=way_out, most_values=MAX_VALUES
+        file,
+        MovedStudy,
+        largest_bytes=MAX_BYTES,
+        way_out=way_out,
+        most_values=MAX_VALUES,
     )
     if moved.schema != SCHEMA:
         raise BadInput(
@@ -95,7 +101,11 @@ def read(file: Path) -> MovedStudy:
     return moved
 
 
-def unpack(moved: MovedStudy, url: str, name: str) -> None:
+def unpack(
+    moved: MovedStudy,
+    url: str,
+    name: str,
+) -> None:
     """Create a study of this name with these trials; BadInput if it exists already or a trial is
     inconsistent.
     """
@@ -105,8 +115,12 @@ def unpack(moved: MovedStudy, url: str, name: str) -> None:
             f"The storage already holds a study {name!r}.",
             way_out="Give this one another name with --study NAME.",
         )
-    trials = [_unpacked(number, trial) for number, trial in enumerate(moved.trials)]
-    study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
+    trials = [_unpacked_trial(number, trial) for number, trial in enumerate(moved.trials)]
+    study = optuna.create_study(
+        study_name=name,
+        storage=storage,
+        direction="maximize",
+    )
     try:
         for key, value in moved.user_attrs.items():
             study.set_user_attr(key, value)
@@ -118,31 +132,37 @@ def unpack(moved: MovedStudy, url: str, name: str) -> None:
         optuna.delete_study(study_name=name, storage=storage)
         if not isinstance(error, Exception):
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
         raise BadInput(
-            f"The study can't be stored: {reason}.", way_out="Export the study again."
+            f"The study can't be stored: {_reason(error)}.", way_out="Export the study again."
         ) from error
 
 
-def _unpacked(number: int, trial: MovedTrial) -> FrozenTrial:
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    reason = lines[0] if lines else type(error).__name__
+    return reason[:MAX_REASON_LENGTH].rstrip(".")
+
+
+def _unpacked_trial(number: int, moved: MovedTrial) -> FrozenTrial:
     try:
-        made = optuna.trial.create_trial(
-            state=TrialState[trial.state],
-            params=dict(trial.params),
-            distributions={
-                name: json_to_distribution(text) for name, text in trial.distributions.items()
-            },
-            user_attrs=dict(trial.user_attrs),
-            constraints=dict(trial.constraints),
-            values=None if trial.values is None else list(trial.values),
+        distributions = {}
+        for name, text in moved.distributions.items():
+            distributions[name] = json_to_distribution(text)
+        trial = optuna.trial.create_trial(
+            state=TrialState[moved.state],
+            params=dict(moved.params),
+            distributions=distributions,
+            user_attrs=dict(moved.user_attrs),
+            constraints=dict(moved.constraints),
+            values=None if moved.values is None else list(moved.values),
         )
     except Exception as error:  # Optuna raises several types for inconsistent fields
         raise BadInput(
             f"Trial {number} of the file is invalid: {str(error).rstrip('.')}.",
             way_out="Export the study again.",
         ) from error
-    made.datetime_start, made.datetime_complete = (
-        trial.started or made.datetime_start,
-        trial.ended or made.datetime_complete,
-    )
-    return made
+    if moved.started:
+        trial.datetime_start = moved.started
+    if moved.ended:
+        trial.datetime_complete = moved.ended
+    return trial

@@ -38,16 +38,17 @@ from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
 
-CANDIDATE, PURPOSE, EXPECTED, MEASUREMENT, OUTCOME, WHY = (
-    "candidate",
-    "purpose",
-    "expected",
-    "measurement",
-    "outcome",
-    "why",
-)
+# Attributes of a trial
+CANDIDATE = "candidate"
+PURPOSE = "purpose"
+EXPECTED = "expected"
+MEASUREMENT = "measurement"
+OUTCOME = "outcome"
+WHY = "why"
 DRIVER = "driver"  # Name of the driver that began the trial, written with its first row
-PREDICTED, CANDIDATE_ID = "predicted", "candidate_id"  # Attributes of a screened trial
+# Attributes of a screened trial
+PREDICTED = "predicted"
+CANDIDATE_ID = "candidate_id"
 ALL_SCREENED = "screened"  # Attribute of the study: number of screened candidates
 # Screened candidates to record, nearest to the limit first: thousands would take longer than a
 # probe
@@ -70,88 +71,106 @@ class TrialStart:
 class TrialEnd:
     state: TrialState
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    violations: Mapping[str, float] = field(
-        default_factory=dict
-    )  # by constraint, as in `Trial.set_constraint`
+    # by constraint, as in `Trial.set_constraint`
+    violations: Mapping[str, float] = field(default_factory=dict)
     value: float | None = None
 
     @property
     def system_attributes(self) -> dict[str, float]:
-        return {
-            f"{_CONSTRAINTS_KEY}:{name}": violation for name, violation in self.violations.items()
-        }
+        return {f"{_CONSTRAINTS_KEY}:{name}": amount for name, amount in self.violations.items()}
+
+
+# 1. What is written.
 
 
 def trial_start(
-    candidate: Candidate, purpose: Purpose, distributions: Mapping[str, BaseDistribution]
+    candidate: Candidate,
+    purpose: Purpose,
+    distributions: Mapping[str, BaseDistribution],
 ) -> TrialStart:
     params = {name: value for name, value in candidate.knobs.items() if name in distributions}
     attributes = {CANDIDATE: plain(candidate), PURPOSE: purpose}
-    return TrialStart(params=params, distributions=distributions, attributes=attributes)
+    return TrialStart(
+        params=params,
+        distributions=distributions,
+        attributes=attributes,
+    )
 
 
 def measured_end(trial: Trial) -> TrialEnd:
-    measured, speed = trial.measurement, trial.measurement.ranking_speed
+    measurement, speed = trial.measurement, trial.measurement.ranking_speed
     attributes = {
-        MEASUREMENT: plain(measured),
-        OUTCOME: str(measured.outcome),
+        MEASUREMENT: plain(measurement),
+        OUTCOME: str(measurement.outcome),
         WHY: trial.verdict.why,
     }
     if trial.expected is not None:
         attributes[EXPECTED] = plain(trial.expected)
-    if measured.outcome is Outcome.INTERRUPTED:
+    if measurement.outcome is Outcome.INTERRUPTED:
         return TrialEnd(state=TrialState.FAIL, attributes=attributes)
-    fits = trial.verdict.fits and speed is not None
+    state, value = TrialState.PRUNED, None
+    if trial.verdict.fits and speed is not None:
+        state, value = TrialState.COMPLETE, speed.tokens_per_second
+    violations = {_CONSTRAINT: _violation(measurement)}
     return TrialEnd(
-        state=TrialState.COMPLETE if fits else TrialState.PRUNED,
+        state=state,
         attributes=attributes,
-        violations={_CONSTRAINT: _violation(measured)},
-        value=speed.tokens_per_second if fits and speed is not None else None,
+        violations=violations,
+        value=value,
     )
 
 
-def _violation(measured: Measurement) -> float:
+def _violation(measurement: Measurement) -> float:
     """Return need / limit - 1, as a lower bound after an out-of-memory error; at most 0 for a
     candidate that fits.
     """
-    memory, outcome = measured.memory, measured.outcome
-    if outcome is not Outcome.OK and not outcome.is_out_of_memory:
-        return _NOT_MEMORY
-    peak = memory.peak_bytes or 0
+    memory, outcome = measurement.memory, measurement.outcome
+    peak_bytes = memory.peak_bytes or 0
     if outcome is Outcome.OK:
-        return peak / memory.limit_bytes - 1
-    requested = measured.failure.numbers.get("asked_bytes", 0) if measured.failure else 0
-    return max((peak + requested) / memory.limit_bytes - 1, _MIN_VIOLATION)
+        return peak_bytes / memory.limit_bytes - 1
+    if not outcome.is_out_of_memory:
+        return _NOT_MEMORY
+    requested = measurement.failure.numbers.get("asked_bytes", 0) if measurement.failure else 0
+    return max((peak_bytes + requested) / memory.limit_bytes - 1, _MIN_VIOLATION)
 
 
 def screened_end(candidate: Candidate, prediction: Prediction) -> TrialEnd:
     """Return the end of a trial whose candidate was ruled out by prediction."""
     peak, limit_bytes = prediction.peak_memory_bytes, prediction.limit_bytes
-    need = (
-        f"predicted to need {format_bytes(round(peak.value))} of {format_bytes(limit_bytes)}, not"
-        " contradicted by measurements"
-    )
+    if prediction.failure is None:
+        need = format_bytes(round(peak.value))
+        why = (
+            f"predicted to need {need} of {format_bytes(limit_bytes)}, not contradicted by"
+            " measurements"
+        )
+    else:
+        why = f"it would stop with: {prediction.failure}"
+    predicted = {
+        "peak_bytes": peak.value,
+        "peak_bytes_low": peak.low,
+        "peak_bytes_high": peak.high,
+        "limit_bytes": limit_bytes,
+    }
     attributes = {
         CANDIDATE_ID: candidate.id,
-        PREDICTED: {
-            "peak_bytes": peak.value,
-            "peak_bytes_low": peak.low,
-            "peak_bytes_high": peak.high,
-            "limit_bytes": limit_bytes,
-        },
+        PREDICTED: predicted,
         OUTCOME: str(Outcome.SCREENED),
-        WHY: (
-            "screened:"
-            f" {need if prediction.failure is None else f'it would stop with: {prediction.failure}'}"
-        ),
+        WHY: f"screened: {why}",
     }
     violations = {_CONSTRAINT: max(peak.low / limit_bytes - 1, _MIN_VIOLATION)}
-    return TrialEnd(state=TrialState.PRUNED, attributes=attributes, violations=violations)
+    return TrialEnd(
+        state=TrialState.PRUNED,
+        attributes=attributes,
+        violations=violations,
+    )
 
 
 def failed_end(why: str) -> TrialEnd:
     """Return the end of a trial without an outcome of its candidate."""
     return TrialEnd(state=TrialState.FAIL, attributes={WHY: why})
+
+
+# 2. What is read.
 
 
 def read_trial(frozen: FrozenTrial) -> Trial | None:
@@ -171,18 +190,25 @@ def read_trial(frozen: FrozenTrial) -> Trial | None:
 
 
 def trials_of(study: optuna.Study) -> tuple[Trial, ...]:
-    found = (read_trial(frozen) for frozen in study.get_trials(deepcopy=False))
-    return tuple(trial for trial in found if trial is not None)
+    trials = []
+    for frozen in study.get_trials(deepcopy=False):
+        trial = read_trial(frozen)
+        if trial is not None:
+            trials.append(trial)
+    return tuple(trials)
 
 
 def screened_ids(study: optuna.Study) -> set[str]:
     """Return the ids of the candidates on record as screened."""
-    return {
-        trial.user_attrs[CANDIDATE_ID]
-        for trial in study.get_trials(deepcopy=False)
-        if trial.user_attrs.get(OUTCOME) == str(Outcome.SCREENED)
-        and CANDIDATE_ID in trial.user_attrs
-    }
+    ids = set()
+    for trial in study.get_trials(deepcopy=False):
+        is_screened = trial.user_attrs.get(OUTCOME) == str(Outcome.SCREENED)
+        if is_screened and CANDIDATE_ID in trial.user_attrs:
+            ids.add(trial.user_attrs[CANDIDATE_ID])
+    return ids
+
+
+# 3. Storages.
 
 
 class AtomicMemoryStorage(InMemoryStorage):
@@ -191,19 +217,25 @@ class AtomicMemoryStorage(InMemoryStorage):
     def begin(self, study_id: int, attributes: Mapping[str, Any]) -> FrozenTrial:
         return self.get_trial(self.create_new_trial(study_id, _running(attributes)))
 
-    def enter(self, study_id: int, trial_id: int, entry: TrialStart) -> None:
+    def enter(
+        self,
+        study_id: int,
+        trial_id: int,
+        entry: TrialStart,
+    ) -> None:
         for name, value in entry.params.items():
             distribution = entry.distributions[name]
             self.set_trial_param(trial_id, name, distribution.to_internal_repr(value), distribution)
-        for key, one in entry.attributes.items():
-            self.set_trial_user_attr(trial_id, key, one)
+        for key, value in entry.attributes.items():
+            self.set_trial_user_attr(trial_id, key, value)
 
     def end(self, trial_id: int, end: TrialEnd) -> None:
         for key, value in end.attributes.items():
             self.set_trial_user_attr(trial_id, key, value)
         for key, violation in end.system_attributes.items():
             self.set_trial_system_attr(trial_id, key, violation)
-        self.set_trial_state_values(trial_id, end.state, None if end.value is None else [end.value])
+        values = None if end.value is None else [end.value]
+        self.set_trial_state_values(trial_id, end.state, values)
 
 
 class AtomicRDBStorage(RDBStorage):
@@ -222,29 +254,32 @@ class AtomicRDBStorage(RDBStorage):
     def begin(self, study_id: int, attributes: Mapping[str, Any]) -> FrozenTrial:
         return self._create_new_trial(study_id, _running(attributes))
 
-    def enter(self, study_id: int, trial_id: int, entry: TrialStart) -> None:
+    def enter(
+        self,
+        study_id: int,
+        trial_id: int,
+        entry: TrialStart,
+    ) -> None:
         # If only the reply to an earlier try was lost, the rows exist already: that error is
         # ignored.
         with _create_scoped_session(self.scoped_session, ignore_integrity_error=True) as session:
             rows = []
             for name, value in entry.params.items():
                 distribution = entry.distributions[name]
-                inner = distribution.to_internal_repr(value)
+                internal_value = distribution.to_internal_repr(value)
                 if self._compatible.get((study_id, name)) != distribution:
                     self._set_trial_param_without_commit(
-                        session, trial_id, name, inner, distribution
+                        session, trial_id, name, internal_value, distribution
                     )
                     self._compatible[study_id, name] = distribution
                     continue
-                as_json = distribution_to_json(distribution)
-                rows.append(
-                    {
-                        "trial_id": trial_id,
-                        "param_name": name,
-                        "param_value": inner,
-                        "distribution_json": as_json,
-                    }
-                )
+                row = {
+                    "trial_id": trial_id,
+                    "param_name": name,
+                    "param_value": internal_value,
+                    "distribution_json": distribution_to_json(distribution),
+                }
+                rows.append(row)
             if rows:
                 session.execute(insert(models.TrialParamModel), rows)
             _insert(session, models.TrialUserAttributeModel, trial_id, entry.attributes)
@@ -259,7 +294,8 @@ class AtomicRDBStorage(RDBStorage):
             _insert(session, models.TrialSystemAttributeModel, trial_id, end.system_attributes)
             if end.value is not None:
                 self._set_trial_value_without_commit(session, trial, 0, end.value)
-            trial.state, trial.datetime_complete = end.state, datetime.now()
+            trial.state = end.state
+            trial.datetime_complete = datetime.now()
 
     def _get_trials(
         self,
@@ -271,37 +307,37 @@ class AtomicRDBStorage(RDBStorage):
         """Read all trials except unchanged running ones: Optuna's cache reads every running
         trial again each time.
         """
-        again = (
-            self._running and included_trial_ids and states is None
-        )  # without a cache, everything is read
-        now = self._states(study_id, included_trial_ids, trial_id_greater_than) if again else {}
-        still = {
-            number: trial
-            for number, trial in self._running.items()
-            if now.get(number) is TrialState.RUNNING
-        }
-        if still:
-            included_trial_ids, trial_id_greater_than = now.keys() - still.keys(), max(now)
-        read = super()._get_trials(study_id, states, included_trial_ids, trial_id_greater_than)
-        running = {
-            trial._trial_id: trial
-            for trial in read
-            if trial.state is TrialState.RUNNING and trial.params
-        }
-        self._running = {**still, **running}
-        return sorted([*still.values(), *read], key=lambda trial: trial._trial_id)
+        # 1. Find the running trials that are unchanged. Without a cache, everything is read.
+        unchanged: dict[int, FrozenTrial] = {}
+        if self._running and included_trial_ids and states is None:
+            current = self._states(study_id, included_trial_ids, trial_id_greater_than)
+            for trial_id, trial in self._running.items():
+                if current.get(trial_id) is TrialState.RUNNING:
+                    unchanged[trial_id] = trial
+            if unchanged:
+                included_trial_ids = current.keys() - unchanged.keys()
+                trial_id_greater_than = max(current)
+
+        # 2. Read the others.
+        trials = super()._get_trials(study_id, states, included_trial_ids, trial_id_greater_than)
+        self._running = dict(unchanged)
+        for trial in trials:
+            if trial.state is TrialState.RUNNING and trial.params:
+                self._running[trial._trial_id] = trial
+        return sorted([*unchanged.values(), *trials], key=lambda trial: trial._trial_id)
 
     def _states(
-        self, study_id: int, included: set[int], greater_than: int
+        self,
+        study_id: int,
+        included: set[int],
+        greater_than: int,
     ) -> dict[int, TrialState]:
         """Return the states of the trials that Optuna would read."""
         trial = models.TrialModel
-        meant = or_(trial.trial_id > greater_than, trial.trial_id.in_(included))
+        is_read = or_(trial.trial_id > greater_than, trial.trial_id.in_(included))
+        query = select(trial.trial_id, trial.state).where(trial.study_id == study_id, is_read)
         with _create_scoped_session(self.scoped_session) as session:
-            found = session.execute(
-                select(trial.trial_id, trial.state).where(trial.study_id == study_id, meant)
-            )
-            return {row.trial_id: row.state for row in found}
+            return {row.trial_id: row.state for row in session.execute(query)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,38 +351,49 @@ class TrialWriter:
 
     def begin(self, driver: str | None) -> FrozenTrial:
         """Create a running trial; its description is written later."""
-        self.study._thread_local.cached_all_trials = (
-            None  # samplers read all trials once per new one
-        )
-        return self.storage.begin(self.study._study_id, {} if driver is None else {DRIVER: driver})
+        self._forget_cached_trials()
+        attributes = {} if driver is None else {DRIVER: driver}
+        return self.storage.begin(self.study._study_id, attributes)
 
     def enter(self, trial: FrozenTrial, entry: TrialStart) -> None:
         self.storage.enter(self.study._study_id, trial._trial_id, entry)
 
     def end(self, trial: FrozenTrial, end: TrialEnd) -> None:
         """Write the end; UpdateFinishedTrialError if another driver ended the trial differently."""
-        self.study._thread_local.cached_all_trials = None
+        self._forget_cached_trials()
         self.storage.end(trial._trial_id, end)
+
+    def _forget_cached_trials(self) -> None:
+        """Let samplers read all trials again, once per new one."""
+        self.study._thread_local.cached_all_trials = None
 
 
 def _running(attributes: Mapping[str, Any]) -> FrozenTrial:
     return create_trial(state=TrialState.RUNNING, user_attrs=dict(attributes))
 
 
-def _insert(session: Session, model: Any, trial_id: int, attributes: Mapping[str, Any]) -> None:
-    rows = [
-        {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)}
-        for key, value in attributes.items()
-    ]
+def _insert(
+    session: Session,
+    model: Any,
+    trial_id: int,
+    attributes: Mapping[str, Any],
+) -> None:
+    rows = []
+    for key, value in attributes.items():
+        rows.append({"trial_id": trial_id, "key": key, "value_json": json.dumps(value)})
     if rows:
         session.execute(insert(model), rows)
 
 
-def _has_attributes(session: Session, trial_id: int, attributes: Mapping[str, Any]) -> bool:
+def _has_attributes(
+    session: Session,
+    trial_id: int,
+    attributes: Mapping[str, Any],
+) -> bool:
     """Return True if the trial has all of these attributes, which only this driver could have
     written.
     """
-    mine = models.TrialUserAttributeModel
-    there = session.execute(select(mine.key, mine.value_json).where(mine.trial_id == trial_id))
-    written = {row.key: row.value_json for row in there}
+    model = models.TrialUserAttributeModel
+    query = select(model.key, model.value_json).where(model.trial_id == trial_id)
+    written = {row.key: row.value_json for row in session.execute(query)}
     return all(written.get(key) == json.dumps(value) for key, value in attributes.items())

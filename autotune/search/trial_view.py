@@ -1,29 +1,48 @@
-"""View of the trials so far, with the queries of the agenda.
+"""View of the trials so far: all that the agenda, the sampler and the conclusion ask of them.
+
+It is computed from the search problem and the recorded trials alone, so that a resumed study
+continues identically. It depends on no storage and on no loop.
 
 Tiers are groups of candidates with equal learning knobs, most preferred first. Tokens per second
 are compared within a tier. Between tiers the space's declared order decides: the knob that relaxes
 first varies fastest, so the first tier that fits preserves the most protected knobs.
+
+States of a candidate, of which the first that applies counts:
+
+    measured   a probe has ended, or was ended from outside MAX_ATTEMPTS times
+    implied    a measured out-of-memory error rules it out
+    refused    the corrected prediction rules it out ("screened" in the answer)
+    pending    under measurement by a driver of the study
+    open       none of these
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from autotune.core.answer import Trial
-from autotune.core.measurement import Outcome, Speed, highest_by_phase, judge
+from autotune.core.measurement import Outcome, Speed
 from autotune.core.run_statistics import RunSpread, learn_run_spread
 from autotune.core.space import Candidate, KnobValue, SearchSpace
+from autotune.search.pooling import pooled
 from autotune.search.surrogate.candidate_table import BoolArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates, SurrogateModel
 
+# Attempts at a candidate whose probes were ended from outside: the first, and two more
+MAX_ATTEMPTS = 3
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    eq=False,
+)
 class Tier:
     """All candidates with the same learning knobs."""
 
@@ -40,82 +59,30 @@ def tiers_of(space: SearchSpace, candidates: Iterable[Candidate]) -> tuple[Tier,
     groups: dict[tuple[int, ...], list[Candidate]] = {}
     for candidate in candidates:
         groups.setdefault(_rank(space, candidate), []).append(candidate)
-    return tuple(
-        Tier(learning=learning_values(space, members[0]), candidates=tuple(members))
-        for _, members in sorted(groups.items())
-    )
+    tiers = []
+    for _, members in sorted(groups.items()):
+        learning = learning_values(space, members[0])
+        tiers.append(Tier(learning=learning, candidates=tuple(members)))
+    return tuple(tiers)
 
 
 def learning_values(space: SearchSpace, candidate: Candidate) -> dict[str, KnobValue]:
     """Return the candidate's learning knobs, which identify its tier."""
-    knobs = space.learning_knobs(candidate.settings)
-    return {knob.name: candidate.knobs[knob.name] for knob in knobs if knob.name in candidate.knobs}
+    values = {}
+    for knob in space.learning_knobs(candidate.settings):
+        if knob.name in candidate.knobs:
+            values[knob.name] = candidate.knobs[knob.name]
+    return values
 
 
 def _rank(space: SearchSpace, candidate: Candidate) -> tuple[int, ...]:
     """Return each learning knob's position in its preference order, the most protected knob
     first.
     """
-    learning = space.learning_knobs(candidate.settings)
-    never_relaxed = [knob for knob in learning if knob.name not in space.relax]
-    relaxed = sorted(
-        (knob for knob in learning if knob.name in space.relax),
-        key=lambda knob: -space.relax.index(knob.name),
-    )
-    ordered = (knob for knob in [*never_relaxed, *relaxed] if knob.name in candidate.knobs)
-    return tuple(knob.choices.index(candidate.knobs[knob.name]) for knob in ordered)
-
-
-def pooled(confirmations: Sequence[Trial]) -> Trial:
-    """Return the confirmations of one candidate as one trial; a failed one represents all. One
-    long probe cannot separate a fast candidate from a temporarily fast machine, so finalists
-    take turns.
-    """
-    failed = next((trial for trial in confirmations if not trial.verdict.fits), None)
-    if failed is not None or len(confirmations) == 1:
-        return failed or confirmations[0]
-    measurements = [trial.measurement for trial in confirmations]
-    memories, costs = [one.memory for one in measurements], [one.cost for one in measurements]
-    highest = max(memories, key=lambda memory: memory.peak_bytes or 0)
-    device = [cost.device_seconds for cost in costs if cost.device_seconds is not None]
-    summed = ("total_seconds", "load_seconds", "setup_seconds", "loop_seconds")
-    together = replace(
-        measurements[-1],
-        memory=replace(highest, phase_peak_bytes=highest_by_phase(memories)),
-        worst=_all_cycles([one.worst for one in measurements]),
-        typical=_all_cycles([one.typical for one in measurements]),
-        optimizer_steps=sum(one.optimizer_steps for one in measurements),
-        cost=replace(
-            costs[-1],
-            **{name: sum(getattr(cost, name) for cost in costs) for name in summed},
-            device_seconds=sum(device) if len(device) == len(costs) else None,
-        ),
-    )
-    return replace(confirmations[-1], measurement=together, verdict=judge(together))
-
-
-def _all_cycles(speeds: Sequence[Speed | None]) -> Speed | None:
-    known = [speed for speed in speeds if speed is not None]
-    if not known:
-        return None
-    seconds: Counter[str] = Counter()
-    for speed in known:
-        seconds.update(speed.phase_seconds)
-    return replace(
-        known[-1],
-        cycle_seconds=tuple(cycle for speed in known for cycle in speed.cycle_seconds),
-        cycle_loss_tokens=tuple(tokens for speed in known for tokens in speed.cycle_loss_tokens),
-        prompt_tokens=sum(speed.prompt_tokens for speed in known),
-        phase_seconds=dict(seconds),
-        user_reward_seconds=sum(speed.user_reward_seconds for speed in known),
-        cut_short=any(speed.cut_short for speed in known),
-        runs=sum(speed.runs for speed in known),
-    )
-
-
-MAX_ATTEMPTS = (
-    3  # Attempts at a candidate whose probes were ended from outside: the first, and two more
-)
+    values = learning_values(space, candidate)
+    names = [name for name in values if name not in space.relax]
+    names += [name for name in reversed(space.relax) if name in values]
+    return tuple(space[name].choices.index(values[name]) for name in names)
 
 
 def speed_of(trial: Trial) -> float:
@@ -124,82 +91,79 @@ def speed_of(trial: Trial) -> float:
     return speed.tokens_per_second if speed else float("-inf")
 
 
-def _given_up(trials: Iterable[Trial]) -> set[int]:
-    """Return the numbers of trials that were the last attempt at a candidate which was ended
-    from outside every time. They count as measured, and as interrupted.
-    """
-    attempts: Counter[tuple[str, bool]] = Counter()
-    found = set()
-    for trial in trials:
-        if trial.measurement.ended_from_outside:
-            key = (trial.candidate.id, trial.purpose == "confirm")
-            attempts[key] += 1
-            if attempts[key] == MAX_ATTEMPTS:
-                found.add(trial.number)
-    return found
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    eq=False,
+)
 class SearchProblem:
     """Fixed part of a study."""
 
     tiers: tuple[Tier, ...]
     surrogate: SurrogateModel
     baseline: Candidate | None
-    uses_surrogate: bool = (
-        True  # False for Optuna's own samplers, which choose within the tier by themselves
-    )
+    # False for Optuna's own samplers, which choose within the tier by themselves
+    uses_surrogate: bool = True
+    # Trials of other studies on the same model, versions and hardware: evidence, not counted as
+    # measured here
     earlier: tuple[Trial, ...] = ()
-    """Trials of other studies on the same model, versions and hardware: evidence, not counted as
-    measured here.
-    """
 
     @cached_property
     def rows(self) -> dict[Tier, IndexArray]:
-        return {tier: self.surrogate.table.indices(tier.candidates) for tier in self.tiers}
+        return {tier: self.surrogate.table.rows_of(tier.candidates) for tier in self.tiers}
 
     @cached_property
     def tier_of(self) -> dict[str, Tier]:
-        return {one.id: tier for tier in self.tiers for one in tier.candidates}
+        """Tier by candidate id."""
+        tiers = {}
+        for tier in self.tiers:
+            for candidate in tier.candidates:
+                tiers[candidate.id] = tier
+        return tiers
 
 
 class TrialView:
-    """State derived from the recorded trials alone, so that a resumed study continues
-    identically.
-    """
+    """State derived from the recorded trials."""
 
     def __init__(
-        self, problem: SearchProblem, trials: Sequence[Trial], pending: frozenset[str] = frozenset()
+        self,
+        problem: SearchProblem,
+        trials: Sequence[Trial],
+        pending: frozenset[str] = frozenset(),
     ) -> None:
         """`pending`: ids of candidates under measurement, which no other driver starts."""
-        self.problem, self.table = problem, problem.surrogate.table
-        self.tiers, self.baseline = problem.tiers, problem.baseline
+        self.problem = problem
+        self.table = problem.surrogate.table
+        self.tiers = problem.tiers
+        self.baseline = problem.baseline
         self.all = tuple(trials)
-        given_up = _given_up(trials)
-        self.completed = [
-            trial
-            for trial in trials
-            if trial.measurement.outcome is not Outcome.INTERRUPTED or trial.number in given_up
-        ]
-        self.probes = [trial for trial in self.completed if trial.purpose != "confirm"]
-        self.rounds: dict[str, list[Trial]] = {}
+        self.pending = pending
+
+        # 1. Trials that count: an interrupted one does not, unless its candidate is given up.
+        last_attempts = _last_attempts(trials)
+        self.completed: list[Trial] = []
+        for trial in trials:
+            interrupted = trial.measurement.outcome is Outcome.INTERRUPTED
+            if not interrupted or trial.number in last_attempts:
+                self.completed.append(trial)
+
+        # 2. Probes of the search, and confirmations of its finalists.
+        self.probes: list[Trial] = []
+        self.rounds: dict[str, list[Trial]] = {}  # Confirmations by candidate id
         for trial in self.completed:
             if trial.purpose == "confirm":
                 self.rounds.setdefault(trial.candidate.id, []).append(trial)
-        self.confirmations = {
-            candidate_id: pooled(trials) for candidate_id, trials in self.rounds.items()
-        }
-        self.measured: Mapping[str, Trial] = {trial.candidate.id: trial for trial in self.probes}
-        # A confirmation's speed must not reopen a finished search; a confirmation that ran out of
-        # memory may.
-        informative = [
-            trial
-            for trial in self.completed
-            if trial.purpose != "confirm" or not trial.verdict.fits
-        ]
-        self._observed = [*problem.earlier, *informative]
-        self.pending = pending
+            else:
+                self.probes.append(trial)
+        self.measured: dict[str, Trial] = {}  # Last probe by candidate id
+        for trial in self.probes:
+            self.measured[trial.candidate.id] = trial
+        self.confirmations: dict[str, Trial] = {}  # Pooled, by candidate id
+        for candidate_id, confirmations in self.rounds.items():
+            self.confirmations[candidate_id] = pooled(confirmations)
         self._contenders: dict[Tier, list[Trial]] = {}
+
+    # 1. Estimates, and the states of the candidates.
 
     @cached_property
     def estimates(self) -> Estimates:
@@ -207,20 +171,30 @@ class TrialView:
         return self.problem.surrogate.estimate(self._observed, self.pending)
 
     @cached_property
+    def _observed(self) -> list[Trial]:
+        """Trials that the estimates use. A confirmation's speed must not reopen a finished search;
+        a confirmation that ran out of memory may.
+        """
+        observed = list(self.problem.earlier)
+        for trial in self.completed:
+            if trial.purpose != "confirm" or not trial.verdict.fits:
+                observed.append(trial)
+        return observed
+
+    @cached_property
     def _measured(self) -> BoolArray:
         return self.table.mask(self.measured)
 
     @cached_property
     def _implied(self) -> BoolArray:
-        return np.asarray(
-            self.problem.surrogate.implied(self._observed).impossible & ~self._measured
-        )
+        impossible = self.problem.surrogate.implied(self._observed).impossible
+        return impossible & ~self._measured
 
     @cached_property
     def _refused(self) -> BoolArray:
         if not self.problem.surrogate.screens:
             return np.zeros_like(self._measured)
-        return np.asarray(self.estimates.refused & ~self._measured & ~self._implied)
+        return self.estimates.refused & ~self._measured & ~self._implied
 
     @cached_property
     def _pending(self) -> BoolArray:
@@ -228,7 +202,7 @@ class TrialView:
 
     @cached_property
     def _open(self) -> BoolArray:
-        return np.asarray(~(self._measured | self._implied | self._refused | self._pending))
+        return ~(self._measured | self._implied | self._refused | self._pending)
 
     @property
     def implied(self) -> frozenset[str]:
@@ -240,38 +214,51 @@ class TrialView:
         """Ids of the candidates that the corrected prediction rules out."""
         return self._ids(self._refused)
 
+    def _ids(self, mask: BoolArray) -> frozenset[str]:
+        return frozenset(self.table.candidates[row].id for row in np.flatnonzero(mask))
+
     def is_open(self, candidate: Candidate) -> bool:
-        return bool(self._open[self.table.index[candidate.id]])
+        return bool(self._open[self.table.row_by_id[candidate.id]])
 
     def open_in(self, tier: Tier) -> IndexArray:
         return self._in_tier(tier, self._open)
 
     def refused_in(self, tier: Tier) -> IndexArray:
-        return self._in_tier(tier, np.asarray(self._refused & ~self._pending))
+        return self._in_tier(tier, self._refused & ~self._pending)
+
+    def _in_tier(self, tier: Tier, mask: BoolArray) -> IndexArray:
+        rows = self.problem.rows[tier]
+        return rows[mask[rows]]
+
+    # 2. Trials by tier.
 
     def probed_in(self, tier: Tier) -> list[Trial]:
         """Return the tier's trials in order of measurement."""
-        return [
-            trial for trial in self.probes if self.problem.tier_of.get(trial.candidate.id) is tier
-        ]
+        tier_of = self.problem.tier_of
+        return [trial for trial in self.probes if tier_of.get(trial.candidate.id) is tier]
 
     def contenders(self, tier: Tier) -> list[Trial]:
         """Return the tier's trials that fit and that no confirmation refuted, fastest first."""
         if tier not in self._contenders:
-            refuted = {
-                name for name, together in self.confirmations.items() if not together.verdict.fits
-            }
-            fitting = [
-                trial
-                for trial in self.probed_in(tier)
-                if trial.verdict.fits and trial.candidate.id not in refuted
-            ]
-            self._contenders[tier] = sorted(fitting, key=speed_of, reverse=True)
+            fitting = [trial for trial in self.probed_in(tier) if self._still_fits(trial)]
+            fitting.sort(key=speed_of, reverse=True)
+            self._contenders[tier] = fitting
         return self._contenders[tier]
+
+    def _still_fits(self, trial: Trial) -> bool:
+        return trial.verdict.fits and self.evidence(trial).verdict.fits
+
+    def same_tier_contenders(self, candidate: Candidate) -> list[Trial]:
+        """Return the contenders of this candidate's tier, fastest first."""
+        tier = self.problem.tier_of.get(candidate.id)
+        return [] if tier is None else self.contenders(tier)
 
     def tier_of_choice(self) -> Tier | None:
         """Return the most preferred tier with a candidate that fits."""
-        return next((tier for tier in self.tiers if self.contenders(tier)), None)
+        for tier in self.tiers:
+            if self.contenders(tier):
+                return tier
+        return None
 
     def best(self) -> Trial | None:
         """Return the incumbent: the fastest of the tier of choice, by confirmation if there is
@@ -281,26 +268,37 @@ class TrialView:
         if tier is None:
             return None
         contenders = self.contenders(tier)
-        confirmed = [
-            self.confirmations[trial.candidate.id]
-            for trial in contenders
-            if trial.candidate.id in self.confirmations
-        ]
-        return (
-            self.measured[max(confirmed, key=speed_of).candidate.id] if confirmed else contenders[0]
-        )
+        confirmed = self.confirmed_among(contenders)
+        if not confirmed:
+            return contenders[0]
+        fastest = max(confirmed, key=speed_of)
+        return self.measured[fastest.candidate.id]
+
+    def evidence(self, trial: Trial) -> Trial:
+        """Return the candidate's pooled confirmations; without any, its probe."""
+        return self.confirmations.get(trial.candidate.id, trial)
+
+    def is_confirmed(self, candidate: Candidate) -> bool:
+        return candidate.id in self.confirmations
+
+    def confirmed_among(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Return the pooled confirmations of those of the candidates that have any."""
+        confirmed = []
+        for trial in trials:
+            if self.is_confirmed(trial.candidate):
+                confirmed.append(self.evidence(trial))
+        return confirmed
+
+    def confirmation_count(self, candidate: Candidate) -> int:
+        return len(self.rounds.get(candidate.id, ()))
 
     def leader(self, contenders: Iterable[Trial]) -> int:
         """Return the row with the highest estimated speed, which a single lucky probe moves
         little.
         """
-        rows = (self.table.index[trial.candidate.id] for trial in contenders)
-        return max(rows, key=lambda row: float(self.estimates.speed.mean[row]))
-
-    def same_tier_contenders(self, candidate: Candidate) -> list[Trial]:
-        """Return the contenders of this candidate's tier, fastest first."""
-        tier = self.problem.tier_of.get(candidate.id)
-        return [] if tier is None else self.contenders(tier)
+        rows = self.table.rows_of(trial.candidate for trial in contenders)
+        speeds = self.estimates.speed.mean[rows]
+        return int(rows[speeds.argmax()])
 
     def fitting_baseline(self) -> Trial | None:
         """Return the baseline's probe if it fits, was requested, and has the learning knobs of
@@ -309,23 +307,29 @@ class TrialView:
         tier, baseline = self.tier_of_choice(), self.baseline
         if tier is None or baseline is None or baseline.id not in self.problem.tier_of:
             return None
-        if (trial := self.measured.get(baseline.id)) is None:
+        trial = self.measured.get(baseline.id)
+        if trial is None or not self._still_fits(trial):
             return None
-        fits = trial.verdict.fits and self.confirmations.get(baseline.id, trial).verdict.fits
-        return (
-            trial
-            if fits
-            and all(baseline.knobs.get(name) == value for name, value in tier.learning.items())
-            else None
-        )
+        for name, value in tier.learning.items():
+            if baseline.knobs.get(name) != value:
+                return None
+        return trial
+
+    # 3. Cost and spread of the measurements.
 
     def usual_seconds(self, *, load: bool) -> float:
         """Return the expected seconds of a further probe; 0 before the first measurement."""
         if not self.probes:
             return 0.0
-        costs = [trial.measurement.cost for trial in self.probes]
-        probing = statistics.median(cost.total_seconds - cost.load_seconds for cost in costs)
-        return probing + (max(cost.load_seconds for cost in costs) if load else 0.0)
+        probe_seconds, load_seconds = [], []
+        for trial in self.probes:
+            cost = trial.measurement.cost
+            probe_seconds.append(cost.total_seconds - cost.load_seconds)
+            load_seconds.append(cost.load_seconds)
+        seconds = statistics.median(probe_seconds)
+        if load:
+            seconds += max(load_seconds)
+        return seconds
 
     @cached_property
     def run_spread(self) -> RunSpread:
@@ -334,13 +338,22 @@ class TrialView:
         """
         runs: dict[str, list[Speed]] = {}
         for trial in self.completed:
-            if trial.verdict.fits and (speed := trial.measurement.ranking_speed) is not None:
+            speed = trial.measurement.ranking_speed
+            if trial.verdict.fits and speed is not None:
                 runs.setdefault(trial.candidate.id, []).append(speed)
         return learn_run_spread(runs.values())
 
-    def _in_tier(self, tier: Tier, mask: BoolArray) -> IndexArray:
-        rows = self.problem.rows[tier]
-        return rows[mask[rows]]
 
-    def _ids(self, mask: BoolArray) -> frozenset[str]:
-        return frozenset(self.table.candidates[row].id for row in np.flatnonzero(mask))
+def _last_attempts(trials: Iterable[Trial]) -> set[int]:
+    """Return the numbers of trials that were the last attempt at a candidate which was ended
+    from outside every time. They count as measured, and as interrupted.
+    """
+    attempts: Counter[tuple[str, bool]] = Counter()
+    last_attempts = set()
+    for trial in trials:
+        if trial.measurement.ended_from_outside:
+            key = (trial.candidate.id, trial.purpose == "confirm")
+            attempts[key] += 1
+            if attempts[key] == MAX_ATTEMPTS:
+                last_attempts.add(trial.number)
+    return last_attempts

@@ -11,6 +11,7 @@ from autotune.core.errors import BadInput
 from autotune.core.events import Listener, ignore_events
 from autotune.core.job import Job
 from autotune.request.flags import Flags, SolveOptions, flags_of
+from autotune.request.request_parser import read_sources
 from autotune.solver.cheapest_hardware import (
     CheapestHardware,
     find_cheapest_hardware,
@@ -32,20 +33,32 @@ class SolveAnswer:
 def solve(setting: str, *, listener: Listener = ignore_events, **options: Any) -> SolveAnswer:
     """Return the largest value of a setting that fits by prediction; with `setting="gpus"` and
     `price="prices.yaml"` the cheapest hardware of that list."""
-    return solve_flags(
-        setting, flags_of(options, {*SolveOptions.__annotations__, "arguments"}), listener=listener
-    )
+    flags = flags_of(options, {*SolveOptions.__annotations__, "arguments"})
+    return solve_flags(setting, flags, listener=listener)
 
 
-def solve_flags(setting: str, flags: Flags, *, listener: Listener = ignore_events) -> SolveAnswer:
+def solve_flags(
+    setting: str,
+    flags: Flags,
+    *,
+    listener: Listener = ignore_events,
+) -> SolveAnswer:
     """Solve for parsed flags."""
-    flags = flags.replace(mode="predict")
+    sources = read_sources(flags, mode="predict")
     if setting == GPUS:
-        job, offers = find_cheapest_hardware(flags, listener)
-        return SolveAnswer(job=job, cheapest=offers, document=hardware_document(job, offers))
-    if flags.price is not None:
+        job, offers = find_cheapest_hardware(sources, listener)
+        return SolveAnswer(
+            job=job,
+            cheapest=offers,
+            document=hardware_document(job, offers),
+        )
+    if sources.values.prices is not None:
         raise BadInput(
             "--price belongs to `autotune solve gpus`.", way_out="Leave it out, or solve for gpus."
         )
-    job, found = find_largest_value(setting, flags, listener)
-    return SolveAnswer(job=job, largest=found, document=value_document(job, found))
+    job, largest = find_largest_value(setting, sources, listener)
+    return SolveAnswer(
+        job=job,
+        largest=largest,
+        document=value_document(job, largest),
+    )

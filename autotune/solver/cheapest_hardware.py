@@ -5,8 +5,9 @@ cost per step.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from autotune.core.yaml_document import Document, read_document
 from autotune.machine import hardware_detection
 from autotune.prediction.service import PredictionService, open_prediction_service
 from autotune.report.document_rows import interval, job_row, prediction_row
-from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
-from autotune.request.request_parser import parse_request
+from autotune.request.notes import SEVERAL_GPUS
+from autotune.request.request_parser import RequestSources
 from autotune.search.advice import as_flags, ways_to_fit
 from autotune.solver.largest_value import SCHEMA, SolverAttempt, margin_text
 
@@ -49,17 +50,14 @@ class PredictedOffer(SolverAttempt):
     offer: Offer
     # Neutral settings that were changed to make it fit there; empty: as requested
     change: Mapping[str, KnobValue] = field(default_factory=dict)
-    step_seconds: Estimate | None = (
-        None  # of an optimizer step at the longest lengths; None: no speed known
-    )
+    # Of an optimizer step at the longest lengths; None: no speed is known
+    step_seconds: Estimate | None = None
 
     @property
     def step_cost(self) -> Estimate | None:
-        return (
-            None
-            if self.step_seconds is None
-            else self.step_seconds.scaled(self.offer.per_hour / SECONDS_PER_HOUR)
-        )
+        if self.step_seconds is None:
+            return None
+        return self.step_seconds.scaled(self.offer.per_hour / SECONDS_PER_HOUR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,101 +70,124 @@ class CheapestHardware:
     @property
     def per_hour(self) -> PredictedOffer | None:
         """Offer with the lowest price per hour that surely fits."""
-        return next((one for one in self.offers if one.fits), None)
+        return next((offer for offer in self.offers if offer.fits), None)
 
     @property
     def per_step(self) -> PredictedOffer | None:
         """Offer with the lowest predicted cost of a step that surely fits; None: no speed is
         known.
         """
-        known = [
-            (one.step_cost.value, one)
-            for one in self.offers
-            if one.fits and one.step_cost is not None
-        ]
-        return min(known, key=lambda pair: pair[0])[1] if known else None
+        cheapest, lowest_cost = None, math.inf
+        for offer in self.offers:
+            cost = offer.step_cost
+            if offer.fits and cost is not None and cost.value < lowest_cost:
+                cheapest, lowest_cost = offer, cost.value
+        return cheapest
 
 
-def find_cheapest_hardware(flags: Flags, listener: Listener) -> tuple[Job, CheapestHardware]:
+def find_cheapest_hardware(
+    sources: RequestSources, listener: Listener
+) -> tuple[Job, CheapestHardware]:
     """Return the job at the first offer, and the answer."""
-    if flags.price is None:
+    prices = sources.values.prices
+    if prices is None:
         raise BadInput("--price was not given.", way_out=f"Give a YAML file. {EXAMPLE}")
-    if flags.gpus != Flags().gpus:
+    if sources.names_gpus:
         raise BadInput(
             "--gpus is what is solved for.",
             way_out="Leave it out, and list the hardware in the file of --price.",
         )
-    offers, currency = read_prices(Path(flags.price).expanduser())
-    found: list[PredictedOffer] = []
-    refused: list[BadInput] = []
-    opened: tuple[Job, PredictionService] | None = None  # of the first offer
+    offers, currency = read_prices(prices)
+
+    predicted: list[PredictedOffer] = []
+    refusals: list[BadInput] = []
+    first: tuple[Job, PredictionService] | None = None  # that could be parsed
     with contextlib.ExitStack() as open_services:
         for offer in offers:
             listener(Predicting(text=offer.gpus))
             try:
-                request = parse_request(flags.replace(gpus=offer.gpus), limit_prompts=True)
-                if opened is None:
-                    opened = request.job, open_prediction_service(request.job, request.trainer)
-                    open_services.callback(opened[1].close)
-                    # Notes that do not concern one offer's hardware.
-                    here = str(request.job.task.hardware)
-                    notes = tuple(
-                        one
-                        for one in request.notes
-                        if here not in one and not one.startswith("several GPUs")
-                    )
-                    listener(
-                        JobStarted(
-                            job=request.job, candidates=(), assumed=request.assumed, notes=notes
-                        )
-                    )
-                found.append(_predicted(offer, request, opened[1].of(request.job)))
-            except BadInput as error:
-                refused.append(error)
-                found.append(PredictedOffer(offer=offer, refusal=error.what))
-    if opened is None or len(refused) == len(found):
-        raise refused[0]
-    return opened[0], CheapestHardware(offers=tuple(found), currency=currency)
+                request = sources.on(offer.gpus).parse(limit_prompts=True)
+                if first is None:
+                    service = open_prediction_service(request.job, request.trainer)
+                    open_services.callback(service.close)
+                    first = request.job, service
+                    listener(_started(request))
+                predicted.append(_predicted(offer, request, first[1].of(request.job)))
+            except BadInput as refusal:
+                refusals.append(refusal)
+                predicted.append(PredictedOffer(offer=offer, refusal=refusal.what))
+    if first is None or len(refusals) == len(predicted):
+        raise refusals[0]
+    return first[0], CheapestHardware(offers=tuple(predicted), currency=currency)
 
 
-def _predicted(offer: Offer, request: ParsedRequest, service: PredictionService) -> PredictedOffer:
+def _started(request: ParsedRequest) -> JobStarted:
+    """Return the event with the notes that do not concern one offer's hardware."""
+    hardware = str(request.job.task.hardware)
+    notes = [note for note in request.notes if hardware not in note and note != SEVERAL_GPUS]
+    return JobStarted(
+        job=request.job,
+        candidates=(),
+        assumed=request.assumed,
+        notes=tuple(notes),
+    )
+
+
+def _predicted(
+    offer: Offer,
+    request: ParsedRequest,
+    service: PredictionService,
+) -> PredictedOffer:
     """Predict the configuration there; where it does not fit, the best neutral change that makes
     it fit.
     """
+    # 1. The configuration, or its best neutral change.
     candidate = candidate_of_job(request)
     prediction = service.predict(candidate)
-    found = PredictedOffer(offer=offer, candidate=candidate, prediction=prediction)
+    change: Mapping[str, KnobValue] = {}
     if prediction.fits is not True:
         ways = ways_to_fit(request, candidate, service, prediction=prediction)
         way = next((way for way in ways if not way.learning), None)
         if way is not None:
-            knobs = request.whole_space.with_remedies({**candidate.knobs, **way.change})
-            changed = request.trainer.complete(knobs, request.job.task)
-            found = replace(found, candidate=changed, prediction=way.prediction, change=way.change)
-    assert found.candidate is not None and found.prediction is not None
-    iterations = found.candidate.settings.get("num_iterations")
-    composition = request.trainer.compose(found.candidate, request.job.task)
+            change, prediction = way.change, way.prediction
+            knobs = request.whole_space.with_remedies({**candidate.knobs, **change})
+            candidate = request.trainer.complete(knobs, request.job.task)
+
+    # 2. Its speed.
+    iterations = candidate.settings.get("num_iterations")
+    composition = request.trainer.compose(candidate, request.job.task)
     seconds = step_seconds(
-        found.prediction, composition, iterations if isinstance(iterations, int) else 1
+        prediction, composition, iterations if isinstance(iterations, int) else 1
     )
-    return replace(found, step_seconds=seconds)
+    return PredictedOffer(
+        offer=offer,
+        candidate=candidate,
+        prediction=prediction,
+        change=change,
+        step_seconds=seconds,
+    )
 
 
 def step_seconds(
-    prediction: Prediction, composition: Composition, iterations: int = 1
+    prediction: Prediction,
+    composition: Composition,
+    iterations: int = 1,
 ) -> Estimate | None:
     """Return seconds of one optimizer step: its share of a generation cycle.
 
     share = completions per optimizer step / (completions per cycle * uses of each completion)
     """
-    known = [phase.seconds for phase in prediction.phases if phase.seconds is not None]
-    if not known:
+    seconds = [phase.seconds for phase in prediction.phases if phase.seconds is not None]
+    if not seconds:
         return None
-    cycle = sum(known, start=Estimate.exactly(0))
+    cycle = sum(seconds, start=Estimate.exactly(0))
     if composition.generation == "none" or not composition.generation_batch:
         return cycle  # without completions, a cycle is one step
     step = composition.micro_batch * composition.accumulation * composition.ranks
     return cycle.scaled(step / (composition.generation_batch * max(iterations, 1)))
+
+
+# Price list.
 
 
 def read_prices(path: Path) -> tuple[list[Offer], str]:
@@ -176,11 +197,10 @@ def read_prices(path: Path) -> tuple[list[Offer], str]:
     BadInput names the line of what is wrong.
     """
     document = read_document(path)
-    offers = [
-        _offer(document, str(name), price)
-        for name, price in document.content.items()
-        if name != CURRENCY
-    ]
+    offers = []
+    for name, price in document.content.items():
+        if name != CURRENCY:
+            offers.append(_offer(document, str(name), price))
     if not offers:
         raise document.error((), "the price list has no hardware.", way_out=EXAMPLE)
     if len(offers) > MAX_OFFERS:
@@ -189,15 +209,16 @@ def read_prices(path: Path) -> tuple[list[Offer], str]:
             f"more than {MAX_OFFERS} offers.",
             way_out="Leave out those that you would not rent.",
         )
-    return sorted(offers, key=lambda one: one.per_hour), str(document.content.get(CURRENCY) or "")
+    currency = str(document.content.get(CURRENCY) or "")
+    return sorted(offers, key=lambda offer: offer.per_hour), currency
 
 
-def _offer(document: Document, name: str, price: object) -> Offer:
-    if (
-        not isinstance(price, int | float)
-        or isinstance(price, bool)
-        or not 0 < price < float("inf")
-    ):
+def _offer(
+    document: Document,
+    name: str,
+    price: object,
+) -> Offer:
+    if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < math.inf:
         raise document.error((name,), f"{name}: {price!r} is no price above zero.", way_out=EXAMPLE)
     try:
         hardware = hardware_detection.hardware(name, here=())
@@ -205,70 +226,75 @@ def _offer(document: Document, name: str, price: object) -> Offer:
         raise document.error((name,), error.what, way_out=error.way_out) from error
     if hardware.kind != "cuda":
         raise document.error((name,), f"{name} is no GPU.", way_out=EXAMPLE)
-    return Offer(gpus=name, hardware=hardware, per_hour=float(price))
+    return Offer(
+        gpus=name,
+        hardware=hardware,
+        per_hour=float(price),
+    )
 
 
 # Output.
 
 
-def hardware_document(job: Job, found: CheapestHardware) -> dict[str, Any]:
+def hardware_document(job: Job, answer: CheapestHardware) -> dict[str, Any]:
     """Return the document of a price list. `question` names the first offer's hardware."""
-    undecided = any(one.fits is None for one in found.offers)
+    status = "nothing_fits"
+    if answer.per_hour is not None:
+        status = "ok"
+    elif any(offer.fits is None for offer in answer.offers):
+        status = "undecided"
     return {
         "schema": SCHEMA,
-        "status": "ok" if found.per_hour else "undecided" if undecided else "nothing_fits",
+        "status": status,
         "basis": "predicted",
         "setting": "gpus",
-        "cheapest_per_hour": found.per_hour and found.per_hour.offer.gpus,
-        "cheapest_per_step": found.per_step and found.per_step.offer.gpus,
-        "currency": found.currency or None,
-        "offers": [_offer_row(one) for one in found.offers],
+        "cheapest_per_hour": answer.per_hour and answer.per_hour.offer.gpus,
+        "cheapest_per_step": answer.per_step and answer.per_step.offer.gpus,
+        "currency": answer.currency or None,
+        "offers": [_offer_row(offer) for offer in answer.offers],
         "question": job_row(job),
     }
 
 
-def _offer_row(one: PredictedOffer) -> dict[str, Any]:
+def _offer_row(predicted: PredictedOffer) -> dict[str, Any]:
     return {
-        "gpus": one.offer.gpus,
-        "price_per_hour": one.offer.per_hour,
-        "fits": one.fits,
-        "change": dict(one.change),
-        "seconds_per_step": interval(one.step_seconds, 3),
-        "cost_per_step": interval(one.step_cost, 6),
-        "refused_because": one.refusal,
-        "prediction": one.prediction and prediction_row(one.prediction),
+        "gpus": predicted.offer.gpus,
+        "price_per_hour": predicted.offer.per_hour,
+        "fits": predicted.fits,
+        "change": dict(predicted.change),
+        "seconds_per_step": interval(predicted.step_seconds, 3),
+        "cost_per_step": interval(predicted.step_cost, 6),
+        "refused_because": predicted.refusal,
+        "prediction": predicted.prediction and prediction_row(predicted.prediction),
     }
 
 
-def hardware_lines(found: CheapestHardware) -> Iterator[str]:
+def hardware_lines(answer: CheapestHardware) -> Iterator[str]:
     """Yield the answer for a price list, then every offer."""
     yield "Predicted, nothing was measured. A step is an optimizer step at the longest lengths."
-    if found.per_hour is None:
+    if answer.per_hour is None:
         yield "Nothing on the price list surely fits."
     else:
-        yield f"cheapest per hour that fits: {found.per_hour.offer.gpus}"
-    if found.per_step is not None:
-        yield f"cheapest per step that fits: {found.per_step.offer.gpus}"
-    for one in found.offers:
-        price = f"{one.offer.gpus}, {one.offer.per_hour:g} {found.currency}".rstrip()
-        yield f"{price} per hour: {_offer_text(one, found.currency)}"
+        yield f"cheapest per hour that fits: {answer.per_hour.offer.gpus}"
+    if answer.per_step is not None:
+        yield f"cheapest per step that fits: {answer.per_step.offer.gpus}"
+    for predicted in answer.offers:
+        offer = predicted.offer
+        price = f"{offer.gpus}, {offer.per_hour:g} {answer.currency}".rstrip()
+        yield f"{price} per hour: {_offer_text(predicted, answer.currency)}"
 
 
-def _offer_text(one: PredictedOffer, currency: str) -> str:
-    if one.prediction is None:
-        return f"refused. {one.refusal}"
-    verdict = {True: "fits", False: "does not fit", None: "can't be decided"}[one.fits]
-    words = [
-        f"{verdict}{f' with {as_flags(one.change)}' if one.change else ''}",
-        margin_text(one.prediction),
-    ]
-    if one.step_seconds is not None and one.step_cost is not None:
-        value, low, high = (
-            format_seconds(getattr(one.step_seconds, name)) for name in ("value", "low", "high")
-        )
-        cost = (
-            f"{one.step_cost.value:.3g} {currency}".rstrip()
-            + f" ({one.step_cost.low:.3g} to {one.step_cost.high:.3g})"
-        )
-        words.append(f"{value} ({low} to {high}) and {cost} per step")
-    return ", ".join(words)
+def _offer_text(predicted: PredictedOffer, currency: str) -> str:
+    if predicted.prediction is None:
+        return f"refused. {predicted.refusal}"
+    verdict = {True: "fits", False: "does not fit", None: "can't be decided"}[predicted.fits]
+    if predicted.change:
+        verdict += f" with {as_flags(predicted.change)}"
+    parts = [verdict, margin_text(predicted.prediction)]
+    seconds, cost = predicted.step_seconds, predicted.step_cost
+    if seconds is not None and cost is not None:
+        value, low, high = map(format_seconds, (seconds.value, seconds.low, seconds.high))
+        price = f"{cost.value:.3g} {currency}".rstrip()
+        price += f" ({cost.low:.3g} to {cost.high:.3g})"
+        parts.append(f"{value} ({low} to {high}) and {price} per step")
+    return ", ".join(parts)

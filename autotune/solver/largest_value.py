@@ -22,26 +22,20 @@ from autotune.core.space import Candidate, setting_text
 from autotune.core.units import format_bytes
 from autotune.prediction.service import open_prediction_service
 from autotune.report.document_rows import interval, job_row, prediction_row
-from autotune.request.assignments import FLAG_OF_SETTING, parse_holds
-from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
-from autotune.request.request_parser import parse_request
+from autotune.request.request_parser import RequestSources, SettingName, setting_name
 
 Number = int | float
 
 GPUS = "gpus"  # name of the unknown that is no setting
-LENGTHS = (
-    "max_completion_length",
-    "max_prompt_length",
-)  # autotune's names of the lengths whose sum the model's context bounds
-STEPS_PER_OCTAVE = (
-    32  # values tried between a value above 64 and its double; below 64, every whole number
-)
+LENGTHS = ("max_completion_length", "max_prompt_length")  # their sum is at most the model's context
+SMALL_VALUE = 64  # values below it are all tried
+STEPS_PER_OCTAVE = 32  # values tried between a larger value and its double
 LARGEST_TRIED = 2**20
-SHARES = tuple(round(step / 100, 2) for step in range(1, 100))
+SHARES = tuple(round(percent / 100, 2) for percent in range(1, 100))
 """Values of a setting that is a share, like `vllm_gpu_memory_utilization`."""
 
-# difference of two peaks, as a share, below which neither is larger: the allocator's rounding
+# Difference of two peaks, as a share, below which neither is larger: the allocator's rounding.
 EQUAL_MEMORY = 0.01
 
 
@@ -73,65 +67,80 @@ class LargestValue:
     setting: str
     given: Number  # value of the request itself
     surely: Tried | None  # largest value whose whole interval is below the limit
-    possibly: (
-        Tried | None
-    )  # largest value whose interval contains the limit; None: `surely` is the largest
+    # Largest value whose interval contains the limit; None: `surely` is the largest
+    possibly: Tried | None
     next: Tried | None  # smallest tried value above these; None: the largest value of all fits
     tried: tuple[Tried, ...]  # in order of the values
 
 
-def find_largest_value(setting: str, flags: Flags, listener: Listener) -> tuple[Job, LargestValue]:
+def find_largest_value(
+    setting: str,
+    sources: RequestSources,
+    listener: Listener,
+) -> tuple[Job, LargestValue]:
     """Return the job of the request itself, and the answer."""
-    request = parse_request(flags, limit_prompts=True)
-    base = candidate_of_job(request)
-    name, flag = _framework_name(setting, request)
-    given = _number(name, setting, base, request)
+    # 1. The request as it is.
+    request = sources.parse(limit_prompts=True)
+    candidate = candidate_of_job(request)
+    name = setting_name(setting, request.trainer)
+    start = _value_of(name.of_framework, setting, candidate, request)
     listener(
         JobStarted(
-            job=request.job, candidates=(base,), assumed=request.assumed, notes=request.notes
+            job=request.job,
+            candidates=(candidate,),
+            assumed=request.assumed,
+            notes=request.notes,
         )
     )
+
+    # 2. The same with other values.
     with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
 
-        def legal(value: Number) -> bool:
-            return _with_value(flags, name, flag, value)[1] is None
+        def is_legal(value: Number) -> bool:
+            return not isinstance(_legal_request(sources, name, value), IllegalConfiguration)
 
         def predict(value: Number) -> Tried:
-            at, refusal = _with_value(flags, name, flag, value)
-            if at is None:
-                return Tried(value=value, refusal=refusal)
-            listener(Predicting(text=f"{name}={value}"))
-            candidate = candidate_of_job(at)
+            changed = _legal_request(sources, name, value)
+            if isinstance(changed, IllegalConfiguration):
+                return Tried(value=value, refusal=changed.what)
+            listener(Predicting(text=f"{name.of_framework}={value}"))
+            candidate, job = candidate_of_job(changed), changed.job
+            prediction = service.of(job).predict(candidate)
             return Tried(
                 value=value,
-                job=at.job,
+                job=job,
                 candidate=candidate,
-                prediction=service.of(at.job).predict(candidate),
+                prediction=prediction,
             )
 
-        values = values_from(given, _context_bound(name, base, request))
-        found = LargestValueSearch(
-            setting=name, values=values, is_legal=legal, predict=predict
-        ).run(given)
-    return request.job, found
-
-
-def _number(name: str, setting: str, base: Candidate, request: ParsedRequest) -> Number:
-    """Return the request's own value; BadInput if the setting is unknown or no number."""
-    known = {
-        **{field: one.default for field, one in request.trainer.fields().items()},
-        **base.settings,
-    }
-    if name not in known:
-        raise UnknownName("setting", setting, [*base.settings, *request.trainer.canonical, GPUS])
-    value = known[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        fix = (
-            "Give it a first value with --set."
-            if value is None
-            else "Solve for a number, like max_completion_length."
+        search = LargestValueSearch(
+            setting=name.of_framework,
+            values=values_from(start, _context_bound(name.of_framework, candidate, request)),
+            is_legal=is_legal,
+            predict=predict,
         )
-        raise BadInput(f"{name} is {value!r:.60}, not a number above zero.", way_out=fix)
+        return request.job, search.run(start)
+
+
+def _value_of(
+    name: str,
+    typed: str,
+    candidate: Candidate,
+    request: ParsedRequest,
+) -> Number:
+    """Return the request's own value; BadInput if the setting is unknown or no number."""
+    fields = request.trainer.fields()
+    if name in candidate.settings:
+        value: object = candidate.settings[name]
+    elif name in fields:
+        value = fields[name].default
+    else:
+        raise UnknownName("setting", typed, [*candidate.settings, *request.trainer.canonical, GPUS])
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        way_out = "Solve for a number, like max_completion_length."
+        if value is None:
+            way_out = "Give it a first value with --set."
+        raise BadInput(f"{name} is {value!r:.60}, not a number above zero.", way_out=way_out)
     if isinstance(value, float) and value >= 1:
         raise BadInput(
             f"{name} is {value}, neither a whole number nor a share.",
@@ -140,63 +149,58 @@ def _number(name: str, setting: str, base: Candidate, request: ParsedRequest) ->
     return value
 
 
-def _framework_name(setting: str, request: ParsedRequest) -> tuple[str, str | None]:
-    """Return the framework's name of a setting, and autotune's flag for it where there is one."""
-    canonical = request.trainer.canonical
-    by_flag = {flag: own for own, flag in FLAG_OF_SETTING.items()}
-    own = by_flag.get(setting, setting)
-    own = next((one for one, name in canonical.items() if name == own), own)
-    return canonical.get(own, own), FLAG_OF_SETTING.get(own) if own in canonical else None
-
-
-def _with_value(
-    flags: Flags, name: str, flag: str | None, value: Number
-) -> tuple[ParsedRequest | None, str | None]:
-    """Return the request with this value, or the rule that refuses it."""
-    set_, hold = (
-        [text for text in texts if name not in parse_holds([text])]
-        for texts in (flags.set, flags.hold)
-    )
-    given = {flag: value} if flag else {}
+def _legal_request(
+    sources: RequestSources,
+    name: SettingName,
+    value: Number,
+) -> ParsedRequest | IllegalConfiguration:
+    """Return the request with another value of the setting, or the refusal of its framework."""
     try:
-        at = flags.replace(
-            hold=tuple(hold), set=(*set_, *([] if flag else [f"{name}={value}"])), **given
-        )
-        request = parse_request(at, limit_prompts=True)
+        request = sources.with_value(name, value).parse(limit_prompts=True)
         candidate_of_job(request)
-    except IllegalConfiguration as error:
-        return None, error.what
-    return request, None
+    except IllegalConfiguration as refusal:
+        return refusal
+    return request
 
 
-def _context_bound(name: str, base: Candidate, request: ParsedRequest) -> int | None:
+def _context_bound(
+    name: str,
+    candidate: Candidate,
+    request: ParsedRequest,
+) -> int | None:
     """Return the largest length that the model's context holds; None: no length, or an unknown
     context.
     """
     config = request.job.task.workload.model.config
-    inner = config.get("text_config")
-    context = (inner if isinstance(inner, dict) else config).get("max_position_embeddings")
-    own = [request.trainer.canonical.get(length) for length in LENGTHS]
-    if name not in own or not isinstance(context, int):
+    text_config = config.get("text_config")
+    if isinstance(text_config, dict):
+        config = text_config
+    context = config.get("max_position_embeddings")
+    lengths = [request.trainer.canonical.get(length) for length in LENGTHS]
+    if name not in lengths or not isinstance(context, int):
         return None
-    other = base.settings.get(next((one for one in own if one is not None and one != name), ""))
-    return max(1, context - (other if isinstance(other, int) else 0))
+    for other in lengths:
+        if other is not None and other != name:
+            length = candidate.settings.get(other)
+            return max(1, context - length) if isinstance(length, int) else max(1, context)
+    return max(1, context)
 
 
 def values_from(start: Number, most: Number | None = None) -> tuple[Number, ...]:
     """Return the values among which is searched, ascending, `start` among them."""
     if isinstance(start, float):
         return tuple(sorted({*SHARES, start}))
-    top = min(most or LARGEST_TRIED, LARGEST_TRIED)
-    octaves = [2**power for power in range(6, LARGEST_TRIED.bit_length())]
-    coarse = {
-        octave + step * octave // STEPS_PER_OCTAVE
-        for octave in octaves
-        for step in range(STEPS_PER_OCTAVE)
-    }
-    return tuple(
-        sorted({start, top, *(value for value in (*range(1, 64), *coarse) if value <= top)})
-    )
+    largest = min(most or LARGEST_TRIED, LARGEST_TRIED)
+    values: set[Number] = {start, largest}
+    values.update(value for value in range(1, SMALL_VALUE) if value <= largest)
+    octave = SMALL_VALUE
+    while octave <= LARGEST_TRIED:
+        for step in range(STEPS_PER_OCTAVE):
+            value = octave + step * octave // STEPS_PER_OCTAVE
+            if value <= largest:
+                values.add(value)
+        octave *= 2
+    return tuple(sorted(values))
 
 
 @dataclass
@@ -207,60 +211,78 @@ class LargestValueSearch:
     values: Sequence[Number]
     is_legal: Callable[[Number], bool]
     predict: Callable[[Number], Tried]
-    _known: dict[Number, Tried] = field(default_factory=dict)
+    _tried: dict[Number, Tried] = field(default_factory=dict)
 
-    def run(self, given: Number) -> LargestValue:
-        surely = self._last(given, lambda tried: tried.fits is True)
-        possibly = self._last(
-            given if surely is None else surely, lambda tried: tried.fits is not False
-        )
-        tried = tuple(self._known[value] for value in sorted(self._known))
-        peaks = [
-            (one.value, one.prediction.peak_memory_bytes.value)
-            for one in tried
-            if one.prediction is not None
-        ]
-        if len(peaks) > 1 and len({peak for _, peak in peaks}) == 1:
-            raise BadInput(
-                f"{self.setting}: without effect on memory from {peaks[0][0]} to {peaks[-1][0]}.",
-                way_out="Solve for a setting that takes memory, like max_completion_length.",
-            )
-        top = max((value for value in (surely, possibly) if value is not None), default=None)
+    def run(self, start: Number) -> LargestValue:
+        # 1. The largest value that surely fits, and from there the largest that may fit.
+        surely = self._last(start, lambda tried: tried.fits is True)
+        from_here = start if surely is None else surely
+        possibly = self._last(from_here, lambda tried: tried.fits is not False)
+        tried = tuple(self._tried[value] for value in sorted(self._tried))
+        self._refuse_without_effect(tried)
+
+        # 2. The first value above both.
+        fitting = [value for value in (surely, possibly) if value is not None]
+        above = tried
+        if fitting:
+            above = tuple(attempt for attempt in tried if attempt.value > max(fitting))
         return LargestValue(
             setting=self.setting,
-            given=given,
-            surely=None if surely is None else self._known[surely],
-            possibly=None if possibly in (None, surely) else self._known[possibly],
-            next=next((one for one in tried if top is None or one.value > top), None),
+            given=start,
+            surely=None if surely is None else self._tried[surely],
+            possibly=None if possibly in (None, surely) else self._tried[possibly],
+            next=above[0] if above else None,
             tried=tried,
         )
 
     def _last(self, start: Number, holds: Callable[[Tried], bool]) -> Number | None:
         """Return the last value for which the condition holds; None: for none."""
-        # 1. Double, or halve, until the condition changes.
-        low: Number | None = None
-        high: Number | None = None
-        if holds(self._at(start)):
-            low = start
-            while high is None:
-                double = self._double(low)
-                if double == low:
-                    return low
-                low, high = (double, None) if holds(self._at(double)) else (low, double)
-        else:
-            high = value = start
-            while low is None and value > self.values[0]:
-                value = self.values[max(bisect.bisect_right(self.values, value / 2) - 1, 0)]
-                if holds(self._at(value)):
-                    low = value
-                elif self._at(value).refusal is None:
-                    high = value
-        # 2. Bisect the legal values between.
-        between = [
-            value
-            for value in self.values
-            if (low is None or value > low) and value < high and self.is_legal(value)
-        ]
+        if not holds(self._at(start)):
+            return self._bisect(*self._halve_until(start, holds), holds)
+        low, high = self._double_while(start, holds)
+        return low if high is None else self._bisect(low, high, holds)
+
+    def _double_while(
+        self, low: Number, holds: Callable[[Tried], bool]
+    ) -> tuple[Number, Number | None]:
+        """Return a value for which the condition holds, and its double, for which it does not;
+        None: it holds up to the largest value.
+        """
+        while True:
+            double = self._double(low)
+            if double == low:
+                return low, None
+            if not holds(self._at(double)):
+                return low, double
+            low = double
+
+    def _halve_until(
+        self, start: Number, holds: Callable[[Tried], bool]
+    ) -> tuple[Number | None, Number]:
+        """Return a value for which the condition holds (None: for none), and the smallest known
+        one above it for which it does not.
+        """
+        high = value = start
+        while value > self.values[0]:
+            value = self.values[max(bisect.bisect_right(self.values, value / 2) - 1, 0)]
+            if holds(self._at(value)):
+                return value, high
+            if self._at(value).refusal is None:
+                high = value
+        return None, high
+
+    def _bisect(
+        self,
+        low: Number | None,
+        high: Number,
+        holds: Callable[[Tried], bool],
+    ) -> Number | None:
+        """Return the last legal value below `high` for which the condition holds, else `low`."""
+        between = []
+        for value in self.values:
+            is_between = value < high and (low is None or value > low)
+            if is_between and self.is_legal(value):
+                between.append(value)
         below, above = 0, len(between)
         while below < above:
             middle = (below + above) // 2
@@ -276,36 +298,49 @@ class LargestValueSearch:
         """
         first = min(bisect.bisect_left(self.values, 2 * value), len(self.values) - 1)
         last = bisect.bisect_right(self.values, 8 * value)
-        return next(
-            (one for one in self.values[first:last] if self.is_legal(one)), self.values[first]
-        )
+        for larger in self.values[first:last]:
+            if self.is_legal(larger):
+                return larger
+        return self.values[first]
 
     def _at(self, value: Number) -> Tried:
-        if value not in self._known:
-            self._known[value] = self.predict(value)
+        if value not in self._tried:
+            self._tried[value] = self.predict(value)
             self._refuse_falling()
-        return self._known[value]
+        return self._tried[value]
 
     def _refuse_falling(self) -> None:
-        peaks = [
-            (value, tried.prediction)
-            for value, tried in sorted(self._known.items())
-            if tried.prediction is not None
-        ]
-        for (low, before), (high, after) in pairwise(peaks):
-            smaller, larger = before.peak_memory_bytes.value, after.peak_memory_bytes.value
-            needs_less = (
-                after.torch_peak_allocated_bytes.value < before.torch_peak_allocated_bytes.value
-            )
-            if needs_less and larger < smaller * (1 - EQUAL_MEMORY):
+        """Refuse a setting of which a larger value takes less memory."""
+        predictions = []
+        for value, attempt in sorted(self._tried.items()):
+            if attempt.prediction is not None:
+                predictions.append((value, attempt.prediction))
+        for (low, before), (high, after) in pairwise(predictions):
+            allocated = before.torch_peak_allocated_bytes.value
+            peak, next_peak = before.peak_memory_bytes.value, after.peak_memory_bytes.value
+            allocates_less = after.torch_peak_allocated_bytes.value < allocated
+            if allocates_less and next_peak < peak * (1 - EQUAL_MEMORY):
                 raise BadInput(
-                    f"{self.setting}: a larger value takes less memory ({format_bytes(smaller)} at"
-                    f" {low}, {format_bytes(larger)} at {high}), so there is no largest one.",
+                    f"{self.setting}: a larger value takes less memory ({format_bytes(peak)} at"
+                    f" {low}, {format_bytes(next_peak)} at {high}), so there is no largest one.",
                     way_out=(
                         "Solve for a setting that takes more memory as it grows, like"
                         " max_completion_length."
                     ),
                 )
+
+    def _refuse_without_effect(self, tried: Sequence[Tried]) -> None:
+        """Refuse a setting that changes nothing in memory."""
+        values, peaks = [], set()
+        for attempt in tried:
+            if attempt.prediction is not None:
+                values.append(attempt.value)
+                peaks.add(attempt.prediction.peak_memory_bytes.value)
+        if len(values) > 1 and len(peaks) == 1:
+            raise BadInput(
+                f"{self.setting}: without effect on memory from {values[0]} to {values[-1]}.",
+                way_out="Solve for a setting that takes memory, like max_completion_length.",
+            )
 
 
 # Output.
@@ -313,68 +348,72 @@ class LargestValueSearch:
 SCHEMA = 1
 
 
-def value_document(job: Job, found: LargestValue) -> dict[str, Any]:
+def value_document(job: Job, answer: LargestValue) -> dict[str, Any]:
     """Return the document of a setting."""
-    status = "ok" if found.surely else "undecided" if found.possibly else "nothing_fits"
-    best = found.surely or found.possibly
+    status = "nothing_fits"
+    if answer.surely is not None:
+        status = "ok"
+    elif answer.possibly is not None:
+        status = "undecided"
+    best = answer.surely or answer.possibly
     return {
         "schema": SCHEMA,
         "status": status,
         "basis": "predicted",
-        "setting": found.setting,
-        "given": found.given,
-        "surely_fits": found.surely and found.surely.value,
-        "may_fit": found.possibly and found.possibly.value,
-        "next": found.next and _tried(found.next),
+        "setting": answer.setting,
+        "given": answer.given,
+        "surely_fits": answer.surely and answer.surely.value,
+        "may_fit": answer.possibly and answer.possibly.value,
+        "next": answer.next and _attempt_row(answer.next),
         "prediction": best and best.prediction and prediction_row(best.prediction),
         "settings": dict(best.candidate.settings) if best and best.candidate else None,
-        "tried": [_tried(one) for one in found.tried],
+        "tried": [_attempt_row(attempt) for attempt in answer.tried],
         "question": job_row(job),
     }
 
 
-def _tried(one: Tried) -> dict[str, Any]:
-    prediction = one.prediction
+def _attempt_row(attempt: Tried) -> dict[str, Any]:
+    prediction = attempt.prediction
     return {
-        "value": one.value,
-        "fits": one.fits,
+        "value": attempt.value,
+        "fits": attempt.fits,
         "peak_memory_bytes": prediction and interval(prediction.peak_memory_bytes),
         "margin_bytes": prediction and interval(prediction.margin_bytes),
-        "refused_because": one.refusal,
+        "refused_because": attempt.refusal,
     }
 
 
-def value_lines(found: LargestValue) -> Iterator[str]:
+def value_lines(answer: LargestValue) -> Iterator[str]:
     """Yield the answer for a setting."""
+    setting, surely, possibly = answer.setting, answer.surely, answer.possibly
     yield "Predicted, nothing was measured."
-    if found.surely is not None and found.surely.prediction is not None:
-        yield (
-            f"{found.setting}={found.surely.value} surely fits:"
-            f" {margin_text(found.surely.prediction)}"
-        )
+    if surely is not None and surely.prediction is not None:
+        yield f"{setting}={surely.value} surely fits: {margin_text(surely.prediction)}"
     else:
-        yield f"No value of {found.setting} surely fits, with the other settings as they are."
-    if found.possibly is not None and found.possibly.prediction is not None:
-        yield (
-            f"{found.setting}={found.possibly.value} may fit:"
-            f" {margin_text(found.possibly.prediction)}"
-        )
-    if found.next is None:
-        yield f"{found.tried[-1].value} is the largest value that was considered."
-    elif found.next.refusal is not None:
-        yield f"{found.setting}={found.next.value} is refused: {found.next.refusal}"
-    elif found.next.prediction is not None:
-        yield (
-            f"{found.setting}={found.next.value} does not fit: {margin_text(found.next.prediction)}"
-        )
-    yield (
-        f"As requested: {found.setting}={setting_text(found.given)}. {len(found.tried)} values were"
-        " tried."
-    )
+        yield f"No value of {setting} surely fits, with the other settings as they are."
+    if possibly is not None and possibly.prediction is not None:
+        yield f"{setting}={possibly.value} may fit: {margin_text(possibly.prediction)}"
+    yield from _next_lines(answer)
+    count = len(answer.tried)
+    tried = "1 value was" if count == 1 else f"{count} values were"
+    yield f"As requested: {setting}={setting_text(answer.given)}. {tried} tried."
+
+
+def _next_lines(answer: LargestValue) -> Iterator[str]:
+    if answer.next is None:
+        yield f"{answer.tried[-1].value} is the largest value that was considered."
+        return
+    assignment, prediction = f"{answer.setting}={answer.next.value}", answer.next.prediction
+    if answer.next.refusal is not None:
+        yield f"{assignment} is refused: {answer.next.refusal}"
+    elif prediction is not None:
+        yield f"{assignment} does not fit: {margin_text(prediction)}"
 
 
 def margin_text(prediction: Prediction) -> str:
     peak, margin = prediction.peak_memory_bytes, prediction.margin_bytes
-    need = f"{format_bytes(peak.value)} ({format_bytes(peak.low)} to {format_bytes(peak.high)}) of "
-    need += format_bytes(prediction.limit_bytes)
+    need = (
+        f"{format_bytes(peak.value)} ({format_bytes(peak.low)} to {format_bytes(peak.high)}) of"
+        f" {format_bytes(prediction.limit_bytes)}"
+    )
     return f"{need}, at least {format_bytes(margin.low)} left" if prediction.fits else need

@@ -20,19 +20,21 @@ from pathlib import Path
 
 PROGRAMS = {
     "look": "trl.script_look",
-    **dict.fromkeys(("prompts", "rows", "images"), "dataset_sizes"),
+    "prompts": "dataset_sizes",
+    "rows": "dataset_sizes",
+    "images": "dataset_sizes",
 }
 """Programs that answer one request: JSON on stdin, JSON on stdout."""
 
 if __name__ == "__main__":
-    # 1. The folder becomes the package `autotune_worker`; the working directory is last on `sys.path`.
+    # 1. The folder becomes the package `autotune_worker`; the working directory is last on
+    # `sys.path`.
     folder = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
     if os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.append(os.getcwd())  # noqa: PTH109
-    init, places = folder / "__init__.py", [str(folder)]
     spec = importlib.util.spec_from_file_location(
-        "autotune_worker", init, submodule_search_locations=places
+        "autotune_worker", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
     assert spec is not None and spec.loader is not None
     package = importlib.util.module_from_spec(spec)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -28,22 +29,19 @@ class CudaCard:
     """First visible CUDA device, through the driver's stable interface."""
 
     def __init__(self) -> None:
-        self._cuda = ctypes.CDLL("libcuda.so.1")
+        self._cuda = cuda = ctypes.CDLL("libcuda.so.1")
         device, context = ctypes.c_int(), ctypes.c_void_p()
-        self._check("cuInit", self._cuda.cuInit(0))
-        self._check("cuDeviceGet", self._cuda.cuDeviceGet(ctypes.byref(device), 0))
-        self._check(
-            "cuDevicePrimaryCtxRetain",
-            self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
-        )
-        self._check("cuCtxSetCurrent", self._cuda.cuCtxSetCurrent(context))
+        self._check("cuInit", cuda.cuInit(0))
+        self._check("cuDeviceGet", cuda.cuDeviceGet(ctypes.byref(device), 0))
+        code = cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        self._check("cuDevicePrimaryCtxRetain", code)
+        self._check("cuCtxSetCurrent", cuda.cuCtxSetCurrent(context))
 
     def figures(self) -> tuple[int, int]:
         """Free and total bytes of the device, over all processes."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self._check(
-            "cuMemGetInfo", self._cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
-        )
+        code = self._cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        self._check("cuMemGetInfo", code)
         return free.value, total.value
 
     def take(self, size: int) -> Any:
@@ -56,7 +54,8 @@ class CudaCard:
         return pointer
 
     def give(self, piece: Any) -> None:
-        self._check("cuMemFree", self._cuda.cuMemFree_v2(piece))
+        code = self._cuda.cuMemFree_v2(piece)
+        self._check("cuMemFree", code)
 
     def _check(self, call: str, code: int) -> None:
         if code:
@@ -66,17 +65,21 @@ class CudaCard:
 
 
 class HeldBallast:
+    """Allocations that keep a card's memory from others."""
+
     def __init__(self, card: Any) -> None:
         self._card = card
-        self._pieces: list[tuple[int, Any]] = []
+        self._pieces: list[tuple[int, Any]] = []  # sizes and allocations
 
-    def leave(self, wanted: int) -> dict[str, int]:
-        """Allocate or free until `wanted` bytes are free, or slightly less, more if unavoidable."""
+    def leave(self, free_bytes: int) -> dict[str, int]:
+        """Allocate or free until so much is free, or slightly less, more if unavoidable."""
         for _ in range(MAX_ROUNDS):
-            excess = self._card.figures()[0] - wanted
-            if -SLACK_BYTES < excess <= 0 or not (
-                self._take(excess) if excess > 0 else self._give()
-            ):
+            free, _total = self._card.figures()
+            excess = free - free_bytes
+            if -SLACK_BYTES < excess <= 0:
+                break
+            has_changed = self._take(excess) if excess > 0 else self._give()
+            if not has_changed:
                 break
         free, total = self._card.figures()
         return {
@@ -86,7 +89,8 @@ class HeldBallast:
         }
 
     def _take(self, excess: int) -> bool:
-        size = min(MAX_PIECE_BYTES, -(-excess // GRAIN_BYTES) * GRAIN_BYTES)
+        grains = math.ceil(excess / GRAIN_BYTES)
+        size = min(MAX_PIECE_BYTES, grains * GRAIN_BYTES)
         while size >= GRAIN_BYTES:
             piece = self._card.take(size)
             if piece is not None:
@@ -101,19 +105,20 @@ class HeldBallast:
             return False
         smallest = min(self._pieces, key=lambda piece: piece[0])
         self._pieces.remove(smallest)
-        self._card.give(smallest[1])
+        _size, allocation = smallest
+        self._card.give(allocation)
         return True
 
 
 def serve(make_card: Callable[[], Any]) -> NoReturn:
     """Hold memory of the card as each line of the input requests, until the input is closed."""
-    with contextlib.suppress(
-        KeyboardInterrupt, BrokenPipeError
-    ):  # the owner closes the input to end this process
+    # The owner closes the input to end this process.
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         try:
             ballast = HeldBallast(make_card())
             for line in sys.stdin:
-                print(json.dumps(ballast.leave(int(json.loads(line)["leave_bytes"]))), flush=True)
+                free_bytes = int(json.loads(line)["leave_bytes"])
+                print(json.dumps(ballast.leave(free_bytes)), flush=True)
         except OSError as error:
             print(json.dumps({"error": str(error)}), flush=True)
     os._exit(0)

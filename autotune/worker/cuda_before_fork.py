@@ -14,6 +14,7 @@ import ctypes
 import json
 import os
 import select
+import signal
 import sys
 import traceback
 import warnings
@@ -22,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 CHILD_TIMEOUT_S = 60.0  # a driver that wakes up eight GPUs one after the other takes half of this
+_CUDA_SUCCESS = 0
 _RTLD_NOLOAD = 4  # flag of `dlopen`: return a library only if the process has loaded it already
 
 
@@ -60,7 +62,7 @@ class _Devices:
         self._torch = torch
         self._count: Callable[[], int] = torch._C._cuda_getDeviceCount
         self._properties: Callable[[int], Any] = torch.cuda.get_device_properties
-        self._found: list[dict[str, Any]] | None = None
+        self._properties_by_index: list[dict[str, Any]] | None = None  # once the child answered
         self.importing = True
 
     def during_imports(
@@ -87,32 +89,34 @@ class _Devices:
         return SimpleNamespace(**devices[index])
 
     def _all(self) -> list[dict[str, Any]]:
-        if self._found is None:
-            self._found = _in_child(self._query)
-        return self._found
+        if self._properties_by_index is None:
+            self._properties_by_index = _in_child(self._query)
+        return self._properties_by_index
 
     def _query(self) -> list[dict[str, Any]]:
         """Query CUDA in the child, where the originals call each other."""
         self.importing = False
-        found = []
-        for index in range(self._count()):
-            properties = self._properties(index)
-            named = {
-                name: getattr(properties, name)
-                for name in dir(properties)
-                if not name.startswith("_")
-            }
-            found.append({name: value for name, value in named.items() if not callable(value)})
-        return found
+        return [_values(self._properties(index)) for index in range(self._count())]
+
+
+def _values(properties: Any) -> dict[str, Any]:
+    """Return the public attributes of a device's properties, without methods."""
+    values = {}
+    for name in dir(properties):
+        if not name.startswith("_"):
+            value = getattr(properties, name)
+            if not callable(value):
+                values[name] = value
+    return values
 
 
 def _in_child(query: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return the result of `query` in a forked child. Raise _NoAnswer on failure or timeout."""
+    # 1. The child.
     read_end, write_end = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # our only other thread waits for the parent and holds no lock
+        # Our only other thread waits for the parent and holds no lock.
+        warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
         try:
@@ -123,26 +127,33 @@ def _in_child(query: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]
             traceback.print_exc()
         finally:
             os._exit(0)
+    # 2. Its answer.
     os.close(write_end)
-    received = b""
-    poll = select.poll()
-    poll.register(read_end, select.POLLIN)
     try:
-        while poll.poll(CHILD_TIMEOUT_S * 1000):
-            piece = os.read(read_end, 65536)
-            if not piece:
-                break
-            received += piece
+        received = _read_all(read_end)
     finally:
         os.close(read_end)
         with contextlib.suppress(OSError):
-            os.kill(pid, 9)
+            os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
     try:
         return [dict(device) for device in json.loads(received)]
     except ValueError as error:
         raise _NoAnswer from error
+
+
+def _read_all(read_end: int) -> bytes:
+    """Read until the other end is closed, or silent for too long."""
+    received = b""
+    poll = select.poll()
+    poll.register(read_end, select.POLLIN)
+    while poll.poll(CHILD_TIMEOUT_S * 1000):
+        piece = os.read(read_end, 65536)
+        if not piece:
+            break
+        received += piece
+    return received
 
 
 def initialised() -> str | None:
@@ -155,8 +166,6 @@ def initialised() -> str | None:
     except OSError:
         return None
     # Before cuInit, the result is CUDA_ERROR_NOT_INITIALIZED.
-    return (
-        "CUDA's driver was initialised"
-        if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0
-        else None
-    )
+    if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == _CUDA_SUCCESS:
+        return "CUDA's driver was initialised"
+    return None

@@ -3,24 +3,22 @@ differ from the given ones.
 
 The JSON specifications come from a framework's file in `autotune.frameworks`. That of the speed:
 
-    {"file": "{autotune_run_folder}/metrics.jsonl" | null,      null: standard output
-     "kind": "json" | "python" | "pattern",
-     "line": regex | null,                      pattern: with groups named as below; else the text around the record
-                                                (group `record`), null for a line that is only the
-                                                record
-     "under": "data" | null,                    the record's key that contains the figures
-     "keys": {"tokens_per_second": [...], "tokens": [...], "tokens_so_far": [...], "seconds":
-     [...]},
-                                                the record's keys; several are added
-     "products": {"tokens": [...]},             the same, multiplied
-     "times": 1.0,                              factor on tokens and tokens_per_second (GPUs, if figures are per GPU)
-     "tokens_each": n | null}                   tokens of one record, if the run does not report them
+    file         "{autotune_run_folder}/metrics.jsonl"; null: standard output
+    kind         "json" | "python" | "pattern"
+    line         regex or null. pattern: with groups named as the keys below. Else the text around
+                 the record, which is the group `record`; null for a line that is only the record
+    under        the record's key that contains the figures, or null
+    keys         {"tokens_per_second": [...], "tokens": [...], "tokens_so_far": [...],
+                 "seconds": [...]}: the record's keys; several are added
+    products     {"tokens": [...]}: the same, multiplied
+    times        factor on tokens and tokens_per_second (GPUs, if figures are per GPU)
+    tokens_each  tokens of one record, if the run does not report them; null
 
 Two of tokens, seconds and tokens per second are enough. With only one, the seconds are those since
-the previous record. That of the settings:
+the previous record. The specification of the settings:
 
-    {"file": "{autotune_run_folder}/settings.json" | null,      null: standard output
-     "kind": "json" | "hydra" | "yaml" | "namespace" | "table"}
+    file         "{autotune_run_folder}/settings.json"; null: standard output
+    kind         "json" | "hydra" | "yaml" | "namespace" | "table"
 
 `json`: a file with one mapping. `hydra`: the YAML that Hydra writes of a configuration, read by the
 run's own OmegaConf, which resolves references. `yaml`: the same as printed lines, from a top-level
@@ -42,74 +40,97 @@ from typing import Any, NamedTuple
 
 NAMES = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
 MAX_READ_BYTES = 2**20
+_UNREADABLE = (ValueError, SyntaxError, MemoryError, RecursionError)
 
 # Numbers in a printed dictionary that are no Python literals.
 _NOT_FINITE = re.compile(r"(?<![\w'\"./])-?(?:nan|inf)(?![\w'\"./])")
 
 
+# Speed.
+
+
 class Figure(NamedTuple):
-    """One record: tokens and their duration."""
+    """Record of a run: tokens and their duration."""
 
     tokens: int
     seconds: float
 
 
 class MetricReader:
+    """Reads a run's records, one after the other."""
+
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self._spec = spec
-        self._line = re.compile(spec["line"]) if spec.get("line") else None
-        self._previous: float | None = None
+        self._line: re.Pattern[str] | None = None
+        if spec.get("line"):
+            self._line = re.compile(spec["line"])
+        self._previous: float | None = None  # time of the record before
         self._tokens_so_far: float | None = None
         self.records = 0  # lines with figures, including the first, which may have no duration
 
     def read(self, line: str, now: float) -> Figure | None:
         """Return the line's figure; None if it has none, or no known duration."""
-        found = self._numbers(line)
-        if not found:
+        numbers = self._numbers(line)
+        if not numbers:
             return None
         self.records += 1
-        seconds = found.get("seconds") or (None if self._previous is None else now - self._previous)
-        self._previous = now
-        tokens = found.get("tokens")
-        if "tokens_so_far" in found:
-            before, self._tokens_so_far = self._tokens_so_far, found["tokens_so_far"]
-            tokens = None if before is None else found["tokens_so_far"] - before
-        elif tokens is None and self._spec.get("tokens_each"):
-            tokens = float(self._spec["tokens_each"])
-        if tokens is None and seconds and found.get("tokens_per_second"):
-            tokens = found["tokens_per_second"] * seconds
+        seconds = self._seconds(numbers, now)
+        tokens = self._tokens(numbers, seconds)
         if not tokens or not seconds or tokens < 0 or seconds <= 0:
             return None
-        return Figure(max(1, round(tokens * float(self._spec.get("times") or 1.0))), seconds)
+        factor = float(self._spec.get("times") or 1.0)
+        return Figure(max(1, round(tokens * factor)), seconds)
+
+    def _seconds(self, numbers: Mapping[str, float], now: float) -> float | None:
+        """Return the reported seconds, else those since the previous record."""
+        previous, self._previous = self._previous, now
+        if numbers.get("seconds"):
+            return numbers["seconds"]
+        return None if previous is None else now - previous
+
+    def _tokens(self, numbers: Mapping[str, float], seconds: float | None) -> float | None:
+        tokens = numbers.get("tokens")
+        if "tokens_so_far" in numbers:
+            before, self._tokens_so_far = self._tokens_so_far, numbers["tokens_so_far"]
+            tokens = None if before is None else self._tokens_so_far - before
+        elif tokens is None and self._spec.get("tokens_each"):
+            tokens = float(self._spec["tokens_each"])
+        if tokens is None and seconds and numbers.get("tokens_per_second"):
+            tokens = numbers["tokens_per_second"] * seconds
+        return tokens
 
     def _numbers(self, line: str) -> dict[str, float]:
+        """Return the line's numbers by name, one of NAMES."""
+        match = self._line.search(line) if self._line is not None else None
         if self._spec["kind"] == "pattern":
-            match = self._line.search(line) if self._line else None
-            groups = match.groupdict() if match else {}
-            return {
-                name: value for name in NAMES if (value := _number(groups.get(name))) is not None
-            }
+            return {} if match is None else _combined(sum, match.groupdict(), ITSELF)
         if self._line is not None:
-            match = self._line.search(line)
             if match is None:
                 return {}
             line = match["record"]
-        try:
-            is_json = self._spec["kind"] == "json"
-            record = (
-                json.loads(line)
-                if is_json
-                else ast.literal_eval(_NOT_FINITE.sub("None", line.strip()))
-            )
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return {}
-        under = self._spec.get("under")
-        record = record.get(under) if under and isinstance(record, dict) else record
+        record = self._record(line)
         if not isinstance(record, dict):
             return {}
-        keys, products = self._spec.get("keys"), self._spec.get("products") or {}
-        sums = {name: [name] for name in NAMES} if keys is None else keys
-        return {**_combined(sum, record, sums), **_combined(math.prod, record, products)}
+        keys = self._spec.get("keys")
+        sums = _combined(sum, record, ITSELF if keys is None else keys)
+        products = _combined(math.prod, record, self._spec.get("products") or {})
+        return {**sums, **products}
+
+    def _record(self, text: str) -> Any:
+        """Parse a record. Return its part with the figures; None if it can't be read."""
+        try:
+            if self._spec["kind"] == "json":
+                record = json.loads(text)
+            else:
+                record = ast.literal_eval(_NOT_FINITE.sub("None", text.strip()))
+        except _UNREADABLE:
+            return None
+        under = self._spec.get("under")
+        return record.get(under) if under and isinstance(record, dict) else record
+
+
+ITSELF: Mapping[str, list[str]] = {name: [name] for name in NAMES}
+"""Keys of a record whose keys are the names of the figures."""
 
 
 def _combined(
@@ -118,23 +139,32 @@ def _combined(
     keys: Mapping[str, list[str]],
 ) -> dict[str, float]:
     """Combine the record's values by name. A name with a missing part has no value."""
-    found = {}
+    combined = {}
     for name, parts in keys.items():
-        values = [value for part in parts if (value := _number(record.get(part))) is not None]
+        values = []
+        for part in parts:
+            value = _number(record.get(part))
+            if value is not None:
+                values.append(value)
         if values and len(values) == len(parts):
-            found[name] = combine(values)
-    return found
+            combined[name] = combine(values)
+    return combined
 
 
 def _number(value: object) -> float | None:
     """Return a finite number above 0, also from text such as `1,234.5`."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
+    if isinstance(value, str):
+        value = value.replace(",", "")
     try:
-        number = float(value.replace(",", "") if isinstance(value, str) else value)
+        number = float(value)
     except ValueError:
         return None
-    return number if 0 < number < float("inf") else None
+    return number if 0 < number < math.inf else None
+
+
+# Lines.
 
 
 class Tail:
@@ -142,16 +172,15 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = (
-            path.stat().st_size if path.exists() else 0
-        )  # existing lines belong to another run
-        self._rest = b""
+        # Existing lines belong to another run.
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._incomplete = b""  # the last line
 
     def lines(self) -> Iterator[str]:
         try:
             size = self._path.stat().st_size
             if size < self._offset:  # written anew
-                self._offset, self._rest = 0, b""
+                self._offset, self._incomplete = 0, b""
             if size == self._offset:
                 return
             with self._path.open("rb") as file:
@@ -160,18 +189,22 @@ class Tail:
         except OSError:
             return
         self._offset += len(piece)
-        *whole, self._rest = (self._rest + piece).split(b"\n")
-        self._rest = self._rest[-MAX_READ_BYTES:]
-        yield from (line.decode(errors="replace") for line in whole)
+        *lines, incomplete = (self._incomplete + piece).split(b"\n")
+        self._incomplete = incomplete[-MAX_READ_BYTES:]
+        for line in lines:
+            yield line.decode(errors="replace")
 
 
 def line_source(spec: Mapping[str, Any], folder: Path) -> Callable[[list[str]], list[str]]:
     """Return a function from new printed lines to lines with figures: the same, or a file's."""
     if not spec.get("file"):
         return lambda printed: printed
-    tail = Tail(Path(str(spec["file"]).replace("{autotune_run_folder}", str(folder))))
+    path = str(spec["file"]).replace("{autotune_run_folder}", str(folder))
+    tail = Tail(Path(path))
     return lambda _: list(tail.lines())
 
+
+# Settings.
 
 MAX_TEXT_BYTES = 2**20
 _YAML_BEGINS = re.compile(r" - (?P<line>[a-z]\w*:)$")
@@ -186,57 +219,71 @@ _ROW = re.compile(r"(?P<name>[A-Za-z]\w*)(?: +(?P<value>\S.*))?")
 # None in a table, which prints the class of each value that is not plain.
 _NONE = "<class 'NoneType'>"
 _CLASS = re.compile(r"<class '[\w.]+'>")
-_UNREADABLE = (ValueError, SyntaxError, MemoryError, RecursionError)
 
 
 class LaunchedSettings:
     """Reader of printed settings line by line, or of a settings file after the run."""
 
     def __init__(self, spec: Mapping[str, Any] | None, resolve: Callable[[str], str]) -> None:
-        self._kind = spec["kind"] if spec else None
-        self._file = Path(resolve(spec["file"])) if spec and spec.get("file") else None
-        self._printed: dict[str, Any] = {}
+        spec = spec or {}
+        self._kind = spec.get("kind")
+        self._file: Path | None = None
+        if spec.get("file"):
+            self._file = Path(resolve(spec["file"]))
+        self._printed: dict[str, Any] = {}  # of a namespace or a table
         self._in_table = False
-        self._yaml: list[str] = []
+        self._yaml: list[str] = []  # lines of a printed document
         self._yaml_ended = False
 
     def read_line(self, line: str) -> None:
-        if self._kind == "namespace" and not self._printed and len(line) < MAX_TEXT_BYTES:
-            self._printed = from_namespace(line)
+        if self._kind == "namespace":
+            if not self._printed and len(line) < MAX_TEXT_BYTES:
+                self._printed = from_namespace(line)
         elif self._kind == "yaml":
-            # The lines of a printed document, which ends at the first line of another form.
-            begins = _YAML_BEGINS.search(line)
-            if begins is not None:
-                self._yaml = [begins["line"]]
-            elif self._yaml and not self._yaml_ended:
-                match = _YAML_LINE.fullmatch(line)
-                self._yaml_ended = match is None
-                self._yaml += [] if match is None else [match["line"]]
-        elif self._kind == "table" and _TABLE.search(line):
+            self._read_yaml_line(line)
+        elif self._kind == "table":
+            self._read_table_line(line)
+
+    def _read_yaml_line(self, line: str) -> None:
+        """Collect a document, which ends at the first line of another form."""
+        begins = _YAML_BEGINS.search(line)
+        if begins is not None:
+            self._yaml = [begins["line"]]
+        elif self._yaml and not self._yaml_ended:
+            match = _YAML_LINE.fullmatch(line)
+            if match is None:
+                self._yaml_ended = True
+            else:
+                self._yaml.append(match["line"])
+
+    def _read_table_line(self, line: str) -> None:
+        if _TABLE.search(line):
             self._in_table = not self._printed  # only the first of several tables
         elif self._in_table:
             row = _ROW.fullmatch(line.rstrip())
-            self._in_table = row is not None
-            if row is not None:
+            if row is None:
+                self._in_table = False
+            else:
                 self._printed |= _from_row(row["name"], row["value"] or "")
 
     def found(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the reported values of these settings."""
         if self._kind == "yaml":
             return from_hydra("\n".join(self._yaml), names)
-        written: Any = self._printed
+        reported: Any = self._printed
         if self._file is not None:
-            try:
-                with self._file.open(encoding="utf-8") as file:
-                    text = file.read(MAX_TEXT_BYTES)
-                written = from_hydra(text, names) if self._kind == "hydra" else json.loads(text)
-            except (OSError, ValueError, RecursionError):
-                return {}
-        return (
-            {name: written[name] for name in names if name in written}
-            if isinstance(written, dict)
-            else {}
-        )
+            reported = self._read_file(self._file, names)
+        if not isinstance(reported, dict):
+            return {}
+        return {name: reported[name] for name in names if name in reported}
+
+    def _read_file(self, path: Path, names: Iterable[str]) -> Any:
+        try:
+            with path.open(encoding="utf-8") as file:
+                text = file.read(MAX_TEXT_BYTES)
+            return from_hydra(text, names) if self._kind == "hydra" else json.loads(text)
+        except (OSError, ValueError, RecursionError):
+            return {}
 
 
 def from_hydra(text: str, names: Iterable[str]) -> dict[str, Any]:
@@ -245,35 +292,34 @@ def from_hydra(text: str, names: Iterable[str]) -> dict[str, Any]:
         from omegaconf import OmegaConf  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         return {}
-    found: dict[str, Any] = {}
-    missing = object()
     try:
         config = OmegaConf.create(text)  # plain data: OmegaConf uses PyYAML's safe loader
     except Exception:  # of many classes, PyYAML's and OmegaConf's
         return {}
+    settings: dict[str, Any] = {}
+    missing = object()
     for name in names:
         try:
             value = OmegaConf.select(config, name, default=missing)
         except Exception:  # a reference that only the run itself can resolve
             continue
-        if value is not missing:
-            found[name] = (
-                OmegaConf.to_container(value, resolve=False)
-                if OmegaConf.is_config(value)
-                else value
-            )
-    return found
+        if value is missing:
+            continue
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=False)
+        settings[name] = value
+    return settings
 
 
 def from_namespace(line: str) -> dict[str, Any]:
     """Parse a printed namespace: keyword calls and plain values only. Nothing is called."""
     start = _NAMESPACE.search(line)
+    if start is None:
+        return {}
+    text = line[start.start() :].strip()
     try:
-        return (
-            {}
-            if start is None
-            else dict(_from_call(ast.parse(line[start.start() :].strip(), mode="eval").body, ""))
-        )
+        tree = ast.parse(text, mode="eval")
+        return dict(_from_call(tree.body, ""))
     except _UNREADABLE:
         return {}
 
@@ -293,8 +339,10 @@ def _from_call(node: ast.expr, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _from_row(name: str, value: str) -> dict[str, Any]:
+    if value == _NONE:
+        return {name: None}
     if _CLASS.fullmatch(value):
-        return {name: None} if value == _NONE else {}
+        return {}
     try:
         return {name: ast.literal_eval(value)}
     except _UNREADABLE:

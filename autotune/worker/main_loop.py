@@ -41,24 +41,34 @@ class _LiveRank(NamedTuple):
 
 
 class Worker:
-    def __init__(self, parent: Wire, adapter_name: str, *, spawns: bool = False) -> None:
+    """The worker: executes the parent's commands, and relays the messages of its ranks."""
+
+    def __init__(
+        self,
+        parent: Wire,
+        adapter_name: str,
+        *,
+        spawns: bool = False,
+    ) -> None:
         """`spawns`: start each rank as a fresh interpreter instead of a fork."""
-        self._parent, self._adapter_name, self._spawns = parent, adapter_name, spawns
+        self._parent, self._adapter_name = parent, adapter_name
+        self._spawns = spawns
         self._environment = dict(os.environ)
         self._adapter: ModuleType | None = None
         self._ranks: list[_LiveRank] = []
-        self._own: frozenset[int] = frozenset()
-        self._id: int | None = None
         self._expected_ranks = range(0)
+        self._helpers: frozenset[int] = frozenset()  # processes that the imports started
+        self._id: int | None = None  # of the current command
 
     def run(self) -> NoReturn:
         while not self._parent.closed:
             poll = select.poll()
-            for wire in [self._parent, *(live.wire for live in self._ranks)]:
+            for wire in self._wires():
                 poll.register(wire.fileno(), select.POLLIN)
             poll.poll(POLL_INTERVAL_S * 1000 if self._ranks else None)
             for message in self._parent.take(0):
-                # under its own command's number: what exited before this command did not fail in it
+                # Under its own command's number: what exited before this command did not fail in
+                # it.
                 self._reap()
                 self._execute(message)
             for live in self._ranks:
@@ -70,6 +80,11 @@ class Worker:
         """End all processes below this one, and exit."""
         processes.end_descendants()
         os._exit(0)
+
+    # Messages.
+
+    def _wires(self) -> list[Wire]:
+        return [self._parent, *(live.wire for live in self._ranks)]
 
     def _send(self, event: str, **fields: object) -> None:
         self._parent.send({"event": event, "id": self._id, **fields})
@@ -88,15 +103,27 @@ class Worker:
             if self._warm(message):
                 self._start_ranks(message)
         elif command == protocol.MEASURE:
-            for live in self._ranks:
-                live.wire.send(message)
-            for number in set(self._expected_ranks) - {live.number for live in self._ranks}:
-                self._send(protocol.LOST, rank=number, signal=None, exit=None)
+            self._measure(message)
         elif command == protocol.UNLOAD:
             self._end_ranks()
             self._send(protocol.UNLOADED)
         elif command == protocol.QUIT:
             self.end()
+
+    def _measure(self, message: Message) -> None:
+        """Pass the command on, and report the ranks that exited since the load."""
+        for live in self._ranks:
+            live.wire.send(message)
+        live_numbers = {live.number for live in self._ranks}
+        for number in set(self._expected_ranks) - live_numbers:
+            self._send(
+                protocol.LOST,
+                rank=number,
+                signal=None,
+                exit=None,
+            )
+
+    # Imports.
 
     def _warm(self, message: Message) -> bool:
         """Import everything that the load needs. Return False after a failure."""
@@ -109,77 +136,92 @@ class Worker:
                 versions = adapter.warm(message["load"])
         except BaseException as error:
             excerpt = traceback.format_exc()[-rank.EXCERPT_BYTES :]
-            self._send(
-                protocol.UNREADY,
-                error={"type": type(error).__name__, "text": str(error), "traceback": excerpt},
-            )
+            description = {
+                "type": type(error).__name__,
+                "text": str(error),
+                "traceback": excerpt,
+            }
+            self._send(protocol.UNREADY, error=description)
             return False
         self._adapter = adapter
-        self._own = frozenset(processes.descendants(os.getpid()))
+        self._helpers = frozenset(processes.descendants(os.getpid()))
         gc.collect()
         gc.freeze()  # the collector of a rank skips frozen pages, so they stay shared
-        # The state of CUDA does not matter to a rank on the CPU.
-        reason = cuda_before_fork.initialised() if message["load"].get("device") != "cpu" else None
-        ready = {
-            "event": protocol.READY,
-            "pid": os.getpid(),
-            "seconds": round(time.monotonic() - started, 4),
-        }
-        self._parent.send({**ready, "versions": versions, "afresh": reason})
+
+        reason = None
+        if message["load"].get("device") != "cpu":  # CUDA does not matter to a rank on the CPU
+            reason = cuda_before_fork.initialised()
+        self._parent.send(
+            {
+                "event": protocol.READY,
+                "pid": os.getpid(),
+                "seconds": round(time.monotonic() - started, 4),
+                "versions": versions,
+                "afresh": reason,
+            }
+        )
         self._spawns = reason is not None
         if self._spawns and message["do"] == protocol.WARM:
-            # A process without imports replaces this one, which frees its memory on a GPU.
-            processes.end_descendants()
-            fd = self._parent.fileno()
-            os.set_inheritable(fd, True)
-            _exec([*_command(self._adapter_name, fd), "--spawn-ranks"], self._environment)
+            self._restart_without_imports()
         return True
+
+    def _restart_without_imports(self) -> NoReturn:
+        """Replace this process by one without imports, which frees its memory on a GPU."""
+        processes.end_descendants()
+        fd = self._parent.fileno()
+        os.set_inheritable(fd, True)
+        _exec([*_command(self._adapter_name, fd), "--spawn-ranks"], self._environment)
+
+    # Ranks.
 
     def _start_ranks(self, message: Message) -> None:
         """Start the ranks of this machine; `span` has their position among all ranks of the job."""
         ranks = int(message["ranks"])
         port = rank.free_port() if ranks > 1 else None
-        span = message.get("span") or {
-            "first": 0,
-            "world": ranks,
-            "address": "127.0.0.1",
-            "port": port,
-        }
+        span = message.get("span")
+        if not span:
+            span = {"first": 0, "world": ranks, "address": "127.0.0.1", "port": port}
         self._expected_ranks = range(span["first"], span["first"] + ranks)
         for number in self._expected_ranks:
             self._ranks.append(self._fork(number, ranks, span))
         for live in self._ranks:
             live.wire.send(message)
 
-    def _fork(self, number: int, ranks: int, span: Message) -> _LiveRank:
-        ours, theirs = socket.socketpair()
+    def _fork(
+        self,
+        number: int,
+        ranks: int,
+        span: Message,
+    ) -> _LiveRank:
+        worker_end, rank_end = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
         worker = os.getpid()
         pid = os.fork()
         if pid:
-            theirs.close()
-            return _LiveRank(number, pid, Wire(ours))
+            rank_end.close()
+            return _LiveRank(number, pid, Wire(worker_end))
         # From here on in the child.
-        for wire in [self._parent, *(live.wire for live in self._ranks)]:
+        for wire in self._wires():
             wire.close()
-        ours.close()
-        local, world = number - span["first"], span["world"]
-        if world > 1:
+        worker_end.close()
+        place = rank.Place(number, span["world"], number - span["first"])
+        if place.ranks > 1:
             os.environ.update(
-                RANK=str(number),
-                LOCAL_RANK=str(local),
-                WORLD_SIZE=str(world),
+                RANK=str(place.rank),
+                LOCAL_RANK=str(place.local),
+                WORLD_SIZE=str(place.ranks),
                 LOCAL_WORLD_SIZE=str(ranks),
                 MASTER_ADDR=str(span["address"]),
                 MASTER_PORT=str(span["port"]),
             )
         if self._spawns:
-            theirs.set_inheritable(True)
-            place = map(str, [number, world, worker, local])
-            _exec([*_command(self._adapter_name, theirs.fileno()), "--rank", *place], os.environ)
+            rank_end.set_inheritable(True)
+            command = _command(self._adapter_name, rank_end.fileno())
+            numbers = (place.rank, place.ranks, worker, place.local)
+            _exec([*command, "--rank", *map(str, numbers)], os.environ)
         assert self._adapter is not None
-        return rank.run(self._adapter, theirs, number, world, worker, local)
+        return rank.run(self._adapter, rank_end, place, worker)
 
     def _reap(self) -> None:
         """Relay the last messages of each rank that exited, then report its exit, then end its
@@ -196,14 +238,18 @@ class Worker:
             self._ranks.remove(live)
             live.wire.close()
             code = os.waitstatus_to_exitcode(status)
-            signal_number, exit_code = (-code, None) if code < 0 else (None, code)
             self._send(
-                protocol.LOST, rank=live.number, pid=live.pid, signal=signal_number, exit=exit_code
+                protocol.LOST,
+                rank=live.number,
+                pid=live.pid,
+                signal=-code if code < 0 else None,
+                exit=code if code >= 0 else None,
             )
-            processes.end_descendants(spare=self._own | {other.pid for other in self._ranks})
+            stay = {live.pid for live in self._ranks}
+            processes.end_descendants(spare=self._helpers | stay)
 
     def _end_ranks(self) -> None:
-        remaining = processes.end_descendants(spare=self._own)
+        remaining = processes.end_descendants(spare=self._helpers)
         for live in self._ranks:
             live.wire.close()
         self._ranks.clear()
@@ -236,7 +282,8 @@ class _EndOnHangup:
 
 
 def _command(adapter: str, fd: int) -> list[str]:
-    return [sys.executable, str(Path(__file__).parent), "--adapter", adapter, "--fd", str(fd)]
+    program = str(Path(__file__).parent)
+    return [sys.executable, program, "--adapter", adapter, "--fd", str(fd)]
 
 
 def _exec(command: list[str], environment: Mapping[str, str]) -> NoReturn:
@@ -258,6 +305,24 @@ def load_adapter(name: str) -> ModuleType:
 
 
 def main(arguments: list[str]) -> NoReturn:
+    options = _parse(arguments)
+    os.set_inheritable(options.fd, False)
+    faulthandler.enable(all_threads=False)
+    connection = socket.socket(fileno=options.fd)
+    if options.rank is not None:
+        number, ranks, worker, local = options.rank
+        import_adapter = partial(load_adapter, options.adapter)
+        rank.run(import_adapter, connection, rank.Place(number, ranks, local), worker)
+    processes.adopt_orphans()
+    parent = Wire(connection)
+    if not options.spawn_ranks:
+        packages = filter(None, options.packages.split(","))
+        versions = {"python": platform.python_version(), **releases.versions(packages)}
+        parent.send({"event": protocol.ENVIRONMENT, "pid": os.getpid(), "versions": versions})
+    Worker(parent, options.adapter, spawns=options.spawn_ranks).run()
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="autotune/worker")
     parser.add_argument(
         "--adapter",
@@ -270,7 +335,10 @@ def main(arguments: list[str]) -> NoReturn:
         help="packages whose versions are reported first, separated by commas",
     )
     parser.add_argument(
-        "--fd", type=int, required=True, help="file descriptor of the inherited socket"
+        "--fd",
+        type=int,
+        required=True,
+        help="file descriptor of the inherited socket",
     )
     parser.add_argument(
         "--spawn-ranks",
@@ -284,25 +352,4 @@ def main(arguments: list[str]) -> NoReturn:
         metavar=("RANK", "WORLD", "WORKER", "LOCAL"),
         help="run as this rank",
     )
-    options = parser.parse_args(arguments)
-    os.set_inheritable(options.fd, False)
-    faulthandler.enable(all_threads=False)
-    if options.rank is not None:
-        number, world, worker, local = options.rank
-        rank.run(
-            partial(load_adapter, options.adapter),
-            socket.socket(fileno=options.fd),
-            number,
-            world,
-            worker,
-            local,
-        )
-    processes.adopt_orphans()
-    parent = Wire(socket.socket(fileno=options.fd))
-    if not options.spawn_ranks:
-        versions = {
-            "python": platform.python_version(),
-            **releases.versions(filter(None, options.packages.split(","))),
-        }
-        parent.send({"event": protocol.ENVIRONMENT, "pid": os.getpid(), "versions": versions})
-    Worker(parent, options.adapter, spawns=options.spawn_ranks).run()
+    return parser.parse_args(arguments)

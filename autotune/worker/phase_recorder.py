@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import protocol
 from .process_memory import MemoryMeter, cpu_meter
@@ -39,37 +39,57 @@ class Trend:
     """
 
     def __init__(self, limit_bytes: int | None, read_bytes: Callable[[], int]) -> None:
-        self._limit, self._read = limit_bytes, read_bytes
+        self._limit_bytes, self._read_bytes = limit_bytes, read_bytes
         self.begin()
 
     def begin(self) -> None:
         """Start a new stretch of work, without the earlier readings."""
-        self._points: list[tuple[int, int]] = []
+        self._readings: list[_Reading] = []
         self._next_reading = 0
 
-    def progress(self, done: int, total: int, what: str) -> None:
+    def progress(
+        self,
+        done: int,
+        total: int,
+        unit: str,
+    ) -> None:
         """Record `done` of `total`. Raise LimitForeseen if the rest cannot fit."""
-        limit = self._limit
+        limit = self._limit_bytes
         if limit is None or done < self._next_reading or done >= total:
             return
         self._next_reading = done + max(1, total // MAX_READINGS)
-        held = self._read()
-        self._points.append((done, held))
-        at = f"at {what} {done} of {total} memory is {held} bytes"
-        if held > limit:
-            raise LimitForeseen(f"{at}, over the limit of {limit} bytes")
-        if done < total * MIN_DONE_SHARE or len(self._points) <= RECENT_READINGS:
+        now = _Reading(done, self._read_bytes())
+        self._readings.append(now)
+        text = f"at {unit} {done} of {total} memory is {now.bytes} bytes"
+        if now.bytes > limit:
+            raise LimitForeseen(f"{text}, over the limit of {limit} bytes")
+        if done < total * MIN_DONE_SHARE or len(self._readings) <= RECENT_READINGS:
             return
-        # Smallest growth per unit of work since recent readings and one halfway back: growth comes
-        # in steps (pages, arenas).
-        since = [*self._points[-1 - RECENT_READINGS : -1], self._points[len(self._points) // 2 - 1]]
-        slope = min((held - before) / (done - earlier) for earlier, before in since)
-        end = held + int(slope * (total - done))
-        if slope > 0 and end > limit:
+        slope = self._slowest_growth(now)
+        bytes_at_end = now.bytes + int(slope * (total - done))
+        if slope > 0 and bytes_at_end > limit:
             raise LimitForeseen(
-                f"{at} and grows by {int(slope)} bytes a {what}: it reaches {end} bytes, over the"
-                f" limit of {limit} bytes"
+                f"{text} and grows by {int(slope)} bytes a {unit}: it reaches {bytes_at_end} bytes,"
+                f" over the limit of {limit} bytes"
             )
+
+    def _slowest_growth(self, now: _Reading) -> float:
+        """Return the smallest growth in bytes per unit of work.
+
+        It is that since recent readings and since one halfway back: growth comes in steps (pages,
+        arenas).
+        """
+        halfway = self._readings[len(self._readings) // 2 - 1]
+        recent = self._readings[-1 - RECENT_READINGS : -1]
+        slopes = []
+        for before in (*recent, halfway):
+            slopes.append((now.bytes - before.bytes) / (now.done - before.done))
+        return min(slopes)
+
+
+class _Reading(NamedTuple):
+    done: int  # units of work
+    bytes: int
 
 
 class PhaseRecorder:
@@ -87,12 +107,9 @@ class PhaseRecorder:
         clock: Callable[[], float] = time.perf_counter,
         meter: MemoryMeter | None = None,
     ) -> None:
-        self.rank, self.world_size, self.limit_bytes, self.emit = (
-            rank,
-            world_size,
-            limit_bytes,
-            emit,
-        )
+        self.emit = emit
+        self.rank, self.world_size = rank, world_size
+        self.limit_bytes = limit_bytes
         # Number of this rank's GPU among those of its machine.
         self.local_rank = rank if local_rank is None else local_rank
         # Facts about this rank's GPU: others_bytes, cap_bytes, engine_share_scale. Empty without
@@ -182,14 +199,13 @@ class PhaseRecorder:
     def memory(self) -> dict[str, Any]:
         """Peaks since `begin`, as the parent reads them."""
         self._account()
+        phase_peaks, phase_torch = dict(self._peaks), dict(self._torch)
+        for by_phase in (phase_peaks, phase_torch):
+            by_phase.pop(OTHER, None)
         return {
             "peak_bytes": max(self._peaks.values()),
-            "phase_peak_bytes": {
-                phase: peak for phase, peak in self._peaks.items() if phase != OTHER
-            },
-            "torch_by_phase": {
-                phase: figures for phase, figures in self._torch.items() if phase != OTHER
-            },
+            "phase_peak_bytes": phase_peaks,
+            "torch_by_phase": phase_torch,
             **self._meter.totals(),
         }
 
@@ -199,48 +215,61 @@ class PhaseRecorder:
         peak, self._cycle_peak = self._cycle_peak, 0
         return {"peak_bytes": peak, "held_bytes": self._meter.now()}
 
-    def progress(self, done: int, total: int, what: str = "step") -> None:
+    def progress(
+        self,
+        done: int,
+        total: int,
+        unit: str = "step",
+    ) -> None:
         """Record `done` of `total` in this phase. Raise LimitForeseen if memory cannot suffice."""
-        self._trend.progress(done, total, what)
-        self.report_progress(f"{what} {done} of {total}")
+        self._trend.progress(done, total, unit)
+        self.report_progress(f"{unit} {done} of {total}")
 
-    def report_progress(self, words: str) -> None:
+    def report_progress(self, text: str) -> None:
         """Send a progress message now and then: it separates slow from hung at a deadline."""
         now = self._clock()
         if now - self._reported >= PROGRESS_INTERVAL_S:
             self._reported = now
-            self.emit({"event": protocol.PROGRESS, "words": words})
+            self.emit({"event": protocol.PROGRESS, "words": text})
 
     def close(self) -> None:
         self._meter.close()
 
 
-def _merged(one: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
+def _merged(stay: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
     """Combine torch's figures of two stays in a phase: maxima of peaks, sums of counts."""
-    if other is None:
-        return one
-    peaks = {
-        name: None if one[name] is None or other[name] is None else max(one[name], other[name])
-        for name in ("allocated_bytes", "reserved_bytes")
-    }
-    return {**peaks, **{name: one[name] + other[name] for name in ("retries", "out_of_memory")}}
+    if before is None:
+        return stay
+    merged: dict[str, Any] = {}
+    for name in ("allocated_bytes", "reserved_bytes"):
+        peaks = stay[name], before[name]
+        merged[name] = None if None in peaks else max(peaks)
+    for name in ("retries", "out_of_memory"):
+        merged[name] = stay[name] + before[name]
+    return merged
 
 
-def out_of_reach(rates: Sequence[float], *, goal: float, spread: float) -> bool:
+def out_of_reach(
+    rates: Sequence[float],
+    *,
+    goal: float,
+    spread: float,
+) -> bool:
     """Return True if the upper bound of these cycles' tokens per second is below the goal.
 
-    `spread` is the usual standard deviation of a cycle's log rate on this machine; a larger one of
-    these cycles replaces it.
+    r: rate of a cycle in tokens per second; n: number of cycles
+    s: standard deviation of log r, at least `spread`, the usual one on this machine
+
+    upper bound of log r = max(log r) + z s / sqrt(n)
     """
     if not rates or min(rates) <= 0 or goal <= 0:
         return False
     if len(rates) == 1:
         return rates[0] * SINGLE_CYCLE_FACTOR < goal
-    # upper bound = max(log r) + z * max(spread, s) / sqrt(n);  s: standard deviation of log r, n:
-    # number of cycles
     logs = [math.log(rate) for rate in rates]
-    mean = sum(logs) / len(logs)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in logs) / (len(logs) - 1))
-    return max(logs) + MARGIN_STANDARD_ERRORS * max(spread, deviation) / math.sqrt(
-        len(logs)
-    ) < math.log(goal)
+    count = len(logs)
+    mean = sum(logs) / count
+    variance = sum((value - mean) ** 2 for value in logs) / (count - 1)
+    deviation = max(spread, math.sqrt(variance))
+    upper_bound = max(logs) + MARGIN_STANDARD_ERRORS * deviation / math.sqrt(count)
+    return upper_bound < math.log(goal)

@@ -29,8 +29,12 @@ THREAD_STACK_BYTES = 2 * 2**20
 
 def status(file: Path = Path("/proc/self/status")) -> dict[str, int]:
     """Return the sizes in /proc/PID/status, in bytes."""
-    fields = (line.split(":", 1) for line in file.read_text().splitlines() if line.endswith(" kB"))
-    return {name: int(value.split()[0]) * 1024 for name, value in fields}
+    sizes = {}
+    for line in file.read_text().splitlines():
+        if line.endswith(" kB"):
+            name, _, value = line.partition(":")
+            sizes[name] = int(value.split()[0]) * 1024
+    return sizes
 
 
 def own_bytes() -> int:
@@ -69,15 +73,17 @@ class Guard:
     """
 
     def __init__(self, growth_bytes: int | None, slack_bytes: int = 0) -> None:
-        self._growth_bytes = None if growth_bytes is None else growth_bytes + slack_bytes
+        self._growth_bytes = growth_bytes
+        self._slack_bytes = slack_bytes
         self._before = resource.getrlimit(resource.RLIMIT_DATA)
 
     def __enter__(self) -> Guard:
         if self._growth_bytes is not None:
-            ceiling = status()["VmData"] + max(0, self._growth_bytes)
-            hard = self._before[1]
-            if hard == resource.RLIM_INFINITY or ceiling < hard:
-                resource.setrlimit(resource.RLIMIT_DATA, (ceiling, hard))
+            growth_bytes = max(0, self._growth_bytes + self._slack_bytes)
+            ceiling = status()["VmData"] + growth_bytes
+            _, hard_limit = self._before
+            if hard_limit == resource.RLIM_INFINITY or ceiling < hard_limit:
+                resource.setrlimit(resource.RLIMIT_DATA, (ceiling, hard_limit))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,9 +136,11 @@ class HighWaterMeter(MemoryMeter):
     def take_peak(self) -> int:
         sizes = status()
         CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
+        current = sizes["RssAnon"] + sizes["RssShmem"]
         # The mark includes file pages. They only grow, at the first touch of a library, so those of
         # now bound those of then.
-        return max(sizes["RssAnon"] + sizes["RssShmem"], sizes["VmHWM"] - sizes["RssFile"])
+        peak = sizes["VmHWM"] - sizes["RssFile"]
+        return max(current, peak)
 
 
 class SamplingMeter(HighWaterMeter):
@@ -148,14 +156,17 @@ class SamplingMeter(HighWaterMeter):
         # The weak reference lets a meter without other references be collected, which ends the
         # thread.
         self._thread = threading.Thread(
-            target=_sample, args=(weakref.ref(self), self._over), name="memory-meter", daemon=True
+            target=_sample,
+            args=(weakref.ref(self), self._over),
+            name="memory-meter",
+            daemon=True,
         )
         self._thread.start()
 
     def take_peak(self) -> int:
         with self._sampling:
-            held = self.now()
-            peak, self._peak = max(self._peak, held), held
+            current = self.now()
+            peak, self._peak = max(self._peak, current), current
         return peak
 
     def sample(self) -> None:
@@ -188,7 +199,11 @@ class CudaMeter(MemoryMeter):
     """
 
     def __init__(
-        self, torch: Any, *, others_bytes: int | None = None, sleeps: bool = False
+        self,
+        torch: Any,
+        *,
+        others_bytes: int | None = None,
+        sleeps: bool = False,
     ) -> None:
         self._cuda = torch.cuda
         self._others_bytes = others_bytes or 0
@@ -206,32 +221,37 @@ class CudaMeter(MemoryMeter):
         return max(0, outside + int(self._cuda.memory_allocated()))
 
     def take_torch(self) -> dict[str, int | None] | None:
-        retries, failures = self._counts()
-        before, self._turn_before = self._turn_before, (retries, failures)
+        before, now = self._turn_before, self._counts()
+        self._turn_before = now
+        reserved = int(self._cuda.max_memory_reserved())
         return {
             "allocated_bytes": int(self._cuda.max_memory_allocated()),
-            "reserved_bytes": None if self._sleeps else int(self._cuda.max_memory_reserved()),
-            "retries": retries - before[0],
-            "out_of_memory": failures - before[1],
+            "reserved_bytes": None if self._sleeps else reserved,
+            "retries": now.retries - before.retries,
+            "out_of_memory": now.failures - before.failures,
         }
 
     def take_peak(self) -> int:
-        self._allocated = max(self._allocated, int(self._cuda.max_memory_allocated()))
+        allocated = int(self._cuda.max_memory_allocated())
         reserved = int(self._cuda.max_memory_reserved())
+        self._allocated = max(self._allocated, allocated)
         self._reserved = max(self._reserved, reserved)
-        # peak = held now + reserved at the peak - reserved now
-        freed = 0 if self._sleeps else reserved - int(self._cuda.memory_reserved())
+        # peak = held now + freed since the peak
+        # freed = reserved at the peak - reserved now
+        freed = 0
+        if not self._sleeps:
+            freed = reserved - int(self._cuda.memory_reserved())
         self._cuda.reset_peak_memory_stats()
         return self._held() + freed
 
     def totals(self) -> Mapping[str, Any]:
-        retries, failures = self._counts()
+        before, now = self._counts_before, self._counts()
         return {
             "torch_allocated_bytes": self._allocated,
             "torch_reserved_bytes": None if self._sleeps else self._reserved,
             "torch_reserved_why": SLEEP_MISLEADS if self._sleeps else None,
-            "allocation_retries": retries - self._counts_before[0],
-            "allocation_failures": failures - self._counts_before[1],
+            "allocation_retries": now.retries - before.retries,
+            "allocation_failures": now.failures - before.failures,
             "device_uuid": device_uuid(self._cuda),
         }
 
@@ -240,15 +260,27 @@ class CudaMeter(MemoryMeter):
         free, total = self._cuda.mem_get_info()
         return max(0, int(total) - int(free) - self._others_bytes)
 
-    def _counts(self) -> tuple[int, int]:
+    def _counts(self) -> _AllocationCounts:
         stats = self._cuda.memory_stats()
-        return int(stats.get("num_alloc_retries", 0)), int(stats.get("num_ooms", 0))
+        retries, failures = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
+        return _AllocationCounts(int(retries), int(failures))
+
+
+class _AllocationCounts(NamedTuple):
+    """Counts of torch's allocator since the start of the process."""
+
+    retries: int
+    failures: int
 
 
 def device_uuid(cuda: Any) -> str | None:
     """UUID of the current GPU in NVML's form; None if this torch does not report it."""
-    uuid = getattr(cuda.get_device_properties(cuda.current_device()), "uuid", None)
-    return None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
+    properties = cuda.get_device_properties(cuda.current_device())
+    uuid = getattr(properties, "uuid", None)
+    if uuid is None:
+        return None
+    number = str(uuid).removeprefix("GPU-")
+    return f"GPU-{number}"
 
 
 def cpu_meter() -> MemoryMeter:
@@ -288,12 +320,23 @@ def idle_memory(cuda: Any) -> IdleMemory:
     """Read `torch.cuda` and the driver (`mem_get_info`), after the cache was emptied."""
     free, total = cuda.mem_get_info()
     reserved = int(cuda.memory_reserved())
-    return IdleMemory(int(cuda.memory_allocated()), reserved, int(total) - int(free) - reserved)
+    return IdleMemory(
+        allocated_bytes=int(cuda.memory_allocated()),
+        reserved_bytes=reserved,
+        outside_bytes=int(total) - int(free) - reserved,
+    )
 
 
-def check(before: IdleMemory, now: IdleMemory, *, first: bool) -> IdleMemory:
+def check(
+    before: IdleMemory,
+    now: IdleMemory,
+    *,
+    first: bool,
+) -> IdleMemory:
     """Return the reference for the next check. Raise MemoryKept; `first` may load kernels."""
-    allocated, reserved, outside = (new - old for old, new in zip(before, now))  # noqa: B905
+    allocated = now.allocated_bytes - before.allocated_bytes
+    reserved = now.reserved_bytes - before.reserved_bytes
+    outside = now.outside_bytes - before.outside_bytes
     if allocated > TORCH_TOLERANCE_BYTES:
         raise MemoryKept(f"torch still holds {allocated} bytes more than after loading")
     if reserved > 2 * TORCH_TOLERANCE_BYTES:

@@ -33,27 +33,30 @@ def prefer_for_the_oom_killer() -> None:
 
 def children() -> dict[int, list[int]]:
     """Return the children of each process, from a snapshot of /proc."""
-    found: dict[int, list[int]] = {}
+    table: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
             with open(f"/proc/{entry}/stat", "rb") as file:  # noqa: PTH123
-                # The command name, in brackets, may contain anything: parse behind the last
-                # bracket.
-                parent = int(file.read().rpartition(b")")[2].split()[1])
-            found.setdefault(parent, []).append(int(entry))
-    return found
+                text = file.read()
+            # The command name, in brackets, may contain anything: parse behind the last bracket.
+            _, _, fields = text.rpartition(b")")
+            _state, parent, *_ = fields.split()
+            table.setdefault(int(parent), []).append(int(entry))
+    return table
 
 
 def descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int]:
     """Return all processes below `root`, without those in `spare` and everything below them."""
-    table, found, pending = children(), [], [root]
+    table = children()
+    result, pending = [], [root]
     while pending:
-        below = [pid for pid in table.get(pending.pop(), []) if pid not in spare]
-        found += below
-        pending += below
-    return found
+        for pid in table.get(pending.pop(), []):
+            if pid not in spare:
+                result.append(pid)
+                pending.append(pid)
+    return result
 
 
 def end_descendants(spare: frozenset[int] = frozenset(), timeout_seconds: float = 3.0) -> list[int]:
@@ -65,9 +68,8 @@ def end_descendants(spare: frozenset[int] = frozenset(), timeout_seconds: float 
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         for pid in remaining:
-            with contextlib.suppress(
-                OSError
-            ):  # grandchildren become reapable once their parent is gone
+            # Grandchildren become reapable once their parent is gone.
+            with contextlib.suppress(OSError):
                 os.waitpid(pid, os.WNOHANG)
         if not remaining or time.monotonic() > deadline:
             return remaining

@@ -15,12 +15,22 @@ import json
 import select
 import socket
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 Message = dict[str, Any]  # command or event, not yet validated
 
+Request = Mapping[str, Any]
+"""Load, measurement or trace that an adapter receives, or a part of one; its fields are the
+adapter's.
+"""
+
+Settings = Mapping[str, Any]
+"""A framework's own settings, by the framework's names."""
+
 # Commands: parent to worker. `do` is one of these; `id` returns in the replies.
-# import everything that `load`, the adapter's request, needs; answered by READY or UNREADY
+
+# Import everything that `load`, the adapter's request, needs; answered by READY or UNREADY.
 WARM = "warm"
 # End the ranks, fork `ranks` new ones and load in each. `devices`: others_bytes, cap_bytes and
 # engine_share_scale of each. `span`: first rank here, ranks of all machines (world), address and
@@ -36,9 +46,8 @@ QUIT = "quit"
 
 # Events: worker to parent.
 ENVIRONMENT = "environment"  # installed versions, before any heavy import
-READY = (  # imports are done; `afresh`: reason to start each rank as an interpreter of its own
-    "ready"
-)
+# Imports are done. `afresh`: reason to start each rank as an interpreter of its own.
+READY = "ready"
 UNREADY = "unready"  # imports failed: `error`
 LOST = "lost"  # a rank exited without reporting: `signal` or `exit`
 UNLOADED = "unloaded"
@@ -56,12 +65,13 @@ FAILED = "failed"
 PHASES = ("load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer")
 OTHER = "other"  # time that belongs to none of PHASES
 
-
 MAX_LINE_BYTES = 128 * 2**20  # larger than any trace of a step, which is the longest message
 _RECEIVE_BYTES = 2**18
 
 
 class Wire:
+    """End of the socket that sends and receives messages."""
+
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._buffer = b""
@@ -100,15 +110,14 @@ class Wire:
             self._buffer = b""
             self.broken_lines += 1
         messages = []
-        for line in filter(None, lines):
-            try:
-                message = json.loads(line)
-            except (ValueError, RecursionError):  # RecursionError: brackets nested a thousand deep
-                message = None
-            if isinstance(message, dict):
-                messages.append(message)
-            else:
+        for line in lines:
+            if not line:
+                continue
+            message = _parse(line)
+            if message is None:
                 self.broken_lines += 1
+            else:
+                messages.append(message)
         return messages
 
     def take_rest(self) -> list[Message]:
@@ -131,6 +140,16 @@ class Wire:
         # poll, not select: a rank may have more than 1024 files open.
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return bool(
-            poll.poll(None if timeout_seconds is None else max(0.0, timeout_seconds) * 1000)
-        )
+        timeout_ms = None
+        if timeout_seconds is not None:
+            timeout_ms = max(0.0, timeout_seconds) * 1000
+        return bool(poll.poll(timeout_ms))
+
+
+def _parse(line: bytes) -> Message | None:
+    """Return a line's JSON object; None if it has none."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):  # RecursionError: brackets nested a thousand deep
+        return None
+    return message if isinstance(message, dict) else None

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from . import process_memory, processes, protocol
 from .phase_recorder import PhaseRecorder
@@ -20,28 +20,37 @@ EXCERPT_BYTES = 4096
 MAX_FRAMES = 16
 # Growth of a process over a candidate that never causes its replacement.
 MIN_TOLERATED_BYTES = 32 * 2**20
+FAILED_EXIT_CODE = 70  # of a rank that failed outside of a command
+
+ImportAdapter = Callable[[], ModuleType]
+
+
+class Place(NamedTuple):
+    """Place of a rank among all ranks of the job, and on its machine."""
+
+    rank: int
+    ranks: int
+    local: int  # number among the ranks of its machine
 
 
 def run(
-    adapter: ModuleType | Callable[[], ModuleType],
+    adapter: ModuleType | ImportAdapter,
     connection: socket.socket,
-    rank: int,
-    ranks: int,
+    place: Place,
     worker: int,
-    local: int,
 ) -> NoReturn:
-    """Serve as a rank, the `local`th of its machine. Never returns into the worker's code.
+    """Serve as a rank. Never returns into the worker's code.
 
     `adapter` is imported already, or a function that imports it in a rank that is a fresh
-    interpreter.
+    interpreter. `worker` is the process that exits with this one.
     """
-    code = 70
+    code = FAILED_EXIT_CODE
     try:
         processes.exit_with_parent(worker)
         processes.prefer_for_the_oom_killer()
         process_memory.keep_thread_stacks_small()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _Rank(adapter, Wire(connection), rank, ranks, local).serve()
+        _Rank(adapter, Wire(connection), place).serve()
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -54,17 +63,15 @@ def run(
 class _Rank:
     def __init__(
         self,
-        adapter: ModuleType | Callable[[], ModuleType],
+        adapter: ModuleType | ImportAdapter,
         wire: Wire,
-        rank: int,
-        ranks: int,
-        local: int,
+        place: Place,
     ) -> None:
         self._adapter: Any = adapter
-        self._wire, self._rank, self._ranks, self._local = wire, rank, ranks, local
+        self._wire, self._place = wire, place
         self._loaded: Any = None
         self._loaded_bytes = 0
-        self._headroom_bytes: int | None = None
+        self._headroom_bytes: int | None = None  # to the limit, after the load
 
     def serve(self) -> None:
         stays = True
@@ -76,14 +83,15 @@ class _Rank:
                     stays = self._measure(message)
 
     def _load(self, message: Message) -> bool:
+        """Load the model. Return False if this process has to be replaced."""
         started = time.monotonic()
         self._send(message, protocol.LOADING, pid=os.getpid())
-        recorder, base = self._recorder(message)
+        recorder, base_bytes = self._recorder(message)
         try:
             if not isinstance(self._adapter, ModuleType):
                 self._adapter = self._adapter()
                 self._adapter.warm(message["load"])
-            with process_memory.Guard(message.get("guard_bytes"), message.get("slack_bytes", 0)):
+            with _guard(message):
                 self._loaded = self._adapter.load(message["load"], recorder)
         except BaseException as error:
             # A half-loaded model is of no use: the next load starts from a fresh fork.
@@ -92,7 +100,7 @@ class _Rank:
                 message,
                 protocol.FAILED,
                 phase=recorder.phase or "load",
-                base_bytes=base,
+                base_bytes=base_bytes,
                 stays=False,
                 **failure,
             )
@@ -102,34 +110,36 @@ class _Rank:
             recorder.close()
         process_memory.give_back()
         self._loaded_bytes = process_memory.own_bytes()
-        growth = message.get("guard_bytes")
-        self._headroom_bytes = (
-            None if growth is None else max(0, base + growth - self._loaded_bytes)
-        )
+        self._headroom_bytes = None
+        growth_bytes = message.get("guard_bytes")
+        if growth_bytes is not None:
+            self._headroom_bytes = max(0, base_bytes + growth_bytes - self._loaded_bytes)
         self._send(
             message,
             protocol.LOADED,
             pid=os.getpid(),
             seconds=round(time.monotonic() - started, 4),
-            world_size=self._ranks,
+            world_size=self._place.ranks,
             bytes=self._loaded_bytes,
             result=memory,
         )
         return True
 
     def _measure(self, message: Message) -> bool:
-        recorder, base = self._recorder(message)
+        """Measure one candidate. Return False if this process has to be replaced."""
+        recorder, base_bytes = self._recorder(message)
         report: Message
         try:
-            with process_memory.Guard(message.get("guard_bytes"), message.get("slack_bytes", 0)):
+            with _guard(message):
                 result = self._adapter.measure(self._loaded, message["request"], recorder)
             event, report = protocol.MEASURED, {"result": result}
         except BaseException as error:
-            event, report = protocol.FAILED, {"phase": recorder.phase, **_describe(error, recorder)}
+            event, report = protocol.FAILED, _describe(error, recorder)
+            report = {"phase": recorder.phase, **report}
         finally:
             recorder.close()
         stays = self._recover()
-        self._send(message, event, base_bytes=base, stays=stays, **report)
+        self._send(message, event, base_bytes=base_bytes, stays=stays, **report)
         return stays
 
     def _recover(self) -> bool:
@@ -143,68 +153,82 @@ class _Rank:
         process_memory.give_back()
         if self._headroom_bytes is None:
             return True
-        growth = process_memory.own_bytes() - self._loaded_bytes
-        return growth <= MIN_TOLERATED_BYTES + self._headroom_bytes // 4
+        growth_bytes = process_memory.own_bytes() - self._loaded_bytes
+        return growth_bytes <= MIN_TOLERATED_BYTES + self._headroom_bytes // 4
 
     def _recorder(self, message: Message) -> tuple[PhaseRecorder, int]:
-        base, growth = process_memory.own_bytes(), message.get("guard_bytes")
-        limit = message.get("device_limit_bytes")
-        if limit is None and growth is not None:
-            limit = base + max(0, growth)
+        """Return the recorder of a command, and the memory of this process before it."""
+        base_bytes, growth_bytes = process_memory.own_bytes(), message.get("guard_bytes")
+        limit_bytes = message.get("device_limit_bytes")
+        if limit_bytes is None and growth_bytes is not None:
+            limit_bytes = base_bytes + max(0, growth_bytes)
+
+        rank, ranks, local = self._place
 
         def emit(event: Message) -> None:
-            self._wire.send({**event, "id": message.get("id"), "rank": self._rank})
+            self._wire.send({**event, "id": message.get("id"), "rank": rank})
 
         devices = message.get("devices") or []
-        device = devices[self._local] if self._local < len(devices) else None
         recorder = PhaseRecorder(
-            rank=self._rank,
-            world_size=self._ranks,
-            local_rank=self._local,
+            rank=rank,
+            world_size=ranks,
+            local_rank=local,
             emit=emit,
-            limit_bytes=limit,
-            device=device,
+            limit_bytes=limit_bytes,
+            device=devices[local] if local < len(devices) else None,
         )
-        return recorder, base
+        return recorder, base_bytes
 
     def _send(self, command: Message, event: str, **fields: Any) -> None:
-        self._wire.send({"event": event, **fields, "id": command.get("id"), "rank": self._rank})
+        rank = self._place.rank
+        self._wire.send({"event": event, **fields, "id": command.get("id"), "rank": rank})
+
+
+def _guard(message: Message) -> process_memory.Guard:
+    growth_bytes, slack_bytes = message.get("guard_bytes"), message.get("slack_bytes", 0)
+    return process_memory.Guard(growth_bytes, slack_bytes)
 
 
 def _describe(error: BaseException, recorder: PhaseRecorder) -> Message:
     """Return the error as JSON. Afterwards it no longer references the tensors of its frames."""
-    chain: list[
-        BaseException
-    ] = []  # the error, its cause, the cause of that and so on, the earliest last
-    link: BaseException | None = error
-    while link is not None and link not in chain:
-        chain.append(link)
-        link = link.__cause__ or link.__context__
-    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    innermost = [
-        frame
-        for link in chain
-        for frame in list(traceback.extract_tb(link.__traceback__))[-MAX_FRAMES:]
-    ]
-    text = {
-        "type": type(error).__name__,
-        "text": str(error)[-EXCERPT_BYTES:],
-        "traceback": lines[-EXCERPT_BYTES:],
-        "chain": [
-            {"type": type(link).__name__, "text": str(link)[-EXCERPT_BYTES:]} for link in chain
-        ],
-        "frames": [f"{frame.filename}:{frame.name}" for frame in innermost],
+    chain = _chain(error)
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    frames = []
+    for link in chain:
+        summary = traceback.extract_tb(link.__traceback__)
+        for frame in list(summary)[-MAX_FRAMES:]:
+            frames.append(f"{frame.filename}:{frame.name}")
+    description = {
+        **_excerpt(error),
+        "traceback": "".join(lines)[-EXCERPT_BYTES:],
+        "chain": [_excerpt(link) for link in chain],
+        "frames": frames,
     }
+
     partial, ended = getattr(error, "partial", None), getattr(error, "ended", None)
     for link in chain:
         traceback.clear_frames(link.__traceback__)
         link.__traceback__ = None
-    launched = {"ended": ended} if isinstance(ended, dict) else {}
-    return {
-        "error": text,
-        "partial": {**_peaks(recorder), **(partial if isinstance(partial, dict) else {})},
-        **launched,
-    }
+    failure: Message = {"error": description, "partial": _peaks(recorder)}
+    if isinstance(partial, dict):
+        failure["partial"] |= partial
+    if isinstance(ended, dict):
+        failure["ended"] = ended
+    return failure
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return the error, its cause, the cause of that and so on, the earliest last."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    return chain
+
+
+def _excerpt(error: BaseException) -> dict[str, str]:
+    return {"type": type(error).__name__, "text": str(error)[-EXCERPT_BYTES:]}
 
 
 def _peaks(recorder: PhaseRecorder) -> Message:
@@ -218,4 +242,5 @@ def _peaks(recorder: PhaseRecorder) -> Message:
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+        _host, port = listener.getsockname()
+        return int(port)

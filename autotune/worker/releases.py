@@ -22,7 +22,12 @@ def version(package: str) -> str | None:
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
     """Return the versions of those packages that are installed."""
-    return {package: found for package in packages if (found := version(package)) is not None}
+    installed = {}
+    for package in packages:
+        number = version(package)
+        if number is not None:
+            installed[package] = number
+    return installed
 
 
 def release(package: str) -> tuple[int, ...]:
@@ -33,7 +38,9 @@ def release(package: str) -> tuple[int, ...]:
 def release_numbers(text: str) -> tuple[int, ...]:
     """Return the release numbers of a version: `1.16.0.dev0` as (1, 16); 1.0 equals 1."""
     match = re.match(r"\d+(?:\.\d+)*", text)
-    numbers = [int(part) for part in match[0].split(".")] if match else list(LATEST)
+    if match is None:
+        return LATEST
+    numbers = [int(part) for part in match[0].split(".")]
     while numbers[-1:] == [0]:
         numbers.pop()
     return tuple(numbers)

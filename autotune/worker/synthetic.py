@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,83 +85,80 @@ def tiny_config(
     }
 
 
+# A model folder.
+
+
 def write_model_folder(
-    path: str | Path, config: Mapping[str, Any], weights: bool = False, seed: int = 0
+    path: str | Path,
+    config: Mapping[str, Any],
+    weights: bool = False,
+    seed: int = 0,
 ) -> Path:
     """Write config, generation config, tokenizer and, on request, random weights."""
     folder = Path(path)
     write_tokenizer(folder, config)
-    text = _text_config(config)
-    ids = _special_ids(text)
-    whole = (
-        {**config}
-        if text is not config
-        else {**config, "eos_token_id": config.get("eos_token_id") or ids[END]}
-    )
-    (folder / "config.json").write_text(json.dumps(whole, indent=1))
-    generation = {"eos_token_id": text.get("eos_token_id") or ids[END], "pad_token_id": ids[PAD]}
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=1))
-    (folder / "model.safetensors").unlink(
-        missing_ok=True
-    )  # of another model, in the same folder before
-    if weights:
-        import torch
-        import transformers
-        from transformers import AutoConfig, AutoModelForCausalLM
+    text_config = _text_config(config)
+    ids = _special_ids(text_config)
+    end_id = text_config.get("eos_token_id") or ids[END]
 
-        torch.manual_seed(seed)
-        made = AutoConfig.from_pretrained(str(folder))
-        named = (
-            getattr(transformers, (made.architectures or [""])[0], None)
-            if hasattr(made, "vision_config")
-            else None
-        )
-        make = AutoModelForCausalLM.from_config if named is None else named._from_config
-        make(made, dtype=getattr(made, "dtype", None) or torch.float32).save_pretrained(str(folder))
+    written_config = dict(config)
+    if text_config is config:
+        written_config["eos_token_id"] = end_id
+    _write_json(folder / "config.json", written_config)
+    generation_config = {"eos_token_id": end_id, "pad_token_id": ids[PAD]}
+    _write_json(folder / "generation_config.json", generation_config)
+    # Weights of another model, in the same folder before.
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    if weights:
+        _write_random_weights(folder, seed)
     return folder
 
 
-def write_tokenizer(path: str | Path, config: Mapping[str, Any]) -> None:
-    """Write a tokenizer like `save_pretrained`, without its copy of the vocabulary."""
-    folder, text = Path(path), _text_config(config)
-    special = _special_ids(text)
-    if "vision_config" in config:
-        special |= _image_ids(config, int(text["vocab_size"]), set(special.values()))
-    folder.mkdir(parents=True, exist_ok=True)
-    _tokenizer(int(text["vocab_size"]), special).save(str(folder / "tokenizer.json"))
-    about = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "pad_token": PAD,
-        "padding_side": "left",
-        "model_max_length": int(
-            text.get("max_position_embeddings") or text.get("n_positions") or 2048
-        ),
-        "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
-        **({"extra_special_tokens": IMAGE_TOKENS} if "vision_config" in config else {}),
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1))
+def _write_json(file: Path, value: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=1))
+
+
+def _write_random_weights(folder: Path, seed: int) -> None:
+    import torch
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    config = AutoConfig.from_pretrained(str(folder))
+    dtype = getattr(config, "dtype", None) or torch.float32
+    build = AutoModelForCausalLM.from_config
+    if hasattr(config, "vision_config"):
+        architectures = config.architectures or [""]
+        own_class = getattr(transformers, architectures[0], None)
+        if own_class is not None:
+            build = own_class._from_config
+    build(config, dtype=dtype).save_pretrained(str(folder))
 
 
 SAFETENSORS_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def write_zero_weights(folder: Path, model: Any) -> None:
-    """Write a checkpoint of zeros for loaders that need a file, as those that quantise what they
-    read do.
+    """Write a checkpoint of zeros for loaders that need a file.
 
-    The file has the model's size and, where the file system knows holes, takes no space.
+    Those that quantise what they read do. The file has the model's size and, where the file system
+    supports holes, takes no space.
     """
     header: dict[str, Any] = {}
-    end, seen = 0, set()
+    end = 0
+    written: set[int] = set()  # ids of tensors
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in seen:
+        if id(tensor) in written:
             continue  # a checkpoint has tied weights once
-        seen.add(id(tensor))
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        dtype = SAFETENSORS_TYPES[str(tensor.dtype).removeprefix("torch.")]
-        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        written.add(id(tensor))
+        begin = end
+        end += tensor.numel() * tensor.element_size()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        header[name] = {
+            "dtype": SAFETENSORS_TYPES[dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with (folder / "model.safetensors").open("wb") as file:
@@ -169,10 +166,39 @@ def write_zero_weights(folder: Path, model: Any) -> None:
         file.truncate(8 + len(text) + end)
 
 
+# A tokenizer.
+
+
+def write_tokenizer(path: str | Path, config: Mapping[str, Any]) -> None:
+    """Write a tokenizer like `save_pretrained`, without its copy of the vocabulary."""
+    folder, text_config = Path(path), _text_config(config)
+    vocab, has_images = int(text_config["vocab_size"]), "vision_config" in config
+    special_ids = _special_ids(text_config)
+    if has_images:
+        special_ids |= _image_ids(config, vocab, set(special_ids.values()))
+    folder.mkdir(parents=True, exist_ok=True)
+    _tokenizer(vocab, special_ids).save(str(folder / "tokenizer.json"))
+    positions = text_config.get("max_position_embeddings") or text_config.get("n_positions")
+    tokenizer_config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": PAD,
+        "padding_side": "left",
+        "model_max_length": int(positions or 2048),
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    if has_images:
+        tokenizer_config["extra_special_tokens"] = IMAGE_TOKENS
+    _write_json(folder / "tokenizer_config.json", tokenizer_config)
+
+
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Part of the config with the vocabulary: `text_config` of a multimodal model."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, Mapping) and "vocab_size" in inner else config
+    text_config = config.get("text_config")
+    if isinstance(text_config, Mapping) and "vocab_size" in text_config:
+        return text_config
+    return config
 
 
 def _special_ids(config: Mapping[str, Any]) -> dict[str, int]:
@@ -184,67 +210,84 @@ def _special_ids(config: Mapping[str, Any]) -> dict[str, int]:
             f" {BYTES + 4} or more."
         )
     ids: dict[str, int] = {}
-    for token, name in ((END, "eos_token_id"), (PAD, "pad_token_id"), (START, "bos_token_id")):
-        given = config.get(name)
-        first = given[0] if isinstance(given, Sequence) and given else given
-        if isinstance(first, int) and 0 <= first < vocab and first not in ids.values():
-            ids[token] = first
+    fields = {END: "eos_token_id", PAD: "pad_token_id", START: "bos_token_id"}
+    for token, field in fields.items():
+        value = config.get(field)
+        if isinstance(value, Sequence) and value:
+            value = value[0]
+        if isinstance(value, int) and 0 <= value < vocab and value not in ids.values():
+            ids[token] = value
     for token in (START, END, PAD):
         if token not in ids:
-            ids[token] = next(number for number in range(vocab) if number not in ids.values())
+            ids[token] = _first_free(range(vocab), ids.values())
     return ids
 
 
-def _image_ids(config: Mapping[str, Any], vocab: int, taken: set[int]) -> dict[str, int]:
+def _image_ids(
+    config: Mapping[str, Any],
+    vocab: int,
+    used: Collection[int],
+) -> dict[str, int]:
     """Ids of the tokens around and in place of images: those of the config, else the last free
     ones.
     """
     ids: dict[str, int] = {}
     for name, token in IMAGE_TOKENS.items():
-        stated = next(
-            (
-                config[field]
-                for field in IMAGE_TOKEN_IDS.get(name, ())
-                if isinstance(config.get(field), int)
-            ),
-            vocab,
-        )
-        free = (
-            number
-            for number in reversed(range(vocab))
-            if number not in taken and number not in ids.values()
-        )
-        ids[token] = (
-            stated if 0 <= stated < vocab and stated not in {*taken, *ids.values()} else next(free)
-        )
+        used_now = {*used, *ids.values()}
+        stated = _first_integer(config, IMAGE_TOKEN_IDS.get(name, ()))
+        if stated is not None and 0 <= stated < vocab and stated not in used_now:
+            ids[token] = stated
+        else:
+            ids[token] = _first_free(reversed(range(vocab)), used_now)
     return ids
 
 
-def _tokenizer(vocab: int, special: Mapping[str, int]) -> Any:
+def _first_integer(config: Mapping[str, Any], fields: Iterable[str]) -> int | None:
+    for field in fields:
+        if isinstance(config.get(field), int):
+            return int(config[field])
+    return None
+
+
+def _first_free(ids: Iterable[int], used: Collection[int]) -> int:
+    return next(number for number in ids if number not in used)
+
+
+def _tokenizer(vocab: int, special_ids: Mapping[str, int]) -> Any:
     """Tokenizer of bytes, pairs of digits, and fillers, so that each id has a text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+    # 1. The texts: bytes first, then pairs, as far as the vocabulary reaches.
     merges = [(first, second) for first in "Ġ0123456789" for second in "0123456789"]
-    words = sorted(pre_tokenizers.ByteLevel.alphabet()) + [
-        first + second for first, second in merges
-    ]
-    taken = set(special.values())
-    free = [number for number in range(vocab) if number not in taken]
-    table = dict(special)
-    table.update(zip(words, free))  # noqa: B905
-    table.update((f"<unused{number}>", number) for number in free[len(words) :])
+    texts = sorted(pre_tokenizers.ByteLevel.alphabet())
+    texts += [first + second for first, second in merges]
+    used = set(special_ids.values())
+    free_ids = [number for number in range(vocab) if number not in used]
+    table = dict(special_ids)
+    table.update(zip(texts, free_ids))  # noqa: B905
+    for number in free_ids[len(texts) :]:
+        table[f"<unused{number}>"] = number
+    # 2. The tokenizer.
     merges = [pair for pair in merges if "".join(pair) in table]
     tokenizer = Tokenizer(models.BPE(vocab=table, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in special]
+        [AddedToken(token, special=True, normalized=False) for token in special_ids]
     )
     return tokenizer
 
 
+# Prompts.
+
+
 def write_prompts(
-    path: str | Path, *, rows: int = 256, shortest: int = 8, longest: int = 64, seed: int = 0
+    path: str | Path,
+    *,
+    rows: int = 256,
+    shortest: int = 8,
+    longest: int = 64,
+    seed: int = 0,
 ) -> Path:
     """Write a dataset folder: sums of `shortest` to `longest` numbers, and their results."""
     folder = Path(path)
@@ -252,55 +295,74 @@ def write_prompts(
     draw = random.Random(seed)
     lines = []
     for _ in range(rows):
-        numbers = [draw.randrange(100) for _ in range(draw.randint(shortest, longest))]
-        prompt = [{"role": "user", "content": "What is " + " + ".join(map(str, numbers)) + " ?"}]
-        lines.append(json.dumps({"prompt": prompt, "answer": str(sum(numbers))}))
+        count = draw.randint(shortest, longest)
+        numbers = [draw.randrange(100) for _ in range(count)]
+        terms = " + ".join(map(str, numbers))
+        prompt = [{"role": "user", "content": f"What is {terms} ?"}]
+        row = {"prompt": prompt, "answer": str(sum(numbers))}
+        lines.append(json.dumps(row))
     (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
     return folder
 
 
+# The program.
+
+SIZES = {
+    "hidden": 128,
+    "intermediate": 256,
+    "layers": 2,
+    "vocab": 1024,
+    "heads": 4,
+    "kv_heads": 2,
+    "positions": 4096,
+}
+"""Arguments of `tiny_config` that are flags, with their defaults."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
+    options = _parse(argv)
+    sizes = {name: getattr(options, name) for name in SIZES}
+    config = tiny_config(**sizes)
+    folder = write_model_folder(
+        options.folder, config, weights=not options.no_weights, seed=options.seed
+    )
+    print(folder)
+    if options.prompts:
+        dataset = write_prompts(
+            options.prompts,
+            rows=options.rows,
+            shortest=options.shortest,
+            longest=options.longest,
+            seed=options.seed,
+        )
+        print(dataset)
+    return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Write a tiny synthetic model folder, and optionally prompts."
     )
     parser.add_argument("folder")
-    sizes = {
-        "hidden": 128,
-        "intermediate": 256,
-        "layers": 2,
-        "vocab": 1024,
-        "heads": 4,
-        "kv-heads": 2,
-        "positions": 4096,
-    }
-    for name, default in sizes.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in SIZES.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-weights", action="store_true", help="write config and tokenizer only")
     parser.add_argument("--prompts", metavar="FOLDER", help="also write a dataset of prompts")
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument(
-        "--shortest", type=int, default=8, help="numbers in the sum of the shortest prompt"
+        "--shortest",
+        type=int,
+        default=8,
+        help="numbers in the sum of the shortest prompt",
     )
     parser.add_argument(
-        "--longest", type=int, default=64, help="numbers in the sum of the longest prompt"
+        "--longest",
+        type=int,
+        default=64,
+        help="numbers in the sum of the longest prompt",
     )
-    given = parser.parse_args(argv)
-    config = tiny_config(
-        **{name.replace("-", "_"): getattr(given, name.replace("-", "_")) for name in sizes}
-    )
-    print(write_model_folder(given.folder, config, weights=not given.no_weights, seed=given.seed))
-    if given.prompts:
-        print(
-            write_prompts(
-                given.prompts,
-                rows=given.rows,
-                shortest=given.shortest,
-                longest=given.longest,
-                seed=given.seed,
-            )
-        )
-    return 0
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,12 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 class KeepWeights(importlib.abc.MetaPathFinder):
     """Patches the module when it is imported, and removes itself."""
 
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+    def find_spec(
+        self,
+        fullname: str,
+        path: Any,
+        target: Any = None,
+    ) -> Any:
         if fullname != NAME:
             return None
         sys.meta_path.remove(self)

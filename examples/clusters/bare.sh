@@ -7,7 +7,7 @@
 set -euo pipefail
 hosts=("$@")
 port=${PORT:-6379}
-environment=${ENVIRONMENT:-$HOME/grpo}   # what `pip install 'grpo-autotune[train,vllm,ray]'` went into
+environment=${ENVIRONMENT:-$HOME/grpo}   # what `pip install '.[train,vllm,ray]'` in a clone went into
 ray=$environment/bin/ray
 
 # A token for this cluster alone: without it, whoever reaches a port of Ray may run programs as this user.

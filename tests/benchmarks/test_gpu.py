@@ -31,7 +31,13 @@ def bench(out: Path, *arguments: str) -> None:
     ]
     here = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        command, cwd=ROOT, env=here, capture_output=True, text=True, timeout=1000, check=False
+        command,
+        cwd=ROOT,
+        env=here,
+        capture_output=True,
+        text=True,
+        timeout=1000,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
 

@@ -55,7 +55,12 @@ def test_a_core_that_was_slow_is_seen() -> None:
 @pytest.mark.slow
 def test_vllm_takes_as_many_passes(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
-    limits = EngineLimits(max_num_seqs=12, max_batched_tokens=256, block_tokens=32, blocks=40)
+    limits = EngineLimits(
+        max_num_seqs=12,
+        max_batched_tokens=256,
+        block_tokens=32,
+        blocks=40,
+    )
     drawn: list[list[Request]] = [rollout.draw(24, 4, 64, 60, 0.8, seed=seed) for seed in (1, 2)]
     write_model(tmp_path / "model")
     task = {
@@ -74,7 +79,12 @@ def test_vllm_takes_as_many_passes(tmp_path: Path) -> None:
         "task.json",
         "answer.json",
     ]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        command,
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
     for requests, passes in zip(
         drawn, json.loads((tmp_path / "answer.json").read_text())["runs"], strict=True
     ):

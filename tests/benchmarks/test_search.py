@@ -35,7 +35,12 @@ def machine_of(name: str, seed: int = 0) -> tuple[Posed, Simulated]:
     formulas = Machine(
         shape, gpu_of(case), case.hardware.count, asked.job.memory_limit_bytes, Quirks.drawn(dice)
     )
-    return asked, Simulated(formulas, memory_level=1.0, speed_level=1.0, seed=seed)
+    return asked, Simulated(
+        formulas,
+        memory_level=1.0,
+        speed_level=1.0,
+        seed=seed,
+    )
 
 
 def beside(asked: Posed, one: Candidate, **changes: object) -> Candidate | None:
@@ -85,9 +90,7 @@ def test_a_larger_micro_batch_needs_no_less_for_training(case: str) -> None:
             assert large.peak_bytes >= 0.999 * small.peak_bytes
 
 
-def test_sharding_the_weights_saves_memory_in_full_tuning_and_costs_it_where_adapters_are_merged() -> (
-    None
-):
+def test_sharding_the_weights_costs_memory_where_adapters_are_merged_and_saves_it_else() -> None:
     for case, other, saves in (
         ("qwen2.5-7b-full-4xa100-80g", "zero2", True),
         ("llama-3.1-8b-lora-2xa100-40g", "ddp", False),
@@ -140,7 +143,12 @@ def test_no_searcher_beats_the_optimum_and_all_end_within_their_probes(rival: st
     assert len(optimum.speeds) > 10
     probes = run(
         RIVALS[rival],
-        Arena(machine=machine, space=space, candidates=asked.candidates, most=12),
+        Arena(
+            machine=machine,
+            space=space,
+            candidates=asked.candidates,
+            most=12,
+        ),
         seed=3,
     )
     assert 1 <= len(probes) <= 12
@@ -176,7 +184,10 @@ def test_the_worse_truth_differs_by_knob_and_keeps_memory_at_the_longest() -> No
         tail=Tail.drawn(random.Random(1)),
     )
     far = Simulated(
-        replace(near._formulas, quirks=quirks), memory_level=1.0, speed_level=1.0, seed=0
+        replace(near._formulas, quirks=quirks),
+        memory_level=1.0,
+        speed_level=1.0,
+        seed=0,
     )
     slower = []
     for one in asked.candidates:

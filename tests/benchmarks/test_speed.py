@@ -14,7 +14,12 @@ import speed_report
 
 
 def row(
-    name: str, predicted: float, measured: float, *, held_back: bool = True, model: str = "a"
+    name: str,
+    predicted: float,
+    measured: float,
+    *,
+    held_back: bool = True,
+    model: str = "a",
 ) -> dict[str, Any]:
     return {
         "id": name,

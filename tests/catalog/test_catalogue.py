@@ -229,7 +229,9 @@ def test_no_name_is_claimed_twice() -> None:
 
 @pytest.mark.parametrize("hub_id", IDS)
 def test_every_short_name_means_its_model(
-    hub_id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    hub_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Also where it begins another's name: Qwen2.5-7B and Qwen2.5-7B-Instruct."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
@@ -240,7 +242,9 @@ def test_every_short_name_means_its_model(
     "name", ["Llama-2-7b", "Mistral-7B", "gemma-3-4b", "DeepSeek-R1-Distill", "Qwen3"]
 )
 def test_a_name_of_several_is_an_error_that_lists_them(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(BadInput, match=rf"could be several models.*{re.escape(name)}[\w.-]+ or "):

@@ -72,7 +72,11 @@ def test_a_known_model_is_not_asked_for(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
-def test_offline_nothing_is_fetched(hub: Hub, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_offline_nothing_is_fetched(
+    hub: Hub,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
     monkeypatch.setenv(name, "1")
     with pytest.raises(BadInput, match="neither in the catalogue"):
         find_model("nobody/new-1b")
@@ -82,7 +86,14 @@ def test_offline_nothing_is_fetched(hub: Hub, monkeypatch: pytest.MonkeyPatch, n
 def test_the_flag_keeps_a_request_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     with pytest.raises(BadInput, match="neither in the catalogue"):
-        parse_request(Flags(model="nobody/new-1b", gpus="H100", mode="predict", offline=True))
+        parse_request(
+            Flags(
+                model="nobody/new-1b",
+                gpus="H100",
+                mode="predict",
+                offline=True,
+            )
+        )
     assert hub.paths == [] and os.environ["HF_HUB_OFFLINE"] == "1"
 
 

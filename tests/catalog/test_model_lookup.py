@@ -105,3 +105,43 @@ def test_the_hub_cache_comes_before_the_catalogue(empty_cache: Path) -> None:
 def test_a_cached_model_that_the_catalogue_lacks(empty_cache: Path) -> None:
     _folder(empty_cache / "models--someone--something" / "snapshots" / "abc", hidden_size=7)
     assert find_model("someone/something").config["hidden_size"] == 7
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "base"),
+    [
+        ("someone/Qwen2.5-7B-anything", "Qwen/Qwen2.5-7B"),
+        ("someone/my_qwen2.5-math-1.5b_sft", "Qwen/Qwen2.5-Math-1.5B"),
+        ("someone/Qwen3-30B-A3B-reasoner", "Qwen/Qwen3-30B-A3B"),
+        ("someone/DeepSeek-R1-Distill-Qwen-7B-v2", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
+    ],
+)
+def test_a_fine_tune_has_the_shape_of_the_longest_known_name_in_it(hub_id: str, base: str) -> None:
+    model = find_model(hub_id)
+    assert model.name == hub_id
+    assert model.config == find_model(base).config
+    assert model.origin == f"shape of {base} assumed by the name; --model names another"
+
+
+@pytest.mark.parametrize(
+    "hub_id",
+    [
+        "someone/Qwen2.5-7B-mine-GPTQ",  # stored otherwise: another memory
+        "someone/Qwen2.5-7B-4bit",
+        "someone/Qwen2.5-70B-mine",  # no such size
+        "someone/notqwen2.5-7b",
+    ],
+)
+def test_no_shape_is_assumed_of_another_size_or_storage(hub_id: str) -> None:
+    with pytest.raises(BadInput, match="neither in the catalogue"):
+        find_model(hub_id)
+
+
+def test_a_folder_with_an_adapter_is_its_base_model(tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    content = json.dumps({"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen2.5-7B"})
+    (folder / "adapter_config.json").write_text(content)
+    model = find_model(str(folder))
+    assert model.name == "Qwen/Qwen2.5-7B"
+    assert model.origin == f"catalogue, base of the adapter in {folder}"

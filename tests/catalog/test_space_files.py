@@ -53,8 +53,6 @@ def test_the_shipped_spaces_are_there() -> None:
     frameworks |= {
         "skyrl",
         "prime-rl",
-        "nemo-rl",
-        "slime",
         "verl-async",
         "openrlhf-async",
         "async-grpo",
@@ -69,7 +67,6 @@ def test_the_shipped_spaces_are_there() -> None:
             "grpo-wide",
             "kto",
             "online-dpo",
-            "ppo",
             "reward",
             "rloo",
             "sft",
@@ -145,7 +142,11 @@ def test_a_file_of_ones_own(written) -> None:  # type: ignore[no-untyped-def]
     ],
 )
 def test_errors_of_a_file_name_the_line(
-    written, old: str, new: str, line: int, words: list[str]
+    written,
+    old: str,
+    new: str,
+    line: int,
+    words: list[str],
 ) -> None:  # type: ignore[no-untyped-def]
     assert old in GOOD
     with pytest.raises(BadInput) as caught:
@@ -161,8 +162,19 @@ def test_errors_of_a_file_name_the_line(
 @pytest.mark.parametrize(
     ("name", "framework", "method"), [("sft", "trl", "sft"), ("verl", "verl", "grpo")]
 )
-def test_a_space_brings_its_framework_and_method(name: str, framework: str, method: str) -> None:
-    job = parse_request(Flags(model="Qwen2.5-0.5B", gpus="L4", space=name, mode="predict")).job
+def test_a_space_brings_its_framework_and_method(
+    name: str,
+    framework: str,
+    method: str,
+) -> None:
+    job = parse_request(
+        Flags(
+            model="Qwen2.5-0.5B",
+            gpus="L4",
+            space=name,
+            mode="predict",
+        )
+    ).job
     assert (job.task.workload.framework, job.task.workload.method) == (framework, method)
 
 

@@ -59,7 +59,11 @@ def autotune(*arguments: str, cwd: Path, timeout: float = 60, **variables: str) 
         timeout=timeout,
         env=environment(**variables),
     )
-    return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+    return Done(
+        code=done.returncode,
+        out=done.stdout,
+        err=done.stderr,
+    )
 
 
 def shape_only(folder: Path, **config: object) -> Path:

@@ -12,6 +12,8 @@ import pytest
 
 from tests.cli.command import Done, autotune, shape_only
 
+CLONE = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
@@ -25,6 +27,8 @@ def refused(
 ) -> Done:
     before = set(here.rglob("*"))
     given = [*(["--model", "model"] if model else []), *arguments]
+    if "--gpus" not in arguments:
+        given += ["--gpus", "cpu"]
     done = autotune("run", *given, cwd=here, **variables)
     assert done.code == 2, done.err
     assert done.out == "", "an error says nothing on stdout"
@@ -36,7 +40,12 @@ def refused(
 
 
 def test_no_model(here: Path) -> None:
-    refused(here, model=False, says="No model was named", instead="--model Qwen2.5-7B")
+    refused(
+        here,
+        model=False,
+        says="No model was named",
+        instead="--model Qwen2.5-7B",
+    )
 
 
 def test_an_unknown_model(here: Path) -> None:
@@ -118,7 +127,7 @@ def test_an_ambiguous_gpu(here: Path) -> None:
 
 def test_missing_hardware_is_reported_first(here: Path) -> None:
     asked = ["--gpus", "64xB200", "--mode", "probe"]
-    done = refused(here, *asked, says="64xB200 is not on this machine", instead="--gpus local")
+    done = refused(here, *asked, says="64xB200 is not on this machine", instead="--gpus cpu")
     assert "can't be measured" in done.err.splitlines()[0]
 
 
@@ -453,23 +462,27 @@ def test_a_missing_extra(here: Path) -> None:
     )
     assert done.returncode == 2, done.stderr
     assert "needs the extra 'postgres'" in done.stderr
-    assert "pip install 'grpo-autotune[postgres]'" in done.stderr
+    assert f"pip install '{CLONE}[postgres]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_training_packages_missing_from_our_own_environment(here: Path) -> None:
     # The interpreter is ours and has no TRL: an interpreter without its site packages is one such.
     script = (
-        "import importlib.util, sys\nfrom autotune.machine import environment\nenvironment._ASK ="
+        "import importlib.util, sys\nfrom autotune.machine import environment\nenvironment._QUERY ="
         " 'import json, sys; print(json.dumps(dict.fromkeys(sys.argv[1:], False)))'\nfrom"
         " autotune.cli import main; main(sys.argv[1:])"
     )
     flags = ["run", "--model", "model", "--gpus", "cpu"]
     done = subprocess.run(
-        [sys.executable, "-c", script, *flags], capture_output=True, text=True, cwd=here, timeout=60
+        [sys.executable, "-c", script, *flags],
+        capture_output=True,
+        text=True,
+        cwd=here,
+        timeout=60,
     )
     assert done.returncode == 2
-    assert "pip install 'grpo-autotune[train]'" in done.stderr
+    assert f"pip install '{CLONE}[train]'" in done.stderr
 
 
 def test_a_storage_that_cant_be_opened(here: Path) -> None:

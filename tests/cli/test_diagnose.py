@@ -122,7 +122,11 @@ def test_standard_input(tmp_path: Path) -> None:
 def test_narrow_and_wide_terminals_and_an_ascii_one(tmp_path: Path, terminal: str) -> None:
     (tmp_path / "train.log").write_text(FRAMES + sample("peer_gone").removeprefix("[rank0]: "))
     done = autotune(
-        "diagnose", "train.log", cwd=tmp_path, COLUMNS=terminal, PYTHONIOENCODING="ascii"
+        "diagnose",
+        "train.log",
+        cwd=tmp_path,
+        COLUMNS=terminal,
+        PYTHONIOENCODING="ascii",
     )
     assert done.code == 0 and "Traceback" not in done.err
     assert max(len(line) for line in done.out.splitlines()) <= max(60, min(120, int(terminal)))

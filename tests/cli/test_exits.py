@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -49,7 +50,11 @@ def test_a_fault_of_ours_is_1_and_keeps_its_traceback(tmp_path: Path) -> None:
         "from autotune.cli import main; main(['show', 'models'])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
     )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "Traceback (" not in done.stderr
@@ -57,6 +62,33 @@ def test_a_fault_of_ours_is_1_and_keeps_its_traceback(tmp_path: Path) -> None:
     kept = Path(re.search(r"traceback is in (\S+)\.$", done.stderr.strip())[1])  # type: ignore[index]
     assert "second line" in kept.read_text()
     kept.unlink()
+
+
+def test_the_details_begin_a_sentence_of_their_own(tmp_path: Path) -> None:
+    script = (
+        "import autotune.catalog\n"
+        "from autotune.core.errors import ProbeError\n"
+        "def broken(): raise ProbeError('The worker ended: it printed nothing')\n"
+        "autotune.catalog.models = broken\n"
+        "from autotune.cli import main; main(['show', 'models'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert "it printed nothing. The details are in" in done.stderr
+
+
+def test_without_a_command_the_help_is_printed(tmp_path: Path) -> None:
+    done = autotune(cwd=tmp_path)
+    assert done.code == 0 and done.err == ""
+    assert done.out == autotune("--help", cwd=tmp_path).out
+    assert autotune("--json", cwd=tmp_path).code == 2, "an unknown option is an error all the same"
 
 
 def test_after_an_interruption_nothing_runs_that_could_take_long(tmp_path: Path) -> None:
@@ -68,7 +100,11 @@ def test_after_an_interruption_nothing_runs_that_could_take_long(tmp_path: Path)
         "from autotune.cli import main; main(['show', 'models'])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=40
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=40,
     )
     assert (done.returncode, done.stderr.strip()) == (130, "Error: Interrupted.")
 
@@ -148,6 +184,10 @@ def test_an_exit_code_does_not_depend_on_the_reader(tmp_path: Path) -> None:
             " ${PIPESTATUS[0]}"
         )
         done = subprocess.run(
-            ["bash", "-c", words], capture_output=True, text=True, cwd=tmp_path, timeout=60
+            ["bash", "-c", words],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=60,
         )
         assert (done.returncode, done.stderr) == (5, "")

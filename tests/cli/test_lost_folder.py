@@ -42,7 +42,12 @@ def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
     command = [*PROGRAM, "run", *flags, "--out", name, "--", sys.executable, "train.py", "{b}"]
     store = environment(XDG_DATA_HOME=str(tmp_path / "data"))
     done = subprocess.run(
-        command, cwd=tmp_path, env=store, capture_output=True, text=True, timeout=120
+        command,
+        cwd=tmp_path,
+        env=store,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert {"study.db", "launch.sh", "recommendation.json"} <= {
@@ -68,7 +73,12 @@ def test_a_deleted_output_folder_is_said_and_created_again(tmp_path: Path) -> No
     command = [*PROGRAM, "run", *flags, "--out", "out", "--", sys.executable, "train.py", "{b}"]
     store = environment(XDG_DATA_HOME=str(tmp_path / "data"))
     with subprocess.Popen(
-        command, cwd=tmp_path, env=store, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=store,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stderr is not None
         begun = []

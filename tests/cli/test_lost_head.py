@@ -54,7 +54,10 @@ def test_a_killed_head_ends_the_run_with_what_was_measured(tmp_path: Path) -> No
     store = environment(XDG_DATA_HOME=str(tmp_path / "data"))
     with cluster(nodes=1) as made:
         began = subprocess.Popen(
-            command(made.address, tmp_path), env=store, stderr=subprocess.PIPE, text=True
+            command(made.address, tmp_path),
+            env=store,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert began.stderr is not None
         said = []

@@ -28,7 +28,11 @@ COMMANDS = (
 
 @pytest.mark.parametrize("columns", [60, 100, 200])
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_nothing_is_wider_than_the_terminal(words: list[str], columns: int, tmp_path: Path) -> None:
+def test_nothing_is_wider_than_the_terminal(
+    words: list[str],
+    columns: int,
+    tmp_path: Path,
+) -> None:
     (tmp_path / "train.log").write_text(FRAMES + sample("cuda_out_of_memory.container"))
     shown = lines(seen(*words, cwd=tmp_path, columns=columns))
     # A name that is longer than its column is told whole, on a line of its own.
@@ -63,7 +67,12 @@ def test_no_colour_in_a_pipe_nor_where_none_is_wanted(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(FRAMES + sample("disk"))
     for words in COMMANDS:
         assert "\x1b" not in autotune(*words, cwd=tmp_path, FORCE_COLOR="").out
-        assert "\x1b[3" not in seen(*words, cwd=tmp_path, columns=100, NO_COLOR="1")
+        assert "\x1b[3" not in seen(
+            *words,
+            cwd=tmp_path,
+            columns=100,
+            NO_COLOR="1",
+        )
 
 
 def _completed(typed: str, tmp_path: Path) -> list[str]:
@@ -86,7 +95,12 @@ def _completed(typed: str, tmp_path: Path) -> list[str]:
     )
     told = environment(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}")
     done = subprocess.run(
-        ["bash", "-c", asking], cwd=tmp_path, env=told, capture_output=True, text=True, timeout=120
+        ["bash", "-c", asking],
+        cwd=tmp_path,
+        env=told,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0 and "_autotune_completion" in done.stderr, done.stderr
     return done.stdout.split()
@@ -103,14 +117,22 @@ def _completed(typed: str, tmp_path: Path) -> list[str]:
         ("autotune run --tuning q", {"qlora"}),
     ],
 )
-def test_bash_completes(typed: str, offered: set[str], tmp_path: Path) -> None:
+def test_bash_completes(
+    typed: str,
+    offered: set[str],
+    tmp_path: Path,
+) -> None:
     assert offered <= set(_completed(typed, tmp_path))
 
 
 @pytest.mark.parametrize(
     ("shell", "check"), [("zsh", ["zsh", "-n"]), ("fish", ["fish", "--no-execute"])]
 )
-def test_other_shells_get_a_script_of_theirs(shell: str, check: list[str], tmp_path: Path) -> None:
+def test_other_shells_get_a_script_of_theirs(
+    shell: str,
+    check: list[str],
+    tmp_path: Path,
+) -> None:
     done = autotune("completion", shell, cwd=tmp_path)
     assert done.code == 0 and "_AUTOTUNE_COMPLETE" in done.out and "autotune" in done.out
     if shutil.which(check[0]) is None:
@@ -119,7 +141,12 @@ def test_other_shells_get_a_script_of_theirs(shell: str, check: list[str], tmp_p
         ] in done.out
         return
     (tmp_path / "script").write_text(done.out)
-    subprocess.run([*check, "script"], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(
+        [*check, "script"],
+        cwd=tmp_path,
+        check=True,
+        timeout=60,
+    )
 
 
 def test_pages_go_into_a_folder_and_into_nothing_else(tmp_path: Path) -> None:

@@ -47,9 +47,20 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def predict(model: Path, kept: Path, cwd: Path, *arguments: str, command: str = "predict") -> Done:
+def predict(
+    model: Path,
+    kept: Path,
+    cwd: Path,
+    *arguments: str,
+    command: str = "predict",
+) -> Done:
     asked = [command, "--model", str(model), *LENGTHS, *arguments]
-    return autotune(*asked, cwd=cwd, timeout=240, XDG_CACHE_HOME=str(kept))
+    return autotune(
+        *asked,
+        cwd=cwd,
+        timeout=240,
+        XDG_CACHE_HOME=str(kept),
+    )
 
 
 def assert_contract(document: dict[str, Any]) -> None:
@@ -75,7 +86,11 @@ def assert_contract(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_unknown_facts_are_undecided_and_named(model: Path, kept: Path, tmp_path: Path) -> None:
+def test_unknown_facts_are_undecided_and_named(
+    model: Path,
+    kept: Path,
+    tmp_path: Path,
+) -> None:
     asked = [
         "--gpus",
         "A100-40G",
@@ -100,7 +115,11 @@ def test_unknown_facts_are_undecided_and_named(model: Path, kept: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_fits_does_not_fit_and_can_not_be_decided(model: Path, kept: Path, tmp_path: Path) -> None:
+def test_fits_does_not_fit_and_can_not_be_decided(
+    model: Path,
+    kept: Path,
+    tmp_path: Path,
+) -> None:
     fits = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--json")
     assert fits.code == 0, fits.err
     assert_contract(fits.document)
@@ -161,7 +180,11 @@ def test_advice_makes_it_fit(kept: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_question_starts_no_framework(model: Path, kept: Path, tmp_path: Path) -> None:
+def test_a_second_question_starts_no_framework(
+    model: Path,
+    kept: Path,
+    tmp_path: Path,
+) -> None:
     first = predict(model, kept, tmp_path, "--gpus", "A100-80G", "--json")
     second = predict(model, kept, tmp_path, "--gpus", "A100-80G", "--json")
     assert first.code == second.code == 0
@@ -169,7 +192,11 @@ def test_a_second_question_starts_no_framework(model: Path, kept: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_run_where_the_hardware_is_not_here(model: Path, kept: Path, tmp_path: Path) -> None:
+def test_run_where_the_hardware_is_not_here(
+    model: Path,
+    kept: Path,
+    tmp_path: Path,
+) -> None:
     done = predict(
         model, kept, tmp_path, "--gpus", "A100-40G", "--out", "there", "--json", command="run"
     )
@@ -194,7 +221,11 @@ def test_run_where_the_hardware_is_not_here(model: Path, kept: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_run_reports_that_nothing_fits(model: Path, kept: Path, tmp_path: Path) -> None:
+def test_run_reports_that_nothing_fits(
+    model: Path,
+    kept: Path,
+    tmp_path: Path,
+) -> None:
     asked = ("--gpus", "A100-40G", "--memory-limit", "300M", "--out", "there", "--json")
     done = predict(model, kept, tmp_path, *asked, command="run")
     assert done.code == 3, done.err
@@ -245,7 +276,11 @@ def test_run_advises_a_change_where_nothing_fits(kept: Path, tmp_path: Path) -> 
     ],
 )
 def test_trls_other_methods(
-    model: Path, kept: Path, tmp_path: Path, method: str, arguments: list[str]
+    model: Path,
+    kept: Path,
+    tmp_path: Path,
+    method: str,
+    arguments: list[str],
 ) -> None:
     asked = [
         "predict",
@@ -258,13 +293,22 @@ def test_trls_other_methods(
         "--json",
         *arguments,
     ]
-    done = autotune(*asked, cwd=tmp_path, timeout=240, XDG_CACHE_HOME=str(kept))
+    done = autotune(
+        *asked,
+        cwd=tmp_path,
+        timeout=240,
+        XDG_CACHE_HOME=str(kept),
+    )
     assert done.code == 0, done.err
     assert_contract(done.document)
 
 
 @pytest.mark.slow
-def test_trls_asynchronous_trainer(model: Path, kept: Path, tmp_path: Path) -> None:
+def test_trls_asynchronous_trainer(
+    model: Path,
+    kept: Path,
+    tmp_path: Path,
+) -> None:
     """Rows decide the batch: a number of micro-steps is taken as it is, without a batch that is
     held.
     """
@@ -298,7 +342,9 @@ def test_trls_asynchronous_trainer(model: Path, kept: Path, tmp_path: Path) -> N
 
 
 def test_bad_input_is_answered_before_anything_starts(
-    model: Path, kept: Path, tmp_path: Path
+    model: Path,
+    kept: Path,
+    tmp_path: Path,
 ) -> None:
     def refused(*arguments: str) -> str:
         done = predict(model, kept, tmp_path, "--gpus", "A100-40G", *arguments)

@@ -25,7 +25,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("framework", "method"), [("verl", "grpo"), ("openrlhf", "ppo"), ("open-reasoner-zero", "ppo")]
 )
 def test_a_framework_that_is_not_here_is_predicted(
-    model: Path, tmp_path: Path, framework: str, method: str
+    model: Path,
+    tmp_path: Path,
+    framework: str,
+    method: str,
 ) -> None:
     asked = [
         "predict",
@@ -40,7 +43,12 @@ def test_a_framework_that_is_not_here_is_predicted(
         *LENGTHS,
         "--json",
     ]
-    done = autotune(*asked, cwd=tmp_path, timeout=400, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    done = autotune(
+        *asked,
+        cwd=tmp_path,
+        timeout=400,
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
+    )
     assert done.code == 0, done.err
     document = done.document
     assert_contract(document)
@@ -67,7 +75,11 @@ def test_a_search_by_prediction_ends_with_its_budget(model: Path, tmp_path: Path
         "out",
     ]
     done = autotune(
-        *asked, "--json", cwd=tmp_path, timeout=400, XDG_CACHE_HOME=str(tmp_path / "cache")
+        *asked,
+        "--json",
+        cwd=tmp_path,
+        timeout=400,
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
     )
     assert done.code == 0, done.err
     counts = done.document["counts"]
@@ -94,7 +106,10 @@ def test_a_search_by_prediction_ends_with_its_budget(model: Path, tmp_path: Path
     ],
 )
 def test_bad_input_contains_the_fix(
-    model: Path, tmp_path: Path, arguments: tuple[str, ...], words: str
+    model: Path,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    words: str,
 ) -> None:
     done = autotune(
         "predict",

@@ -31,12 +31,19 @@ def a_folder_with_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 @pytest.mark.parametrize("count", [1, 2], ids=["one configuration", "a search"])
 def test_a_note_is_shown_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    count: int,
 ) -> None:
     job = toy_job(tmp_path, toy_space(num_generations=(8,)), 900 * MIB)
     candidates = legal_candidates(job, ToyTrainer())[:count]
     _PreflightDisplay(to_stderr=True)(
-        JobStarted(job=job, candidates=candidates, assumed=(), notes=("half of it is unknown",))
+        JobStarted(
+            job=job,
+            candidates=candidates,
+            assumed=(),
+            notes=("half of it is unknown",),
+        )
     )
     assert capsys.readouterr().err.count("half of it is unknown") == 1
 
@@ -52,12 +59,15 @@ def test_a_note_is_shown_once(
         ),
         ([CONFIG, "--tune", "--", "true"], "does not name train.yaml", "AUTOTUNE_CONFIG"),
         ([CONFIG, "--gpus", "99xcpu", "--", "true", CONFIG], "99 CPU ranks", "at most"),
-        ([CONFIG, "--gpus", "8xH100"], "8xH100 is not on this machine", "--gpus local"),
+        ([CONFIG, "--gpus", "8xH100"], "8xH100 is not on this machine", "--gpus cpu"),
     ],
     ids=["no file", "no program", "a tuned file would not arrive", "too many ranks", "not here"],
 )
 def test_bad_input_is_2_before_anything_is_measured(
-    here: Path, words: list[str], says: str, instead: str
+    here: Path,
+    words: list[str],
+    says: str,
+    instead: str,
 ) -> None:
     (here / "model").mkdir()
     (here / "model" / "config.json").write_text('{"model_type": "qwen2"}')
@@ -155,7 +165,11 @@ def test_an_answer_from_the_record_loads_nothing_heavy() -> None:
         " print(*sorted({n.split('.')[0] for n in sys.modules}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ,
     )
     assert not {"optuna", "numpy", "sqlalchemy", "torch", "plotly", "jinja2"} & set(
         done.stdout.split()

@@ -35,7 +35,9 @@ def test_a_page_is_made_from_a_folder(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_without_an_answer_is_refused(
-    tmp_path: Path, content: str | None, said: str
+    tmp_path: Path,
+    content: str | None,
+    said: str,
 ) -> None:
     if content is not None:
         (tmp_path / "recommendation.json").write_bytes(content.encode("latin-1"))
@@ -59,7 +61,9 @@ def test_the_dashboard_serves_until_it_is_ended(tmp_path: Path) -> None:
     import optuna
 
     optuna.create_study(
-        study_name="one", storage=f"sqlite:///{tmp_path}/study.db", direction="maximize"
+        study_name="one",
+        storage=f"sqlite:///{tmp_path}/study.db",
+        direction="maximize",
     )
     command = [
         *PROGRAM,
@@ -72,7 +76,11 @@ def test_the_dashboard_serves_until_it_is_ended(tmp_path: Path) -> None:
         "--json",
     ]
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment()
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
     ) as served:
         assert served.stdout is not None
         url = json.loads(served.stdout.readline())["url"]

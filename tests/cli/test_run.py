@@ -43,7 +43,10 @@ FEW = [
 
 
 def _run(
-    model: Path, *more: str, cwd: Path, timeout: float = 280
+    model: Path,
+    *more: str,
+    cwd: Path,
+    timeout: float = 280,
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*PROGRAM, "run", "--model", str(model), *SMALL, *FEW, *more],
@@ -100,7 +103,9 @@ def test_nothing_fits_is_3(tiny_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_ends_it_resumably(
-    tiny_model: Path, tmp_path: Path, number: signal.Signals
+    tiny_model: Path,
+    tmp_path: Path,
+    number: signal.Signals,
 ) -> None:
     mark = f"mark-{uuid.uuid4()}"
     flags = ["run", "--model", str(tiny_model), *SMALL, *FEW, "--budget", "4m", "--out", "out"]
@@ -122,7 +127,7 @@ def test_a_signal_ends_it_resumably(
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert (
-        "Interrupted after 1 probes; all of them are kept. Go on with: autotune run" in err
+        "Interrupted after 1 probe, which is kept. Go on with: autotune run" in err
         and "--resume" in err
     )
     assert "Traceback" not in err

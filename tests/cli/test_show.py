@@ -22,7 +22,11 @@ from tests.cli.pseudo_terminal import lines, seen
     ],
 )
 def test_a_table_fits_the_terminal_and_loses_nothing(
-    what: str, columns: int, beside: list[str], below: str | None, tmp_path: Path
+    what: str,
+    columns: int,
+    beside: list[str],
+    below: str | None,
+    tmp_path: Path,
 ) -> None:
     table = (
         "\n".join(lines(seen("show", what, cwd=tmp_path, columns=columns)))

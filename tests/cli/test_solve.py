@@ -35,7 +35,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(model: Path, kept: Path, *arguments: str) -> Done:
     asked = ["solve", *arguments, "--model", str(model), *LENGTHS]
-    return autotune(*asked, cwd=kept, timeout=400, XDG_CACHE_HOME=str(kept))
+    return autotune(
+        *asked,
+        cwd=kept,
+        timeout=400,
+        XDG_CACHE_HOME=str(kept),
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,10 @@ def run(model: Path, kept: Path, *arguments: str) -> Done:
     ],
 )
 def test_bad_input_is_one_sentence(
-    model: Path, tmp_path: Path, arguments: list[str], says: str
+    model: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    says: str,
 ) -> None:
     hardware = [] if arguments[0] == "gpus" else ["--gpus", "A100-40G"]
     done = autotune("solve", *arguments, *hardware, "--model", str(model), cwd=tmp_path)
@@ -121,10 +129,19 @@ def test_no_value_fits_and_no_value_has_an_effect(model: Path, kept: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_cheapest_hardware(model: Path, kept: Path, tmp_path: Path) -> None:
+def test_the_cheapest_hardware(
+    model: Path,
+    kept: Path,
+    tmp_path: Path,
+) -> None:
     (tmp_path / "prices.yaml").write_text("currency: USD\nH100: 2.5\nA100-40G: 1.1\nL4: 0.5\n")
     asked = ["solve", "gpus", "--price", "prices.yaml", "--model", str(model), *LENGTHS, "--json"]
-    done = autotune(*asked, cwd=tmp_path, timeout=400, XDG_CACHE_HOME=str(kept))
+    done = autotune(
+        *asked,
+        cwd=tmp_path,
+        timeout=400,
+        XDG_CACHE_HOME=str(kept),
+    )
     assert done.code == 0, done.err
     found = done.document
     assert found["cheapest_per_hour"] == "L4" and [one["gpus"] for one in found["offers"]] == [
@@ -143,9 +160,19 @@ def test_the_cheapest_hardware(model: Path, kept: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_progress_is_shown_on_a_terminal_only(model: Path, kept: Path) -> None:
     asked = ["predict", "--model", str(model), *LENGTHS, "--gpus", "A100-40G"]
-    terminal = seen(*asked, cwd=kept, columns=120, XDG_CACHE_HOME=str(kept))
+    terminal = seen(
+        *asked,
+        cwd=kept,
+        columns=120,
+        XDG_CACHE_HOME=str(kept),
+    )
     assert "the training step is traced" in terminal
-    piped = autotune(*asked, cwd=kept, timeout=240, XDG_CACHE_HOME=str(kept))
+    piped = autotune(
+        *asked,
+        cwd=kept,
+        timeout=240,
+        XDG_CACHE_HOME=str(kept),
+    )
     assert "is traced" not in piped.out + piped.err and piped.code == 0
 
 
@@ -153,7 +180,12 @@ def test_progress_is_shown_on_a_terminal_only(model: Path, kept: Path) -> None:
 def test_the_global_batch_follows_from_its_parts(model: Path, kept: Path) -> None:
     parts = ["--set", "per_device_train_batch_size=4", "--set", "gradient_accumulation_steps=3"]
     asked = ["predict", "--model", str(model), *LENGTHS[:-2], "--gpus", "2xA100-40G", *parts]
-    done = autotune(*asked, cwd=kept, timeout=240, XDG_CACHE_HOME=str(kept))
+    done = autotune(
+        *asked,
+        cwd=kept,
+        timeout=240,
+        XDG_CACHE_HOME=str(kept),
+    )
     assert done.code == 0 and "global batch 24" in done.out, done.err
     both = autotune(*asked, "--global-batch", "64", cwd=kept, timeout=60)
     assert both.code == 2 and "64" in both.err

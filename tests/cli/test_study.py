@@ -19,7 +19,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalW
 def _made(folder: Path) -> str:
     """Study with a fitting trial, one out of memory, and an unfinished one."""
     url = f"sqlite:///{folder}/one.db"
-    study = optuna.create_study(study_name="one", storage=url, direction="maximize")
+    study = optuna.create_study(
+        study_name="one",
+        storage=url,
+        direction="maximize",
+    )
     study.set_user_attr("autotune:question", {"model": {"hidden_size": 8}})
     study.set_metric_names(["completion tokens per second"])
     distributions = {
@@ -133,7 +137,11 @@ def _broken(tmp_path: Path, change: Any) -> Path:
         (lambda document: document["trials"][0]["distributions"].update(batch="{}"), "is invalid"),
     ],
 )
-def test_a_broken_file_leaves_no_study_behind(tmp_path: Path, change: Any, said: str) -> None:
+def test_a_broken_file_leaves_no_study_behind(
+    tmp_path: Path,
+    change: Any,
+    said: str,
+) -> None:
     folder = _broken(tmp_path, change)
     done = autotune("study", "import", "--storage", "sqlite:///three.db", "broken.json", cwd=folder)
     assert done.code == 2

@@ -70,7 +70,11 @@ def refused(read: Callable[[Path], object], file: Path) -> str:
     "read", [read_document, read_space, read_config], ids=["document", "space", "config"]
 )
 @pytest.mark.parametrize("name", YAML)
-def test_yaml(read: Callable[[Path], object], name: str, tmp_path: Path) -> None:
+def test_yaml(
+    read: Callable[[Path], object],
+    name: str,
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "given.yaml"
     file.write_bytes(YAML[name].encode("utf-8", "surrogateescape"))
     refused(read, file)
@@ -84,7 +88,11 @@ def _model(file: Path) -> object:
     "read", [_model, read_answer, study_export.read], ids=["model", "answer", "study"]
 )
 @pytest.mark.parametrize("name", JSON)
-def test_json(read: Callable[[Path], object], name: str, tmp_path: Path) -> None:
+def test_json(
+    read: Callable[[Path], object],
+    name: str,
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "given.json"
     file.write_bytes(JSON[name].encode("utf-8", "surrogateescape"))
     refused(read, file)
@@ -196,20 +204,7 @@ def test_other_databases_have_no_file() -> None:
     assert sqlite_file("sqlite:////a/b.db?timeout=5") == Path("/a/b.db")
 
 
-LEARNING = """
-import importlib, sys
-import msgspec
-module, name = sys.argv[1:]
-kind = getattr(importlib.import_module(module), name)
-called = []
-sys.setprofile(lambda frame, event, argument: called.append(frame.f_code.co_name) if event == "call" else None)
-try:
-    msgspec.json.decode(b"[]", type=kind)
-except msgspec.ValidationError:
-    pass
-sys.setprofile(None)
-print("learns now" if "get_class_annotations" in called else "known")
-"""
+LEARNING = (Path(__file__).parent / "programs/learning.txt").read_text()
 """The first decoding of a class evaluates its annotations; meanwhile another thread finds it
 incomplete.
 """
@@ -217,7 +212,10 @@ incomplete.
 
 def _first_decoding(module: str, name: str) -> str:
     run = subprocess.run(
-        [sys.executable, "-c", LEARNING, module, name], capture_output=True, text=True, check=True
+        [sys.executable, "-c", LEARNING, module, name],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return run.stdout.strip()
 

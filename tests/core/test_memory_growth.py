@@ -19,7 +19,7 @@ from autotune.core.measurement import (
 )
 from autotune.core.run_statistics import (
     MIN_CYCLES,
-    WARMUP_CYCLES,
+    SOAK_WARMUP_CYCLES,
     assess_soak,
     describe_soak,
     growth_of,
@@ -40,7 +40,12 @@ def cycles(
     draw = random.Random(seed)
     peaks = [round(start + per_step * 2 * at + draw.uniform(-noise, noise)) for at in range(count)]
     return tuple(
-        CycleMemory(steps=2 * (at + 1), seconds=at + 1.0, peak_bytes=peak, held_bytes=peak)
+        CycleMemory(
+            steps=2 * (at + 1),
+            seconds=at + 1.0,
+            peak_bytes=peak,
+            held_bytes=peak,
+        )
         for at, peak in enumerate(peaks)
     )
 
@@ -48,9 +53,16 @@ def cycles(
 def soaked(ran: tuple[CycleMemory, ...], *, outcome: Outcome = Outcome.OK) -> Measurement:
     failure = None if outcome is Outcome.OK else Failure(evidence="CUDA out of memory")
     peak = max(cycle.peak_bytes for cycle in ran)
-    memory = Memory(peak_bytes=peak, limit_bytes=LIMIT, bound_by="cgroup-v2")
+    memory = Memory(
+        peak_bytes=peak,
+        limit_bytes=LIMIT,
+        bound_by="cgroup-v2",
+    )
     exercised = LoopActivity(
-        optimizer_steps=ran[-1].steps, generations=len(ran), seconds=ran[-1].seconds, cycles=ran
+        optimizer_steps=ran[-1].steps,
+        generations=len(ran),
+        seconds=ran[-1].seconds,
+        cycles=ran,
     )
     return Measurement(
         candidate_id="x",
@@ -73,7 +85,14 @@ def test_growth_without_noise_is_exact(per_step: int, count: int) -> None:
 def test_the_interval_has_its_nominal_coverage() -> None:
     held = 0
     for seed in range(400):
-        growth = growth_of(cycles(20, per_step=MIB, noise=10 * MIB, seed=seed))
+        growth = growth_of(
+            cycles(
+                20,
+                per_step=MIB,
+                noise=10 * MIB,
+                seed=seed,
+            )
+        )
         assert growth is not None
         held += growth.low <= MIB <= growth.high
     assert held / 400 >= 0.97
@@ -82,7 +101,12 @@ def test_the_interval_has_its_nominal_coverage() -> None:
 def test_one_jump_is_no_growth() -> None:
     level = [*cycles(8), *cycles(8, start=520 * MIB)]
     level = [
-        CycleMemory(steps=2 * at + 2, seconds=at, peak_bytes=c.peak_bytes, held_bytes=0)
+        CycleMemory(
+            steps=2 * at + 2,
+            seconds=at,
+            peak_bytes=c.peak_bytes,
+            held_bytes=0,
+        )
         for at, c in enumerate(level)
     ]
     flat = growth_of(level[:8])
@@ -119,5 +143,7 @@ def test_a_run_that_broke_did_not_hold() -> None:
 
 
 def test_too_few_cycles_say_nothing() -> None:
-    found = assess_soak(soaked(cycles(WARMUP_CYCLES + MIN_CYCLES - 1, per_step=10 * MIB)), 10**6)
+    found = assess_soak(
+        soaked(cycles(SOAK_WARMUP_CYCLES + MIN_CYCLES - 1, per_step=10 * MIB)), 10**6
+    )
     assert (found.verdict, found.growth) == ("too short", None)

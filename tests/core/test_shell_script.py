@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,13 +38,56 @@ SCRIPTS = {
     "here-document": "read -r -d '' WORDS <<EOF\nlaunch --a 1 \\\n  --b 2\nEOF\n$WORDS --c 3\n",
     "joined": "mkdir -p logs && cd . && launch a | tee log.txt\n",
     "quotes": "launch a\\ b \"c\\\"d\" 'e\"f' $'g\\th' \"\" ''\n",
+    "arguments parsed": (
+        'M=base; N=8\nwhile [[ $# -gt 0 ]]; do\n  case "$1" in\n    8) N="$1"; shift;;\n'
+        '    more*|other) M="$1"; shift 1;;\n    *) L=$1; shift;;\n  esac\ndone\n'
+        'launch --m "$M" --n $N --l ${L:-none} $#\n'
+    ),
+    "set and shift": 'set -- --tp 4 --dp "a b" -- tail\nshift 2\nlaunch "$@" $1\n',
+    "getopts": (
+        'set -- -m big -n8 -x rest\nwhile getopts "m:n:x" o; do case $o in m) M=$OPTARG;;\n'
+        'n) N=$OPTARG;; x) X=1;; esac; done\nshift $((OPTIND - 1))\nlaunch $M $N $X "$@"\n'
+    ),
+    "function call": (
+        'run() { local lr=$1; shift; launch --lr $lr "$@"; }\nlr=9\nrun 1e-6 --x "a b"\n'
+    ),
+    "tests": (
+        'A="x y"; B=\nif [[ "$A" == x* && -z $B ]] && [ "$A" = "x y" -a ! -n "$B" ]; then R=1; fi\n'
+        "if (( ${R:-0} > 0 )) || false; then launch $R; else launch no; fi\n"
+    ),
+    "loops": (
+        'T=; for i in 1 {2..4} "5 6"; do [ "$i" = 3 ] && continue; T="$T,$i"; done\n'
+        "n=0; while true; do n=$((n + 1)); if [ $n -ge 3 ]; then break; fi; done\n"
+        'until [ $n -eq 5 ]; do n=$((n+1)); done\nlaunch "$T" $n\n'
+    ),
+    "case": (
+        'case "${2}" in "more words") K=quoted;;& more*) K="$K+pattern";& never) K="$K+fell";;\n'
+        '*) K=other;; esac\nlaunch "$K"\n'
+    ),
+    "default forms": ('launch "${4:-x}" ${5-y} "${1:+set}" ${U:-a b} "${U:-a b}" end\n'),
+    "tables": 'declare -A M=([a]=1 [b]="2 3")\nM[c]=4\nk=b\nlaunch "${M[a]}" "${M[$k]}" ${M[c]}\n',
+    "array places": 'A=(x y); A[1]=z; A+=("w w"); launch "${A[@]}" "${#A[@]}" "${A[@]:1:2}"\n',
+    "filters": (
+        'IDS=0,1,2\nN=$(echo $IDS | tr "," "\\n" | wc -l)\nlaunch $N "$(dirname /a/b/c.sh)"'
+        " $(basename /a/b.sh .sh) $(echo a/b/c | awk -F/ '{print NF}') $(echo x_y | cut -d_ -f2)"
+        " $(seq 1 3)\n"
+    ),
+    "here-string": 'read A B <<< "one two three"\nlaunch "$A" "$B"\n',
+    "eval": 'C="launch --a 1"\neval "$C --b 2"\n',
+    "eval of an array": 'C=(launch --a "b c")\n"${C[@]}" --d\n',
+    "subshell and group": '{ A=1; }; (B=2; launch $A "$B")\n',
+    "exit": 'if [ "$1" != 8 ]; then exit 1; fi\nlaunch first\nexit 0\nlaunch second\n',
+    "unicode": 'N="größer"\nlaunch "$N" --é=ü "x"\n',
+    "line ends": "A=1 \\\r\n  \nlaunch --x $A \\\r\n --y 2\r\n".replace("\r", ""),
     "replaced": "P=a/b/c\nlaunch ${P//\\//-} ${P/b/x} ${P:2:1}\n".replace("${P//\\//-} ", ""),
 }
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_words_are_those_of_bash(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bash = shutil.which("bash")
     if bash is None:
@@ -52,7 +96,8 @@ def test_words_are_those_of_bash(
     stub.parent.mkdir()
     stub.write_text(f'#!{bash}\nprintf "%s\\0" launch "$@" >{out}\n')
     stub.chmod(0o755)
-    for program in ("mkdir", "tee", "cat", "expr"):
+    programs = "mkdir tee cat expr tr wc dirname basename awk cut seq"
+    for program in programs.split():
         (stub.parent / program).symlink_to(shutil.which(program) or "/bin/true")
     script = tmp_path / "run.sh"
     script.write_text(SCRIPTS[name])
@@ -93,7 +138,9 @@ def test_what_only_a_run_decides_is_uncertain() -> None:
     for text in (
         "function f() {\nlaunch a\n}\n",
         "function f {\n{ :; }\nlaunch a\n}\n",
-        "for i in 1 2; do\nlaunch $i\ndone\n",
+        "for i in $(ls); do\nlaunch $i\ndone\n",
+        "while read -r line; do\nlaunch $line\ndone < file\n",
+        'case "$(hostname)" in a) launch b;; esac\n',
         "f() {\n:\n}\nif nvidia-smi; then\nlaunch a\nfi\n",
     ):
         found = [command for command in commands_of(text) if command.words[0].text == "launch"]
@@ -104,3 +151,72 @@ def test_what_only_a_run_decides_is_uncertain() -> None:
 def test_an_open_quote_is_one_sentence(text: str) -> None:
     with pytest.raises(BadInput, match="not closed"):
         commands_of(text)
+
+
+def test_windows_line_ends_are_read() -> None:
+    text = "A=1\r\nlaunch --x $A \\\r\n  --y 2\r\n"
+    (launch,) = commands_of(text)
+    assert [word.text for word in launch.words] == ["launch", "--x", "1", "--y", "2"]
+    spans = [word.span for word in launch.words if word.span is not None]
+    assert [text[start:end] for start, end in spans] == ["launch", "--x", "$A", "--y", "2"]
+
+
+def test_an_unset_variable_is_named() -> None:
+    (launch,) = commands_of(
+        'launch --tp $TP --dp=${DP} "${PP:-2}" ${HOME}', environment={"HOME": "/"}
+    )
+    unset = {word.text: word.unset for word in launch.words if word.unset}
+    assert unset == {"--dp=": ("DP",)}
+    (launch,) = commands_of('launch --tp "$TP"')
+    assert launch.words[-1].unset == ("TP",)
+
+
+def test_the_scripts_own_path() -> None:
+    text = 'D="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\nlaunch $D/x $(basename $0)\n'
+    (launch,) = commands_of(text, environment={"PWD": "/w"}, script="runs/a.sh")
+    assert [word.text for word in launch.words] == ["launch", "/w/runs/x", "a.sh"]
+
+
+BOMBS = {
+    "doubling": "A=xxxxxxxxxx\n" + "A=$A$A$A$A\n" * 20 + "launch $A\n",
+    "many words": "launch " + "word " * 90_000 + "\n",
+    "too many words": "launch " + "word " * 120_000 + "\n",
+    "nested braces": "launch " + "{1..999}" * 6 + "\n",
+    "endless loop": "i=0\nwhile [ $i -ge 0 ]; do i=$((i + 1)); done\nlaunch\n",
+    "endless recursion": "f() { f; }\nf\nlaunch\n",
+    "recursive eval": 'C=\'eval "$C"\'\neval "$C"\nlaunch\n',
+    "nested substitution": "launch " + "$(echo " * 2000 + ")" * 2000 + "\n",
+    "deep groups": "{ " * 3000 + "launch; " + "}; " * 3000 + "\n",
+    "power": "launch $((2 ** 9999999999)) $((9999999999 * 9999999999 * 9999999999))\n",
+    "patterns": "A=" + "a" * 5000 + "\nlaunch ${A##*a*a*a*a*b}\n",
+    "expression": '[[ "' + "a" * 900 + '" =~ (a+)+$b ]] && launch\n',
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_hostile_script_ends_soon_and_in_little_memory(name: str) -> None:
+    """In a process with 1 GiB and 20 s of processor time, far more than any of these needs."""
+    code = (
+        "import resource, sys\n"
+        "from autotune.core.errors import BadInput\n"
+        "from autotune.core.shell_script import commands_of\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
+        "try:\n    commands_of(sys.stdin.read())\nexcept BadInput as error:\n    print(error)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        input=BOMBS[name],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    "text", ["launch ${9..}\n", "launch ${A:²} $٣ ${٣}\n", "launch ${A:-$((1²))}\n"]
+)
+def test_odd_digits_are_no_error(text: str) -> None:
+    (launch,) = commands_of(text)
+    assert launch.words[0].text == "launch"

@@ -18,7 +18,12 @@ def knob(name: str, choices: list[object], **facts: object) -> Knob:
 
 def space(*knobs: Knob) -> SearchSpace:
     return SearchSpace(
-        name="s", about="", method="grpo", framework="trl", knobs=knobs, objective="preference"
+        name="s",
+        about="",
+        method="grpo",
+        framework="trl",
+        knobs=knobs,
+        objective="preference",
     )
 
 
@@ -37,7 +42,14 @@ def test_assignments_leave_out_knobs_that_do_not_apply() -> None:
 
 @given(
     st.lists(
-        st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True), min_size=1, max_size=4
+        st.lists(
+            st.integers(0, 5),
+            min_size=1,
+            max_size=3,
+            unique=True,
+        ),
+        min_size=1,
+        max_size=4,
     )
 )
 def test_every_assignment_comes_once(choices: list[list[int]]) -> None:

@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.errors import BadInput
-from autotune.core.units import GIB, MIB, format_bytes, format_seconds, parse_bytes, parse_seconds
+from autotune.core.units import (
+    GIB,
+    MIB,
+    counted,
+    format_bytes,
+    format_seconds,
+    parse_bytes,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -78,3 +86,11 @@ def test_formatted_seconds(seconds: float, text: str) -> None:
 )
 def test_no_size_is_written_with_an_exponent(count: float, said: str) -> None:
     assert format_bytes(count) == said
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 probes"), (1, "1 probe"), (2, "2 probes"), (1200, "1,200 probes")]
+)
+def test_a_number_has_its_noun_in_singular_or_plural(count: int, text: str) -> None:
+    assert counted(count, "probe") == text
+    assert counted(count, "process", "processes").endswith("process" if count == 1 else "processes")

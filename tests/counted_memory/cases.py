@@ -138,12 +138,20 @@ FIXED: Mapping[str, dict[str, Any]] = {
     "grpo, autocast": spec(bf16=True),
     "grpo, bf16 weights": spec(dtype="bfloat16"),
     "grpo, bf16 weights, autocast, checkpointing": spec(
-        config=WIDE, dtype="bfloat16", bf16=True, **NON_REENTRANT
+        config=WIDE,
+        dtype="bfloat16",
+        bf16=True,
+        **NON_REENTRANT,
     ),
     "grpo, lora": spec(adapter=LORA),
     "grpo, lora everywhere, checkpointing": spec(config=WIDE, adapter=EVERYWHERE, **NON_REENTRANT),
     "grpo, lora everywhere, bf16, reentrant, padded": spec(
-        config=WIDE, adapter=EVERYWHERE, dtype="bfloat16", bf16=True, padded=True, **REENTRANT
+        config=WIDE,
+        adapter=EVERYWHERE,
+        dtype="bfloat16",
+        bf16=True,
+        padded=True,
+        **REENTRANT,
     ),
     "grpo, lora with dropout": spec(adapter=DROPOUT),
     "grpo, dora": spec(adapter=DORA),
@@ -154,13 +162,17 @@ FIXED: Mapping[str, dict[str, Any]] = {
     ),
     "grpo, old log-probabilities": spec(steps_per_generation=2),
     "grpo, old log-probabilities of many chunks": spec(
-        per_device_train_batch_size=2, steps_per_generation=6, config=WIDE
+        per_device_train_batch_size=2,
+        steps_per_generation=6,
+        config=WIDE,
     ),
     "grpo, two iterations": spec(num_iterations=2),
     "grpo, completions from vllm": spec(use_vllm=True),
     "grpo, reference model": spec(beta=0.04),
     "grpo, reference model that is synchronised": spec(
-        beta=0.04, sync_ref_model=True, ref_model_sync_steps=1
+        beta=0.04,
+        sync_ref_model=True,
+        ref_model_sync_steps=1,
     ),
     "grpo, reference by the adapter's absence": spec(beta=0.04, adapter=LORA),
     "grpo, bnpo": spec(loss_type="bnpo", padded=True),
@@ -174,19 +186,31 @@ FIXED: Mapping[str, dict[str, Any]] = {
         config={**LARGE_VOCABULARY, "tie_word_embeddings": False}, bf16=True, **NON_REENTRANT
     ),
     "grpo, few tokens": spec(
-        config=FEW_TOKENS, prompt=4, completion=4, per_device_train_batch_size=2
+        config=FEW_TOKENS,
+        prompt=4,
+        completion=4,
+        per_device_train_batch_size=2,
     ),
     "grpo, few tokens, adafactor": spec(
-        config=FEW_TOKENS, prompt=4, completion=4, per_device_train_batch_size=2, optim="adafactor"
+        config=FEW_TOKENS,
+        prompt=4,
+        completion=4,
+        per_device_train_batch_size=2,
+        optim="adafactor",
     ),
     "grpo, adafactor": spec(config=LARGE_VOCABULARY, optim="adafactor"),
     "grpo, sgd": spec(optim="sgd", max_grad_norm=0.0),
     "grpo, unfused adam": spec(optim="adamw_torch", config=LARGE_VOCABULARY),
     "grpo, eager attention": spec(
-        attn_implementation="eager", completion=216, config={**SHAPE, "num_attention_heads": 8}
+        attn_implementation="eager",
+        completion=216,
+        config={**SHAPE, "num_attention_heads": 8},
     ),
     "grpo, eager attention, padded, checkpointing": spec(
-        attn_implementation="eager", completion=216, padded=True, **REENTRANT
+        attn_implementation="eager",
+        completion=216,
+        padded=True,
+        **REENTRANT,
     ),
     "grpo, qwen3": spec(config=KINDS["qwen3"], padded=True),
     "grpo, llama": spec(config=KINDS["llama"]),
@@ -197,7 +221,10 @@ FIXED: Mapping[str, dict[str, Any]] = {
     "grpo, granite": spec(config=KINDS["granite"]),
     "grpo, qwen3.5, padded": spec(config=KINDS_OF_2026["qwen3.5"], padded=True),
     "grpo, qwen3.5, checkpointing, bf16": spec(
-        config=KINDS_OF_2026["qwen3.5"], dtype="bfloat16", bf16=True, **NON_REENTRANT
+        config=KINDS_OF_2026["qwen3.5"],
+        dtype="bfloat16",
+        bf16=True,
+        **NON_REENTRANT,
     ),
     "grpo, granite 4": spec(config=KINDS_OF_2026["granite 4"], router_aux_loss_coef=0.0),
     "sft, granite 4, lora everywhere, checkpointing": spec(
@@ -209,7 +236,10 @@ FIXED: Mapping[str, dict[str, Any]] = {
     ),
     "grpo, gemma 4, padded": spec(config=KINDS_OF_2026["gemma 4"], padded=True),
     "grpo, gemma 4, bf16, checkpointing": spec(
-        config=KINDS_OF_2026["gemma 4"], dtype="bfloat16", bf16=True, **REENTRANT
+        config=KINDS_OF_2026["gemma 4"],
+        dtype="bfloat16",
+        bf16=True,
+        **REENTRANT,
     ),
     "rloo": spec("rloo"),
     "rloo, no reference": spec("rloo", beta=0.0, config=WIDE, **NON_REENTRANT),
@@ -227,21 +257,37 @@ FIXED: Mapping[str, dict[str, Any]] = {
     "dpo, padded, checkpointing": spec("dpo", config=WIDE, padded=True, **NON_REENTRANT),
     "dpo, lora, autocast": spec("dpo", adapter=LORA, bf16=True),
     "dpo, ipo, bf16 weights": spec(
-        "dpo", loss_type="ipo", dtype="bfloat16", per_device_train_batch_size=2
+        "dpo",
+        loss_type="ipo",
+        dtype="bfloat16",
+        per_device_train_batch_size=2,
     ),
     "kto": spec("kto"),
-    "kto, padded, lora, autocast": spec("kto", adapter=LORA, bf16=True, padded=True),
+    "kto, padded, lora, autocast": spec(
+        "kto",
+        adapter=LORA,
+        bf16=True,
+        padded=True,
+    ),
     "kto, one pass, wide, checkpointing": spec(
         "kto", loss_type="apo_zero_unpaired", config=WIDE, **NON_REENTRANT
     ),
     "reward": spec("reward"),
     "reward, padded, wide, checkpointing": spec("reward", config=WIDE, padded=True, **REENTRANT),
     "reward, lora everywhere, autocast, accumulation": spec(
-        "reward", adapter=SCORING, bf16=True, gradient_accumulation_steps=2
+        "reward",
+        adapter=SCORING,
+        bf16=True,
+        gradient_accumulation_steps=2,
     ),
     "async grpo": spec("async-grpo", token_budget=0),
     "async grpo, lora, autocast, checkpointing": spec(
-        "async-grpo", token_budget=0, config=WIDE, adapter=LORA, bf16=True, **NON_REENTRANT
+        "async-grpo",
+        token_budget=0,
+        config=WIDE,
+        adapter=LORA,
+        bf16=True,
+        **NON_REENTRANT,
     ),
     "async grpo, two groups, large vocabulary, accumulation": {
         **spec(
@@ -254,10 +300,18 @@ FIXED: Mapping[str, dict[str, Any]] = {
         "groups": 2,
     },
     "async grpo, sliding windows": spec(
-        "async-grpo", token_budget=0, config=KINDS["gemma3"], per_device_train_batch_size=2
+        "async-grpo",
+        token_budget=0,
+        config=KINDS["gemma3"],
+        per_device_train_batch_size=2,
     ),
     "online dpo": spec("online-dpo"),
-    "online dpo, lora, autocast, padded": spec("online-dpo", adapter=LORA, bf16=True, padded=True),
+    "online dpo, lora, autocast, padded": spec(
+        "online-dpo",
+        adapter=LORA,
+        bf16=True,
+        padded=True,
+    ),
     "online dpo, accumulation, checkpointing": spec(
         "online-dpo", config=WIDE, gradient_accumulation_steps=2, **NON_REENTRANT
     ),

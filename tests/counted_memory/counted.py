@@ -1,6 +1,7 @@
 """The same steps twice: traced on fake tensors and counted on real ones.
 
-    python -m tests.counted_memory.counted ALLOCATOR.so < SPECIFICATIONS.json     one line of JSON for each, on stdout
+    python -m tests.counted_memory.counted ALLOCATOR.so < SPECIFICATIONS.json
+        one line of JSON for each, on stdout
 
 The framework is imported once; each step, traced or real, runs in a process forked from that.
 """
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from autotune.worker.tracing.ledger import NullAnnotator
+from autotune.worker.tracing.annotators import NullAnnotator
 from autotune.worker.trl import step_trace
 from tests.counted_memory import varlen
 from tests.counted_memory.phases import PHASES

@@ -86,7 +86,15 @@ def with_images(
 ) -> dict[str, Any]:
     """Return a specification whose rows have images."""
     config = MODELS[model]
-    images = dataclasses.asdict(images_of(config, None, count=count, width=side, height=side))
+    images = dataclasses.asdict(
+        images_of(
+            config,
+            None,
+            count=count,
+            width=side,
+            height=side,
+        )
+    )
     return {
         **spec(method, config=config, **{"prompt": 160, "completion": 24, **changes}),
         "images": images,

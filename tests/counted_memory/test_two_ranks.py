@@ -185,7 +185,9 @@ def marks_of(name: str) -> list[pytest.MarkDecorator]:
 @pytest.mark.skipif(counting.WITHOUT_COMPILER is not None, reason=str(counting.WITHOUT_COMPILER))
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in CASES])
 def test_each_ranks_peak_matches_the_prediction(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     case = CASES[name]
     measured = two_ranks.on_real_ranks(case, tmp_path)

@@ -34,7 +34,11 @@ def on_real_ranks(case: dict[str, Any], folder: Path) -> list[dict[str, int]]:
     return [json.loads(Path(f"{file}.{rank}").read_text()) for rank in range(2)]
 
 
-def _start(file: Path, rank: int, port: int) -> subprocess.Popen[str]:
+def _start(
+    file: Path,
+    rank: int,
+    port: int,
+) -> subprocess.Popen[str]:
     place = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -62,9 +66,13 @@ def predicted(case: dict[str, Any], rank: int) -> Trace:
     return apply(followed(case, rank), Sharding.of(given)).trace
 
 
-def followed(case: dict[str, Any], rank: int, device: str = "cpu") -> Trace:
+def followed(
+    case: dict[str, Any],
+    rank: int,
+    device: str = "cpu",
+) -> Trace:
     from autotune.worker.tracing import fake_models, fsdp2, parameter_uses
-    from autotune.worker.tracing.ledger import StepAnnotator
+    from autotune.worker.tracing.annotators import StepAnnotator
 
     spec = {**two_ranks_loop.specification(case), "device": device}
     annotator = StepAnnotator(spec)
@@ -94,7 +102,11 @@ def followed(case: dict[str, Any], rank: int, device: str = "cpu") -> Trace:
     return _trace(ledger, log if wanted else None, device)
 
 
-def _trace(ledger: Any, log: Any, device: str) -> Trace:
+def _trace(
+    ledger: Any,
+    log: Any,
+    device: str,
+) -> Trace:
     answer = {
         **ledger.as_json(),
         "schema": 1,

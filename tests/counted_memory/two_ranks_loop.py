@@ -44,7 +44,10 @@ def build(case: dict[str, Any]) -> Any:
             import peft
 
             adapter = peft.LoraConfig(
-                r=rank, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"
+                r=rank,
+                lora_alpha=16,
+                target_modules="all-linear",
+                task_type="CAUSAL_LM",
             )
             model = peft.get_peft_model(model, adapter)
     return model
@@ -110,7 +113,11 @@ def optimizer_of(model: Any, case: dict[str, Any]) -> Any:
     return torch.optim.AdamW([{"params": group} for group in groups], lr=1e-5)
 
 
-def train(model: Any, case: dict[str, Any], enter: Callable[[str, int], None]) -> Any:
+def train(
+    model: Any,
+    case: dict[str, Any],
+    enter: Callable[[str, int], None],
+) -> Any:
     """Run two optimizer steps of a few micro-steps each; return the optimizer."""
     import torch
 
@@ -134,7 +141,12 @@ def train(model: Any, case: dict[str, Any], enter: Callable[[str, int], None]) -
 
 
 @contextlib.contextmanager
-def _sync(model: Any, case: dict[str, Any], *, last: bool) -> Any:
+def _sync(
+    model: Any,
+    case: dict[str, Any],
+    *,
+    last: bool,
+) -> Any:
     """Defer FSDP2's and DDP's reductions to the last micro-step, like accelerate."""
     if case.get("hold_back") and hasattr(model, "set_requires_gradient_sync"):
         model.set_requires_gradient_sync(last)
@@ -272,12 +284,19 @@ def _flat(model: Any, case: dict[str, Any]) -> Any:
     policy = functools.partial(wrap.transformer_auto_wrap_policy, transformer_layer_cls=layers)
     half = torch.bfloat16
     mixed = (
-        flat.MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half)
+        flat.MixedPrecision(
+            param_dtype=half,
+            reduce_dtype=half,
+            buffer_dtype=half,
+        )
         if case.get("bf16")
         else None
     )
     return flat.FullyShardedDataParallel(
-        model, auto_wrap_policy=policy, device_id=torch.device("cpu"), mixed_precision=mixed
+        model,
+        auto_wrap_policy=policy,
+        device_id=torch.device("cpu"),
+        mixed_precision=mixed,
     )
 
 
@@ -290,7 +309,9 @@ def _deepspeed(case: dict[str, Any], enter: Callable[[str, int], None]) -> None:
     enter("load", 0)
     model = ready(fill(build(case)), case)
     engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer_of(model, case), config=deepspeed_config(case)
+        model=model,
+        optimizer=optimizer_of(model, case),
+        config=deepspeed_config(case),
     )
     gc.collect()
     ids, micro_steps = batch(case), case.get("micro_steps", 1)

@@ -39,7 +39,12 @@ def flash_attn_varlen_func(
         if window_size[0] >= 0:
             seen = seen & ~torch.ones_like(seen).tril(more - window_size[0] - 1)
         out = torch.nn.functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=seen, scale=softmax_scale, enable_gqa=True
+            queries,
+            keys,
+            values,
+            attn_mask=seen,
+            scale=softmax_scale,
+            enable_gqa=True,
         )
         found.append(out.squeeze(0).transpose(0, 1))
     return torch.cat(found)

@@ -8,17 +8,7 @@ from pathlib import Path
 SAMPLES = Path(__file__).resolve().parents[1] / "failures" / "samples"
 NAMES = sorted(file.stem for file in SAMPLES.iterdir())
 
-START = """\
-W1120 18:13:52.101000 23290 torch/distributed/run.py:774] Setting OMP_NUM_THREADS environment variable for each process to be 1
-The attention mask and the pad token id were not set. As a consequence, you may observe unexpected behavior.
-/usr/lib/python3.11/site-packages/torch/nn/utils/clip_grad.py: clip_grad_norm_(max_norm=1.0, error_if_nonfinite=False)
-INFO 11-20 18:13:58 [core.py:58] Initializing a V1 LLM engine with config: an OOM-safe mode, gpu_memory_utilization=0.3
-WARNING 11-20 18:13:59 [arg_utils.py:1] heads must be divisible by 8 for the fast kernel; falling back
-Loading checkpoint shards:   0%|          | 0/2 [00:00<?, ?it/s]\rLoading checkpoint shards: 100%|##########| 2/2 [00:01<00:00]
-[rank0]:[W1120 18:14:00.000000001 ProcessGroupNCCL.cpp:5023] Warning: a connection reset by peer is retried (NCCL error)
-\x1b[32m{'loss': 0.0123, 'grad_norm': 0.5, 'reward': 0.25, 'step_time': 1.5}\x1b[0m
-  1%|          | 1/500 [00:02<16:38,  2.00s/it]\r  1%|1         | 2/500 [00:04<16:36,  2.00s/it]
-"""
+START = (Path(__file__).parent / "around/start.log").read_text()
 
 FRAMES = """\
 Traceback (most recent call last):
@@ -29,48 +19,9 @@ Traceback (most recent call last):
            ^^^^^^^^^^^^^^^^^^^^
 """
 
-FORWARD = """\
-  File "/venv/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py", line 2400, in compute_loss
-    return self._compute_loss(model, inputs)
-  File "/venv/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py", line 1440, in _get_per_token_logps_and_entropies
-    logits = model(**model_inputs).logits
-"""
+FORWARD = (Path(__file__).parent / "around/forward.log").read_text()
 
-LATER = """\
-[rank{other}]: Traceback (most recent call last):
-[rank{other}]:   File "/job/train.py", line 41, in <module>
-[rank{other}]:     trainer.train()
-[rank{other}]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:18330.
-[rank{other}]:[E1120 18:24:01.2 ProcessGroupNCCL.cpp:754] [Rank {other}] Watchdog caught collective operation timeout: \
-WorkNCCL(SeqNum=305, OpType=ALLREDUCE) ran for 600381 milliseconds before timing out.
-W1120 18:24:02.000000 23290 torch/distributed/elastic/multiprocessing/api.py:908] Sending process 23302 closing signal SIGTERM
-E1120 18:24:03.000000 23290 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: {rank} \
-(pid: 23301) of binary: /usr/bin/python
-Traceback (most recent call last):
-  File "/venv/bin/torchrun", line 8, in <module>
-    sys.exit(main())
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-============================================================
-train.py FAILED
-------------------------------------------------------------
-Failures:
-[1]:
-  time      : 2026-11-20_18:24:00
-  host      : localhost
-  rank      : {other} (local_rank: {other})
-  exitcode  : -9 (pid: 23302)
-  error_file: <N/A>
-  traceback : Signal 9 (SIGKILL) received by PID 23302
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-20_18:14:00
-  host      : localhost
-  rank      : {rank} (local_rank: {rank})
-  exitcode  : 1 (pid: 23301)
-  error_file: <N/A>
-============================================================
-"""
+LATER = (Path(__file__).parent / "around/later.log").read_text()
 
 
 def sample(name: str) -> str:

@@ -126,7 +126,8 @@ def test_an_abort_after_the_end_of_training_is_named(end: str) -> None:
     log = f"""{{'loss': 0.5, 'epoch': 1.0}}
 {end}
 terminate called without an active exception
-E0911 16:21:58.831000 325 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -6) local_rank: 1 (pid: 470)
+E0911 16:21:58.831000 325 torch/distributed/elastic/multiprocessing/api.py:869] \
+failed (exitcode: -6) local_rank: 1 (pid: 470)
 Traceback (most recent call last):
   File "/venv/bin/torchrun", line 8, in <module>
     sys.exit(main())

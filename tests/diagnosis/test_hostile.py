@@ -115,7 +115,12 @@ def test_a_long_line_keeps_its_beginning_and_its_end() -> None:
 class Endless(io.RawIOBase):
     """Blocks that are made as they are read, so that only the reader's memory counts."""
 
-    def __init__(self, block: bytes, total: int, last: bytes) -> None:
+    def __init__(
+        self,
+        block: bytes,
+        total: int,
+        last: bytes,
+    ) -> None:
         self._left, self._block, self._last = total, block, last
 
     def read(self, size: int = -1, /) -> bytes:

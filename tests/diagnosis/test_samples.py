@@ -299,7 +299,11 @@ def test_the_engines_causes_pull_in_opposite_directions() -> None:
         ),
     ],
 )
-def test_the_innermost_telling_place_decides(frames: str, cause: str, phase: str | None) -> None:
+def test_the_innermost_telling_place_decides(
+    frames: str,
+    cause: str,
+    phase: str | None,
+) -> None:
     found = diagnose(START + raised(sample("cuda_out_of_memory.container"), FRAMES + frames))
     assert (found.cause, found.phase) == (cause, phase)
 

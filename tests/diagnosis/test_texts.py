@@ -23,10 +23,7 @@ from autotune.failures.table import CAUSES, MEMORY_CAUSES
 
 TEXTS = Path(__file__).parent / "texts"
 PACKAGES = "/venv/lib/python3.11/site-packages/"
-START = """\
-W1120 18:13:52.101000 23290 torch/distributed/run.py:774] Setting OMP_NUM_THREADS environment variable for each process to be 1
-Loading checkpoint shards: 100%|##########| 2/2 [00:01<00:00]
-"""
+START = (Path(__file__).parent / "around/text_start.log").read_text()
 HEADER = (
     'Traceback (most recent call last):\n  File "/job/train.py", line 88, in <module>\n    main()\n'
 )

@@ -36,5 +36,11 @@ def demo_model(folder: Path) -> Path:
     """The model that `make demo` makes."""
     shape = _variable("DEMO_SHAPE").split()
     command = [sys.executable, str(ROOT / "autotune/worker/synthetic.py"), str(folder), *shape]
-    subprocess.run(command, check=True, capture_output=True, timeout=120, env=environment())
+    subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        timeout=120,
+        env=environment(),
+    )
     return folder

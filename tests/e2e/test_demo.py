@@ -29,7 +29,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
     named = [f"{name}={value}" for name, value in set_up.items()]
     made = ["make", "-C", str(ROOT), f"--old-file={sys.prefix}/.ready", "demo", *named]
-    done = subprocess.run(made, env=environment(), capture_output=True, text=True, timeout=400)
+    done = subprocess.run(
+        made,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return {
         "folder": folder,

@@ -64,7 +64,11 @@ def _wait_for(process: subprocess.Popen[str], start: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_tuner_is_killed(model: Path, tmp_path: Path, seed: int) -> None:
+def test_the_tuner_is_killed(
+    model: Path,
+    tmp_path: Path,
+    seed: int,
+) -> None:
     mark = f"mark-{uuid.uuid4()}"
     with _start(model, tmp_path, mark) as process:
         _wait_for(process, "probe 2")
@@ -91,7 +95,11 @@ def test_the_tuner_is_killed(model: Path, tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_probe_is_killed(model: Path, tmp_path: Path, seed: int) -> None:
+def test_a_probe_is_killed(
+    model: Path,
+    tmp_path: Path,
+    seed: int,
+) -> None:
     """Not out of memory, and not the candidate's fault as far as can be determined; the search
     continues."""
     mark = f"mark-{uuid.uuid4()}"

@@ -60,7 +60,12 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def tuned(here: Path, script: str, *more: str, given: tuple[str, ...]) -> Any:
+def tuned(
+    here: Path,
+    script: str,
+    *more: str,
+    given: tuple[str, ...],
+) -> Any:
     done = autotune(
         "run", "--script", f"mine/{script}", *ASKED, *more, "--", *given, cwd=here, timeout=400
     )

@@ -26,16 +26,7 @@ SECRETS = {
     "MY_SERVICE_PASSWORD": "tr0ub4dor&3-and-more",
 }
 NAME = "<script>alert('x')</script> \"$(touch gone)\"\nmodel"
-REWARD = """
-import json, os, sys
-
-def telling(completions, **rest):
-    print(json.dumps(dict(os.environ)), file=sys.stderr)
-    print("token", os.environ["HF_TOKEN"], "key=" + os.environ["WANDB_API_KEY"], flush=True)
-    if os.environ.get("RAISE"):
-        raise RuntimeError("could not log in with " + os.environ["WANDB_API_KEY"] + " and " + os.environ["MY_SERVICE_PASSWORD"])
-    return [0.0] * len(completions)
-"""
+REWARD = (Path(__file__).parent / "programs/reward.py.txt").read_text()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +89,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
             "run", *asked, "--study", "well", "--out", "out", cwd=folder, timeout=400, **variables
         )
         failing = [*asked, "--study", "ill", "--out", "ill", "--fresh", "--json"]
-        failed = autotune("run", *failing, cwd=folder, timeout=200, RAISE="1", **variables)
+        failed = autotune(
+            "run",
+            *failing,
+            cwd=folder,
+            timeout=200,
+            RAISE="1",
+            **variables,
+        )
         exporting = ["study", "export", "--storage", database.url, "--study", "ill", "moved.json"]
         moved = autotune(*exporting, cwd=folder, **variables)
         assert moved.code == 0, moved.err
@@ -167,7 +165,10 @@ def test_the_launch_script_takes_the_name_as_it_is(ran: Ran) -> None:
     """The shell reads it without running anything, and nothing is left in the scratch folder."""
     script = ran.folder / "out" / "launch.sh"
     read = subprocess.run(
-        ["bash", "-n", str(script)], capture_output=True, text=True, env=environment()
+        ["bash", "-n", str(script)],
+        capture_output=True,
+        text=True,
+        env=environment(),
     )
     assert read.returncode == 0, read.stderr
     assert list((ran.folder / "tmpdir").glob("autotune*")) == []

@@ -20,7 +20,11 @@ def load(request, stage):
         return {"held": [_take(request.get("load_mib", 1))]}
 
 
-def measure(loaded, request, stage):
+def measure(
+    loaded,
+    request,
+    stage,
+):
     import torch
 
     with stage.inside(request.get("phase", "backward")):

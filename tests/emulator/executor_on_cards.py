@@ -22,9 +22,11 @@ from autotune.core.measurement import ProbePlan
 
 def executor(asked, ranks=1, slots=1):
     here = hardware(asked)
-    settings = RunnerSettings(python=Path(sys.executable), adapter={ADAPTER!r}, ranks=ranks, device_kind="cuda",
+    settings = RunnerSettings(python=Path(sys.executable), adapter={ADAPTER!r}, ranks=ranks,
+        device_kind="cuda",
                               limit_bytes=here.memory_bytes, scratch_root=Path(tempfile.mkdtemp()))
-    asks = RequestBuilders(load=lambda one: dict(one.settings), probe=lambda one, plan: dict(one.settings))
+    asks = RequestBuilders(load=lambda one: dict(one.settings), probe=lambda one,
+        plan: dict(one.settings))
     return LocalExecutor(settings, asks, places=local_places(here, here.memory_bytes, slots))
 
 def measured(running, slot=0, seconds=100, **settings):
@@ -33,8 +35,15 @@ def measured(running, slot=0, seconds=100, **settings):
 
 def told(found):
     failure = found.failure
-    return {{"outcome": found.outcome, "visible": found.effective.get("visible"), "count": found.effective.get("count"),
-             "cards": {{device.index: (device.peak_bytes or 0) >> 20 for device in found.memory.devices}},
-             "failure": failure and failure.evidence, "cause": failure and failure.cause, "rank": failure and failure.rank,
-             "phase": failure and failure.phase}}
+    cards = {{device.index: (device.peak_bytes or 0) >> 20 for device in found.memory.devices}}
+    return {{
+        "outcome": found.outcome,
+        "visible": found.effective.get("visible"),
+        "count": found.effective.get("count"),
+        "cards": cards,
+        "failure": failure and failure.evidence,
+        "cause": failure and failure.cause,
+        "rank": failure and failure.rank,
+        "phase": failure and failure.phase,
+    }}
 """

@@ -81,7 +81,11 @@ class Cards:
 
     def ended(self, process: subprocess.Popen[str]) -> Ran:
         said, _ = process.communicate()
-        return Ran(code=process.returncode, said=said, report=self.stand.report())
+        return Ran(
+            code=process.returncode,
+            said=said,
+            report=self.stand.report(),
+        )
 
     def run(self, program: str, **environment: str) -> Ran:
         return self.ended(self.start(program, **environment))

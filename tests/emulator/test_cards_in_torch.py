@@ -25,7 +25,8 @@ def test_torch_sees_the_cards_of_the_catalog(python: str) -> None:
         import json, torch
         one = torch.cuda.get_device_properties(1)
         count, total = torch.cuda.device_count(), torch.cuda.mem_get_info(1)[1]
-        print(json.dumps([count, one.name, one.major, one.multi_processor_count, one.total_memory == total, total]))
+        print(json.dumps([count, one.name, one.major, one.multi_processor_count,
+            one.total_memory == total, total]))
     """
     machine = emulated_machine("2xH100")
     expected = [2, "NVIDIA H100 80GB HBM3", 9, 132, True, machine.cards[1].memory_mib * MIB]
@@ -35,11 +36,16 @@ def test_torch_sees_the_cards_of_the_catalog(python: str) -> None:
 @pytest.mark.parametrize(
     "visible, expected", [("1", [1, 1]), ("", [0, 0]), ("2,0,7,1", [2, 2]), ("by uuid", [1, 2])]
 )
-def test_cuda_visible_devices(python: str, visible: str, expected: list[int]) -> None:
+def test_cuda_visible_devices(
+    python: str,
+    visible: str,
+    expected: list[int],
+) -> None:
     program = """
         import json, os, sys, torch
         lines = open(os.environ["AUTOTUNE_EMULATED_MACHINE"]).read().splitlines()
-        uuids = [field[5:] for line in lines for field in line.split("\\t") if field.startswith("uuid=")]
+        fields = [field for line in lines for field in line.split("\\t")]
+        uuids = [field[5:] for field in fields if field.startswith("uuid=")]
         if os.environ["CUDA_VISIBLE_DEVICES"] == "by uuid":
             os.environ["CUDA_VISIBLE_DEVICES"] = uuids[2]
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -60,7 +66,8 @@ def test_a_full_card_raises_torchs_own_error(python: str) -> None:
             said = str(error)
         del held
         torch.cuda.empty_cache()
-        print(json.dumps([torch.cuda.memory_stats()["num_ooms"], torch.cuda.memory_reserved() < 2**22, said]))
+        print(json.dumps([torch.cuda.memory_stats()["num_ooms"],
+            torch.cuda.memory_reserved() < 2**22, said]))
     """
     with cards(python, "A100-40G") as stand:
         ran = stand.run(program)
@@ -133,7 +140,8 @@ def test_small_tensors_and_integers_are_true(python: str) -> None:
         x = torch.arange(6, device="cuda").reshape(2, 3)
         mask = x > 2
         big = torch.arange(2**20, device="cuda")
-        found = [x.sum().item(), x[mask].tolist(), mask.nonzero().tolist(), x.float().mean().item(), big[-1].item(), repr(x)]
+        found = [x.sum().item(), x[mask].tolist(), mask.nonzero().tolist(),
+            x.float().mean().item(), big[-1].item(), repr(x)]
         with torch.inference_mode():
             found.append(torch.tensor([1.6, 2.2], device="cuda").to(torch.int32).tolist())
         def elsewhere():
@@ -238,11 +246,13 @@ def test_a_training_step_touches_little_of_the_host_and_calls_nothing_unjudged(p
     program = """
         import json, resource, torch
         torch.manual_seed(0)
-        model = torch.nn.Sequential(*[torch.nn.Linear(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(24)])
+        model = torch.nn.Sequential(*[torch.nn.Linear(8192, 8192, device="cuda",
+            dtype=torch.bfloat16) for _ in range(24)])
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for _ in range(2):
-            model(torch.randn(2048, 8192, device="cuda", dtype=torch.bfloat16)).float().pow(2).mean().backward()
+            model(torch.randn(2048, 8192, device="cuda",
+                dtype=torch.bfloat16)).float().pow(2).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
@@ -337,7 +347,8 @@ def test_expandable_segments_grow_and_give_back(python: str) -> None:
             torch.empty(gib << 30, dtype=torch.uint8, device="cuda")
         grown = torch.cuda.memory_reserved()
         torch.cuda.empty_cache()
-        print(json.dumps([grown, torch.cuda.memory_reserved(), torch.tensor([5], device="cuda").item()]))
+        print(json.dumps([grown, torch.cuda.memory_reserved(), torch.tensor([5],
+            device="cuda").item()]))
     """
     variable = {
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
@@ -424,8 +435,10 @@ def test_kernels_that_are_chosen_by_the_card(python: str, card: str) -> None:
     program = """
         import json, torch
         mask = torch.tensor([True, False] * 16384, device="cuda")
-        spread = torch.zeros(32768, device="cuda").masked_scatter(mask, torch.ones(16384, device="cuda"))
-        heads = [torch.randn(2, 8, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+        spread = torch.zeros(32768, device="cuda").masked_scatter(mask, torch.ones(16384,
+            device="cuda"))
+        heads = [torch.randn(2, 8, 512, 64, device="cuda", dtype=torch.bfloat16,
+            requires_grad=True) for _ in range(3)]
         torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True).sum().backward()
         print(json.dumps([list(spread.shape), list(heads[0].grad.shape)]))
     """

@@ -40,7 +40,12 @@ TIMED = Speed(
 
 def on(job: Job, *, emulated: bool) -> Job:
     hardware = Hardware(
-        kind="cuda", name="A100-40G", count=2, memory_bytes=40 * 2**30, here=True, emulated=emulated
+        kind="cuda",
+        name="A100-40G",
+        count=2,
+        memory_bytes=40 * 2**30,
+        here=True,
+        emulated=emulated,
     )
     return replace(
         job, task=replace(job.task, hardware=hardware), mode="emulate" if emulated else "probe"
@@ -69,7 +74,12 @@ def emulated_answer() -> tuple[Job, Recommendation]:
 def test_the_timed_speed_gives_place_to_the_predicted_one() -> None:
     measured = replace(answered(900).answer.trials[0].measurement, worst=TIMED, typical=TIMED)
     predicted = replace(
-        PREDICTION, tokens_per_second=Estimate(value=1000.0, low=500.0, high=2000.0)
+        PREDICTION,
+        tokens_per_second=Estimate(
+            value=1000.0,
+            low=500.0,
+            high=2000.0,
+        ),
     )
     found = with_predicted_speed(measured, predicted)
     assert found.worst is not None
@@ -80,7 +90,11 @@ def test_the_timed_speed_gives_place_to_the_predicted_one() -> None:
 def test_the_speed_at_the_lengths_that_occur_is_predicted_too() -> None:
     measured = replace(answered(900).answer.trials[0].measurement, worst=TIMED)
     rate, seconds = (
-        Estimate(value=800.0, low=500.0, high=2000.0),
+        Estimate(
+            value=800.0,
+            low=500.0,
+            high=2000.0,
+        ),
         {"rollout": Estimate.exactly(3), "forward": Estimate.exactly(1)},
     )
     predicted = replace(PREDICTION, tokens_per_second_at_lengths=rate, seconds_at_lengths=seconds)
@@ -152,12 +166,14 @@ def test_neither_terminal_nor_page_calls_it_measured(capsys: pytest.CaptureFixtu
         ),
         (
             ["--gpus", "L4", "--executor", "ray"],
-            "GPUs are emulated on this machine, and not on a cluster. Leave --executor out.",
+            "GPUs are emulated on this machine only, not on a cluster. Leave --executor out.",
         ),
     ],
 )
 def test_bad_use_is_one_sentence_with_the_way_out(
-    words: list[str], said: str, tmp_path: Path
+    words: list[str],
+    said: str,
+    tmp_path: Path,
 ) -> None:
     done = autotune(
         "run", "--model", str(shape_only(tmp_path / "m")), "--mode", "emulate", *words, cwd=tmp_path
@@ -211,11 +227,16 @@ def test_a_shortened_rollout_has_its_full_length_and_cache(monkeypatch: pytest.M
         with_kwargs=True,
     )
     config = transformers.GenerationConfig(
-        max_new_tokens=32, min_new_tokens=32, pad_token_id=0, eos_token_id=1
+        max_new_tokens=32,
+        min_new_tokens=32,
+        pad_token_id=0,
+        eos_token_id=1,
     )
     ids = torch.full((2, 5), 7)
     made = model.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        generation_config=config,
     )
     assert made.shape == (2, 5 + 32)
     assert held == [5, 13, 21, 29]  # the prompt, then a token in eight
@@ -273,7 +294,12 @@ def test_a_search_on_emulated_cards_and_the_run_that_it_recommends(
         "out",
         "--json",
     ]
-    done = autotune(*words, cwd=tmp_path, timeout=590, XDG_DATA_HOME=str(tmp_path / "data"))
+    done = autotune(
+        *words,
+        cwd=tmp_path,
+        timeout=590,
+        XDG_DATA_HOME=str(tmp_path / "data"),
+    )
     assert done.code == 0, done.err
     made = done.document
     assert made["basis"] == "emulated" and made["question"]["hardware"] == "emulated A100-40G"

@@ -15,7 +15,11 @@ from tests.emulator.on_cards import run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def on(python: str, machine: str, program: str) -> Any:
+def on(
+    python: str,
+    machine: str,
+    program: str,
+) -> Any:
     return run(python, machine, HEAD + program, PYTHONPATH=ROOT).told
 
 
@@ -23,7 +27,8 @@ def test_out_of_memory_in_each_phase_is_named_and_the_next_candidate_fits(python
     program = f"""
 running = executor("1xL4")
 phases = {PHASES!r}
-found = [told(measured(running, phase=phase, **({{"load_mib": 30_000}} if phase == "load" else {{"mib": 30_000}})))
+found = [told(measured(running, phase=phase,
+    **({{"load_mib": 30_000}} if phase == "load" else {{"mib": 30_000}})))
          for phase in phases]
 found.append(told(measured(running, mib=3000)))
 print(json.dumps(found)); running.close()

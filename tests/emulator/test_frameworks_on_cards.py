@@ -30,7 +30,12 @@ def test_real_steps_stay_within_the_prediction(framework: str, tmp_path: Path) -
         str(tmp_path / "found.json"),
         framework,
     ]
-    ran = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert ran.returncode == 0, ran.stderr[-4000:]
     row = json.loads((tmp_path / "found.json").read_text())["rows"][framework]
     assert row["steps"] >= 3

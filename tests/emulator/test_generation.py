@@ -15,14 +15,7 @@ from autotune.emulator import build, reports
 from autotune.emulator.entry_points import Stub, c_text, judged, names_in, out_arguments, stubs_for
 from tests.emulator.installations import elf
 
-HEADER = """
-/* cusparseSpGEMM_bufferSize(int *in_a_comment); */
-cusparseStatus_t cusparseXcsrsort_bufferSizeExt(cusparseHandle_t handle, int m, const int *rows, size_t *size);
-cublasStatus_t cublasGetSmCountTarget(cublasHandle_t handle, int* count);
-cublasStatus_t cublasDdot_v2(cublasHandle_t handle, int n, const double *x, double *result);
-CUresult CUDAAPI cuDeviceGetLuid(char *luid, unsigned int *mask, CUdevice dev);
-#define cuMemAlloc cuMemAlloc_v2
-"""
+HEADER = (Path(__file__).parent / "programs/generation_head.py.txt").read_text()
 
 
 @pytest.fixture
@@ -181,7 +174,8 @@ int main(void) {
   cudnnCreateX(&handle);
   nvmlDeviceGetFanSpeed();
   int refused = nvmlDeviceGetFanSpeed(), made = handle == room;
-  printf("%d %d %d %d %u %u", emu_stub_count, count, made, refused, emu_report->calls[0], emu_report->calls[3]);
+  printf("%d %d %d %d %u %u", emu_stub_count, count, made, refused, emu_report->calls[0],
+      emu_report->calls[3]);
 }""")
     sources = [tmp_path / "stubs.c", tmp_path / "main.c"]
     subprocess.run(
@@ -206,8 +200,16 @@ def report(*, calls: tuple[int, ...], peak: int = 5 * 2**30) -> bytes:
 
 
 STUBS = (
-    Stub(name="cublasSgemm_v2", kind="success", judged="computes"),
-    Stub(name="cudaNew", kind="success", judged=None),
+    Stub(
+        name="cublasSgemm_v2",
+        kind="success",
+        judged="computes",
+    ),
+    Stub(
+        name="cudaNew",
+        kind="success",
+        judged=None,
+    ),
 )
 
 

@@ -29,8 +29,10 @@ def test_pinned_memory_has_its_values_and_takes_only_the_pages_that_were_written
         states = torch.zeros(2**28, device="cuda")
         offloaded = torch.empty_like(states, device="cpu").pin_memory()
         offloaded.copy_(states, non_blocking=True)
-        values = [pinned[1000].item(), pinned[0].item(), written, again[5].item(), torch.arange(3).pin_memory().tolist()]
-        made = [one.is_pinned() for one in (pinned, again, offloaded, torch.zeros_like(again, pin_memory=True))]
+        values = [pinned[1000].item(), pinned[0].item(), written, again[5].item(),
+            torch.arange(3).pin_memory().tolist()]
+        made = [one.is_pinned() for one in (pinned, again, offloaded, torch.zeros_like(again,
+            pin_memory=True))]
         print(json.dumps([values, made, resident() - before]))
     """
     ran = run(python, "A100-80G", program)

@@ -49,7 +49,12 @@ def empty_model(folder: Path, config: Mapping[str, Any]) -> str:
     return str(folder)
 
 
-def inputs(folder: Path, config: Mapping[str, Any], row: dict[str, str], count: int) -> list[str]:
+def inputs(
+    folder: Path,
+    config: Mapping[str, Any],
+    row: dict[str, str],
+    count: int,
+) -> list[str]:
     """Write a model without weights and rows of data; return the options that name them."""
     (folder / "rows").mkdir()
     (folder / "rows/train.jsonl").write_text(count * (json.dumps(row) + "\n"))

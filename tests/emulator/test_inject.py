@@ -29,7 +29,11 @@ def start(tmp_path: Path, program: str, **more: str) -> str:
     path = os.pathsep.join([str(INJECTED), str(tmp_path)])
     known = {**os.environ, "PYTHONPATH": path, **more}
     return subprocess.run(
-        [sys.executable, "-c", program], env=known, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        env=known,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
 
 
@@ -92,11 +96,11 @@ def test_the_hook_that_watches_a_frameworks_models_runs_beside_it(
     program = f"""
 import sys
 sys.path.insert(0, {str(WORKER)!r})
-import emulator_start, model_memory
+import emulator_start, import_hook
 seen = []
 hooks = [
     emulator_start._TorchImportHook({{"torch": [lambda module: seen.append("emulator")]}}),
-    model_memory._AfterImport({{"torch": [lambda module: seen.append("watch")]}}),
+    import_hook.AfterImport({{"torch": [lambda module: seen.append("watch")]}}),
 ]
 sys.meta_path[:0] = hooks if "{first}" == "emulator" else hooks[::-1]
 import torch
@@ -106,7 +110,14 @@ print(sorted(seen))
 
 
 def stand(tmp_path: Path) -> Stand:
-    return Stand(folder=tmp_path, built=Built(folder=tmp_path / "built", stubs=(), cuda=(13, 0)))
+    return Stand(
+        folder=tmp_path,
+        built=Built(
+            folder=tmp_path / "built",
+            stubs=(),
+            cuda=(13, 0),
+        ),
+    )
 
 
 def test_a_running_ray_cluster_is_not_joined(tmp_path: Path) -> None:

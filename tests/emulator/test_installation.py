@@ -103,7 +103,12 @@ def test_no_interpreter(tmp_path: Path) -> None:
 def installation(tmp_path: Path) -> Installation:
     nothing = tmp_path / "include"
     nothing.mkdir()
-    return Installation(python=Path(sys.executable), cuda=(13, 0), libraries=(), headers=(nothing,))
+    return Installation(
+        python=Path(sys.executable),
+        cuda=(13, 0),
+        libraries=(),
+        headers=(nothing,),
+    )
 
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,43 +17,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = str(Path(__file__).parents[2])
 L4 = emulated_machine("L4").cards[0]
 
-HEAD = '''
-import json, os, subprocess, sys
-from pathlib import Path
-from autotune.machine.nvml import devices_here
-from autotune.machine.hardware_detection import hardware
-from autotune.probe.device_meter import DeviceMeter
-from autotune.probe.device_report import gpu_notes
-from autotune.probe.gpu_set import Gpus
-
-HOLDER = """
-import ctypes, sys
-cuda, device, context, at = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
-cuda.cuInit(0); cuda.cuDeviceGet(ctypes.byref(device), 0)
-cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device); cuda.cuCtxSetCurrent(context)
-for line in sys.stdin:
-    print(cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(int(line) << 20)), flush=True)
-"""
-
-class Holder:
-    """Process with memory on the first card."""
-    def __init__(self, mib):
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen([sys.executable, "-S", "-c", HOLDER], **pipes)
-        self.pid = self.process.pid
-        self.more(mib)
-    def more(self, mib):
-        self.process.stdin.write(f"{mib}\\n"); self.process.stdin.flush()
-        assert self.process.stdout.readline() == "0\\n"
-    def end(self):
-        self.process.kill(); self.process.wait()
-
-def gpus(**options):
-    return Gpus(1, 22 << 30, Path(sys.executable), patience_seconds=0.3, **options)
-'''
+HEAD = (Path(__file__).parent / "programs/nvml_head.py.txt").read_text()
 
 
-def on(python: str, machine: EmulatedMachine, program: str) -> Any:
+def on(
+    python: str,
+    machine: EmulatedMachine,
+    program: str,
+) -> Any:
     return run(python, machine, HEAD + program, PYTHONPATH=ROOT).told
 
 
@@ -63,9 +34,11 @@ def test_a_card_that_does_not_answer_hides_no_other(python: str, state: Any) -> 
     program = """
 found = Gpus(2, 22 << 30, Path(sys.executable))
 print(json.dumps({
-    "count": hardware("local").count, "index": [one.index for one in devices_here()], "why": found.nvml.unreadable,
+    "count": hardware("local").count, "index": [one.index for one in devices_here()],
+    "why": found.nvml.unreadable,
     "named": [one.index for one in devices_here(variable="1,2,0")], "names": found.visible,
-    "uuids": [one.uuid for one in devices_here()], "notes": gpu_notes(hardware("local"), 22 << 30)}))
+    "uuids": [one.uuid for one in devices_here()], "notes": gpu_notes(hardware("local"),
+        22 << 30)}))
 """
     found = on(python, machine, program)
     assert (found["count"], found["index"], found["named"]) == (2, [0, 2], [2, 0])
@@ -80,7 +53,8 @@ def test_growth_of_others_is_not_the_probes_and_others_that_leave_hide_nothing(p
 other = Holder(1000)
 found = gpus(); found.settle()
 ours = []
-meter = DeviceMeter(found.nvml, found.uuids, {found.uuids[0]: found.slots[0].before}, lambda: ours, interval_seconds=1000)
+meter = DeviceMeter(found.nvml, found.uuids, {found.uuids[0]: found.slots[0].before}, lambda: ours,
+    interval_seconds=1000)
 mine = Holder(2000); ours.append(mine.pid)
 meter.enter("backward"); meter.look()
 peak = lambda: meter.peaks()[found.uuids[0]]
@@ -88,7 +62,8 @@ other.more(5000); meter._sample(); meter.look()
 grown = (peak().peak_bytes >> 20, peak().newcomers[other.pid] >> 20)
 other.end(); mine.more(1000); meter._sample(); meter.look()
 left = peak()
-print(json.dumps([grown, left.peak_bytes >> 20, left.phase_peak_bytes["backward"] >> 20, left.listed_peak_bytes >> 20]))
+print(json.dumps([grown, left.peak_bytes >> 20, left.phase_peak_bytes["backward"] >> 20,
+    left.listed_peak_bytes >> 20]))
 meter.close(); mine.end()
 """
     (peak, growth), *after = on(python, emulated_machine("L4"), program)
@@ -102,7 +77,8 @@ def test_numbers_of_another_namespace_are_no_evidence(python: str) -> None:
     program = """
 found = gpus(); found.settle()
 mine = Holder(2000)
-meter = DeviceMeter(found.nvml, found.uuids, {found.uuids[0]: found.slots[0].before}, lambda: [mine.pid, mine.pid + 10_000_000],
+meter = DeviceMeter(found.nvml, found.uuids, {found.uuids[0]: found.slots[0].before},
+    lambda: [mine.pid, mine.pid + 10_000_000],
                     interval_seconds=1000)
 meter._own_namespace = True
 meter.look()
@@ -153,11 +129,14 @@ mine = Holder(5000); used = found.nvml.used_bytes(devices[1].uuid) >> 20
 torch = '''
 import json, torch
 properties = torch.cuda.get_device_properties(0)
-print(json.dumps([torch.cuda.device_count(), properties.total_memory >> 20, properties.multi_processor_count]))
+print(json.dumps([torch.cuda.device_count(), properties.total_memory >> 20,
+    properties.multi_processor_count]))
 '''
 said = subprocess.run([sys.executable, "-c", torch], capture_output=True, text=True).stdout
-print(json.dumps({"names": [one.name for one in devices], "mib": [one.memory_bytes >> 20 for one in devices],
-                  "whole": len({one.slice_of for one in devices}), "refused": refused, "used": used, "torch": json.loads(said)}))
+print(json.dumps({"names": [one.name for one in devices],
+    "mib": [one.memory_bytes >> 20 for one in devices],
+    "whole": len({one.slice_of for one in devices}),
+    "refused": refused, "used": used, "torch": json.loads(said)}))
 mine.end()
 """
     found = on(python, machine, program)

@@ -16,7 +16,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the phases that begin; the process is loading."""
     names: list[str] = []
     monkeypatch.setattr(emulator_hooks, "_phase", "load")
-    monkeypatch.setattr(emulator_hooks, "_tell", names.append)
+    monkeypatch.setattr(emulator_hooks, "_report_phase", names.append)
     return names
 
 

@@ -27,7 +27,13 @@ def test_both_figures_and_their_difference() -> None:
         torch_allocated_bytes=None,
     )
     found = check_document(
-        PREDICTION, replace(trial, memory=memory, emulated=True, caveats=("for a test",))
+        PREDICTION,
+        replace(
+            trial,
+            memory=memory,
+            emulated=True,
+            caveats=("for a test",),
+        ),
     )
     rows = {row["name"]: row for row in found["rows"]}
     assert rows["peak"]["difference"] == pytest.approx(0.25, abs=0.001)
@@ -65,7 +71,10 @@ def test_an_emulated_error_is_part_of_the_document() -> None:
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_traced(
-    arguments: tuple[str, ...], code: int, words: str, tmp_path: Path
+    arguments: tuple[str, ...],
+    code: int,
+    words: str,
+    tmp_path: Path,
 ) -> None:
     torch = pytest.importorskip("torch")
     if torch.version.cuda and "no CUDA build" in words:

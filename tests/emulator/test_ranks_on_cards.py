@@ -122,7 +122,10 @@ print(json.dumps([before, during, torch.cuda.mem_get_info()[0]]), flush=True)
     [({}, 0), ({"NCCL_RUNTIME_CONNECT": "0"}, 1), ({"NCCL_CUMEM_ENABLE": "0"}, 1)],
 )
 def test_buffers_are_allocated_by_the_first_operation(
-    python: str, tmp_path: Path, variables: dict[str, str], unused: int
+    python: str,
+    tmp_path: Path,
+    variables: dict[str, str],
+    unused: int,
 ) -> None:
     program = """
 free = lambda: torch.cuda.mem_get_info()[0]
@@ -232,11 +235,14 @@ from functools import partial
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, StateDictType
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
-layers = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(4)))  # 64 MiB each in float32
+layers = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096,
+    bias=False) for _ in range(4)))  # 64 MiB each in float32
 half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-policy = partial(lambda_auto_wrap_policy, lambda_fn=lambda module: isinstance(module, torch.nn.Linear))
+policy = partial(lambda_auto_wrap_policy, lambda_fn=lambda module: isinstance(module,
+    torch.nn.Linear))
 mesh = init_device_mesh("cuda", (2,))
-model = FSDP(layers, auto_wrap_policy=policy, device_id=local, mixed_precision=half, device_mesh=mesh)
+model = FSDP(layers, auto_wrap_policy=policy, device_id=local, mixed_precision=half,
+    device_mesh=mesh)
 FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
 def peak_of(function):
     torch.cuda.synchronize()

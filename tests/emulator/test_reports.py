@@ -9,7 +9,11 @@ import pytest
 from autotune.emulator import reports
 
 
-def kept(folder: Path, pid: int, together: int = 0) -> None:
+def kept(
+    folder: Path,
+    pid: int,
+    together: int = 0,
+) -> None:
     """Write the report of a process during which all processes held so much of the second card."""
     content = bytearray(
         reports._HEAD.size
@@ -38,7 +42,9 @@ def kept(folder: Path, pid: int, together: int = 0) -> None:
     ],
 )
 def test_the_title_of_rays_and_vllms_processes_is_their_role(
-    title: str | None, role: str | None, tmp_path: Path
+    title: str | None,
+    role: str | None,
+    tmp_path: Path,
 ) -> None:
     kept(tmp_path, 7)
     if title is not None:

@@ -44,7 +44,9 @@ print(json.dumps({{"free": free, "total": total, "share": built[0]["gpu_memory_u
 @pytest.mark.parametrize("limit_gib", [16, 24, 40, None])
 @pytest.mark.parametrize("card", ["A100-40G", "A100-80G"])
 def test_the_engine_of_a_probe_has_the_predicted_bytes(
-    python: str, card: str, limit_gib: int | None
+    python: str,
+    card: str,
+    limit_gib: int | None,
 ) -> None:
     limit_bytes = None if limit_gib is None else limit_gib * GIB
     program = PROGRAM.format(limit_bytes=limit_bytes, share=SHARE)

@@ -34,7 +34,11 @@ class Engine:
         count = len(prompts if prompt_token_ids is None else prompt_token_ids)
         ids = list(range(sampling_params.max_tokens))
         text = "" if prompt_token_ids is None else self.get_tokenizer().decode(ids)
-        output = SimpleNamespace(token_ids=ids, logprobs=None, text=text)
+        output = SimpleNamespace(
+            token_ids=ids,
+            logprobs=None,
+            text=text,
+        )
         return [SimpleNamespace(outputs=[output])] * count
 
     def get_tokenizer(self) -> Any:
@@ -58,7 +62,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 def test_ids_by_name_have_a_text_of_the_full_length(engine: Engine) -> None:
     made = engine.generate(
-        prompt_token_ids=[[1, 2], [3]], sampling_params=Sampling(ASKED), use_tqdm=False
+        prompt_token_ids=[[1, 2], [3]],
+        sampling_params=Sampling(ASKED),
+        use_tqdm=False,
     )  # type: ignore[call-arg]
     assert len(made) == 2
     output = made[0].outputs[0]

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from typing import Any
 
 from autotune.catalog import Gpu
-from autotune.core.composition import Composition, EngineSettings, Generation, Resident
+from autotune.core.composition import CompletionSource, Composition, EngineSettings, Resident
 from autotune.core.job import Hardware
 from autotune.core.measurement import Phase
-from autotune.core.prediction import Basis
+from autotune.core.prediction import TraceBasis
 from autotune.core.trace import Inventory, Mark, Part, Trace
 from autotune.core.units import GIB, MIB
 from autotune.estimate.allocator import AllocatorSettings
@@ -40,7 +40,13 @@ class Book:
         self.marks: list[Mark] = []
 
     def enter(self, phase: Phase, step: int = 0) -> None:
-        self.marks.append(Mark(event=len(self.events), phase=phase, step=step))
+        self.marks.append(
+            Mark(
+                event=len(self.events),
+                phase=phase,
+                step=step,
+            )
+        )
 
     def make(self, size: int, part: Part) -> int:
         self.sizes.append(size)
@@ -51,7 +57,7 @@ class Book:
     def drop(self, number: int) -> None:
         self.events.append(-number)
 
-    def trace(self, *, basis: Basis = "traced", high_extra_bytes: int = 0) -> Trace:
+    def trace(self, *, basis: TraceBasis = "traced", high_extra_bytes: int = 0) -> Trace:
         return Trace(
             basis=basis,
             versions={"torch": "2.13.0"},
@@ -81,7 +87,7 @@ def training(
     micro_batch: int = 1,
     steps: int = 2,
     layers: int = 4,
-    basis: Basis = "traced",
+    basis: TraceBasis = "traced",
     high_extra_bytes: int = 0,
 ) -> Trace:
     """Full fine-tuning of 100 MiB: per layer 30 MiB of activations and per sample, logits of 50,
@@ -96,7 +102,12 @@ def training(
     return book.trace(basis=basis, high_extra_bytes=high_extra_bytes)
 
 
-def _step(book: Book, step: int, micro_batch: int, layers: int) -> None:
+def _step(
+    book: Book,
+    step: int,
+    micro_batch: int,
+    layers: int,
+) -> None:
     book.enter("forward", step)
     kept = [book.make(30 * MIB * micro_batch, "activations") for _ in range(layers)]
     logits = book.make(50 * MIB * micro_batch, "logits")
@@ -167,7 +178,7 @@ def composition(
     *,
     micro_batch: int = 1,
     ranks: int = 1,
-    generation: Generation = "none",
+    generation: CompletionSource = "none",
     engine: EngineSettings | None = None,
     adapter_rank: int | None = None,
     others: tuple[Resident, ...] = (),
@@ -185,7 +196,13 @@ def composition(
         ()
         if engine is None
         else (
-            Resident(role="engine", model="made", ranks=everywhere, dtype="bfloat16", trains=False),
+            Resident(
+                role="engine",
+                model="made",
+                ranks=everywhere,
+                dtype="bfloat16",
+                trains=False,
+            ),
         )
     )
     return Composition(

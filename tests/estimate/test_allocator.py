@@ -300,7 +300,9 @@ def test_nothing_stays_reserved_after_everything_is_freed(
 @settings(max_examples=100, deadline=None)
 @given(sequences, configurations, st.integers(4, 300))
 def test_no_more_than_the_capacity_is_ever_reserved(
-    sequence: list[int], configuration: AllocatorSettings, capacity: int
+    sequence: list[int],
+    configuration: AllocatorSettings,
+    capacity: int,
 ) -> None:
     allocator = CachingAllocator(configuration, capacity_bytes=capacity * MIB)
     run(sequence, allocator)

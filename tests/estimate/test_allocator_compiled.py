@@ -55,7 +55,11 @@ def written(sequence: list[int]) -> tuple[Trace, set[int]]:
     return book.trace(), emptied
 
 
-def both(track: Track, capacity: int | None, patched: pytest.MonkeyPatch) -> list[object]:
+def both(
+    track: Track,
+    capacity: int | None,
+    patched: pytest.MonkeyPatch,
+) -> list[object]:
     compiled = track.replay(capacity_bytes=capacity)
     with patched.context() as without:
         without.setattr(allocator_compiled, "numba", None)

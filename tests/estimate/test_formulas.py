@@ -9,12 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.estimate.screening import corner, picked_points
-from autotune.estimate.screening.blocks import Floats, Point, rows_of
+from autotune.estimate.screening import Point
 from autotune.estimate.screening.formulas import Basis, KnownFormulas
+from autotune.estimate.screening.planned_traces import corner, picked_points
+from autotune.estimate.screening.points import Floats, rows_of
 
 SPACE = [
-    Point(micro_batch=batch, prompt=prompt, completion=completion, micro_steps=steps)
+    Point(
+        micro_batch=batch,
+        prompt=prompt,
+        completion=completion,
+        micro_steps=steps,
+    )
     for batch, prompt, completion, steps in (
         (1, 256, 256, 4),
         (8, 512, 1024, 64),
@@ -24,7 +30,17 @@ SPACE = [
 
 POINTS = rows_of(picked_points(SPACE))
 
-FAR = rows_of([corner(SPACE), Point(micro_batch=3, prompt=300, completion=777, micro_steps=9)])
+FAR = rows_of(
+    [
+        corner(SPACE),
+        Point(
+            micro_batch=3,
+            prompt=300,
+            completion=777,
+            micro_steps=9,
+        ),
+    ]
+)
 
 
 def extrapolated(of: object, points: Floats = POINTS) -> tuple[Floats, bool]:
@@ -61,9 +77,22 @@ def test_tensor_sizes_are_recovered_exactly(name: str) -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(hidden=st.integers(1, 20000), width=st.integers(1, 64), fixed=st.integers(0, 10**9))
-def test_any_width_with_any_constant(hidden: int, width: int, fixed: int) -> None:
-    def size(b: float, p: float, c: float, n: float) -> float:
+@given(
+    hidden=st.integers(1, 20000),
+    width=st.integers(1, 64),
+    fixed=st.integers(0, 10**9),
+)
+def test_any_width_with_any_constant(
+    hidden: int,
+    width: int,
+    fixed: int,
+) -> None:
+    def size(
+        b: float,
+        p: float,
+        c: float,
+        n: float,
+    ) -> float:
         return fixed + hidden * b * (p + c) + width * b * n
 
     predicted, exact = extrapolated(size)
@@ -77,7 +106,15 @@ def test_other_functions_are_not_exact() -> None:
 
 def test_constant_axes_are_no_variables() -> None:
     fixed = rows_of(
-        [Point(micro_batch=2, prompt=256, completion=c, micro_steps=4) for c in (128, 256, 512)]
+        [
+            Point(
+                micro_batch=2,
+                prompt=256,
+                completion=c,
+                micro_steps=4,
+            )
+            for c in (128, 256, 512)
+        ]
     )
     assert {axes for term in Basis.of(fixed).terms for axes, _ in term.products} <= {
         "",

@@ -36,7 +36,14 @@ def test_the_peak_of_the_events_is_that_of_the_formula(changed: dict[str, int]) 
     shape = model_shape.shape(config)
     cached = batch * prompt * 2 * shape.key_value_heads * shape.head_dim
     sizes = sizes_by_name(
-        prefill_sizes(shape, dtype="bfloat16", batch=batch, prompt=prompt), cached, 0
+        prefill_sizes(
+            shape,
+            dtype="bfloat16",
+            batch=batch,
+            prompt=prompt,
+        ),
+        cached,
+        0,
     )
     found = prefill_events(len(shape.layers), frozenset(sizes))
     live = peak = 0
@@ -44,7 +51,11 @@ def test_the_peak_of_the_events_is_that_of_the_formula(changed: dict[str, int]) 
         live += sizes[found.names[abs(entry) - 1]] * (1 if entry > 0 else -1)
         peak = max(peak, live)
     expected = transformers_generation(
-        shape, dtype="bfloat16", batch=batch, prompt=prompt, completion=1
+        shape,
+        dtype="bfloat16",
+        batch=batch,
+        prompt=prompt,
+        completion=1,
     )
     assert peak == pytest.approx(sum(expected.values()), rel=0.05)
     assert live == 2 * len(shape.layers) * cached
@@ -55,7 +66,14 @@ def test_the_peak_of_the_events_is_that_of_the_formula(changed: dict[str, int]) 
 
 def test_each_layer_makes_its_cache_before_the_next_one_begins() -> None:
     sizes = sizes_by_name(
-        prefill_sizes(model_shape.shape(CONFIG), dtype="bfloat16", batch=8, prompt=512), 1000, 0
+        prefill_sizes(
+            model_shape.shape(CONFIG),
+            dtype="bfloat16",
+            batch=8,
+            prompt=512,
+        ),
+        1000,
+        0,
     )
     found = prefill_events(3, frozenset(sizes))
     made = [found.names[entry - 1] for entry in found.order if entry > 0]

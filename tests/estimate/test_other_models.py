@@ -46,7 +46,12 @@ def critic(**about: Any) -> Resident:
 
 def test_a_model_counts_in_its_own_phases_alone() -> None:
     reference = Resident(
-        role="reference", model="made", ranks=(0,), dtype="bfloat16", trains=False, awake=("score",)
+        role="reference",
+        model="made",
+        ranks=(0,),
+        dtype="bfloat16",
+        trains=False,
+        awake=("score",),
     )
     assert held(reference) == {"score": {"reference_weights": 100 * MIB}}
 
@@ -94,7 +99,11 @@ def test_with_adapters_on_the_policy_a_critic_is_trained_in_full() -> None:
 
 def test_another_model_has_the_size_of_its_own_shape() -> None:
     reward = Resident(
-        role="reward", model="Qwen/Qwen2.5-0.5B", ranks=(0,), dtype="bfloat16", trains=False
+        role="reward",
+        model="Qwen/Qwen2.5-0.5B",
+        ranks=(0,),
+        dtype="bfloat16",
+        trains=False,
     )
     assert held(reward)["score"]["reward_weights"] == pytest.approx(494_032_768 * 2)
 
@@ -106,7 +115,11 @@ def test_a_traced_step_contains_all_models_but_the_reward() -> None:
         )
 
     reward = Resident(
-        role="reward", model="Qwen/Qwen2.5-0.5B", ranks=(0,), dtype="bfloat16", trains=False
+        role="reward",
+        model="Qwen/Qwen2.5-0.5B",
+        ranks=(0,),
+        dtype="bfloat16",
+        trains=False,
     )
     assert found(critic()) == {}
     assert set(found(critic(), reward)) == set(PHASES) and set(found(critic(), reward)["load"]) == {
@@ -142,7 +155,12 @@ def test_a_larger_critics_turn_has_its_own_shape() -> None:
     )
     assert excess(leaving) == own - theirs + 12 * count - used["optimizer"]
     spread = held(
-        critic(**about, offloaded_bytes_per_weight=12, ranks=(0, 1), sharding="parameters")
+        critic(
+            **about,
+            offloaded_bytes_per_weight=12,
+            ranks=(0, 1),
+            sharding="parameters",
+        )
     )
     assert spread["backward"]["critic_optimizer"] == 6 * count
 
@@ -158,7 +176,12 @@ def test_a_smaller_critics_turn_is_no_peak() -> None:
 
 def test_an_offloaded_critic_has_weights_in_its_turn_alone() -> None:
     found = held(
-        critic(model="Qwen/Qwen2.5-7B", awake=(), offloaded_bytes_per_weight=8, dtype="float32"),
+        critic(
+            model="Qwen/Qwen2.5-7B",
+            awake=(),
+            offloaded_bytes_per_weight=8,
+            dtype="float32",
+        ),
         offloaded_in_rollout=("weights",),
     )
     assert "rollout" not in found and found["backward"]["critic_weights"] == 4 * A_CRITIC_OF_7B
@@ -193,7 +216,11 @@ def test_gradients_exist_in_a_forward_pass_after_another_one() -> None:
 
 def test_kept_logits_stay_until_the_next_are_concatenated() -> None:
     whole, last = (rows * 4 * 16 * 151_936 for rows in (8, 2))
-    keeping = held(retained_logits=8, generation_micro_batch=2, completion_length=16)
+    keeping = held(
+        retained_logits=8,
+        generation_micro_batch=2,
+        completion_length=16,
+    )
     assert {phase: parts["logits"] for phase, parts in keeping.items() if phase != "rollout"} == {
         phase: whole for phase in PHASES if phase not in ("load", "rollout")
     }

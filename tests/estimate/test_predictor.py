@@ -21,7 +21,11 @@ from autotune.estimate.replay import StepStage
 from autotune.estimate.trace_context import step_context
 from tests.estimate.synthetic import A100, composition, hardware, situation, training
 
-ENGINE = EngineSettings(utilization=0.3, max_model_length=1024, max_num_seqs=8)
+ENGINE = EngineSettings(
+    utilization=0.3,
+    max_model_length=1024,
+    max_num_seqs=8,
+)
 
 
 def predicted(**changed: Any) -> Prediction:
@@ -155,13 +159,23 @@ def test_a_second_gpu_adds_communication_buffers() -> None:
     ],
 )
 def test_communicators_that_carry_anything(
-    sharded_by: str, tensor_parallel: int, at_start: int, in_all: int
+    sharded_by: str,
+    tensor_parallel: int,
+    at_start: int,
+    in_all: int,
 ) -> None:
     asleep = dataclasses.replace(
-        ENGINE, utilization=0.6, tensor_parallel=max(1, tensor_parallel), sleep=True
+        ENGINE,
+        utilization=0.6,
+        tensor_parallel=max(1, tensor_parallel),
+        sleep=True,
     )
     engine = asleep if tensor_parallel else None
-    ranked = composition(engine=engine, generation="engine" if engine else "trainer", ranks=2)
+    ranked = composition(
+        engine=engine,
+        generation="engine" if engine else "trainer",
+        ranks=2,
+    )
     found = predicted(
         composition=dataclasses.replace(ranked, sharded_by=sharded_by), hardware=hardware(count=2)
     )
@@ -193,13 +207,23 @@ def test_an_engine_adds_its_share_to_the_trainers() -> None:
     [("ddp", 1, False), ("zero3", 1, True), ("ddp", 2, True)],
 )
 def test_an_engine_starts_before_the_first_collective_of_ddp(
-    sharded_by: str, tensor_parallel: int, connected: bool
+    sharded_by: str,
+    tensor_parallel: int,
+    connected: bool,
 ) -> None:
     engine = dataclasses.replace(
-        ENGINE, utilization=0.6, tensor_parallel=tensor_parallel, sleep=True
+        ENGINE,
+        utilization=0.6,
+        tensor_parallel=tensor_parallel,
+        sleep=True,
     )
     beside = dataclasses.replace(
-        composition(engine=engine, generation="engine", ranks=2), sharded_by=sharded_by
+        composition(
+            engine=engine,
+            generation="engine",
+            ranks=2,
+        ),
+        sharded_by=sharded_by,
     )
     found = predicted(composition=beside, hardware=hardware(count=2))
     parts = {phase.name: phase.parts for phase in found.phases}
@@ -225,7 +249,13 @@ def test_an_offloaded_engine_counts_in_the_rollout_alone() -> None:
 
 def test_during_the_sync_a_waking_engine_has_no_cache_yet() -> None:
     engine = dataclasses.replace(ENGINE, sleep=True)
-    found = predicted(composition=composition(engine=engine, generation="engine", adapter_rank=16))
+    found = predicted(
+        composition=composition(
+            engine=engine,
+            generation="engine",
+            adapter_rank=16,
+        )
+    )
     parts = {phase.name: phase.parts for phase in found.phases}
     assert "kv_cache" in parts["rollout"] and "kv_cache" not in parts["sync"]
     assert parts["sync"]["workspaces"] > parts["rollout"]["workspaces"]  # the merged matrix
@@ -311,7 +341,11 @@ def test_only_an_undecided_prediction_depends_on_something() -> None:
 def test_the_driver_keeps_a_part_of_the_device() -> None:
     """Within the limit, but above what CUDA has to give."""
     small = dataclasses.replace(A100, memory_mib=1300)
-    found = predicted(gpu=small, hardware=hardware(small), limit_bytes=small.memory_bytes)
+    found = predicted(
+        gpu=small,
+        hardware=hardware(small),
+        limit_bytes=small.memory_bytes,
+    )
     assert found.peak_memory_bytes.value < small.memory_bytes
     assert found.fits is not True
     assert any("CUDA offers" in assumption for assumption in found.assumptions)
@@ -337,7 +371,11 @@ def test_near_the_limit_less_memory_suffices_after_emptying_the_cache() -> None:
 def test_a_crowded_device_is_marked() -> None:
     peak = int(predicted().peak_memory_bytes.value)
     crowded = dataclasses.replace(A100, memory_mib=int(peak / 0.95 / MIB), seen_by="torch")
-    found = predicted(gpu=crowded, hardware=hardware(crowded), limit_bytes=crowded.memory_bytes)
+    found = predicted(
+        gpu=crowded,
+        hardware=hardware(crowded),
+        limit_bytes=crowded.memory_bytes,
+    )
     assert any(
         "90%" in assumption or "empty its cache" in assumption for assumption in found.assumptions
     )
@@ -357,8 +395,20 @@ def test_a_generic_step_has_a_wider_interval_except_for_weights() -> None:
 
 
 def test_models_outside_a_generic_step_are_counted() -> None:
-    reference = Resident(role="reference", model="made", ranks=(0,), dtype="bfloat16", trains=False)
-    critic = Resident(role="critic", model="made", ranks=(0,), dtype="bfloat16", trains=True)
+    reference = Resident(
+        role="reference",
+        model="made",
+        ranks=(0,),
+        dtype="bfloat16",
+        trains=False,
+    )
+    critic = Resident(
+        role="critic",
+        model="made",
+        ranks=(0,),
+        dtype="bfloat16",
+        trains=True,
+    )
     plain = predicted(trace=training(basis="generic"))
     more = predicted(
         trace=training(basis="generic"), composition=composition(others=(reference, critic))
@@ -390,7 +440,9 @@ def test_a_step_with_other_sizes_predicts_like_a_trace_of_those_sizes(
     engine: EngineSettings | None,
 ) -> None:
     made = composition(
-        engine=engine, generation="none" if engine is None else "engine", adapter_rank=16
+        engine=engine,
+        generation="none" if engine is None else "engine",
+        adapter_rank=16,
     )
     small, large = (
         situation(composition=made, trace=training(micro_batch=batch)) for batch in (1, 3)
@@ -412,7 +464,13 @@ def test_a_step_with_other_sizes_predicts_like_a_trace_of_those_sizes(
 
 def on_cpu(**changed: Any) -> Prediction:
     ranks = changed.pop("ranks", 1)
-    machine = Hardware(kind="cpu", name="cpu", count=ranks, memory_bytes=16 * GIB, here=True)
+    machine = Hardware(
+        kind="cpu",
+        name="cpu",
+        count=ranks,
+        memory_bytes=16 * GIB,
+        here=True,
+    )
     return predicted(
         hardware=machine,
         gpu=None,
@@ -453,9 +511,20 @@ def test_a_reward_model_counts_on_a_cpu_as_on_a_gpu_and_on_every_rank() -> None:
             dtype="float32",
             trains=False,
         )
-        machine = Hardware(kind="cpu", name="cpu", count=ranks, memory_bytes=16 * GIB, here=True)
+        machine = Hardware(
+            kind="cpu",
+            name="cpu",
+            count=ranks,
+            memory_bytes=16 * GIB,
+            here=True,
+        )
         made = composition(ranks=ranks, others=(judge,))
-        return predicted(hardware=machine, gpu=None, composition=made, limit_bytes=16 * GIB)
+        return predicted(
+            hardware=machine,
+            gpu=None,
+            composition=made,
+            limit_bytes=16 * GIB,
+        )
 
     for ranks in (1, 2):
         found, without = with_judge(ranks), on_cpu(ranks=ranks)
@@ -471,7 +540,11 @@ def test_a_reward_model_counts_on_a_cpu_as_on_a_gpu_and_on_every_rank() -> None:
 
 def test_torchs_peak_includes_the_other_models() -> None:
     judge = Resident(
-        role="reward", model="Qwen/Qwen2.5-0.5B", ranks=(0,), dtype="bfloat16", trains=False
+        role="reward",
+        model="Qwen/Qwen2.5-0.5B",
+        ranks=(0,),
+        dtype="bfloat16",
+        trains=False,
     )
     found, without = predicted(composition=composition(others=(judge,))), predicted()
     assert (

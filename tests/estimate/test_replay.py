@@ -113,7 +113,13 @@ def trace(
         parts=(0,) * count,
         part_names=("activations",),
         events=events,
-        marks=(Mark(event=0, phase="forward", step=0),),
+        marks=(
+            Mark(
+                event=0,
+                phase="forward",
+                step=0,
+            ),
+        ),
         work=(),
         inventory=Inventory(
             parameters=0,

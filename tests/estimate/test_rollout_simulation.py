@@ -27,9 +27,18 @@ from tests.estimate.test_throughput import composition, config_of, gpu, trace
 ENOUGH = EngineLimits(max_num_seqs=64, max_batched_tokens=4096)
 
 
-def requests(lengths: Sequence[int], *, prompt: int = 32, group: int = 1) -> list[Request]:
+def requests(
+    lengths: Sequence[int],
+    *,
+    prompt: int = 32,
+    group: int = 1,
+) -> list[Request]:
     return [
-        Request(prompt=prompt, completion=length, group=place // group)
+        Request(
+            prompt=prompt,
+            completion=length,
+            group=place // group,
+        )
         for place, length in enumerate(lengths)
     ]
 
@@ -60,7 +69,11 @@ def test_no_schedule_beats_the_longest_completion_or_the_batch(
     seed: int, blocks: int | None
 ) -> None:
     lengths = drawn(60, seed)
-    limits = EngineLimits(max_num_seqs=8, max_batched_tokens=512, blocks=blocks)
+    limits = EngineLimits(
+        max_num_seqs=8,
+        max_batched_tokens=512,
+        blocks=blocks,
+    )
     found, passes = watched(requests(lengths), limits)
     assert found.passes >= max(max(lengths), sum(lengths) / limits.max_num_seqs)
     assert all(one.decoding <= limits.max_num_seqs for one in passes)
@@ -90,7 +103,11 @@ def test_a_group_reads_the_full_blocks_of_its_prompt_once() -> None:
 
 
 def test_a_full_cache_preempts_the_last_admitted() -> None:
-    tight = EngineLimits(max_num_seqs=8, max_batched_tokens=4096, blocks=30)
+    tight = EngineLimits(
+        max_num_seqs=8,
+        max_batched_tokens=4096,
+        blocks=30,
+    )
     found, _ = watched(requests([100] * 8), tight)
     free, _ = watched(requests([100] * 8), ENOUGH)
     assert found.preemptions > 0 and found.passes > free.passes
@@ -104,7 +121,10 @@ def test_passes_computed_at_once_cost_what_single_ones_do() -> None:
         return 1 + 0.1 * one.decoding + 0.001 * one.context + 0.01 * one.prefilled
 
     one_by_one = EngineLimits(
-        max_num_seqs=20, max_batched_tokens=4096, block_tokens=1, blocks=20 * 232 + 19
+        max_num_seqs=20,
+        max_batched_tokens=4096,
+        block_tokens=1,
+        blocks=20 * 232 + 19,
     )
     at_once = simulate(given, EngineLimits(max_num_seqs=20, max_batched_tokens=4096), cost)
     assert simulate(given, one_by_one, cost).seconds == pytest.approx(at_once.seconds)
@@ -114,7 +134,11 @@ def test_a_sequence_that_never_fits_is_refused() -> None:
     with pytest.raises(ValueError, match="too small"):
         simulate(
             requests([500]),
-            EngineLimits(max_num_seqs=1, max_batched_tokens=4096, blocks=5),
+            EngineLimits(
+                max_num_seqs=1,
+                max_batched_tokens=4096,
+                blocks=5,
+            ),
             lambda one: 1.0,
         )
 
@@ -122,7 +146,10 @@ def test_a_sequence_that_never_fits_is_refused() -> None:
 SPLIT = SplitEngines(
     gpus=1,
     engine=EngineSettings(
-        utilization=0.9, max_model_length=2048, max_num_seqs=256, max_num_batched_tokens=8192
+        utilization=0.9,
+        max_model_length=2048,
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
     ),
     dtype="bfloat16",
 )
@@ -136,7 +163,12 @@ def cycle(split: SplitEngines, lengths: TokenLengths | None = TAIL, **changes: A
     )
     config = config_of("Qwen/Qwen2.5-7B")
     return throughput.cycle(
-        trace(), shape, gpu=gpu("A100-80G"), config=config, num_generations=8, lengths=lengths
+        trace(),
+        shape,
+        gpu=gpu("A100-80G"),
+        config=config,
+        num_generations=8,
+        lengths=lengths,
     )
 
 
@@ -165,7 +197,12 @@ def test_one_batch_ahead_the_slower_side_sets_the_pace(gpus: int) -> None:
 
 
 def test_a_stream_of_completions_has_no_tail() -> None:
-    ahead = replace(SPLIT, overlap="stream", batches_ahead=1.0, at_sync="pause")
+    ahead = replace(
+        SPLIT,
+        overlap="stream",
+        batches_ahead=1.0,
+        at_sync="pause",
+    )
     (stream, _), (batch, _) = (
         both(cycle(split)) for split in (ahead, replace(SPLIT, overlap="batch"))
     )
@@ -177,16 +214,19 @@ def test_equal_lengths_leave_no_tail_to_gain() -> None:
     end.
     """
     full = replace(SPLIT, engine=replace(SPLIT.engine, max_num_seqs=16))
-    ahead = replace(full, overlap="stream", batches_ahead=1.0, at_sync="pause")
+    ahead = replace(
+        full,
+        overlap="stream",
+        batches_ahead=1.0,
+        at_sync="pause",
+    )
     (stream, _), (batch, _) = (
         both(cycle(split, None)) for split in (ahead, replace(full, overlap="batch"))
     )
     assert stream == pytest.approx(batch, rel=0.02)
 
 
-def test_completions_that_end_before_new_weights_keep_the_tail_and_interrupted_ones_are_read_again() -> (
-    None
-):
+def test_completions_that_end_early_keep_the_tail_and_interrupted_ones_are_read_again() -> None:
     ahead = replace(SPLIT, overlap="stream", batches_ahead=1.0)
     times = {
         how: both(cycle(replace(ahead, at_sync=how)))[0] for how in ("pause", "recompute", "drain")
@@ -209,7 +249,12 @@ def test_replicas_and_tensor_parallelism_share_the_completions() -> None:
 
 
 def test_fewer_tasks_in_flight_generate_more_slowly() -> None:
-    stream = replace(SPLIT, overlap="stream", batches_ahead=1.0, at_sync="pause")
+    stream = replace(
+        SPLIT,
+        overlap="stream",
+        batches_ahead=1.0,
+        at_sync="pause",
+    )
     assert both(cycle(replace(stream, in_flight=4)))[0] > 3 * both(cycle(stream))[0]
 
 
@@ -223,7 +268,14 @@ def test_every_figure_lies_in_its_interval(overlap: Any) -> None:
     """`Estimate` refuses others; a wait is never below zero."""
     for gpus in (1, 8):
         assert (
-            cycle(replace(SPLIT, overlap=overlap, gpus=gpus, batches_ahead=0.5))
+            cycle(
+                replace(
+                    SPLIT,
+                    overlap=overlap,
+                    gpus=gpus,
+                    batches_ahead=0.5,
+                )
+            )
             .seconds["rollout"]
             .low
             >= 0

@@ -44,7 +44,12 @@ INVENTORY = Inventory(
 )
 
 
-def plain(device: str = "cuda", *, steps: int = 3, layers: int = 4) -> Trace:
+def plain(
+    device: str = "cuda",
+    *,
+    steps: int = 3,
+    layers: int = 4,
+) -> Trace:
     """Trace with a parameter and a module per layer; Adam's two moments in the parameter's
     dtype, no temporary tensors.
     """
@@ -52,7 +57,13 @@ def plain(device: str = "cuda", *, steps: int = 3, layers: int = 4) -> Trace:
     parts: list[int] = []
     events: list[int] = []
     uses: list[tuple[int, ...]] = []
-    marks = [Mark(event=0, phase="load", step=0)]
+    marks = [
+        Mark(
+            event=0,
+            phase="load",
+            step=0,
+        )
+    ]
 
     def new(size: int, part: Part) -> int:
         sizes.append(size)
@@ -65,14 +76,26 @@ def plain(device: str = "cuda", *, steps: int = 3, layers: int = 4) -> Trace:
 
     weights = [new(SIZE, "weights") for _ in range(layers)]
     for step in range(steps):
-        marks.append(Mark(event=len(events), phase="forward", step=step))
+        marks.append(
+            Mark(
+                event=len(events),
+                phase="forward",
+                step=step,
+            )
+        )
         uses.append((len(events), 0, 0))
         held = []
         for layer in range(layers):
             uses.append((len(events), 1, layer))
             held.append(new(10, "activations"))
             uses.append((len(events), 2, layer))
-        marks.append(Mark(event=len(events), phase="backward", step=step))
+        marks.append(
+            Mark(
+                event=len(events),
+                phase="backward",
+                step=step,
+            )
+        )
         gradients: dict[int, int] = {}
         for layer in reversed(range(layers)):
             uses.append((len(events), 3, layer))
@@ -80,7 +103,13 @@ def plain(device: str = "cuda", *, steps: int = 3, layers: int = 4) -> Trace:
             uses.append((len(events), 5, layer, gradients[layer]))
             gone(held[layer])
             uses.append((len(events), 4, layer))
-        marks.append(Mark(event=len(events), phase="optimizer", step=step))
+        marks.append(
+            Mark(
+                event=len(events),
+                phase="optimizer",
+                step=step,
+            )
+        )
         if step == 0:
             for _ in range(2 * layers):
                 new(SIZE, "optimizer")
@@ -88,7 +117,13 @@ def plain(device: str = "cuda", *, steps: int = 3, layers: int = 4) -> Trace:
             gone(number)
     usage = ModuleUse(
         parameters=tuple(
-            Parameter(count=COUNT, size=SIZE, trains=True, layer=layer, number=weights[layer])
+            Parameter(
+                count=COUNT,
+                size=SIZE,
+                trains=True,
+                layer=layer,
+                number=weights[layer],
+            )
             for layer in range(layers)
         ),
         modules=tuple((layer,) for layer in range(layers)),
@@ -165,7 +200,14 @@ def test_a_trace_without_an_optimizer_step_is_refused() -> None:
 def test_ddp_adds_one_copy_of_the_gradients_unless_they_are_views_of_it() -> None:
     trace = plain()
     beside = apply(trace, Sharding(kind="ddp", ranks=2)).trace
-    views = apply(trace, Sharding(kind="ddp", ranks=2, gradient_as_bucket_view=True)).trace
+    views = apply(
+        trace,
+        Sharding(
+            kind="ddp",
+            ranks=2,
+            gradient_as_bucket_view=True,
+        ),
+    ).trace
     assert beside.peak_bytes == trace.peak_bytes + 4 * SIZE
     assert live_at_end(beside)["communication"] == 4 * SIZE
     # A gradient is copied into its bucket at once: one extra at a time.
@@ -183,7 +225,13 @@ def test_ddp_rebuilds_its_buckets_in_the_order_of_the_gradients() -> None:
 
     def buckets(step: int, **options: Any) -> list[int]:
         found = apply(
-            trace, Sharding(kind="ddp", ranks=2, bucket_cap_bytes=2 * MIB, **options)
+            trace,
+            Sharding(
+                kind="ddp",
+                ranks=2,
+                bucket_cap_bytes=2 * MIB,
+                **options,
+            ),
         ).trace
         spans = [
             span
@@ -213,7 +261,11 @@ def test_the_first_bucket_of_ddp_is_small_unless_a_cap_is_given() -> None:
         25 * MIB,
         MIB,
     ]
-    capped = Sharding(kind="ddp", ranks=2, bucket_cap_bytes=2 * MIB)
+    capped = Sharding(
+        kind="ddp",
+        ranks=2,
+        bucket_cap_bytes=2 * MIB,
+    )
     assert Ddp(trace, trace.usage, capped)._divided(sizes) == [21 * MIB, 5 * MIB, MIB]
 
 
@@ -237,7 +289,11 @@ def test_the_rank_with_most_reduced_gradients_is_one_of_those_compared() -> None
     trace = replace(trace, usage=replace(trace.usage, parameters=parameters))
     assert trace.usage is not None
     assert fullest_rank(trace.usage, 3) == 1
-    sharding = Sharding(kind="zero2", ranks=3, reduce_bucket_size=100)
+    sharding = Sharding(
+        kind="zero2",
+        ranks=3,
+        reduce_bucket_size=100,
+    )
     first, middle, last = (one.trace for one in compared_ranks(trace, sharding))
     assert middle == apply(trace, replace(sharding, rank=1)).trace
     assert middle.peak_bytes > max(first.peak_bytes, last.peak_bytes)
@@ -245,10 +301,29 @@ def test_the_rank_with_most_reduced_gradients_is_one_of_those_compared() -> None
 
 def test_one_tensor_that_fills_a_partition_is_not_flattened() -> None:
     trace = plain(layers=2, steps=1)
-    half = apply(trace, Sharding(kind="zero2", ranks=2, reduce_bucket_size=100)).trace
-    quarter = apply(trace, Sharding(kind="zero2", ranks=4, reduce_bucket_size=100)).trace
+    half = apply(
+        trace,
+        Sharding(
+            kind="zero2",
+            ranks=2,
+            reduce_bucket_size=100,
+        ),
+    ).trace
+    quarter = apply(
+        trace,
+        Sharding(
+            kind="zero2",
+            ranks=4,
+            reduce_bucket_size=100,
+        ),
+    ).trace
     both = apply(
-        plain(layers=4, steps=1), Sharding(kind="zero2", ranks=2, reduce_bucket_size=100)
+        plain(layers=4, steps=1),
+        Sharding(
+            kind="zero2",
+            ranks=2,
+            reduce_bucket_size=100,
+        ),
     ).trace
 
     def at_step(trace: Trace) -> list[int]:
@@ -266,7 +341,14 @@ def test_one_tensor_that_fills_a_partition_is_not_flattened() -> None:
 def test_zero1_and_zero2_keep_a_partition_of_masters_and_state() -> None:
     for kind in ("zero1", "zero2"):
         kept = live_at_end(
-            apply(plain(), Sharding(kind=kind, ranks=2, reduce_bucket_size=100)).trace
+            apply(
+                plain(),
+                Sharding(
+                    kind=kind,
+                    ranks=2,
+                    reduce_bucket_size=100,
+                ),
+            ).trace
         )  # type: ignore[arg-type]
         assert kept["weights"] == 4 * SIZE
         assert kept["optimizer"] == 4 * COUNT // 2 * (
@@ -285,9 +367,22 @@ def test_zero2_holds_less_gradient_than_zero1() -> None:
 
 
 def test_overlapping_reductions_take_a_second_bucket() -> None:
-    one = apply(plain(), Sharding(kind="zero2", ranks=2, reduce_bucket_size=5000)).trace
+    one = apply(
+        plain(),
+        Sharding(
+            kind="zero2",
+            ranks=2,
+            reduce_bucket_size=5000,
+        ),
+    ).trace
     two = apply(
-        plain(), Sharding(kind="zero2", ranks=2, reduce_bucket_size=5000, overlap_comm=True)
+        plain(),
+        Sharding(
+            kind="zero2",
+            ranks=2,
+            reduce_bucket_size=5000,
+            overlap_comm=True,
+        ),
     ).trace
     assert max_of(two, "communication") - max_of(one, "communication") == 5000 * 2
 
@@ -420,7 +515,10 @@ def test_weights_recomputed_for_an_outer_module_are_free_before_the_optimizer() 
         if kind != GRADIENT or which == 0:
             uses.append((event, kind, which, *rest))
     usage = replace(
-        trace.usage, parameters=frozen, modules=(*trace.usage.modules, ()), uses=tuple(uses)
+        trace.usage,
+        parameters=frozen,
+        modules=(*trace.usage.modules, ()),
+        uses=tuple(uses),
     )
     made = apply(replace(trace, usage=usage), replace(LEAN, prefetch_bucket_size=0)).trace
     gathered = {number for number, stream in made.streams.items() if stream == 1}
@@ -509,8 +607,22 @@ def test_offloaded_state_is_on_the_host() -> None:
 
 def test_fsdp1_gathers_a_layer_at_a_time_and_one_ahead_in_backward() -> None:
     trace = apply(plain(), Sharding(kind="fsdp1", ranks=4)).trace
-    alone = apply(plain(), Sharding(kind="fsdp1", ranks=4, prefetches_backward=False)).trace
-    kept = apply(plain(), Sharding(kind="fsdp1", ranks=4, reshards_after_forward=False)).trace
+    alone = apply(
+        plain(),
+        Sharding(
+            kind="fsdp1",
+            ranks=4,
+            prefetches_backward=False,
+        ),
+    ).trace
+    kept = apply(
+        plain(),
+        Sharding(
+            kind="fsdp1",
+            ranks=4,
+            reshards_after_forward=False,
+        ),
+    ).trace
     assert live_at_end(trace)["weights"] == 4 * SIZE // 4
     assert max_of(trace, "communication", "forward") == SIZE
     assert max_of(trace, "communication", "backward") == 2 * SIZE
@@ -536,7 +648,14 @@ def test_fsdp1_gathers_and_reduces_on_streams_of_their_own() -> None:
 
 
 def test_fsdp1_blocks_return_after_the_rate_limiter_waited() -> None:
-    trace = apply(plain(), Sharding(kind="fsdp1", ranks=4, sync_module_states=False)).trace
+    trace = apply(
+        plain(),
+        Sharding(
+            kind="fsdp1",
+            ranks=4,
+            sync_module_states=False,
+        ),
+    ).trace
     forward = [
         span for mark, span in trace.stretches() if (mark.phase, mark.step) == ("forward", 0)
     ]
@@ -546,7 +665,12 @@ def test_fsdp1_blocks_return_after_the_rate_limiter_waited() -> None:
 
 
 def test_ranks_that_begin_on_meta_run_ahead_of_broadcasts() -> None:
-    given = Sharding(kind="fsdp1", ranks=4, begins_on_meta=True, records_streams=True)
+    given = Sharding(
+        kind="fsdp1",
+        ranks=4,
+        begins_on_meta=True,
+        records_streams=True,
+    )
     first, last = (loaded(apply(large(), replace(given, rank=rank)).trace) for rank in (0, 3))
     assert (
         first == loaded(apply(large(), replace(given, rank=3, begins_on_meta=False)).trace) < last
@@ -600,7 +724,11 @@ def test_fsdp1_mixed_precision_keeps_float32_shards_of_trainable_parameters() ->
 
 
 def test_ranks_differ_by_indivisible_parts_alone() -> None:
-    sharding = Sharding(kind="zero2", ranks=3, reduce_bucket_size=500)
+    sharding = Sharding(
+        kind="zero2",
+        ranks=3,
+        reduce_bucket_size=500,
+    )
     assert (
         max(one.trace.peak_bytes for one in compared_ranks(plain(), sharding))
         >= apply(plain(), sharding).trace.peak_bytes
@@ -643,7 +771,11 @@ def test_gathering_for_generation() -> None:
     assert gathered_bytes(replace(third, sharded_by="zero2"), INVENTORY, all_weights=True) == 0
 
 
-def max_of(trace: Trace, part: Part, phase: str | None = None) -> int:
+def max_of(
+    trace: Trace,
+    part: Part,
+    phase: str | None = None,
+) -> int:
     """Return the peak of a part, in a phase of the last step or at any time."""
     last = max(mark.step for mark in trace.marks)
     spans = [
@@ -711,7 +843,13 @@ def with_adapters() -> Trace:
     trace, layers = plain(), 4
     assert trace.usage is not None
     frozen = tuple(
-        replace(one, count=100 * COUNT, size=100 * SIZE, trains=False, number=None)
+        replace(
+            one,
+            count=100 * COUNT,
+            size=100 * SIZE,
+            trains=False,
+            number=None,
+        )
         for one in trace.usage.parameters
     )
     uses: list[tuple[int, ...]] = []
@@ -765,7 +903,12 @@ def test_collectives_mark_their_tensors_up_to_torch_2_7(torch: str, marks: bool)
         loaded(
             apply(
                 replace(trace, versions=versions),
-                Sharding(kind="fsdp1", ranks=4, rank=3, begins_on_meta=True),
+                Sharding(
+                    kind="fsdp1",
+                    ranks=4,
+                    rank=3,
+                    begins_on_meta=True,
+                ),
             ).trace
         )
         for versions in ({"torch": torch}, {"torch": "2.13.0"})

@@ -18,7 +18,12 @@ from autotune.estimate.trace_context import TraceContext, step_context
 from autotune.estimate.weight_sync import receiving_failure
 from tests.estimate.synthetic import Book, composition, hardware, situation, training
 
-ENGINE = EngineSettings(utilization=0.3, max_model_length=1024, max_num_seqs=8, sleep=True)
+ENGINE = EngineSettings(
+    utilization=0.3,
+    max_model_length=1024,
+    max_num_seqs=8,
+    sleep=True,
+)
 MATRIX = 1536 * 8960
 """The largest matrix with an adapter."""
 
@@ -28,7 +33,12 @@ def around(
 ) -> TraceContext:
     device = dataclasses.replace(hardware(), kind="cpu") if on_cpu else hardware()
     return step_context(
-        situation(composition=made, hardware=device, trace=trace or training(), settings=settings)
+        situation(
+            composition=made,
+            hardware=device,
+            trace=trace or training(),
+            settings=settings,
+        )
     )
 
 
@@ -55,7 +65,15 @@ def test_only_an_offloaded_engine_empties_the_cache() -> None:
 
 def test_adapters_are_merged_for_the_sync() -> None:
     assert (
-        synced(around(composition(engine=ENGINE, generation="engine", adapter_rank=16)))
+        synced(
+            around(
+                composition(
+                    engine=ENGINE,
+                    generation="engine",
+                    adapter_rank=16,
+                )
+            )
+        )
         == 10 * MATRIX
     )
     assert synced(around(composition(engine=ENGINE, generation="engine"))) == 0
@@ -75,7 +93,11 @@ def test_the_largest_adapted_matrix_follows_from_its_adapter() -> None:
     inventory = dataclasses.replace(
         trace.inventory, trainable_parameters=2 * 1100, trainable_bytes=sum(sizes)
     )
-    beside = composition(engine=ENGINE, generation="engine", adapter_rank=2)
+    beside = composition(
+        engine=ENGINE,
+        generation="engine",
+        adapter_rank=2,
+    )
     assert (
         synced(around(beside, trace=dataclasses.replace(book.trace(), inventory=inventory)))
         == 10 * 300 * 200
@@ -112,14 +134,28 @@ def test_an_engine_starts_before_weights_are_prepared_on_several_ranks() -> None
 
 
 def test_zero_3_gathers_all_to_merge_and_otherwise_one_parameter() -> None:
-    merging = synced(around(sharded("zero3", engine=ENGINE, generation="engine", adapter_rank=16)))
+    merging = synced(
+        around(
+            sharded(
+                "zero3",
+                engine=ENGINE,
+                generation="engine",
+                adapter_rank=16,
+            )
+        )
+    )
     pushing = synced(around(sharded("zero3", engine=ENGINE, generation="engine")))
     assert merging == pytest.approx(10 * MATRIX + 100 * MIB, abs=8)
     assert pushing == pytest.approx(100 * MIB * 2 / 10, abs=2)
 
 
 def test_an_adapter_alone_gathers_nothing_and_sync_parts_gather_a_part() -> None:
-    merged = sharded("zero3", engine=ENGINE, generation="engine", adapter_rank=16)
+    merged = sharded(
+        "zero3",
+        engine=ENGINE,
+        generation="engine",
+        adapter_rank=16,
+    )
     alone = dataclasses.replace(merged, syncs_adapter_only=True)
     assert synced(around(alone)) == 0
     base_once = around(dataclasses.replace(alone, first_sync_is_whole=True))
@@ -146,7 +182,10 @@ def test_what_is_held_while_weights_are_sent(gathers: Any, expected: int) -> Non
     plain = sharded("fsdp1", engine=ENGINE, generation="engine")
     wide = tuple(dataclasses.replace(resident, dtype="float32") for resident in plain.residents)
     sending = dataclasses.replace(
-        plain, residents=wide, sync_gathers=gathers, sync_buffer_bytes=64 * MIB
+        plain,
+        residents=wide,
+        sync_gathers=gathers,
+        sync_buffer_bytes=64 * MIB,
     )
     inventory = dataclasses.replace(
         training().inventory, parameters=50 * MIB, largest_parameter=10 * MIB
@@ -258,7 +297,17 @@ def phases(trace: Trace) -> list[tuple[str, int, int]]:
 
 
 def test_an_inserted_allocation_belongs_to_the_running_phase() -> None:
-    trace = inserted(small(), [Insertion(event=2, sizes=(7,), parts=("workspaces",), order=(1,))])
+    trace = inserted(
+        small(),
+        [
+            Insertion(
+                event=2,
+                sizes=(7,),
+                parts=("workspaces",),
+                order=(1,),
+            )
+        ],
+    )
     assert trace.events == (1, 2, 4, 3, -2, -3)
     assert phases(trace) == [("load", 0, 1), ("forward", 1, 5), ("backward", 5, 6)]
     assert trace.live_parts_at(5) == {"weights": 100, "workspaces": 7}
@@ -269,7 +318,12 @@ def test_an_inserted_phase_between_two_phases_has_its_own_mark() -> None:
         small(),
         [
             Insertion(
-                event=1, sizes=(7,), parts=("kv_cache",), order=(1, -1), phase="rollout", step=0
+                event=1,
+                sizes=(7,),
+                parts=("kv_cache",),
+                order=(1, -1),
+                phase="rollout",
+                step=0,
             )
         ],
     )
@@ -286,7 +340,12 @@ def test_an_inserted_phase_within_a_phase_precedes_its_rest() -> None:
         small(),
         [
             Insertion(
-                event=3, sizes=(7,), parts=("kv_cache",), order=(1, -1), phase="rollout", step=0
+                event=3,
+                sizes=(7,),
+                parts=("kv_cache",),
+                order=(1, -1),
+                phase="rollout",
+                step=0,
             )
         ],
     )
@@ -304,7 +363,12 @@ def test_an_insertion_after_the_last_event_is_appended() -> None:
         small(),
         [
             Insertion(
-                event=5, sizes=(7,), parts=("kv_cache",), order=(1, -1), phase="rollout", step=1
+                event=5,
+                sizes=(7,),
+                parts=("kv_cache",),
+                order=(1, -1),
+                phase="rollout",
+                step=1,
             )
         ],
     )
@@ -317,8 +381,18 @@ def test_several_insertions_keep_the_order_and_the_trace() -> None:
     trace = inserted(
         plain,
         [
-            Insertion(event=4, sizes=(5, 6), parts=("workspaces", "workspaces"), order=(1, 2, -1)),
-            Insertion(event=0, sizes=(9,), parts=("communication",), order=(1,)),
+            Insertion(
+                event=4,
+                sizes=(5, 6),
+                parts=("workspaces", "workspaces"),
+                order=(1, 2, -1),
+            ),
+            Insertion(
+                event=0,
+                sizes=(9,),
+                parts=("communication",),
+                order=(1,),
+            ),
         ],
     )
     own = [entry for entry in trace.events if abs(entry) <= len(plain.sizes)]

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import pytest
 
 from autotune.core.trace import Inventory, Mark, Part, Trace
 from autotune.estimate.replay import Track
 from autotune.estimate.screening import (
-    corner,
-    error_at,
-    phase_peaks,
-    picked_points,
+    LayerRepetition,
+    NotUniform,
+    Point,
     repetition_of,
     survey,
 )
-from autotune.estimate.screening.blocks import LayerRepetition, NotUniform, Point, Sample
-from autotune.estimate.screening.formulas import SizeModel
-from autotune.estimate.screening.stretching import aligned, stretched
+from autotune.estimate.screening.alignment import aligned
+from autotune.estimate.screening.planned_traces import corner, picked_points
+from autotune.estimate.screening.points import Sample
+from autotune.estimate.screening.size_model import fit_sizes
+from autotune.estimate.screening.step_model import phase_peaks, sizes_at
+from autotune.estimate.screening.stretching import stretched
+from autotune.estimate.screening.surveying import error_at
 from tests.estimate.synthetic import replay
 
 NAMES: tuple[Part, ...] = ("weights", "activations", "logits", "optimizer")
 
 SPACE = [
-    Point(micro_batch=batch, prompt=prompt, completion=completion, micro_steps=4)
+    Point(
+        micro_batch=batch,
+        prompt=prompt,
+        completion=completion,
+        micro_steps=4,
+    )
     for batch in (1, 2, 8)
     for prompt in (64, 256)
     for completion in (64, 512)
@@ -40,8 +49,20 @@ class TraceWriter:
         self.events: list[int] = []
         self.marks: list[Mark] = []
 
-    def enter(self, phase: str, step: int, layer: int | None = None) -> None:
-        self.marks.append(Mark(event=len(self.events), phase=phase, step=step, layer=layer))  # type: ignore[arg-type]
+    def enter(
+        self,
+        phase: str,
+        step: int,
+        layer: int | None = None,
+    ) -> None:
+        self.marks.append(
+            Mark(
+                event=len(self.events),
+                phase=phase,
+                step=step,
+                layer=layer,
+            )
+        )  # type: ignore[arg-type]
 
     def make(self, size: int, part: Part) -> int:
         self.sizes.append(size)
@@ -77,7 +98,11 @@ class TraceWriter:
         )
 
 
-def step(point: Point, layers: int, odd_layer: int | None = None) -> Trace:
+def step(
+    point: Point,
+    layers: int,
+    odd_layer: int | None = None,
+) -> Trace:
     """Trace of weights and two steps: activations per layer, logits in tiles, a backward pass,
     clipping and an optimizer.
 
@@ -122,9 +147,9 @@ def step(point: Point, layers: int, odd_layer: int | None = None) -> Trace:
 def test_a_short_model_determines_every_point_of_a_long_one(layers: int) -> None:
     config = {"num_hidden_layers": layers, "model_type": "synthetic"}
     model = survey(lambda point, short: step(point, short or layers), SPACE, repetition_of(config))
-    assert model.sizes.exact and model.residual == 0.0
+    assert model.sizes.is_exact and model.residual == 0.0
     track = Track(model.trace)
-    for point, sizes in zip(SPACE, model.at(SPACE), strict=True):
+    for point, sizes in ((point, sizes_at(model, point)) for point in SPACE):
         whole = step(point, layers)
         assert track.replay(sizes) == replay(whole)
         assert phase_peaks(model.trace, sizes) == phase_peaks(whole)
@@ -141,7 +166,12 @@ def test_a_short_model_determines_every_point_of_a_long_one(layers: int) -> None
 
 
 def test_a_model_with_different_layers_is_refused() -> None:
-    repetition = LayerRepetition(layers=3, first=1, period=1, copies=1)
+    repetition = LayerRepetition(
+        layers=3,
+        first=1,
+        period=1,
+        copies=1,
+    )
     with pytest.raises(NotUniform, match="layer"):
         stretched(step(SPACE[0], 3), step(SPACE[0], 4, odd_layer=2), repetition)
 
@@ -155,7 +185,7 @@ def test_the_check_measures_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert survey(trace, SPACE, repetition_of({"num_hidden_layers": 8})).residual > 0.01
     monkeypatch.setattr(
-        importlib.import_module("autotune.estimate.screening"), "MAX_USABLE_ERROR", 0.01
+        importlib.import_module("autotune.estimate.screening.surveying"), "MAX_USABLE_ERROR", 0.01
     )
     with pytest.raises(NotUniform, match="off"):
         survey(trace, SPACE, repetition_of({"num_hidden_layers": 8}))
@@ -171,15 +201,20 @@ def test_points_with_other_phases_are_refused() -> None:
         }
     )
     with pytest.raises(NotUniform):
-        SizeModel(
+        fit_sizes(
             [Sample(point=first, trace=step(first, 3)), Sample(point=second, trace=cut)], None
         )
 
 
 def test_samples_are_reproduced_exactly() -> None:
     samples = [Sample(point=point, trace=step(point, 5)) for point in picked_points(SPACE)]
-    plan = LayerRepetition(layers=5, first=1, period=1, copies=0)
-    whole, sizes = stretched(samples[0].trace, None, plan), SizeModel(samples, None)
+    plan = LayerRepetition(
+        layers=5,
+        first=1,
+        period=1,
+        copies=0,
+    )
+    whole, sizes = stretched(samples[0].trace, None, plan), fit_sizes(samples, None)
     assert [error_at(whole, sizes, sample) for sample in samples] == [0.0] * len(samples)
 
 
@@ -202,7 +237,7 @@ def test_a_repetition_of_other_events_elsewhere_grows_as_a_whole() -> None:
         return writer.trace(1)
 
     model = survey(lambda point, _: looped(point), SPACE, None)
-    for point, sizes in zip(SPACE, model.at(SPACE), strict=True):
+    for point, sizes in ((point, sizes_at(model, point)) for point in SPACE):
         assert phase_peaks(model.trace, sizes) == phase_peaks(looped(point))
 
 
@@ -224,7 +259,9 @@ def test_a_repetition_of_other_events_elsewhere_grows_as_a_whole() -> None:
     ],
 )
 def test_the_short_model_has_all_kinds_of_layers(
-    config: dict[str, object], layers: int | None, period: int | None
+    config: dict[str, object],
+    layers: int | None,
+    period: int | None,
 ) -> None:
     repetition = repetition_of({"model_type": "synthetic", **config})
     assert (
@@ -270,3 +307,21 @@ def test_a_run_may_be_at_either_end() -> None:
 def test_every_short_allocation_needs_a_match(longer: list[tuple[int, int]]) -> None:
     with pytest.raises(NotUniform, match="longer model"):
         aligned([(5, 0), (6, 0)], longer)
+
+
+def test_a_block_that_one_instance_never_returns_is_refused() -> None:
+    """Another stream passes instance 0's block within the trace, and instance 1's only after it."""
+    layers, longer_layers = 3, 4
+    repetition = LayerRepetition(
+        layers=layers,
+        first=1,
+        period=1,
+        copies=2,
+    )
+    short, longer = step(SPACE[0], layers), step(SPACE[0], longer_layers)
+    # The group's first allocation in the forward pass, in both instances.
+    lower = longer_layers + 2
+    upper = lower + 2
+    returns = {lower: upper + 1, upper: len(longer.sizes)}
+    with pytest.raises(NotUniform, match="another stream"):
+        stretched(short, replace(longer, returns=returns), repetition)

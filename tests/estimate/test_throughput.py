@@ -34,7 +34,13 @@ def gpu(name: str) -> catalog.Gpu:
 
 
 def composition(**changes: Any) -> Composition:
-    policy = Resident(role="policy", model="m", ranks=(0,), dtype="bfloat16", trains=True)
+    policy = Resident(
+        role="policy",
+        model="m",
+        ranks=(0,),
+        dtype="bfloat16",
+        trains=True,
+    )
     settings: dict[str, Any] = {
         "residents": (policy,),
         "ranks": 1,
@@ -46,7 +52,11 @@ def composition(**changes: Any) -> Composition:
         "checkpointing": True,
         "optimizer": "adamw_torch_fused",
         "generation": "engine",
-        "engine": EngineSettings(utilization=0.3, max_model_length=1536, max_num_seqs=16),
+        "engine": EngineSettings(
+            utilization=0.3,
+            max_model_length=1536,
+            max_num_seqs=16,
+        ),
     }
     return Composition(**settings | changes)
 
@@ -54,17 +64,50 @@ def composition(**changes: Any) -> Composition:
 def trace(*, micro_steps: int = 1) -> Trace:
     """Trace with this number of micro-steps and round figures of work."""
     marks = [
-        Mark(event=0, phase="load", step=0),
-        Mark(event=0, phase="rollout", step=1),
-        Mark(event=0, phase="score", step=1),
+        Mark(
+            event=0,
+            phase="load",
+            step=0,
+        ),
+        Mark(
+            event=0,
+            phase="rollout",
+            step=1,
+        ),
+        Mark(
+            event=0,
+            phase="score",
+            step=1,
+        ),
     ]
     for _ in range(micro_steps):
         marks += [
-            Mark(event=0, phase="forward", step=1),
-            Mark(event=0, phase="backward", step=1, layer=1),
+            Mark(
+                event=0,
+                phase="forward",
+                step=1,
+            ),
+            Mark(
+                event=0,
+                phase="backward",
+                step=1,
+                layer=1,
+            ),
         ]
-        marks += [Mark(event=0, phase="backward", step=1)]
-    marks.append(Mark(event=0, phase="optimizer", step=1))
+        marks += [
+            Mark(
+                event=0,
+                phase="backward",
+                step=1,
+            )
+        ]
+    marks.append(
+        Mark(
+            event=0,
+            phase="optimizer",
+            step=1,
+        )
+    )
     flops = {"bfloat16": 60e12 * micro_steps}
     return Trace(
         basis="traced",
@@ -77,7 +120,12 @@ def trace(*, micro_steps: int = 1) -> Trace:
         events=(),
         marks=tuple(marks),
         work=(
-            Work(phase="score", flops={"bfloat16": 240e12}, moved_bytes=4e11, kernels=4000),
+            Work(
+                phase="score",
+                flops={"bfloat16": 240e12},
+                moved_bytes=4e11,
+                kernels=4000,
+            ),
             Work(
                 phase="forward",
                 flops=flops,
@@ -90,7 +138,12 @@ def trace(*, micro_steps: int = 1) -> Trace:
                 moved_bytes=3e11 * micro_steps,
                 kernels=3000,
             ),
-            Work(phase="optimizer", flops={}, moved_bytes=1e11, kernels=10),
+            Work(
+                phase="optimizer",
+                flops={},
+                moved_bytes=1e11,
+                kernels=10,
+            ),
         ),
         inventory=Inventory(
             parameters=7_000_000_000,
@@ -146,14 +199,29 @@ def test_scoring_counts_for_the_whole_batch() -> None:
 
 
 def test_without_completions_of_its_own_a_cycle_is_one_optimizer_step() -> None:
-    found = seconds(generation="none", engine=None, generation_batch=0, accumulation=8)
+    found = seconds(
+        generation="none",
+        engine=None,
+        generation_batch=0,
+        accumulation=8,
+    )
     assert found["forward"].value == pytest.approx(2 * seconds()["forward"].value)
     assert "rollout" not in found and "sync" not in found
 
 
 def test_given_rows_have_a_speed_by_the_tokens_in_their_loss() -> None:
-    rows = composition(generation="none", engine=None, generation_batch=0, accumulation=8)
-    cycle = seconds(generation="none", engine=None, generation_batch=0, accumulation=8)
+    rows = composition(
+        generation="none",
+        engine=None,
+        generation_batch=0,
+        accumulation=8,
+    )
+    cycle = seconds(
+        generation="none",
+        engine=None,
+        generation_batch=0,
+        accumulation=8,
+    )
     per_second = (
         rows.ranks
         * rows.micro_batch
@@ -178,7 +246,11 @@ def test_iterations_repeat_training_but_not_scoring() -> None:
     once = seconds()
     config = config_of("Qwen/Qwen2.5-7B")
     again = throughput.cycle(
-        trace(), composition(), gpu=gpu("A100-80G"), config=config, iterations=2
+        trace(),
+        composition(),
+        gpu=gpu("A100-80G"),
+        config=config,
+        iterations=2,
     ).seconds
     assert again["backward"].value == pytest.approx(2 * once["backward"].value)
     assert again["score"].value == pytest.approx(once["score"].value)
@@ -197,7 +269,12 @@ def test_a_faster_gpu_is_faster() -> None:
 
 
 def test_small_work_is_bound_by_the_host() -> None:
-    tiny = Work(phase="forward", flops={"bfloat16": 1e9}, moved_bytes=1e6, kernels=2000)
+    tiny = Work(
+        phase="forward",
+        flops={"bfloat16": 1e9},
+        moved_bytes=1e6,
+        kernels=2000,
+    )
     assert throughput.phase_seconds(tiny, gpu("H100")) == throughput.phase_seconds(
         tiny, gpu("A100-80G")
     )
@@ -205,10 +282,22 @@ def test_small_work_is_bound_by_the_host() -> None:
 
 def test_float32_does_not_run_on_the_tensor_cores() -> None:
     half = throughput.phase_seconds(
-        Work(phase="forward", flops={"bfloat16": 1e14}, moved_bytes=0, kernels=0), gpu("A100-80G")
+        Work(
+            phase="forward",
+            flops={"bfloat16": 1e14},
+            moved_bytes=0,
+            kernels=0,
+        ),
+        gpu("A100-80G"),
     )
     full = throughput.phase_seconds(
-        Work(phase="forward", flops={"float32": 1e14}, moved_bytes=0, kernels=0), gpu("A100-80G")
+        Work(
+            phase="forward",
+            flops={"float32": 1e14},
+            moved_bytes=0,
+            kernels=0,
+        ),
+        gpu("A100-80G"),
     )
     assert full.value > 10 * half.value
 
@@ -216,7 +305,12 @@ def test_float32_does_not_run_on_the_tensor_cores() -> None:
 def test_a_gpu_without_bfloat16_runs_it_as_float32_with_a_wide_interval() -> None:
     found = gpu("T4")
     assert "bfloat16" not in found.tflops and "float16" in found.tflops
-    work = Work(phase="forward", flops={"bfloat16": 1e13}, moved_bytes=0, kernels=0)
+    work = Work(
+        phase="forward",
+        flops={"bfloat16": 1e13},
+        moved_bytes=0,
+        kernels=0,
+    )
     estimate = throughput.phase_seconds(work, found)
     assert estimate.high / estimate.value > 2
 
@@ -266,7 +360,11 @@ def test_exchanges_depend_on_the_sharding() -> None:
     assert sent["zero3"] == sent["fsdp2"] == 4 * (2 * 7e9 + 7e9)
     assert throughput.exchanged_bytes(trace(), composition(), counts) == 0
     assert (
-        seconds(ranks=2, generation_batch=32, sharded_by="zero3")["backward"].high
+        seconds(
+            ranks=2,
+            generation_batch=32,
+            sharded_by="zero3",
+        )["backward"].high
         > seconds()["backward"].high
     )
 
@@ -280,7 +378,10 @@ def test_weights_are_gathered_in_the_precision_of_their_products() -> None:
 
     def sent(parameters: float) -> float:
         held = replace(
-            trace().inventory, parameters=int(parameters), weight_bytes=int(14e9), trainable_bytes=0
+            trace().inventory,
+            parameters=int(parameters),
+            weight_bytes=int(14e9),
+            trainable_bytes=0,
         )
         return throughput.exchanged_bytes(replace(trace(), inventory=held), spread, counts)
 
@@ -289,25 +390,57 @@ def test_weights_are_gathered_in_the_precision_of_their_products() -> None:
 
 
 def test_ranks_divide_the_optimizer_and_wait_for_each_sharded_layer() -> None:
-    alone, spread = seconds(), seconds(ranks=4, generation_batch=64, sharded_by="fsdp1")
+    alone, spread = (
+        seconds(),
+        seconds(
+            ranks=4,
+            generation_batch=64,
+            sharded_by="fsdp1",
+        ),
+    )
     assert spread["optimizer"].value == pytest.approx(alone["optimizer"].value / 4)
     short, deep = (
         replace(trace(), inventory=replace(trace().inventory, layer_bytes=(1,) * layers))
         for layers in (8, 80)
     )
-    shallow = seconds(short, ranks=2, generation_batch=32, sharded_by="fsdp1")["backward"]
+    shallow = seconds(
+        short,
+        ranks=2,
+        generation_batch=32,
+        sharded_by="fsdp1",
+    )["backward"]
     assert (
-        seconds(deep, ranks=2, generation_batch=32, sharded_by="fsdp1")["backward"].value
+        seconds(
+            deep,
+            ranks=2,
+            generation_batch=32,
+            sharded_by="fsdp1",
+        )["backward"].value
         > shallow.value
     )
-    assert seconds(deep, ranks=2, generation_batch=32, sharded_by="ddp") == seconds(
-        short, ranks=2, generation_batch=32, sharded_by="ddp"
+    assert seconds(
+        deep,
+        ranks=2,
+        generation_batch=32,
+        sharded_by="ddp",
+    ) == seconds(
+        short,
+        ranks=2,
+        generation_batch=32,
+        sharded_by="ddp",
     )
 
 
 def test_matrices_of_an_adapter_are_units_of_fsdp1_alone() -> None:
     frozen, matrix = (
-        Parameter(count=9, size=18, trains=trains, layer=0, number=None) for trains in (False, True)
+        Parameter(
+            count=9,
+            size=18,
+            trains=trains,
+            layer=0,
+            number=None,
+        )
+        for trains in (False, True)
     )
     used = ModuleUse(
         parameters=(frozen, *[matrix] * 8),
@@ -318,9 +451,13 @@ def test_matrices_of_an_adapter_are_units_of_fsdp1_alone() -> None:
     policy = replace(composition()["policy"], adapter_rank=16)
 
     def backward(traced: Trace, kind: str) -> Estimate:
-        return seconds(traced, residents=(policy,), ranks=2, generation_batch=32, sharded_by=kind)[
-            "backward"
-        ]
+        return seconds(
+            traced,
+            residents=(policy,),
+            ranks=2,
+            generation_batch=32,
+            sharded_by=kind,
+        )["backward"]
 
     more = backward(adapted, "fsdp1").value - backward(plain, "fsdp1").value
     each = constants("efficiency.yaml")["adapter_unit_milliseconds"]
@@ -329,7 +466,18 @@ def test_matrices_of_an_adapter_are_units_of_fsdp1_alone() -> None:
 
 
 def test_independent_errors_widen_less_than_their_sum() -> None:
-    one, other = Estimate(value=4, low=1, high=7), Estimate(value=5, low=1, high=9)
+    one, other = (
+        Estimate(
+            value=4,
+            low=1,
+            high=7,
+        ),
+        Estimate(
+            value=5,
+            low=1,
+            high=9,
+        ),
+    )
     both = generation.independent(one, other)
     assert (both.value, both.low, both.high) == (9, 4, 14)
     assert generation.independent(one) == one
@@ -357,7 +505,11 @@ LENGTHS = TokenLengths.lognormal("x", 300, 800)
 def at_lengths(lengths: TokenLengths = LENGTHS, **changes: Any) -> Mapping[Any, Estimate]:
     config = config_of("Qwen/Qwen2.5-7B")
     return throughput.cycle(
-        trace(), composition(**changes), gpu=gpu("A100-80G"), config=config, lengths=lengths
+        trace(),
+        composition(**changes),
+        gpu=gpu("A100-80G"),
+        config=config,
+        lengths=lengths,
     ).seconds
 
 
@@ -441,7 +593,11 @@ def prediction() -> Prediction:
         torch_peak_allocated_bytes=nothing,
         torch_peak_reserved_bytes=nothing,
         phases=tuple(
-            PhasePrediction(name=name, peak_bytes=nothing, seconds=None)
+            PhasePrediction(
+                name=name,
+                peak_bytes=nothing,
+                seconds=None,
+            )
             for name in ("load", "rollout", "backward")
         ),
     )
@@ -632,7 +788,11 @@ def test_steps_of_full_rows_have_more_of_the_shorter_completions() -> None:
     """As many micro-steps as at the longest lengths: tokens per second change by their attention
     alone.
     """
-    shape = composition(packs_rows=True, token_budget=True, steps_by_rows=True)
+    shape = composition(
+        packs_rows=True,
+        token_budget=True,
+        steps_by_rows=True,
+    )
     short = TokenLengths("x", (shape.completion_length // 4,))
     refilled = throughput.refilled(shape, short)
     assert (refilled.micro_batch, refilled.generation_batch) == (
@@ -640,10 +800,18 @@ def test_steps_of_full_rows_have_more_of_the_shorter_completions() -> None:
         4 * shape.generation_batch,
     )
     assert throughput.refilled(composition(), short) == composition()
-    longest = seconds(packs_rows=True, token_budget=True, steps_by_rows=True)
+    longest = seconds(
+        packs_rows=True,
+        token_budget=True,
+        steps_by_rows=True,
+    )
     config = config_of("Qwen/Qwen2.5-7B")
     found = throughput.cycle(
-        trace(), refilled, gpu=gpu("A100-80G"), config=config, lengths=short
+        trace(),
+        refilled,
+        gpu=gpu("A100-80G"),
+        config=config,
+        lengths=short,
     ).seconds
     assert {
         phase: found[phase].value for phase in ("forward", "backward", "optimizer")

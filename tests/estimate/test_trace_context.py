@@ -19,7 +19,10 @@ WORKSPACE = 8 * MIB + 128 * 1024
 
 
 def usage(
-    trace: Trace, context: TraceContext | None = None, *, capacity_bytes: int | None = None
+    trace: Trace,
+    context: TraceContext | None = None,
+    *,
+    capacity_bytes: int | None = None,
 ) -> TraceUsage:
     return StepStage(trace, context or TraceContext()).usage(capacity_bytes)
 
@@ -131,7 +134,11 @@ def test_a_rollout_holds_the_longest_cache_and_temporary_memory() -> None:
 
 
 def test_a_prompt_longer_than_its_completion_peaks_in_the_prefill() -> None:
-    wide = generation(wide=400 * MIB, completion_length=1, prompt_length=256)
+    wide = generation(
+        wide=400 * MIB,
+        completion_length=1,
+        prompt_length=256,
+    )
     found = phase(usage(training(), TraceContext(generation=wide)), "rollout")
     # Embeddings, a layer's input, its residual and its norm; both rotary tables; three tensors of
     # the MLP.

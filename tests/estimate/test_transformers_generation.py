@@ -27,7 +27,11 @@ CONFIG: Mapping[str, object] = {
 
 def test_parts_equal_the_formula() -> None:
     parts = transformers_generation(
-        shape(CONFIG), dtype="bfloat16", batch=8, prompt=64, completion=448
+        shape(CONFIG),
+        dtype="bfloat16",
+        batch=8,
+        prompt=64,
+        completion=448,
     )
     per_token = 2 * 2 * 32 * 2 * 4  # keys and values, two heads of 32, bfloat16, four layers
     assert parts["kv_cache"] == 8 * 511 * per_token
@@ -36,14 +40,22 @@ def test_parts_equal_the_formula() -> None:
 def test_large_logits_are_held_three_times() -> None:
     config = {**CONFIG, "vocab_size": 151_936}
     parts = transformers_generation(
-        shape(config), dtype="bfloat16", batch=8, prompt=16, completion=64
+        shape(config),
+        dtype="bfloat16",
+        batch=8,
+        prompt=16,
+        completion=64,
     )
     assert parts["logits"] == 8 * 151_936 * (2 + 4 + 4 + 4)
 
 
 def test_long_prompts_peak_in_the_prefill() -> None:
     parts = transformers_generation(
-        shape(CONFIG), dtype="bfloat16", batch=8, prompt=2048, completion=2
+        shape(CONFIG),
+        dtype="bfloat16",
+        batch=8,
+        prompt=2048,
+        completion=2,
     )
     assert parts["activations"] > parts["kv_cache"] and parts["logits"] == 0
 
@@ -52,7 +64,11 @@ def test_a_window_bounds_the_cache() -> None:
     windowed = {**CONFIG, "model_type": "mistral", "sliding_window": 128}
     short, long = (
         transformers_generation(
-            shape(windowed), dtype="float32", batch=2, prompt=256, completion=size
+            shape(windowed),
+            dtype="float32",
+            batch=2,
+            prompt=256,
+            completion=size,
         )["kv_cache"]
         for size in (1024, 2048)
     )
@@ -79,19 +95,31 @@ MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, 
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_prediction_equals_the_count(
-    kind: str, changes: Mapping[str, object], shapes: tuple[int, int, int], dtype: str
+    kind: str,
+    changes: Mapping[str, object],
+    shapes: tuple[int, int, int],
+    dtype: str,
 ) -> None:
     """Within 2 percent."""
     config = {**CONFIG, **changes, "model_type": kind}
     batch, prompt, completion = shapes
     peak = _really_held(config, shapes, dtype=dtype)
     parts = transformers_generation(
-        shape(config), dtype=dtype, batch=batch, prompt=prompt, completion=completion
+        shape(config),
+        dtype=dtype,
+        batch=batch,
+        prompt=prompt,
+        completion=completion,
     )
     assert sum(parts.values()) == pytest.approx(peak, rel=0.02)
 
 
-def _really_held(config: Mapping[str, object], shapes: tuple[int, int, int], *, dtype: str) -> int:
+def _really_held(
+    config: Mapping[str, object],
+    shapes: tuple[int, int, int],
+    *,
+    dtype: str,
+) -> int:
     """Peak of the installed transformers' generation on real tensors, the model excluded."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
@@ -118,7 +146,11 @@ def _really_held(config: Mapping[str, object], shapes: tuple[int, int, int], *, 
         top_p=1.0,
     )
     with torch.no_grad(), _counting() as counted:
-        written = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+        written = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=settings,
+        )
     assert written.shape[1] == prompt + completion
     return counted["peak"]
 
@@ -138,7 +170,11 @@ def _counting() -> Iterator[dict[str, int]]:
 
     class Counting(TorchDispatchMode):
         def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            self,
+            func: Any,
+            types: Any,
+            args: Any = (),
+            kwargs: Any = None,
         ) -> Any:
             import torch
 

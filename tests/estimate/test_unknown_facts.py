@@ -23,15 +23,25 @@ from autotune.estimate.unknown_facts import (
     with_lower_bound,
     worst,
 )
-from autotune.request.assignments import ways_of
 from autotune.request.flags import Flags
+from autotune.request.origins import values_of
+from autotune.request.request_parser import read_sources
 from tests.estimate.test_predictor import predicted
 
 
 def prediction(
-    low: float, value: float, high: float, *, fits: bool | None, limit: int = 40 * GIB
+    low: float,
+    value: float,
+    high: float,
+    *,
+    fits: bool | None,
+    limit: int = 40 * GIB,
 ) -> Prediction:
-    peak = Estimate(value=value * GIB, low=low * GIB, high=high * GIB)
+    peak = Estimate(
+        value=value * GIB,
+        low=low * GIB,
+        high=high * GIB,
+    )
     return Prediction(
         candidate_id="one",
         basis="traced",
@@ -46,7 +56,13 @@ def prediction(
 
 def variant(facts: Mapping[str, KnobValue], found: Prediction) -> FactVariant:
     return FactVariant(
-        facts=facts, candidate=Candidate(knobs=facts, settings=facts, load={}), prediction=found
+        facts=facts,
+        candidate=Candidate(
+            knobs=facts,
+            settings=facts,
+            load={},
+        ),
+        prediction=found,
     )
 
 
@@ -59,7 +75,11 @@ def test_one_variant_is_unchanged() -> None:
 
 def test_the_interval_covers_all_variants_and_the_value_is_the_worst() -> None:
     found = agreed([variant({"batch": 1}, SMALL), variant({"batch": 8}, LARGE)])
-    assert found.peak_memory_bytes == Estimate(value=50 * GIB, low=9 * GIB, high=52 * GIB)
+    assert found.peak_memory_bytes == Estimate(
+        value=50 * GIB,
+        low=9 * GIB,
+        high=52 * GIB,
+    )
     assert worst([variant({"batch": 1}, SMALL), variant({"batch": 8}, LARGE)]).facts == {"batch": 8}
 
 
@@ -91,14 +111,16 @@ def test_an_undecided_variant_adds_its_own_causes() -> None:
 
 
 def test_every_combination_is_a_variant() -> None:
-    variants = ways_of(Flags(unknown=("a=1,2", "b=true,null"), set=("c=3",)))
+    flags = Flags(unknown=("a=1,2", "b=true,null"), set=("c=3",))
+    variants = read_sources(flags).variants()
     assert [facts for facts, _ in variants] == [
         {"a": 1, "b": True},
         {"a": 1, "b": None},
         {"a": 2, "b": True},
         {"a": 2, "b": None},
     ]
-    assert variants[1][1].set == ("c=3", "a=1", "b=null") and variants[1][1].unknown == ()
+    settings = variants[1].sources.values.settings
+    assert values_of(settings.set) == {"c": 3, "a": 1, "b": None} and settings.unknown == {}
 
 
 @pytest.mark.parametrize(
@@ -111,16 +133,23 @@ def test_every_combination_is_a_variant() -> None:
 )
 def test_invalid_unknown_facts_are_refused(flags: Flags, words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        ways_of(flags)
+        read_sources(flags).variants()
 
 
 LONG = predicted()
 
 
 def at(value: float, fits: bool | None) -> Prediction:
-    peak = Estimate(value=value, low=0.9 * value, high=1.1 * value)
+    peak = Estimate(
+        value=value,
+        low=0.9 * value,
+        high=1.1 * value,
+    )
     return dataclasses.replace(
-        LONG, peak_memory_bytes=peak, fits=fits, depends_on=("else",) if fits is None else ()
+        LONG,
+        peak_memory_bytes=peak,
+        fits=fits,
+        depends_on=("else",) if fits is None else (),
     )
 
 

@@ -45,7 +45,13 @@ def test_an_image_has_as_many_tokens_as_its_processor_makes(
     transformers: Any = pytest.importorskip("transformers")
     pytest.importorskip("PIL")
     config, (width, height) = find_model(name).config, size
-    images = vision.images_of(config, None, count=1, width=width, height=height)
+    images = vision.images_of(
+        config,
+        None,
+        count=1,
+        width=width,
+        height=height,
+    )
     if "gemma" in name:
         from transformers.models.gemma4.image_processing_pil_gemma4 import (
             get_aspect_ratio_preserving_size,
@@ -64,7 +70,16 @@ def test_an_image_has_as_many_tokens_as_its_processor_makes(
 
 def test_gemma_3_gives_every_image_the_same_number() -> None:
     config = find_model("google/gemma-3-4b-it").config
-    made = [vision.images_of(config, None, count=2, width=side, height=200) for side in (100, 3000)]
+    made = [
+        vision.images_of(
+            config,
+            None,
+            count=2,
+            width=side,
+            height=200,
+        )
+        for side in (100, 3000)
+    ]
     assert {one.tokens for one in made} == {256}
     assert made[0].row_tokens == 512
 
@@ -73,7 +88,13 @@ def test_the_folders_own_bounds_apply(tmp_path: Any) -> None:
     (tmp_path / "preprocessor_config.json").write_text('{"min_pixels": 3136, "max_pixels": 200704}')
     config = find_model(MODELS[0]).config
     assert (
-        vision.images_of(config, tmp_path, count=1, width=2000, height=2000).tokens
+        vision.images_of(
+            config,
+            tmp_path,
+            count=1,
+            width=2000,
+            height=2000,
+        ).tokens
         == 200704 // 28**2
     )
 
@@ -87,7 +108,13 @@ def test_the_folders_own_bounds_apply(tmp_path: Any) -> None:
 )
 def test_models_without_a_rule_are_refused(name: str, what: str) -> None:
     with pytest.raises(BadInput, match=what):
-        vision.images_of(find_model(name).config, None, count=1, width=448, height=448)
+        vision.images_of(
+            find_model(name).config,
+            None,
+            count=1,
+            width=448,
+            height=448,
+        )
 
 
 def test_an_engine_profiles_the_largest_images_its_batch_holds() -> None:
@@ -104,4 +131,10 @@ def test_a_broken_preprocessor_file_is_refused_with_its_name(tmp_path: Path) -> 
     (tmp_path / "preprocessor_config.json").write_text("{broken")
     config = {"model_type": "qwen2_5_vl", "vision_config": {"patch_size": 14}}
     with pytest.raises(BadInput, match=r"preprocessor_config\.json cannot be read"):
-        vision.images_of(config, tmp_path, count=1, width=448, height=448)
+        vision.images_of(
+            config,
+            tmp_path,
+            count=1,
+            width=448,
+            height=448,
+        )

@@ -145,7 +145,10 @@ def test_expert_parallelism_spreads_whole_experts_over_replicas() -> None:
     moe = shape(config_of("Qwen/Qwen3-30B-A3B"))
     one, split, spread = (
         engine_memory.weight_bytes(
-            moe, dtype="bfloat16", tensor_parallel=ranks, expert_parallel=experts
+            moe,
+            dtype="bfloat16",
+            tensor_parallel=ranks,
+            expert_parallel=experts,
         )
         for ranks, experts in ((1, 1), (2, 2), (1, 8))
     )
@@ -171,7 +174,14 @@ def test_weights_from_20_mib_on_are_loaded_into_blocks_of_their_own() -> None:
 
 
 def test_graphs_of_weights_in_4_bits_keep_the_segments_in_which_these_are_dequantised() -> None:
-    four, plain = used(quantised_bits=4, sleep=True, vllm="0.26.0"), used(sleep=True, vllm="0.26.0")
+    four, plain = (
+        used(
+            quantised_bits=4,
+            sleep=True,
+            vllm="0.26.0",
+        ),
+        used(sleep=True, vllm="0.26.0"),
+    )
     # vLLM 0.26 on emulated cards: one of 26 MiB for the attention's, one of 130 for the widest of
     # the MLP.
     assert four.parts["cuda_graphs"] - plain.parts["cuda_graphs"] == 156 * MIB
@@ -209,7 +219,12 @@ def test_quantisation_excludes_embeddings() -> None:
 
 
 def test_on_a_cpu_there_are_no_graphs_and_no_driver() -> None:
-    use = used(on_cpu=True, gpu=None, device_memory_bytes=32 * GIB, other_bytes=0)
+    use = used(
+        on_cpu=True,
+        gpu=None,
+        device_memory_bytes=32 * GIB,
+        other_bytes=0,
+    )
     assert (
         use.parts["cuda_graphs"] == use.parts["outside_torch"] == 0
         and use.reserved_bytes.value == 16 * GIB
@@ -218,7 +233,11 @@ def test_on_a_cpu_there_are_no_graphs_and_no_driver() -> None:
 
 def test_releases_differ_in_sampling_and_graphs() -> None:
     old, between, now = (
-        used(vllm=version, max_num_seqs=1024, utilization=0.7)
+        used(
+            vllm=version,
+            max_num_seqs=1024,
+            utilization=0.7,
+        )
         for version in ("0.11.2", "0.24.0", "0.31.0+cpu")
     )
     assert (
@@ -329,7 +348,12 @@ def test_cache_sizes_equal_public_logs() -> None:
     ],
 )
 def test_blocks_and_concurrency_of_a_logged_cache(
-    model: str, ranks: int, length: int, logged_gib: float, blocks: int, concurrency: float
+    model: str,
+    ranks: int,
+    length: int,
+    logged_gib: float,
+    blocks: int,
+    concurrency: float,
 ) -> None:
     """Blocks equal within the log's rounding to 0.01 GiB."""
     paged = pages(
@@ -393,7 +417,12 @@ def test_attention_pages_grow_to_the_state_of_recurrent_layers(name: str, logged
     0.13% of padding.
     """
     found = shape(config_of(name))
-    paged = pages(found, element_bytes=2, tensor_parallel=1, max_num_batched_tokens=4096)
+    paged = pages(
+        found,
+        element_bytes=2,
+        tensor_parallel=1,
+        max_num_batched_tokens=4096,
+    )
     assert paged.block_tokens == logged
     recurrent = sum(not tokens for tokens in paged.group_tokens)
     assert recurrent == 3 and len(paged.windows) == 4
@@ -406,7 +435,12 @@ def test_attention_pages_grow_to_the_state_of_recurrent_layers(name: str, logged
 def test_blocks_tokens_and_refusals_equal_the_installed_vllms(name: str, ranks: int) -> None:
     utils = pytest.importorskip("vllm.v1.core.kv_cache_utils")
     found = shape(config_of(name))
-    paged = pages(found, element_bytes=2, tensor_parallel=ranks, max_num_batched_tokens=4096)
+    paged = pages(
+        found,
+        element_bytes=2,
+        tensor_parallel=ranks,
+        max_num_batched_tokens=4096,
+    )
     for available in (1, 300 * MIB, 3 * GIB + 12_345, 40 * GIB):
         for length in (100, 4096, 8190, 131_072):
             told = _told_by_vllm(utils, _specs(name, ranks, paged), available, length)
@@ -423,7 +457,11 @@ def test_blocks_tokens_and_refusals_equal_the_installed_vllms(name: str, ranks: 
                 assert told == pytest.approx(expected, rel=1e-12)
 
 
-def _specs(name: str, ranks: int, paged: Pages) -> dict[str, Any]:
+def _specs(
+    name: str,
+    ranks: int,
+    paged: Pages,
+) -> dict[str, Any]:
     """Cache specifications by layer, like those of vLLM's attention layers."""
     import torch
     from vllm.v1.kv_cache_interface import (
@@ -453,7 +491,10 @@ def _specs(name: str, ranks: int, paged: Pages) -> dict[str, Any]:
             specs[f"layer.{index}"] = MLAAttentionSpec(**common, head_size=layer.cached)
         elif layer.window is not None:
             specs[f"layer.{index}"] = SlidingWindowSpec(
-                **common, head_size=head, sliding_window=layer.window, dcp_sharded=False
+                **common,
+                head_size=head,
+                sliding_window=layer.window,
+                dcp_sharded=False,
             )
         else:
             specs[f"layer.{index}"] = FullAttentionSpec(**common, head_size=head, dcp_sharded=False)
@@ -470,7 +511,10 @@ def attention_page(found: Shape, ranks: int) -> int:
 
 
 def _told_by_vllm(
-    utils: Any, specs: dict[str, Any], available: int, length: int
+    utils: Any,
+    specs: dict[str, Any],
+    available: int,
+    length: int,
 ) -> str | tuple[int, int, float]:
     """Return vLLM's refusal, or blocks, tokens and concurrency."""
     config = SimpleNamespace(

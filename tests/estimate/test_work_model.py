@@ -10,13 +10,18 @@ import pytest
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Trace, Work
-from autotune.estimate.screening import StepModel, repetition_of, survey
-from autotune.estimate.screening.blocks import Point, rows_of
+from autotune.estimate.screening import Point, StepModel, repetition_of, survey
+from autotune.estimate.screening.points import rows_of
 from tests.estimate.test_step_model import step
 
 LAYERS, TILE = 28, 1024
 SPACE = [
-    Point(micro_batch=batch, prompt=prompt, completion=completion, micro_steps=steps)
+    Point(
+        micro_batch=batch,
+        prompt=prompt,
+        completion=completion,
+        micro_steps=steps,
+    )
     for batch in (1, 2, 4, 16)
     for prompt in (64, 256, 512)
     for completion in (64, 256, 1024)
@@ -26,7 +31,12 @@ FAR = [point for point in SPACE if point.micro_steps in (8, 32)]
 
 
 def one_pass(
-    phase: Phase, point: Point, layers: int, *, times: float, heavier: float = 1.0
+    phase: Phase,
+    point: Point,
+    layers: int,
+    *,
+    times: float,
+    heavier: float = 1.0,
 ) -> Work:
     """Work of attention and weights inside the layers, and of logits in tiles outside: weights once
     per tile, one buffer for all."""
@@ -62,7 +72,12 @@ def one_pass(
     )
 
 
-def worked(point: Point, layers: int, *, recomputed: bool) -> Trace:
+def worked(
+    point: Point,
+    layers: int,
+    *,
+    recomputed: bool,
+) -> Trace:
     """Trace in which a whole batch is scored and two micro-steps are counted, whatever their
     number."""
     work = (
@@ -79,7 +94,7 @@ def tracer_of(*, recomputed: bool) -> Callable[[Point, int | None], Trace]:
 
 def largest_error(model: StepModel, *, recomputed: bool) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {}
-    for point, predicted in zip(FAR, model.work.at(rows_of(FAR)), strict=True):
+    for point, predicted in zip(FAR, model.work.work_at(rows_of(FAR)), strict=True):
         for seen, true in zip(
             predicted, worked(point, LAYERS, recomputed=recomputed).work, strict=True
         ):

@@ -16,7 +16,10 @@ ROOT = str(Path(__file__).parents[2])
 
 @contextmanager
 def cluster(
-    nodes: int = 2, cpus: int = 2, gpus: int = 0, in_front: Path | None = None
+    nodes: int = 2,
+    cpus: int = 2,
+    gpus: int = 0,
+    in_front: Path | None = None,
 ) -> Iterator[Any]:
     """Real raylets, each with an object store of its own; their PYTHONPATH is this tree, with
     `in_front` before it.
@@ -61,6 +64,16 @@ def ray_executor(
 ) -> RayExecutor:
     given = settings(tmp_path, **options)
     hardware = Hardware(
-        kind="cpu", name="cpu", count=given.ranks, memory_bytes=given.limit_bytes, here=True
+        kind="cpu",
+        name="cpu",
+        count=given.ranks,
+        memory_bytes=given.limit_bytes,
+        here=True,
     )
-    return RayExecutor(given, requests(hint), hardware=hardware, address=address, slots=slots)
+    return RayExecutor(
+        given,
+        requests(hint),
+        hardware=hardware,
+        address=address,
+        slots=slots,
+    )

@@ -37,7 +37,11 @@ def simulate(candidate: Candidate, probe: ProbePlan) -> Measurement:
     return Measurement(
         candidate_id=candidate.id,
         outcome=Outcome.OK if fits else Outcome.OOM_BACKWARD,
-        memory=Memory(peak_bytes=2**20, limit_bytes=2**28, bound_by="simulated"),
+        memory=Memory(
+            peak_bytes=2**20,
+            limit_bytes=2**28,
+            bound_by="simulated",
+        ),
         cost=Cost(total_seconds=0.5, load_seconds=0.0),
         worst=speed if fits else None,
     )

@@ -57,7 +57,11 @@ def runner(
         )
 
     running = executor(
-        tmp_path, ranks=ranks, limit_mib=limit_mib, device_kind="cuda", open_gpus=open_gpus
+        tmp_path,
+        ranks=ranks,
+        limit_mib=limit_mib,
+        device_kind="cuda",
+        open_gpus=open_gpus,
     )
     try:
         yield running

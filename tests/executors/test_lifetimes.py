@@ -13,25 +13,7 @@ import pytest
 from autotune.probe.worker_process import WorkerProcess
 from tests.probe.toys import environment, gone, settings, tree_of
 
-SCRIPT = """
-import signal, sys
-from pathlib import Path
-from autotune.probe.executors.local import close_all
-from tests.probe.toys import executor, plan, toy
-
-def stop(number, frame):
-    close_all()
-    sys.exit(128 + number)
-
-signal.signal(signal.SIGTERM, stop)
-signal.signal(signal.SIGINT, stop)
-folder = Path(sys.argv[1])
-made = executor(folder / "scratch", hint={"warm_seconds": float(sys.argv[2])})
-made.prepare()
-(folder / "keeper").write_text(str(made.worker.pid))
-candidate = toy({"do": "grandchild", "pid_file": str(folder / "grandchild")}, {"do": "sleep", "seconds": 60})
-made.open(candidate).measure(candidate, plan(60))
-"""
+SCRIPT = (Path(__file__).parent / "programs/lifetime.py.txt").read_text()
 
 
 def start(folder: Path, *, warm_seconds: float = 0.0) -> subprocess.Popen[bytes]:

@@ -32,7 +32,11 @@ def local(tmp_path: Path) -> Iterator[LocalExecutor]:
     made.close()
 
 
-def measure(made: LocalExecutor, candidate: object, seconds: float = 20.0) -> Measurement:
+def measure(
+    made: LocalExecutor,
+    candidate: object,
+    seconds: float = 20.0,
+) -> Measurement:
     return made.open(candidate).measure(candidate, plan(seconds))  # type: ignore[arg-type]
 
 
@@ -264,7 +268,10 @@ def test_result_of_a_rank_that_exits_afterwards_is_valid(tmp_path: Path) -> None
     ids=lambda value: str(value.get("do")) if isinstance(value, dict) else "",
 )
 def test_every_exit_is_classified(
-    local: LocalExecutor, last_words: dict[str, object], outcome: Outcome, evidence: str
+    local: LocalExecutor,
+    last_words: dict[str, object],
+    outcome: Outcome,
+    evidence: str,
 ) -> None:
     failed = measure(local, toy(phase("score"), last_words))
     assert failed.outcome is outcome

@@ -166,16 +166,7 @@ def _node_of(running: Any, slot: int) -> str:
     return str(placement_group_table(running._slots[slot]._group)["bundles_to_node_id"][0])
 
 
-DRIVER = """
-import sys
-from pathlib import Path
-from tests.executors.clusters import ray_executor
-from tests.probe.toys import plan, toy
-
-made = ray_executor(sys.argv[1], Path(sys.argv[2]) / "scratch", slots=1)
-candidate = toy({"do": "grandchild", "pid_file": sys.argv[2] + "/grandchild"}, {"do": "sleep", "seconds": 120})
-made.open(candidate).measure(candidate, plan(200))
-"""
+DRIVER = (Path(__file__).parent / "programs/ray_driver.py.txt").read_text()
 
 
 def test_a_killed_driver_leaves_nothing_on_the_cluster(two_nodes: Any, tmp_path: Path) -> None:

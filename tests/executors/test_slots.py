@@ -24,11 +24,23 @@ GIB = 2**30
 
 
 def gpus(count: int) -> Hardware:
-    return Hardware(kind="cuda", name="A100-40G", count=count, memory_bytes=40 * GIB, here=True)
+    return Hardware(
+        kind="cuda",
+        name="A100-40G",
+        count=count,
+        memory_bytes=40 * GIB,
+        here=True,
+    )
 
 
 def cpus(count: int = 1, memory: int = 16 * GIB) -> Hardware:
-    return Hardware(kind="cpu", name="cpu", count=count, memory_bytes=memory, here=True)
+    return Hardware(
+        kind="cpu",
+        name="cpu",
+        count=count,
+        memory_bytes=memory,
+        here=True,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +107,12 @@ class Linked(Playback):
         ]
         self._reported = reported
 
-    def nvmlDeviceGetP2PStatus(self, one: Any, other: Any, index: int) -> int:
+    def nvmlDeviceGetP2PStatus(
+        self,
+        one: Any,
+        other: Any,
+        index: int,
+    ) -> int:
         return 0 if self._reported and abs(one[0] - other[0]) == 4 else 5
 
     def nvmlDeviceGetTopologyCommonAncestor(self, one: Any, other: Any) -> int:

@@ -35,7 +35,12 @@ SHARE = "vllm_gpu_memory_utilization"
         ("zero_gather", None, "ds3_gather_for_generation", "off"),
     ],
 )
-def test_the_knob_moves_this_way(cause: str, row: str | None, knob: str, way: str) -> None:
+def test_the_knob_moves_this_way(
+    cause: str,
+    row: str | None,
+    knob: str,
+    way: str,
+) -> None:
     assert directions_after(cause, row)[knob] == way
 
 

@@ -109,7 +109,11 @@ IN_A_PRINTED_LINE = [
 
 def raised(text: str) -> ReportedException:
     kind, _, words = text.partition(": ")
-    return ReportedException(chain=((kind, words),), phase="forward", device="cuda")
+    return ReportedException(
+        chain=((kind, words),),
+        phase="forward",
+        device="cuda",
+    )
 
 
 @pytest.mark.parametrize(("text", "cause"), NEVER_OUT_OF_MEMORY)
@@ -149,7 +153,10 @@ def test_the_innermost_frame_names_what_the_memory_was_for(frame: str, cause: st
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     kind, _, words = text.partition(": ")
     told = ReportedException(
-        chain=((kind, words),), frames=("train.py:<module>", frame), phase="forward", device="cuda"
+        chain=((kind, words),),
+        frames=("train.py:<module>", frame),
+        phase="forward",
+        device="cuda",
     )
     assert classify_exception(told).cause == cause
 

@@ -26,7 +26,12 @@ def printed(
     function: str = "forward",
     code: str = "loss.backward()",
 ) -> str:
-    return "step 1\n" + TRACEBACK.format(code=code, file=file, function=function, error=error)
+    return "step 1\n" + TRACEBACK.format(
+        code=code,
+        file=file,
+        function=function,
+        error=error,
+    )
 
 
 def test_the_phase_is_what_its_traceback_tells() -> None:
@@ -49,10 +54,18 @@ def test_what_is_computed_again_while_gradients_are_is_the_backward_pass() -> No
     [
         ProcessExit(
             exit=1,
-            printed=printed(file="_tensor.py", function="clone", code="kept.append(state.clone())"),
+            printed=printed(
+                file="_tensor.py",
+                function="clone",
+                code="kept.append(state.clone())",
+            ),
         ),
         ProcessExit(signal=9, out_of_memory="limit"),
-        ProcessExit(exit=1, out_of_memory="limit", printed="Signal 9 (SIGKILL) received by PID 7"),
+        ProcessExit(
+            exit=1,
+            out_of_memory="limit",
+            printed="Signal 9 (SIGKILL) received by PID 7",
+        ),
         ProcessExit(
             exit=1,
             device="cuda",

@@ -40,7 +40,12 @@ def sample(name: str) -> str:
 
 def raised(name: str, phase: Phase | None = "backward", **more: object) -> ReportedException:
     kind, _, text = sample(name).partition(": ")
-    return ReportedException(chain=((kind, text),), phase=phase, device="cuda", **more)  # type: ignore[arg-type]
+    return ReportedException(
+        chain=((kind, text),),
+        phase=phase,
+        device="cuda",
+        **more,
+    )  # type: ignore[arg-type]
 
 
 def read_log(text: str) -> Finding | None:
@@ -48,7 +53,14 @@ def read_log(text: str) -> Finding | None:
     for thrown in exceptions_in(text):
         found = _first_match([thrown.text], frames=thrown.frames)
         if found is not None:
-            return _finding(found, ReportedException(chain=(), frames=thrown.frames, device="cuda"))
+            return _finding(
+                found,
+                ReportedException(
+                    chain=(),
+                    frames=thrown.frames,
+                    device="cuda",
+                ),
+            )
     found = _first_match([text])
     return None if found is None else _finding(found, ReportedException(chain=(), device="cuda"))
 
@@ -180,18 +192,42 @@ def test_an_unknown_exception_is_a_crash_in_its_own_words() -> None:
 
 def test_endings_without_a_word() -> None:
     assert (
-        classify_exit(ProcessExit(signal=9, phase="forward", out_of_memory="limit")).outcome
+        classify_exit(
+            ProcessExit(
+                signal=9,
+                phase="forward",
+                out_of_memory="limit",
+            )
+        ).outcome
         is Outcome.OOM_FORWARD
     )
     assert (
-        classify_exit(ProcessExit(signal=9, phase="forward", out_of_memory="machine")).outcome
+        classify_exit(
+            ProcessExit(
+                signal=9,
+                phase="forward",
+                out_of_memory="machine",
+            )
+        ).outcome
         is Outcome.OOM_HOST
     )
     for number in (9, 15, 2, 1):
         assert classify_exit(ProcessExit(signal=number, phase="forward")).from_outside
-    others = classify_exit(ProcessExit(signal=9, phase="forward", out_of_memory="others"))
+    others = classify_exit(
+        ProcessExit(
+            signal=9,
+            phase="forward",
+            out_of_memory="others",
+        )
+    )
     assert others.outcome is Outcome.INTERRUPTED and "used up by others" in others.evidence
     assert not classify_exit(ProcessExit(signal=11)).from_outside
     assert classify_exit(ProcessExit(exit=0)).outcome is Outcome.CRASH
-    aborted = classify_exit(ProcessExit(signal=6, phase="score", printed=sample("cannot_allocate")))
+    aborted = classify_exit(
+        ProcessExit(
+            signal=6,
+            phase="score",
+            printed=sample("cannot_allocate"),
+        )
+    )
     assert aborted.outcome is Outcome.OOM_SCORE

@@ -156,7 +156,10 @@ def interpreter(folder: Path, packages: Packages) -> Path:
 
 
 def found(
-    folder: Path, packages: Packages, settings: dict[str, str], variables: pytest.MonkeyPatch
+    folder: Path,
+    packages: Packages,
+    settings: dict[str, str],
+    variables: pytest.MonkeyPatch,
 ) -> set[str]:
     for name, value in settings.items():
         variables.setenv(name, value)
@@ -164,13 +167,19 @@ def found(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_found_where_it_is(name: str, tmp_path: Path, variables: pytest.MonkeyPatch) -> None:
+def test_it_is_found_where_it_is(
+    name: str,
+    tmp_path: Path,
+    variables: pytest.MonkeyPatch,
+) -> None:
     assert name in found(tmp_path, *CASES[name][0], variables)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_not_found_where_it_is_not(
-    name: str, tmp_path: Path, variables: pytest.MonkeyPatch
+    name: str,
+    tmp_path: Path,
+    variables: pytest.MonkeyPatch,
 ) -> None:
     assert name not in found(tmp_path, *CASES[name][1], variables)
 

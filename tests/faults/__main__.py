@@ -3,7 +3,8 @@
 make test-faults                                              # all of it, most of an hour
 python -m tests.faults --seeds 3 --only "probe killed"        # some rows; the other results stay
 python -m tests.faults --places ray --missing                 # runs that an interrupted one lacks
-python -m tests.faults --places ray --missing --minutes 9     # as many of them as begin in that time, row by row in turns
+python -m tests.faults --places ray --missing --minutes 9
+    # as many of them as begin in that time, row by row in turns
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def _rows(options: argparse.Namespace, kept: results.Results) -> list[tuple[Exec
 
 
 def _blocks(
-    rows: list[tuple[ExecutorKind, Fault]], options: argparse.Namespace, kept: results.Results
+    rows: list[tuple[ExecutorKind, Fault]],
+    options: argparse.Namespace,
+    kept: results.Results,
 ) -> Iterator[tuple[ExecutorKind, Fault, range]]:
     """Yield the seeds of each row: all at once, or in turns where the time is bounded."""
     seeds = {}
@@ -91,13 +94,21 @@ def _blocks(
                 del seeds[place, fault]
 
 
-def _count(fault: Fault, place: ExecutorKind, options: argparse.Namespace) -> int:
+def _count(
+    fault: Fault,
+    place: ExecutorKind,
+    options: argparse.Namespace,
+) -> int:
     shortened = not options.only and (fault.heavy or place in fault.heavy_on)
     return min(options.seeds, HEAVY_SEEDS) if shortened else int(options.seeds)
 
 
 def _row(
-    fault: Fault, place: ExecutorKind, seeds: range, shared: Stages, pool: Executor
+    fault: Fault,
+    place: ExecutorKind,
+    seeds: range,
+    shared: Stages,
+    pool: Executor,
 ) -> results.Row:
     load = os.getloadavg()[0]
     if fault.apart:
@@ -119,18 +130,32 @@ def _options() -> argparse.Namespace:
         default=SEEDS,
         help=f"runs of each; {HEAVY_SEEDS} of long ones that --only does not name",
     )
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument(
-        "--places", type=lambda text: text.split(","), default=list(PLACES), help="local,ray"
+        "--first",
+        type=int,
+        default=0,
+        help="the first seed",
     )
     parser.add_argument(
-        "--only", nargs="+", choices=[fault.name for fault in FAULTS], metavar="FAULT"
+        "--places",
+        type=lambda text: text.split(","),
+        default=list(PLACES),
+        help="local,ray",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[fault.name for fault in FAULTS],
+        metavar="FAULT",
     )
     parser.add_argument(
         "--missing", action="store_true", help="only the runs that the results do not have yet"
     )
     parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="begin no run after this time"
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="begin no run after this time",
     )
     parser.add_argument(
         "--jobs",
@@ -139,7 +164,10 @@ def _options() -> argparse.Namespace:
         help="so many runs beside each other, where they may",
     )
     parser.add_argument(
-        "--no-keep", dest="keep", action="store_false", help="write nothing into benchmarks/results"
+        "--no-keep",
+        dest="keep",
+        action="store_false",
+        help="write nothing into benchmarks/results",
     )
     return parser.parse_args()
 

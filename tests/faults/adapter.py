@@ -33,7 +33,11 @@ def warm(hint):
 load, release = toy.load, toy.release
 
 
-def measure(loaded, request, stage):
+def measure(
+    loaded,
+    request,
+    stage,
+):
     trouble, folder = request.get("trouble") or {}, request["folder"]
     number = _begin(folder, request["candidate"], stage.rank)
     if number == trouble.get("at"):
@@ -45,7 +49,11 @@ def measure(loaded, request, stage):
     return result
 
 
-def _begin(folder, candidate, rank):
+def _begin(
+    folder,
+    candidate,
+    rank,
+):
     """Return the number of this probe in the whole study, counted over all slots."""
     mine = uuid.uuid4().hex
     _note(f"{folder}/begun-{rank}", {"candidate": candidate, "pid": os.getpid(), "mine": mine})
@@ -58,7 +66,12 @@ def _note(path, what):
         file.write(json.dumps(what) + "\n")
 
 
-def _grandchild(trouble, loaded, stage, folder):
+def _grandchild(
+    trouble,
+    loaded,
+    stage,
+    folder,
+):
     toy._grandchild({"pid_file": f"{folder}/grandchild"}, loaded, stage)
     _end(trouble.get("then"))
 
@@ -72,18 +85,33 @@ def _end(how):
         os._exit(1)
 
 
-def _hang_in_python(trouble, loaded, stage, folder):
+def _hang_in_python(
+    trouble,
+    loaded,
+    stage,
+    folder,
+):
     toy._spin({}, loaded, stage)
 
 
-def _hang_in_c(trouble, loaded, stage, folder):
+def _hang_in_c(
+    trouble,
+    loaded,
+    stage,
+    folder,
+):
     """A native call that never gives the interpreter's lock back: no Python code of this process
     runs any more.
     """
     ctypes.PyDLL(None).sleep(600)
 
 
-def _hang_in_a_collective(trouble, loaded, stage, folder):
+def _hang_in_a_collective(
+    trouble,
+    loaded,
+    stage,
+    folder,
+):
     import torch
     import torch.distributed as dist
 
@@ -93,11 +121,21 @@ def _hang_in_a_collective(trouble, loaded, stage, folder):
     dist.all_reduce(torch.ones(4))
 
 
-def _flood(trouble, loaded, stage, folder):
+def _flood(
+    trouble,
+    loaded,
+    stage,
+    folder,
+):
     toy._print({"mib": trouble["mib"]}, loaded, stage)
 
 
-def _write_on_the_wire(trouble, loaded, stage, folder):
+def _write_on_the_wire(
+    trouble,
+    loaded,
+    stage,
+    folder,
+):
     words = bytes.fromhex(trouble["words"])
     for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
@@ -108,27 +146,52 @@ def _write_on_the_wire(trouble, loaded, stage, folder):
     _end(trouble.get("then"))
 
 
-def _answer_nonsense(trouble, loaded, stage, folder):
+def _answer_nonsense(
+    trouble,
+    loaded,
+    stage,
+    folder,
+):
     """An answer to this very question whose body is not what was agreed."""
     stage.emit({"event": "measured", "result": trouble["result"]})
 
 
-def _eat_memory(trouble, loaded, stage, folder):
+def _eat_memory(
+    trouble,
+    loaded,
+    stage,
+    folder,
+):
     (toy._share if trouble["shared"] else toy._hold)({"mib": trouble["mib"]}, loaded, stage)
 
 
-def _exit_without_result(trouble, loaded, stage, folder):
+def _exit_without_result(
+    trouble,
+    loaded,
+    stage,
+    folder,
+):
     os._exit(0)
 
 
-def _fill_the_disk(trouble, loaded, stage, folder):
+def _fill_the_disk(
+    trouble,
+    loaded,
+    stage,
+    folder,
+):
     with open(os.path.join(os.environ["TMPDIR"], "checkpoint"), "wb") as file:  # noqa: PTH118, PTH123
         while True:
             file.write(b"x" * MIB)
             file.flush()
 
 
-def _sleep(trouble, loaded, stage, folder):
+def _sleep(
+    trouble,
+    loaded,
+    stage,
+    folder,
+):
     time.sleep(trouble["seconds"])
 
 

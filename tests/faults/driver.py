@@ -123,7 +123,10 @@ def _search(order: Order, notebook: Notebook) -> None:
     )
     winner = None if answer.winner is None else answer.winner.candidate.id
     notebook.write(
-        answer=winner, proven=answer.proven, interrupted=answer.interrupted, fault=answer.fault
+        answer=winner,
+        proven=answer.proven,
+        interrupted=answer.interrupted,
+        fault=answer.fault,
     )
 
 
@@ -135,7 +138,11 @@ def _write(notebook: Notebook, event: Event) -> None:
     elif isinstance(event, ProbeEnded):
         found = event.trial.measurement
         evidence = None if found.failure is None else found.failure.evidence
-        notebook.write(ended=event.trial.number, outcome=str(found.outcome), evidence=evidence)
+        notebook.write(
+            ended=event.trial.number,
+            outcome=str(found.outcome),
+            evidence=evidence,
+        )
 
 
 class Board:
@@ -144,7 +151,12 @@ class Board:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def put(self, device: int, used_mib: int, compute: list[dict[str, Any]]) -> None:
+    def put(
+        self,
+        device: int,
+        used_mib: int,
+        compute: list[dict[str, Any]],
+    ) -> None:
         write_atomically(
             self._file,
             json.dumps({"device": device, "used_mib": used_mib, "compute": compute}).encode(),
@@ -169,7 +181,12 @@ class Visitor:
             self._library.at(0)
 
 
-def _executor(order: Order, task: Any, trainer: Trainer, library: Playback) -> Executor:
+def _executor(
+    order: Order,
+    task: Any,
+    trainer: Trainer,
+    library: Playback,
+) -> Executor:
     settings = RunnerSettings(
         python=Path(sys.executable),
         adapter=str(ADAPTER),
@@ -190,10 +207,20 @@ def _executor(order: Order, task: Any, trainer: Trainer, library: Playback) -> E
             memory_bytes=_limit_mib(order) * MIB,
             here=True,
         )
-        gpu = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=40960 * MIB, here=True)
+        gpu = Hardware(
+            kind="cuda",
+            name="A100-40G",
+            count=1,
+            memory_bytes=40960 * MIB,
+            here=True,
+        )
         hardware = gpu if order.gpus else cpu
         return autotune.probe.executors.ray.RayExecutor(
-            settings, requests, hardware=hardware, address=order.address, slots=order.slots
+            settings,
+            requests,
+            hardware=hardware,
+            address=order.address,
+            slots=order.slots,
         )
     places = [SlotPlace(words=f"slot {number}") for number in range(order.slots)]
     return LocalExecutor(
@@ -207,7 +234,12 @@ def _limit_mib(order: Order) -> int:
 
 def _gpu(library: Playback) -> Gpus:
     return Gpus(
-        1, 40960 * MIB, Path(sys.executable), library=library, variable=None, patience_seconds=0.3
+        1,
+        40960 * MIB,
+        Path(sys.executable),
+        library=library,
+        variable=None,
+        patience_seconds=0.3,
     )
 
 

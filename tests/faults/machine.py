@@ -24,7 +24,13 @@ SPACE = SearchSpace(
     objective="preference",
     relax=(),
     knobs=(
-        Knob(name="number", choices=(1, 2, 3), effect="neutral", memory="unclear", says="which"),
+        Knob(
+            name="number",
+            choices=(1, 2, 3),
+            effect="neutral",
+            memory="unclear",
+            says="which",
+        ),
         Knob(
             name="engine",
             choices=(False, True),
@@ -52,7 +58,11 @@ class Trainer(ToyTrainer):
         self._folder, self._trouble = folder, trouble
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
-        return Candidate(knobs=knobs, settings=dict(knobs), load={"engine": knobs["engine"]})
+        return Candidate(
+            knobs=knobs,
+            settings=dict(knobs),
+            load={"engine": knobs["engine"]},
+        )
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         return {"number": 1, "engine": False}
@@ -61,7 +71,10 @@ class Trainer(ToyTrainer):
         return {"script": [], "gloo": (self._trouble or {}).get("name") == "hang in a collective"}
 
     def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan,
     ) -> Mapping[str, object]:
         half = {"do": "sleep", "seconds": PROBE_SECONDS / 2}
         return {
@@ -79,7 +92,12 @@ class Trainer(ToyTrainer):
         }
 
 
-def job(folder: Path, storage: str, *, resume: bool) -> Job:
+def job(
+    folder: Path,
+    storage: str,
+    *,
+    resume: bool,
+) -> Job:
     return toy_job(
         folder,
         SPACE,

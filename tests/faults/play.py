@@ -59,7 +59,12 @@ class Stages:
         """Path of the file with the device memory (NVML) of the cluster's nodes."""
         return self.folder / "moment.json"
 
-    def scene(self, fault: Fault, place: ExecutorKind, seed: int) -> Scene:
+    def scene(
+        self,
+        fault: Fault,
+        place: ExecutorKind,
+        seed: int,
+    ) -> Scene:
         random = Random(f"{fault.name} {place} {seed}")
         folder = self.folder / f"{fault.name.replace(' ', '-').replace(chr(39), '')}-{place}-{seed}"
         (folder / "db").mkdir(parents=True)
@@ -80,7 +85,10 @@ class Stages:
 
 @contextmanager
 def stages(
-    folder: Path, faults: tuple[Fault, ...], places: tuple[ExecutorKind, ...], jobs: int = 1
+    folder: Path,
+    faults: tuple[Fault, ...],
+    places: tuple[ExecutorKind, ...],
+    jobs: int = 1,
 ) -> Iterator[Stages]:
     """Create the resources that these faults need, for as many runs beside each other."""
     made = Stages(folder=folder)
@@ -104,7 +112,12 @@ def stages(
         yield made
 
 
-def play(fault: Fault, place: ExecutorKind, seed: int, shared: Stages) -> Found:
+def play(
+    fault: Fault,
+    place: ExecutorKind,
+    seed: int,
+    shared: Stages,
+) -> Found:
     began, scene = time.monotonic(), shared.scene(fault, place, seed)
     with fault.stage(scene):
         wrong, orphans = _first(fault, scene)
@@ -125,7 +138,11 @@ def play(fault: Fault, place: ExecutorKind, seed: int, shared: Stages) -> Found:
 
 
 def play_apart(
-    name: str, place: ExecutorKind, folder: Path, address: str | None, seed: int
+    name: str,
+    place: ExecutorKind,
+    folder: Path,
+    address: str | None,
+    seed: int,
 ) -> Found:
     """Run in a process of its own, which shares no more than the cluster with others."""
     fault = next(fault for fault in FAULTS if fault.name == name)
@@ -162,7 +179,11 @@ def _first(fault: Fault, scene: Scene) -> tuple[list[str], int]:
     return wrong, _clear(scene)
 
 
-def _end(scene: Scene, name: str, code: int | None) -> str:
+def _end(
+    scene: Scene,
+    name: str,
+    code: int | None,
+) -> str:
     if code is None:
         assert scene.driver is not None
         scene.driver.kill()
@@ -195,7 +216,12 @@ def _second(scene: Scene) -> tuple[list[str], int]:
     ), _clear(scene)
 
 
-def _judge(fault: Fault, scene: Scene, study: list[checks.RecordedTrial], states: Any) -> list[str]:
+def _judge(
+    fault: Fault,
+    scene: Scene,
+    study: list[checks.RecordedTrial],
+    states: Any,
+) -> list[str]:
     allowed = {"ok", "interrupted", *fault.outcomes}
     strange = [
         f"trial {one.number} ended {one.measurement.outcome}"
@@ -246,5 +272,8 @@ def _as_before(shared: Stages) -> None:
     if shared.cluster is not None:
         while len(shared.cluster.worker_nodes) < shared.nodes - 1:
             shared.cluster.add_node(
-                num_cpus=2, num_gpus=1, object_store_memory=80 * 2**20, include_dashboard=False
+                num_cpus=2,
+                num_gpus=1,
+                object_store_memory=80 * 2**20,
+                include_dashboard=False,
             )

@@ -122,7 +122,12 @@ def _rows_of(file: Path) -> list[Row]:
     ]
 
 
-def row_of(fault: Fault, place: str, runs: Sequence[tuple[int, Found]], load_average: float) -> Row:
+def row_of(
+    fault: Fault,
+    place: str,
+    runs: Sequence[tuple[int, Found]],
+    load_average: float,
+) -> Row:
     found = [one for _, one in runs]
     return Row(
         fault=fault.name,
@@ -152,8 +157,17 @@ def _together(former: Row, row: Row) -> Row:
     return msgspec.structs.replace(row, **runs, median_seconds=round(seconds, 1), load_average=load)
 
 
-def left_out(fault: Fault, place: str, why: str) -> Row:
-    return Row(fault=fault.name, how=fault.how, place=place, left_out=why)
+def left_out(
+    fault: Fault,
+    place: str,
+    why: str,
+) -> Row:
+    return Row(
+        fault=fault.name,
+        how=fault.how,
+        place=place,
+        left_out=why,
+    )
 
 
 def line(row: Row) -> str:
@@ -167,12 +181,7 @@ def line(row: Row) -> str:
     return "\n  ".join([f"{row.fault:26} {row.place:5} {figures}", *row.wrong])
 
 
-ABOUT = """\
-Each run is a whole search of its own (a real driver, study, workers and probes of a toy framework) to which one thing
-happens at a moment that the seed decides; then a second driver resumes the study. It survived if the driver ended as it
-may, the user got a message of one sentence, no slot is missing, nothing is measured twice or invented, and the resumed search
-recommends what is the fastest. *Lost* are measurements that a driver had reported and the study lacks; *orphans* are
-processes that were left. Rows with fewer runs than others take long, or load the machine."""
+ABOUT = (Path(__file__).parent / "about.md").read_text()
 
 
 def page(kept: Kept) -> str:

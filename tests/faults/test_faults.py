@@ -52,7 +52,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
 
 @pytest.mark.parametrize(("fault", "place"), [row(fault, place) for fault, place in ROWS])
 def test_no_measurement_is_lost_and_no_process_stays(
-    fault: Fault, place: ExecutorKind, shared: Stages
+    fault: Fault,
+    place: ExecutorKind,
+    shared: Stages,
 ) -> None:
     reason = why_not_here(fault, place)
     if reason is not None:

@@ -18,9 +18,18 @@ from autotune.core.job import Hardware, Model, Task, Workload
 
 def make_task(ranks: int = 1, kind: str = "cpu", **workload: Any) -> Task:
     model = Model(
-        name="made/up", config={"max_position_embeddings": 4096}, folder=None, origin="catalogue"
+        name="made/up",
+        config={"max_position_embeddings": 4096},
+        folder=None,
+        origin="catalogue",
     )
-    hardware = Hardware(kind=kind, name=kind, count=ranks, memory_bytes=2**33, here=True)  # type: ignore[arg-type]
+    hardware = Hardware(
+        kind=kind,
+        name=kind,
+        count=ranks,
+        memory_bytes=2**33,
+        here=True,
+    )  # type: ignore[arg-type]
     return Task(
         workload=Workload(
             **{"model": model, "python": Path(sys.executable), "tuning": "full", **workload}
@@ -56,8 +65,18 @@ def world_of(ranks: int) -> Iterator[None]:
         name: os.environ.get(name)
         for name in (*said, "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
     }
-    os.environ.update(said, MASTER_ADDR="127.0.0.1", MASTER_PORT="1", OMP_NUM_THREADS="1")
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    os.environ.update(
+        said,
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="1",
+        OMP_NUM_THREADS="1",
+    )
+    dist.init_process_group(
+        "fake",
+        rank=0,
+        world_size=ranks,
+        store=FakeStore(),
+    )
     try:
         yield
     finally:
@@ -87,6 +106,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "model"
     program = Path(autotune.worker.__file__).with_name("synthetic.py")
     subprocess.run(
-        [sys.executable, str(program), str(folder)], check=True, capture_output=True, timeout=600
+        [sys.executable, str(program), str(folder)],
+        check=True,
+        capture_output=True,
+        timeout=600,
     )
     return folder

@@ -14,7 +14,7 @@ from autotune.catalog.model_lookup import find_model
 from autotune.core.job import Hardware, Task, Workload
 from autotune.core.space import Candidate, KnobValue
 from autotune.frameworks.base import Trainer
-from autotune.frameworks.framework_facts import COMPARED, PLACEHOLDER, StatedRule
+from autotune.frameworks.rules import COMPARED, PLACEHOLDER, StatedRule
 
 GIB = 2**30
 
@@ -28,7 +28,13 @@ def task(
     model: str = "Qwen2.5-7B",
     **held: Any,
 ) -> Task:
-    hardware = Hardware(kind="cuda", name="H100", count=gpus, memory_bytes=80 * GIB, here=False)
+    hardware = Hardware(
+        kind="cuda",
+        name="H100",
+        count=gpus,
+        memory_bytes=80 * GIB,
+        here=False,
+    )
     workload = Workload(
         model=find_model(model),
         method=method,

@@ -51,7 +51,9 @@ def test_its_space_is_read_and_its_rule_is_told(plain: Trainer, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_it_is_measured_and_its_script_runs(
-    plain: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: Trainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shutil.copy(SCRIPT, tmp_path / "train.py")
     monkeypatch.chdir(tmp_path)
@@ -71,7 +73,10 @@ def _measured(trainer: Trainer, task: Task) -> Any:
     candidate = trainer.complete({"bs": 8}, task)
     executor = LocalExecutor(
         RunnerSettings(
-            python=task.workload.python, adapter=trainer.adapter, ranks=1, limit_bytes=2**31
+            python=task.workload.python,
+            adapter=trainer.adapter,
+            ranks=1,
+            limit_bytes=2**31,
         ),
         RequestBuilders(
             load=lambda one: trainer.load_request(one, task),

@@ -30,7 +30,13 @@ def test_its_knob_reaches_the_framework(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(example())
     space = space_files.load_space(str(tmp_path / "small.yaml"))
     trainer = frameworks.trainer(space.framework, space.method)
-    task = make_task(1, "cuda", method="sft", tuning="lora", global_batch=16)
+    task = make_task(
+        1,
+        "cuda",
+        method="sft",
+        tuning="lora",
+        global_batch=16,
+    )
     assert all(knob.name in trainer.fields() for knob in space.knobs)
     assert NEW not in {knob.name for knob in space_files.load_space(trainer.space).knobs}, (
         "an example of something that is there already"

@@ -20,7 +20,8 @@ from autotune.report.output_folder import _launch_files
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
-from autotune.request.user_scripts import ParsedScript, read_launch
+from autotune.request.sources.launch_script import read_launch_script
+from autotune.request.values import FileChoice, UserFile
 from autotune.search.loop import legal_candidates
 from tests.frameworks.test_prime_rl import RENDERER, needs_checkout, own_reading
 
@@ -41,11 +42,11 @@ def _value(value: Any) -> str:
     return f"[{', '.join(map(_value, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
-def read(folder: Path, arguments: str, **files: Mapping[str, Any]) -> ParsedScript:
+def read(folder: Path, arguments: str, **files: Mapping[str, Any]) -> UserFile:
     for name, settings in files.items():
         (folder / f"{name}.toml").write_text(toml(settings))
     (folder / "run.sh").write_text(f"export NCCL_DEBUG=INFO\nuv run rl {arguments}\n")
-    found = read_launch(Flags(from_command=str(folder / "run.sh"), gpus="8xH100", mode="predict"))
+    found = read_launch_script(FileChoice(flag="--from-command", path=str(folder / "run.sh")))
     assert found.launch is not None and (found.launch.framework, found.launch.method) == (
         "prime-rl",
         "grpo",
@@ -62,9 +63,8 @@ def test_public_files_are_read_or_refused_by_name(recipe: dict[str, Any], tmp_pa
         return
     found = read(tmp_path, "@ rl.toml", rl=recipe["settings"])
     expected = dict(recipe["read"])
-    assert found.flags.tuning == expected.pop("tuning") and found.flags.model == recipe[
-        "settings"
-    ].get("model.name")
+    assert found.tuning == expected.pop("tuning")
+    assert found.model == recipe["settings"].get("model.name")
     assert {name: found.config.settings[name] for name in expected} == expected
 
 
@@ -115,13 +115,13 @@ FILES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("arguments", "expected"), MERGED)
 def test_files_and_options_are_merged_as_its_parser_does_it(
-    arguments: str, expected: dict[str, Any], tmp_path: Path
+    arguments: str,
+    expected: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     found = read(tmp_path, arguments, **FILES)
     assert {name: found.config.settings.get(name) for name in expected} == expected
-    assert found.flags.tuning == (
-        "lora" if found.config.settings.get(f"{MODEL}.lora.rank") else "full"
-    )
+    assert found.tuning == ("lora" if found.config.settings.get(f"{MODEL}.lora.rank") else "full")
 
 
 @pytest.mark.slow
@@ -158,7 +158,10 @@ def test_its_own_parser_understands_the_same(arguments: str, tmp_path: Path) -> 
     ],
 )
 def test_what_can_not_be_read_is_named(
-    arguments: str, settings: dict[str, Any], says: str, tmp_path: Path
+    arguments: str,
+    settings: dict[str, Any],
+    says: str,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(BadInput) as caught:
         read(tmp_path, arguments, rl=settings)
@@ -205,7 +208,11 @@ def _request(folder: Path, arguments: str) -> ParsedRequest:
 def _written(request: ParsedRequest, **changes: Any) -> tuple[str, Path]:
     first = candidate_of_job(request)
     knobs = {**first.knobs, **{name.replace("__", "."): value for name, value in changes.items()}}
-    candidate = Candidate(knobs=knobs, settings={**first.settings, **knobs}, load={})
+    candidate = Candidate(
+        knobs=knobs,
+        settings={**first.settings, **knobs},
+        load={},
+    )
     request.job.out.mkdir()
     _launch_files(request.job, request.trainer, candidate, request.job.out)
     return (request.job.out / "changed-run.sh").read_text(), request.job.out / "changed-rl.toml"

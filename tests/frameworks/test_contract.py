@@ -94,7 +94,13 @@ def test_a_broken_rule_is_told_in_a_sentence(asked: tuple[Trainer, Candidate, Ta
     trainer, candidate, made = asked
     on_a_cpu = Task(
         workload=made.workload,
-        hardware=Hardware(kind="cpu", name="cpu", count=1, memory_bytes=GIB, here=False),
+        hardware=Hardware(
+            kind="cpu",
+            name="cpu",
+            count=1,
+            memory_bytes=GIB,
+            here=False,
+        ),
     )
     broken = Candidate(
         knobs=candidate.knobs,
@@ -181,7 +187,13 @@ def test_without_a_gpu_the_answer_is_where_to_name_some_and_not_to_widen_the_spa
     name: tuple[str, str],
 ) -> None:
     made, trainer = a_task(*name), frameworks.trainer(*name)
-    here = dataclasses.replace(made.hardware, kind="cpu", name="cpu", count=1, here=True)
+    here = dataclasses.replace(
+        made.hardware,
+        kind="cpu",
+        name="cpu",
+        count=1,
+        here=True,
+    )
     space = space_files.load_space(trainer.space)
     few: Any = SimpleNamespace(
         name=space.name, assignments=lambda: itertools.islice(space.assignments(), 20)
@@ -195,5 +207,7 @@ def test_without_a_gpu_the_answer_is_where_to_name_some_and_not_to_widen_the_spa
 def test_unknown_ones_are_refused_with_the_nearest() -> None:
     with pytest.raises(AutotuneError, match="verl"):
         frameworks.trainer("verk")
+    with pytest.raises(AutotuneError, match="Unknown framework 'slime'"):
+        frameworks.trainer("slime")
     with pytest.raises(AutotuneError, match="sft"):
         frameworks.trainer("trl", "sftt")

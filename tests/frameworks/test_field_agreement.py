@@ -15,7 +15,8 @@ from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.frameworks import trainer
 from autotune.frameworks.trl.field_list import fields, installed_defaults
-from autotune.frameworks.trl.output_files import DATASET_SETTINGS, written_settings
+from autotune.frameworks.trl.output_data import DATASET_SETTINGS
+from autotune.frameworks.trl.written_settings import written_settings
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
@@ -67,14 +68,21 @@ def parsed(path: Path, method: str) -> dict[str, Any]:
 
 def job_of(path: Path, method: str, **more: Any) -> tuple[Task, Any]:
     flags = Flags(
-        config=str(path), method=method, gpus="H100", mode="predict", model="Qwen2.5-0.5B", **more
+        config=str(path),
+        method=method,
+        gpus="H100",
+        mode="predict",
+        model="Qwen2.5-0.5B",
+        **more,
     )
     request = parse_request(flags)
     return request.job.task, candidate_of_job(request)
 
 
 def compared(
-    path: Path, method: str, out: Path
+    path: Path,
+    method: str,
+    out: Path,
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, str]]:
     """Return the fields in which the two files differ for TRL, and the listed kind of each
     setting.

@@ -12,8 +12,9 @@ import yaml
 
 from autotune.core.errors import BadInput
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.launch_files import read_accelerate, read_deepspeed
-from autotune.frameworks.trl.user_config import OWN, former_keys, read_user_config
+from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.user_config import ENFORCED, read_user_config
+from autotune.frameworks.trl.user_launch_files import read_accelerate, read_deepspeed
 from autotune.request.flags import Flags
 from autotune.request.request_parser import parse_request
 
@@ -63,7 +64,11 @@ def test_another_number_of_ranks_than_gpus_is_a_note(tmp_path: Path) -> None:
     )
     for gpus, noted in (("2xH100", True), ("8xH100", False)):
         request = parse_request(
-            Flags(config=str(tmp_path / "train.yaml"), gpus=gpus, mode="predict")
+            Flags(
+                config=str(tmp_path / "train.yaml"),
+                gpus=gpus,
+                mode="predict",
+            )
         )
         assert any("num_processes 8" in note for note in request.notes) is noted
 
@@ -89,7 +94,9 @@ def test_deepspeed_json_by_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("micro", "refused"), [(8, False), ("auto", False), (4, True)])
 def test_a_deepspeed_file_that_differs_from_the_trainer_is_refused(
-    micro: object, refused: bool, tmp_path: Path
+    micro: object,
+    refused: bool,
+    tmp_path: Path,
 ) -> None:
     """transformers' `trainer_config_process` compares them when training begins."""
     content = {
@@ -115,7 +122,9 @@ def test_a_deepspeed_file_that_differs_from_the_trainer_is_refused(
     [("ds.json", '{"zero_optimization": {"stage": 3}}'), ("a.yaml", "distributed_type: FSDP\n")],
 )
 def test_a_file_of_the_launcher_is_named_in_trls_file(
-    name: str, content: str, tmp_path: Path
+    name: str,
+    content: str,
+    tmp_path: Path,
 ) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(BadInput, match="how the training is launched") as caught:
@@ -133,7 +142,7 @@ def test_every_key_since_trl_0_12_is_read(method: str) -> None:
     lost = [
         name
         for name in FORMER[method]
-        if former.present_name(name, known) not in (*known, *OWN, *former.left_out)
+        if former.present_name(name, known) not in (*known, *ENFORCED, *former.left_out)
     ]
     assert not lost and len(FORMER[method]) > 2
 
@@ -203,7 +212,9 @@ def test_former_names_lead_to_present_ones() -> None:
     ],
 )
 def test_ranks_that_share_rows_are_refused_and_not_counted_as_whole(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path,
+    text: str,
+    said: str,
 ) -> None:
     (tmp_path / "shared.yaml").write_text(
         "distributed_type: FSDP\nparallelism_config:\n  parallelism_config_tp_size: 2\n"

@@ -73,7 +73,10 @@ def some_legal(understood: ParsedRequest) -> list[Candidate]:
     ],
 )
 def test_it_holds_in_every_candidate(
-    framework: str, method: str, given: dict[str, Any], told: dict[str, Any]
+    framework: str,
+    method: str,
+    given: dict[str, Any],
+    told: dict[str, Any],
 ) -> None:
     found = some_legal(asked(framework, method, **given))
     assert found
@@ -113,7 +116,10 @@ def test_it_holds_in_every_candidate(
     ],
 )
 def test_or_it_is_refused_by_name(
-    framework: str, method: str, given: dict[str, Any], words: str
+    framework: str,
+    method: str,
+    given: dict[str, Any],
+    words: str,
 ) -> None:
     with pytest.raises(BadInput, match=words):
         asked(framework, method, **given)
@@ -156,4 +162,11 @@ def test_a_file_that_is_wrong_by_itself_is_told_as_such(tmp_path: Path) -> None:
         " 3\ngradient_accumulation_steps: 1\n"
     )
     with pytest.raises(BadInput, match=r"train\.yaml can't be trained as it is: .*num_generations"):
-        parse_request(Flags(config=str(file), gpus="A100-80G", mode="predict", hold=("beta=0.1",)))
+        parse_request(
+            Flags(
+                config=str(file),
+                gpus="A100-80G",
+                mode="predict",
+                hold=("beta=0.1",),
+            )
+        )

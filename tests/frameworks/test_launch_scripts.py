@@ -17,6 +17,8 @@ import yaml
 from autotune import frameworks
 from autotune.core.errors import BadInput
 from autotune.core.shell_script import commands_of
+from autotune.core.user_script import StatedSetting
+from autotune.frameworks.base import Field
 from autotune.frameworks.launch_commands import (
     changed_script,
     changes_of,
@@ -107,7 +109,12 @@ def test_advantages_without_a_critic_are_grpo_with_the_estimator_of_the_script(
         path = tmp_path / "run.sh"
         path.write_text(f"python3 -m {module}\n")
         request = parse_request(
-            Flags(from_command=str(path), gpus="8xH100", mode="predict", model="Qwen2.5-7B")
+            Flags(
+                from_command=str(path),
+                gpus="8xH100",
+                mode="predict",
+                model="Qwen2.5-7B",
+            )
         )
         assert request.job.task.workload.method == "grpo"
         assert request.job.task.workload.held[name] == "rloo"
@@ -144,7 +151,12 @@ def verl(tmp_path: Path) -> Path:
 
 def test_a_script_is_the_baseline_and_its_learning_settings_are_held(verl: Path) -> None:
     request = parse_request(
-        Flags(from_command=str(verl), gpus="8xH100", mode="predict", model="Qwen2.5-7B")
+        Flags(
+            from_command=str(verl),
+            gpus="8xH100",
+            mode="predict",
+            model="Qwen2.5-7B",
+        )
     )
     workload, space = request.job.task.workload, request.job.space
     assert (workload.framework, workload.method, workload.tuning) == ("verl", "grpo", "full")
@@ -182,7 +194,12 @@ def test_the_answer_is_the_same_script_and_a_diff(verl: Path, tmp_path: Path) ->
         "data.max_response_length": 1024,
     }
     workload = parse_request(
-        Flags(from_command=str(verl), gpus="8xH100", mode="predict", model="Qwen2.5-7B")
+        Flags(
+            from_command=str(verl),
+            gpus="8xH100",
+            mode="predict",
+            model="Qwen2.5-7B",
+        )
     ).job.task.workload
     changes = changes_of(
         workload.stated, workload.defaults, knobs, frameworks.trainer("verl", "grpo").fields()
@@ -201,7 +218,10 @@ def test_the_answer_is_the_same_script_and_a_diff(verl: Path, tmp_path: Path) ->
     if shutil.which("patch"):
         (tmp_path / "changes.diff").write_text(patch)
         subprocess.run(
-            ["patch", "-p1", "-s", "-i", "changes.diff"], cwd=tmp_path, check=True, timeout=60
+            ["patch", "-p1", "-s", "-i", "changes.diff"],
+            cwd=tmp_path,
+            check=True,
+            timeout=60,
         )
         assert verl.read_text() == changed
 
@@ -219,7 +239,13 @@ def test_a_launch_of_trl_with_its_file_and_its_launcher(tmp_path: Path) -> None:
         " --config train.yaml \\\n    --per_device_train_batch_size $((2 * 4))"
         " --gradient_checkpointing false --reward_funcs think_format_reward\n"
     )
-    request = parse_request(Flags(from_command=str(path), gpus="2xH100", mode="predict"))
+    request = parse_request(
+        Flags(
+            from_command=str(path),
+            gpus="2xH100",
+            mode="predict",
+        )
+    )
     held = request.job.task.workload.held
     assert (
         held["num_generations"] == 4 and held["dtype"] == "bfloat16" and held["sharding"] == "zero2"
@@ -265,12 +291,21 @@ def test_open_reasoner_zero_is_recognised() -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_one_sentence(text: str, words: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_one_sentence(
+    text: str,
+    words: str,
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "run.sh"
     path.write_text(text)
     with pytest.raises(BadInput) as caught:
         parse_request(
-            Flags(from_command=str(path), gpus="H100", mode="predict", model="Qwen2.5-0.5B")
+            Flags(
+                from_command=str(path),
+                gpus="H100",
+                mode="predict",
+                model="Qwen2.5-0.5B",
+            )
         )
     assert words in str(caught.value) and caught.value.way_out
 
@@ -283,7 +318,13 @@ def test_gpus_of_a_vllm_server_do_not_train(tmp_path: Path) -> None:
         " server --num_generations 7 \\\n    --per_device_train_batch_size 2"
         " --gradient_accumulation_steps 2 --tuner_type full\n"
     )
-    request = parse_request(Flags(from_command=str(path), gpus="8xH100", mode="predict"))
+    request = parse_request(
+        Flags(
+            from_command=str(path),
+            gpus="8xH100",
+            mode="predict",
+        )
+    )
     assert request.job.task.workload.global_batch == 28
     assert candidate_of_job(request).settings["gradient_accumulation_steps"] == 2
 
@@ -340,7 +381,9 @@ def test_gpus_of_a_vllm_server_do_not_train(tmp_path: Path) -> None:
     ],
 )
 def test_another_entry_point_of_a_framework_is_told_what_to_do(
-    command: str, said: str, instead: str
+    command: str,
+    said: str,
+    instead: str,
 ) -> None:
     with pytest.raises(BadInput, match=re.escape(said)) as refused:
         find_launch("run.sh", command, commands_of(command))
@@ -395,3 +438,17 @@ def test_a_launchers_option_before_the_script_has_one_value(program: str) -> Non
         "config_file": "fsdp.yaml",
         "learning_rate": "1e-6",
     }
+
+
+@pytest.mark.parametrize("text", [".inf", ".nan", "1e400", "1" + 400 * "0"])
+@pytest.mark.parametrize("kinds", [("int",), ("float",)])
+def test_a_number_that_is_none_of_the_settings_is_read_without_an_error(
+    text: str, kinds: tuple[str, ...]
+) -> None:
+    """The type check of the framework's settings refuses it by name."""
+    stated = StatedSetting(
+        text=text,
+        line=1,
+        span=None,
+    )
+    assert isinstance(stated_value(stated, Field(kinds=kinds, default=1)), int | float)

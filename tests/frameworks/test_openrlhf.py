@@ -81,7 +81,7 @@ def test_a_row_over_the_token_budget_is_a_micro_batch_of_its_own() -> None:
         trainer, candidate, task = asked(
             "openrlhf", settings={**dynamic, "train.max_tokens_per_gpu": budget}
         )
-        assert trainer.sizes(candidate.settings, task)["tokens"] == tokens
+        assert trainer.sizes(trainer.values(candidate.settings), task)["tokens"] == tokens
 
 
 def test_every_model_is_a_process_of_its_own() -> None:

@@ -31,8 +31,17 @@ def written(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
-def asked(framework: str, model: Path, dataset: Path | str | None) -> Task:
-    about = Model(name=str(model), config={}, folder=model, origin="local folder")
+def asked(
+    framework: str,
+    model: Path,
+    dataset: Path | str | None,
+) -> Task:
+    about = Model(
+        name=str(model),
+        config={},
+        folder=model,
+        origin="local folder",
+    )
     return make_task(
         method="sft",
         framework=framework,
@@ -42,7 +51,11 @@ def asked(framework: str, model: Path, dataset: Path | str | None) -> Task:
 
 
 @pytest.mark.parametrize("framework", ["trl", "swift", "unsloth"])
-def test_what_a_limit_drops_is_counted(framework: str, model: Path, tmp_path: Path) -> None:
+def test_what_a_limit_drops_is_counted(
+    framework: str,
+    model: Path,
+    tmp_path: Path,
+) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(model))
@@ -108,7 +121,11 @@ def test_a_file_of_rows_is_loaded_by_probes_and_by_trl(suffix: str, tmp_path: Pa
     rows = Dataset.from_list(ROWS)
     {"csv": rows.to_csv, "parquet": rows.to_parquet}.get(suffix, rows.to_json)(str(path))
     held = {"dataset_config": "main", "dataset_train_split": "train_sft"}
-    task = make_task(method="grpo", dataset=str(path), user_settings=held)
+    task = make_task(
+        method="grpo",
+        dataset=str(path),
+        user_settings=held,
+    )
     named = dataset_of(task)
     assert named is not None and "dataset_name" not in named
     assert user_dataset(named)["text"] == [row["text"] for row in ROWS]

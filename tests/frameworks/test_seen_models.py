@@ -55,7 +55,7 @@ def run(
     """Two ranks of one group, as a probe would start them."""
     watch = frameworks.trainer(framework, "grpo").watch  # type: ignore[attr-defined]
     before = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    around = {**before, **inside("model_memory").environment(asdict(watch), folder, before)}
+    around = {**before, **inside("model_watch").environment(asdict(watch), folder, before)}
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = str(one.getsockname()[1])
@@ -79,7 +79,7 @@ def run(
 def measured(folder: Path) -> list[dict[str, int]]:
     """Bytes as the measurement reports them, rank after rank."""
     found = models_of(
-        {0: rank_result({"result": {"models": inside("model_memory").found(folder)}})}
+        {0: rank_result({"result": {"models": inside("model_watch").read_ranks(folder)}})}
     )
     assert [one.rank for one in found] == list(RANKS)
     return [dict(one.bytes) for one in found]
@@ -89,7 +89,11 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def in_zero3(
-    model: Path, *, more: Shapes = (), buffers: int = 0, gradient: int = 2
+    model: Path,
+    *,
+    more: Shapes = (),
+    buffers: int = 0,
+    gradient: int = 2,
 ) -> dict[str, int]:
     """bfloat16 weights, gradients, and a float32 copy with two moments: each rank has a half of
     each weight.
@@ -171,7 +175,12 @@ def test_open_reasoner_zeros_actors_under_zero3(tiny_model: Path, tmp_path: Path
     head = ((1, 128), (1,))
     policy = in_zero3(tiny_model, gradient=4)
     # What stands in for these two keeps its frequencies in float32.
-    critic = in_zero3(tiny_model, more=head, gradient=4, buffers=FREQUENCIES)
+    critic = in_zero3(
+        tiny_model,
+        more=head,
+        gradient=4,
+        buffers=FREQUENCIES,
+    )
     reward = untrained(tiny_model, more=head) + 2 * FREQUENCIES
     beside = {"reference_weights": untrained(tiny_model), "reward_weights": reward}
     for found in measured(tmp_path):

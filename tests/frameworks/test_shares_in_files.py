@@ -130,7 +130,11 @@ def share_in_server_probe(device: dict[str, Any], share: float) -> float:
     return float(words[words.index("--gpu_memory_utilization") + 1])
 
 
-def on_whole_card(card: str, share_of_gpu: float, settings: EngineSettings) -> EngineFit | None:
+def on_whole_card(
+    card: str,
+    share_of_gpu: float,
+    settings: EngineSettings,
+) -> EngineFit | None:
     """Return what vLLM makes of this share on the card, which it does not see limited."""
     gpu = next(gpu for gpu in catalog.gpus() if gpu.name == card)
     return rollout_engine.fit(
@@ -164,14 +168,23 @@ def assert_same_cache(first: EngineFit | None, second: EngineFit | None) -> None
     assert first.kv_cache_tokens == pytest.approx(second.kv_cache_tokens, rel=TOLERANCE)
 
 
-ENGINE = EngineSettings(utilization=0.6, max_model_length=512, max_num_seqs=8, quantised_bits=4)
+ENGINE = EngineSettings(
+    utilization=0.6,
+    max_model_length=512,
+    max_num_seqs=8,
+    quantised_bits=4,
+)
 
 
 @under_limits
 def test_prediction_and_colocated_probe_agree(card: str, limit_gib: int | None) -> None:
     share = composition(engine=ENGINE, generation="engine")
     expected = predicted(
-        card, limit_gib, engine=ENGINE, generation="engine", residents=share.residents
+        card,
+        limit_gib,
+        engine=ENGINE,
+        generation="engine",
+        residents=share.residents,
     )
     with card_under_limit(card, limit_gib) as device:
         probed = share_in_colocated_probe(device, ENGINE.utilization)
@@ -181,7 +194,11 @@ def test_prediction_and_colocated_probe_agree(card: str, limit_gib: int | None) 
 @under_limits
 def test_prediction_and_server_probe_agree(card: str, limit_gib: int | None) -> None:
     engine = replace(ENGINE, apart=True, max_num_batched_tokens=2048)
-    split = SplitEngines(gpus=1, engine=engine, dtype="bfloat16")
+    split = SplitEngines(
+        gpus=1,
+        engine=engine,
+        dtype="bfloat16",
+    )
     expected = predicted(card, limit_gib, generation="server", split=split)
     with card_under_limit(card, limit_gib) as device:
         probed = share_in_server_probe(device, engine.utilization)
@@ -203,15 +220,32 @@ def test_the_share_that_was_predicted_to_fit_and_left_no_cache() -> None:
     engine = replace(ENGINE, utilization=0.3, quantised_bits=None)
     residents = composition(engine=engine, generation="engine").residents
     assert (
-        predicted("A100-80G", 40, engine=engine, generation="engine", residents=residents) is None
+        predicted(
+            "A100-80G",
+            40,
+            engine=engine,
+            generation="engine",
+            residents=residents,
+        )
+        is None
     )
 
 
 def test_sglang_has_its_share_of_what_the_limit_leaves_free() -> None:
-    engine = replace(ENGINE, kind="sglang", apart=True, quantised_bits=None, utilization=0.8)
+    engine = replace(
+        ENGINE,
+        kind="sglang",
+        apart=True,
+        quantised_bits=None,
+        utilization=0.8,
+    )
     kv = {}
     for limit_gib in (None, 40):
-        split = SplitEngines(gpus=1, engine=engine, dtype="bfloat16")
+        split = SplitEngines(
+            gpus=1,
+            engine=engine,
+            dtype="bfloat16",
+        )
         fit = predicted("A100-80G", limit_gib, generation="server", split=split)
         assert fit is not None
         kv[limit_gib] = fit.kv_cache_bytes.value
@@ -315,7 +349,11 @@ def test_preflight_keeps_the_engine_of_the_file_beside_the_launching_process(
 # Written files.
 
 
-def written(request: ParsedRequest, candidate: Candidate, folder: Path) -> dict[str, str]:
+def written(
+    request: ParsedRequest,
+    candidate: Candidate,
+    folder: Path,
+) -> dict[str, str]:
     files, _ = write_files(request.job, request.trainer, candidate, ["Head."], folder, folder)
     return {file.name: file.read_text() for file in files if file.suffix in (".yaml", ".sh")}
 
@@ -341,7 +379,11 @@ def test_a_file_that_is_read_and_written_states_the_same_share(tmp_path: Path) -
 def test_the_server_of_launch_sh_has_the_share_of_the_gpu(tmp_path: Path) -> None:
     file = {**without_share(), "vllm_mode": "server"}
     request = request_of(
-        tmp_path, file, memory_limit="40G", gpus="2xA100-80G", hold=(f"{SHARE}=0.5",)
+        tmp_path,
+        file,
+        memory_limit="40G",
+        gpus="2xA100-80G",
+        hold=(f"{SHARE}=0.5",),
     )
     text = written(request, candidate_of_job(request), tmp_path / "out")["launch.sh"]
     assert "--gpu_memory_utilization 0.2485" in text
@@ -353,7 +395,12 @@ def test_a_launch_script_keeps_the_share_that_it_has(tmp_path: Path) -> None:
         "trl grpo --model_name_or_path Qwen/Qwen2.5-0.5B --use_peft --use_vllm --vllm_mode colocate"
         f" --{SHARE} 0.3 --num_generations 8\n"
     )
-    flags = Flags(from_command=str(script), gpus="A100-80G", mode="predict", memory_limit="40G")
+    flags = Flags(
+        from_command=str(script),
+        gpus="A100-80G",
+        mode="predict",
+        memory_limit="40G",
+    )
     request = parse_request(flags)
     candidate = candidate_of_job(request)
     assert candidate.settings[SHARE] == 0.6037

@@ -20,7 +20,6 @@ PROMPTS = {
 COMPLETIONS = {
     "openrlhf": "train.batch_size",
     "prime-rl": "orchestrator.batch_size",
-    "nemo-rl": "policy.train_global_batch_size",
 }
 
 

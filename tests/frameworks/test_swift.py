@@ -39,7 +39,14 @@ def asked(
 ) -> tuple[Swift, Candidate, Task]:
     trainer = frameworks.trainer("swift", method)
     assert isinstance(trainer, Swift)
-    task = make_task(ranks, kind, framework="swift", method=method, tuning=tuning, held=held)
+    task = make_task(
+        ranks,
+        kind,
+        framework="swift",
+        method=method,
+        tuning=tuning,
+        held=held,
+    )
     return trainer, trainer.complete({}, task), task
 
 
@@ -73,13 +80,20 @@ def refusal(method: str, **about: Any) -> str:
     ],
 )
 def test_what_it_refuses_is_refused_with_setting_and_value(
-    method: str, about: dict[str, Any], words: str
+    method: str,
+    about: dict[str, Any],
+    words: str,
 ) -> None:
     assert words in refusal(method, **about)
 
 
 def test_autotunes_flags_are_its_settings_under_other_names() -> None:
-    _, candidate, _ = asked("grpo", lora_r=32, max_completion_length=256, use_peft=True)
+    _, candidate, _ = asked(
+        "grpo",
+        lora_r=32,
+        max_completion_length=256,
+        use_peft=True,
+    )
     assert (candidate.settings["lora_rank"], candidate.settings["max_completion_length"]) == (
         32,
         256,
@@ -105,7 +119,11 @@ def test_tokens_out_of_its_own_log() -> None:
 @needs_swift
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "kind"), [("sft", "sft"), ("grpo", "rlhf")])
-def test_its_own_parser_takes_what_is_rendered(method: str, kind: str, tiny_model: Path) -> None:
+def test_its_own_parser_takes_what_is_rendered(
+    method: str,
+    kind: str,
+    tiny_model: Path,
+) -> None:
     about: dict[str, Any] = {"gradient_accumulation_steps": 8, "deepspeed": "zero3"}
     trainer, _, task = asked(method, **about, model_type="qwen2", template="qwen2_5")
     task = Task(
@@ -146,7 +164,13 @@ def test_real_steps_of_sft_on_a_cpu(tiny_model: Path) -> None:
         "template": "qwen2_5",
         "per_device_train_batch_size": 2,
     }
-    trainer, _, task = asked("sft", ranks=1, kind="cpu", tuning="full", **held)
+    trainer, _, task = asked(
+        "sft",
+        ranks=1,
+        kind="cpu",
+        tuning="full",
+        **held,
+    )
     task = Task(
         workload=dataclasses.replace(
             task.workload, model=find_model(str(tiny_model)), python=PYTHON
@@ -155,7 +179,12 @@ def test_real_steps_of_sft_on_a_cpu(tiny_model: Path) -> None:
     )
     candidate = trainer.complete({}, task)
     executor = LocalExecutor(
-        RunnerSettings(python=PYTHON, adapter=trainer.adapter, ranks=1, limit_bytes=3 * 2**30),
+        RunnerSettings(
+            python=PYTHON,
+            adapter=trainer.adapter,
+            ranks=1,
+            limit_bytes=3 * 2**30,
+        ),
         RequestBuilders(
             load=lambda one: trainer.load_request(one, task),
             probe=lambda one, plan: trainer.probe_request(one, task, plan),
@@ -217,7 +246,11 @@ def test_expert_parallelism_reaches_the_engine_that_serves() -> None:
 def test_trainer_and_server_get_the_same_name_of_a_model() -> None:
     """ms-swift asks for `model_type` where a config.json fits several."""
     trainer, candidate, task = asked(
-        "grpo", use_vllm=True, vllm_mode="server", model_type="qwen2", template="qwen2_5"
+        "grpo",
+        use_vllm=True,
+        vllm_mode="server",
+        model_type="qwen2",
+        template="qwen2_5",
     )
     launch = trainer.launch(candidate, task)
     for words in (" ".join(launch.argv), launch.files["rollout.sh"]):

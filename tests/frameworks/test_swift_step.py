@@ -25,7 +25,13 @@ def asked(
 ) -> tuple[Any, Candidate, Task]:
     trainer: Any = frameworks.trainer("swift", "grpo")
     task = make_task(
-        ranks, "cuda", framework="swift", method="grpo", tuning=tuning, held=held, model=model
+        ranks,
+        "cuda",
+        framework="swift",
+        method="grpo",
+        tuning=tuning,
+        held=held,
+        model=model,
     )
     candidate = trainer.complete({}, task)
     return trainer, candidate, task
@@ -67,7 +73,9 @@ def test_a_server_needs_a_gpu_and_leaves_one() -> None:
     ],
 )
 def test_its_names_of_deepspeeds_configurations(
-    named: str | None, kind: str, offloads: set[str]
+    named: str | None,
+    kind: str,
+    offloads: set[str],
 ) -> None:
     made = traced(deepspeed=named)["sharding"]
     options = made.get("options", {})
@@ -79,7 +87,11 @@ def test_its_names_of_deepspeeds_configurations(
 
 
 def test_only_completions_have_logits_and_prompts_are_as_long_as_they_may_be() -> None:
-    made = traced(max_length=4096, max_completion_length=1024, per_device_train_batch_size=2)
+    made = traced(
+        max_length=4096,
+        max_completion_length=1024,
+        per_device_train_batch_size=2,
+    )
     assert made["settings"]["loss_options"] == {"completion_alone": True}
     assert (
         made["settings"]["per_device_train_batch_size"] == 2
@@ -88,7 +100,11 @@ def test_only_completions_have_logits_and_prompts_are_as_long_as_they_may_be() -
 
 
 def test_vllms_window_ends_completions_and_shortens_no_prompt() -> None:
-    made = composed(max_length=4096, max_completion_length=1024, vllm_max_model_len=4608)
+    made = composed(
+        max_length=4096,
+        max_completion_length=1024,
+        vllm_max_model_len=4608,
+    )
     assert (made.prompt_length, made.completion_length) == (4096, 512)
 
 
@@ -105,7 +121,12 @@ def test_only_full_tuning_has_a_reference_of_its_own() -> None:
 
 def test_quantised_weights_are_quantised_in_the_engine_too() -> None:
     quantised = {**MODEL.config, "quantization_config": {"quant_method": "gptq", "bits": 4}}
-    model = type(MODEL)(name="made/gptq", config=quantised, folder=None, origin="catalogue")
+    model = type(MODEL)(
+        name="made/gptq",
+        config=quantised,
+        folder=None,
+        origin="catalogue",
+    )
     assert traced(model=model)["model"]["gptq_bits"] == 4
     made = composed(model=model)
     assert made.engine.quantised_bits == 4 and made["policy"].quantised_bits == 4

@@ -108,7 +108,11 @@ def test_settings_that_nothing_reads_do_not_tell_candidates_apart() -> None:
     ("tuning", "peft", "four_bit"),
     [("full", False, None), ("lora", True, None), ("qlora", True, True)],
 )
-def test_tuning_decides_the_adapter(tuning: str, peft: bool, four_bit: bool | None) -> None:
+def test_tuning_decides_the_adapter(
+    tuning: str,
+    peft: bool,
+    four_bit: bool | None,
+) -> None:
     found = settings({"use_peft": None, "lora_r": 8}, tuning=tuning, kind="cuda")
     assert found["use_peft"] is peft and found.get("load_in_4bit") is four_bit
     assert found.get("lora_r") == (8 if peft else None)
@@ -131,7 +135,10 @@ def test_requests_are_json_and_leave_no_traces() -> None:
         "reward_funcs": ["a.b"],
     }
     task = make_task(
-        held=held, user_settings=user, typical_completion_length=900, dataset="some/data"
+        held=held,
+        user_settings=user,
+        typical_completion_length=900,
+        dataset="some/data",
     )
     candidate = TRL.complete({"use_vllm": True, "max_completion_length": 512}, task)
     load, probe = (
@@ -166,7 +173,9 @@ def test_lengths_that_occur_are_cut_at_the_longest() -> None:
         TokenLengths.of("a log", lengths) for lengths in ((9, 300, 900), (7, 600))
     )
     task = make_task(
-        typical_completion_length=403, completion_lengths=completions, prompt_lengths=prompts
+        typical_completion_length=403,
+        completion_lengths=completions,
+        prompt_lengths=prompts,
     )
     candidate = TRL.complete({"max_completion_length": 512}, task)
     lengths = {

@@ -12,7 +12,7 @@ from autotune import frameworks
 from autotune.core.job import Task
 from autotune.core.space import Candidate
 from autotune.core.yaml_document import read_document
-from autotune.frameworks.trl import settings
+from autotune.frameworks.trl.adapter_settings import types_known_to_peft
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
@@ -22,7 +22,13 @@ ADAPTER = ("lora_target_modules", "lora_dropout")
 
 
 def made(model: str, **user: Any) -> tuple[Candidate, Task]:
-    about = task("trl", "sft", model=model, gpus=1, tuning="lora")
+    about = task(
+        "trl",
+        "sft",
+        model=model,
+        gpus=1,
+        tuning="lora",
+    )
     about = dataclasses.replace(about, workload=dataclasses.replace(about.workload, **user))
     return frameworks.trainer("trl", "sft").complete({}, about), about
 
@@ -50,7 +56,13 @@ def test_layers_and_dropout_of_the_user_stay() -> None:
 
 
 def test_it_is_written_and_said(tmp_path: Path) -> None:
-    request = parse_request(Flags(model="phi-4", gpus="A100-80G", mode="predict"))
+    request = parse_request(
+        Flags(
+            model="phi-4",
+            gpus="A100-80G",
+            mode="predict",
+        )
+    )
     written = request.trainer.write_files(candidate_of_job(request), request.job.task, tmp_path)
     settings = read_document(
         next(path for path in written if path.name == "recommended.yaml")
@@ -62,7 +74,7 @@ def test_it_is_written_and_said(tmp_path: Path) -> None:
 def test_the_table_is_pefts() -> None:
     constants = pytest.importorskip("peft.utils.constants")
     known = set(constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING)
-    assert known - {"mixtral"} == settings._types_known_to_peft()
+    assert known - {"mixtral"} == types_known_to_peft()
 
 
 def test_peft_refuses_mixtral_by_default() -> None:

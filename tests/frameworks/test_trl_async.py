@@ -18,7 +18,7 @@ from autotune.core.job import Model, Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.units import GIB
 from autotune.frameworks import trainer
-from autotune.frameworks.trl.async_grpo import PackedRow, fullest_row
+from autotune.frameworks.trl.packed_rows import PackedRow, fullest_row
 from tests.frameworks.conftest import make_task
 
 ASYNC: Any = trainer("trl", "async-grpo")
@@ -35,14 +35,23 @@ def task(
     gpus: int = 4, *, card: str = "H100", config: dict[str, Any] | None = None, **workload: Any
 ) -> Task:
     model = Model(
-        name="made/up", config={**SHAPE, **(config or {})}, folder=None, origin="catalogue"
+        name="made/up",
+        config={**SHAPE, **(config or {})},
+        folder=None,
+        origin="catalogue",
     )
     held = {**LENGTHS, **workload.pop("held", {})}
     made = make_task(
         gpus, kind="cuda", method="async-grpo", **{"model": model, "held": held, **workload}
     )
     return replace(
-        made, hardware=replace(made.hardware, name=card, memory_bytes=80 * GIB, here=False)
+        made,
+        hardware=replace(
+            made.hardware,
+            name=card,
+            memory_bytes=80 * GIB,
+            here=False,
+        ),
     )
 
 
@@ -57,7 +66,9 @@ def refusal(made: Task, **knobs: Any) -> str | None:
 def test_a_row_is_filled_up_to_its_budget() -> None:
     held = {**LENGTHS, "num_generations": 8}
     assert fullest_row({**held, "token_budget": None}, 3) == PackedRow(
-        rollouts=1, groups=1, completion=1024
+        rollouts=1,
+        groups=1,
+        completion=1024,
     )
     full = fullest_row({**held, "token_budget": 8192}, 3)
     assert (full.rollouts, full.groups) == (8, 1), "their prompt is there once"
@@ -69,7 +80,9 @@ def test_a_row_is_filled_up_to_its_budget() -> None:
 def test_a_counted_micro_batch_is_not_divided_evenly() -> None:
     held = {**LENGTHS, "num_generations": 8, "token_budget": 0}
     assert fullest_row({**held, "per_device_train_batch_size": 4}, 2) == PackedRow(
-        rollouts=4, groups=1, completion=1024
+        rollouts=4,
+        groups=1,
+        completion=1024,
     )
     # 24 rollouts of three groups on two ranks: two groups on one of them.
     assert fullest_row({**held, "per_device_train_batch_size": 12}, 2).rollouts == 16
@@ -281,7 +294,12 @@ def test_trl_accepts_the_written_fields(tmp_path: Path) -> None:
     be sent to a process.
     """
     pytest.importorskip("trl")
-    made = task(4, global_batch=48, tuning="lora", held={"server_gpus": 2, "temperature": 0.7})
+    made = task(
+        4,
+        global_batch=48,
+        tuning="lora",
+        held={"server_gpus": 2, "temperature": 0.7},
+    )
     knobs = {"token_budget": 8192, "max_inflight_tasks": 256}
     ASYNC.write_files(ASYNC.complete(knobs, made), made, tmp_path)
     caught = (

@@ -107,7 +107,9 @@ def replace_tuning(asked: Task, tuning: str) -> Task:
     ],
 )
 def test_what_cannot_be_says_why(
-    knobs: dict[str, Any], config: dict[str, Any], words: list[str]
+    knobs: dict[str, Any],
+    config: dict[str, Any],
+    words: list[str],
 ) -> None:
     refused = reason(task(config=config), **knobs)
     assert refused is not None
@@ -141,7 +143,9 @@ def test_what_can_be_is_legal(knobs: dict[str, Any]) -> None:
     ("version", "legal"), [("0.20.0", False), ("0.20.1", True), ("0.26.0", True), (None, False)]
 )
 def test_expandable_segments_beside_sleep_mode_depend_on_vllms_version(
-    version: str | None, legal: bool, monkeypatch: pytest.MonkeyPatch
+    version: str | None,
+    legal: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(combinations, "_installed", lambda python: {"vllm": version})
     knobs = {"use_vllm": True, "vllm_enable_sleep_mode": True, "vllm_gpu_memory_utilization": 0.3}
@@ -161,7 +165,12 @@ def test_flash_attention_is_refused_where_the_gpu_is_too_old_for_its_kernels(
 ) -> None:
     asked = task()
     old = replace(asked, hardware=replace(asked.hardware, name=gpu))
-    refused = reason(old, attn_implementation="flash_attention_2", fp16=True, bf16=False)
+    refused = reason(
+        old,
+        attn_implementation="flash_attention_2",
+        fp16=True,
+        bf16=False,
+    )
     assert refused is not None
     assert all(word in refused for word in ("8.0", gpu, has, "sdpa"))
     assert reason(asked, attn_implementation="flash_attention_2") is None

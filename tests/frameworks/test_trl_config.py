@@ -96,7 +96,12 @@ def test_a_number_that_yaml_reads_as_text_is_a_number(written) -> None:  # type:
         ("reward_funcs: my_lib.reward\n", 1, ["reward_funcs", "list"]),
     ],
 )
-def test_what_is_wrong_is_told_by_line(written, text: str, line: int, words: list[str]) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_wrong_is_told_by_line(
+    written,
+    text: str,
+    line: int,
+    words: list[str],
+) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(BadInput) as caught:
         read_user_config(written(text))
     message = str(caught.value)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from autotune.frameworks.trl.field_list import accelerate_options, fields, listed_versions
-from autotune.frameworks.trl.legality import ENUMERATIONS, LOSSES
-from autotune.frameworks.trl.user_config import former_keys
+from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.grpo_config_rules import ENUMERATIONS
+from autotune.frameworks.trl.legality import GRPO_LOSSES
 
 SCRIPT = Path(__file__).parents[2] / ".ci" / "list_trl_fields.py"
 
@@ -32,7 +33,11 @@ def known_names(listing: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def installed() -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, str(SCRIPT)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     return known_names(json.loads(done.stdout))
 
@@ -112,4 +117,4 @@ def test_the_losses_are_those_that_trl_computes() -> None:
     named = set(re.findall(r"loss_type == \"(\w+)\"", source))
     for group in re.findall(r"loss_type in \[([^\]]*)\]", source):
         named |= set(re.findall(r"\"(\w+)\"", group))
-    assert named == set(LOSSES)
+    assert named == set(GRPO_LOSSES)

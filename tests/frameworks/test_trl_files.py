@@ -34,38 +34,7 @@ def spy(prompts, completion_ids, trainer_state=None, **columns):
 """
 # Says what the trainer itself uses, from inside the real `trl grpo`: a callback's view of args, and
 # the prompts it tokenises.
-SPY = """
-import atexit, json, os, sys
-import importlib.abc, importlib.util
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "trl.trainer.grpo_trainer":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        real = spec.loader.exec_module
-        def exec_module(module):
-            real(module)
-            spy_on(module.GRPOTrainer)
-        spec.loader.exec_module = exec_module
-        return spec
-def spy_on(cls):
-    tokenize, train, seen = cls._tokenize_prompts, cls.train, []
-    def spied_tokenize(self, prompts):
-        answer = tokenize(self, prompts)
-        seen.extend(len(ids) for ids in answer[0])
-        return answer
-    def spied_train(self, *args, **kwargs):
-        answer = train(self, *args, **kwargs)
-        said = {name: value for name, value in self.args.to_dict().items()}
-        said.update(world_size=self.args.world_size, steps=self.state.global_step, prompts=seen, rows=len(self.train_dataset),
-                    dtype=str(next(self.model.parameters()).dtype), rewards=self.reward_func_names)
-        with open(os.environ["SPY_OUT"] + str(self.args.process_index), "w") as file:
-            json.dump(said, file, default=str)
-        return answer
-    cls._tokenize_prompts, cls.train = spied_tokenize, spied_train
-sys.meta_path.insert(0, Finder())
-"""
+SPY = (Path(__file__).parent / "programs/spy.py.txt").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +59,10 @@ def task_at(place: Path) -> Callable[..., Task]:
     def make(ranks: int = 1, **workload: Any) -> Task:
         config = json.loads((place / "model" / "config.json").read_text())
         model = Model(
-            name=str(place / "model"), config=config, folder=place / "model", origin="local folder"
+            name=str(place / "model"),
+            config=config,
+            folder=place / "model",
+            origin="local folder",
         )
         return make_task(
             ranks, **{"model": model, "dataset": str(place / "data"), "global_batch": 8, **workload}
@@ -158,7 +130,9 @@ def agree(said: dict[str, Any], candidate: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_trl_takes_the_files_and_uses_what_we_said(
-    ranks: int, place: Path, task_at: Callable[..., Task]
+    ranks: int,
+    place: Path,
+    task_at: Callable[..., Task],
 ) -> None:
     task = task_at(
         ranks,
@@ -275,7 +249,9 @@ def test_with_vllm_on_a_cpu_the_launch_script_works(
 
 
 def test_the_users_own_settings_are_kept(
-    tmp_path: Path, place: Path, task_at: Callable[..., Task]
+    tmp_path: Path,
+    place: Path,
+    task_at: Callable[..., Task],
 ) -> None:
     user = {
         "reward_funcs": ["my_rewards.spy"],
@@ -286,7 +262,12 @@ def test_the_users_own_settings_are_kept(
         "dataset_config": "main",
     }
     held = {"learning_rate": 3e-6, "temperature": 0.7, "steps_per_generation": 4}
-    task = task_at(1, held=held, user_settings=user, dataset=str(place / "nothing here"))
+    task = task_at(
+        1,
+        held=held,
+        user_settings=user,
+        dataset=str(place / "nothing here"),
+    )
     trainer("trl").write_files(trainer("trl").complete(KNOBS, task), task, tmp_path)
     written = yaml.safe_load((tmp_path / "recommended.yaml").read_text())
     expected = {
@@ -304,7 +285,9 @@ def test_the_users_own_settings_are_kept(
 
 
 def test_a_file_is_whole_or_absent(
-    tmp_path: Path, task_at: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    task_at: Callable[..., Task],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     task = task_at(1, dataset=None)
     candidate = trainer("trl").complete(KNOBS, task)

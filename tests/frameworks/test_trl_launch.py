@@ -18,12 +18,25 @@ from autotune.frameworks.trl.trainers import TrlGrpo
 
 
 def task(ranks: int) -> Task:
-    model = Model(name="m", config={"model_type": "qwen2"}, folder=None, origin="made up")
+    model = Model(
+        name="m",
+        config={"model_type": "qwen2"},
+        folder=None,
+        origin="made up",
+    )
     hardware = Hardware(
-        kind="cuda", name="A100-40G", count=ranks, memory_bytes=40 * GIB, here=False
+        kind="cuda",
+        name="A100-40G",
+        count=ranks,
+        memory_bytes=40 * GIB,
+        here=False,
     )
     return Task(
-        workload=Workload(model=model, python=Path("/usr/bin/python3"), tuning="full"),
+        workload=Workload(
+            model=model,
+            python=Path("/usr/bin/python3"),
+            tuning="full",
+        ),
         hardware=hardware,
     )
 

@@ -17,7 +17,8 @@ from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import SearchSpace
 from autotune.frameworks import trainer
-from autotune.frameworks.trl.legality import LOSSES, config_refusals, other_refusals
+from autotune.frameworks.trl.grpo_config_rules import config_refusals
+from autotune.frameworks.trl.legality import GRPO_LOSSES, other_refusals
 from autotune.frameworks.trl.settings import OWN_SETTINGS, settings_of
 from tests.frameworks.conftest import make_task, refusal_of_trl, world_of
 
@@ -53,11 +54,15 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "dataloader_prefetch_factor": st.sampled_from([None, 2]),
     "use_vllm": st.booleans(),
     "beta": st.sampled_from([0.0, 0.04]),
-    "loss_type": st.sampled_from(LOSSES),
+    "loss_type": st.sampled_from(GRPO_LOSSES),
     "gradient_checkpointing": st.booleans(),
 }
 # A GPU is not asked for, so bf16 without use_cpu is refused where none is.
-SLOW_FIRST = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW_FIRST = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 @pytest.mark.parametrize("ranks", WORLDS)
@@ -218,7 +223,11 @@ def test_legal_means_that_no_list_refuses() -> None:
     ],
 )
 def test_reasons_state_the_rule_and_the_value(
-    knobs: dict[str, Any], held: dict[str, Any], kind: str, ranks: int, words: list[str]
+    knobs: dict[str, Any],
+    held: dict[str, Any],
+    kind: str,
+    ranks: int,
+    words: list[str],
 ) -> None:
     task = make_task(ranks, kind, global_batch=16, held=held)
     reason = trainer("trl").why_illegal(trainer("trl").complete(knobs, task), task)
@@ -230,7 +239,9 @@ def test_reasons_state_the_rule_and_the_value(
 @pytest.mark.parametrize("ranks", WORLDS)
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_without_a_config_the_baseline_is_trls_shape_at_the_held_knobs(
-    kind: str, ranks: int, space_with: Callable[..., SearchSpace]
+    kind: str,
+    ranks: int,
+    space_with: Callable[..., SearchSpace],
 ) -> None:
     space = space_with(num_generations=[8])
     task = make_task(ranks, kind, global_batch=64 if ranks in (1, 2, 4, 8) else None)

@@ -72,11 +72,19 @@ def test_rows_without_padding_are_not_cut_by_the_trainer() -> None:
     ],
 )
 def test_rules_of_their_own(
-    method: str, held: dict[str, Any], tuning: Any, words: str | None
+    method: str,
+    held: dict[str, Any],
+    tuning: Any,
+    words: str | None,
 ) -> None:
     one, task = (
         trainer("trl", method),
-        make_task(kind="cuda", method=method, held=held, tuning=tuning),
+        make_task(
+            kind="cuda",
+            method=method,
+            held=held,
+            tuning=tuning,
+        ),
     )
     why = one.why_illegal(one.complete({}, task), task)
     assert why is None if words is None else words in str(why)
@@ -92,7 +100,11 @@ def test_rules_of_their_own(
 def test_what_rows_can_not_be_trained_with(held: dict[str, Any], words: str) -> None:
     sft, task = trainer("trl", "sft"), make_task(method="sft", held=held)
     reasons = [sft.why_illegal(sft.complete({}, task), task) or ""]
-    on_gpu = make_task(kind="cuda", method="sft", held=held)
+    on_gpu = make_task(
+        kind="cuda",
+        method="sft",
+        held=held,
+    )
     reasons.append(sft.why_illegal(sft.complete({}, on_gpu), on_gpu) or "")
     assert any(words in reason for reason in reasons)
 
@@ -101,7 +113,11 @@ def test_what_rows_can_not_be_trained_with(held: dict[str, Any], words: str) -> 
 def test_offloading_of_activations_is_probed_and_traced_for_a_gpu(method: str) -> None:
     other, task = (
         trainer("trl", method),
-        make_task(kind="cuda", method=method, held={"activation_offloading": True}),
+        make_task(
+            kind="cuda",
+            method=method,
+            held={"activation_offloading": True},
+        ),
     )
     candidate = other.complete({}, task)
     assert other.why_illegal(candidate, task) is None
@@ -113,7 +129,15 @@ def test_offloading_of_activations_is_probed_and_traced_for_a_gpu(method: str) -
 
 @pytest.mark.parametrize("method", ["grpo", "rloo", "sft", "dpo", "kto", "reward", "online-dpo"])
 def test_what_is_to_be_followed_is_json_in_the_methods_own_settings(method: str) -> None:
-    other, task = trainer("trl", method), make_task(4, kind="cuda", method=method, tuning="lora")
+    other, task = (
+        trainer("trl", method),
+        make_task(
+            4,
+            kind="cuda",
+            method=method,
+            tuning="lora",
+        ),
+    )
     request = json.loads(
         json.dumps(
             other.trace_request(other.complete({"per_device_train_batch_size": 4}, task), task)
@@ -121,10 +145,9 @@ def test_what_is_to_be_followed_is_json_in_the_methods_own_settings(method: str)
     )
     assert request["method"] == method
     assert set(request["settings"]) <= set(other.fields())
-    # The Trainer's rule: with an adapter parameters may be unused. PPO makes its accelerator
-    # itself.
-    given = {} if method == "ppo" else {"options": {"find_unused_parameters": True}}
-    assert request["sharding"] == {"kind": "ddp", "ranks": 4, **given}
+    # The Trainer's rule: with an adapter parameters may be unused.
+    options = {"find_unused_parameters": True}
+    assert request["sharding"] == {"kind": "ddp", "ranks": 4, "options": options}
     assert request["adapter"]["lora_r"] == 16 and request["device"] == "cuda"
 
 
@@ -132,7 +155,12 @@ def test_ddps_options_are_those_of_the_trainer() -> None:
     grpo = trainer("trl")
 
     def options(**user: Any) -> object:
-        task = make_task(2, kind="cuda", tuning="full", user_settings=user)
+        task = make_task(
+            2,
+            kind="cuda",
+            tuning="full",
+            user_settings=user,
+        )
         request: Any = grpo.trace_request(
             grpo.complete({"gradient_checkpointing": True}, task), task
         )
@@ -190,7 +218,15 @@ def test_weights_that_are_quantised_on_the_hub_are_told() -> None:
 
 
 def test_a_row_rule_is_refused_with_its_values() -> None:
-    sft, task = trainer("trl", "sft"), make_task(2, kind="cuda", method="sft", global_batch=7)
+    sft, task = (
+        trainer("trl", "sft"),
+        make_task(
+            2,
+            kind="cuda",
+            method="sft",
+            global_batch=7,
+        ),
+    )
     assert "held at 7" in (
         sft.why_illegal(sft.complete({"per_device_train_batch_size": 2}, task), task) or ""
     )
@@ -199,7 +235,11 @@ def test_a_row_rule_is_refused_with_its_values() -> None:
 @pytest.mark.parametrize(
     ("method", "columns"), [("sft", {"text"}), ("dpo", {"prompt", "chosen", "rejected"})]
 )
-def test_its_files_run_as_they_are(method: str, columns: set[str], tmp_path: Path) -> None:
+def test_its_files_run_as_they_are(
+    method: str,
+    columns: set[str],
+    tmp_path: Path,
+) -> None:
     other, task = trainer("trl", method), make_task(method=method)
     paths = other.write_files(other.complete({"max_length": 256}, task), task, tmp_path)
     assert {path.name for path in paths} == {
@@ -234,11 +274,18 @@ def test_its_files_run_as_they_are(method: str, columns: set[str], tmp_path: Pat
     ],
 )
 def test_what_pairs_can_not_be_written_with(
-    held: dict[str, Any], global_batch: int | None, words: str
+    held: dict[str, Any],
+    global_batch: int | None,
+    words: str,
 ) -> None:
     pairs, task = (
         trainer("trl", "online-dpo"),
-        make_task(kind="cuda", method="online-dpo", held=held, global_batch=global_batch),
+        make_task(
+            kind="cuda",
+            method="online-dpo",
+            held=held,
+            global_batch=global_batch,
+        ),
     )
     assert words in (pairs.why_illegal(pairs.complete({}, task), task) or "")
 
@@ -246,7 +293,12 @@ def test_what_pairs_can_not_be_written_with(
 def test_a_pair_is_two_completions_wherever_completions_are_counted() -> None:
     pairs, task = (
         trainer("trl", "online-dpo"),
-        make_task(2, kind="cuda", method="online-dpo", global_batch=32),
+        make_task(
+            2,
+            kind="cuda",
+            method="online-dpo",
+            global_batch=32,
+        ),
     )
     candidate = pairs.complete({"per_device_train_batch_size": 4}, task)
     assert (
@@ -310,7 +362,12 @@ def test_online_dpos_files_train_as_they_are(tiny_model: Path, tmp_path: Path) -
     }
     pairs, task = (
         trainer("trl", "online-dpo"),
-        make_task(method="online-dpo", model=model, tuning="lora", held=held),
+        make_task(
+            method="online-dpo",
+            model=model,
+            tuning="lora",
+            held=held,
+        ),
     )
     pairs.write_files(pairs.complete({}, task), task, tmp_path)
     content = yaml.safe_load((tmp_path / "recommended.yaml").read_text())
@@ -345,7 +402,14 @@ def test_online_dpos_files_train_as_they_are(tiny_model: Path, tmp_path: Path) -
 
 
 def test_what_was_not_measured_is_not_called_so(tmp_path: Path) -> None:
-    sft, task = trainer("trl", "sft"), make_task(kind="cuda", method="sft", tuning="lora")
+    sft, task = (
+        trainer("trl", "sft"),
+        make_task(
+            kind="cuda",
+            method="sft",
+            tuning="lora",
+        ),
+    )
     elsewhere = dataclasses.replace(task, hardware=dataclasses.replace(task.hardware, here=False))
     sft.write_files(sft.complete({"max_length": 256}, elsewhere), elsewhere, tmp_path)
     assert "predicted by autotune" in (tmp_path / "recommended.yaml").read_text()

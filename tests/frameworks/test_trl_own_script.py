@@ -18,7 +18,6 @@ from autotune.frameworks.trl.field_list import installed_defaults
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
-from autotune.request.user_scripts import read_script
 from tests.cli.command import environment
 from tests.frameworks.conftest import make_task
 
@@ -180,18 +179,28 @@ def looks(
     return dict(zip(files, zip(files.values(), answers, strict=True), strict=True))
 
 
-def looked(looks: dict[str, tuple[Path, Any]], name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def looked(
+    looks: dict[str, tuple[Path, Any]],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
     """Everything behind the look itself, on what the real one answered."""
     file, answer = looks[name]
     monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
     return script_inspection.look_at(
-        str(file), (), python=Path(sys.executable), hardware=CPU, rewards="real"
+        str(file),
+        (),
+        python=Path(sys.executable),
+        hardware=CPU,
+        rewards="real",
     )
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_tuned_is_said(
-    looks: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    looks: Any,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, kind, what, way_out = REFUSED[name]
     with pytest.raises(AutotuneError) as caught:
@@ -213,7 +222,11 @@ def test_defaults_of_a_script_without_a_configuration_are_held(
     file, answer = looks["quickstart"]
     monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
     monkeypatch.chdir(file.parent)
-    flags = Flags(script=str(file), gpus="H100", mode="predict")
+    flags = Flags(
+        script=str(file),
+        gpus="H100",
+        mode="predict",
+    )
     request = parse_request(flags)
     installed = installed_defaults(Path(sys.executable), "grpo")
     for name in ("num_generations", "max_completion_length", "beta", "loss_type"):
@@ -224,13 +237,21 @@ def test_defaults_of_a_script_without_a_configuration_are_held(
 
 @pytest.mark.parametrize("method", OTHERS)
 def test_trainers_of_rated_answers_are_taken(
-    looks: Any, method: str, monkeypatch: pytest.MonkeyPatch
+    looks: Any,
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file, answer = looks[method]
     monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
     monkeypatch.chdir(file.parent)
     settings = candidate_of_job(
-        parse_request(Flags(script=str(file), gpus="cpu", mode="predict"))
+        parse_request(
+            Flags(
+                script=str(file),
+                gpus="cpu",
+                mode="predict",
+            )
+        )
     ).settings
     assert looked(looks, method, monkeypatch).look.method == method
     assert settings["max_length"] == 64 and settings["max_completion_length"]
@@ -243,7 +264,13 @@ def test_the_asynchronous_trainer_keeps_its_precision_and_its_rows(
     monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
     monkeypatch.chdir(file.parent)
     settings = candidate_of_job(
-        parse_request(Flags(script=str(file), gpus="4xH100", mode="predict"))
+        parse_request(
+            Flags(
+                script=str(file),
+                gpus="4xH100",
+                mode="predict",
+            )
+        )
     ).settings
     assert (settings["dtype"], settings["token_budget"], settings["max_staleness"]) == (
         "bfloat16",
@@ -274,7 +301,7 @@ def test_a_call_with_literals(looks: Any, monkeypatch: pytest.MonkeyPatch) -> No
         and look.raw["per_device_train_batch_size"] == 8
     )
     assert look.prompts is not None and 0 < look.prompts["50"] <= look.prompts["100"]
-    assert look.rows == 40 and look.config_place.line == 26 and not script.takes_flags
+    assert look.rows == 40 and look.config_place.line == 28 and not script.takes_flags
     assert {Path(file).name for file in look.modules} >= {"plain.py", "lengths.py"}
     assert "hub_token" not in look.raw
 
@@ -324,9 +351,15 @@ def test_given_rows(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_script_says_what_is_trained(more: dict[str, str], what: str) -> None:
     with pytest.raises(BadInput, match=what):
-        read_script(Flags(script="train.py", **more), CPU)  # type: ignore[arg-type]
+        parse_request(Flags(script="train.py", gpus="cpu", **more))
 
 
 def test_rewards_are_a_scripts() -> None:
     with pytest.raises(BadInput, match="--rewards is about a script"):
-        parse_request(Flags(rewards="skip", gpus="cpu", mode="predict"))
+        parse_request(
+            Flags(
+                rewards="skip",
+                gpus="cpu",
+                mode="predict",
+            )
+        )

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.frameworks.trl.script_files import Call, patch, patch_file
-from autotune.frameworks.trl.script_inspection import most_calls
+from autotune.frameworks.trl.script_calls import most_calls
+from autotune.frameworks.trl.script_patch import Call, patch, patch_file
 
 LONG = """\
 from trl import GRPOConfig
@@ -98,7 +98,9 @@ def test_every_style_of_call_stays_itself(before: str, after: str | None) -> Non
     ],
 )
 def test_what_cannot_be_edited_stays_and_is_said(
-    source: str, more: dict[str, object], why: str
+    source: str,
+    more: dict[str, object],
+    why: str,
 ) -> None:
     made = patch(source.encode(), call_in(source, **more), {"n": 4, "m": 1})
     assert why in made.by_hand["n"]
@@ -171,7 +173,11 @@ def test_the_diff_is_what_patch_takes(source: str, tmp_path: Path) -> None:
         ("def main():\n    with x():\n        t.train()\nmain()\n", 1),
     ],
 )
-def test_calls_are_counted_along_the_longest_way(source: str, times: int, tmp_path: Path) -> None:
+def test_calls_are_counted_along_the_longest_way(
+    source: str,
+    times: int,
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "train.py"
     file.write_text(source)
     line = max(number for number, text in enumerate(source.splitlines(), 1) if "t.train(" in text)

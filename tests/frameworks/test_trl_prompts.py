@@ -23,14 +23,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model_folder(tmp_path_factory.mktemp("prompts") / "model", tiny_config())
 
 
-def rows_in(folder: Path, name: str, prompts: list[Any]) -> None:
+def rows_in(
+    folder: Path,
+    name: str,
+    prompts: list[Any],
+) -> None:
     folder.mkdir(exist_ok=True)
     rows = [{"prompt": prompt, "answer": number} for number, prompt in enumerate(prompts)]
     (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def ask(
-    model: Path, dataset: dict[str, Any], limit: int | None, out: Path | None = None
+    model: Path,
+    dataset: dict[str, Any],
+    limit: int | None,
+    out: Path | None = None,
 ) -> dict[str, Any]:
     return prompt_figures(
         {
@@ -141,7 +148,14 @@ def test_a_percentile_is_the_smallest_length_that_covers_its_share(
 
 
 def test_the_parent_hears_what_is_wrong(model: Path, tmp_path: Path) -> None:
-    task = make_task(model=Model(name="m", config={}, folder=model, origin="local folder"))
+    task = make_task(
+        model=Model(
+            name="m",
+            config={},
+            folder=model,
+            origin="local folder",
+        )
+    )
     with pytest.raises(BadInput, match="could not be measured"):
         measure_prompts(task, {"dataset_name": str(tmp_path / "nothing")}, limit=5, out=None)
     task = make_task(python=tmp_path / "no-python")

@@ -19,12 +19,7 @@ from autotune.core.job import Task
 from autotune.frameworks import trainer
 from tests.frameworks.conftest import make_task
 
-RECORDER = """#!/usr/bin/env bash
-echo "$2 gpus=${CUDA_VISIBLE_DEVICES:-all} alloc=${PYTORCH_CUDA_ALLOC_CONF:-none} token=${TOKEN:-none} $*" >> "$SEEN"
-if [ "$2" = trl.scripts.vllm_serve ]; then exec sleep 600; fi
-until grep -q trl.scripts.vllm_serve "$SEEN"; do sleep 0.01; [ -n "${ALONE:-}" ] && break; done
-exit 0
-"""
+RECORDER = (Path(__file__).parent / "programs/recorder.sh").read_text()
 
 
 def written(folder: Path, user_settings: Mapping[str, object] | None = None, **knobs: Any) -> Path:
@@ -48,7 +43,10 @@ def started(folder: Path, **environment: str) -> list[str]:
     words = {**os.environ, "PYTHON": str(recorder), "SEEN": str(seen), **environment}
     words.pop("CUDA_VISIBLE_DEVICES", None) if "CUDA_VISIBLE_DEVICES" not in environment else None
     subprocess.run(
-        [str(folder / "launch.sh"), "--max_steps", "3"], env=words, check=True, timeout=60
+        [str(folder / "launch.sh"), "--max_steps", "3"],
+        env=words,
+        check=True,
+        timeout=60,
     )
     return seen.read_text().splitlines()
 
@@ -57,7 +55,10 @@ def started(folder: Path, **environment: str) -> list[str]:
     ("visible", "trains", "serves"), [(None, "0,1,2", "3"), ("4,5,6,7", "4,5,6", "7")]
 )
 def test_a_server_has_the_last_gpus_and_ends_with_the_trainer(
-    visible: str | None, trains: str, serves: str, tmp_path: Path
+    visible: str | None,
+    trains: str,
+    serves: str,
+    tmp_path: Path,
 ) -> None:
     folder = written(tmp_path, use_vllm=True, vllm_mode="server")
     lines = started(folder, **({"CUDA_VISIBLE_DEVICES": visible} if visible else {}))

@@ -30,12 +30,22 @@ def asked(
 ) -> tuple[Unsloth, Candidate, Task]:
     trainer = frameworks.trainer("unsloth", method)
     assert isinstance(trainer, Unsloth)
-    task = make_task(ranks, kind, framework="unsloth", method=method, tuning=tuning, held=held)
+    task = make_task(
+        ranks,
+        kind,
+        framework="unsloth",
+        method=method,
+        tuning=tuning,
+        held=held,
+    )
     return trainer, trainer.complete({}, task), task
 
 
 def constants(
-    trainer: Unsloth, candidate: Candidate, task: Task, plan: ProbePlan | None = None
+    trainer: Unsloth,
+    candidate: Candidate,
+    task: Task,
+    plan: ProbePlan | None = None,
 ) -> dict[str, Any]:
     """Return the settings in the script, which is parsed on the way."""
     tree = ast.parse(trainer.launch(candidate, task, plan).files["train.py"])
@@ -67,7 +77,9 @@ def constants(
     ],
 )
 def test_what_it_would_refuse_or_rewrite_is_refused(
-    method: str, about: dict[str, Any], words: str
+    method: str,
+    about: dict[str, Any],
+    words: str,
 ) -> None:
     trainer, candidate, task = asked(method, **about)
     assert words in (trainer.why_illegal(candidate, task) or "")
@@ -113,7 +125,11 @@ def test_standby_keeps_the_share_that_was_chosen() -> None:
         ("sft", ['{"loss": 2.0, "num_tokens": 4096}', '{"loss": 2.0, "num_tokens": 8192}'], 4096),
     ],
 )
-def test_tokens_out_of_trls_log(method: str, lines: list[str], tokens: int) -> None:
+def test_tokens_out_of_trls_log(
+    method: str,
+    lines: list[str],
+    tokens: int,
+) -> None:
     trainer, candidate, task = asked(method)
     reader = MetricReader(probe_request(trainer.launch(candidate, task), ProbePlan())["figures"])  # type: ignore[arg-type]
     assert reader.read(lines[0], 1.0) is None
@@ -125,7 +141,11 @@ def test_tokens_out_of_trls_log(method: str, lines: list[str], tokens: int) -> N
 @pytest.mark.slow
 def test_its_own_source_takes_what_is_rendered() -> None:
     done = subprocess.run(
-        [str(PYTHON), str(ACCEPTS)], capture_output=True, text=True, timeout=600, check=True
+        [str(PYTHON), str(ACCEPTS)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
     )
     takes = json.loads(done.stdout)
     everything = {

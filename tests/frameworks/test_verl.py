@@ -41,7 +41,10 @@ def test_the_defaults_are_verls_own_where_it_has_one() -> None:
 
 def test_autotunes_flags_are_its_settings_under_other_names() -> None:
     _, candidate, _ = asked(
-        "verl", max_prompt_length=300, max_completion_length=700, num_generations=4
+        "verl",
+        max_prompt_length=300,
+        max_completion_length=700,
+        num_generations=4,
     )
     assert (
         candidate.settings["data.max_prompt_length"],
@@ -178,7 +181,11 @@ def test_padded_rows_are_cut_out_of_their_logits_which_copies_them() -> None:
         ("lora", {f"{ACTOR}.strategy": "fsdp2"}, "parameter"),
     ],
 )
-def test_weights_pass_through_a_buffer(tuning: str, settings: dict[str, Any], gathers: str) -> None:
+def test_weights_pass_through_a_buffer(
+    tuning: str,
+    settings: dict[str, Any],
+    gathers: str,
+) -> None:
     trainer, candidate, task = asked("verl", tuning=tuning, settings=settings)
     made = trainer.compose(candidate, task)
     assert (made.sync_gathers, made.sync_buffer_bytes) == (gathers, 2048 * MIB)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from autotune.core.files import comment
 from autotune.core.job import Model, Task
 from autotune.frameworks import trainer
-from autotune.frameworks.stand_in import quoted
+from autotune.frameworks.hydra_strings import quoted
 from autotune.frameworks.trl.script_files import ScriptAdvice, how_to_apply
 from autotune.report.output_folder import publish
 from tests.frameworks.conftest import make_task
@@ -82,14 +82,19 @@ KNOBS = {
     "max_prompt_length": 30,
 }
 FEW = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
 def a_task(path: str, **workload: Any) -> Task:
     return make_task(
         model=Model(
-            name=path, config={"max_position_embeddings": 4096}, folder=Path(path), origin="x"
+            name=path,
+            config={"max_position_embeddings": 4096},
+            folder=Path(path),
+            origin="x",
         ),
         **workload,
     )
@@ -166,7 +171,9 @@ def test_a_long_folder_is_named_by_its_final_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("framework", ["verl", "openrlhf", "open-reasoner-zero"])
 def test_a_command_line_carries_the_paths_as_they_are(
-    framework: str, stub: dict[str, str], tmp_path: Path
+    framework: str,
+    stub: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     made, candidate, task = asked(framework)
 
@@ -192,7 +199,12 @@ def test_a_command_line_carries_the_paths_as_they_are(
 @pytest.mark.parametrize("name", ["swift", "openrlhf", "skyrl", "trl"])
 def test_scripts_are_as_open_as_the_umask_says(name: str, tmp_path: Path) -> None:
     made = trainer(name, "grpo")
-    task = a_task("/m", framework=name, method="grpo", python=Path("/venv/bin/python"))
+    task = a_task(
+        "/m",
+        framework=name,
+        method="grpo",
+        python=Path("/venv/bin/python"),
+    )
     before = os.umask(0o027)
     try:
         files = made.write_files(
@@ -210,7 +222,13 @@ def test_swift_and_its_shell(stub: dict[str, str], tmp_path: Path) -> None:
     def check(model: str, dataset: str) -> None:
         stub_python = Path(stub["PATH"].split(":")[0]) / "python"
         made = trainer("swift", "sft")
-        task = a_task(model, framework="swift", method="sft", dataset=dataset, python=stub_python)
+        task = a_task(
+            model,
+            framework="swift",
+            method="sft",
+            dataset=dataset,
+            python=stub_python,
+        )
         paths = made.write_files(made.complete({}, task), task, tmp_path / "out")
         words = said_by(next(path for path in paths if path.name == "launch.sh"), stub)
         assert str(Path(model)) in words and dataset in words
@@ -224,7 +242,13 @@ def test_swift_and_its_shell(stub: dict[str, str], tmp_path: Path) -> None:
 def test_the_script_of_unsloth(model: str, dataset: str) -> None:
     made = trainer("unsloth", "sft")
     task = dataclasses.replace(
-        a_task(model, framework="unsloth", method="sft", dataset=dataset, tuning="qlora")
+        a_task(
+            model,
+            framework="unsloth",
+            method="sft",
+            dataset=dataset,
+            tuning="qlora",
+        )
     )
     text = made.launch(made.complete({}, task), task).files["train.py"]  # type: ignore[attr-defined]
     tree = ast.parse(text)

@@ -15,7 +15,10 @@ from tests.fuzz.parsers import PARSERS
 arguments = argparse.ArgumentParser(description=__doc__)
 arguments.add_argument("--seed", type=int, default=0)
 arguments.add_argument(
-    "--share", type=float, default=1.0, help="of each parser's usual number of inputs"
+    "--share",
+    type=float,
+    default=1.0,
+    help="of each parser's usual number of inputs",
 )
 asked = arguments.parse_args()
 

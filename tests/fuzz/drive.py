@@ -22,7 +22,13 @@ class _TooLong(BaseException):
     """No Exception, so that no parser can catch it."""
 
 
-def crashes(name: str, folder: Path, *, seed: int, share: float) -> list[str]:
+def crashes(
+    name: str,
+    folder: Path,
+    *,
+    seed: int,
+    share: float,
+) -> list[str]:
     """`number: Error: text` for every input that ended in anything but an answer or an error of
     autotune's, or late, or in too much memory.
     """

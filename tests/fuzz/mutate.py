@@ -96,7 +96,11 @@ def text(dice: random.Random, seeds: list[str]) -> str:
     return made
 
 
-def _wounded(dice: random.Random, made: str, seeds: list[str]) -> str:
+def _wounded(
+    dice: random.Random,
+    made: str,
+    seeds: list[str],
+) -> str:
     start = dice.randint(0, len(made))
     end = min(len(made), start + dice.choice((0, 1, 2, 10, 100)))
     match dice.randint(0, 4):

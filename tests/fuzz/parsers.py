@@ -157,7 +157,14 @@ def _hear(message: Message) -> None:
     assert all((result.setup_seconds or 0) >= 0 for result in results)
     if answer.failures:
         failure_of(
-            answer, KernelReport(out_of_memory=False, own_limit=False, full=False), "cpu", 1.0
+            answer,
+            KernelReport(
+                out_of_memory=False,
+                own_limit=False,
+                full=False,
+            ),
+            "cpu",
+            1.0,
         )
 
 
@@ -213,10 +220,14 @@ _STUDY = json.dumps(
 
 PARSERS: dict[str, Parser] = {
     "sizes": Parser(
-        inputs=30_000, make=_texts("38G", "1.5 GiB", "800MB", "1024B"), read=units.parse_bytes
+        inputs=30_000,
+        make=_texts("38G", "1.5 GiB", "800MB", "1024B"),
+        read=units.parse_bytes,
     ),
     "durations": Parser(
-        inputs=20_000, make=_texts("1h30m", "90s", "20m", "90"), read=units.parse_seconds
+        inputs=20_000,
+        make=_texts("1h30m", "90s", "20m", "90"),
+        read=units.parse_seconds,
     ),
     "hardware": Parser(
         inputs=8_000,
@@ -233,17 +244,41 @@ PARSERS: dict[str, Parser] = {
         make=_texts("beta=0.0,0.1", "optim=adamw_torch,paged_adamw_8bit"),
         read=lambda text: parse_searches([text]),
     ),
-    "events": Parser(inputs=15_000, make=_event, read=_hear),
-    "logs": Parser(inputs=3_000, make=lambda dice, _: mutate.text(dice, _LOGS), read=_diagnose),
-    "spaces": Parser(inputs=300, make=_files(_SPACES, ".yaml"), read=read_space),
+    "events": Parser(
+        inputs=15_000,
+        make=_event,
+        read=_hear,
+    ),
+    "logs": Parser(
+        inputs=3_000,
+        make=lambda dice, _: mutate.text(dice, _LOGS),
+        read=_diagnose,
+    ),
+    "spaces": Parser(
+        inputs=300,
+        make=_files(_SPACES, ".yaml"),
+        read=read_space,
+    ),
     "configurations": Parser(
         inputs=2_000,
         make=_files([_CONFIG, _CONFIG, chain(12, "list"), chain(12, "merge")], ".yaml"),
         read=read_document,
     ),
-    "models": Parser(inputs=3_000, make=_config, read=_shape),
-    "answers": Parser(inputs=300, make=_files([_ANSWER], ".json"), read=_page),
-    "studies": Parser(inputs=3_000, make=_files([_STUDY], ".json"), read=study_export.read),
+    "models": Parser(
+        inputs=3_000,
+        make=_config,
+        read=_shape,
+    ),
+    "answers": Parser(
+        inputs=300,
+        make=_files([_ANSWER], ".json"),
+        read=_page,
+    ),
+    "studies": Parser(
+        inputs=3_000,
+        make=_files([_STUDY], ".json"),
+        read=study_export.read,
+    ),
 }
 """The formats that autotune reads, from a command line, a file, a log or a probe."""
 

@@ -28,7 +28,11 @@ def test_a_few_thousand(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
-def test_all_of_them(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_of_them(
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = crashes(name, tmp_path, seed=2, share=1.0)
     with capsys.disabled():
         print(f"\n{name}: {PARSERS[name].inputs} inputs, {len(found)} crashes")

@@ -19,9 +19,17 @@ from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request
 
-SHORT_PROBE = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=2)
+SHORT_PROBE = ProbePlan(
+    optimizer_steps=2,
+    warmup_cycles=1,
+    timed_cycles=2,
+)
 WHOLE = ProbePlan(
-    optimizer_steps=4, warmup_cycles=1, timed_cycles=3, save_checkpoint=True, evaluate=True
+    optimizer_steps=4,
+    warmup_cycles=1,
+    timed_cycles=3,
+    save_checkpoint=True,
+    evaluate=True,
 )
 
 ALWAYS = ("num_generations=4", "max_prompt_length=128", "max_completion_length=128")

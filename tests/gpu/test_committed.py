@@ -17,7 +17,11 @@ FOLDERS = sorted(
 )
 
 
-@pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)
+@pytest.fixture(
+    scope="module",
+    params=FOLDERS,
+    ids=lambda folder: folder.name,
+)
 def parts(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {file.stem: json.loads(file.read_text()) for file in request.param.glob("*.json")}
 
@@ -30,7 +34,11 @@ def rows(parts: dict[str, Any], *names: str) -> list[dict[str, Any]]:
     return [row for row in found if row["outcome"] == "ok" and row["predicted"]]
 
 
-def off(rows: list[dict[str, Any]], measured: str, predicted: str) -> float:
+def off(
+    rows: list[dict[str, Any]],
+    measured: str,
+    predicted: str,
+) -> float:
     """The median of the relative distances."""
     pairs = [
         (row[measured], row["predicted"][predicted]["value"])

@@ -51,12 +51,21 @@ def run(file: Path | None = None, **held: KnobValue) -> Running:
     trainer, space = TrlGrpo(), load_space("grpo")
     candidate = trainer.complete(trainer.baseline(space, task), task)
     return Running(
-        task=task, trainer=trainer, space=space, candidate=candidate, from_file=file is not None
+        task=task,
+        trainer=trainer,
+        space=space,
+        candidate=candidate,
+        from_file=file is not None,
     )
 
 
 def diagnosis(cause: str) -> Diagnosis:
-    found = Diagnosis(known=True, is_memory=True, cause=cause, phase="backward")
+    found = Diagnosis(
+        known=True,
+        is_memory=True,
+        cause=cause,
+        phase="backward",
+    )
     return Diagnosis(**{**found.__dict__, "remedies": advice_for(found)})
 
 
@@ -81,7 +90,9 @@ def diagnosis(cause: str) -> Diagnosis:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_neutral_changes_come_first(
-    cause: str, held: dict[str, Any], change: dict[str, Any]
+    cause: str,
+    held: dict[str, Any],
+    change: dict[str, Any],
 ) -> None:
     found = next_smaller(run(**held), diagnosis(cause))
     assert found is not None and dict(found.change) == change and not found.learning
@@ -103,12 +114,21 @@ def test_learning_changes_are_the_last_resort_and_marked(tmp_path: Path) -> None
     assert written.read_text().startswith("# CHANGES WHAT IS LEARNED")
 
 
-def write(folder: Path, running: Running, cause: str) -> Path:
+def write(
+    folder: Path,
+    running: Running,
+    cause: str,
+) -> Path:
     files = oom_report.write(
         folder,
         MemoryError("no memory"),
         diagnosis(cause),
-        OomMoment(rank=3, world_size=4, step=17, reading=None),
+        OomMoment(
+            rank=3,
+            world_size=4,
+            step=17,
+            reading=None,
+        ),
         running,
     )
     assert [file.name for file in files] == ["rank3.json", "rank3.txt", "next.yaml"]
@@ -153,7 +173,12 @@ def test_ranks_that_fail_together_leave_one_configuration_and_a_diagnosis_each(
     tmp_path: Path,
 ) -> None:
     for rank in range(3):
-        moment = OomMoment(rank=rank, world_size=3, step=1, reading=None)
+        moment = OomMoment(
+            rank=rank,
+            world_size=3,
+            step=1,
+            reading=None,
+        )
         oom_report.write(tmp_path, MemoryError(), diagnosis("activations"), moment, run())
     names = sorted(file.name for file in tmp_path.iterdir())
     assert names == [
@@ -164,7 +189,12 @@ def test_ranks_that_fail_together_leave_one_configuration_and_a_diagnosis_each(
 
 
 def test_without_a_configuration_there_is_still_a_diagnosis(tmp_path: Path) -> None:
-    moment = OomMoment(rank=0, world_size=1, step=1, reading=None)
+    moment = OomMoment(
+        rank=0,
+        world_size=1,
+        step=1,
+        reading=None,
+    )
     files = oom_report.write(tmp_path, MemoryError(), diagnosis("unknown_memory"), moment, None)
     assert [file.name for file in files] == ["rank0.json", "rank0.txt"]
 

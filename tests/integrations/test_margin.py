@@ -6,6 +6,7 @@ import random
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +25,11 @@ LIMIT = 40 * GIB
 
 
 def reading(peak: float) -> GaugeReading:
-    return GaugeReading(peak_bytes=round(peak), limit_bytes=LIMIT, by="GPU 0")
+    return GaugeReading(
+        peak_bytes=round(peak),
+        limit_bytes=LIMIT,
+        by="GPU 0",
+    )
 
 
 def run(
@@ -66,9 +71,22 @@ def test_growth_that_crosses_the_limit_is_reported_early() -> None:
 def test_longer_completions_are_carried_on_to_the_longest_allowed() -> None:
     lengths = [100 + 20 * step for step in range(30)]
     peaks = [10 * GIB + length * 32 * MIB for length in lengths]
-    (said,) = run(peaks, lengths=lengths, longest=1024, last_step=31)
+    (said,) = run(
+        peaks,
+        lengths=lengths,
+        longest=1024,
+        last_step=31,
+    )
     assert "with the allowed 1024" in said and "so far) it is at least 42 GiB of 40 GiB" in said
-    assert run(peaks, lengths=lengths, longest=720, last_step=31) == [], "at their longest they fit"
+    assert (
+        run(
+            peaks,
+            lengths=lengths,
+            longest=720,
+            last_step=31,
+        )
+        == []
+    ), "at their longest they fit"
 
 
 def test_one_jump_is_no_trend() -> None:
@@ -84,26 +102,15 @@ def test_a_long_run_takes_no_more_memory_or_time_to_watch(steps: int) -> None:
     assert steps < 3 or margin.by_step[-1].steps > steps / 2, "the trend is over the whole run"
 
 
-LIMITED = """
-import resource
-from autotune.integrations.memory_margin import CpuGauge
-gauge = CpuGauge()
-before = gauge.read()
-mapped = gauge.read
-data = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024
-resource.setrlimit(resource.RLIMIT_DATA, (data + 300 * 2**20, resource.RLIM_INFINITY))
-first = gauge.read()
-held = bytearray(200 * 2**20)
-second = gauge.read()
-del held
-third = gauge.read()
-print(before.by, first.by, first.margin_bytes // 2**20, second.margin_bytes // 2**20, third.margin_bytes // 2**20, sep="|")
-"""
+LIMITED = (Path(__file__).parent / "programs/limited.py.txt").read_text()
 
 
 def test_a_data_limit_is_the_nearest_limit() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True
+        [sys.executable, "-c", LIMITED],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     before, by, *margins = done.stdout.strip().split("|")
     first, second, third = map(int, margins)
@@ -127,7 +134,10 @@ def test_memory_of_children_counts() -> None:
     before = gauge.read().peak_bytes
     code = "held = bytearray(300 * 2**20); print('ready', flush=True); input()"
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as child:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
         assert gauge.read().peak_bytes >= before + 250 * MIB
@@ -149,7 +159,12 @@ def cuda(**figures: int) -> SimpleNamespace:
 
 
 def test_a_gpus_peak_is_torchs_plus_memory_outside() -> None:
-    torch = cuda(free=50, total=80, memory_reserved=24, max_memory_reserved=40)
+    torch = cuda(
+        free=50,
+        total=80,
+        memory_reserved=24,
+        max_memory_reserved=40,
+    )
     found = CudaGauge(torch, "cuda:0", sleeps=False).read()
     assert (found.peak_bytes, found.outside_bytes, found.margin_bytes) == (
         46 * GIB,
@@ -159,7 +174,12 @@ def test_a_gpus_peak_is_torchs_plus_memory_outside() -> None:
 
 
 def test_where_an_engine_sleeps_torchs_figure_misleads_and_the_device_counts() -> None:
-    torch = cuda(free=50, total=80, memory_reserved=60, max_memory_reserved=75)
+    torch = cuda(
+        free=50,
+        total=80,
+        memory_reserved=60,
+        max_memory_reserved=75,
+    )
     gauge = CudaGauge(torch, "cuda:0", sleeps=True)
     assert gauge.read().peak_bytes == 30 * GIB
     torch.cuda.mem_get_info = lambda device: (60 * GIB, 80 * GIB)

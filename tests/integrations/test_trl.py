@@ -26,12 +26,21 @@ ROOM_MIB = "90"
 def a_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     made = [sys.executable, str(MADE_UP), str(folder / "model")]
-    subprocess.run(made, check=True, capture_output=True, timeout=200, env=environment())
+    subprocess.run(
+        made,
+        check=True,
+        capture_output=True,
+        timeout=200,
+        env=environment(),
+    )
     return folder / "model"
 
 
 def run_out(
-    folder: Path, model: Path, *words: str, launch: tuple[str, ...] = ()
+    folder: Path,
+    model: Path,
+    *words: str,
+    launch: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     (folder / "model").symlink_to(model)
     command = [sys.executable, *launch, str(SCRIPT), str(folder), *words]
@@ -48,7 +57,11 @@ def run_out(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["callback", "watch"])
-def test_memory_really_runs_out(tmp_path: Path, model: Path, how: str) -> None:
+def test_memory_really_runs_out(
+    tmp_path: Path,
+    model: Path,
+    how: str,
+) -> None:
     done = run_out(tmp_path, model, ROOM_MIB, how)
     assert done.returncode == 1, done.stderr[-3000:]
     last = done.stderr.strip().splitlines()[-4:]  # a progress bar may draw itself once more
@@ -119,7 +132,9 @@ def test_of_two_ranks_the_one_that_failed_writes(tmp_path: Path, model: Path) ->
 
 
 def test_a_run_that_ends_well_leaves_nothing_behind(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from datasets import Dataset
@@ -180,7 +195,12 @@ def _begun(folder: Path, **options: Any) -> Any:
     from autotune.integrations.trl import MemoryWatch
 
     callback = MemoryWatch(folder=folder, **options)
-    args = GRPOConfig(output_dir=str(folder), use_cpu=True, bf16=False, report_to="none")
+    args = GRPOConfig(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+    )
     callback.on_train_begin(args, TrainerState(max_steps=100), TrainerControl(), optimizer=None)
     return callback, args
 
@@ -199,7 +219,9 @@ def test_uncaught_errors_reach_the_hook(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_trouble_of_its_own_does_not_disturb_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     callback, args = _begun(tmp_path / "file")
@@ -216,7 +238,11 @@ def test_warnings_reach_the_given_function(tmp_path: Path) -> None:
     heard: list[str] = []
     callback, args = _begun(tmp_path, warn=heard.append)
     callback._gauge = SimpleNamespace(
-        read=lambda: GaugeReading(peak_bytes=97, limit_bytes=100, by="GPU 0")
+        read=lambda: GaugeReading(
+            peak_bytes=97,
+            limit_bytes=100,
+            by="GPU 0",
+        )
     )
     callback.on_step_end(args, SimpleNamespace(global_step=7), None)
     callback.on_log(

@@ -33,7 +33,11 @@ def test_more_devices_than_anything_has(asked: str) -> None:
         ("4090", 1, "RTX4090"),
     ],
 )
-def test_gpus_by_name(asked: str, count: int, name: str) -> None:
+def test_gpus_by_name(
+    asked: str,
+    count: int,
+    name: str,
+) -> None:
     found = hardware(asked, here=())
     assert (found.count, found.name, found.kind, found.here) == (count, name, "cuda", False)
     assert found.memory_bytes > 20 * GIB
@@ -60,7 +64,12 @@ def test_an_ambiguous_gpu_is_never_guessed(asked: str, choices: str) -> None:
         ("H200=100G", 1, "H200", 100),
     ],
 )
-def test_a_card_by_its_memory_is_predicted_for(asked: str, count: int, name: str, gib: int) -> None:
+def test_a_card_by_its_memory_is_predicted_for(
+    asked: str,
+    count: int,
+    name: str,
+    gib: int,
+) -> None:
     found = hardware(asked, here=(H200,))
     assert (found.count, found.name, found.memory_bytes, found.here) == (
         count,
@@ -110,7 +119,32 @@ def test_more_than_are_here() -> None:
 def test_local_means_all_that_is_here() -> None:
     found = hardware("local", here=(H200, H200, H200))
     assert (found.count, found.name, found.here) == (3, "H200", True)
-    assert hardware("local", here=()).kind == "cpu"
+    with pytest.raises(BadInput, match=r"--gpus cpu .*like --gpus 2xA100-40G"):
+        hardware("local", here=())
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "name"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 1, "A100-40G"),
+        ("2xNVIDIA A100-SXM4-80GB", 2, "A100-80G"),
+        ("NVIDIA H100 80GB HBM3", 1, "H100"),
+        ("Tesla V100-SXM2-32GB", 1, "V100-32G"),
+        ("NVIDIA A800-SXM4-80GB", 1, "A800-80G"),
+        ("NVIDIA GeForce RTX 4090", 1, "RTX4090"),
+        ("H100x8", 8, "H100"),
+        ("rtx4090 x 2", 2, "RTX4090"),
+        ("A100-80Gx4", 4, "A100-80G"),
+        ("H800", 1, "H800"),
+    ],
+)
+def test_the_drivers_names_and_a_count_behind_the_name(
+    text: str,
+    count: int,
+    name: str,
+) -> None:
+    found = hardware(text, here=())
+    assert (found.count, found.name) == (count, name)
 
 
 def test_local_takes_a_gpu_that_the_catalogue_lacks() -> None:
@@ -151,7 +185,11 @@ def test_cpu_ranks() -> None:
         ("NVIDIA RTX 6000 Ada Generation", 49140, "RTX6000ADA"),
     ],
 )
-def test_gpus_are_recognised_by_name_and_memory(driver_name: str, mib: int, name: str) -> None:
+def test_gpus_are_recognised_by_name_and_memory(
+    driver_name: str,
+    mib: int,
+    name: str,
+) -> None:
     found = recognise(Device(name=driver_name, memory_bytes=mib * MIB))
     assert found is not None and found.name == name
 
@@ -200,7 +238,11 @@ CGROUPS = [("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total
 
 
 @pytest.mark.parametrize(("usage", "stat"), CGROUPS)
-def test_memory_of_a_pod_is_what_its_cgroup_leaves(tmp_path: Path, usage: str, stat: str) -> None:
+def test_memory_of_a_pod_is_what_its_cgroup_leaves(
+    tmp_path: Path,
+    usage: str,
+    stat: str,
+) -> None:
     """The machine's free memory says nothing about a pod with a limit of its own."""
     version_2 = usage == "memory.current"
     root, pod = tmp_path, (tmp_path if version_2 else tmp_path / "memory") / "pod"
@@ -241,4 +283,6 @@ def test_nvidia_smi_is_read_where_nvml_is_missing(tmp_path: Path) -> None:
     size = 40960 * MIB
     assert ask() == f"2xA100-40G [{size}, {size}]"
     assert ask(CUDA_VISIBLE_DEVICES="1") == f"A100-40G [{size}]"
-    assert ask(CUDA_VISIBLE_DEVICES="") == "cpu []"
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        ask(CUDA_VISIBLE_DEVICES="")
+    assert "no NVIDIA GPU is visible" in refused.value.stderr

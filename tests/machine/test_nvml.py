@@ -55,7 +55,11 @@ def test_the_real_library_reports_no_driver_here() -> None:
         ("driver_mismatch", "version mismatch", False),
     ],
 )
-def test_reasons_for_nvml_unavailable(recording: str, why: str, absent: bool) -> None:
+def test_reasons_for_nvml_unavailable(
+    recording: str,
+    why: str,
+    absent: bool,
+) -> None:
     with pytest.raises(NvmlUnavailable, match=why) as caught:
         Nvml.open(Playback(recording))
     assert caught.value.absent is absent
@@ -119,7 +123,12 @@ def test_the_connection_is_closed() -> None:
 
 
 A, B, C = (
-    Device(name="X", memory_bytes=1, index=number, uuid=f"GPU-{letter}00")
+    Device(
+        name="X",
+        memory_bytes=1,
+        index=number,
+        uuid=f"GPU-{letter}00",
+    )
     for number, letter in enumerate("abc")
 )
 

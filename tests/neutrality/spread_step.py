@@ -59,7 +59,11 @@ def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     )
     prompts = Dataset.from_list([{"prompt": f"count to {n} and back"} for n in range(16)])
     trainer = GRPOTrainer(
-        model=model, reward_funcs=reward, args=config, train_dataset=prompts, callbacks=[Recorder()]
+        model=model,
+        reward_funcs=reward,
+        args=config,
+        train_dataset=prompts,
+        callbacks=[Recorder()],
     )
     trainer.train()
     after = whole(trainer.model)
@@ -108,7 +112,7 @@ def main() -> None:
 
     folder = Path(sys.argv[1]).parent / f"rank{os.environ['RANK']}"
     folder.mkdir(exist_ok=True)
-    launch = inside("trl.grpo_probe")
+    launch = inside("trl.rank_environment")
     if launch.is_sharded(case):
         take_gloo_for_gpus()
     launch.enter_launch(case, folder)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from autotune.catalog.space_files import load_space, names
-from autotune.frameworks.trl.legality import LOSSES
+from autotune.frameworks.trl.legality import GRPO_LOSSES
 from autotune.worker.synthetic import tiny_config, write_model_folder
 
 GENERATION_BATCH = 8
@@ -60,9 +60,6 @@ EXCLUDED = {
         "where DeepSpeed keeps and updates the optimizer's state; needs a GPU"
     ),
     "offload_param_device": "where DeepSpeed keeps weights while no layer needs them; needs a GPU",
-    "local_rollout_forward_batch_size": (
-        "PPO's rollouts at a time, without gradients: other samples of the same policy"
-    ),
     "vllm_max_model_length": (
         "a window of at least prompt + completion, which legality demands, cuts nothing"
     ),
@@ -105,7 +102,11 @@ def one_step(model: str, tmp_path_factory: pytest.TempPathFactory) -> Step:
     return lambda **settings: _one_step(model, tmp_path_factory.mktemp("run"), settings)
 
 
-def _one_step(model: str, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def _one_step(
+    model: str,
+    folder: Path,
+    settings: dict[str, Any],
+) -> dict[str, Any]:
     """Gradient, update and sampled completions of one optimizer step."""
     import torch
     from datasets import Dataset
@@ -153,7 +154,11 @@ def _one_step(model: str, folder: Path, settings: dict[str, Any]) -> dict[str, A
     )
     prompts = Dataset.from_list([{"prompt": f"count to {n} and back"} for n in range(16)])
     trainer = GRPOTrainer(
-        model=model, reward_funcs=reward, args=config, train_dataset=prompts, callbacks=[Recorder()]
+        model=model,
+        reward_funcs=reward,
+        args=config,
+        train_dataset=prompts,
+        callbacks=[Recorder()],
     )
     told["before"] = torch.cat([p.detach().double().flatten() for p in trainer.model.parameters()])
     trainer.train()
@@ -185,7 +190,7 @@ def spread_over_shapes(one_step: Step, **settings: Any) -> float:
     return worst
 
 
-@pytest.mark.parametrize("loss_type", [loss for loss in LOSSES if loss != "bnpo"])
+@pytest.mark.parametrize("loss_type", [loss for loss in GRPO_LOSSES if loss != "bnpo"])
 def test_micro_batch_against_accumulation_is_neutral(one_step: Step, loss_type: str) -> None:
     assert spread_over_shapes(one_step, loss_type=loss_type) < ROUNDING
 

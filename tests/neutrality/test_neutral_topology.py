@@ -37,7 +37,11 @@ Step = Callable[..., list[dict[str, Any]]]
 def step(tmp_path_factory: pytest.TempPathFactory) -> Step:
     # Large enough that ZeRO-3 takes its matrices apart: below 100,000 elements DeepSpeed keeps them
     # whole.
-    shape = tiny_config(vocab=512, layers=2, hidden=512)
+    shape = tiny_config(
+        vocab=512,
+        layers=2,
+        hidden=512,
+    )
     model = write_model_folder(tmp_path_factory.mktemp("spread") / "model", shape, weights=True)
     done: dict[str, list[dict[str, Any]]] = {}
 
@@ -55,7 +59,11 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> Step:
 
 
 def on_ranks(
-    model: Path, folder: Path, sharding: str, knobs: dict[str, Any], case: dict[str, Any]
+    model: Path,
+    folder: Path,
+    sharding: str,
+    knobs: dict[str, Any],
+    case: dict[str, Any],
 ) -> list[dict[str, Any]]:
     """Return each rank's result. The launch is built by the trainer, as for a probe."""
     import torch
@@ -74,7 +82,11 @@ def on_ranks(
     return [torch.load(folder / f"rank{rank}" / "answer.pt") for rank in range(RANKS)]
 
 
-def start(file: Path, rank: int, port: int) -> subprocess.Popen[str]:
+def start(
+    file: Path,
+    rank: int,
+    port: int,
+) -> subprocess.Popen[str]:
     place = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -107,7 +119,9 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def check_same_step(
-    plain: list[dict[str, Any]], spread: list[dict[str, Any]], wrapper: str
+    plain: list[dict[str, Any]],
+    spread: list[dict[str, Any]],
+    wrapper: str,
 ) -> None:
     for ours, theirs in zip(plain, spread, strict=True):
         assert ours["completions"] == theirs["completions"], "not the same generated batch"
@@ -125,7 +139,11 @@ def check_same_step(
         ),
     ],
 )
-def test_spreading_the_model_is_neutral(step: Step, sharding: str, wrapper: str) -> None:
+def test_spreading_the_model_is_neutral(
+    step: Step,
+    sharding: str,
+    wrapper: str,
+) -> None:
     check_same_step(step("ddp"), step(sharding), wrapper)
 
 

@@ -45,6 +45,12 @@ args = GRPOConfig(
 args.beta = 0.04
 adapter = LoraConfig(r=4, target_modules=["q_proj"])
 trainer = MyTrainer(
-    model, data, 1.0, rewards=[good], args=args, processing_class=tokenizer, peft_config=adapter
+    model,
+    data,
+    1.0,
+    rewards=[good],
+    args=args,
+    processing_class=tokenizer,
+    peft_config=adapter,
 )
 trainer.train()

@@ -39,7 +39,10 @@ def main():
         report_to="none",
     )
     trainer = GRPOTrainer(
-        model=sys.argv[1], reward_funcs=[length_reward, Brevity(100)], args=args, train_dataset=data
+        model=sys.argv[1],
+        reward_funcs=[length_reward, Brevity(100)],
+        args=args,
+        train_dataset=data,
     )
     trainer.train()
     Path("trained").write_text(

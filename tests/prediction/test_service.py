@@ -19,7 +19,8 @@ from autotune.core.job import Model, Task, Workload
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate
 from autotune.core.units import MIB
-from autotune.estimate.screening import Family, phase_peaks, point_of, traced_request
+from autotune.estimate.screening import Family, point_of, traced_request
+from autotune.estimate.screening.step_model import phase_peaks, sizes_at
 from autotune.machine.hardware_detection import hardware
 from autotune.prediction.service import PredictionService, predict_candidates
 from autotune.prediction.trace_cache import TraceCache
@@ -59,16 +60,27 @@ def task_of(
     method: str = "grpo", gpus: str = "A100-40G", tuning: str = "lora", **config: object
 ) -> Task:
     model = Model(
-        name="synthetic/model", config={**CONFIG, **config}, folder=None, origin="catalogue"
+        name="synthetic/model",
+        config={**CONFIG, **config},
+        folder=None,
+        origin="catalogue",
     )
-    workload = Workload(model=model, python=Path(sys.executable), method=method, tuning=tuning)  # type: ignore[arg-type]
+    workload = Workload(
+        model=model,
+        python=Path(sys.executable),
+        method=method,
+        tuning=tuning,
+    )  # type: ignore[arg-type]
     return Task(workload=workload, hardware=hardware(gpus))
 
 
 def service_of(task: Task, tracer: TracerPool) -> PredictionService:
     trainer = frameworks.trainer("trl", task.workload.method)
     return PredictionService(
-        task=task, trainer=trainer, limit_bytes=task.hardware.memory_bytes, tracer=tracer
+        task=task,
+        trainer=trainer,
+        limit_bytes=task.hardware.memory_bytes,
+        tracer=tracer,
     )
 
 
@@ -113,12 +125,17 @@ def space(task: Task, **held: Any) -> list[Candidate]:
     return [trainer.complete(one, task) for one in knobs]
 
 
-def compare_requested(tracer: TracerPool, family: Family, request: Any, subject: str) -> None:
+def compare_requested(
+    tracer: TracerPool,
+    family: Family,
+    request: Any,
+    subject: str,
+) -> None:
     """Compare the requested bytes of each phase, by the family's model and by a trace of this
     step.
     """
     traced = phase_peaks(tracer.trace(request))
-    (sizes,) = family.model.at([point_of(request)])
+    sizes = sizes_at(family.model, point_of(request))
     predicted = phase_peaks(family.model.trace, sizes)
     assert predicted.keys() == traced.keys()
     errors = [(predicted[phase] - traced[phase]) / max(traced.values()) for phase in traced]
@@ -137,7 +154,9 @@ def compare_requested(tracer: TracerPool, family: Family, request: Any, subject:
     ids=str,
 )
 def test_screened_peaks_equal_those_of_each_trace(
-    tracer: TracerPool, what: dict[str, Any], knobs: dict[str, Any]
+    tracer: TracerPool,
+    what: dict[str, Any],
+    knobs: dict[str, Any],
 ) -> None:
     task = task_of(**what)
     service = service_of(task, tracer)

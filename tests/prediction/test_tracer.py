@@ -65,7 +65,12 @@ def test_a_trace_names_the_engine_installed_beside_it_and_holds_for_every_other(
         name: version for name, version in installed.items() if not name.startswith("vllm")
     } | {"vllm": "0.1.0"}
     with closing(
-        Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path), versions=upgraded)
+        Tracer(
+            Path(sys.executable),
+            adapter=TOY,
+            cache=TraceCache(tmp_path),
+            versions=upgraded,
+        )
     ) as other:
         assert other.trace(spec()).versions["vllm"] == "0.1.0"
         assert other.traced == 0

@@ -22,7 +22,12 @@ TOY = str(Path(__file__).parent / "toy_trace.py")
 
 
 def make(versions: Mapping[str, str] | None) -> Tracer:
-    return Tracer(Path(sys.executable), adapter=TOY, trace_seconds=20.0, versions=versions)
+    return Tracer(
+        Path(sys.executable),
+        adapter=TOY,
+        trace_seconds=20.0,
+        versions=versions,
+    )
 
 
 @pytest.fixture(name="tracers")
@@ -81,7 +86,10 @@ def test_closing_ends_running_traces_at_once(tracers: TracerPool) -> None:
 def test_cached_traces_start_no_framework(tmp_path: Path) -> None:
     def cached(versions: Mapping[str, str] | None) -> Tracer:
         return Tracer(
-            Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path), versions=versions
+            Path(sys.executable),
+            adapter=TOY,
+            cache=TraceCache(tmp_path),
+            versions=versions,
         )
 
     for computed in (3, 0):

@@ -20,7 +20,11 @@ def load(request, stage):
     return {}
 
 
-def measure(loaded, specification, stage):
+def measure(
+    loaded,
+    specification,
+    stage,
+):
     do = specification.get("do", "answer")
     if do == "kill":
         print("last output before the signal", file=sys.stderr, flush=True)

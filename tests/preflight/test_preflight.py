@@ -33,7 +33,11 @@ def a_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def in_the_project(monkeypatch: pytest.MonkeyPatch, project: Path, store: Path) -> None:
+def in_the_project(
+    monkeypatch: pytest.MonkeyPatch,
+    project: Path,
+    store: Path,
+) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setenv("XDG_DATA_HOME", str(store))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -138,7 +142,9 @@ def test_the_longest_prompt_of_the_data_changed(no_probe: list[str], project: Pa
 
 
 def test_a_version_in_the_training_environment_changed(
-    no_probe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    no_probe: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The interpreter itself reports another version: what lies first on its path is what is
     # installed.
@@ -176,7 +182,7 @@ def test_another_number_of_processes_is_refused(project: Path) -> None:
     file = project / "two.yaml"
     file.write_text((project / "train.yaml").read_text() + "num_processes: 2\n")
     with pytest.raises(
-        autotune.core.errors.BadInput, match=r"starts 2 processes, and cpu are 1.*2xcpu"
+        autotune.core.errors.BadInput, match=r"starts 2 processes, but cpu has 1 device.*2xcpu"
     ):
         autotune.preflight(file, gpus="cpu")
 

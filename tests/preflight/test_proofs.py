@@ -25,7 +25,13 @@ from autotune.search.record import Store
 from tests.probe.nvml_playback import Playback
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "trl": "1.16.0"}
-A100 = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=40960 * MIB, here=True)
+A100 = Hardware(
+    kind="cuda",
+    name="A100-40G",
+    count=1,
+    memory_bytes=40960 * MIB,
+    here=True,
+)
 CONFIG = {"model_type": "qwen2", "hidden_size": 896, "max_position_embeddings": 4096}
 OTHERS = 3080 * MIB
 """Memory of other processes on GPU 0 in the recording."""
@@ -43,7 +49,10 @@ def recorded_driver(monkeypatch: pytest.MonkeyPatch) -> Playback:
 
 
 def job(
-    *, prompt: int = 512, config: dict[str, object] = CONFIG, held: dict[str, object] | None = None
+    *,
+    prompt: int = 512,
+    config: dict[str, object] = CONFIG,
+    held: dict[str, object] | None = None,
 ) -> Job:
     settings = {
         "max_prompt_length": prompt,
@@ -52,7 +61,12 @@ def job(
         **(held or {}),
     }
     workload = Workload(
-        model=Model(name="made/up", config=config, folder=None, origin="catalogue"),
+        model=Model(
+            name="made/up",
+            config=config,
+            folder=None,
+            origin="catalogue",
+        ),
         python=Path(sys.executable),
         tuning="full",
         held=settings,
@@ -81,7 +95,11 @@ def proofs(asked: Job, versions: dict[str, str] = VERSIONS) -> Proofs:
     return Proofs(asked, TrlGrpo(), candidate(asked), versions)
 
 
-def trial(asked: Job, outcome: Outcome = Outcome.OK, peak: int | None = 20 * 1024 * MIB) -> Trial:
+def trial(
+    asked: Job,
+    outcome: Outcome = Outcome.OK,
+    peak: int | None = 20 * 1024 * MIB,
+) -> Trial:
     device = DeviceMemory(
         index=0,
         uuid="GPU-0",
@@ -91,11 +109,17 @@ def trial(asked: Job, outcome: Outcome = Outcome.OK, peak: int | None = 20 * 102
         others_bytes=OTHERS,
     )
     memory = Memory(
-        peak_bytes=peak, limit_bytes=A100.memory_bytes, bound_by="device", devices=(device,)
+        peak_bytes=peak,
+        limit_bytes=A100.memory_bytes,
+        bound_by="device",
+        devices=(device,),
     )
     cost = Cost(total_seconds=30.0, load_seconds=20.0)
     measured = Measurement(
-        candidate_id=candidate(asked).id, outcome=outcome, memory=memory, cost=cost
+        candidate_id=candidate(asked).id,
+        outcome=outcome,
+        memory=memory,
+        cost=cost,
     )
     return Trial(
         number=0,
@@ -125,7 +149,9 @@ def missed(asked: Job, versions: dict[str, str] = VERSIONS) -> str:
     ],
 )
 def test_room_is_left_for_the_context_of_the_launching_process(
-    hardware: Hardware, torch: str, mib: int
+    hardware: Hardware,
+    torch: str,
+    mib: int,
 ) -> None:
     asked = job()
     asked = dataclasses.replace(asked, task=dataclasses.replace(asked.task, hardware=hardware))
@@ -258,7 +284,13 @@ def test_only_decided_proofs_are_stored() -> None:
 
 
 def test_on_a_cpu_a_fuller_machine_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = Hardware(kind="cpu", name="cpu", count=1, memory_bytes=2**40, here=True)
+    cpu = Hardware(
+        kind="cpu",
+        name="cpu",
+        count=1,
+        memory_bytes=2**40,
+        here=True,
+    )
     asked = dataclasses.replace(
         job(), task=dataclasses.replace(job().task, hardware=cpu), memory_limit_bytes=2**40
     )

@@ -35,6 +35,11 @@ class SmallCards:
         return self.made[-1]
 
 
-def on_card(library: Playback, device: int, pid: int, mib: int) -> None:
+def on_card(
+    library: Playback,
+    device: int,
+    pid: int,
+    mib: int,
+) -> None:
     """The driver's list shows a process with so much."""
     library.put(device, 4 + mib, [{"pid": pid, "mib": mib}])

@@ -29,7 +29,12 @@ class Playback:
     def at(self, number: int) -> None:
         self._moment = self._recording["moments"][number]
 
-    def put(self, device: int, used_mib: int, compute: list[dict[str, Any]]) -> None:
+    def put(
+        self,
+        device: int,
+        used_mib: int,
+        compute: list[dict[str, Any]],
+    ) -> None:
         """A moment of the test's own."""
         moment = [dict(state) for state in self._moment]
         moment[device] = {"used_mib": used_mib, "compute": compute}
@@ -107,10 +112,16 @@ class Playback:
         )
         if version is None:
             return pynvml.c_nvmlMemory_t(
-                total=total, free=total - used - reserved, used=used + reserved
+                total=total,
+                free=total - used - reserved,
+                used=used + reserved,
             )
         return pynvml.c_nvmlMemory_v2_t(
-            version=version, total=total, reserved=reserved, free=total - used - reserved, used=used
+            version=version,
+            total=total,
+            reserved=reserved,
+            free=total - used - reserved,
+            used=used,
         )
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:

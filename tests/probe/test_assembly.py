@@ -46,8 +46,18 @@ def test_one_rank_is_reported_unchanged() -> None:
         longest_completion=128,
         seconds=3.0,
         cycles=(
-            CycleMemory(steps=1, seconds=1.0, peak_bytes=10, held_bytes=5),
-            CycleMemory(steps=2, seconds=2.0, peak_bytes=12, held_bytes=6),
+            CycleMemory(
+                steps=1,
+                seconds=1.0,
+                peak_bytes=10,
+                held_bytes=5,
+            ),
+            CycleMemory(
+                steps=2,
+                seconds=2.0,
+                peak_bytes=12,
+                held_bytes=6,
+            ),
         ),
     )
 
@@ -63,7 +73,14 @@ def test_several_ranks_give_the_least_counts_and_the_worst_peak() -> None:
     merged = activity_of([reported(exercised=FIRST), reported(exercised=other)])
     assert merged is not None
     assert (merged.checkpoint_saves, merged.shortest_completion, merged.seconds) == (0, 100, 4.0)
-    assert merged.cycles == (CycleMemory(steps=1, seconds=1.5, peak_bytes=30, held_bytes=5),)
+    assert merged.cycles == (
+        CycleMemory(
+            steps=1,
+            seconds=1.5,
+            peak_bytes=30,
+            held_bytes=5,
+        ),
+    )
 
 
 def test_no_report_is_unknown() -> None:

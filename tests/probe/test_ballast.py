@@ -68,7 +68,10 @@ def test_ballast_exits_with_its_killed_owner() -> None:
     )
     root = Path(__file__).parents[2]
     with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as owner:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
@@ -94,7 +97,12 @@ class PaperCard:
     some size.
     """
 
-    def __init__(self, total: int, used: int, largest: int) -> None:
+    def __init__(
+        self,
+        total: int,
+        used: int,
+        largest: int,
+    ) -> None:
         self.total, self.used, self.largest = total, used, largest
 
     def figures(self) -> tuple[int, int]:
@@ -118,7 +126,10 @@ class PaperCard:
     wishes=st.lists(st.floats(0, 1), min_size=1, max_size=4),
 )
 def test_free_memory_is_as_requested_or_slightly_less(
-    total: int, context: int, largest: int, wishes: list[float]
+    total: int,
+    context: int,
+    largest: int,
+    wishes: list[float],
 ) -> None:
     card = PaperCard(total, context, largest)
     ballast = HeldBallast(card)

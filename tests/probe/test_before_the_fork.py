@@ -35,7 +35,11 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def probes(
-    tmp_path: Path, driver: str, hint: dict[str, Any], times: int = 1, ranks: int = 1
+    tmp_path: Path,
+    driver: str,
+    hint: dict[str, Any],
+    times: int = 1,
+    ranks: int = 1,
 ) -> list[Measurement]:
     """Measure a candidate several times; each rank uses the driver."""
     made = executor(tmp_path, hint=hint, ranks=ranks)
@@ -48,7 +52,9 @@ def probes(
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_work_after_imports_that_initialise_the_driver(
-    tmp_path: Path, driver: str, ranks: int
+    tmp_path: Path,
+    driver: str,
+    ranks: int,
 ) -> None:
     found = probes(tmp_path, driver, {"driver": driver}, times=2, ranks=ranks)
     assert [one.outcome for one in found] == [Outcome.OK, Outcome.OK], found[0].failure
@@ -100,7 +106,10 @@ class _Cuda:
         assert self._C._cuda_getDeviceCount() == 2  # the real one queries it too
         major, minor = self._capability()
         return SimpleNamespace(
-            major=major, minor=minor, total_memory=(index + 1) * 2**30, name=f"card {index}"
+            major=major,
+            minor=minor,
+            total_memory=(index + 1) * 2**30,
+            name=f"card {index}",
         )
 
 

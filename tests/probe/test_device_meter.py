@@ -40,7 +40,10 @@ def until(holds: Callable[[], bool]) -> bool:
 
 @contextmanager
 def metered(
-    recording: str, *uuids: str, ours: tuple[int, ...] = (9007001, 9007002), here: bool = True
+    recording: str,
+    *uuids: str,
+    ours: tuple[int, ...] = (9007001, 9007002),
+    is_visible: bool = True,
 ) -> Iterator[tuple[Playback, DeviceMeter]]:
     library = Playback(recording)
     nvml = Nvml.open(library)
@@ -50,7 +53,7 @@ def metered(
         uuids,
         before,
         lambda: ours,
-        here=lambda pid: here,
+        is_visible=lambda pid: is_visible,
         interval_seconds=0.001,
         list_seconds=0.002,
     )
@@ -104,9 +107,12 @@ def test_thread_samples_and_mark_resets() -> None:
     ],
 )
 def test_without_a_process_list_the_device_total_is_used(
-    recording: str, here: bool, own_mib: int, why: str
+    recording: str,
+    here: bool,
+    own_mib: int,
+    why: str,
 ) -> None:
-    with metered(recording, FIRST, here=here) as (library, meter):
+    with metered(recording, FIRST, is_visible=here) as (library, meter):
         meter.look()
         library.at(1)
         meter.look()
@@ -174,7 +180,11 @@ def test_without_bytes_per_process_all_growth_is_ours() -> None:
 
 
 def test_reason_for_a_missing_list_is_passed_on() -> None:
-    before = Reading(used_bytes=4, processes=None, why="Insufficient Permissions")
+    before = Reading(
+        used_bytes=4,
+        processes=None,
+        why="Insufficient Permissions",
+    )
     assert (
         split(Reading(used_bytes=9, processes={}), before, OURS, everywhere).why
         == "Insufficient Permissions"
@@ -221,7 +231,10 @@ BYTES = st.integers(min_value=0, max_value=10**12)
     unbooked=BYTES,
 )
 def test_parts_add_up_for_any_processes(
-    own: dict[int, int], others: dict[int, int], joined: dict[int, int], unbooked: int
+    own: dict[int, int],
+    others: dict[int, int],
+    joined: dict[int, int],
+    unbooked: int,
 ) -> None:
     before = Reading(used_bytes=unbooked + sum(others.values()), processes=others)
     used = unbooked + sum(others.values()) + sum(joined.values()) + sum(own.values())

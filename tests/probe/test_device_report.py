@@ -29,7 +29,9 @@ def seen(**given: Any) -> DevicePeaks:
 
 def test_a_peak_between_two_samples_is_taken_from_the_rank(gpus: Gpus) -> None:
     peaks = seen(
-        peak_bytes=900, phase_peak_bytes={"backward": 900, "rollout": 500}, listed_peak_bytes=880
+        peak_bytes=900,
+        phase_peak_bytes={"backward": 900, "rollout": 500},
+        listed_peak_bytes=880,
     )
     result = RankResult(peak_bytes=1000, phase_peak_bytes={"backward": 1000, "load": 100})
     (device,) = device_report.device_memories(gpus, {UUID: peaks}, {0: result})
@@ -44,7 +46,11 @@ def test_a_peak_between_two_samples_is_taken_from_the_rank(gpus: Gpus) -> None:
 
 
 def test_growth_of_others_invalidates_a_ranks_own_figure(gpus: Gpus) -> None:
-    peaks = seen(peak_bytes=900, listed_peak_bytes=880, newcomers={7: 300})
+    peaks = seen(
+        peak_bytes=900,
+        listed_peak_bytes=880,
+        newcomers={7: 300},
+    )
     (device,) = device_report.device_memories(gpus, {UUID: peaks}, {0: RankResult(peak_bytes=1200)})
     assert device.peak_bytes == 900
 
@@ -53,9 +59,16 @@ def test_others_that_left_do_not_hide_what_torch_reserved(gpus: Gpus) -> None:
     """Without a list, memory of others that becomes free looks like memory that the probe did
     not take.
     """
-    figures = TorchMemory(allocated_bytes=1, reserved_bytes=1500, retries=0, out_of_memory=0)
+    figures = TorchMemory(
+        allocated_bytes=1,
+        reserved_bytes=1500,
+        retries=0,
+        out_of_memory=0,
+    )
     result = RankResult(
-        peak_bytes=900, torch_reserved_bytes=1500, torch_by_phase={"backward": figures}
+        peak_bytes=900,
+        torch_reserved_bytes=1500,
+        torch_by_phase={"backward": figures},
     )
     (device,) = device_report.device_memories(
         gpus, {UUID: seen(peak_bytes=900, why="hidden")}, {0: result}
@@ -123,12 +136,20 @@ def test_peak_of_a_load_is_included() -> None:
 def test_torchs_figures_by_phase_are_the_worst_ranks_and_the_counts_all_ranks() -> None:
     def rank(reserved: int | None, retries: int) -> RankResult:
         figures = TorchMemory(
-            allocated_bytes=10 + retries, reserved_bytes=reserved, retries=retries, out_of_memory=1
+            allocated_bytes=10 + retries,
+            reserved_bytes=reserved,
+            retries=retries,
+            out_of_memory=1,
         )
         return RankResult(torch_by_phase={"backward": figures})
 
     assert device_report.torch_by_phase([rank(20, 1), rank(30, 2)]) == {
-        "backward": TorchMemory(allocated_bytes=12, reserved_bytes=30, retries=3, out_of_memory=2)
+        "backward": TorchMemory(
+            allocated_bytes=12,
+            reserved_bytes=30,
+            retries=3,
+            out_of_memory=2,
+        )
     }
     assert (
         device_report.torch_by_phase([rank(20, 1), rank(None, 2)])["backward"].reserved_bytes

@@ -169,7 +169,12 @@ def test_ended_ballast_voids_the_measurement_and_is_replaced() -> None:
 @pytest.mark.parametrize("recording", ["library_not_found", "driver_mismatch"])
 def test_without_nvml_the_ballast_reports_the_size(recording: str) -> None:
     cards = SmallCards(2048)
-    found = gpus(Playback(recording), count=1, limit=2000 * MIB, make_ballast=cards)
+    found = gpus(
+        Playback(recording),
+        count=1,
+        limit=2000 * MIB,
+        make_ballast=cards,
+    )
     assert found.why_not is not None and found.why_not.startswith("NVML")
     assert found.meter(lambda: ()) is None
     found.settle()
@@ -240,7 +245,10 @@ def test_a_difference_smaller_than_a_context_needs_no_ballast() -> None:
     reserved=st.integers(0, GIB),
 )
 def test_the_engine_gets_the_same_bytes_as_on_the_small_card(
-    share: float, total: int, fraction: float, reserved: int
+    share: float,
+    total: int,
+    fraction: float,
+    reserved: int,
 ) -> None:
     usable = usable_bytes(int((total + reserved) * fraction), reserved)
     if usable == 0:
@@ -270,7 +278,11 @@ class Hands:
 def waited(*used: int, base: int = 3 * GIB, patience: float = 30.0) -> tuple[int, float]:
     hands = Hands(*used)
     return wait_until_released(
-        hands.read, base, patience_seconds=patience, now=hands.now, sleep=hands.sleep
+        hands.read,
+        base,
+        patience_seconds=patience,
+        now=hands.now,
+        sleep=hands.sleep,
     ), hands.time
 
 
@@ -294,7 +306,13 @@ def test_remaining_memory_is_returned_at_the_deadline() -> None:
     assert above == 2 * GIB and 2.0 <= seconds < 2.3
 
 
-A100 = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=40960 * MIB, here=True)
+A100 = Hardware(
+    kind="cuda",
+    name="A100-40G",
+    count=1,
+    memory_bytes=40960 * MIB,
+    here=True,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -324,15 +342,39 @@ def test_smaller_card_on_a_larger_one_is_noted() -> None:
 
 def test_no_notes_without_a_reason() -> None:
     assert gpu_notes(A100, A100.memory_bytes, library=Playback("newcomer")) == ()
-    elsewhere = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=1, here=False)
+    elsewhere = Hardware(
+        kind="cuda",
+        name="A100-40G",
+        count=1,
+        memory_bytes=1,
+        here=False,
+    )
     assert gpu_notes(elsewhere, 1, library=Playback("two_a100")) == ()
-    assert gpu_notes(Hardware(kind="cpu", name="cpu", count=1, memory_bytes=1, here=True), 1) == ()
+    assert (
+        gpu_notes(
+            Hardware(
+                kind="cpu",
+                name="cpu",
+                count=1,
+                memory_bytes=1,
+                here=True,
+            ),
+            1,
+        )
+        == ()
+    )
 
 
 def test_missing_nvml_and_a_wrong_choice_are_noted() -> None:
     (note,) = gpu_notes(A100, A100.memory_bytes, library=Playback("library_not_found"))
     assert "NVML is not in use (NVML: NVML Shared Library Not Found)" in note
-    two = Hardware(kind="cuda", name="A100-40G", count=2, memory_bytes=40960 * MIB, here=True)
+    two = Hardware(
+        kind="cuda",
+        name="A100-40G",
+        count=2,
+        memory_bytes=40960 * MIB,
+        here=True,
+    )
     (wrong,) = gpu_notes(two, two.memory_bytes, library=Playback("newcomer"))
     assert "2 GPUs are needed" in wrong
     library = Playback("lost")

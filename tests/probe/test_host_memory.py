@@ -47,20 +47,7 @@ def test_used_memory_is_within_the_total() -> None:
     assert all(file.exists() for file in own_counters())
 
 
-DRIVER = """
-import json, os, sys
-from pathlib import Path
-from autotune.probe.gpu_set import Gpus
-from tests.probe import toys
-from tests.probe.nvml_playback import Playback
-
-open_gpus = lambda: Gpus(1, 40960 * toys.MIB, Path(sys.executable), library=Playback("newcomer"), variable="0")
-executor = toys.executor(Path(sys.argv[1]), device_kind="cuda", open_gpus=open_gpus)
-candidate = toys.toy({"do": "phase", "name": "backward"}, {"do": "hold", "mib": 600})
-found = executor.open(candidate).measure(candidate, toys.plan())
-executor.close()
-print(json.dumps([found.outcome, found.failure.cause, found.failure.evidence, found.failure.phase]))
-"""
+DRIVER = (Path(__file__).parent / "programs/host_driver.py.txt").read_text()
 
 
 def test_rank_killed_by_the_kernel_on_a_gpu_probe_is_host_memory(tmp_path: Path) -> None:
@@ -103,7 +90,11 @@ def test_peer_error_after_a_kernel_kill_counts_as_out_of_memory(
     answer = CommandReply(
         failures=[{"event": "failed", "rank": 0, "phase": "backward", "error": complaint}]
     )
-    kernel = KernelReport(out_of_memory=True, own_limit=device == "cpu", full=False)
+    kernel = KernelReport(
+        out_of_memory=True,
+        own_limit=device == "cpu",
+        full=False,
+    )
     assert failure_of(answer, kernel, device, 1.0)[0] == outcome
 
 
@@ -112,14 +103,23 @@ def test_a_machine_that_others_filled_is_no_verdict(device: DeviceKind) -> None:
     answer = CommandReply(
         failures=[{"event": "lost", "rank": 0, "signal": 9, "exit": None, "phase": "rollout"}]
     )
-    others = KernelReport(out_of_memory=True, own_limit=False, full=False, mostly_own=False)
+    others = KernelReport(
+        out_of_memory=True,
+        own_limit=False,
+        full=False,
+        mostly_own=False,
+    )
     outcome, failure = failure_of(answer, others, device, 1.0)
     assert (
         outcome == "interrupted"
         and failure.from_outside
         and "used up by others" in failure.evidence
     )
-    own = KernelReport(out_of_memory=True, own_limit=False, full=False)
+    own = KernelReport(
+        out_of_memory=True,
+        own_limit=False,
+        full=False,
+    )
     assert failure_of(answer, own, device, 1.0)[0] == "oom_host"
 
 
@@ -132,12 +132,23 @@ def test_a_message_about_a_killed_process_needs_the_kernels_counter() -> None:
         "error": {"type": "RuntimeError", "text": words},
     }
     answer = CommandReply(failures=[failed])
-    unseen = KernelReport(out_of_memory=False, own_limit=False, full=False)
+    unseen = KernelReport(
+        out_of_memory=False,
+        own_limit=False,
+        full=False,
+    )
     outcome, failure = failure_of(answer, unseen, "cuda", 1.0)
     assert outcome == "interrupted" and failure.from_outside and "Signal 9" in failure.evidence
     assert (
         failure_of(
-            answer, KernelReport(out_of_memory=True, own_limit=False, full=False), "cuda", 1.0
+            answer,
+            KernelReport(
+                out_of_memory=True,
+                own_limit=False,
+                full=False,
+            ),
+            "cuda",
+            1.0,
         )[0]
         == "oom_host"
     )
@@ -151,7 +162,11 @@ def test_an_end_from_outside_comes_before_what_its_peers_report() -> None:
             {"event": "lost", "rank": 0, "signal": 15, "exit": None, "phase": "rollout"},
         ]
     )
-    unseen = KernelReport(out_of_memory=False, own_limit=False, full=False)
+    unseen = KernelReport(
+        out_of_memory=False,
+        own_limit=False,
+        full=False,
+    )
     assert failure_of(answer, unseen, "cuda", 1.0)[0] == "interrupted"
 
 
@@ -160,5 +175,10 @@ def test_kill_by_an_oom_daemon_is_recognised_by_short_memory(short: bool, outcom
     answer = CommandReply(
         failures=[{"event": "lost", "rank": 0, "signal": 9, "exit": None, "phase": "rollout"}]
     )
-    kernel = KernelReport(out_of_memory=False, own_limit=False, full=False, host_short=short)
+    kernel = KernelReport(
+        out_of_memory=False,
+        own_limit=False,
+        full=False,
+        host_short=short,
+    )
     assert failure_of(answer, kernel, "cuda", 1.0)[0] == outcome

@@ -66,7 +66,19 @@ def test_every_peak_is_kept_and_none_is_invented(
 
 def test_concatenated_timelines() -> None:
     first, then = (
-        (MemorySample(seconds=2.0, peak_bytes=1, phase="load"),),
-        (MemorySample(seconds=0.5, peak_bytes=2, phase="backward"),),
+        (
+            MemorySample(
+                seconds=2.0,
+                peak_bytes=1,
+                phase="load",
+            ),
+        ),
+        (
+            MemorySample(
+                seconds=0.5,
+                peak_bytes=2,
+                phase="backward",
+            ),
+        ),
     )
     assert [sample.seconds for sample in concatenated(first, then, 2.25)] == [2.0, 2.75]

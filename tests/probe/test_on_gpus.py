@@ -36,7 +36,11 @@ def holding(gib: float, uuid: str) -> Iterator[tuple[int, str]]:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": uuid}
     command = [sys.executable, "-c", HOLD, str(gib)]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as process:
         assert process.stdout is not None
         yield process.pid, process.stdout.readline().strip()

@@ -142,7 +142,10 @@ def test_a_page_shared_with_a_fork_is_counted_once() -> None:
 def test_the_meter_keeps_peaks_by_phase_and_acts_when_the_limit_is_crossed() -> None:
     figure, acted = [10], []
     meter = ProcessMeter(
-        lambda: figure[0], limit_bytes=100, over=lambda: not acted.append(1), interval_seconds=0.001
+        lambda: figure[0],
+        limit_bytes=100,
+        over=lambda: not acted.append(1),
+        interval_seconds=0.001,
     )
     try:
         meter.enter("rollout")

@@ -32,7 +32,11 @@ def load(request, stage):
     return loaded
 
 
-def measure(loaded, request, stage):
+def measure(
+    loaded,
+    request,
+    stage,
+):
     started = time.perf_counter()
     _perform(request.get("script", []), loaded, stage, request)
     seconds = time.perf_counter() - started
@@ -67,19 +71,32 @@ def release(loaded):
     loaded["held"].clear()
 
 
-def _perform(script, loaded, stage, request):
+def _perform(
+    script,
+    loaded,
+    stage,
+    request,
+):
     for step in script:
         if step.get("rank", stage.rank) == stage.rank:
             _ACTIONS[step["do"]](step, loaded, stage)
 
 
-def _phase(step, loaded, stage):
+def _phase(
+    step,
+    loaded,
+    stage,
+):
     while stage.phase is not None:
         stage.leave()
     stage.enter(step["name"])
 
 
-def _hold(step, loaded, stage):
+def _hold(
+    step,
+    loaded,
+    stage,
+):
     """Private memory, page by page, as a framework's allocator takes it: RLIMIT_DATA counts it."""
     for _ in range(step["mib"] // step.get("piece", 1)):
         piece = bytearray(step.get("piece", 1) * MIB)
@@ -87,7 +104,11 @@ def _hold(step, loaded, stage):
         loaded["held"].append(piece)
 
 
-def _map(step, loaded, stage):
+def _map(
+    step,
+    loaded,
+    stage,
+):
     """Map private memory without touching it: RLIMIT_DATA counts it, the kernel's cgroup does
     not.
     """
@@ -96,7 +117,11 @@ def _map(step, loaded, stage):
     )
 
 
-def _share(step, loaded, stage):
+def _share(
+    step,
+    loaded,
+    stage,
+):
     """Use shared memory, which no rlimit counts: only the cgroup or the meter limits it."""
     area = mmap.mmap(-1, step["mib"] * MIB)
     loaded["held"].append(area)
@@ -104,37 +129,65 @@ def _share(step, loaded, stage):
         area[at] = 1
 
 
-def _leak(step, loaded, stage):
+def _leak(
+    step,
+    loaded,
+    stage,
+):
     _hold(step, loaded, stage)
     _LEAKED.append(list(loaded["held"]))
 
 
-def _torch(step, loaded, stage):
+def _torch(
+    step,
+    loaded,
+    stage,
+):
     import torch
 
     loaded["held"].append(torch.ones(step["mib"] * MIB, dtype=torch.uint8))
 
 
-def _sleep(step, loaded, stage):
+def _sleep(
+    step,
+    loaded,
+    stage,
+):
     time.sleep(step["seconds"])
 
 
-def _raise(step, loaded, stage):
+def _raise(
+    step,
+    loaded,
+    stage,
+):
     raise {"ValueError": ValueError, "RuntimeError": RuntimeError, "SystemExit": SystemExit}[
         step["type"]
     ](step["text"])
 
 
-def _exit(step, loaded, stage):
+def _exit(
+    step,
+    loaded,
+    stage,
+):
     os._exit(step["code"])
 
 
-def _kill(step, loaded, stage):
+def _kill(
+    step,
+    loaded,
+    stage,
+):
     os.kill(os.getpid(), getattr(signal, step["signal"]))
     time.sleep(5)
 
 
-def _grandchild(step, loaded, stage):
+def _grandchild(
+    step,
+    loaded,
+    stage,
+):
     """Start a daemon in a session of its own, whose parent exits at once: its pid is recorded
     nowhere.
     """
@@ -149,17 +202,29 @@ def _grandchild(step, loaded, stage):
         time.sleep(0.005)
 
 
-def _print(step, loaded, stage):
+def _print(
+    step,
+    loaded,
+    stage,
+):
     block = b"x" * (MIB - 1) + b"\n"
     for _ in range(step["mib"]):
         os.write(1, block)
 
 
-def _say(step, loaded, stage):
+def _say(
+    step,
+    loaded,
+    stage,
+):
     print(step["text"], file=sys.stderr, flush=True)
 
 
-def _garble(step, loaded, stage):
+def _garble(
+    step,
+    loaded,
+    stage,
+):
     """Half a line, nonsense and a list on the rank's own wire."""
     for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
@@ -171,20 +236,32 @@ def _garble(step, loaded, stage):
             continue
 
 
-def _spin(step, loaded, stage):
+def _spin(
+    step,
+    loaded,
+    stage,
+):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         pass
 
 
-def _spin_for(step, loaded, stage):
+def _spin_for(
+    step,
+    loaded,
+    stage,
+):
     """Compute for this many seconds of processor time."""
     until = time.process_time() + step["seconds"]
     while time.process_time() < until:
         pass
 
 
-def _meet(step, loaded, stage):
+def _meet(
+    step,
+    loaded,
+    stage,
+):
     """Neither of two ranks goes on before the other has come this far."""
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     if stage.rank == 0:
@@ -200,7 +277,11 @@ def _meet(step, loaded, stage):
             time.sleep(0.01)
 
 
-def _peer(step, loaded, stage):
+def _peer(
+    step,
+    loaded,
+    stage,
+):
     """Rank 0 waits for a word of rank 1 that never comes, as in a collective."""
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     if stage.rank == 0:
@@ -219,14 +300,22 @@ def _peer(step, loaded, stage):
                 time.sleep(0.01)
 
 
-def _write(step, loaded, stage):
+def _write(
+    step,
+    loaded,
+    stage,
+):
     """Tokens, one after the other, and many of them."""
     for done in range(1, 1000):
         time.sleep(0.02)
         stage.progress(done, 1000, "token")
 
 
-def _driver(step, loaded, stage):
+def _driver(
+    step,
+    loaded,
+    stage,
+):
     """Initialise the GPU, as a framework does first."""
     driver = ctypes.CDLL(step["path"])
     code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))

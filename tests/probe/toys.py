@@ -29,7 +29,11 @@ def toy(
         "load": json.dumps(list(load)),
         "request": json.dumps({"script": list(script), **request}),
     }
-    return Candidate(knobs=settings, settings=settings, load={"load": settings["load"]})
+    return Candidate(
+        knobs=settings,
+        settings=settings,
+        load={"load": settings["load"]},
+    )
 
 
 def executor(

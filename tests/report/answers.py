@@ -42,6 +42,15 @@ def answered(limit_mib: int, *, everything_crashes: bool = False) -> Answered:
     study = open_study(job, candidates, baseline_candidate(job, trainer))
     executor = InlineExecutor(measure=machine.measure)
     answer = run_search(
-        job, study=study, executor=executor, listener=events.append, clock=Clock(600)
+        job,
+        study=study,
+        executor=executor,
+        listener=events.append,
+        clock=Clock(600),
     )
-    return Answered(job=job, answer=answer, machine=machine, events=tuple(events))
+    return Answered(
+        job=job,
+        answer=answer,
+        machine=machine,
+        events=tuple(events),
+    )

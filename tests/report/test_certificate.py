@@ -59,7 +59,15 @@ def test_everything_that_happened_is_done() -> None:
 
 
 def test_what_the_run_has_not_is_not_applicable() -> None:
-    found = states(replace(WHOLE, weight_syncs=None, sleeps=None, wakes=None, evaluations=None))
+    found = states(
+        replace(
+            WHOLE,
+            weight_syncs=None,
+            sleeps=None,
+            wakes=None,
+            evaluations=None,
+        )
+    )
     assert {name for name, state in found.items() if state == "not applicable"} == {
         "weight sync",
         "sleep and wake",
@@ -108,7 +116,9 @@ def test_what_did_not_happen_is_never_assumed(change: dict[str, int], item: str)
     ],
 )
 def test_a_setting_that_a_launched_framework_took_otherwise_is_named(
-    taken: dict[str, Any], state: str, says: str
+    taken: dict[str, Any],
+    state: str,
+    says: str,
 ) -> None:
     made = proof(LoopActivity(watched="outside", optimizer_steps=4))
     asked = {
@@ -158,7 +168,11 @@ def test_model_tensors_are_described_for_the_fullest_rank_and_recorded_for_all()
 def test_the_worst_device_is_named() -> None:
     devices = tuple(
         DeviceMemory(
-            index=index, uuid=None, name="H200", peak_bytes=peak * MIB, measured_by="nvml-processes"
+            index=index,
+            uuid=None,
+            name="H200",
+            peak_bytes=peak * MIB,
+            measured_by="nvml-processes",
         )
         for index, peak in ((0, 700), (1, 800))
     )

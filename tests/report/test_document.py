@@ -159,7 +159,10 @@ def test_a_confirmation_that_crashed_does_not_mean_nothing_fits(
         case.answer.winner.measurement, outcome=Outcome.CRASH, failure=Failure(evidence="no file")
     )
     confirmed = replace(
-        case.answer.winner, purpose="confirm", measurement=crashed, verdict=judge(crashed)
+        case.answer.winner,
+        purpose="confirm",
+        measurement=crashed,
+        verdict=judge(crashed),
     )
     fitting = tuple(
         trial for trial in case.answer.trials if trial.verdict.fits and trial.purpose != "confirm"

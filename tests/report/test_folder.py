@@ -126,7 +126,11 @@ def test_a_folder_that_is_deleted_meanwhile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
-def test_files_are_as_readable_as_the_umask_says(umask: int, mode: int, tmp_path: Path) -> None:
+def test_files_are_as_readable_as_the_umask_says(
+    umask: int,
+    mode: int,
+    tmp_path: Path,
+) -> None:
     before = os.umask(umask)
     try:
         publish(tmp_path, _writer, lambda files: {}, str)

@@ -23,12 +23,24 @@ from autotune.report.forecast_text import show_forecast, show_prediction, show_w
 from autotune.search import forecast_search
 from tests.simulated import toy_job, toy_space
 
-CANDIDATE = Candidate(knobs={"batch": 8, "checkpointing": True}, settings={"batch": 8}, load={})
+CANDIDATE = Candidate(
+    knobs={"batch": 8, "checkpointing": True},
+    settings={"batch": 8},
+    load={},
+)
 
 
-def gib(value: float, low: float | None = None, high: float | None = None) -> Estimate:
+def gib(
+    value: float,
+    low: float | None = None,
+    high: float | None = None,
+) -> Estimate:
     low, high = value if low is None else low, value if high is None else high
-    return Estimate(value=value * GIB, low=low * GIB, high=high * GIB)
+    return Estimate(
+        value=value * GIB,
+        low=low * GIB,
+        high=high * GIB,
+    )
 
 
 PREDICTION = Prediction(
@@ -43,16 +55,28 @@ PREDICTION = Prediction(
         PhasePrediction(
             name="forward",
             peak_bytes=gib(30, 29, 31),
-            seconds=Estimate(value=1.0, low=0.5, high=2.0),
+            seconds=Estimate(
+                value=1.0,
+                low=0.5,
+                high=2.0,
+            ),
         ),
         PhasePrediction(
             name="backward",
             peak_bytes=gib(50, 48, 53),
-            seconds=Estimate(value=3.0, low=1.5, high=6.0),
+            seconds=Estimate(
+                value=3.0,
+                low=1.5,
+                high=6.0,
+            ),
         ),
     ),
     breakdown={"weights": 15 * GIB, "activations": 30 * GIB, "context": 5 * GIB},
-    tokens_per_second=Estimate(value=1000.0, low=500.0, high=2000.0),
+    tokens_per_second=Estimate(
+        value=1000.0,
+        low=500.0,
+        high=2000.0,
+    ),
     assumptions=("prompts are as long as allowed",),
     versions={"trl": "1.16.0", "torch": "2.13.0"},
 )
@@ -70,10 +94,19 @@ def job(tmp_path: Path) -> Job:
 
 
 def shown(
-    job: Job, prediction: Prediction, width: int = 100, ways: tuple[WayToFit, ...] = ()
+    job: Job,
+    prediction: Prediction,
+    width: int = 100,
+    ways: tuple[WayToFit, ...] = (),
 ) -> str:
     stream = io.StringIO()
-    console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    console = Console(
+        file=stream,
+        width=width,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
     show_prediction(console, job, CANDIDATE, prediction, assumed=("global batch 64",))
     if not prediction.fits:
         show_ways(console, ways)
@@ -98,12 +131,18 @@ def test_the_answer_its_size_and_its_reason(job: Job) -> None:
 
 def test_the_speed_at_the_lengths_given_stands_beside_that_at_the_longest(job: Job) -> None:
     rollout = PhasePrediction(
-        name="rollout", peak_bytes=gib(20, 19, 21), seconds=Estimate.exactly(1.0)
+        name="rollout",
+        peak_bytes=gib(20, 19, 21),
+        seconds=Estimate.exactly(1.0),
     )
     both = replace(
         PREDICTION,
         phases=(rollout, *PREDICTION.phases),
-        tokens_per_second_at_lengths=Estimate(value=300.0, low=200.0, high=400.0),
+        tokens_per_second_at_lengths=Estimate(
+            value=300.0,
+            low=200.0,
+            high=400.0,
+        ),
         seconds_at_lengths={"rollout": Estimate.exactly(1.0), "backward": Estimate.exactly(4.0)},
     )
     text = shown(job, both)
@@ -178,7 +217,10 @@ def test_what_fits_and_what_depends(job: Job) -> None:
 
 def test_an_engine_and_an_unknown_speed(job: Job) -> None:
     engine = EngineFit(
-        kv_cache_bytes=gib(3, 2, 4), kv_cache_tokens=54_321, concurrency=12.34, longest_length=8192
+        kv_cache_bytes=gib(3, 2, 4),
+        kv_cache_tokens=54_321,
+        concurrency=12.34,
+        longest_length=8192,
     )
     text = shown(job, replace(PREDICTION, engine=engine, tokens_per_second=None))
     assert "54,321 tokens, 12.3 sequences" in text
@@ -206,7 +248,11 @@ def _forecast(**changes: object) -> Forecast:
         "baseline": PredictedCandidate(candidate=CANDIDATE, prediction=PREDICTION),
         "changes": (
             Change(
-                name="batch", baseline=8, recommended=4, effect="neutral", why="sequences at once"
+                name="batch",
+                baseline=8,
+                recommended=4,
+                effect="neutral",
+                why="sequences at once",
             ),
         ),
         "candidates": 10,
@@ -237,7 +283,12 @@ def test_a_predicted_recommendation_is_marked_everywhere(job: Job) -> None:
         "loads": 0,
     }
     stream = io.StringIO()
-    console = Console(file=stream, width=120, highlight=False, markup=False)
+    console = Console(
+        file=stream,
+        width=120,
+        highlight=False,
+        markup=False,
+    )
     show_forecast(console, job, _forecast(), document, confirm_with="autotune run --mode probe")
     text = stream.getvalue()
     assert text.startswith("Predicted, nothing was measured.")
@@ -254,7 +305,11 @@ def test_an_end_by_the_budget_is_reported(job: Job) -> None:
     show_forecast(Console(file=stream, width=200), job, ended, document, confirm_with="x")
     assert "--budget ended it: 10 of 15,360 candidates" in stream.getvalue()
     without = _forecast(
-        winner=None, candidates=20, predicted=10, screened=10, nearest_miss=ended.winner
+        winner=None,
+        candidates=20,
+        predicted=10,
+        screened=10,
+        nearest_miss=ended.winner,
     )
     assert answer_document(job, without, [], confirm_with="x")["status"] == "undecided", (
         "nobody looked at the others"
@@ -264,7 +319,14 @@ def test_an_end_by_the_budget_is_reported(job: Job) -> None:
 def test_nothing_fits_and_undecided_are_distinguished(job: Job) -> None:
     miss = PredictedCandidate(candidate=CANDIDATE, prediction=PREDICTION)
     nothing = answer_document(
-        job, _forecast(winner=None, screened=10, nearest_miss=miss), [], confirm_with="x"
+        job,
+        _forecast(
+            winner=None,
+            screened=10,
+            nearest_miss=miss,
+        ),
+        [],
+        confirm_with="x",
     )
     assert nothing["status"] == "nothing_fits" and nothing["recommendation"] is None
     assert nothing["nearest_miss"]["knobs"] == {"batch": 8, "checkpointing": True}

@@ -22,9 +22,23 @@ WORDS = (
 )
 
 
-def told(text: str, width: int, *, soft: bool = False) -> list[str]:
+def told(
+    text: str,
+    width: int,
+    *,
+    soft: bool = False,
+) -> list[str]:
     page = io.StringIO()
-    print_line(Console(file=page, width=width, markup=False, highlight=False, soft_wrap=soft), text)
+    print_line(
+        Console(
+            file=page,
+            width=width,
+            markup=False,
+            highlight=False,
+            soft_wrap=soft,
+        ),
+        text,
+    )
     return page.getvalue().splitlines()
 
 
@@ -32,7 +46,11 @@ def told(text: str, width: int, *, soft: bool = False) -> list[str]:
 @pytest.mark.parametrize(
     ("before", "under"), [("held     ", 9), ("settings ", 9), ("  ", 6), ("", 4)]
 )
-def test_continuation_lines_are_below_the_text(before: str, under: int, width: int) -> None:
+def test_continuation_lines_are_below_the_text(
+    before: str,
+    under: int,
+    width: int,
+) -> None:
     first, *others = told(before + WORDS, width)
     assert first.startswith(f"{before}num_generations=8") and others
     assert all(line.startswith(" " * under) and line[under] != " " for line in others)
@@ -67,28 +85,7 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     assert lines[-1] == "one [bold]sentence[/bold]", "text is shown as it is"
 
 
-SHOW = """
-import time
-from pathlib import Path
-from autotune.core.events import ProbeEnded, ProbeStarted, CandidatesPruned
-from autotune.core.measurement import Cost, Measurement, Memory, Outcome
-from autotune.core.answer import Trial
-from autotune.report.job_text import Progress
-from autotune.search.loop import legal_candidates
-from autotune.core.measurement import judge
-from tests.simulated import ToyTrainer, Machine, toy_job, toy_space
-from autotune.core.measurement import ProbePlan
-question = toy_job(Path("/tmp"), toy_space(), 2**30)
-candidate = legal_candidates(question, ToyTrainer())[0]
-measured = Machine(limit_bytes=2**30).measure(candidate, ProbePlan())
-trial = Trial(number=0, purpose="anchor", candidate=candidate, measurement=measured, verdict=judge(measured))
-with Progress(question.space) as progress:
-    progress(CandidatesPruned(candidates=3, budget_seconds=60, max_probes=9, resumed_trials=0))
-    progress(ProbeStarted(number=0, purpose="anchor", candidate=candidate, loads=True, seconds_left=50))
-    time.sleep(0.7)
-    progress(ProbeEnded(trial=trial, best=trial, seconds_left=40))
-    time.sleep(0.7)
-"""
+SHOW = (Path(__file__).parent / "programs/show_progress.py.txt").read_text()
 
 
 def _on_a_terminal(**variables: str) -> str:

@@ -17,7 +17,12 @@ from tests.simulated import MIB, ToyTrainer, toy_job, toy_space
 
 def _console() -> tuple[Console, io.StringIO]:
     page = io.StringIO()
-    return Console(file=page, width=160, markup=False, highlight=False), page
+    return Console(
+        file=page,
+        width=160,
+        markup=False,
+        highlight=False,
+    ), page
 
 
 def _shown(case: Answered) -> str:
@@ -109,7 +114,12 @@ def test_predicted_changes_of_the_baseline_follow_where_nothing_fits() -> None:
 
 def test_a_larger_budget_is_suggested_only_if_candidates_are_undecided() -> None:
     case = answered(100)
-    counts = replace(case.answer.counts, probed=3, implied=3, screened=4)
+    counts = replace(
+        case.answer.counts,
+        probed=3,
+        implied=3,
+        screened=4,
+    )
     said = {
         candidates: _shown(
             replace(
@@ -141,9 +151,18 @@ def test_trade_offs_are_offered_only_where_they_were_measured() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 @pytest.mark.parametrize("limit", [100, 200, 900])
-def test_nothing_is_wider_than_the_terminal(limit: int, width: int, tmp_path: Path) -> None:
+def test_nothing_is_wider_than_the_terminal(
+    limit: int,
+    width: int,
+    tmp_path: Path,
+) -> None:
     case, page = answered(limit), io.StringIO()
-    console = Console(file=page, width=width, markup=False, highlight=False)
+    console = Console(
+        file=page,
+        width=width,
+        markup=False,
+        highlight=False,
+    )
     job = toy_job(tmp_path, toy_space(), limit * MIB)
     assumed = [
         "full fine-tuning",

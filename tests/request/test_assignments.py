@@ -76,7 +76,11 @@ def test_an_unknown_knob_names_the_nearest() -> None:
         ("loss_type", 3, "a name, like dapo"),
     ],
 )
-def test_a_value_of_another_kind_is_refused(name: str, value: KnobValue, says: str) -> None:
+def test_a_value_of_another_kind_is_refused(
+    name: str,
+    value: KnobValue,
+    says: str,
+) -> None:
     with pytest.raises(BadInput, match=says):
         check_values(SPACE, {name: (value,)})
 

@@ -4,37 +4,69 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.catalog.space_files import load_space
-from autotune.core.job import Hardware
-from autotune.request.assignments import with_exported
+from autotune.core.space import KnobValue
 from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest
+from autotune.request.request_parser import parse_request
+from autotune.request.sources.exported_variables import exported_allocator
 
-NAME = "PYTORCH_CUDA_ALLOC_CONF"
-GPU = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=40 * 2**30, here=True)
-CPU = Hardware(kind="cpu", name="cpu", count=1, memory_bytes=2**30, here=True)
-SPACE = load_space("grpo")
+NAME, NEWER_NAME = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
 
 @pytest.mark.parametrize(
-    ("exported", "held"),
+    ("exported", "value", "variable"),
     [
-        ({NAME: "max_split_size_mb:64"}, (f"{NAME}=max_split_size_mb:64",)),
-        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, (f"{NAME}=expandable_segments:True",)),
-        ({"PYTORCH_ALLOC_CONF": "a:1", NAME: "b:2"}, (f"{NAME}=a:1",)),
-        ({}, ()),
-        ({NAME: ""}, ()),
+        ({NAME: "max_split_size_mb:64"}, "max_split_size_mb:64", NAME),
+        ({NEWER_NAME: "expandable_segments:True"}, "expandable_segments:True", NEWER_NAME),
+        ({NEWER_NAME: "a:1", NAME: "b:2"}, "a:1", NEWER_NAME),
+        ({NEWER_NAME: "", NAME: "b:2"}, "b:2", NAME),
     ],
 )
-def test_an_exported_setting_is_held_under_the_name_that_vllm_reads(
-    exported: dict[str, str], held: tuple[str, ...]
+def test_an_exported_setting_is_read_under_the_name_that_vllm_reads(
+    exported: dict[str, str],
+    value: KnobValue,
+    variable: str,
 ) -> None:
-    flags, notes = with_exported(Flags(), SPACE, [NAME], GPU, exported)
-    assert flags.hold == held
-    assert len(notes) == len(held)
+    setting = exported_allocator(exported)
+    assert setting is not None
+    assert (setting.name, setting.value, str(setting.origin)) == (NAME, value, variable)
 
 
-def test_flags_and_machines_without_gpus_win() -> None:
-    exported = {NAME: "max_split_size_mb:64"}
-    named = Flags(hold=(f"{NAME}=null",))
-    assert with_exported(named, SPACE, [NAME], GPU, exported) == (named, [])
-    assert with_exported(Flags(), SPACE, [NAME], CPU, exported) == (Flags(), [])
+@pytest.mark.parametrize("exported", [{}, {NAME: ""}, {NAME: " "}])
+def test_an_empty_variable_is_none(exported: dict[str, str]) -> None:
+    assert exported_allocator(exported) is None
+
+
+def request_of(gpus: str, mode: str, *hold: str) -> ParsedRequest:
+    return parse_request(
+        Flags(
+            model="Qwen2.5-0.5B",
+            gpus=gpus,
+            mode=mode,
+            hold=hold,
+        )
+    )
+
+
+@pytest.fixture(autouse=True)
+def exported_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NAME, "max_split_size_mb:64")
+    monkeypatch.delenv(NEWER_NAME, raising=False)
+
+
+def test_it_is_held_and_never_relaxed_on_gpus_of_this_machine() -> None:
+    request = request_of("A100-40G", "emulate")
+    assert request.job.task.workload.held[NAME] == "max_split_size_mb:64"
+    assert NAME in request.pinned
+    assert any("is exported here, and so held" in note for note in request.notes)
+
+
+def test_a_flag_wins() -> None:
+    request = request_of("A100-40G", "emulate", f"{NAME}=null")
+    assert request.job.task.workload.held[NAME] is None
+    assert not any("is exported here" in note for note in request.notes)
+
+
+@pytest.mark.parametrize("gpus", ["A100-40G", "cpu"])
+def test_elsewhere_another_shell_starts_the_run(gpus: str) -> None:
+    assert NAME not in request_of(gpus, "predict").job.task.workload.held

@@ -9,9 +9,10 @@ from statistics import fmean
 import pytest
 
 from autotune.core.errors import BadInput
-from autotune.request import length_sources
 from autotune.request.flags import Flags
+from autotune.request.notes import lengths_note
 from autotune.request.request_parser import parse_request
+from autotune.request.sources import length_sources
 
 TRL = (
     "{'loss': 0.01, 'completions/mean_length': %d.5, 'completions/max_length': 900.0,"
@@ -72,9 +73,7 @@ def test_tables_of_trl_are_read(tmp_path: Path) -> None:
 def test_a_distribution() -> None:
     found = length_sources.read("lognormal:600,1500")
     assert fmean(found.sample) == pytest.approx(600, rel=0.02)
-    assert "mean 60" in length_sources.description(
-        found
-    ) or "mean 59" in length_sources.description(found)
+    assert "mean 60" in lengths_note(found) or "mean 59" in lengths_note(found)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +132,7 @@ def test_lengths_change_over_training_as_in_the_log(tmp_path: Path) -> None:
     assert (
         len(means) == length_sources.STAGES and means == sorted(means) and means[-1] > 2 * means[0]
     )
-    assert "over training" in length_sources.description(found)
+    assert "over training" in lengths_note(found)
 
 
 def test_lengths_change_from_one_distribution_to_another() -> None:
@@ -158,7 +157,12 @@ def test_too_short_a_log_does_not_change(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_methods_without_completions_refuse_lengths(method: str) -> None:
-    flags = Flags(model="Qwen2.5-0.5B", gpus="A100-80G", method=method, lengths="lognormal:100,200")
+    flags = Flags(
+        model="Qwen2.5-0.5B",
+        gpus="A100-80G",
+        method=method,
+        lengths="lognormal:100,200",
+    )
     with pytest.raises(BadInput, match="trains on given rows"):
         parse_request(flags)
 
@@ -170,6 +174,10 @@ def test_prompt_lengths_are_a_distribution_or_numbers(tmp_path: Path) -> None:
     assert abs(length_sources.read_prompts("lognormal:105,150").mean - 105) < 1
     with pytest.raises(BadInput, match=r"--prompt-lengths lognormal:1"):
         length_sources.read_prompts("lognormal:1")
-    flags = Flags(model="Qwen2.5-0.5B", gpus="A100-80G", prompt_lengths=str(numbers))
+    flags = Flags(
+        model="Qwen2.5-0.5B",
+        gpus="A100-80G",
+        prompt_lengths=str(numbers),
+    )
     with pytest.raises(BadInput, match="without --lengths they change nothing"):
         parse_request(flags)

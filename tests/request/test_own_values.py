@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from autotune.request.flags import Flags
-from autotune.request.request_parser import ParsedRequest, parse_request
+from autotune.request.job_builder import ParsedRequest
+from autotune.request.request_parser import parse_request
 from autotune.search.loop import baseline_candidate, legal_candidates
 
 FILE = """\
@@ -26,7 +27,14 @@ num_generations: 4
 def asked(tmp_path: Path, **flags: Any) -> ParsedRequest:
     file = tmp_path / "train.yaml"
     file.write_text(FILE)
-    return parse_request(Flags(config=str(file), gpus="A100-40G", mode="predict", **flags))
+    return parse_request(
+        Flags(
+            config=str(file),
+            gpus="A100-40G",
+            mode="predict",
+            **flags,
+        )
+    )
 
 
 def test_the_baseline_is_a_candidate(tmp_path: Path) -> None:
@@ -40,7 +48,9 @@ def test_the_baseline_is_a_candidate(tmp_path: Path) -> None:
     ("name", "own"), [("vllm_gpu_memory_utilization", 0.62), ("per_device_train_batch_size", 12)]
 )
 def test_its_numbers_take_their_place_in_the_order_of_memory(
-    tmp_path: Path, name: str, own: float
+    tmp_path: Path,
+    name: str,
+    own: float,
 ) -> None:
     choices = asked(tmp_path).job.space[name].choices
     assert own in choices and list(choices) == sorted(choices) and len(choices) > 2

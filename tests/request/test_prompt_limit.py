@@ -40,7 +40,13 @@ def write_prompts(folder: Path, *, longest: int) -> None:
 
 def limited(config: Path, **flags: Any) -> ParsedRequest:
     return parse_request(
-        Flags(config=str(config), gpus="A100-40G", mode="predict", **flags), limit_prompts=True
+        Flags(
+            config=str(config),
+            gpus="A100-40G",
+            mode="predict",
+            **flags,
+        ),
+        limit_prompts=True,
     )
 
 
@@ -83,12 +89,21 @@ def test_unreadable_data_are_noted_with_the_limit(config: Path) -> None:
 
 
 def test_without_data_nothing_changes() -> None:
-    flags = Flags(model="Qwen2.5-0.5B", gpus="A100-40G", mode="predict")
+    flags = Flags(
+        model="Qwen2.5-0.5B",
+        gpus="A100-40G",
+        mode="predict",
+    )
     assert parse_request(flags, limit_prompts=True) == parse_request(flags)
 
 
 def test_a_recommendation_has_all_rows(config: Path, tmp_path: Path) -> None:
     write_prompts(config.parent, longest=700)
-    autotune.run(config=str(config), gpus="A100-40G", mode="predict", out=str(tmp_path / "out"))
+    autotune.run(
+        config=str(config),
+        gpus="A100-40G",
+        mode="predict",
+        out=str(tmp_path / "out"),
+    )
     written = (tmp_path / "out" / "recommended.yaml").read_text()
     assert f"contains the {ROWS} of {ROWS} rows" in written

@@ -31,7 +31,9 @@ def test_the_url_is_read_from_the_file_and_never_typed(tmp_path: Path) -> None:
     ],
 )
 def test_any_other_content_is_refused_without_being_shown(
-    content: bytes, reason: str, tmp_path: Path
+    content: bytes,
+    reason: str,
+    tmp_path: Path,
 ) -> None:
     file = tmp_path / "storage"
     file.write_bytes(content)

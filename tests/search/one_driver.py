@@ -20,7 +20,13 @@ from tests.inline_executor import InlineExecutor
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
 
-def main(url: str, study: str, log: str, seconds: str, how: str) -> None:
+def main(
+    url: str,
+    study: str,
+    log: str,
+    seconds: str,
+    how: str,
+) -> None:
     machine, file, trainer = Machine(limit_bytes=900 * MIB), Path(log), ToyTrainer()
     notes: list[str] = []
     turns: dict[str, int] = {}
@@ -48,7 +54,11 @@ def main(url: str, study: str, log: str, seconds: str, how: str) -> None:
     opened = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     file.touch()
     answer = run_search(
-        job, study=opened, executor=InlineExecutor(measure), listener=listen, clock=Clock(600)
+        job,
+        study=opened,
+        executor=InlineExecutor(measure),
+        listener=listen,
+        clock=Clock(600),
     )
     winner = None if answer.winner is None else answer.winner.candidate.id
     print(

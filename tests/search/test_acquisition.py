@@ -16,7 +16,11 @@ BEST = 100.0
 
 
 def believed(
-    speeds: Sequence[float], deviation: float, fits: Sequence[float], *, in_common: float = 0.0
+    speeds: Sequence[float],
+    deviation: float,
+    fits: Sequence[float],
+    *,
+    in_common: float = 0.0,
 ) -> Estimates:
     """Return estimates of these and of a leader after them, whose only uncertainty is the one
     `in_common`.
@@ -27,7 +31,12 @@ def believed(
         np.log(np.array([*speeds, BEST])), doubts, 0.01, lambda index: np.full(count, in_common**2)
     )
     need, none = Posterior(np.zeros(count), np.ones(count), 0.01), np.zeros(count, dtype=bool)
-    return Estimates(need=need, speed=speed, fits=np.array([*fits, 1.0]), refused=none)
+    return Estimates(
+        need=need,
+        speed=speed,
+        fits=np.array([*fits, 1.0]),
+        refused=none,
+    )
 
 
 def is_promising(estimates: Estimates) -> list[bool]:
@@ -35,9 +44,7 @@ def is_promising(estimates: Estimates) -> list[bool]:
     return list(promising(estimates, np.arange(leader), leader))
 
 
-def test_what_may_be_a_little_faster_is_worth_a_probe_where_it_surely_fits_and_not_where_it_hardly_does() -> (
-    None
-):
+def test_what_may_be_a_little_faster_is_worth_a_probe_only_where_it_surely_fits() -> None:
     estimates = believed([BEST] * 3, 0.03, [1.0, 0.5, 0.3])
     assert is_promising(estimates) == [True, True, False]
 

@@ -39,13 +39,19 @@ def search(
     events: list[Event] = []
     executor = InlineExecutor(machine.measure)
     answer = run_search(
-        job, study=study, executor=executor, listener=events.append, clock=Clock(600.0)
+        job,
+        study=study,
+        executor=executor,
+        listener=events.append,
+        clock=Clock(600.0),
     )
     return answer, [event for event in events if isinstance(event, ProbeEnded)]
 
 
 def asked_about(
-    folder: Path, limit_mib: int, space: SearchSpace | None = None
+    folder: Path,
+    limit_mib: int,
+    space: SearchSpace | None = None,
 ) -> tuple[Job, Machine]:
     job = toy_job(folder, space or toy_space(), limit_mib * MIB, storage="memory://")
     return job, Machine(limit_bytes=limit_mib * MIB)
@@ -70,7 +76,9 @@ def best_speed(job: Job, machine: Machine) -> float:
 @pytest.mark.parametrize("limit", [450, 600, 900, 2500])
 @pytest.mark.parametrize("bias", [0.87, 1.0, 1.13])
 def test_with_predictions_the_best_is_found_in_a_handful_of_probes(
-    tmp_path: Path, limit: int, bias: float
+    tmp_path: Path,
+    limit: int,
+    bias: float,
 ) -> None:
     job, machine = asked_about(tmp_path, limit)
     answer, _ = search(job, machine, predictions=foreseen(job, machine, bias=bias, off=0.15))
@@ -220,7 +228,11 @@ def test_a_rig_that_is_loaded_is_preferred_where_the_gain_is_the_same(tmp_path: 
 def test_many_tiers_are_not_tried_one_by_one(tmp_path: Path) -> None:
     """Skip remote tiers at first, if few of forty lengths fit, and return to them from below."""
     lengths = tuple(range(4000, 0, -100))
-    space = toy_space(use_vllm=(False,), num_generations=(8,), max_completion_length=lengths)
+    space = toy_space(
+        use_vllm=(False,),
+        num_generations=(8,),
+        max_completion_length=lengths,
+    )
     job, machine = asked_about(tmp_path, 1000, space)
     answer, _ = search(job, machine)
     assert answer.winner is not None

@@ -48,7 +48,11 @@ FITS = TrialEnd(
 def trials_in(url: str) -> TrialWriter:
     storage = open_storage(url)
     return TrialWriter(
-        study=optuna.create_study(storage=storage, study_name="s", direction="maximize"),
+        study=optuna.create_study(
+            storage=storage,
+            study_name="s",
+            direction="maximize",
+        ),
         storage=storage,
     )
 
@@ -75,7 +79,12 @@ def test_the_rows_equal_those_that_optuna_writes(trials: TrialWriter, state: Tri
     value = 3.5 if state is TrialState.COMPLETE else None
     ours = written(
         trials,
-        TrialEnd(state=state, attributes=FITS.attributes, violations=FITS.violations, value=value),
+        TrialEnd(
+            state=state,
+            attributes=FITS.attributes,
+            violations=FITS.violations,
+            value=value,
+        ),
     )
     study = trials.study
     asked = study.ask()

@@ -79,7 +79,10 @@ def _space(*sharding: str) -> SearchSpace:
 
 
 def _search(
-    job: Job, machine: Machine, *, predictions: Mapping[str, Prediction] | None = None
+    job: Job,
+    machine: Machine,
+    *,
+    predictions: Mapping[str, Prediction] | None = None,
 ) -> Recommendation:
     trainer = Sharded()
     study = open_study(
@@ -87,7 +90,11 @@ def _search(
     )
     executor = InlineExecutor(machine.measure)
     return run_search(
-        job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600.0)
+        job,
+        study=study,
+        executor=executor,
+        listener=lambda event: None,
+        clock=Clock(600.0),
     )
 
 
@@ -95,7 +102,12 @@ def test_a_gain_within_the_noise_keeps_the_baseline(tmp_path: Path) -> None:
     """The fastest of three equal rivals is mistaken for a gain no more often than once in ten."""
     job = toy_job(tmp_path, _space("zero2", "ddp", "zero3", "none"), 900 * MIB, storage="memory://")
     machines = [
-        Noisy(limit_bytes=900 * MIB, noise=0.05, dice=random.Random(seed)) for seed in range(20)
+        Noisy(
+            limit_bytes=900 * MIB,
+            noise=0.05,
+            dice=random.Random(seed),
+        )
+        for seed in range(20)
     ]
     answers = [_search(job, machine) for machine in machines]
     kept = [
@@ -115,7 +127,14 @@ def test_a_gain_within_the_noise_keeps_the_baseline(tmp_path: Path) -> None:
 
 def test_a_gain_beyond_the_noise_is_recommended_with_its_interval(tmp_path: Path) -> None:
     job = toy_job(tmp_path, _space("zero2", "ddp"), 900 * MIB, storage="memory://")
-    answer = _search(job, Noisy(limit_bytes=900 * MIB, noise=0.02, gains={"ddp": 1.5}))
+    answer = _search(
+        job,
+        Noisy(
+            limit_bytes=900 * MIB,
+            noise=0.02,
+            gains={"ddp": 1.5},
+        ),
+    )
     assert answer.winner is not None and answer.winner.candidate.knobs["sharding"] == "ddp"
     assert answer.advantage is not None and answer.advantage.why == "measurably faster"
     assert 1.0 < answer.advantage.low < 1.5 < answer.advantage.high
@@ -130,7 +149,13 @@ def test_without_a_confirmation_the_baseline_is_kept(tmp_path: Path) -> None:
         assert isinstance(request, TrialRequest) and request.purpose != "confirm"
         study.tell(request, machine.measure(request.candidate, ProbePlan()))
     ended, interrupted = (
-        conclude(study.view, job, proven=why, loads=1, elapsed_seconds=1.0)
+        conclude(
+            study.view,
+            job,
+            proven=why,
+            loads=1,
+            elapsed_seconds=1.0,
+        )
         for why in ("budget spent", None)
     )  # type: ignore[arg-type]
     assert ended.winner is not None and ended.winner.candidate.knobs["sharding"] == "zero2"
@@ -146,7 +171,13 @@ def test_of_equally_fast_confirmed_candidates_the_simplest_is_taken(tmp_path: Pa
     gains = {"fsdp2": 0.5, "zero3": 1.005, "ddp": 1.0}
     for seed in (0, 1, 4):  # in which chance does not tell them apart
         answer = _search(
-            job, Noisy(limit_bytes=900 * MIB, noise=0.01, gains=gains, dice=random.Random(seed))
+            job,
+            Noisy(
+                limit_bytes=900 * MIB,
+                noise=0.01,
+                gains=gains,
+                dice=random.Random(seed),
+            ),
         )
         assert answer.winner is not None and answer.winner.candidate.knobs["sharding"] == "ddp"
 
@@ -165,7 +196,9 @@ def test_of_candidates_predicted_equally_fast_the_simplest_is_taken(tmp_path: Pa
 
 @pytest.mark.parametrize(("gain", "taken"), [(1.03, "zero3"), (1.2, "ddp")])
 def test_on_emulated_cards_a_gain_must_exceed_what_predictions_resolve(
-    gain: float, taken: str, tmp_path: Path
+    gain: float,
+    taken: str,
+    tmp_path: Path,
 ) -> None:
     class Emulated(Noisy):
         def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
@@ -184,7 +217,11 @@ def test_the_order_of_simplicity_is_strategy_offload_checkpointing_and_the_numbe
     assert [one.criterion for one in criteria()] == ["strategy", "offload", "checkpointing"]
 
     def candidate(**settings: object) -> Candidate:
-        return Candidate(knobs=settings, settings=settings, load={})  # type: ignore[arg-type]
+        return Candidate(
+            knobs=settings,
+            settings=settings,
+            load={},
+        )  # type: ignore[arg-type]
 
     ordered = [
         candidate(sharding="ddp"),
@@ -198,8 +235,18 @@ def test_the_order_of_simplicity_is_strategy_offload_checkpointing_and_the_numbe
     assert keys == sorted(keys) and len(set(keys)) == len(keys)
 
 
-def _failing(evidence: str, *, cause: str | None = None, excerpt: str = "") -> Failure:
-    return Failure(evidence=evidence, cause=cause, phase="load", excerpt=excerpt)
+def _failing(
+    evidence: str,
+    *,
+    cause: str | None = None,
+    excerpt: str = "",
+) -> Failure:
+    return Failure(
+        evidence=evidence,
+        cause=cause,
+        phase="load",
+        excerpt=excerpt,
+    )
 
 
 @dataclass
@@ -218,7 +265,12 @@ class Crashing(Machine):
         failure = replace(
             self.failure, evidence=self.failure.evidence.replace("PID", str(self.number))
         )
-        return replace(found, outcome=Outcome.CRASH, worst=None, failure=failure)
+        return replace(
+            found,
+            outcome=Outcome.CRASH,
+            worst=None,
+            failure=failure,
+        )
 
 
 def _crashes(folder: Path, machine: Machine, **choices: tuple[object, ...]) -> Recommendation:
@@ -252,7 +304,11 @@ def test_crashes_that_differ_in_a_process_number_are_alike(tmp_path: Path) -> No
 def test_a_crash_is_no_reason_to_go_on_to_a_less_preferred_tier(tmp_path: Path) -> None:
     """Two candidates of the first tier crash, differently: whether they fit is not known."""
     failure = _failing("RuntimeError: PIDa")
-    machine = Crashing(limit_bytes=150 * MIB, failure=failure, without_engine_only=True)
+    machine = Crashing(
+        limit_bytes=150 * MIB,
+        failure=failure,
+        without_engine_only=True,
+    )
     answer = _crashes(tmp_path, machine, batch=(1,), checkpointing=(True,))
     assert answer.winner is None
     assert {trial.candidate.knobs["num_generations"] for trial in answer.trials} == {8}

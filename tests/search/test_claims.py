@@ -18,7 +18,8 @@ from autotune.core.secrets import without_password
 from autotune.machine.local_files import file_system_of, is_network, refuse_network_storage
 from autotune.search import claims as claiming
 from autotune.search.claims import MAX_SILENCE_SECONDS, Claims
-from autotune.search.storage import RetryPolicy, open_storage
+from autotune.search.database_retry import RetryPolicy
+from autotune.search.storage import open_storage
 
 
 @pytest.fixture
@@ -127,7 +128,10 @@ overlay /var/lib fuse.fuse-overlayfs rw 0 0
     ],
 )
 def test_sqlite_on_a_network_file_system_is_refused_with_what_to_use(
-    tmp_path: Path, path: str, kind: str, network: bool
+    tmp_path: Path,
+    path: str,
+    kind: str,
+    network: bool,
 ) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(MOUNTS)
@@ -149,7 +153,11 @@ def test_this_machine_tells_its_own_file_systems(tmp_path: Path) -> None:
 
 def test_a_locked_database_is_waited_for(tmp_path: Path) -> None:
     file, said = tmp_path / "study.db", list[str]()
-    retry = RetryPolicy(url=f"sqlite:///{file}", seconds=30, notify=said.append)
+    retry = RetryPolicy(
+        url=f"sqlite:///{file}",
+        seconds=30,
+        notify=said.append,
+    )
     study = optuna.create_study(study_name="s", storage=open_storage(f"sqlite:///{file}", retry))
     holder = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
     holder.execute("BEGIN EXCLUSIVE")
@@ -190,7 +198,7 @@ def test_a_full_disk_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_deleted_database_is_said_to_be_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.search.storage.MAX_MISSING_SECONDS", 0.2)
+    monkeypatch.setattr("autotune.search.database_retry.MAX_MISSING_SECONDS", 0.2)
     file = tmp_path / "study.db"
     storage = open_storage(f"sqlite:///{file}", RetryPolicy(url=f"sqlite:///{file}", seconds=3600))
     study = optuna.create_study(study_name="s", storage=storage)

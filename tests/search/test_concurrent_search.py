@@ -69,12 +69,20 @@ def _slower(found: Measurement, share: float) -> Measurement:
     return replace(found, worst=speed)
 
 
-def run(job: Job, executor: Executor, events: list[Event] | None = None) -> Recommendation:
+def run(
+    job: Job,
+    executor: Executor,
+    events: list[Event] | None = None,
+) -> Recommendation:
     trainer = ToyTrainer()
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     listener = (lambda event: None) if events is None else events.append
     return run_search(
-        job, study=study, executor=executor, listener=listener, clock=Clock(job.budget_seconds)
+        job,
+        study=study,
+        executor=executor,
+        listener=listener,
+        clock=Clock(job.budget_seconds),
     )
 
 
@@ -217,11 +225,20 @@ def test_a_probe_ended_by_the_budget_is_not_repeated(tmp_path: Path) -> None:
         begun.append(candidate.id)
         assert len(begun) < 5, "it is begun again and again"
         passed[0] += 1000.0
-        return replace(found, outcome=Outcome.TIMEOUT, worst=None, typical=None)
+        return replace(
+            found,
+            outcome=Outcome.TIMEOUT,
+            worst=None,
+            typical=None,
+        )
 
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     clock = Clock(100.0, now=lambda: passed[0])
     answer = run_search(
-        job, study=study, executor=InlineExecutor(measure), listener=lambda event: None, clock=clock
+        job,
+        study=study,
+        executor=InlineExecutor(measure),
+        listener=lambda event: None,
+        clock=clock,
     )
     assert answer.proven == "budget spent" and answer.winner is not None and len(begun) == 1

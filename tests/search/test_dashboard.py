@@ -36,8 +36,16 @@ class Telling(Machine):
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
         measured = super().measure(candidate, plan)
         course = (
-            MemorySample(seconds=1.0, peak_bytes=5, phase="load"),
-            MemorySample(seconds=2.5, peak_bytes=7, phase=None),
+            MemorySample(
+                seconds=1.0,
+                peak_bytes=5,
+                phase="load",
+            ),
+            MemorySample(
+                seconds=2.5,
+                peak_bytes=7,
+                phase=None,
+            ),
         )
         return replace(
             measured, printed="step 1\nstep 2\n", memory=replace(measured.memory, timeline=course)
@@ -157,7 +165,10 @@ def _dump(job: Any) -> list[Any]:
 def _status(url: str, method: str = "GET", body: Any = None, **headers: str) -> int:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
-        url, data=data, method=method, headers={"Content-Type": "application/json", **headers}
+        url,
+        data=data,
+        method=method,
+        headers={"Content-Type": "application/json", **headers},
     )
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
@@ -227,7 +238,11 @@ def test_only_names_of_this_machine_are_answered(searched: Any) -> None:
         ("[::1]", "127.0.0.1", True),
     ],
 )
-def test_names_by_the_bound_address(host: str, bound: str, answered: bool) -> None:
+def test_names_by_the_bound_address(
+    host: str,
+    bound: str,
+    answered: bool,
+) -> None:
     assert may_be_addressed(host, bound) is answered
 
 
@@ -302,14 +317,7 @@ def test_the_pages_open_in_a_browser(searched: Any) -> None:
             opened.page.get_by_text("the recommendation").wait_for(timeout=20000)
 
 
-FIGURES = """() => [...document.querySelectorAll(".js-plotly-plot")].filter(plot => plot.querySelector(".gtitle")).map(plot => {
-  const box = (part) => plot.querySelector(part)?.getBoundingClientRect();
-  const panel = plot.parentElement.getBoundingClientRect();
-  return {
-    name: plot.querySelector(".gtitle").textContent, title: box(".gtitle").bottom, legend: box(".legend")?.top ?? null,
-    beyond: box(".main-svg").bottom - panel.bottom,
-  };
-})"""
+FIGURES = (Path(__file__).parent / "programs/figures.js").read_text()
 
 
 @pytest.mark.slow

@@ -34,13 +34,23 @@ def surrogate(
 
 
 def foreseen(bias: float, off: float = 0.2) -> Mapping[str, Prediction]:
-    return Oracle(machine=MACHINE, bias=bias, off=off).screen(CANDIDATES)
+    return Oracle(
+        machine=MACHINE,
+        bias=bias,
+        off=off,
+    ).screen(CANDIDATES)
 
 
 def measured(candidates: Sequence[Candidate]) -> list[Trial]:
     found = [(one, MACHINE.measure(one, SHORT_PROBE)) for one in candidates]
     return [
-        Trial(number=0, purpose="search", candidate=one, measurement=it, verdict=judge(it))
+        Trial(
+            number=0,
+            purpose="search",
+            candidate=one,
+            measurement=it,
+            verdict=judge(it),
+        )
         for one, it in found
     ]
 
@@ -99,7 +109,7 @@ def test_without_predictions_an_unmeasured_neighbour_is_estimated_like_the_measu
     trials = measured([one for one in FITTING if not one.knobs["use_vllm"]][:8])
     believed = surrogate({}).estimate(trials)
     for trial in trials:
-        index = TABLE.index[trial.candidate.id]
+        index = TABLE.row_by_id[trial.candidate.id]
         assert trial.measurement.worst is not None
         assert believed.speed.mean[index] == pytest.approx(
             math.log(trial.measurement.worst.tokens_per_second), abs=0.1
@@ -111,11 +121,13 @@ def test_the_number_in_an_error_is_a_measurement() -> None:
     out = next(one for one in CANDIDATES if MACHINE.need(one) > MACHINE.limit_bytes)
     trial = measured([out])[0]
     failure = Failure(
-        evidence="tried to allocate", cause="activations", numbers={"asked_bytes": 300 * MIB}
+        evidence="tried to allocate",
+        cause="activations",
+        numbers={"asked_bytes": 300 * MIB},
     )
     completed = replace(trial, measurement=replace(trial.measurement, failure=failure))
     assert minimum_need(completed.measurement) == 1000 * MIB
-    index = TABLE.index[out.id]
+    index = TABLE.row_by_id[out.id]
     options = SearchOptions(imply=False)
 
     def need(measured: Trial) -> float:
@@ -126,11 +138,19 @@ def test_the_number_in_an_error_is_a_measurement() -> None:
 
 def test_an_engine_without_room_implies_nothing_about_the_trainer() -> None:
     trial = measured([CANDIDATES[0]])[0]
-    failure = Failure(evidence="no room", phase="load", cause="kv_cache", row="vllm_kv_too_small")
+    failure = Failure(
+        evidence="no room",
+        phase="load",
+        cause="kv_cache",
+        row="vllm_kv_too_small",
+    )
     starved = replace(
         trial,
         measurement=replace(
-            trial.measurement, outcome=Outcome.OOM_LOAD, failure=failure, worst=None
+            trial.measurement,
+            outcome=Outcome.OOM_LOAD,
+            failure=failure,
+            worst=None,
         ),
     )
     assert np.allclose(
@@ -143,10 +163,25 @@ def test_a_servers_card_changes_no_estimate_of_the_trainers() -> None:
     alone.
     """
     table, limit = CandidateTable(SPACE, CANDIDATES), MACHINE.limit_bytes
-    half = Estimate(value=0.5 * limit, low=0.45 * limit, high=0.55 * limit)
-    phases = (PhasePrediction(name="backward", peak_bytes=half, seconds=None),)
+    half = Estimate(
+        value=0.5 * limit,
+        low=0.45 * limit,
+        high=0.55 * limit,
+    )
+    phases = (
+        PhasePrediction(
+            name="backward",
+            peak_bytes=half,
+            seconds=None,
+        ),
+    )
     found = [
-        replace(foreseen(1.0)[one.id], peak_memory_bytes=half, phases=phases, training_devices=1)
+        replace(
+            foreseen(1.0)[one.id],
+            peak_memory_bytes=half,
+            phases=phases,
+            training_devices=1,
+        )
         for one in CANDIDATES
     ]
     trial = measured([CANDIDATES[0]])[0]
@@ -193,8 +228,16 @@ def test_an_engines_memory_error_is_the_same_for_every_batch() -> None:
             peak(0.1 + 0.08 * float(one.knobs["batch"])),
         )  # type: ignore[arg-type]
         phases = (
-            PhasePrediction(name="rollout", peak_bytes=rollout, seconds=None),
-            PhasePrediction(name="backward", peak_bytes=training, seconds=None),
+            PhasePrediction(
+                name="rollout",
+                peak_bytes=rollout,
+                seconds=None,
+            ),
+            PhasePrediction(
+                name="backward",
+                peak_bytes=training,
+                seconds=None,
+            ),
         )
         return replace(
             foreseen(1.0)[one.id],

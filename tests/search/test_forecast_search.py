@@ -116,7 +116,12 @@ def test_a_budget_that_ends_leaves_the_best_of_what_was_predicted(tmp_path: Path
 
 def _request(job: Job, trainer: ToyTrainer) -> ParsedRequest:
     return ParsedRequest(
-        job=job, trainer=trainer, assumed=(), notes=(), named={}, whole_space=job.space
+        job=job,
+        trainer=trainer,
+        assumed=(),
+        notes=(),
+        named={},
+        whole_space=job.space,
     )  # type: ignore[arg-type]
 
 
@@ -169,7 +174,9 @@ def test_a_change_that_was_measured_not_to_fit_is_no_advice(tmp_path: Path) -> N
     ("peak", "first"), [("sync", {"max_completion_length": 32}), ("backward", {"batch": 4})]
 )
 def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
-    peak: Phase, first: dict[str, int], tmp_path: Path
+    peak: Phase,
+    first: dict[str, int],
+    tmp_path: Path,
 ) -> None:
     """Trainer whose shorter completions sync the adapter alone: not the fastest change, but the
     cure of the cause.
@@ -187,7 +194,11 @@ def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
             return replace(
                 found,
                 phases=(
-                    PhasePrediction(name=peak, peak_bytes=found.peak_memory_bytes, seconds=None),
+                    PhasePrediction(
+                        name=peak,
+                        peak_bytes=found.peak_memory_bytes,
+                        seconds=None,
+                    ),
                 ),
             )
 
@@ -255,7 +266,20 @@ def test_a_change_reads_as_it_is_typed() -> None:
 
 def test_an_estimate_holds_its_own_value() -> None:
     with pytest.raises(ValueError, match="within its own interval"):
-        Estimate(value=3.0, low=4.0, high=5.0)
-    assert (Estimate.exactly(2.0) + Estimate(value=1.0, low=0.5, high=2.0)) == Estimate(
-        value=3.0, low=2.5, high=4.0
+        Estimate(
+            value=3.0,
+            low=4.0,
+            high=5.0,
+        )
+    assert (
+        Estimate.exactly(2.0)
+        + Estimate(
+            value=1.0,
+            low=0.5,
+            high=2.0,
+        )
+    ) == Estimate(
+        value=3.0,
+        low=2.5,
+        high=4.0,
     )

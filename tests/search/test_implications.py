@@ -15,7 +15,7 @@ from autotune.core.measurement import Failure, Measurement, Outcome, Phase, judg
 from autotune.core.space import Candidate, Knob
 from autotune.search.loop import SHORT_PROBE, legal_candidates
 from autotune.search.surrogate.candidate_table import CandidateTable
-from autotune.search.surrogate.memory_model import Implied, implications_of
+from autotune.search.surrogate.implications import Implied, implications_of
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
 SPACE = toy_space()
@@ -45,11 +45,21 @@ def _trial(candidate: Candidate, measurement: Measurement) -> Trial:
     )
 
 
-def _failed(candidate: Candidate, failure: Failure, outcome: Outcome = Outcome.OOM_LOAD) -> Trial:
+def _failed(
+    candidate: Candidate,
+    failure: Failure,
+    outcome: Outcome = Outcome.OOM_LOAD,
+) -> Trial:
     measured = Machine(limit_bytes=2**40).measure(CANDIDATES[0], SHORT_PROBE)
     return _trial(
         candidate,
-        replace(measured, candidate_id=candidate.id, outcome=outcome, failure=failure, worst=None),
+        replace(
+            measured,
+            candidate_id=candidate.id,
+            outcome=outcome,
+            failure=failure,
+            worst=None,
+        ),
     )
 
 
@@ -71,8 +81,8 @@ def test_facts_are_never_wrong(limit: int, measured: list[Candidate]) -> None:
         assert not (implications.impossible[index] and fits)
         assert not (implications.possible[index] and not fits)
     assert all(
-        implications.impossible[TABLE.index[one.id]] or implications.possible[TABLE.index[one.id]]
-        for one in measured
+        implications.impossible[row] or implications.possible[row]
+        for row in TABLE.rows_of(measured)
     )
 
 
@@ -82,7 +92,9 @@ def test_facts_are_never_wrong(limit: int, measured: list[Candidate]) -> None:
     steps=st.lists(st.integers(0, 8)),
 )
 def test_incremental_implications_equal_those_computed_at_once(
-    limit: int, measured: list[Candidate], steps: list[int]
+    limit: int,
+    measured: list[Candidate],
+    steps: list[int],
 ) -> None:
     """However many are added between two questions; and where some are taken back, it is thought
     over again.
@@ -98,7 +110,7 @@ def test_incremental_implications_equal_those_computed_at_once(
 
 @given(st.sampled_from(CANDIDATES))
 def test_needing_at_least_as_much_agrees_with_the_machine(one: Candidate) -> None:
-    machine, index = Machine(limit_bytes=MIB), TABLE.index[one.id]
+    machine, index = Machine(limit_bytes=MIB), TABLE.row_by_id[one.id]
     assert all(
         machine.need(CANDIDATES[other]) >= machine.need(one)
         for other in np.flatnonzero(TABLE.demanding_at_least(index))
@@ -122,7 +134,14 @@ def test_no_candidate_needs_less_than_the_least_demanding(backwards: bool) -> No
 
 def test_a_load_that_failed_is_not_repeated() -> None:
     starved = next(one for one in CANDIDATES if one.knobs.get("share") == 0.1)
-    failed = _failed(starved, Failure(evidence="no room", phase="load", cause="kv_cache"))
+    failed = _failed(
+        starved,
+        Failure(
+            evidence="no room",
+            phase="load",
+            cause="kv_cache",
+        ),
+    )
     assert _settled(failed, TABLE) == {
         one for one in CANDIDATES if one.load_key == starved.load_key
     }
@@ -134,7 +153,12 @@ def test_too_small_a_cache_rules_out_smaller_shares_and_longer_sequences_only() 
     implied = _settled(
         _failed(
             failed,
-            Failure(evidence="no blocks", phase="load", cause="kv_cache", row="vllm_kv_too_small"),
+            Failure(
+                evidence="no blocks",
+                phase="load",
+                cause="kv_cache",
+                row="vllm_kv_too_small",
+            ),
         ),
         table,
     )
@@ -147,10 +171,20 @@ def test_an_engine_that_was_never_started_has_no_more_room_for_being_one_that_sl
         {"vllm_gpu_memory_utilization": share, "vllm_enable_sleep_mode": sleeps}
         for share, sleeps in pairs
     ]
-    awake_or_not = [Candidate(knobs=load, settings=load, load=load) for load in loads]
+    awake_or_not = [
+        Candidate(
+            knobs=load,
+            settings=load,
+            load=load,
+        )
+        for load in loads
+    ]
     table, failed = CandidateTable(SPACE, awake_or_not), awake_or_not[0]
     starting = Failure(
-        evidence="no blocks", phase="load", cause="kv_cache", row="vllm_kv_too_small"
+        evidence="no blocks",
+        phase="load",
+        cause="kv_cache",
+        row="vllm_kv_too_small",
     )
     assert _settled(_failed(failed, starting), table) == set(awake_or_not[:2])
     later = replace(starting, phase="rollout")
@@ -163,7 +197,10 @@ def test_too_large_a_reservation_rules_out_larger_ones_and_those_above_the_free_
     table = CandidateTable(SPACE, ENGINES)
     failed = next(one for one in ENGINES if one.knobs == {"share": 0.7, "length": 512})
     full = Failure(
-        evidence="less than desired", phase="load", cause="engine_startup", row="vllm_reservation"
+        evidence="less than desired",
+        phase="load",
+        cause="engine_startup",
+        row="vllm_reservation",
     )
     assert {one.knobs["share"] for one in _settled(_failed(failed, full), table)} == {0.7}
     completed = replace(full, numbers={"free_share": 0.4})
@@ -201,7 +238,9 @@ SLEEP = Knob(
 SLEEPING = replace(SPACE, knobs=(*SPACE.knobs, SLEEP))
 ASLEEP_OR_NOT = tuple(
     Candidate(
-        knobs=knobs, settings=knobs, load={name: knobs[name] for name in ("share", SLEEP.name)}
+        knobs=knobs,
+        settings=knobs,
+        load={name: knobs[name] for name in ("share", SLEEP.name)},
     )
     for batch in (1, 2, 4, 8)
     for share in (0.1, 0.2)
@@ -216,7 +255,11 @@ def test_beside_an_engine_that_sleeps_through_training_no_smaller_batch_helps(
 ) -> None:
     table = CandidateTable(SLEEPING, ASLEEP_OR_NOT)
 
-    def implied(share: float, sleeps: bool, ended: Outcome) -> set[tuple[object, ...]]:
+    def implied(
+        share: float,
+        sleeps: bool,
+        ended: Outcome,
+    ) -> set[tuple[object, ...]]:
         knobs = {"batch": 4, "share": share, "use_vllm": True, SLEEP.name: sleeps}
         failed = next(one for one in ASLEEP_OR_NOT if one.knobs == knobs)
         phase: Phase = "sync" if ended is Outcome.OOM_SYNC else "rollout"

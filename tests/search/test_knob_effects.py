@@ -11,7 +11,8 @@ import pytest
 from autotune.core.space import Candidate, KnobValue
 from autotune.search.loop import legal_candidates
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray
-from autotune.search.surrogate.gaussian_process import Fit, Kernels, Observations
+from autotune.search.surrogate.gaussian_process import Fit, Observations
+from autotune.search.surrogate.similarity import Kernels
 from tests.simulated import ToyTrainer, toy_job, toy_space
 
 SPACE = toy_space(num_generations=(8,), max_completion_length=(64,))
@@ -31,7 +32,7 @@ def beside(knob: str, others: Mapping[str, KnobValue] = ENGINE.knobs) -> int:
 
 def doubts(figures: FloatArray | None) -> Callable[[str], float]:
     """Return the deviation between a measured candidate and one that differs in a knob."""
-    here = TABLE.index[ENGINE.id]
+    here = TABLE.row_by_id[ENGINE.id]
     observed = Observations(np.array([here]), np.array([0.2]), np.zeros(1))
     found = Fit(
         Kernels(TABLE, figures=figures), np.full(len(TABLE), 0.3), observed, (0.01,)
@@ -71,7 +72,11 @@ def test_what_differs_makes_a_difference_of_its_own_however_little_it_moves_the_
 
 def test_a_load_between_two_that_are_alike_is_taken_to_be_like_them() -> None:
     """A numeric knob has an effect between its values too."""
-    space = toy_space(num_generations=(8,), max_completion_length=(64,), share=(0.1, 0.2, 0.4, 0.6))
+    space = toy_space(
+        num_generations=(8,),
+        max_completion_length=(64,),
+        share=(0.1, 0.2, 0.4, 0.6),
+    )
     table = CandidateTable(
         space, legal_candidates(toy_job(Path("/nowhere"), space, 1), ToyTrainer())
     )

@@ -15,8 +15,10 @@ from autotune.core.errors import BadInput, ProbeError, StudyMismatch
 from autotune.core.events import Event, ProbeEnded
 from autotune.core.job import Job
 from autotune.core.measurement import Failure, Measurement, Outcome, ProbePlan
+from autotune.core.prediction import Estimate
 from autotune.core.space import Candidate
 from autotune.report.answer_document import caveats_of
+from autotune.search.agenda import RemainingBudget
 from autotune.search.loop import (
     EMULATED_DEADLINE_S,
     LONG_PROBE,
@@ -27,22 +29,35 @@ from autotune.search.loop import (
     run_search,
 )
 from autotune.search.study import open_study
+from autotune.search.trial_storage import CANDIDATE_ID, MAX_SCREENED_RECORDS, OUTCOME
 from tests.inline_executor import InlineExecutor
 from tests.search.test_claims import fill
 from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space
 
 
-def run(job: Job, machine: Machine, events: list[Event] | None = None) -> Recommendation:
+def run(
+    job: Job,
+    machine: Machine,
+    events: list[Event] | None = None,
+) -> Recommendation:
     trainer = ToyTrainer()
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     listener = (lambda event: None) if events is None else events.append
     executor = InlineExecutor(measure=machine.measure)
     return run_search(
-        job, study=study, executor=executor, listener=listener, clock=Clock(job.budget_seconds)
+        job,
+        study=study,
+        executor=executor,
+        listener=listener,
+        clock=Clock(job.budget_seconds),
     )
 
 
-def best_by_enumeration(job: Job, machine: Machine, learning: dict[str, object]) -> Candidate:
+def best_by_enumeration(
+    job: Job,
+    machine: Machine,
+    learning: dict[str, object],
+) -> Candidate:
     fitting = [
         candidate
         for candidate in legal_candidates(job, ToyTrainer())
@@ -56,7 +71,11 @@ def best_by_enumeration(job: Job, machine: Machine, learning: dict[str, object])
     "sampler", ["value", "tpe", "random", pytest.param("gp", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("limit", [450, 600, 900, 2500])
-def test_finds_the_fastest_of_the_preferred_tier(tmp_path: Path, limit: int, sampler: str) -> None:
+def test_finds_the_fastest_of_the_preferred_tier(
+    tmp_path: Path,
+    limit: int,
+    sampler: str,
+) -> None:
     machine = Machine(limit_bytes=limit * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes, sampler=sampler)
     answer = run(job, machine)
@@ -122,7 +141,11 @@ def test_a_winner_that_fails_its_confirmation_is_replaced_by_the_runner_up(tmp_p
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     executor = InlineExecutor(measure=fails_when_long)
     answer = run_search(
-        job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600)
+        job,
+        study=study,
+        executor=executor,
+        listener=lambda event: None,
+        clock=Clock(600),
     )
     assert answer.winner is not None and answer.winner.candidate != best
     assert [trial.candidate for trial in answer.refuted] == [best]
@@ -153,7 +176,11 @@ def test_a_winner_that_was_only_lucky_in_its_probe_is_beaten_by_the_runner_up(
     )
     executor = InlineExecutor(measure=slow_when_long)
     answer = run_search(
-        job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600)
+        job,
+        study=study,
+        executor=executor,
+        listener=lambda event: None,
+        clock=Clock(600),
     )
     assert answer.winner is not None and answer.winner.candidate != best
     assert (
@@ -168,7 +195,11 @@ def test_a_machine_that_drifts_does_not_choose_for_us(tmp_path: Path, seed: int)
     the next.
     """
     machine = Machine(limit_bytes=900 * MIB)
-    space = toy_space(use_vllm=(False,), checkpointing=(True,), batch=(5, 6, 7, 8))
+    space = toy_space(
+        use_vllm=(False,),
+        checkpointing=(True,),
+        batch=(5, 6, 7, 8),
+    )
     job = toy_job(tmp_path, space, machine.limit_bytes)
     best = best_by_enumeration(job, machine, {"num_generations": 8, "max_completion_length": 64})
 
@@ -185,7 +216,11 @@ def test_a_machine_that_drifts_does_not_choose_for_us(tmp_path: Path, seed: int)
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     executor = InlineExecutor(measure=drifting)
     answer = run_search(
-        job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600)
+        job,
+        study=study,
+        executor=executor,
+        listener=lambda event: None,
+        clock=Clock(600),
     )
     assert answer.winner is not None
     assert machine.speed(answer.winner.candidate) >= 0.95 * machine.speed(best)
@@ -195,7 +230,11 @@ def test_a_machine_that_drifts_does_not_choose_for_us(tmp_path: Path, seed: int)
 def test_a_finalist_is_judged_by_all_its_rounds(tmp_path: Path) -> None:
     """Two candidates 1 % apart, in a search long enough to afford confirmations."""
     machine = Machine(limit_bytes=2500 * MIB)
-    space = toy_space(use_vllm=(False,), checkpointing=(True,), batch=(19, 20))
+    space = toy_space(
+        use_vllm=(False,),
+        checkpointing=(True,),
+        batch=(19, 20),
+    )
     job = toy_job(tmp_path, space, machine.limit_bytes)
 
     def loading(candidate: Candidate, plan: ProbePlan) -> Measurement:
@@ -311,7 +350,11 @@ def test_machine_faults_are_retried_once_and_do_not_count_for_the_candidate(tmp_
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     executor = InlineExecutor(measure=stumbles)
     answer = run_search(
-        job, study=study, executor=executor, listener=events.append, clock=Clock(600)
+        job,
+        study=study,
+        executor=executor,
+        listener=events.append,
+        clock=Clock(600),
     )
     assert answer.baseline is not None and answer.baseline.verdict.fits
     assert sum(isinstance(event, ProbeEnded) for event in events) == len(answer.trials)
@@ -331,7 +374,11 @@ def test_a_full_disk_ends_the_search_with_what_was_measured(tmp_path: Path) -> N
 
     executor = InlineExecutor(measure=machine.measure)
     answer = run_search(
-        job, study=study, executor=executor, listener=fills_the_disk, clock=Clock(600)
+        job,
+        study=study,
+        executor=executor,
+        listener=fills_the_disk,
+        clock=Clock(600),
     )
     assert answer.fault is not None and "disk is full" in answer.fault and answer.interrupted
     assert answer.proven == "stopped by a fault"
@@ -361,7 +408,11 @@ def test_a_probe_ended_from_outside_is_measured_again_at_most_twice(tmp_path: Pa
                 from_outside=True,
             )
             return replace(
-                measured, outcome=Outcome.INTERRUPTED, failure=killed, worst=None, typical=None
+                measured,
+                outcome=Outcome.INTERRUPTED,
+                failure=killed,
+                worst=None,
+                typical=None,
             )
         return measured
 
@@ -369,7 +420,11 @@ def test_a_probe_ended_from_outside_is_measured_again_at_most_twice(tmp_path: Pa
     study = open_study(job, legal_candidates(job, trainer), hopeless)
     executor = InlineExecutor(measure=killed_now_and_then)
     answer = run_search(
-        job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600)
+        job,
+        study=study,
+        executor=executor,
+        listener=lambda event: None,
+        clock=Clock(600),
     )
     assert answer.proven == "not all measured" and [
         one.candidate for one in without_result(answer.trials)
@@ -423,7 +478,11 @@ def test_screened_candidates_are_on_record_and_never_measured(tmp_path: Path) ->
         )
     executor = InlineExecutor(measure=machine.measure)
     answer = run_search(
-        job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600.0)
+        job,
+        study=study,
+        executor=executor,
+        listener=lambda event: None,
+        clock=Clock(600.0),
     )
     assert answer.winner is not None
     assert answer.counts.screened == len(ruled_out)
@@ -452,10 +511,36 @@ def test_screened_candidates_are_on_record_and_never_measured(tmp_path: Path) ->
     ("emulated", "seconds"), [(True, EMULATED_DEADLINE_S), (False, SHORT_PROBE.deadline_seconds)]
 )
 def test_a_probe_on_emulated_cards_has_the_time_that_a_few_cores_need(
-    emulated: bool, seconds: float, tmp_path: Path
+    emulated: bool,
+    seconds: float,
+    tmp_path: Path,
 ) -> None:
     machine = Machine(limit_bytes=900 * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes, budget_seconds=36_000.0, max_probes=2)
     hardware = replace(job.task.hardware, kind="cuda", emulated=emulated)
     run(replace(job, task=replace(job.task, hardware=hardware)), machine)
     assert machine.asked[0][1].deadline_seconds == seconds
+
+
+def test_equally_screened_candidates_are_recorded_in_the_order_of_the_table(
+    tmp_path: Path,
+) -> None:
+    """The order of a set differs between processes, and Optuna's samplers learn from the record."""
+    machine = Machine(limit_bytes=900 * MIB)
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes, storage="memory://", sampler="tpe")
+    candidates = legal_candidates(job, ToyTrainer())
+    beyond = Estimate(
+        value=3000.0 * MIB,
+        low=2900.0 * MIB,
+        high=3100.0 * MIB,
+    )
+    predictions = {}
+    for name, prediction in Oracle(machine=machine).screen(candidates).items():
+        predictions[name] = replace(prediction, peak_memory_bytes=beyond, fits=False)
+    study = open_study(job, candidates, None, predictions)
+    study.ask(RemainingBudget(seconds=600.0, probes=100))
+    recorded = []
+    for trial in study._study.get_trials(deepcopy=False):
+        if trial.user_attrs.get(OUTCOME) == "screened":
+            recorded.append(trial.user_attrs[CANDIDATE_ID])
+    assert recorded == [candidate.id for candidate in candidates[:MAX_SCREENED_RECORDS]]

@@ -131,10 +131,20 @@ def test_another_version_is_another_circumstance(package: str) -> None:
 
 
 def test_another_driver_is_another_circumstance(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=40 * 2**30, here=True)
+    gpu = Hardware(
+        kind="cuda",
+        name="A100-40G",
+        count=1,
+        memory_bytes=40 * 2**30,
+        here=True,
+    )
     job = replace(QUESTION, task=replace(QUESTION.task, hardware=gpu))
     for driver in ("550.54", "570.12"):
-        device = nvml.Device(name="NVIDIA A100", memory_bytes=40 * 2**30, driver_version=driver)
+        device = nvml.Device(
+            name="NVIDIA A100",
+            memory_bytes=40 * 2**30,
+            driver_version=driver,
+        )
         monkeypatch.setattr(
             "autotune.machine.hardware_detection.gpus_here", lambda device=device: (device,)
         )

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from autotune.search.surrogate.estimates import PENDING_PER_DELAYED, SurrogateModel
-from autotune.search.surrogate.gaussian_process import Fit, Kernels, Observations, Regression
+from autotune.search.surrogate.gaussian_process import Fit, Observations, Regression
+from autotune.search.surrogate.similarity import Kernels
 from autotune.search.trial_view import SearchProblem, TrialView
 from tests.search.test_estimates import CANDIDATES, FITTING, TABLE, foreseen, measured, surrogate
 
@@ -110,7 +111,7 @@ def test_implications_apply_at_once_with_any_number_pending() -> None:
     assert len(trials) % (1 + len(pending) // PENDING_PER_DELAYED), (
         "the case must hold outcomes that are not heard yet"
     )
-    assert surrogate({}).estimate(trials, pending).fits[TABLE.index[beyond[0].id]] == 0.0
+    assert surrogate({}).estimate(trials, pending).fits[TABLE.row_by_id[beyond[0].id]] == 0.0
 
 
 def test_estimates_are_not_computed_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,11 @@ def test_estimates_are_not_computed_without_a_request(monkeypatch: pytest.Monkey
     def think(*_: object) -> None:
         raise AssertionError("nobody asked")
 
-    problem = SearchProblem(tiers=(), surrogate=surrogate({}), baseline=None)
+    problem = SearchProblem(
+        tiers=(),
+        surrogate=surrogate({}),
+        baseline=None,
+    )
     monkeypatch.setattr(SurrogateModel, "estimate", think)
     view = TrialView(problem, measured(FITTING[:3]))
     assert view.is_open(FITTING[5]) and not view.is_open(FITTING[0]) and not view.screened

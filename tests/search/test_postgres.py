@@ -18,7 +18,8 @@ import pytest
 
 from autotune.core.errors import BadInput, StorageLost
 from autotune.request.resources import storage_url
-from autotune.search.storage import RetryPolicy, open_storage
+from autotune.search.database_retry import RetryPolicy
+from autotune.search.storage import open_storage
 from autotune.search.study_export import packed, unpack
 from tests.search.postgres import PASSWORD, Server, installed, server
 
@@ -42,7 +43,13 @@ def postgres() -> Iterator[Server]:
 
 
 def driver(
-    url: str, study: str, folder: Path, name: str, *, seconds: float = 0.15, resume: bool = True
+    url: str,
+    study: str,
+    folder: Path,
+    name: str,
+    *,
+    seconds: float = 0.15,
+    resume: bool = True,
 ) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": ROOT, "XDG_DATA_HOME": str(folder / "data")}
     words = [
@@ -55,7 +62,11 @@ def driver(
         "resume" if resume else "new",
     ]
     return subprocess.Popen(
-        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        words,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -194,7 +205,10 @@ def test_a_wrong_password_is_not_printed(postgres: Server) -> None:
 
 @pytest.mark.parametrize("source", ["PGPASSFILE", "PGPASSWORD", "--storage-file"])
 def test_a_password_comes_from_a_file_or_the_environment(
-    postgres: Server, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    postgres: Server,
+    source: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url, file = postgres.url.replace(f":{PASSWORD}@", "@"), tmp_path / "secret"
     with pytest.raises(BadInput, match=r"no password supplied.*PGPASSFILE"):

@@ -10,18 +10,33 @@ import pytest
 from autotune.core.events import Event, Note
 from autotune.core.prediction import EngineFit, Estimate, PhasePrediction, Prediction
 from autotune.search import pipeline
-from autotune.search.loop import LONG_PROBES, SHORT_PROBE, SHORT_PROBES, Clock, probe_cost
+from autotune.search.loop import SHORT_PROBE, Clock
+from autotune.search.probe_cost import LONG_PROBES, SHORT_PROBES, probe_cost
 from tests.simulated import toy_job, toy_space
 
 NOTHING = Estimate.exactly(0)
-ENGINE = EngineFit(kv_cache_bytes=NOTHING, kv_cache_tokens=1, concurrency=1, longest_length=1)
+ENGINE = EngineFit(
+    kv_cache_bytes=NOTHING,
+    kv_cache_tokens=1,
+    concurrency=1,
+    longest_length=1,
+)
 
 
-def predicted(cycle: float, *, fits: bool | None = True, engine: bool = False) -> Prediction:
+def predicted(
+    cycle: float,
+    *,
+    fits: bool | None = True,
+    engine: bool = False,
+) -> Prediction:
     rollout = PhasePrediction(
         name="rollout",
         peak_bytes=NOTHING,
-        seconds=Estimate(value=cycle, low=cycle / 2, high=2 * cycle),
+        seconds=Estimate(
+            value=cycle,
+            low=cycle / 2,
+            high=2 * cycle,
+        ),
     )
     return Prediction(
         candidate_id=str(cycle),

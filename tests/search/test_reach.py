@@ -24,7 +24,10 @@ from autotune.worker.phase_recorder import out_of_reach
     ],
 )
 def test_the_upper_bound_decides(
-    rates: list[float], goal: float, spread: float, hopeless: bool
+    rates: list[float],
+    goal: float,
+    spread: float,
+    hopeless: bool,
 ) -> None:
     assert out_of_reach(rates, goal=goal, spread=spread) is hopeless
 

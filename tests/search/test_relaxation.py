@@ -16,7 +16,8 @@ from autotune.core.space import Knob, SearchSpace
 from autotune.frameworks.base import Trainer
 from autotune.request.job_builder import ParsedRequest
 from autotune.search.loop import legal_candidates
-from autotune.search.pipeline import SearchAnswer, answer, describe_relaxation, relaxed_job
+from autotune.search.pipeline import SearchAnswer, answer
+from autotune.search.relaxation import describe_relaxation, relaxed_job
 from tests.inline_executor import InlineExecutor
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
@@ -27,7 +28,9 @@ class WithDataset(ToyTrainer):
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
         kept = 1000 if limit is None else {480: 990, 400: 950, 300: 900}[limit]
         return PromptLengths(
-            rows=1000, kept=kept, percentiles={50: 100, 90: 300, 95: 400, 99: 480, 100: 600}
+            rows=1000,
+            kept=kept,
+            percentiles={50: 100, 90: 300, 95: 400, 99: 480, 100: 600},
         )
 
 
@@ -65,7 +68,11 @@ def test_without_a_dataset_values_are_relaxed_by_the_spaces_list_or_by_halves() 
 
 
 def test_a_pinned_knob_is_never_relaxed() -> None:
-    space = _space(max_prompt_length=512, num_generations=8, max_completion_length=1024)
+    space = _space(
+        max_prompt_length=512,
+        num_generations=8,
+        max_completion_length=1024,
+    )
     found = relaxed_job(
         _question(space), load_space("grpo"), frozenset({"num_generations"}), ToyTrainer()
     )
@@ -86,7 +93,10 @@ def test_quantisation_comes_last_and_only_then_is_a_knob() -> None:
 
 
 def _asked(
-    folder: Path, limit_mib: int, *, pinned: frozenset[str] = frozenset()
+    folder: Path,
+    limit_mib: int,
+    *,
+    pinned: frozenset[str] = frozenset(),
 ) -> tuple[ParsedRequest, Machine]:
     """Requested: 64 tokens and 8 generations, at least 244 MiB. 4 generations need 204 MiB, 32
     tokens 212 MiB.
@@ -99,14 +109,27 @@ def _asked(
 
 
 def _request(
-    job: Job, trainer: Trainer, whole: SearchSpace, pinned: frozenset[str] = frozenset()
+    job: Job,
+    trainer: Trainer,
+    whole: SearchSpace,
+    pinned: frozenset[str] = frozenset(),
 ) -> ParsedRequest:
     return ParsedRequest(
-        job=job, trainer=trainer, assumed=(), notes=(), named={}, whole_space=whole, pinned=pinned
+        job=job,
+        trainer=trainer,
+        assumed=(),
+        notes=(),
+        named={},
+        whole_space=whole,
+        pinned=pinned,
     )
 
 
-def _answer(asked: ParsedRequest, machine: Machine, events: list[Event]) -> SearchAnswer:
+def _answer(
+    asked: ParsedRequest,
+    machine: Machine,
+    events: list[Event],
+) -> SearchAnswer:
     return answer(
         asked, legal_candidates(asked.job, asked.trainer), Prepared(machine.measure), events.append
     )  # type: ignore[arg-type]

@@ -47,7 +47,12 @@ def _between(groups: Iterable[Sequence[float]]) -> float:
     return math.sqrt(squares / sum(len(group) - 1 for group in logs))
 
 
-def _speed(rate: float, *, cycles: int = 3, runs: int = 1) -> Speed:
+def _speed(
+    rate: float,
+    *,
+    cycles: int = 3,
+    runs: int = 1,
+) -> Speed:
     return Speed(
         completion_tokens=8,
         cycle_seconds=(1.0,) * cycles,
@@ -64,7 +69,11 @@ def _interval(spread: RunSpread, speed: Speed) -> tuple[float, float]:
     return speed.tokens_per_second / factor, speed.tokens_per_second * factor
 
 
-def _overlaps(spread: RunSpread, one: Speed, other: Speed) -> bool:
+def _overlaps(
+    spread: RunSpread,
+    one: Speed,
+    other: Speed,
+) -> bool:
     (low, high), (other_low, other_high) = _interval(spread, one), _interval(spread, other)
     return max(low, other_low) <= min(high, other_high)
 
@@ -136,5 +145,9 @@ def test_more_runs_narrow_the_interval_but_more_cycles_of_one_run_do_not() -> No
 
 def test_one_slow_cycle_does_not_widen_the_interval() -> None:
     hiccup = replace(_speed(1000, cycles=5), cycle_seconds=(1.0, 1.8, 1.0, 1.01, 1.0))
-    spread = RunSpread(deviation=0.02, freedom=20, repeats=16)
+    spread = RunSpread(
+        deviation=0.02,
+        freedom=20,
+        repeats=16,
+    )
     assert spread.half_width(hiccup) == pytest.approx(spread.half_width(_speed(1000)))

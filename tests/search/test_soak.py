@@ -8,7 +8,7 @@ from autotune.core.events import Event, Note
 from autotune.core.measurement import CycleMemory, LoopActivity, Measurement, Outcome, ProbePlan
 from autotune.core.space import Candidate
 from autotune.core.units import MIB
-from autotune.search.pipeline import soak
+from autotune.search.soak import soak
 from tests.inline_executor import InlineExecutor
 from tests.report.answers import Answered, answered
 
@@ -18,7 +18,12 @@ CASE = answered(900)
 class Soaker:
     """The simulated machine, whose chosen candidates leak memory when they run for long."""
 
-    def __init__(self, case: Answered, leaking: set[str], per_cycle: int) -> None:
+    def __init__(
+        self,
+        case: Answered,
+        leaking: set[str],
+        per_cycle: int,
+    ) -> None:
         self._case, self._leaking, self._per_cycle = case, leaking, per_cycle
         self.soaked: list[str] = []
 
@@ -30,7 +35,12 @@ class Soaker:
         start = (measured.memory.peak_bytes or 0) - 200 * MIB
         leak = self._per_cycle if candidate.id in self._leaking else 0
         cycles = tuple(
-            CycleMemory(steps=n + 1, seconds=n, peak_bytes=start + n * leak, held_bytes=start)
+            CycleMemory(
+                steps=n + 1,
+                seconds=n,
+                peak_bytes=start + n * leak,
+                held_bytes=start,
+            )
             for n in range(30)
         )
         peak = max(cycle.peak_bytes for cycle in cycles)
@@ -39,7 +49,12 @@ class Soaker:
             measured,
             outcome=Outcome.OOM_BACKWARD if over else Outcome.OK,
             memory=replace(measured.memory, peak_bytes=peak),
-            exercised=LoopActivity(optimizer_steps=30, generations=30, cycles=cycles, seconds=20),
+            exercised=LoopActivity(
+                optimizer_steps=30,
+                generations=30,
+                cycles=cycles,
+                seconds=20,
+            ),
         )
 
 

@@ -28,13 +28,21 @@ SECONDS: Mapping[Phase, float] = {"rollout": 6.0, "forward": 1.0, "backward": 2.
 
 
 def within(value: float) -> Estimate:
-    return Estimate(value=value, low=0.7 * value, high=1.4 * value)
+    return Estimate(
+        value=value,
+        low=0.7 * value,
+        high=1.4 * value,
+    )
 
 
 def predicted(one: Candidate) -> Prediction:
     size, rate = within(100 * MIB), within(TOKENS / sum(SECONDS.values()))
     phases = tuple(
-        PhasePrediction(name=name, peak_bytes=size, seconds=within(value))
+        PhasePrediction(
+            name=name,
+            peak_bytes=size,
+            seconds=within(value),
+        )
         for name, value in SECONDS.items()
     )
     return Prediction(
@@ -68,9 +76,19 @@ def measured(one: Candidate, **off: float) -> Trial:
         outcome=Outcome.OK,
         worst=speed,
         cost=Cost(total_seconds=cycle, load_seconds=0.0),
-        memory=Memory(peak_bytes=MIB, limit_bytes=1000 * MIB, bound_by="formula"),
+        memory=Memory(
+            peak_bytes=MIB,
+            limit_bytes=1000 * MIB,
+            bound_by="formula",
+        ),
     )
-    return Trial(number=0, purpose="search", candidate=one, measurement=found, verdict=judge(found))
+    return Trial(
+        number=0,
+        purpose="search",
+        candidate=one,
+        measurement=found,
+        verdict=judge(found),
+    )
 
 
 def share(value: float) -> Candidate:
@@ -106,8 +124,16 @@ def test_an_error_of_all_phases_is_that_of_the_machine() -> None:
         return rates(measured(plain, **off))[share(0.2).id]
 
     both, opposed = (
-        found(rollout=0.5, forward=0.5, backward=0.5),
-        found(rollout=0.5, forward=1.5, backward=1.5),
+        found(
+            rollout=0.5,
+            forward=0.5,
+            backward=0.5,
+        ),
+        found(
+            rollout=0.5,
+            forward=1.5,
+            backward=1.5,
+        ),
     )
     assert both > 1.5 * TOKENS / 10
     assert opposed < 1.3 * TOKENS / 10
@@ -169,7 +195,12 @@ def test_with_steady_cycles_an_unpredicted_difference_is_no_noise() -> None:
 
     def noise(scatter: float) -> float:
         trials = [
-            measured(one, rollout=by, forward=by, backward=by)
+            measured(
+                one,
+                rollout=by,
+                forward=by,
+                backward=by,
+            )
             for one, by in zip(CANDIDATES, off, strict=True)
         ]
         pace = ThroughputModel(TABLE, [predicted(one) for one in CANDIDATES])

@@ -20,7 +20,10 @@ from autotune.solver.largest_value import (
 
 
 def solved(
-    start: Number, limit: int, need: Callable[[Number], int], legal: Callable[[Number], bool]
+    start: Number,
+    limit: int,
+    need: Callable[[Number], int],
+    legal: Callable[[Number], bool],
 ) -> LargestValue:
     """Every prediction is need..1.2 need; `tried` counts them."""
 
@@ -29,7 +32,11 @@ def solved(
             return Tried(value=value, refusal="refused")
         low, high = need(value), int(1.2 * need(value))
         fits = True if high <= limit else False if low > limit else None
-        peak = Estimate(value=low, low=low, high=high)
+        peak = Estimate(
+            value=low,
+            low=low,
+            high=high,
+        )
         found = Prediction(
             candidate_id=str(value),
             basis="traced",
@@ -42,7 +49,10 @@ def solved(
         return Tried(value=value, prediction=found)
 
     return LargestValueSearch(
-        setting="x", values=values_from(start), is_legal=legal, predict=predict
+        setting="x",
+        values=values_from(start),
+        is_legal=legal,
+        predict=predict,
     ).run(start)
 
 
@@ -52,7 +62,12 @@ def solved(
     fixed=st.integers(0, 100_000),
     divides=st.sampled_from([0, 48, 64, 1000]),
 )
-def test_the_largest_value_of_all(start: int, limit: int, fixed: int, divides: int) -> None:
+def test_the_largest_value_of_all(
+    start: int,
+    limit: int,
+    fixed: int,
+    divides: int,
+) -> None:
     """Values that must divide a batch are refused between those that do."""
 
     def legal(value: Number) -> bool:

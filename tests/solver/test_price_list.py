@@ -37,7 +37,11 @@ def test_offers_are_in_order_of_their_price(tmp_path: Path) -> None:
         ("L4: [1, 2]\n", "is no price"),
     ],
 )
-def test_a_bad_list_is_refused_with_the_line(tmp_path: Path, text: str, says: str) -> None:
+def test_a_bad_list_is_refused_with_the_line(
+    tmp_path: Path,
+    text: str,
+    says: str,
+) -> None:
     file = tmp_path / "prices.yaml"
     file.write_text(text)
     with pytest.raises(BadInput, match=says):
@@ -45,8 +49,23 @@ def test_a_bad_list_is_refused_with_the_line(tmp_path: Path, text: str, says: st
 
 
 def test_the_cost_of_a_step_is_its_seconds_at_the_price() -> None:
-    offer = Offer(gpus="L4", hardware=hardware("L4", here=()), per_hour=7.2)
-    one = PredictedOffer(offer=offer, step_seconds=Estimate(value=10, low=5, high=20))
-    assert one.step_cost == Estimate(value=0.02, low=0.01, high=0.04)
+    offer = Offer(
+        gpus="L4",
+        hardware=hardware("L4", here=()),
+        per_hour=7.2,
+    )
+    one = PredictedOffer(
+        offer=offer,
+        step_seconds=Estimate(
+            value=10,
+            low=5,
+            high=20,
+        ),
+    )
+    assert one.step_cost == Estimate(
+        value=0.02,
+        low=0.01,
+        high=0.04,
+    )
     nothing = CheapestHardware(offers=(one,), currency="")
     assert nothing.per_hour is None and nothing.per_step is None

@@ -1,6 +1,7 @@
 """Runs the adapter in this process, without a worker: one load, then one request after another.
 
-    python tests/worker/drive.py REQUESTS.json     {"load": {...}, "measures": [{...}, ...]}  ->  JSON on stdout's last line
+    python tests/worker/drive.py REQUESTS.json
+        {"load": {...}, "measures": [{...}, ...]}  ->  JSON on stdout's last line
 
 Also a library for the tests: `inside()` loads autotune/worker by path like the worker's start;
 `load_request` and `measure_request` build requests for the tiny model.
@@ -121,7 +122,12 @@ def _allow(growth_bytes: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
 
 
-def run(document: dict[str, Any], *, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
+def run(
+    document: dict[str, Any],
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+) -> dict[str, Any]:
     """Load and measure like a rank, and time each request; failures are results, too."""
     trl, clock = adapter(), time.perf_counter
     limits = {"limit_bytes": document.get("limit_bytes")}

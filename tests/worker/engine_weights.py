@@ -1,6 +1,7 @@
 """Loads a model and vLLM beside it, measures once, and reports the engine's arguments and weights.
 
-    python tests/worker/engine_weights.py REQUEST.json     {"load": {...}, "measure": {...}}  ->  JSON on stdout's last line
+    python tests/worker/engine_weights.py REQUEST.json
+        {"load": {...}, "measure": {...}}  ->  JSON on stdout's last line
 
 It needs a process of its own, because vLLM changes much of it.
 """

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from autotune_worker.trl import grpo_probe  # type: ignore[import-not-found]
+from autotune_worker.trl import grpo_probe, rank_environment  # type: ignore[import-not-found]
 from autotune_worker.trl.grpo_probe import measure, release, supported, warm  # type: ignore[import-not-found]  # noqa: F401
 
 
 def load(request: Any, stage: Any) -> Any:
-    if grpo_probe.is_sharded(request):
+    if rank_environment.is_sharded(request):
         take_gloo_for_gpus()
     return grpo_probe.load(request, stage)
 

@@ -20,7 +20,11 @@ AGES = 3600
 LEFT_BYTES = 24 * 2**20
 
 
-def measure(loaded: Any, request: Any, stage: Any) -> Any:
+def measure(
+    loaded: Any,
+    request: Any,
+    stage: Any,
+) -> Any:
     if stage.rank == 1 and request["settings"]["gradient_accumulation_steps"] == 2:
         TROUBLES[os.environ["TROUBLE"]]()
     return grpo_probe.measure(loaded, request, stage)

@@ -1,6 +1,7 @@
 """Inspects several scripts, each in a fork, so that the framework is imported once.
 
-python tests/worker/look_at_many.py < [{"script": ..., "arguments": [...]}, ...]   ->   a JSON list on the last line
+python tests/worker/look_at_many.py < [{"script": ..., "arguments": [...]}, ...]
+    ->   a JSON list on the last line
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ from autotune.worker.trl.vllm_engines import Engines
     [({}, 0.3), ({"engine_share_scale": 1.0}, 0.3), ({"engine_share_scale": 0.5}, 0.15)],
 )
 def test_the_engine_takes_its_share_of_the_smaller_card(
-    device: dict[str, float], share: float, sleeps: bool
+    device: dict[str, float],
+    share: float,
+    sleeps: bool,
 ) -> None:
     engines = Engines(
         PhaseRecorder(emit=lambda event: None, device=device), cpu=False, random_weights=True

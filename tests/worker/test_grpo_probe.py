@@ -46,7 +46,12 @@ def measure(loaded: Any, settings: dict[str, Any] | None = None, **changes: Any)
         adapter().release(loaded)
 
 
-def check_speed(speed: dict[str, Any], *, cycles: int, tokens: int) -> None:
+def check_speed(
+    speed: dict[str, Any],
+    *,
+    cycles: int,
+    tokens: int,
+) -> None:
     assert len(speed["cycle_seconds"]) == cycles
     assert speed["cycle_loss_tokens"] == [tokens] * cycles
     assert sum(speed["phase_seconds"].values()) == pytest.approx(
@@ -98,7 +103,13 @@ def check_drawn(speed: dict[str, Any], completions: int) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"use_peft": True}, {"gradient_accumulation_steps": 2}])
 def test_completions_end_at_drawn_lengths(loaded: Any, settings: dict[str, Any]) -> None:
-    result = measure(loaded, settings, completion=12, typical=6, drawn=DRAWN)
+    result = measure(
+        loaded,
+        settings,
+        completion=12,
+        typical=6,
+        drawn=DRAWN,
+    )
     completions = 4 * settings.get("gradient_accumulation_steps", 1)
     check_speed(result["worst"], cycles=2, tokens=completions * 12)
     assert not result["worst"]["drawn"]
@@ -109,7 +120,13 @@ def test_completions_end_at_drawn_lengths(loaded: Any, settings: dict[str, Any])
 
 
 def test_prompts_get_drawn_lengths_too(loaded: Any) -> None:
-    result = measure(loaded, prompt=16, typical=8, drawn=[8], drawn_prompts=[5])
+    result = measure(
+        loaded,
+        prompt=16,
+        typical=8,
+        drawn=[8],
+        drawn_prompts=[5],
+    )
     assert result["worst"]["prompt_tokens"] == 2 * 4 * 16
     assert result["typical"]["prompt_tokens"] == 2 * 4 * 5
 
@@ -199,9 +216,16 @@ def test_nothing_is_written_to_the_users_output_folder(loaded: Any, tmp_path: Pa
 
 
 def test_the_users_prompts_and_rewards_are_used(
-    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    data = inside("synthetic").write_prompts(tmp_path / "sums", rows=6, shortest=3, longest=3)
+    data = inside("synthetic").write_prompts(
+        tmp_path / "sums",
+        rows=6,
+        shortest=3,
+        longest=3,
+    )
     (tmp_path / "my_rewards.py").write_text(
         "import time\nSEEN = []\n\ndef patient(completions, answer, **_):\n   "
         " SEEN.extend(answer)\n    time.sleep(0.05)\n    return [float(i) for i in"
@@ -347,9 +371,17 @@ def test_one_vllm_engine_serves_candidates_one_after_another(tmp_path: Path) -> 
 
 @needs_vllm
 def test_vllm_ends_completions_at_drawn_lengths(tmp_path: Path) -> None:
-    drawn = measure_request(VLLM, completion=12, typical=6, drawn=DRAWN)
+    drawn = measure_request(
+        VLLM,
+        completion=12,
+        typical=6,
+        drawn=DRAWN,
+    )
     later = measure_request(
-        {**VLLM, "gradient_accumulation_steps": 2}, completion=12, typical=6, drawn=DRAWN
+        {**VLLM, "gradient_accumulation_steps": 2},
+        completion=12,
+        typical=6,
+        drawn=DRAWN,
     )
     first, second = (
         one["result"]
@@ -384,7 +416,11 @@ def versions() -> list[str]:
 )
 @pytest.mark.parametrize("version", versions())
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
-def test_other_releases_of_trl(version: str, engine: str, tmp_path: Path) -> None:
+def test_other_releases_of_trl(
+    version: str,
+    engine: str,
+    tmp_path: Path,
+) -> None:
     here = {"PYTHONPATH": f"{OVERLAYS}/trl-{version}"}
     if engine == "vllm":
         if find_spec("vllm") is None:

@@ -25,7 +25,15 @@ def measured(
     trl, request = adapter(), load_request(scratch, config=CONFIG, method=method)
     trl.warm(request)
     loaded = trl.load(request, events_stage()[0])
-    images = dataclasses.asdict(images_of(CONFIG, None, count=1, width=140, height=84))
+    images = dataclasses.asdict(
+        images_of(
+            CONFIG,
+            None,
+            count=1,
+            width=140,
+            height=84,
+        )
+    )
     settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
     settings |= {"num_generations": 2} if method == "grpo" else {"max_length": None}
     asked = measure_request(settings, images=images, **lengths)
@@ -44,7 +52,13 @@ def test_sft_trains_on_images_and_its_rows_have_their_length(tmp_path: Path) -> 
 
 
 def test_grpo_generates_from_images_and_its_prompts_have_their_length(tmp_path: Path) -> None:
-    found = measured("grpo", tmp_path, saves=True, prompt=40, completion=6)
+    found = measured(
+        "grpo",
+        tmp_path,
+        saves=True,
+        prompt=40,
+        completion=6,
+    )
     assert found["exercised"]["checkpoint_saves"] == 1
     assert found["effective"]["longest_prompt_seen"] == 40
     assert found["effective"]["longest_completion_seen"] == 6
@@ -81,7 +95,9 @@ def drawn(folder: Path, column: str) -> Path:
 
 @pytest.mark.parametrize(("method", "column"), [("sft", "messages"), ("grpo", "prompt")])
 def test_the_longest_row_of_a_dataset_is_trained_on(
-    method: str, column: str, tmp_path: Path
+    method: str,
+    column: str,
+    tmp_path: Path,
 ) -> None:
     """Both a large image and a long text count; rows longer than the limit don't, since the
     final run leaves them out.

@@ -43,7 +43,9 @@ def figures(spec: dict[str, Any], *lines: str, every: float = 2.0) -> list[tuple
     ],
 )
 def test_figures_by_pattern(
-    pattern: str, lines: list[str], expected: list[tuple[int, float]]
+    pattern: str,
+    lines: list[str],
+    expected: list[tuple[int, float]],
 ) -> None:
     assert figures({"kind": "pattern", "line": pattern}, *lines) == expected
 
@@ -156,9 +158,18 @@ def test_a_printed_table_ends_at_the_first_other_line() -> None:
 
 
 def test_a_printed_namespace_gives_dotted_names() -> None:
-    train = SimpleNamespace(batch_size=128, lr=5e-06, stop=["a", "b)"], bound=float("inf"))
+    train = SimpleNamespace(
+        batch_size=128,
+        lr=5e-06,
+        stop=["a", "b)"],
+        bound=float("inf"),
+    )
     line = str(
-        SimpleNamespace(train=train, use_ms=False, ds=SimpleNamespace(lora=SimpleNamespace(rank=8)))
+        SimpleNamespace(
+            train=train,
+            use_ms=False,
+            ds=SimpleNamespace(lora=SimpleNamespace(rank=8)),
+        )
     )
     names = (
         "train.batch_size",

@@ -29,7 +29,12 @@ def stepped(model: Any) -> Any:
 
 def weighed(model: Any, optimizer: Any, device: str = "cpu", **others: Any) -> dict[str, int]:
     accelerator = SimpleNamespace(device=torch.device(device), unwrap_model=lambda one: one)
-    trainer = SimpleNamespace(model=model, optimizer=optimizer, accelerator=accelerator, **others)
+    trainer = SimpleNamespace(
+        model=model,
+        optimizer=optimizer,
+        accelerator=accelerator,
+        **others,
+    )
     found: dict[str, int] = inside("trl.trainer_settings").model_bytes(trainer)
     return found
 

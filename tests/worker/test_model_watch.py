@@ -71,14 +71,14 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "models").mkdir()
     finders = list(sys.meta_path)
-    inside("model_memory")._Watch(WATCH, tmp_path / "models").install()
+    inside("model_watch").ModelWatch(WATCH, tmp_path / "models").install()
     yield importlib.import_module("fleet")
     sys.meta_path[:] = finders
     del sys.modules["fleet"]
 
 
 def seen(folder: Path) -> Any:
-    found = inside("model_memory").found(folder)
+    found = inside("model_watch").read_ranks(folder)
     return found[0]["bytes"] if found else None
 
 
@@ -90,7 +90,9 @@ def theirs(found: dict[str, int]) -> dict[str, int]:
 def test_each_model_has_the_role_that_its_holder_keeps_it_for(fleet: Any, tmp_path: Path) -> None:
     beside = fleet.Guest(model=fleet.layer())
     trainer = fleet.Trainer(
-        model=fleet.layer(), beside=beside, rewards=[len, fleet.layer(), fleet.layer()]
+        model=fleet.layer(),
+        beside=beside,
+        rewards=[len, fleet.layer(), fleet.layer()],
     )
     trainer.turn()
     assert theirs(seen(tmp_path)) == {
@@ -170,11 +172,13 @@ def test_a_pickled_class_finds_the_method_by_name(fleet: Any) -> None:
     copied = type("Class", (fleet.Guest,), {"use": fleet.Guest.use})
     copied.__module__ = "nowhere"
     assert cloudpickle.loads(cloudpickle.dumps(copied))().use() == "used"
-    assert b"_Watch" not in cloudpickle.dumps(copied)
+    assert b"model_watch" not in cloudpickle.dumps(copied)
 
 
 def test_a_failed_measurement_is_reported_and_the_run_continues(
-    fleet: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fleet: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     judge = fleet.Judge(model=fleet.layer())
     (tmp_path / "models").rmdir()
@@ -194,7 +198,7 @@ def test_processes_of_one_rank_are_added_up(tmp_path: Path) -> None:
         (tmp_path / "models" / f"{number}.json").write_text(
             json.dumps({"rank": rank, "bytes": parts})
         )
-    assert inside("model_memory").found(tmp_path) == [
+    assert inside("model_watch").read_ranks(tmp_path) == [
         {"rank": 0, "bytes": {"weights": 6, "reference_weights_on_host": 7}},
         {"rank": 1, "bytes": {"weights": 3}},
     ]
@@ -206,13 +210,13 @@ def test_each_process_is_hooked_and_the_environments_sitecustomize_runs(tmp_path
     (tmp_path / "own" / "sitecustomize.py").write_text("import os\nos.environ['OWN'] = 'yes'\n")
     before = {**os.environ, "PYTHONPATH": str(tmp_path / "own")}
     says = (
-        "import os, sys; print(os.environ.get('OWN'), 'autotune_worker.model_memory' in"
+        "import os, sys; print(os.environ.get('OWN'), 'autotune_worker.model_watch' in"
         " sys.modules, 'torch' in sys.modules)"
     )
     program = (
         f"import subprocess, sys; subprocess.run([sys.executable, '-c', {says!r}], check=True)"
     )
-    added = inside("model_memory").environment(WATCH, tmp_path, before)
+    added = inside("model_watch").environment(WATCH, tmp_path, before)
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**before, **added},
@@ -221,4 +225,4 @@ def test_each_process_is_hooked_and_the_environments_sitecustomize_runs(tmp_path
         check=True,
     )
     assert done.stdout.split() == ["yes", "True", "False"] and not done.stderr
-    assert inside("model_memory").environment(None, tmp_path, before) == {}
+    assert inside("model_watch").environment(None, tmp_path, before) == {}

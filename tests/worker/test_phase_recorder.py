@@ -151,7 +151,11 @@ def test_without_a_resettable_mark_the_meter_samples(
     assert not thread.is_alive()
 
 
-def walk(limit: int | None, total: int, held: Any) -> str | None:
+def walk(
+    limit: int | None,
+    total: int,
+    held: Any,
+) -> str | None:
     """Return the extrapolation's error over work whose memory is `held(done)`."""
     trend = inside("phase_recorder")
     memory = {"now": 0}

@@ -63,7 +63,12 @@ class Cuda:
         return SimpleNamespace(uuid="5c0f3e00-aaaa")
 
 
-def meter_on(cuda: Cuda, others: int | None = None, *, sleeps: bool = False) -> CudaMeter:
+def meter_on(
+    cuda: Cuda,
+    others: int | None = None,
+    *,
+    sleeps: bool = False,
+) -> CudaMeter:
     return CudaMeter(SimpleNamespace(cuda=cuda), others_bytes=others, sleeps=sleeps)
 
 
@@ -111,7 +116,9 @@ def test_under_sleep_mode_the_reserved_figure_is_unknown() -> None:
 def test_torchs_figures_by_phase() -> None:
     cuda = Cuda()
     stage = PhaseRecorder(
-        emit=lambda event: None, device={"others_bytes": 0}, meter=meter_on(cuda, 0)
+        emit=lambda event: None,
+        device={"others_bytes": 0},
+        meter=meter_on(cuda, 0),
     )
     with stage.inside("forward"):
         cuda.set(100, 120)
@@ -170,7 +177,11 @@ class Driver:
         return self.reserved
 
 
-LOADED = Driver(allocated=15 * GIB, reserved=15 * GIB, used=16 * GIB)
+LOADED = Driver(
+    allocated=15 * GIB,
+    reserved=15 * GIB,
+    used=16 * GIB,
+)
 
 
 def check(now: Driver, *, first: bool = False) -> Any:
@@ -194,12 +205,24 @@ def test_remaining_tensors_are_an_error() -> None:
     with pytest.raises(
         inside("process_memory").MemoryKept, match="torch still holds 2147483648 bytes more"
     ):
-        check(Driver(allocated=17 * GIB, reserved=17 * GIB, used=18 * GIB))
+        check(
+            Driver(
+                allocated=17 * GIB,
+                reserved=17 * GIB,
+                used=18 * GIB,
+            )
+        )
 
 
 def test_a_fragmented_cache_is_an_error() -> None:
     with pytest.raises(inside("process_memory").MemoryKept, match="in pieces"):
-        check(Driver(allocated=15 * GIB, reserved=17 * GIB, used=18 * GIB))
+        check(
+            Driver(
+                allocated=15 * GIB,
+                reserved=17 * GIB,
+                used=18 * GIB,
+            )
+        )
 
 
 def test_memory_outside_torch_may_grow_for_the_first_candidate_only() -> None:

@@ -22,7 +22,11 @@ ADAPTER = {"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_modul
 def built(folder: Path, weights: str) -> Any:
     model = {"weights": weights, "dtype": "bfloat16", "load_in_4bit": True}
     return inside("trl.base_model").build(
-        model, folder, device="cpu", seed=1, trust_remote_code=False
+        model,
+        folder,
+        device="cpu",
+        seed=1,
+        trust_remote_code=False,
     )
 
 

@@ -42,7 +42,13 @@ def rollouts(**options: Any) -> tuple[Any, Any, Clock]:
     return inside("trl.rollouts").Rollouts(stage, **options), stage, clock
 
 
-def turn(one: Any, stage: Any, clock: Clock, seconds: float, answer: Any = "tokens") -> Any:
+def turn(
+    one: Any,
+    stage: Any,
+    clock: Clock,
+    seconds: float,
+    answer: Any = "tokens",
+) -> Any:
     def generate() -> Any:
         with stage.inside("rollout"):
             clock.now += seconds
@@ -129,7 +135,12 @@ def _rungs(**settings: Any) -> list[dict[str, Any]]:
         for size, steps, checkpointing in RUNGS
     ]
     return [
-        measure_request({**shape, **settings}, prompt=16, completion=16, plan=plan)
+        measure_request(
+            {**shape, **settings},
+            prompt=16,
+            completion=16,
+            plan=plan,
+        )
         for shape in shapes
     ]
 
@@ -213,7 +224,12 @@ def test_a_whole_certificate_is_counted_while_it_happens(tmp_path: Path) -> None
     evaluation = {"settings": {"per_device_eval_batch_size": 4, "num_generations_eval": 2}}
     result = trl.measure(
         loaded,
-        measure_request(prompt=24, completion=10, plan=plan, evaluation=evaluation),
+        measure_request(
+            prompt=24,
+            completion=10,
+            plan=plan,
+            evaluation=evaluation,
+        ),
         events_stage()[0],
     )
     ran = result["exercised"]
@@ -280,7 +296,12 @@ def test_a_server_has_one_length_for_all(settings: dict[str, Any], each: bool) -
 
 
 def test_a_group_has_one_prompt_of_one_drawn_length() -> None:
-    lengths = ForcedLengths(prompt=64, completion=8, pad_prompts=True, drawn_prompts=(4, 9, 70))
+    lengths = ForcedLengths(
+        prompt=64,
+        completion=8,
+        pad_prompts=True,
+        drawn_prompts=(4, 9, 70),
+    )
     fitted = {n: hooks.fit([n] * 30, lengths) for n in range(40)}
     assert {len(ids) for ids in fitted.values()} == {4, 9, 70}
     assert all(hooks.fit([n] * 30, lengths) == ids for n, ids in fitted.items())

@@ -94,7 +94,9 @@ def test_log_probabilities_token_by_token_keep_them_in_float32() -> None:
     [("no_kernel", "torch", True), ("torch", "torch", False), ("no_kernel", "no_user", False)],
 )
 def test_an_environment_with_the_framework_and_without_the_kernel_computes_token_by_token(
-    package: str, user: str, falls_back: bool
+    package: str,
+    user: str,
+    falls_back: bool,
 ) -> None:
     _, out, labels = answered(torch.bfloat16)
     held: list[Any] = []
@@ -143,7 +145,14 @@ def test_an_entropy_in_chunks_keeps_nothing_unless_it_is_a_loss() -> None:
             one.nbytes for one in held if one.dtype is torch.float32 and one.numel() >= WORDS
         )
 
-    assert kept(entropy="log_softmax", entropy_chunk=4, entropy_frozen=True) == 0
+    assert (
+        kept(
+            entropy="log_softmax",
+            entropy_chunk=4,
+            entropy_frozen=True,
+        )
+        == 0
+    )
     assert kept(entropy="log_softmax", entropy_chunk=4) >= 2 * ROWS * LENGTH * WORDS * 4
     assert kept(entropy="softmax", entropy_chunk=4) >= 2 * ROWS * LENGTH * WORDS * 4
     assert kept(entropy="compiled", entropy_chunk=4) == 0

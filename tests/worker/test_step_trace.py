@@ -18,7 +18,7 @@ pytest.importorskip("trl")
 
 from autotune.worker.tracing import Untraceable
 from autotune.worker.trl import step_trace
-from autotune.worker.trl.traced_trainer import TracedLengths, trace_plan
+from autotune.worker.trl.trace_plan import TracedLengths, plan_trace
 
 SEVEN_B = {
     "model_type": "qwen2",
@@ -33,25 +33,44 @@ SEVEN_B = {
 
 
 def test_repeated_micro_steps_are_left_out() -> None:
-    plan = trace_plan(accumulation=8, generate_every=8, steps=2, most=None)
+    plan = plan_trace(
+        accumulation=8,
+        generate_every=8,
+        steps=2,
+        max_micro_steps=None,
+    )
     assert plan.optimizer_steps == 2
     assert plan.micro_steps == {0: {0, 1}, 1: {0, 1}}
 
 
 def test_a_micro_step_that_generates_beside_gradients_is_traced() -> None:
-    plan = trace_plan(accumulation=8, generate_every=4, steps=2, most=None)
+    plan = plan_trace(
+        accumulation=8,
+        generate_every=4,
+        steps=2,
+        max_micro_steps=None,
+    )
     assert plan.micro_steps == {0: {0, 4}, 1: {0, 4}}
 
 
 def test_the_plan_includes_scoring_beside_the_optimizers_state() -> None:
-    plan = trace_plan(accumulation=2, generate_every=8, steps=2, most=None)
+    plan = plan_trace(
+        accumulation=2,
+        generate_every=8,
+        steps=2,
+        max_micro_steps=None,
+    )
     assert plan.optimizer_steps == 5
     assert plan.micro_steps == {0: {0, 1}, 4: {0, 1}}
     assert [plan.number(step) for step in (0, 4)] == [0, 1]
 
 
 def test_a_padded_batch_has_the_requested_length_and_only_shorter_rows() -> None:
-    lengths = TracedLengths(prompt=5, completion=3, padded=True)
+    lengths = TracedLengths(
+        prompt=5,
+        completion=3,
+        padded=True,
+    )
     prompts, completions = lengths.prompts(4), lengths.completions(4)
     assert max(map(len, prompts)) == 5
     assert max(map(len, completions)) == 3
@@ -71,7 +90,11 @@ def traced(**changes: Any) -> Trace:
 
 @pytest.mark.slow
 def test_a_trace_has_phases_and_live_parts() -> None:
-    trace = traced(adapter=cases.LORA, beta=0.04, gradient_accumulation_steps=2)
+    trace = traced(
+        adapter=cases.LORA,
+        beta=0.04,
+        gradient_accumulation_steps=2,
+    )
     phases = list(dict.fromkeys(mark.phase for mark in trace.marks))
     assert phases[0] == "load"
     assert {"score", "forward", "backward", "optimizer"} <= set(phases)
@@ -114,7 +137,9 @@ def test_the_peak_does_not_depend_on_the_number_of_traced_micro_steps() -> None:
 @pytest.mark.parametrize(("batch", "steps"), [(1, 2), (1, 1), (2, 3)])
 def test_a_rank_of_many_holds_a_part_of_its_group(batch: int, steps: int) -> None:
     whole = cases.spec(
-        per_device_train_batch_size=batch, steps_per_generation=steps, num_generations=8
+        per_device_train_batch_size=batch,
+        steps_per_generation=steps,
+        num_generations=8,
     )
     trace = msgspec.convert(
         step_trace.trace({**whole, "sharding": {"kind": "ddp", "ranks": 8}}), Trace
@@ -127,7 +152,12 @@ def test_a_reference_pass_with_adapters_off_is_not_the_first_under_fsdp2() -> No
     """FSDP2 reads the dtypes of gradients in its first forward pass: that of the rollout, which
     a trace leaves out.
     """
-    whole = cases.spec(adapter=cases.LORA, dtype="bfloat16", beta=0.04, bf16=True)
+    whole = cases.spec(
+        adapter=cases.LORA,
+        dtype="bfloat16",
+        beta=0.04,
+        bf16=True,
+    )
     trace = msgspec.convert(
         step_trace.trace({**whole, "sharding": {"kind": "fsdp2", "ranks": 2}}), Trace
     )

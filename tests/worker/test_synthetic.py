@@ -61,7 +61,9 @@ def test_the_chat_template_starts_the_assistants_turn(qwen: Any) -> None:
     ],
 )
 def test_the_largest_vocabulary_takes_less_than_a_second(
-    special: dict[str, Any], end: int, tmp_path: Path
+    special: dict[str, Any],
+    end: int,
+    tmp_path: Path,
 ) -> None:
     """The limit is processor time, which does not depend on the load of the machine."""
     pytest.importorskip("tokenizers")
@@ -132,7 +134,9 @@ def test_synthetic_prompts_differ_from_the_start_and_are_long_enough(qwen: Any) 
     ],
 )
 def test_a_unit_has_whole_cycles_and_whole_optimizer_steps(
-    shape: Any, optimizer_steps: int, generations: int
+    shape: Any,
+    optimizer_steps: int,
+    generations: int,
 ) -> None:
     steps, iterations, accumulation = shape
     config = SimpleNamespace(
@@ -152,7 +156,11 @@ def test_a_plan_has_a_warm_up_and_enough_optimizer_steps() -> None:
         {"warmup_cycles": 0, "timed_cycles": 2, "optimizer_steps": 6}, None
     )
     assert (course.warmup, course.timed, course.optimizer_steps) == (1, 5, 6)
-    rich = SimpleNamespace(steps_per_generation=4, num_iterations=1, gradient_accumulation_steps=1)
+    rich = SimpleNamespace(
+        steps_per_generation=4,
+        num_iterations=1,
+        gradient_accumulation_steps=1,
+    )
     course = step_timer.measurement_plan(
         {"warmup_cycles": 1, "timed_cycles": 3, "optimizer_steps": 2}, rich
     )

@@ -22,7 +22,12 @@ from tests.frameworks.conftest import make_task
 
 ADAPTER = Path(__file__).with_name("in_trouble.py")
 RANKS = 2
-GENEROUS = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=1, deadline_seconds=240)
+GENEROUS = ProbePlan(
+    optimizer_steps=2,
+    warmup_cycles=1,
+    timed_cycles=1,
+    deadline_seconds=240,
+)
 IMPATIENT = replace(GENEROUS, deadline_seconds=12)
 SMALL = {
     "per_device_train_batch_size": 4,
@@ -38,7 +43,11 @@ def task() -> Task:
     made = make_task(RANKS)
     model = Model(
         name="tiny",
-        config=tiny_config(vocab=4096, layers=4, hidden=256),
+        config=tiny_config(
+            vocab=4096,
+            layers=4,
+            hidden=256,
+        ),
         folder=None,
         origin="made up",
     )
@@ -52,7 +61,9 @@ def candidate(accumulation: int) -> Candidate:
 
 @pytest.fixture
 def executor(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[LocalExecutor]:
     monkeypatch.setenv("TROUBLE", request.param)
     trl, asked = trainer("trl"), task()

@@ -22,7 +22,12 @@ from tests.frameworks.conftest import make_task
 
 ADAPTER = Path(__file__).with_name("gloo_as_gpus.py")
 RANKS = 2
-PLAN = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=1, deadline_seconds=240)
+PLAN = ProbePlan(
+    optimizer_steps=2,
+    warmup_cycles=1,
+    timed_cycles=1,
+    deadline_seconds=240,
+)
 SMALL = {
     "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 1,
@@ -42,7 +47,11 @@ def task(tuning: str) -> Task:
     made = make_task(RANKS, tuning=tuning)
     model = Model(
         name="tiny",
-        config=tiny_config(vocab=512, layers=2, hidden=512),
+        config=tiny_config(
+            vocab=512,
+            layers=2,
+            hidden=512,
+        ),
         folder=None,
         origin="made up",
     )
@@ -57,7 +66,11 @@ def candidate(asked: Task, **knobs: Any) -> Candidate:
 def measured(tmp_path: Path) -> Iterator[Any]:
     started: list[LocalExecutor] = []
 
-    def measure(asked: Task, one: Candidate, limit: int = 6 * 2**30) -> Measurement:
+    def measure(
+        asked: Task,
+        one: Candidate,
+        limit: int = 6 * 2**30,
+    ) -> Measurement:
         trl = trainer("trl")
         executor = LocalExecutor(
             RunnerSettings(
@@ -82,7 +95,11 @@ def measured(tmp_path: Path) -> Iterator[Any]:
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 @pytest.mark.parametrize("sharding", KINDS)
-def test_a_sharded_model_is_measured(sharding: str, tuning: str, measured: Any) -> None:
+def test_a_sharded_model_is_measured(
+    sharding: str,
+    tuning: str,
+    measured: Any,
+) -> None:
     asked = task(tuning)
     found: Measurement = measured(asked, candidate(asked, sharding=sharding))
     assert found.outcome is Outcome.OK, found.failure
@@ -96,7 +113,11 @@ def test_a_sharded_model_is_measured(sharding: str, tuning: str, measured: Any) 
     check_what_the_ranks_hold(found, sharding, tuning)
 
 
-def check_what_the_ranks_hold(found: Measurement, sharding: str, tuning: str) -> None:
+def check_what_the_ranks_hold(
+    found: Measurement,
+    sharding: str,
+    tuning: str,
+) -> None:
     """Check the bytes of weights, adapters and optimizer states (Adam's two, and masters) per
     rank.
     """
@@ -119,7 +140,7 @@ def test_a_rank_has_the_environment_of_accelerate(tmp_path: Path) -> None:
     asked = task("full")
     one = candidate(asked, sharding="zero3", offload_optimizer_device="cpu")
     request = trainer("trl").load_request(one, asked)
-    made = inside("trl.grpo_probe").environment_of(request["launch"]["accelerate"], tmp_path)  # type: ignore[index]
+    made = inside("trl.rank_environment").environment_of(request["launch"]["accelerate"], tmp_path)  # type: ignore[index]
     assert (
         made["ACCELERATE_USE_DEEPSPEED"] == "true"
         and made["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"

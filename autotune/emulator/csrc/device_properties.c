@@ -1,16 +1,31 @@
-/* cudaDeviceProp, whose layout differs between releases: the one file that needs NVIDIA's headers. */
+/* cudaDeviceProp, whose layout differs between releases: the one file that needs NVIDIA's
+ * headers. */
 #include <cuda_runtime_api.h>
 #include "emu.h"
 
-int emu_error(int error);
-
-static void fill(struct cudaDeviceProp *p, const Card *card) {
+static void fill(struct cudaDeviceProp *properties, const Card *card) {
+  struct cudaDeviceProp *p = properties;
   memset(p, 0, sizeof *p);
+
+  /* 1. What cards differ in. */
   snprintf(p->name, sizeof p->name, "%s", card->name);
   emu_uuid(card, (unsigned char *)p->uuid.bytes);
+  p->major = card->major;
+  p->minor = card->minor;
   p->totalGlobalMem = card->memory;
-  p->sharedMemPerBlock = emu_attribute(card, 8);
-  p->regsPerBlock = p->regsPerMultiprocessor = emu_attribute(card, 12);
+  p->multiProcessorCount = card->multiprocessors;
+  p->maxThreadsPerMultiProcessor = emu_attribute(card, THREADS_PER_MULTIPROCESSOR);
+  p->sharedMemPerMultiprocessor = (size_t)card->shared_kib << 10;
+  p->sharedMemPerBlockOptin = emu_attribute(card, SHARED_MEMORY_PER_BLOCK_OPTIN);
+  p->memoryBusWidth = card->bus_bits;
+  p->l2CacheSize = card->l2_mib << 20;
+  p->persistingL2CacheMaxSize = emu_attribute(card, MAX_PERSISTING_L2_CACHE_SIZE);
+  p->pciBusID = emu_attribute(card, PCI_BUS_ID);
+  p->clusterLaunch = card->major >= 9;
+
+  /* 2. What they have in common. */
+  p->sharedMemPerBlock = emu_attribute(card, SHARED_MEMORY_PER_BLOCK);
+  p->regsPerBlock = p->regsPerMultiprocessor = emu_attribute(card, REGISTERS_PER_BLOCK);
   p->warpSize = 32;
   p->memPitch = 2147483647;
   p->maxThreadsPerBlock = p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;
@@ -18,26 +33,17 @@ static void fill(struct cudaDeviceProp *p, const Card *card) {
   p->maxGridSize[0] = 2147483647;
   p->maxGridSize[1] = p->maxGridSize[2] = 65535;
   p->totalConstMem = 65536;
-  p->major = card->major;
-  p->minor = card->minor;
   p->textureAlignment = 512;
-  p->multiProcessorCount = card->multiprocessors;
-  p->canMapHostMemory = p->concurrentKernels = p->ECCEnabled = p->unifiedAddressing = 1;
-  p->pciBusID = emu_attribute(card, 33);
   p->asyncEngineCount = 3;
-  p->memoryBusWidth = card->bus_bits;
-  p->l2CacheSize = card->l2_mib << 20;
-  p->persistingL2CacheMaxSize = emu_attribute(card, 108);
-  p->maxThreadsPerMultiProcessor = emu_attribute(card, 39);
-  p->streamPrioritiesSupported = p->globalL1CacheSupported = p->localL1CacheSupported = 1;
-  p->sharedMemPerMultiprocessor = (size_t)card->shared_kib << 10;
-  p->sharedMemPerBlockOptin = emu_attribute(card, 97);
   p->reservedSharedMemPerBlock = 1024;
+  p->maxBlocksPerMultiProcessor = 32;
+
+  /* 3. What all of them can. */
+  p->canMapHostMemory = p->concurrentKernels = p->ECCEnabled = p->unifiedAddressing = 1;
+  p->streamPrioritiesSupported = p->globalL1CacheSupported = p->localL1CacheSupported = 1;
   p->managedMemory = p->concurrentManagedAccess = p->computePreemptionSupported = 1;
   p->canUseHostPointerForRegisteredMem = p->cooperativeLaunch = p->hostRegisterSupported = 1;
-  p->maxBlocksPerMultiProcessor = 32;
   p->memoryPoolsSupported = p->ipcEventSupported = p->unifiedFunctionPointers = 1;
-  p->clusterLaunch = card->major >= 9;
 #if CUDART_VERSION < 13000
   p->clockRate = card->clock_khz;
   p->memoryClockRate = 1215000;
@@ -46,10 +52,10 @@ static void fill(struct cudaDeviceProp *p, const Card *card) {
 
 #undef cudaGetDeviceProperties
 ENTRY cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
-  int failed = emu_initialise();
-  if (!failed && (device < 0 || device >= machine.visible)) failed = INVALID_DEVICE;
-  if (!failed) fill(properties, emu_card(device));
-  return emu_error(failed);
+  int error = emu_initialise();
+  if (!error && (device < 0 || device >= machine.visible)) error = INVALID_DEVICE;
+  if (!error) fill(properties, emu_card(device));
+  return emu_error(error);
 }
 
 ENTRY cudaError_t cudaGetDeviceProperties_v2(struct cudaDeviceProp *properties, int device) {

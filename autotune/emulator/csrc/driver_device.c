@@ -1,7 +1,9 @@
-/* The driver about devices and contexts. There is one context per card, the primary one. */
+/* The driver: devices and contexts. There is one context per card, the primary one. */
 #include "emu.h"
 
-typedef struct { int device; } Context;
+typedef struct {
+  int device;
+} Context;
 static Context contexts[MAX_CARDS];
 
 static Context *context_of(int device) {
@@ -9,10 +11,12 @@ static Context *context_of(int device) {
   return &contexts[device];
 }
 
-static int valid(int device) {
+static int check(int device) {
   if (!emu_is_initialised()) return NOT_INITIALIZED;
   return device >= 0 && device < machine.visible ? SUCCESS : INVALID_DEVICE;
 }
+
+/* 1. Devices. */
 
 ENTRY int cuInit(unsigned flags) { return emu_initialise(); }
 
@@ -24,48 +28,50 @@ ENTRY int cuDeviceGetCount(int *count) {
 
 ENTRY int cuDeviceGet(int *device, int ordinal) {
   *device = ordinal;
-  return valid(ordinal);
+  return check(ordinal);
 }
 
 ENTRY int cuDeviceGetName(char *name, int size, int device) {
   snprintf(name, size, "%s", emu_card(device)->name);
-  return valid(device);
+  return check(device);
 }
 
 ENTRY int cuDeviceGetAttribute(int *value, int attribute, int device) {
   *value = emu_attribute(emu_card(device), attribute);
-  return valid(device);
+  return check(device);
 }
 
 ENTRY int cuDeviceTotalMem_v2(size_t *size, int device) {
   *size = emu_card(device)->memory;
-  return valid(device);
+  return check(device);
 }
 ALIAS(cuDeviceTotalMem, cuDeviceTotalMem_v2)
 
 ENTRY int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
   emu_uuid(emu_card(device), uuid);
-  return valid(device);
+  return check(device);
 }
 ALIAS(cuDeviceGetUuid, cuDeviceGetUuid_v2)
 
 ENTRY int cuDeviceComputeCapability(int *major, int *minor, int device) {
   *major = emu_card(device)->major;
   *minor = emu_card(device)->minor;
-  return valid(device);
+  return check(device);
 }
 
+/* 2. Contexts. */
+
 ENTRY int cuDevicePrimaryCtxRetain(void **context, int device) {
-  int failed = valid(device);
-  if (!failed) failed = emu_enter(device);
-  if (!failed) *context = context_of(device);
-  return failed;
+  int error = check(device);
+  if (!error) error = emu_enter(device);
+  if (!error) *context = context_of(device);
+  return error;
 }
 
 ENTRY int cuCtxCreate_v2(void **context, unsigned flags, int device) {
-  int failed = cuDevicePrimaryCtxRetain(context, device);
-  if (!failed) emu_set_device(device);
-  return failed;
+  int error = cuDevicePrimaryCtxRetain(context, device);
+  if (!error) emu_set_device(device);
+  return error;
 }
 ALIAS(cuCtxCreate, cuCtxCreate_v2)
 
@@ -76,11 +82,12 @@ ENTRY int cuCtxCreate_v4(void **context, const void *parameters, unsigned flags,
 ENTRY int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
   if (flags) *flags = 0;
   if (active) *active = emu_has_context(device);
-  return valid(device);
+  return check(device);
 }
 
 ENTRY int cuCtxGetCurrent(void **context) {
-  *context = emu_is_initialised() && emu_has_context(emu_device()) ? context_of(emu_device()) : NULL;
+  int has_context = emu_is_initialised() && emu_has_context(emu_device());
+  *context = has_context ? context_of(emu_device()) : NULL;
   return SUCCESS;
 }
 
@@ -91,7 +98,9 @@ ENTRY int cuCtxSetCurrent(void *context) {
 ALIAS(cuCtxPushCurrent_v2, cuCtxSetCurrent)
 ALIAS(cuCtxPushCurrent, cuCtxSetCurrent)
 
-ENTRY int cuCtxPopCurrent_v2(void **context) { return context ? cuCtxGetCurrent(context) : SUCCESS; }
+ENTRY int cuCtxPopCurrent_v2(void **context) {
+  return context ? cuCtxGetCurrent(context) : SUCCESS;
+}
 ALIAS(cuCtxPopCurrent, cuCtxPopCurrent_v2)
 
 ENTRY int cuCtxGetDevice(int *device) {

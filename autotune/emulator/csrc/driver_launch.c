@@ -1,10 +1,13 @@
-/* The driver about modules, kernels and its own entry points. */
+/* The driver: modules, kernels and its own entry points. */
 #include "emu.h"
 #include <dlfcn.h>
 
-int emu_occupancy(int threads, size_t shared);
+/* 1. Modules. A module, a kernel and a library are a handle each. */
 
-ENTRY int cuModuleLoadData(void **module, ...) { *module = emu_handle(); return SUCCESS; }
+ENTRY int cuModuleLoadData(void **module, ...) {
+  *module = emu_handle();
+  return SUCCESS;
+}
 ALIAS(cuModuleLoadDataEx, cuModuleLoadData)
 ALIAS(cuModuleLoad, cuModuleLoadData)
 ALIAS(cuModuleLoadFatBinary, cuModuleLoadData)
@@ -14,26 +17,46 @@ ALIAS(cuLibraryLoadFromFile, cuModuleLoadData)
 ALIAS(cuLibraryGetKernel, cuModuleLoadData)
 ALIAS(cuLibraryGetModule, cuModuleLoadData)
 
-ENTRY int cuKernelGetFunction(void **function, void *kernel) { *function = kernel; return SUCCESS; }
+ENTRY int cuKernelGetFunction(void **function, void *kernel) {
+  *function = kernel;
+  return SUCCESS;
+}
 
 enum { GLOBAL_BYTES = 1 << 16 };
 
-ENTRY int cuModuleGetGlobal_v2(void **at, size_t *size, void *module, const char *name) {
-  if (at) *at = emu_allocate_host(GLOBAL_BYTES);
+ENTRY int cuModuleGetGlobal_v2(void **address, size_t *size, void *module, const char *name) {
+  if (address) *address = emu_allocate_host(GLOBAL_BYTES);
   if (size) *size = GLOBAL_BYTES;
   return SUCCESS;
 }
 ALIAS(cuModuleGetGlobal, cuModuleGetGlobal_v2)
 
-ENTRY int cuFuncGetAttribute(int *value, int attribute, void *function) {
+/* 2. Kernels. */
+
+/* By the names of CUfunction_attribute. */
+enum {
+  FUNCTION_MAX_THREADS_PER_BLOCK = 0,
+  FUNCTION_NUM_REGS = 4,
+  FUNCTION_PTX_VERSION = 5,
+  FUNCTION_BINARY_VERSION = 6,
+  FUNCTION_MAX_DYNAMIC_SHARED_SIZE = 8,
+};
+
+static int function_attribute(int attribute) {
   const Card *card = emu_card(emu_device());
   switch (attribute) {
-    case 0: *value = 1024; break;
-    case 4: *value = 32; break;
-    case 5: case 6: *value = card->major * 10 + card->minor; break;
-    case 8: *value = emu_attribute(card, 97); break;
-    default: *value = 0;
+    case FUNCTION_MAX_THREADS_PER_BLOCK: return 1024;
+    case FUNCTION_NUM_REGS: return 32;
+    case FUNCTION_PTX_VERSION:
+    case FUNCTION_BINARY_VERSION: return card->major * 10 + card->minor;
+    case FUNCTION_MAX_DYNAMIC_SHARED_SIZE:
+      return emu_attribute(card, SHARED_MEMORY_PER_BLOCK_OPTIN);
+    default: return 0;
   }
+}
+
+ENTRY int cuFuncGetAttribute(int *value, int attribute, void *function) {
+  *value = function_attribute(attribute);
   return SUCCESS;
 }
 
@@ -48,18 +71,22 @@ ENTRY int cuLaunchKernel(void *function, ...) {
 ALIAS(cuLaunchKernelEx, cuLaunchKernel)
 ALIAS(cuLaunchCooperativeKernel, cuLaunchKernel)
 
-/* Of this library, so that nobody gets a function of a true driver; the newest form of each. */
+/* 3. Entry points by name. */
+
+/* Of this library, never of a true driver; the newest form of each. */
 void *emu_driver_symbol(const char *name) {
-  static void *own;
-  Dl_info where;
-  if (!own && dladdr((void *)emu_driver_symbol, &where)) own = dlopen(where.dli_fname, RTLD_NOW);
-  char newer[160];
-  snprintf(newer, sizeof newer, "%s_v2", name);
-  void *found = dlsym(own, newer);
-  return found ? found : dlsym(own, name);
+  static void *this_library;
+  Dl_info info;
+  if (!this_library && dladdr((void *)emu_driver_symbol, &info))
+    this_library = dlopen(info.dli_fname, RTLD_NOW);
+  char newer_name[160];
+  snprintf(newer_name, sizeof newer_name, "%s_v2", name);
+  void *symbol = dlsym(this_library, newer_name);
+  return symbol ? symbol : dlsym(this_library, name);
 }
 
-ENTRY int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
+ENTRY int cuGetProcAddress_v2(
+    const char *name, void **function, int version, uint64_t flags, int *status) {
   *function = emu_driver_symbol(name);
   if (status) *status = *function ? 0 : 1;
   return *function ? SUCCESS : NOT_FOUND;
@@ -69,12 +96,14 @@ ENTRY int cuGetProcAddress(const char *name, void **function, int version, uint6
   return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
-/* Asked by a runtime that is linked statically: it would keep its own account of everything. */
+/* Called by a runtime that is linked statically: it would keep its own account of everything. */
 ENTRY int cuGetExportTable(const void **table, const void *id) {
-  static int told;
-  if (!told++)
-    fprintf(stderr, "autotune: a statically linked CUDA runtime was met, which cannot be emulated; "
-                    "install a build that uses the shared libcudart (the wheels of the package index do)\n");
+  static int warnings;
+  if (!warnings++)
+    fprintf(stderr,
+            "autotune: a statically linked CUDA runtime was met, which cannot be emulated; "
+            "install a build that uses the shared libcudart "
+            "(the wheels of the package index do)\n");
   *table = NULL;
   return NOT_FOUND;
 }

@@ -1,48 +1,67 @@
-/* NVML: what the driver tells about all cards, whatever this process sees of them. */
+/* NVML: what the driver reports about all cards, whatever this process sees of them. */
 #include "emu.h"
 
-enum { NVML_INVALID_ARGUMENT = 2, NVML_NOT_SUPPORTED = 3, NVML_NO_PERMISSION = 4, NVML_NOT_FOUND = 6, NVML_TOO_SMALL = 7,
-       NVML_LOST = 15 };
+enum {
+  NVML_INVALID_ARGUMENT = 2,
+  NVML_NOT_SUPPORTED = 3,
+  NVML_NO_PERMISSION = 4,
+  NVML_NOT_FOUND = 6,
+  NVML_TOO_SMALL = 7,
+  NVML_LOST = 15,
+};
 
-static char handles[MAX_CARDS], of_sliced[MAX_CARDS]; /* of what CUDA can use; of GPUs that are cut into slices */
+/* 1. Handles: the address of one of these bytes. The first are of what CUDA can use, the others of
+ * GPUs that are cut into slices. */
 
-static int place(const void *handle) {
-  long at = (const char *)handle - handles;
-  return at >= 0 && at < machine.cards ? (int)at : -1;
+static char card_handles[MAX_CARDS], sliced_gpu_handles[MAX_CARDS];
+
+/* The number of the card; -1 for another handle. */
+static int card_index(const void *handle) {
+  long index = (const char *)handle - card_handles;
+  return index >= 0 && index < machine.cards ? (int)index : -1;
 }
 
-static int sliced_gpu(const void *handle) {
-  long gpu = (const char *)handle - of_sliced;
-  return gpu >= 0 && gpu < machine.gpus ? (int)gpu : -1;
+/* The number of the GPU; -1 for another handle. */
+static int sliced_gpu_index(const void *handle) {
+  long index = (const char *)handle - sliced_gpu_handles;
+  return index >= 0 && index < machine.gpus ? (int)index : -1;
 }
 
 static const Card *card_of(const void *handle) {
-  int at = place(handle), gpu = sliced_gpu(handle);
-  return at >= 0 ? &machine.card[at] : gpu >= 0 ? &machine.gpu[gpu].whole : NULL;
+  int card = card_index(handle), gpu = sliced_gpu_index(handle);
+  if (card >= 0) return &machine.card[card];
+  return gpu >= 0 ? &machine.gpu[gpu].whole : NULL;
 }
 
-static void *handle_of(int gpu) { return machine.gpu[gpu].slices ? &of_sliced[gpu] : &handles[machine.gpu[gpu].first]; }
+static void *handle_of_gpu(int gpu) {
+  if (machine.gpu[gpu].slices) return &sliced_gpu_handles[gpu];
+  return &card_handles[machine.gpu[gpu].first];
+}
 
 static int64_t used_of(const void *handle) {
-  if (place(handle) >= 0) return emu_used(place(handle));
-  int gpu = sliced_gpu(handle);
-  int64_t sum = 0;
-  for (int i = 0; i < machine.gpu[gpu].slices; i++) sum += emu_used(machine.gpu[gpu].first + i);
-  return sum;
+  int card = card_index(handle);
+  if (card >= 0) return emu_used(card);
+  const Gpu *gpu = &machine.gpu[sliced_gpu_index(handle)];
+  int64_t used = 0;
+  for (int i = 0; i < gpu->slices; i++) used += emu_used(gpu->first + i);
+  return used;
 }
 
-/* What a question about this card meets first. */
-static int barred(const void *handle) {
+/* The error of every query about this card. */
+static int access_error(const void *handle) {
   const Card *card = card_of(handle);
   if (!card) return NVML_INVALID_ARGUMENT;
   if (card->state == CARD_LOST) return NVML_LOST;
   return card->state == CARD_FORBIDDEN ? NVML_NO_PERMISSION : SUCCESS;
 }
 
-#define ABOUT(handle)                     \
-  int failed = barred(handle);            \
-  const Card *card = card_of(handle);     \
-  if (failed || !card) return failed;
+/* Begins a query: declares `card`, or returns the error. */
+#define ABOUT(handle)                   \
+  int error = access_error(handle);     \
+  const Card *card = card_of(handle);   \
+  if (error || !card) return error;
+
+/* 2. The library and the driver. */
 
 ENTRY int nvmlInit_v2(void) { return SUCCESS; }
 ALIAS(nvmlInit, nvmlInit_v2)
@@ -63,8 +82,10 @@ ENTRY const char *nvmlErrorString(int error) {
 }
 
 ENTRY int nvmlSystemGetDriverVersion(char *text, unsigned size) {
-  /* The first branch that had this CUDA: 525 for 12.0, 570 for 12.8, 580 for 13. */
-  int version = machine.driver_version, branch = version >= 13000 ? 580 : version >= 12080 ? 570 : 525;
+  /* The first branch that had this CUDA. */
+  int branch = 525;                                   /* 12.0 */
+  if (machine.driver_version >= 12080) branch = 570;
+  if (machine.driver_version >= 13000) branch = 580;
   snprintf(text, size, "%d.00", branch);
   return SUCCESS;
 }
@@ -73,15 +94,23 @@ ENTRY int nvmlSystemGetNVMLVersion(char *text, unsigned size) {
   return nvmlSystemGetDriverVersion(text, size);
 }
 
-ENTRY int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = machine.driver_version; return SUCCESS; }
+ENTRY int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+  *version = machine.driver_version;
+  return SUCCESS;
+}
 ALIAS(nvmlSystemGetCudaDriverVersion, nvmlSystemGetCudaDriverVersion_v2)
 
-ENTRY int nvmlDeviceGetCount_v2(unsigned *count) { *count = machine.gpus; return SUCCESS; }
+/* 3. Handles of GPUs. */
+
+ENTRY int nvmlDeviceGetCount_v2(unsigned *count) {
+  *count = machine.gpus;
+  return SUCCESS;
+}
 ALIAS(nvmlDeviceGetCount, nvmlDeviceGetCount_v2)
 
 ENTRY int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
   if ((int)index >= machine.gpus) return NVML_INVALID_ARGUMENT;
-  *handle = handle_of(index);
+  *handle = handle_of_gpu(index);
   return card_of(*handle)->state == CARD_FORBIDDEN ? NVML_NO_PERMISSION : SUCCESS;
 }
 ALIAS(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2)
@@ -89,12 +118,12 @@ ALIAS(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2)
 ENTRY int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
   for (int i = 0; i < machine.cards; i++)
     if (!strcmp(machine.card[i].uuid, uuid)) {
-      *handle = &handles[i];
+      *handle = &card_handles[i];
       return SUCCESS;
     }
   for (int i = 0; i < machine.gpus; i++)
-    if (!strcmp(card_of(handle_of(i))->uuid, uuid)) {
-      *handle = handle_of(i);
+    if (!strcmp(card_of(handle_of_gpu(i))->uuid, uuid)) {
+      *handle = handle_of_gpu(i);
       return SUCCESS;
     }
   return NVML_NOT_FOUND;
@@ -104,8 +133,8 @@ ENTRY int nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **handle) {
   unsigned domain = 0, bus = 0;
   sscanf(text, "%x:%x", &domain, &bus);
   for (int i = 0; i < machine.gpus; i++)
-    if (emu_attribute(card_of(handle_of(i)), 33) == (int)bus) {
-      *handle = handle_of(i);
+    if (emu_attribute(card_of(handle_of_gpu(i)), PCI_BUS_ID) == (int)bus) {
+      *handle = handle_of_gpu(i);
       return SUCCESS;
     }
   return NVML_NOT_FOUND;
@@ -118,6 +147,8 @@ ENTRY int nvmlDeviceGetIndex(void *handle, unsigned *index) {
   return SUCCESS;
 }
 ALIAS(nvmlDeviceGetMinorNumber, nvmlDeviceGetIndex)
+
+/* 4. Properties. */
 
 ENTRY int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
   ABOUT(handle)
@@ -138,14 +169,21 @@ ENTRY int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *mino
   return SUCCESS;
 }
 
-/* The older form counts as used what the driver keeps for itself. */
-struct memory { uint64_t total, free, used; };
-struct memory_v2 { unsigned version; uint64_t total, reserved, free, used; };
+/* 5. Memory and processes. The older form counts as used what the driver keeps for itself. */
+
+struct memory {
+  uint64_t total, free, used;
+};
+struct memory_v2 {
+  unsigned version;
+  uint64_t total, reserved, free, used;
+};
 
 ENTRY int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory) {
   ABOUT(handle)
   if (card->state == CARD_MEMORYLESS) return NVML_NOT_SUPPORTED;
-  uint64_t used = used_of(handle) + card->reserved, total = card->memory + card->reserved;
+  uint64_t used = used_of(handle) + card->reserved;
+  uint64_t total = card->memory + card->reserved;
   *memory = (struct memory){total, total - used, used};
   return SUCCESS;
 }
@@ -160,44 +198,66 @@ ENTRY int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *memory) {
   return SUCCESS;
 }
 
-struct process { unsigned pid; uint64_t used; };
-struct process_v2 { unsigned pid; uint64_t used; unsigned gpu_instance, compute_instance; };
+struct process {
+  unsigned pid;
+  uint64_t used;
+};
+struct process_v2 {
+  unsigned pid;
+  uint64_t used;
+  unsigned gpu_instance, compute_instance;
+};
 
-static int list(void *handle, unsigned *count, void *out, size_t step) {
-  if (place(handle) < 0) return NVML_NOT_SUPPORTED; /* processes are listed by slice */
+/* Writes an entry of `size` bytes for each process; `count` is the capacity, then the number. */
+static int list_processes(void *handle, unsigned *count, void *out, size_t size) {
+  int card = card_index(handle);
+  if (card < 0) return NVML_NOT_SUPPORTED; /* processes are listed by slice */
   int pids[MAX_PROCESSES];
   int64_t used[MAX_PROCESSES];
-  unsigned there = machine.hides_processes ? 0 : emu_processes(place(handle), pids, used, MAX_PROCESSES);
-  unsigned room = *count;
-  *count = there;
-  if (room < there || (!out && there)) return NVML_TOO_SMALL;
-  for (unsigned i = 0; i < there; i++) {
+  unsigned number = 0, capacity = *count;
+  if (!machine.hides_processes) number = emu_processes(card, pids, used, MAX_PROCESSES);
+  *count = number;
+  if (capacity < number || (!out && number)) return NVML_TOO_SMALL;
+  for (unsigned i = 0; i < number; i++) {
     struct process_v2 entry = {pids[i] + machine.pid_shift, used[i], ~0u, ~0u};
-    memcpy((char *)out + i * step, &entry, step);
+    memcpy((char *)out + i * size, &entry, size);
   }
   return SUCCESS;
 }
 
 ENTRY int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, void *out) {
   ABOUT(handle)
-  return list(handle, count, out, sizeof(struct process_v2));
+  return list_processes(handle, count, out, sizeof(struct process_v2));
 }
 ALIAS(nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3)
 
 ENTRY int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, void *out) {
   ABOUT(handle)
-  return list(handle, count, out, sizeof(struct process));
+  return list_processes(handle, count, out, sizeof(struct process));
 }
+
+/* 6. State. */
+
+enum { MODE_DEFAULT = 0, MODE_EXCLUSIVE_PROCESS = 3 };
 
 /* Busy is a card that serves one process at a time, and serves another. */
 ENTRY int nvmlDeviceGetComputeMode(void *handle, int *mode) {
   ABOUT(handle)
-  *mode = card->state == CARD_BUSY ? 3 : 0;
+  *mode = card->state == CARD_BUSY ? MODE_EXCLUSIVE_PROCESS : MODE_DEFAULT;
   return SUCCESS;
 }
 
-ENTRY int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *degrees) { ABOUT(handle) *degrees = 30; return SUCCESS; }
-ENTRY int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) { ABOUT(handle) *milliwatts = 60000; return SUCCESS; }
+ENTRY int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *degrees) {
+  ABOUT(handle)
+  *degrees = 30;
+  return SUCCESS;
+}
+
+ENTRY int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) {
+  ABOUT(handle)
+  *milliwatts = 60000;
+  return SUCCESS;
+}
 
 ENTRY int nvmlDeviceGetUtilizationRates(void *handle, unsigned rates[2]) {
   ABOUT(handle)
@@ -205,14 +265,19 @@ ENTRY int nvmlDeviceGetUtilizationRates(void *handle, unsigned rates[2]) {
   return SUCCESS;
 }
 
-/* A legacy bus id, domain, bus, device, ids, and the bus id once more. */
-struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
+/* 7. Links between cards. */
+
+struct pci {
+  char legacy_bus_id[16];
+  unsigned domain, bus, device, id, subsystem;
+  char bus_id[32];
+};
 
 ENTRY int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *pci) {
   ABOUT(handle)
   memset(pci, 0, sizeof *pci);
-  pci->bus = emu_attribute(card, 33);
-  snprintf(pci->legacy, sizeof pci->legacy, "0000:%02X:00.0", pci->bus);
+  pci->bus = emu_attribute(card, PCI_BUS_ID);
+  snprintf(pci->legacy_bus_id, sizeof pci->legacy_bus_id, "0000:%02X:00.0", pci->bus);
   snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", pci->bus);
   return SUCCESS;
 }
@@ -234,16 +299,20 @@ ENTRY int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *active
   return SUCCESS;
 }
 
+enum { LEVEL_SOCKET = 30 };
+
 ENTRY int nvmlDeviceGetTopologyCommonAncestor(void *handle, void *other, int *level) {
   ABOUT(handle)
-  *level = 30; /* one processor socket */
+  *level = LEVEL_SOCKET;
   return SUCCESS;
 }
+
+/* 8. Slices. */
 
 ENTRY int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
   ABOUT(handle)
   if (card->slice >= 0) return NVML_INVALID_ARGUMENT;
-  *current = *pending = sliced_gpu(handle) >= 0;
+  *current = *pending = sliced_gpu_index(handle) >= 0;
   return SUCCESS;
 }
 
@@ -251,16 +320,16 @@ enum { MOST_SLICES = 7 };
 
 ENTRY int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *count) {
   ABOUT(handle)
-  *count = sliced_gpu(handle) >= 0 ? MOST_SLICES : 0;
+  *count = sliced_gpu_index(handle) >= 0 ? MOST_SLICES : 0;
   return SUCCESS;
 }
 
 ENTRY int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **slice) {
   ABOUT(handle)
-  int gpu = sliced_gpu(handle);
+  int gpu = sliced_gpu_index(handle);
   if (gpu < 0) return NVML_NOT_SUPPORTED;
   if ((int)index >= machine.gpu[gpu].slices) return NVML_NOT_FOUND;
-  *slice = &handles[machine.gpu[gpu].first + index];
+  *slice = &card_handles[machine.gpu[gpu].first + index];
   return SUCCESS;
 }
 
@@ -273,13 +342,26 @@ ENTRY int nvmlDeviceIsMigDeviceHandle(void *handle, unsigned *is_slice) {
 ENTRY int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *slice, void **handle) {
   ABOUT(slice)
   if (card->slice < 0) return NVML_INVALID_ARGUMENT;
-  *handle = handle_of(card->gpu);
+  *handle = handle_of_gpu(card->gpu);
   return SUCCESS;
 }
 
-/* No fabric between machines. */
-struct fabric { unsigned char cluster[16]; int status; unsigned clique; unsigned char state; };
-struct fabric_v { unsigned version; unsigned char cluster[16]; int status; unsigned clique; unsigned char state; unsigned health; };
+/* 9. The fabric between machines: there is none. */
+
+struct fabric {
+  unsigned char cluster[16];
+  int status;
+  unsigned clique;
+  unsigned char state;
+};
+struct fabric_v {
+  unsigned version;
+  unsigned char cluster[16];
+  int status;
+  unsigned clique;
+  unsigned char state;
+  unsigned health;
+};
 
 ENTRY int nvmlDeviceGetGpuFabricInfo(void *handle, struct fabric *info) {
   ABOUT(handle)

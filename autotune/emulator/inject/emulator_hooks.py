@@ -24,6 +24,7 @@ import atexit
 import copy
 import ctypes
 import functools
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -49,6 +50,8 @@ UPLOADS = (
 )
 """Methods of `HfApi` that change something on the hub."""
 
+# 1. The hub.
+
 
 def without_uploads(module: ModuleType) -> None:
     """Replace the methods in `huggingface_hub.hf_api`, and the functions that are bound to them."""
@@ -60,86 +63,118 @@ def without_uploads(module: ModuleType) -> None:
 
 
 def _stub(module: ModuleType, name: str) -> Any:
-    def stub(api: Any, *words: Any, **named: Any) -> Any:
-        repository = named.get("repo_id") or (
-            words[0] if words and isinstance(words[0], str) else "rehearsal/model"
-        )
+    """Return a method that writes a line on stderr, and returns what the real one would."""
+
+    def stub(api: Any, *args: Any, **kwargs: Any) -> Any:
         sys.stderr.write(f"autotune: {name} to the hub is off in a rehearsal\n")
-        address = f"https://huggingface.co/{repository}"
-        result: Any = None
-        if name == "create_repo":
-            result = module.RepoUrl(address)
-        elif name in ("create_commit", "upload_file", "upload_folder"):
-            result = module.CommitInfo(
-                commit_url=f"{address}/commit/{'0' * 40}",
-                commit_message="rehearsal",
-                commit_description="",
-                oid="0" * 40,
-            )
-        if not named.get("run_as_future"):
+        result = _upload_result(module, name, _repository(args, kwargs))
+        if not kwargs.get("run_as_future"):
             return result
-        done: Future[Any] = Future()
-        done.set_result(result)
-        return done
+        future: Future[Any] = Future()
+        future.set_result(result)
+        return future
 
     return stub
 
 
-# Phases.
+def _repository(args: Any, kwargs: Any) -> Any:
+    if kwargs.get("repo_id"):
+        return kwargs["repo_id"]
+    if args and isinstance(args[0], str):
+        return args[0]
+    return "rehearsal/model"
+
+
+def _upload_result(
+    module: ModuleType,
+    name: str,
+    repository: Any,
+) -> Any:
+    address = f"https://huggingface.co/{repository}"
+    if name == "create_repo":
+        return module.RepoUrl(address)
+    if name in ("create_commit", "upload_file", "upload_folder"):
+        return module.CommitInfo(
+            commit_url=f"{address}/commit/{'0' * 40}",
+            commit_message="rehearsal",
+            commit_description="",
+            oid="0" * 40,
+        )
+    return None
+
+
+# 2. Phases.
 
 _stack: list[str] = []
+"""Phases whose functions are running, the innermost last."""
 _torch: Any = None
 _phase = _title = ""
 
 
-def _tell(name: str) -> None:
-    global _phase, _title
+def _report_phase(name: str) -> None:
+    """Report to the emulated driver that this phase begins."""
+    global _phase
     library = ctypes.CDLL(None)
     if not hasattr(library, "emu_phase"):
         return
     _phase = name
-    # 1. Torch's own peaks so far: a program may reset them at any time.
-    if _torch is not None and _torch.cuda.is_initialized():
-        device = _torch.cuda.current_device()
-        allocated, reserved = (
-            _torch.cuda.max_memory_allocated(device),
-            _torch.cuda.max_memory_reserved(device),
-        )
-        library.emu_note_torch(device, ctypes.c_int64(allocated), ctypes.c_int64(reserved))
-    # 2. The title that Ray or vLLM gave this process, like `ray::WorkerDict.update_actor`.
+    _report_torch_peaks(library)
+    _record_title()
+    library.emu_phase(name.encode())
+
+
+def _report_torch_peaks(library: Any) -> None:
+    """Report torch's own peaks so far: a program may reset them at any time."""
+    if _torch is None or not _torch.cuda.is_initialized():
+        return
+    device = _torch.cuda.current_device()
+    allocated = _torch.cuda.max_memory_allocated(device)
+    reserved = _torch.cuda.max_memory_reserved(device)
+    library.emu_note_torch(device, ctypes.c_int64(allocated), ctypes.c_int64(reserved))
+
+
+def _record_title() -> None:
+    """Record the title that Ray or vLLM gave this process, like `ray::WorkerDict.update_actor`."""
+    global _title
     with open("/proc/self/cmdline", "rb") as file:  # noqa: PTH123
         title = file.read(100).split(b"\0")[0].decode(errors="replace")
     folder = os.environ.get("AUTOTUNE_EMULATOR_REPORT")
     if "::" in title and title != _title and folder is not None:
         _title = title
-        with open(os.path.join(folder, f"{os.getpid()}.title"), "w") as file:  # noqa: PTH118, PTH123
+        path = os.path.join(folder, f"{os.getpid()}.title")  # noqa: PTH118
+        with open(path, "w") as file:  # noqa: PTH123
             file.write(title)
-    # 3. The phase
-    library.emu_phase(name.encode())
 
 
 def _within(
-    phase: str, method: Callable[..., Any], after: str | None = "forward"
+    phase: str,
+    method: Callable[..., Any],
+    after: str | None = "forward",
 ) -> Callable[..., Any]:
     """Return the method as a phase; an outermost one is followed by `after`, None: by the phase
     before it.
     """
 
     @functools.wraps(method)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        following = _stack[-1] if _stack else after or _phase
+    def run(*args: Any, **kwargs: Any) -> Any:
+        next_phase = _stack[-1] if _stack else after or _phase
         _stack.append(phase)
-        _tell(phase)
+        _report_phase(phase)
         try:
             return method(*args, **kwargs)
         finally:
             _stack.pop()
-            _tell(following)
+            _report_phase(next_phase)
 
-    return called
+    return run
 
 
-def _wrap(owner: Any, phase: str, *names: str, after: str | None = "forward") -> None:
+def _wrap(
+    owner: Any,
+    phase: str,
+    *names: str,
+    after: str | None = "forward",
+) -> None:
     for name in names:
         if owner is not None and hasattr(owner, name):
             setattr(owner, name, _within(phase, getattr(owner, name), after))
@@ -148,18 +183,18 @@ def _wrap(owner: Any, phase: str, *names: str, after: str | None = "forward") ->
 def watch_torch(torch: ModuleType) -> None:
     global _torch
     _torch = torch
-    _tell("load")
+    _report_phase("load")
     _wrap(torch.autograd, "backward", "backward")
     from torch.optim import optimizer
 
-    profiled = optimizer.Optimizer.profile_hook_step
+    profile_hook_step = optimizer.Optimizer.profile_hook_step
 
-    def step(method: Callable[..., Any]) -> Callable[..., Any]:
-        hooked: Callable[..., Any] = profiled(_within("optimizer", method))
+    def hook_step(method: Callable[..., Any]) -> Callable[..., Any]:
+        hooked: Callable[..., Any] = profile_hook_step(_within("optimizer", method))
         return hooked
 
-    optimizer.Optimizer.profile_hook_step = staticmethod(step)
-    atexit.register(lambda: _tell("end"))
+    optimizer.Optimizer.profile_hook_step = staticmethod(hook_step)
+    atexit.register(lambda: _report_phase("end"))
 
 
 def _watch_engine(engine: Any) -> None:
@@ -168,7 +203,7 @@ def _watch_engine(engine: Any) -> None:
 
 
 def _watch_worker(worker: Any) -> None:
-    """vLLM's worker, which has a process of its own unless the trainer runs it."""
+    """Watch vLLM's worker, which has a process of its own unless the trainer runs it."""
     starts = (
         "load_model",
         "determine_available_memory",
@@ -183,19 +218,21 @@ def _watch_worker(worker: Any) -> None:
 
 
 def _watch_deepspeed(engine: Any) -> None:
-    """A Ray worker has its actor's title by then, and had none when torch was imported."""
-    made = engine.__init__
+    """Watch DeepSpeed's engine. When it is made, a Ray worker has its actor's title, which it had
+    not when torch was imported.
+    """
+    init_of_deepspeed = engine.__init__
 
-    @functools.wraps(made)
+    @functools.wraps(init_of_deepspeed)
     def init(*args: Any, **kwargs: Any) -> None:
-        made(*args, **kwargs)
-        _tell(_phase)
+        init_of_deepspeed(*args, **kwargs)
+        _report_phase(_phase)
 
     engine.__init__ = init
     _wrap(engine, "optimizer", "step")
 
 
-# Shorter rollouts.
+# 3. Shorter rollouts.
 
 
 def shorten_transformers(generation: ModuleType) -> None:
@@ -205,32 +242,28 @@ def shorten_transformers(generation: ModuleType) -> None:
     import torch
 
     mixin = generation.GenerationMixin
-    if (
-        "next_sequence_length"
-        not in inspect.signature(mixin.prepare_inputs_for_generation).parameters
-    ):
+    parameters = inspect.signature(mixin.prepare_inputs_for_generation).parameters
+    if "next_sequence_length" not in parameters:
         return  # its inputs are chosen by their position, which needs every id
-    generate, update = mixin.generate, mixin._update_model_kwargs_for_generation
+    generate = mixin.generate
+    update = mixin._update_model_kwargs_for_generation
 
     @functools.wraps(generate)
     def shortened(model: Any, *args: Any, **kwargs: Any) -> Any:
         config: Any = kwargs.get("generation_config")
-        tokens = getattr(config, "max_new_tokens", None)
-        if (
-            not tokens
-            or tokens <= STRIDE
-            or config.return_dict_in_generate
-            or config.use_cache is False
-        ):
+        if not _can_be_shortened(config):
             return generate(model, *args, **kwargs)
+        # 1. Fewer tokens.
+        tokens = config.max_new_tokens
         short = copy.deepcopy(config)
-        short.max_new_tokens = -(-tokens // STRIDE)
+        short.max_new_tokens = math.ceil(tokens / STRIDE)
         short.min_new_tokens = min(config.min_new_tokens or 0, short.max_new_tokens)
         model._emulated_stride = STRIDE
         try:
             ids = generate(model, *args, **{**kwargs, "generation_config": short})
         finally:
             del model._emulated_stride
+        # 2. The full length.
         if ids.shape[1] < short.max_new_tokens:  # it ended by itself, at a special id
             return ids
         return torch.cat([ids, ids[:, -1:].expand(-1, tokens - short.max_new_tokens)], dim=1)
@@ -238,11 +271,20 @@ def shorten_transformers(generation: ModuleType) -> None:
     @functools.wraps(update)
     def lengthened(model: Any, outputs: Any, model_kwargs: Any, *args: Any, **kwargs: Any) -> Any:
         stride = getattr(model, "_emulated_stride", 1)
-        if stride == 1 or not _lengthen(getattr(outputs, "past_key_values", None), stride - 1):
-            return update(model, outputs, model_kwargs, *args, **kwargs)
-        return update(model, outputs, model_kwargs, *args, **{**kwargs, "num_new_tokens": stride})
+        cache = getattr(outputs, "past_key_values", None)
+        if stride > 1 and _lengthen(cache, stride - 1):
+            kwargs["num_new_tokens"] = stride
+        return update(model, outputs, model_kwargs, *args, **kwargs)
 
-    mixin.generate, mixin._update_model_kwargs_for_generation = shortened, lengthened
+    mixin.generate = shortened
+    mixin._update_model_kwargs_for_generation = lengthened
+
+
+def _can_be_shortened(config: Any) -> bool:
+    tokens = getattr(config, "max_new_tokens", None)
+    if not tokens or tokens <= STRIDE:
+        return False
+    return not config.return_dict_in_generate and config.use_cache is not False
 
 
 def _lengthen(cache: Any, positions: int) -> bool:
@@ -252,14 +294,12 @@ def _lengthen(cache: Any, positions: int) -> bool:
         return False
     import torch
 
+    def longer(values: Any) -> Any:
+        shape = (*values.shape[:-2], positions, values.shape[-1])
+        return torch.cat([values, values[..., -1:, :].expand(shape)], dim=-2)
+
     for layer in layers:
-        layer.keys, layer.values = (
-            torch.cat(
-                [held, held[..., -1:, :].expand(*held.shape[:-2], positions, held.shape[-1])],
-                dim=-2,
-            )
-            for held in (layer.keys, layer.values)
-        )
+        layer.keys, layer.values = longer(layer.keys), longer(layer.values)
     return True
 
 
@@ -276,28 +316,40 @@ def shorten_vllm(entrypoints: ModuleType) -> None:
         if not tokens or tokens <= STRIDE:
             return generate(llm, prompts, sampling_params, *args, **kwargs)
         short = sampling_params.clone()
-        short.max_tokens, short.min_tokens = STRIDE, min(short.min_tokens or 0, STRIDE)
+        short.max_tokens = STRIDE
+        short.min_tokens = min(short.min_tokens or 0, STRIDE)
         answers = generate(llm, prompts, short, *args, **kwargs)
-        for output in (output for answer in answers for output in answer.outputs):
-            if len(output.token_ids) != STRIDE:
-                continue
-            output.token_ids = _repeated(output.token_ids, tokens)
-            output.logprobs = (
-                None if output.logprobs is None else _repeated(output.logprobs, tokens)
-            )
-            if output.text:  # what a framework counts that encodes the text again
-                output.text = llm.get_tokenizer().decode(
-                    output.token_ids, skip_special_tokens=short.skip_special_tokens
-                )
+        for answer in answers:
+            for output in answer.outputs:
+                if len(output.token_ids) == STRIDE:
+                    _lengthen_output(output, tokens, llm, short)
         return answers
 
     engine.generate = shortened
 
 
-def _repeated(values: Any, length: int) -> Any:
-    listed = list(values)
-    return listed + listed[-1:] * (length - len(listed))
+def _lengthen_output(
+    output: Any,
+    tokens: int,
+    llm: Any,
+    sampling: Any,
+) -> None:
+    output.token_ids = _repeated(output.token_ids, tokens)
+    if output.logprobs is not None:
+        output.logprobs = _repeated(output.logprobs, tokens)
+    if output.text:  # what a framework counts that encodes the text again
+        output.text = llm.get_tokenizer().decode(
+            output.token_ids, skip_special_tokens=sampling.skip_special_tokens
+        )
 
+
+def _repeated(values: Any, length: int) -> Any:
+    """Return the values with the last one repeated up to this length."""
+    items = list(values)
+    return items + items[-1:] * (length - len(items))
+
+
+# 4. Tables.
 
 HUB = {"huggingface_hub.hf_api": without_uploads}
 ROLLOUTS = {
@@ -306,21 +358,23 @@ ROLLOUTS = {
 }
 PHASES: dict[str, Callable[[ModuleType], None]] = {
     "torch": watch_torch,
-    "transformers.generation.utils": lambda m: _wrap(m.GenerationMixin, "rollout", "generate"),
-    "transformers.trainer": lambda m: _wrap(m.Trainer, "forward", "training_step"),
-    "vllm.entrypoints.llm": lambda m: _watch_engine(m.LLM),
-    "vllm.v1.worker.gpu_worker": lambda m: _watch_worker(m.Worker),
-    "vllm.worker.worker": lambda m: _watch_worker(m.Worker),
-    "trl.generation.vllm_generation": lambda m: _wrap(
-        m.VLLMGeneration, "weight sync", "sync_weights"
+    "transformers.generation.utils": lambda module: _wrap(
+        module.GenerationMixin, "rollout", "generate"
     ),
-    "deepspeed.runtime.engine": lambda m: _watch_deepspeed(m.DeepSpeedEngine),
+    "transformers.trainer": lambda module: _wrap(module.Trainer, "forward", "training_step"),
+    "vllm.entrypoints.llm": lambda module: _watch_engine(module.LLM),
+    "vllm.v1.worker.gpu_worker": lambda module: _watch_worker(module.Worker),
+    "vllm.worker.worker": lambda module: _watch_worker(module.Worker),
+    "trl.generation.vllm_generation": lambda module: _wrap(
+        module.VLLMGeneration, "weight sync", "sync_weights"
+    ),
+    "deepspeed.runtime.engine": lambda module: _watch_deepspeed(module.DeepSpeedEngine),
     # Ray copies an actor's methods while `orz.ppo.actors` is imported; these are called by them.
-    "orz.exp_engine.parallels.orz_distributed_c10d": lambda m: _wrap(
-        m.CUDAIPCHandle, "weight sync", "from_tensor", after=None
+    "orz.exp_engine.parallels.orz_distributed_c10d": lambda module: _wrap(
+        module.CUDAIPCHandle, "weight sync", "from_tensor", after=None
     ),
-    "orz.exp_engine.accelerators.inference.vllm_worker_wrap": lambda m: _wrap(
-        m.WorkerWrap,
+    "orz.exp_engine.accelerators.inference.vllm_worker_wrap": lambda module: _wrap(
+        module.WorkerWrap,
         "weight sync",
         "update_weight",
         "update_weight_internal_with_cuda_ipc",

@@ -18,11 +18,56 @@ from typing import Any
 
 After = Callable[[ModuleType], None]
 
-_kept: list[
-    Any
-    # the main thread's mode: torch takes modes off and puts them on again without holding on to them
-    # itself
-] = []
+_modes: list[Any] = []
+"""The main thread's mode: torch takes modes off and puts them on again without holding on to them
+itself.
+"""
+
+
+def begin() -> None:
+    """Install the hooks in a process on emulated cards: for torch, and for modules with phases
+    if these are requested.
+    """
+    if not os.environ.get("AUTOTUNE_EMULATED_MACHINE"):
+        return
+    _record_rank()
+    sys.meta_path.insert(0, _TorchImportHook(_hooks_by_module()))
+    sys.meta_path.append(_AbsentKernels())
+
+
+def _record_rank() -> None:
+    """Write the rank that a launcher gave this process, beside the report of its memory."""
+    rank = os.environ.get("RANK", "")
+    folder = os.environ.get("AUTOTUNE_EMULATOR_REPORT")
+    if rank.isdigit() and folder is not None:
+        path = os.path.join(folder, f"{os.getpid()}.rank")  # noqa: PTH118
+        with open(path, "w") as file:  # noqa: PTH123
+            file.write(rank)
+
+
+def _hooks_by_module() -> dict[str, list[After]]:
+    """Return the hooks by module. Shortened rollouts are inside the phases, whose hooks therefore
+    come later.
+    """
+    hooks = importlib.import_module("emulator_hooks")
+    tables: list[dict[str, After]] = [
+        {"torch": _keep_values, "deepspeed.ops.op_builder.fused_adam": _without_compiling}
+    ]
+    if os.environ.get("AUTOTUNE_TRACKERS") != "1":
+        tables.append(hooks.HUB)
+    if os.environ.get("AUTOTUNE_EMULATOR_STRIDE"):
+        tables.append(hooks.ROLLOUTS)
+    if os.environ.get("AUTOTUNE_EMULATOR_PHASES"):
+        tables.append(hooks.PHASES)
+
+    hooks_by_module: dict[str, list[After]] = {}
+    for table in tables:
+        for module_name, hook in table.items():
+            hooks_by_module.setdefault(module_name, []).append(hook)
+    return hooks_by_module
+
+
+# 1. Import hooks.
 
 
 class _TorchImportHook(importlib.abc.MetaPathFinder):
@@ -32,51 +77,64 @@ class _TorchImportHook(importlib.abc.MetaPathFinder):
     through here again.
     """
 
-    def __init__(self, after: dict[str, list[After]]) -> None:
-        self._after = after
+    def __init__(self, hooks_by_module: dict[str, list[After]]) -> None:
+        self._hooks_by_module = hooks_by_module
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        name: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in self._after:
+        if name not in self._hooks_by_module:
             return None
-        # Only those behind this one: another hook of this kind would ask this one again, without
-        # end.
-        behind = (
-            finder
-            for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]
-            if hasattr(finder, "find_spec")
-        )
-        spec = next(
-            (one for finder in behind if (one := finder.find_spec(name, path, target)) is not None),
-            None,
-        )
+        spec = self._found_behind(name, path, target)
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
 
-        def execute_and_go_on(module: ModuleType) -> None:
+        def execute_with_hooks(module: ModuleType) -> None:
             execute(module)
-            for after in self._after[name]:
-                after(module)
+            for hook in self._hooks_by_module[name]:
+                hook(module)
 
-        spec.loader.exec_module = execute_and_go_on  # type: ignore[method-assign]
+        spec.loader.exec_module = execute_with_hooks  # type: ignore[method-assign]
         return spec
+
+    def _found_behind(
+        self,
+        name: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Ask only the finders behind this one: another hook of this kind would ask this one
+        again, without end.
+        """
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            if hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    return spec
+        return None
 
 
 class _AbsentKernels(importlib.abc.MetaPathFinder):
     """Last of the finders: flash-attn's compiled module where it was not built."""
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        name: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
         if name != "flash_attn_2_cuda":
             return None
-        here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
-        return importlib.util.spec_from_file_location(
-            name,
-            os.path.join(here, "emulator_flash_attention.py"),  # noqa: PTH118
-        )
+        folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+        file = os.path.join(folder, "emulator_flash_attention.py")  # noqa: PTH118
+        return importlib.util.spec_from_file_location(name, file)
+
+
+# 2. Hooks.
 
 
 class _NoKernels:
@@ -87,36 +145,8 @@ class _NoKernels:
     """
 
     @staticmethod
-    def multi_tensor_adam(*words: Any) -> None:
+    def multi_tensor_adam(*args: Any) -> None:
         """Launch nothing."""
-
-
-def begin() -> None:
-    """Install the hooks in a process on emulated cards: for torch, and for modules with phases
-    if these are requested.
-    """
-    if not os.environ.get("AUTOTUNE_EMULATED_MACHINE"):
-        return
-    # 1. The rank that a launcher gave this process, beside the report of its memory
-    rank, folder = os.environ.get("RANK", ""), os.environ.get("AUTOTUNE_EMULATOR_REPORT")
-    if rank.isdigit() and folder is not None:
-        with open(os.path.join(folder, f"{os.getpid()}.rank"), "w") as file:  # noqa: PTH118, PTH123
-            file.write(rank)
-    # 2. The hooks by module. Shortened rollouts are inside the phases, whose hooks therefore come later.
-    after: dict[str, list[After]] = {
-        "torch": [_keep_values],
-        "deepspeed.ops.op_builder.fused_adam": [_without_compiling],
-    }
-    hooks = importlib.import_module("emulator_hooks")
-    added = [
-        {} if os.environ.get("AUTOTUNE_TRACKERS") == "1" else hooks.HUB,
-        hooks.ROLLOUTS if os.environ.get("AUTOTUNE_EMULATOR_STRIDE") else {},
-        hooks.PHASES if os.environ.get("AUTOTUNE_EMULATOR_PHASES") else {},
-    ]
-    for name, hook in (item for table in added for item in table.items()):
-        after.setdefault(name, []).append(hook)
-    sys.meta_path.insert(0, _TorchImportHook(after))
-    sys.meta_path.append(_AbsentKernels())
 
 
 def _without_compiling(module: ModuleType) -> None:
@@ -131,7 +161,8 @@ def _keep_values(torch: ModuleType) -> None:
     if getattr(torch.version, "cuda", None) is None:
         return
 
-    def tell_images() -> None:
+    # 1. Choices of kernels.
+    def report_architectures() -> None:
         """Report to the emulated runtime which capabilities torch's kernels were compiled for."""
         library = ctypes.CDLL(None)
         for number in re.findall(r"\bsm_(\d+)\b", torch._C._cuda_getArchFlags() or ""):
@@ -139,18 +170,20 @@ def _keep_values(torch: ModuleType) -> None:
 
     # Not before CUDA is initialised: torch 2.11 refuses CUDA in forks of a process that asked for
     # the architectures.
-    torch.cuda._lazy_call(tell_images)
-    torch._C._set_sdp_use_cudnn(
-        False
-    )  # attention's first choice from Hopper on; its engines are absent here
+    torch.cuda._lazy_call(report_architectures)
+    # Attention's first choice from Hopper on; its engines are absent here.
+    torch._C._set_sdp_use_cudnn(False)
+
+    # 2. The mode.
     emulator_values = importlib.import_module("emulator_values")
     emulator_values.print_what_is_there()
-    _kept.append(emulator_values.TrueValues())
-    _kept[0].__enter__()
+    mode = emulator_values.TrueValues()
+    _modes.append(mode)
+    mode.__enter__()
     bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
-    def with_values(thread: Any) -> None:
+    def bootstrap_with_values(thread: Any) -> None:
         with emulator_values.TrueValues():
             bootstrap(thread)
 
-    threading.Thread._bootstrap_inner = with_values  # type: ignore[attr-defined]
+    threading.Thread._bootstrap_inner = bootstrap_with_values  # type: ignore[attr-defined]

@@ -32,22 +32,24 @@ MOST_FLOATS = int(os.environ.get("AUTOTUNE_EMULATOR_FLOATS", 1 << 14))
 computed.
 """
 
-MOST_INTEGERS = int(
-    os.environ.get("AUTOTUNE_EMULATOR_INTEGERS", 1 << 22)
-)  # the same where all inputs are integers or booleans
-MOST_FOR_SHAPES = 1 << 26  # the same where the shape of a result depends on values
+MOST_INTEGERS = int(os.environ.get("AUTOTUNE_EMULATOR_INTEGERS", 1 << 22))
+"""The same where all inputs are integers or booleans."""
+
+MOST_FOR_SHAPES = 1 << 26
+"""The same where the shape of a result depends on values."""
+
 MOST_ZEROED_ON_THE_HOST = 1 << 24
-LEAST_GIVEN_BACK = (
-    1 << 20
-)  # bytes from which a new result on the host is zeroed without writing to it
+LEAST_GIVEN_BACK = 1 << 20
+"""Bytes from which a new result on the host is zeroed without writing to it."""
+
 MOST_ALIASES = 20_000
-MOST_PINNED_AND_WRITTEN = 1 << 20  # bytes up to which a pinned tensor is written as usual
+MOST_PINNED_AND_WRITTEN = 1 << 20
+"""Bytes up to which a pinned tensor is written as usual."""
 
 aten = torch.ops.aten
-COLLECTIVES = {
-    "c10d",
-    "_c10d_functional",
-}  # namespaces whose payloads the emulated NCCL carries by itself
+COLLECTIVES = {"c10d", "_c10d_functional"}
+"""Namespaces whose payloads the emulated NCCL carries by itself."""
+
 ON_THE_CPU_TOO = {"aten", "prims"}
 _BY_VALUE = {
     aten.nonzero.default,
@@ -61,6 +63,8 @@ _BY_VALUE = {
     aten.masked_scatter_backward.default,
 }
 """The shape of their result depends on values, or they select inside one kernel."""
+
+_COMPARISONS = (aten.equal.default, aten.is_nonzero.default)
 
 _PINS = {
     getattr(aten, name).default for name in ("_pin_memory", "pin_memory") if hasattr(aten, name)
@@ -87,20 +91,23 @@ _FRAMES = (__file__, "_compile.py", "eval_frame.py", "_python_dispatch.py", "_st
 """Files on the stack between an operator and this mode."""
 
 _aliases: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
-_facts: dict[Any, _Facts] = {}
+"""CPU tensors over whole storages, by address, size and type."""
 _reported: set[str] = set()
-_sampled = torch.Generator()
-_sampled.manual_seed(0)
+_random = torch.Generator()
+_random.manual_seed(0)
+
+
+# 1. The mode.
 
 
 class _Facts:
-    """Cached facts about an operator."""
+    """Facts about an operator."""
 
     def __init__(self, function: Any) -> None:
         schema = function._schema
-        returned = [result.alias_info for result in schema.returns]
+        alias_infos = [result.alias_info for result in schema.returns]
         self.name = schema.name.split("::")[1].rstrip("_").lstrip("_")
-        self.is_view = any(info is not None and not info.is_write for info in returned)
+        self.is_view = any(info is not None and not info.is_write for info in alias_infos)
         self.writes = schema.is_mutable
         self.leaves_memory = self.name.startswith(_NO_VALUES)
         self.zeroes = self.name.startswith(("zero", "new_zeros"))
@@ -109,48 +116,48 @@ class _Facts:
         )
 
 
-def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor over the same memory."""
-    storage = tensor.untyped_storage()
-    address, size = storage.data_ptr(), storage.nbytes()
-    if not address or not size:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    key = (address, size, tensor.dtype)
-    whole = _aliases.get(key)
-    if whole is None:
-        if len(_aliases) >= MOST_ALIASES:
-            _aliases.clear()
-        usable = size - size % tensor.dtype.itemsize
-        whole = torch.frombuffer((ctypes.c_char * usable).from_address(address), dtype=tensor.dtype)
-        _aliases[key] = whole
-    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+class TrueValues(TorchDispatchMode):  # type: ignore[misc]
+    """Computes what is small once more on the CPU."""
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        # 1. Tensors that are none of a card's. Fake ones have no memory: torch propagates shapes,
+        # for instance while it compiles.
+        fake_mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        if fake_mode is not None or any(issubclass(kind, FakeTensor) for kind in types):
+            return function(*args, **kwargs)
+        if any(_has_own_dispatch(kind) for kind in types):
+            return NotImplemented
+
+        # 2. Operators that are not computed again.
+        if function in _ACCUMULATED and _overwrites(function, args):
+            function = _ACCUMULATED[function]
+        facts = _facts_of(function)
+        if facts.is_view and facts.can_be_taken_apart and any(map(_is_on_card, args)):
+            # Under inference mode, `to`, `contiguous` and `reshape` arrive whole, and may copy:
+            # their parts are to come by.
+            with self:
+                return function.decompose(*args, **kwargs)
+        if facts.is_view or function.namespace in COLLECTIVES:
+            return function(*args, **kwargs)
+        if function in _PINS or (function in _ZEROS and kwargs.get("pin_memory")):
+            return _pinned(function, args, kwargs)
+
+        # 3. Those that are, on a card.
+        call = _Call(function, facts, args, kwargs)
+        return call.answer() if call.is_on_card else function(*args, **kwargs)
 
 
-def _is_on_card(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "cuda"
+_facts_of = functools.cache(_Facts)
 
 
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return alias(value) if value.device.type == "cuda" else value
-    if isinstance(value, torch.device):
-        return torch.device("cpu")
-    return None if isinstance(value, torch.Generator) else value
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [
-        one
-        for one in (value if isinstance(value, (tuple, list)) else [value])
-        if isinstance(one, torch.Tensor)
-    ]
-
-
-def _is_exact(tensor: torch.Tensor) -> bool:
-    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-
-
-def _of_another_kind(kind: type) -> bool:
+def _has_own_dispatch(kind: type) -> bool:
     """Return True for a tensor type with its own dispatch; a DTensor's local parts are
     dispatched again.
     """
@@ -165,27 +172,23 @@ def _overwrites(function: Any, args: Any) -> bool:
     For a sum that takes the last reference to it: a storage has one from the tensor and one from
     here.
     """
-    if (
-        torch._C._current_graph_task_id() == -1
-        or torch.is_grad_enabled()
-        or not _is_on_card(args[0])
-    ):
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return False
     first = args[0]
+    if not _is_on_card(first):
+        return False
     if function is aten.add.Tensor:
-        second = args[1]
-        alike = (
-            isinstance(second, torch.Tensor)
-            and second.shape == first.shape
-            and second.dtype == first.dtype
-        )
-        if (
-            not alike
-            or not first.is_contiguous()
-            or torch._C._storage_Use_Count(first.untyped_storage()._cdata) > 2
-        ):
+        if not _is_alike(first, args[1]) or not first.is_contiguous():
+            return False
+        if torch._C._storage_Use_Count(first.untyped_storage()._cdata) > 2:
             return False
     return _called_by_engine()
+
+
+def _is_alike(tensor: torch.Tensor, value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    return bool(value.shape == tensor.shape and value.dtype == tensor.dtype)
 
 
 def _called_by_engine() -> bool:
@@ -195,90 +198,83 @@ def _called_by_engine() -> bool:
         frame = frame.f_back
     if frame is None:
         return True
-    inside = frame.f_globals.get("__name__", "").startswith("torch.autograd")
-    return inside and frame.f_code.co_name in ("_engine_run_backward", "backward", "grad")
+    if frame.f_code.co_name not in ("_engine_run_backward", "backward", "grad"):
+        return False
+    module = frame.f_globals.get("__name__", "")
+    return bool(module.startswith("torch.autograd"))
 
 
-class TrueValues(TorchDispatchMode):  # type: ignore[misc]
-    """Computes what is small once more on the CPU."""
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        # No argument has memory: torch propagates shapes, for instance while it compiles.
-        fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
-        if fake or any(issubclass(kind, FakeTensor) for kind in types):
-            return function(*args, **kwargs)
-        if any(_of_another_kind(kind) for kind in types):
-            return NotImplemented
-        if function in _ACCUMULATED and _overwrites(function, args):
-            function = _ACCUMULATED[function]
-        facts = _facts.get(function) or _facts.setdefault(function, _Facts(function))
-        if facts.is_view and facts.can_be_taken_apart and any(_is_on_card(value) for value in args):
-            # Under inference mode, `to`, `contiguous` and `reshape` arrive whole, and may copy:
-            # their parts are to come by.
-            with self:
-                return function.decompose(*args, **kwargs)
-        if facts.is_view or function.namespace in COLLECTIVES:
-            return function(*args, **kwargs)
-        if function in _PINS or (function in _ZEROS and kwargs.get("pin_memory")):
-            return _pinned(function, args, kwargs)
-        call = _Call(function, facts, args, kwargs)
-        return call.answer() if call.is_on_card else function(*args, **kwargs)
+# 2. One call.
 
 
 class _Call:
     """Operator with its arguments."""
 
-    def __init__(self, function: Any, facts: _Facts, args: Any, kwargs: Any) -> None:
-        self.function, self.facts, self.args, self.kwargs = function, facts, args, kwargs
+    def __init__(
+        self,
+        function: Any,
+        facts: _Facts,
+        args: Any,
+        kwargs: Any,
+    ) -> None:
+        self.function = function
+        self.facts = facts
+        self.args = args
+        self.kwargs = kwargs
         self._flatten()
-        devices = [
-            value for value in self.flat if isinstance(value, torch.device) and value.type == "cuda"
-        ]
-        self.is_on_card = bool(self.on_card or devices)
-        self.device = self.on_card[0].device if self.on_card else devices[0] if devices else None
 
     def _flatten(self) -> None:
-        self.flat, self.structure = tree_flatten((self.args, self.kwargs))
-        self.on_card = [value for value in self.flat if _is_on_card(value)]
-        self.elements = sum(value.numel() for value in self.flat if isinstance(value, torch.Tensor))
+        self.values, self.structure = tree_flatten((self.args, self.kwargs))
+        tensors = [value for value in self.values if isinstance(value, torch.Tensor)]
+        self.elements = sum(tensor.numel() for tensor in tensors)
+        self.on_card = [tensor for tensor in tensors if tensor.device.type == "cuda"]
+        self.device = self._device()
+        self.is_on_card = self.device is not None
+
+    def _device(self) -> Any:
+        """Return the card of the first tensor, else the one that the operator is to allocate on."""
+        if self.on_card:
+            return self.on_card[0].device
+        for value in self.values:
+            if isinstance(value, torch.device) and value.type == "cuda":
+                return value
+        return None
 
     def answer(self) -> Any:
         if self.function is aten._local_scalar_dense.default:
             return self.function(alias(self.args[0]))
-        if self.function in (aten.equal.default, aten.is_nonzero.default):
-            return self._computed() if self.elements <= MOST_FOR_SHAPES else True
-        if self.function in _BY_VALUE and self.elements <= MOST_FOR_SHAPES:
+        shapes_can_be_computed = self.elements <= MOST_FOR_SHAPES
+        if self.function in _COMPARISONS:
+            return self._computed() if shapes_can_be_computed else True
+        if self.function in _BY_VALUE and shapes_can_be_computed:
             return self._put(self._computed())
         if self.facts.name == "multinomial":
             return self._sampled()
         if self.facts.name in ("index", "index_put", "index_put_impl"):
-            self._by_positions()
+            self._replace_masks()
         return self._run()
 
     def _computed(self) -> Any:
-        """The same on the CPU, over the device's memory."""
-        args, kwargs = tree_unflatten([_on_cpu(value) for value in self.flat], self.structure)
+        """Return the result of the same on the CPU, over the device's memory."""
+        values = [_on_cpu(value) for value in self.values]
+        args, kwargs = tree_unflatten(values, self.structure)
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        if (
-            self.function is aten.log_sigmoid_backward.default
-        ):  # the CPU reads exp(-|x|), which CUDA does not save
+        if self.function is aten.log_sigmoid_backward.default:
+            # The CPU reads exp(-|x|), which CUDA does not save.
             args = (*args[:2], torch.exp(-args[1].abs()))
         return self.function(*args, **kwargs)
 
     def _put(self, value: Any) -> Any:
         """Copy the computed result into the device's tensors."""
         if isinstance(value, (tuple, list)):
-            return tuple(self._put(one) for one in value)
+            return tuple(self._put(item) for item in value)
         if not isinstance(value, torch.Tensor):
             return value
-        made = torch.empty(value.shape, dtype=value.dtype, device=self.device)
-        if made.numel():
-            alias(made).copy_(value)
-        return made
+        on_card = torch.empty(value.shape, dtype=value.dtype, device=self.device)
+        if on_card.numel():
+            alias(on_card).copy_(value)
+        return on_card
 
     def _sampled(self) -> Any:
         """Draw ids with a fixed generator, the same in every run, since probabilities were never
@@ -286,49 +282,36 @@ class _Call:
 
         None of them is special: special ids are at the end of a vocabulary.
         """
-        probabilities, count = self.args[0], self.args[1]
-        shape = (*probabilities.shape[:-1], count)
+        probabilities = self.args[0]
+        count = self.args[1]
+        *rows, vocabulary = probabilities.shape
         torch.empty_like(probabilities)  # the kernel's own: the distribution in exponential noise
-        least = min(5, probabilities.shape[-1] - 1)
-        return self._put(
-            torch.randint(
-                least, max(least + 1, probabilities.shape[-1] // 2), shape, generator=_sampled
-            )
-        )
+        first = min(5, vocabulary - 1)
+        end = max(first + 1, vocabulary // 2)
+        return self._put(torch.randint(first, end, (*rows, count), generator=_random))
 
-    def _by_positions(self) -> None:
+    def _replace_masks(self) -> None:
         """Take masks among the indices for the positions that are true in them, which is what
         the kernel does first.
         """
-        masks = [
-            value
-            for value in self.args[1] or []
-            if _is_on_card(value) and value.dtype in (torch.bool, torch.uint8)
-        ]
-        if not masks:
-            return
         indices: list[Any] = []
-        for value in self.args[1]:
-            if any(value is mask for mask in masks):
-                indices += [
-                    self._put(positions) for positions in torch.nonzero(alias(value), as_tuple=True)
-                ]
+        for index in self.args[1] or []:
+            if _is_mask(index):
+                positions = torch.nonzero(alias(index), as_tuple=True)
+                indices += [self._put(position) for position in positions]
             else:
-                indices.append(value)
-        self.args = (self.args[0], indices, *self.args[2:])
-        self._flatten()
+                indices.append(index)
+        if any(map(_is_mask, self.args[1] or [])):
+            self.args = (self.args[0], indices, *self.args[2:])
+            self._flatten()
 
     def _run(self) -> Any:
+        """Run the operator on the card, then fill its results."""
         result = self.function(*self.args, **self.kwargs)
         results = _tensors(result)
         if self._is_small(results):
             try:
-                values = _tensors(self._computed())
-                for made, value in zip(results, values):  # noqa: B905
-                    if (
-                        not self.facts.writes and made.shape == value.shape
-                    ):  # else it wrote into the very memory
-                        (alias(made) if _is_on_card(made) else made).copy_(value)
+                self._fill(results)
                 return result
             except Exception as error:
                 _write_down("failed", f"{self.function}: {str(error)[:200]}")
@@ -339,76 +322,140 @@ class _Call:
             self._zero(results)
         return result
 
+    def _fill(self, results: list[torch.Tensor]) -> None:
+        """Compute on the CPU. An operator that writes has then written into the very memory."""
+        values = _tensors(self._computed())
+        if self.facts.writes:
+            return
+        for result, value in zip(results, values):  # noqa: B905
+            if result.shape == value.shape:
+                target = alias(result) if _is_on_card(result) else result
+                target.copy_(value)
+
     def _is_small(self, results: list[torch.Tensor]) -> bool:
         if self.function.namespace not in ON_THE_CPU_TOO or self.facts.leaves_memory:
             return False
-        produced = 0 if self.facts.writes else sum(one.numel() for one in results)
-        most = (
-            MOST_INTEGERS
-            if all(_is_exact(one) for one in [*self.on_card, *results])
-            else MOST_FLOATS
-        )
-        return bool(self.elements + produced <= most)
+        elements = self.elements
+        if not self.facts.writes:
+            elements += sum(result.numel() for result in results)
+        limit = MOST_INTEGERS if self._is_exact(results) else MOST_FLOATS
+        return bool(elements <= limit)
 
     def _was_exact(self, results: list[torch.Tensor]) -> bool:
         """Return True if skipping the operator loses true values: floating-point inputs had
         none.
         """
-        tensors = [*self.on_card, *results]
-        return (
-            bool(tensors)
-            and not (self.facts.leaves_memory or self.facts.zeroes)
-            and all(_is_exact(one) for one in tensors)
-        )
+        if self.facts.leaves_memory or self.facts.zeroes:
+            return False
+        return bool(self.on_card or results) and self._is_exact(results)
+
+    def _is_exact(self, results: list[torch.Tensor]) -> bool:
+        """Return True if all tensors are integers or booleans."""
+        for tensor in (*self.on_card, *results):
+            if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+                return False
+        return True
 
     def _zero(self, results: list[torch.Tensor]) -> None:
         for result in results:
             if _is_on_card(result):
-                if (
-                    result.is_contiguous()
-                ):  # whole pages are given back to the host instead of being written
-                    _library().cudaMemset(
-                        result.data_ptr(), 0, result.numel() * result.element_size()
-                    )
-                elif result.numel() <= MOST_FLOATS:
-                    alias(result).zero_()
-            elif result.device.type != "cpu":  # "meta" has no memory
-                continue
-            elif (
-                not self.facts.writes and result.nbytes >= LEAST_GIVEN_BACK
-            ):  # its memory is new, from torch's allocator
-                storage = result.untyped_storage()
-                _library().emu_give_back(storage.data_ptr(), storage.nbytes())
-            elif result.numel() <= MOST_ZEROED_ON_THE_HOST:
-                result.zero_()
+                _zero_on_card(result)
+            elif result.device.type == "cpu":  # "meta" has no memory
+                self._zero_on_host(result)
+
+    def _zero_on_host(self, result: torch.Tensor) -> None:
+        if not self.facts.writes and result.nbytes >= LEAST_GIVEN_BACK:
+            # Its memory is new, from torch's allocator.
+            storage = result.untyped_storage()
+            _library().emu_give_back(storage.data_ptr(), storage.nbytes())
+        elif result.numel() <= MOST_ZEROED_ON_THE_HOST:
+            result.zero_()
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    items = value if isinstance(value, (tuple, list)) else [value]
+    return [item for item in items if isinstance(item, torch.Tensor)]
+
+
+def _is_mask(index: Any) -> bool:
+    return _is_on_card(index) and index.dtype in (torch.bool, torch.uint8)
+
+
+# 3. Memory of cards.
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor over the same memory."""
+    storage = tensor.untyped_storage()
+    address = storage.data_ptr()
+    size = storage.nbytes()
+    if not address or not size:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    key = (address, size, tensor.dtype)
+    memory = _aliases.get(key)
+    if memory is None:
+        if len(_aliases) >= MOST_ALIASES:
+            _aliases.clear()
+        usable = size - size % tensor.dtype.itemsize
+        buffer = (ctypes.c_char * usable).from_address(address)
+        memory = _aliases[key] = torch.frombuffer(buffer, dtype=tensor.dtype)
+    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _is_on_card(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cuda"
+
+
+def _on_cpu(value: Any) -> Any:
+    """Return what stands for an operand on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return alias(value) if value.device.type == "cuda" else value
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    if isinstance(value, torch.Generator):
+        return None
+    return value
+
+
+def _zero_on_card(tensor: torch.Tensor) -> None:
+    if tensor.is_contiguous():  # whole pages are given back to the host instead of being written
+        size = tensor.numel() * tensor.element_size()
+        _library().cudaMemset(tensor.data_ptr(), 0, size)
+    elif tensor.numel() <= MOST_FLOATS:
+        alias(tensor).zero_()
 
 
 @functools.lru_cache(maxsize=1)
 def _library() -> Any:
     """Return the emulator's library, which is preloaded."""
-    loaded = ctypes.CDLL(None)
-    loaded.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-    loaded.emu_copy_written.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    loaded.emu_give_back.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return loaded
+    library = ctypes.CDLL(None)
+    library.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    library.emu_copy_written.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    library.emu_give_back.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return library
 
 
-def _pinned(function: Any, args: Any, kwargs: Any) -> Any:
+# 4. Pinned memory of the host.
+
+
+def _pinned(
+    function: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
     """Return the pinned result of one of `_PINS` or `_ZEROS`, with the pages that hold
     something.
     """
-    if function not in _PINS:
-        made = _ZEROS[function](*args, **kwargs)
-        return _emptied(made) if made.nbytes > MOST_PINNED_AND_WRITTEN else made.zero_()
+    if function in _ZEROS:
+        zeros = _ZEROS[function](*args, **kwargs)
+        return _emptied(zeros) if zeros.nbytes > MOST_PINNED_AND_WRITTEN else zeros.zero_()
     source = args[0]
-    is_plain = (
-        source.device.type == "cpu" and source.layout == torch.strided and source.is_contiguous()
-    )
-    if not is_plain or source.nbytes <= MOST_PINNED_AND_WRITTEN:
+    is_plain = source.device.type == "cpu" and source.layout == torch.strided
+    if not is_plain or not source.is_contiguous() or source.nbytes <= MOST_PINNED_AND_WRITTEN:
         return function(*args, **kwargs)
-    made = _emptied(torch.empty(source.shape, dtype=source.dtype, pin_memory=True))
-    _library().emu_copy_written(made.data_ptr(), source.data_ptr(), source.nbytes)
-    return made
+    pinned = _emptied(torch.empty(source.shape, dtype=source.dtype, pin_memory=True))
+    _library().emu_copy_written(pinned.data_ptr(), source.data_ptr(), source.nbytes)
+    return pinned
 
 
 def _emptied(tensor: Any) -> Any:
@@ -419,34 +466,37 @@ def _emptied(tensor: Any) -> Any:
     return tensor
 
 
-def _write_down(kind: str, what: str) -> None:
+# 5. Reports, and printing.
+
+
+def _write_down(kind: str, text: str) -> None:
     """Record each operator and size once, immediately: a rank may exit at any time."""
-    operator = what.split(" of ")[0]
+    operator = text.split(" of ")[0]
     folder = os.environ.get("AUTOTUNE_EMULATOR_REPORT")
     if folder is None or operator in _reported:
         return
     _reported.add(operator)
     with open(Path(folder) / f"{os.getpid()}.values", "a") as file:  # noqa: PTH123
-        file.write(f"{kind}\t{what}\n".replace("\n", " ").rstrip() + "\n")
+        file.write(f"{kind}\t{text}\n".replace("\n", " ").rstrip() + "\n")
 
 
 def print_what_is_there() -> None:
-    """Printing leaves dispatch modes and reads every element through kernels; DeepSpeed prints
-    tensors in passing.
+    """Replace torch's printing, which leaves dispatch modes and reads every element through
+    kernels; DeepSpeed prints tensors in passing.
     """
     import torch._tensor_str as printing
 
-    original = printing._str
+    text_of_torch = printing._str
 
-    def shown(tensor: Any, **options: Any) -> str:
+    def text_of(tensor: Any, **options: Any) -> str:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cuda":
-            return str(original(tensor, **options))
+            return str(text_of_torch(tensor, **options))
         if tensor.numel() > MOST_FLOATS:
             return (
                 f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)},"
                 f" dtype={tensor.dtype})"
             )
-        text = str(original(alias(tensor.detach()), **options))
+        text = str(text_of_torch(alias(tensor.detach()), **options))
         return f"{text[:-1]}, device='{tensor.device}')" if text.endswith(")") else text
 
-    printing._str = shown
+    printing._str = text_of

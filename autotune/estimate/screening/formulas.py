@@ -1,12 +1,16 @@
-"""Sizes of allocations at any point of a space: exact formulas, found from a few examples.
+"""Formulas of the point x = (B, P, C, N), found from examples of their values.
 
-A tensor's size is a product of its dimensions. Over micro-batch B, prompt P, completion C and
-micro-steps per generation N it is a sum of few of the terms below. The shortest sum that reproduces
-every example exactly is taken.
+    axes      B, P, C, N, and S = P + C, R = S rounded up to a multiple of TILE
+    term      t(x): a product of axes, as BS or BCC; or a capped sum of products
+    formula   k_1 t_1(x) + ... + k_m t_m(x)
 
-The events of a step are the same at two points of a space; only sizes differ. If a block has other
-events at another point (a loop over rows), its allocations are scaled together: by the bytes that
-the block keeps, and by those that it allocates and frees.
+A tensor's size is a product of its dimensions, so few terms suffice: the logits of all but the last
+token, 2 V B (S - 1) bytes, are 2V BS - 2V B. Given examples y_1 ... y_n at the points x_1 ... x_n,
+sums of one, two and three terms are tried, common ones first. The first that reproduces every
+example exactly is the formula: coefficients solve A k = y with A_ij = t_j(x_i), by least squares.
+
+Loops that work in pieces of at most a fixed size have a capped term: min(k_1 t_1(x) + ..., cap).
+A value that reaches its maximum at several points, and is a plain sum below it, reveals the cap.
 """
 
 from __future__ import annotations
@@ -16,73 +20,50 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autotune.estimate.screening.blocks import (
-    PARTS,
-    Floats,
-    Integers,
-    NotUniform,
-    Point,
-    Sample,
-    TraceBlock,
-    blocks_of,
-    rows_of,
-)
-
-Flags = NDArray[np.bool_]
+from autotune.estimate.screening.points import Flags, Floats, Integers
 
 AXES = "BPCNSR"  # batch, prompt, completion, micro-steps, S = P + C, and R = S rounded up to a tile
 # rounding of FlashAttention's query-gradient accumulator (`flash_api.cpp`, `round_multiple`)
 TILE = 128
 
+# fmt: off
 COMMONEST_FIRST = (
-    "",
-    "B",
-    "BS",
-    "BC",
-    "BP",
-    "BR",
-    "BN",
-    "BNS",
-    "BNC",
-    "BNP",
-    "S",
-    "C",
-    "P",
-    "N",
-    "BSS",
-    "BCC",
-    "BPP",
-    "BPC",
-    "SS",
-    "CC",
+    "", "B", "BS", "BC", "BP", "BR", "BN", "BNS", "BNC", "BNP", "S", "C", "P", "N",
+    "BSS", "BCC", "BPP", "BPC", "SS", "CC",
 )
+# fmt: on
+"""Products that sizes consist of; the empty product is a constant."""
 
 MAX_TERMS = 3  # B x (P + C - 1) has two terms; (S - 1) squared has three
 MAX_APPROXIMATE_TERMS = 2  # limit without an exact sum: long sums go astray between examples
 EXACT = 1e-9  # relative: examples are integers below 2**53
-MIN_EXAMPLES_TO_FIT = (
-    4  # number of examples from which the closest short sum beats the closest known one
-)
+MIN_EXAMPLES_TO_FIT = 4
+"""Number of examples from which the closest short sum beats the closest known one."""
 
 
 @dataclass(frozen=True)
 class Term:
     """A product of axes; or a sum of products up to a cap, the amount of a loop's iteration."""
 
-    products: tuple[tuple[str, float], ...]
+    products: tuple[tuple[str, float], ...]  # axes and coefficient of each
     cap: float | None = None
     rounds: bool = False  # count iterations, ceil(sum / cap), instead of the amount, min(sum, cap)
-    each: str = ""  # axes whose product multiplies the value
+    factor: str = ""  # axes whose product multiplies the value
 
     def values(self, axes: Floats) -> Floats:
+        """Return t(x), from a row of AXES for each point."""
         total = np.zeros(len(axes))
-        for product, times in self.products:
-            total = total + times * _product(axes, product)
+        for product, coefficient in self.products:
+            total = total + coefficient * _product(axes, product)
         if self.cap is not None:
             total = np.ceil(total / self.cap) if self.rounds else np.minimum(total, self.cap)
-        return total * _product(axes, self.each)
+        return total * _product(axes, self.factor)
+
+
+def single(product: str) -> Term:
+    """Return a product of axes as a term."""
+    return Term(((product, 1.0),))
 
 
 @dataclass(frozen=True)
@@ -95,74 +76,106 @@ class Basis:
     def of(cls, points: Floats) -> Basis:
         """Return the products of those axes that vary."""
         axes = _axes(points)
-        moving = {axis for place, axis in enumerate(AXES) if np.ptp(axes[:, place]) > 0}
-        return cls(
-            tuple(Term(((product, 1.0),)) for product in COMMONEST_FIRST if set(product) <= moving)
-        )
+        varying = {axis for column, axis in enumerate(AXES) if np.ptp(axes[:, column]) > 0}
+        products = [product for product in COMMONEST_FIRST if set(product) <= varying]
+        return cls(tuple(map(single, products)))
 
     def values(self, points: Floats) -> Floats:
-        """Return each term at each point, shape (points, terms)."""
+        """Return A: a row for each point, a column for each term."""
         axes = _axes(points)
-        return np.stack([term.values(axes) for term in self.terms], axis=1)
+        matrix = np.zeros((len(points), len(self.terms)))
+        for column, term in enumerate(self.terms):
+            matrix[:, column] = term.values(axes)
+        return matrix
+
+    def joined(self, other: Basis) -> Basis:
+        return Basis(tuple(dict.fromkeys((*self.terms, *other.terms))))
 
     def widened(self, coefficients: Floats, wider: Basis) -> Floats:
         """Return the coefficients (terms last) in a basis that contains these terms."""
-        found = np.zeros((*coefficients.shape[:-1], len(wider.terms)))
-        if len(self.terms):
-            found[..., [wider.terms.index(term) for term in self.terms]] = coefficients
-        return found
+        widened = np.zeros((*coefficients.shape[:-1], len(wider.terms)))
+        for column, term in enumerate(self.terms):
+            widened[..., wider.terms.index(term)] = coefficients[..., column]
+        return widened
 
     def with_caps(self, points: Floats, examples: Floats) -> Basis:
-        """Add capped sums: rows that reach their maximum several times, a plain sum elsewhere."""
-        rows = [(row, row >= row.max() * (1 - EXACT)) for row in np.abs(examples)]
-        found = [self._capped(points, row, full) for row, full in rows if full.sum() >= 2]
-        return replace(
-            self, terms=(*self.terms, *dict.fromkeys(term for term in found if term is not None))
-        )
+        """Add capped sums: of rows that reach their maximum several times."""
+        capped: dict[Term, None] = {}
+        for row in np.abs(examples):
+            is_full = row >= row.max() * (1 - EXACT)
+            term = self._capped(points, row, is_full) if is_full.sum() >= 2 else None
+            if term is not None:
+                capped[term] = None
+        return replace(self, terms=(*self.terms, *capped))
 
-    def _capped(self, points: Floats, row: Floats, full: Flags) -> Term | None:
+    def _capped(
+        self,
+        points: Floats,
+        row: Floats,
+        is_full: Flags,
+    ) -> Term | None:
         """Fit a sum to the values below the cap; it must exceed the cap at the others."""
-        at, top = self.values(points), row.max()
-        for terms in short_sums(
-            range(len(self.terms)), min(MAX_APPROXIMATE_TERMS, int((~full).sum()) - 1)
-        ):
-            here = at[:, terms]
-            solved, error = solve(here[~full], row[~full, np.newaxis])
-            if error[0] <= EXACT * top and (here[full] @ solved[0] >= top * (1 - EXACT)).all():
-                unit = float(solved[0].max())
-                axes = [self.terms[term].products[0][0] for term in terms]
-                products = zip(
-                    axes, (round(float(times) / unit, 9) for times in solved[0]), strict=True
-                )
-                return Term(tuple(products), cap=round(float(top) / unit, 6))
+        matrix, cap = self.values(points), row.max()
+        is_below = ~is_full
+        most = min(MAX_APPROXIMATE_TERMS, int(is_below.sum()) - 1)
+        for terms in short_sums(range(len(self.terms)), most):
+            columns = matrix[:, terms]
+            (coefficients,), (error,) = solve(columns[is_below], row[is_below, np.newaxis])
+            exceeds = columns[is_full] @ coefficients >= cap * (1 - EXACT)
+            if error <= EXACT * cap and exceeds.all():
+                return self._capped_term(terms, coefficients, cap)
         return None
 
-    def fit(self, points: Floats, examples: Floats) -> tuple[Floats, Flags]:
-        """Return coefficients for each row (one column per point), and True if exact."""
-        at = self.values(points)
-        coefficients = np.zeros((len(examples), len(self.terms)))
-        left = np.arange(len(examples))
-        for terms in short_sums(range(len(self.terms)), min(MAX_TERMS, len(points) - 1)):
-            if not len(left):
-                break
-            solved, error = solve(at[:, terms], examples[left].T)
-            exact = error <= EXACT * np.maximum(1.0, np.abs(examples[left]).max(axis=1))
-            coefficients[np.ix_(left[exact], np.array(terms))] = solved[exact]
-            left = left[~exact]
-        coefficients[left] = self._closest(at, examples[left])
-        exactly = np.ones(len(examples), dtype=bool)
-        exactly[left] = False
-        return coefficients, exactly
+    def _capped_term(
+        self,
+        terms: Sequence[int],
+        coefficients: Floats,
+        cap: float,
+    ) -> Term:
+        """Return the sum in units of its largest coefficient: loops over the same rows are equal,
+        whatever the bytes of a row.
+        """
+        unit = float(coefficients.max())
+        products = []
+        for term, coefficient in zip(terms, coefficients, strict=True):
+            axes = self.terms[term].products[0][0]
+            products.append((axes, round(float(coefficient) / unit, 9)))
+        return Term(tuple(products), cap=round(float(cap) / unit, 6))
 
-    def _closest(self, at: Floats, rows: Floats) -> Floats:
+    def fit(self, points: Floats, examples: Floats) -> tuple[Floats, Flags]:
+        """Return the coefficients of each row of examples (one column per point), and whether they
+        are exact.
+        """
+        matrix = self.values(points)
+        coefficients = np.zeros((len(examples), len(self.terms)))
+        open_rows = np.arange(len(examples))
+        # 1. The shortest exact sums.
+        for terms in short_sums(range(len(self.terms)), min(MAX_TERMS, len(points) - 1)):
+            if not len(open_rows):
+                break
+            targets = examples[open_rows]
+            solved, errors = solve(matrix[:, terms], targets.T)
+            is_exact = errors <= EXACT * np.maximum(1.0, np.abs(targets).max(axis=1))
+            coefficients[np.ix_(open_rows[is_exact], np.array(terms))] = solved[is_exact]
+            open_rows = open_rows[~is_exact]
+        # 2. For the other rows the closest ones.
+        coefficients[open_rows] = self._closest(matrix, examples[open_rows])
+        is_exact = np.ones(len(examples), dtype=bool)
+        is_exact[open_rows] = False
+        return coefficients, is_exact
+
+    def _closest(self, matrix: Floats, rows: Floats) -> Floats:
         """Minimise the largest error over the examples; a check trace measures others."""
-        best, least = np.zeros((len(rows), len(self.terms))), np.full(len(rows), np.inf)
-        for terms in short_sums(range(len(self.terms)), MAX_APPROXIMATE_TERMS) if len(rows) else ():
-            solved, error = solve(at[:, terms], rows.T)
-            better = error < least * (1 - EXACT)
-            best[better] = 0.0
-            best[np.ix_(better, np.array(terms))] = solved[better]
-            least = np.where(better, error, least)
+        best = np.zeros((len(rows), len(self.terms)))
+        least = np.full(len(rows), np.inf)
+        if not len(rows):
+            return best
+        for terms in short_sums(range(len(self.terms)), MAX_APPROXIMATE_TERMS):
+            solved, errors = solve(matrix[:, terms], rows.T)
+            is_better = errors < least * (1 - EXACT)
+            best[is_better] = 0.0
+            best[np.ix_(is_better, np.array(terms))] = solved[is_better]
+            least = np.where(is_better, errors, least)
         return best
 
 
@@ -175,48 +188,49 @@ class KnownFormulas:
     """
 
     basis: Basis = Basis(())
-    coefficients: Floats = field(
-        default_factory=lambda: np.zeros((0, 0))
-    )  # a row of the basis' terms for each formula
+    coefficients: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # a row per formula
 
-    def fit(self, points: Floats, rows: Floats) -> tuple[KnownFormulas, Floats, Flags]:
-        """Express each row (a column per point) as a known formula or the shortest sum. Return
-        the known formulas with those of these rows, the rows' coefficients, and True for each
-        row that is exact.
+    def fit(self, points: Floats, examples: Floats) -> tuple[KnownFormulas, Floats, Flags]:
+        """Express each row (a column per point) as a known formula or the shortest sum.
+
+        Return the known formulas with those of these rows, the rows' coefficients, and True for
+        each row that is exact.
         """
         # 1. Rows that equal a known formula.
-        at = (
-            self.coefficients @ self.basis.values(points).T
-            if len(self.coefficients)
-            else np.zeros((0, len(points)))
-        )
-        known_places: dict[tuple[int, ...], int] = {}
-        for place, values in enumerate(_rounded(at)):
-            known_places.setdefault(tuple(values), place)
-        places = np.array(
-            [known_places.get(tuple(row), -1) for row in _rounded(rows)], dtype=np.int64
-        )
-        left = np.flatnonzero(places < 0)
+        known_values = self.coefficients @ self.basis.values(points).T
+        formula_of = _recognised(examples, known_values)
+        is_known = formula_of >= 0
+        new = np.flatnonzero(~is_known)
         # 2. The others: shortest exact sums, if necessary with caps.
         own = Basis.of(points)
-        fitted, exactly = own.fit(points, rows[left])
-        if not exactly.all():
-            own = own.with_caps(points, rows[left][~exactly])
-            fitted, exactly = own.fit(points, rows[left])
-        basis = replace(self.basis, terms=tuple(dict.fromkeys((*self.basis.terms, *own.terms))))
+        fitted, new_exact = own.fit(points, examples[new])
+        if not new_exact.all():
+            own = own.with_caps(points, examples[new][~new_exact])
+            fitted, new_exact = own.fit(points, examples[new])
+        # 3. Both in one basis.
+        basis = self.basis.joined(own)
         known = self.basis.widened(self.coefficients, basis)
-        coefficients = np.zeros((len(rows), len(basis.terms)))
-        coefficients[places >= 0] = known[places[places >= 0]]
-        coefficients[left] = own.widened(fitted, basis)
-        # 3. Inexact rows with few examples: the closest known formula.
+        coefficients = np.zeros((len(examples), len(basis.terms)))
+        coefficients[is_known] = known[formula_of[is_known]]
+        coefficients[new] = own.widened(fitted, basis)
+        # 4. Inexact rows with few examples: the closest known formula.
         if len(points) < MIN_EXAMPLES_TO_FIT and len(known):
-            vague = left[~exactly]
-            closest = [np.abs(at - row).max(axis=1).argmin() for row in rows[vague]]
-            coefficients[vague] = known[np.array(closest, dtype=np.int64)]
-        exact = np.ones(len(rows), dtype=bool)
-        exact[left] = exactly
-        formulas = np.unique(np.concatenate([known, coefficients[left]]), axis=0)
-        return KnownFormulas(basis=basis, coefficients=formulas), coefficients, exact
+            for row in new[~new_exact]:
+                errors = np.abs(known_values - examples[row]).max(axis=1)
+                coefficients[row] = known[errors.argmin()]
+        is_exact = np.ones(len(examples), dtype=bool)
+        is_exact[new] = new_exact
+        formulas = np.unique(np.concatenate([known, coefficients[new]]), axis=0)
+        return KnownFormulas(basis=basis, coefficients=formulas), coefficients, is_exact
+
+
+def _recognised(examples: Floats, known_values: Floats) -> Integers:
+    """Return the known formula that each row of examples equals; -1 for none."""
+    formulas: dict[tuple[int, ...], int] = {}
+    for formula, values in enumerate(_rounded(known_values)):
+        formulas.setdefault(tuple(values), formula)
+    rows = [formulas.get(tuple(row), -1) for row in _rounded(examples)]
+    return np.array(rows, dtype=np.int64)
 
 
 def short_sums(terms: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
@@ -225,155 +239,26 @@ def short_sums(terms: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
         yield from itertools.combinations(terms, count)
 
 
-def solve(at: Floats, targets: Floats) -> tuple[Floats, Floats]:
+def solve(matrix: Floats, targets: Floats) -> tuple[Floats, Floats]:
     """Return coefficients of each target and its largest error; infinite if rank-deficient."""
-    scale = np.abs(at).max(axis=0)  # a length squared times a batch is a million times a batch
-    solved, _, rank, _ = np.linalg.lstsq(at / scale, targets, rcond=1e-10)
-    if rank < at.shape[1]:
+    scale = np.abs(matrix).max(axis=0)  # a length squared times a batch is a million times a batch
+    solved, _, rank, _ = np.linalg.lstsq(matrix / scale, targets, rcond=1e-10)
+    if rank < matrix.shape[1]:
         return solved.T, np.full(targets.shape[1:], np.inf)
-    return solved.T / scale, np.abs(at / scale @ solved - targets).max(axis=0)
+    return solved.T / scale, np.abs(matrix / scale @ solved - targets).max(axis=0)
 
 
-def _product(values: Floats, axes: str) -> Floats:
-    return np.asarray(
-        np.prod([values[:, AXES.index(axis)] for axis in axes], axis=0, initial=1.0),
-        dtype=np.float64,
-    )
+def _product(axes: Floats, product: str) -> Floats:
+    columns = [axes[:, AXES.index(axis)] for axis in product]
+    return np.asarray(np.prod(columns, axis=0, initial=1.0), dtype=np.float64)
 
 
 def _axes(points: Floats) -> Floats:
     """Return a column for each of AXES."""
-    row = points[:, 1] + points[:, 2]
-    return np.column_stack([points, row, np.ceil(row / TILE) * TILE])
+    length = points[:, 1] + points[:, 2]
+    return np.column_stack([points, length, np.ceil(length / TILE) * TILE])
 
 
 def _rounded(values: Floats) -> list[list[int]]:
-    found: list[list[int]] = np.rint(values).astype(np.int64).tolist()
-    return found
-
-
-# Sizes of a short model's allocations.
-
-
-class SizeModel:
-    """Sizes of the first sample's allocations, in their order."""
-
-    def __init__(self, samples: Sequence[Sample], known: KnownFormulas | None) -> None:
-        blocks = [blocks_of(sample.trace) for sample in samples]
-        if any(
-            [block.key for block in other] != [block.key for block in blocks[0]] for other in blocks
-        ):
-            raise NotUniform("the order of phases and layers differs between points")
-        self._first = np.array(samples[0].trace.sizes, dtype=np.int64)
-        rows = _ExampleRows(len(samples))
-        self._extra = rows.add(
-            np.array([[sample.trace.high_extra_bytes for sample in samples]], dtype=np.float64)
-        )
-        # 1. Blocks with equal events at all points: a row per allocation. Others: rows per part.
-        uniform: list[tuple[Integers, Integers]] = []
-        self._scaled: list[_ScaledBlock] = []
-        for several in zip(*blocks, strict=True):
-            base = (
-                several[0].deltas > 0
-            )  # equal events: the same allocations and frees, of any sizes
-            if all(np.array_equal(block.deltas > 0, base) for block in several):
-                made = np.flatnonzero(base)
-                sizes = np.stack([block.deltas[made] for block in several], axis=1).astype(
-                    np.float64
-                )
-                uniform.append((several[0].numbers[made], rows.add(sizes)))
-            else:
-                self._scaled.append(_ScaledBlock(several, rows))
-        # Allocations of uniform blocks, and the example row of each.
-        self._uniform = [
-            np.concatenate([np.zeros(0, dtype=np.int64), *(one[at] for one in uniform)])
-            for at in (0, 1)
-        ]
-        # 2. Fit each distinct row once.
-        vectors, self._row_of = rows.unique()
-        self.formulas, self._coefficients, exactly = (known or KnownFormulas()).fit(
-            rows_of([one.point for one in samples]), vectors
-        )
-        self.exact = bool(exactly.all())
-
-    def at(self, points: Sequence[Point]) -> list[Integers]:
-        """Return the sizes at each point."""
-        found = []
-        for values in self._values(points).T:
-            sizes = self._first.copy()
-            numbers, rows = self._uniform
-            sizes[numbers] = values[rows]
-            for block in self._scaled:
-                block.scale(sizes, values)
-            found.append(sizes)
-        return found
-
-    def high_extra_bytes(self, points: Sequence[Point]) -> list[int]:
-        """Return `Trace.high_extra_bytes` at each point, for any number of layers."""
-        found: list[int] = self._values(points)[self._extra[0]].tolist()
-        return found
-
-    def _values(self, points: Sequence[Point]) -> Integers:
-        values = self._coefficients @ self.formulas.basis.values(rows_of(points)).T
-        whole: Integers = np.maximum(0, np.rint(values)).astype(np.int64)
-        return whole[self._row_of]
-
-
-class _ExampleRows:
-    """Collects rows of examples, one column per sample."""
-
-    def __init__(self, columns: int) -> None:
-        self._rows: list[Floats] = [np.zeros((0, columns))]
-        self._count = 0
-
-    def add(self, rows: Floats) -> Integers:
-        """Add rows; return their indices."""
-        self._rows.append(rows)
-        self._count += len(rows)
-        return np.arange(self._count - len(rows), self._count)
-
-    def unique(self) -> tuple[Floats, NDArray[np.intp]]:
-        """Return the distinct rows, and the place of each added row among them."""
-        vectors, back = np.unique(np.concatenate(self._rows), axis=0, return_inverse=True)
-        return vectors, back.reshape(-1)
-
-
-class _ScaledBlock:
-    """A block with different events: the first sample's allocations, scaled by part."""
-
-    def __init__(self, several: Sequence[TraceBlock], rows: _ExampleRows) -> None:
-        first = several[0]
-        made = first.deltas > 0
-        self._numbers, self._parts = first.numbers[made], first.parts[made]
-        self._kept = ~np.isin(self._numbers, first.numbers[~made])
-        self._before = _kept_and_transient_bytes(first)
-        examples = zip(*map(_kept_and_transient_bytes, several), strict=True)
-        self._rows = [rows.add(np.stack(one, axis=1).astype(np.float64)) for one in examples]
-
-    def scale(self, sizes: Integers, values: Integers) -> None:
-        for chosen, before, rows in zip(
-            (self._kept, ~self._kept), self._before, self._rows, strict=True
-        ):
-            # A part without bytes at the peak has no known growth: it keeps its size.
-            growth = np.where(before > 0, values[rows] / np.maximum(1, before), 1.0)
-            numbers, parts = self._numbers[chosen], self._parts[chosen]
-            sizes[numbers] = np.rint(sizes[numbers] * growth[parts]).astype(np.int64)
-
-
-def _kept_and_transient_bytes(block: TraceBlock) -> tuple[Integers, Integers]:
-    """Return bytes by part, at the block's peak: kept, and freed again."""
-    made = block.deltas > 0
-    transient = np.isin(block.numbers, block.numbers[made]) & np.isin(
-        block.numbers, block.numbers[~made]
-    )
-    live = np.cumsum(np.where(transient, block.deltas, 0))
-    top = int(live.argmax()) + 1 if len(live) else 0
-    return _bytes_by_part(block, made & ~transient), _bytes_by_part(
-        block, transient & (np.arange(len(live)) < top)
-    )
-
-
-def _bytes_by_part(block: TraceBlock, chosen: NDArray[np.bool_]) -> Integers:
-    found = np.zeros(len(PARTS), dtype=np.int64)
-    np.add.at(found, block.parts[chosen], block.deltas[chosen])
-    return found
+    rounded: list[list[int]] = np.rint(values).astype(np.int64).tolist()
+    return rounded

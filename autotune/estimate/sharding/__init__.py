@@ -68,7 +68,12 @@ class Ddp(Rewriter):
 
     replaces_optimizer = False
 
-    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        usage: ModuleUse,
+        sharding: Sharding,
+    ) -> None:
         super().__init__(trace, usage, sharding)
         self.buckets: list[int] = []
         self.came: dict[int, None] = {}  # parameters in the order of their first gradients
@@ -111,7 +116,13 @@ class Ddp(Rewriter):
         self.buckets = [self.book.allocate(size, "communication") for size in rebuilt]
         self.rebuilds = False
 
-    def gradient(self, parameter: int, number: int, *, last: bool) -> None:
+    def gradient(
+        self,
+        parameter: int,
+        number: int,
+        *,
+        last: bool,
+    ) -> None:
         self.came.setdefault(parameter)
         if self.sharding.gradient_as_bucket_view:
             self.give_up(number)

@@ -22,20 +22,16 @@ from autotune.estimate.sharding.rewriter import (
 )
 from autotune.worker.releases import release_numbers
 
-COMPUTING, GATHERING, CASTING, REDUCING = range(
-    4
-)  # torch's default, unshard, pre-unshard and post-backward streams
-BROADCAST_BYTES = (
-    250 << 20
-)  # of one initial broadcast (torch/csrc/distributed/c10d/comm.cpp, `PARAM_BROADCAST_BUCKET_SIZE`)
-IN_FLIGHT = (
-    2  # gathered units in flight before the process waits for the device (_limiter_utils.py)
-)
+# torch's default, unshard, pre-unshard and post-backward streams
+COMPUTING, GATHERING, CASTING, REDUCING = range(4)
+# Of one initial broadcast (torch/csrc/distributed/c10d/comm.cpp, `PARAM_BROADCAST_BUCKET_SIZE`)
+BROADCAST_BYTES = 250 << 20
+# Gathered units in flight before the process waits for the device (_limiter_utils.py)
+IN_FLIGHT = 2
 
-STASHES_FROM = (
-    2,
-    8,
-)  # first torch whose collectives hold tensors until they are waited for, and mark none (`record_stream`)
+# First torch whose collectives hold tensors until they are waited for, and mark none
+# (`record_stream`)
+STASHES_FROM = (2, 8)
 
 UnitKey = tuple[int, int | None]  # layer (-1: the root), and the module if it is a unit of its own
 ROOT: UnitKey = (-1, None)
@@ -95,7 +91,12 @@ def flat_units(usage: ModuleUse, sharding: Sharding) -> dict[UnitKey, FlatUnit]:
 class Fsdp1(Rewriter):
     """Flat parameters, gathered before their use and reduced after their gradients."""
 
-    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        usage: ModuleUse,
+        sharding: Sharding,
+    ) -> None:
         super().__init__(trace, usage, sharding)
         self.optimizer = optimizer_of(trace, usage)
         self.units = flat_units(usage, sharding)
@@ -249,7 +250,12 @@ class Fsdp1(Rewriter):
         self.limiter.free(cast)
         return whole
 
-    def _allocate(self, size: int, part: Part, stream: int) -> int:
+    def _allocate(
+        self,
+        size: int,
+        part: Part,
+        stream: int,
+    ) -> int:
         return self.book.allocate(size, part, stream if self.on_streams else COMPUTING)
 
     def _reshard(self, key: UnitKey, *, read_elsewhere: bool = True) -> None:
@@ -338,7 +344,13 @@ class Fsdp1(Rewriter):
             self.current = None
         super()._enter(mark)
 
-    def gradient(self, parameter: int, number: int, *, last: bool) -> None:
+    def gradient(
+        self,
+        parameter: int,
+        number: int,
+        *,
+        last: bool,
+    ) -> None:
         if not self.sharding.ignores_trainable:
             held = self.held(number)
             self.seen[parameter] = -1 if held is None else held

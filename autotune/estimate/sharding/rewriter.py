@@ -22,9 +22,8 @@ WIDEST_RATIO = 8
 float64 over int8.
 """
 
-BUCKET_CAP_BYTES = (
-    25 * MIB
-)  # DDP's own. With another one its first bucket is not smaller than the others
+# DDP's own. With another one its first bucket is not smaller than the others
+BUCKET_CAP_BYTES = 25 * MIB
 
 Kind = Literal["none", "ddp", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"]
 
@@ -159,7 +158,11 @@ def _torch_options(options: Mapping[str, object]) -> dict[str, Any]:
     return read
 
 
-def _number(value: object, name: str, hidden_size: int | None) -> int:
+def _number(
+    value: object,
+    name: str,
+    hidden_size: int | None,
+) -> int:
     """Resolve `auto` from the hidden size, like transformers (integrations/deepspeed.py)."""
     if value != "auto":
         return int(float(str(value)))
@@ -229,7 +232,12 @@ class Writer:
         self.emptied: list[int] = []
         self._returned: list[tuple[int, list[int]]] = []
 
-    def allocate(self, size: int, part: Part, stream: int = 0) -> int:
+    def allocate(
+        self,
+        size: int,
+        part: Part,
+        stream: int = 0,
+    ) -> int:
         if stream:
             self.streams[len(self.sizes)] = stream
         if part not in self.part_names:
@@ -271,7 +279,13 @@ class Writer:
             returns.update(dict.fromkeys(numbers, following))
         names = ("sizes", "parts", "part_names", "events", "marks", "emptied")
         lists: dict[str, Any] = {name: tuple(getattr(self, name)) for name in names}
-        return replace(self._old, **lists, streams=self.streams, returns=returns, usage=None)
+        return replace(
+            self._old,
+            **lists,
+            streams=self.streams,
+            returns=returns,
+            usage=None,
+        )
 
 
 class Rewriter:
@@ -280,7 +294,12 @@ class Rewriter:
     replaces_optimizer = True
     """The plain optimizer phase's allocations are dropped; `optimizer_begins` allocates instead."""
 
-    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        usage: ModuleUse,
+        sharding: Sharding,
+    ) -> None:
         self.trace, self.usage, self.sharding = trace, usage, sharding
         self.book = Writer(trace)
         self.gone: set[int] = set()  # allocations whose remaining events are dropped
@@ -298,7 +317,13 @@ class Rewriter:
     def backward_begins(self, module: int) -> None: ...
     def backward_ends(self, module: int) -> None: ...
     def read(self, parameter: int) -> None: ...  # by the forward of a module that does not own it
-    def gradient(self, parameter: int, number: int, *, last: bool) -> None: ...
+    def gradient(
+        self,
+        parameter: int,
+        number: int,
+        *,
+        last: bool,
+    ) -> None: ...
     def backward_over(self) -> None: ...  # in its phase
     def optimizer_begins(self) -> None: ...
     def optimizer_ends(self) -> None: ...

@@ -17,9 +17,8 @@ from autotune.estimate.sharding.rewriter import GRADIENT, PASS, Rewriter, Shardi
 from autotune.estimate.sharding.zero3_gathering import Gathering
 
 NORM_BYTES = 8  # norms of gradients are computed in double precision, tensor by tensor
-NORM_CHUNK = (
-    250_000_000  # elements per norm computation of offloaded gradients (`_constant_buffered_norm2`)
-)
+# Elements per norm computation of offloaded gradients (`_constant_buffered_norm2`)
+NORM_CHUNK = 250_000_000
 MASTER_BYTES = 4
 # stream of stage 3's gradient reduction; those of its parameter coordinators have odd numbers
 REDUCING = 2
@@ -28,7 +27,12 @@ REDUCING = 2
 class Zero(Rewriter):
     """Gradient buckets and optimizer of all stages."""
 
-    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        usage: ModuleUse,
+        sharding: Sharding,
+    ) -> None:
         super().__init__(trace, usage, sharding)
         self.optimizer = optimizer_of(trace, usage)
         self.trained = [
@@ -62,7 +66,13 @@ class Zero(Rewriter):
         self.bucket.clear()
         self.filled = 0
 
-    def _update(self, count: int, *, is_flat: bool = False, kept: int | None = None) -> None:
+    def _update(
+        self,
+        count: int,
+        *,
+        is_flat: bool = False,
+        kept: int | None = None,
+    ) -> None:
         """Update `count` masters of this rank. Their gradients are flattened, unless they are
         one tensor, and widened to float32. `kept`: reduced gradients, which are released then.
         """
@@ -106,7 +116,12 @@ class Zero12(Zero):
     once.
     """
 
-    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        usage: ModuleUse,
+        sharding: Sharding,
+    ) -> None:
         super().__init__(trace, usage, sharding)
         self.groups = [
             _divided(usage, indices, sharding.ranks, sharding.rank)
@@ -123,7 +138,7 @@ class Zero12(Zero):
         self._passes = -1
 
     def loaded(self) -> None:
-        # 1. Move the weights of each group into one flat tensor, then make this rank's float32 masters.
+        # 1. Move the weights of each group into one flat tensor, then make this rank's masters.
         part: Part = "weights" if len(self.trained) == len(self.usage.parameters) else "adapters"
         for group in self.groups:
             self.book.empty_cache()
@@ -145,7 +160,8 @@ class Zero12(Zero):
             ]:
                 self.book.free(number)
             return
-        # 2. On the host, pinned: masters, 16-bit weights to copy back, gradients, one in transit. On the device: another one.
+        # 2. On the host, pinned: masters, 16-bit weights to copy back, gradients, one in transit.
+        # On the device: another one in transit.
         largest = max(self.usage.parameters[index].count for index in self.trained)
         self.host_bytes += self.partition * (MASTER_BYTES + self.width + 4) + largest * self.width
         self.book.allocate(largest * self.width, "communication")
@@ -155,7 +171,13 @@ class Zero12(Zero):
     def pass_begins(self, module: int) -> None:
         self._passes += 1
 
-    def gradient(self, parameter: int, number: int, *, last: bool) -> None:
+    def gradient(
+        self,
+        parameter: int,
+        number: int,
+        *,
+        last: bool,
+    ) -> None:
         if not self.buffers and self.sharding.contiguous_gradients:
             size, count = (
                 self.sharding.reduce_bucket_size * self.width,
@@ -246,7 +268,12 @@ def _indices_by_group(usage: ModuleUse) -> list[list[int]]:
     return [indices for _, indices in sorted(found.items())]
 
 
-def _divided(usage: ModuleUse, indices: list[int], ranks: int, rank: int) -> ParameterGroup:
+def _divided(
+    usage: ModuleUse,
+    indices: list[int],
+    ranks: int,
+    rank: int,
+) -> ParameterGroup:
     """Divide the concatenated parameters of a group into equal, padded partitions."""
     counts = [usage.parameters[index].count for index in indices]
     share = -(-sum(counts) // (2 * ranks)) * 2
@@ -281,7 +308,12 @@ def _boundaries(trace: Trace, usage: ModuleUse) -> set[int]:
 class Zero3(Zero):
     """Stage 3; ranks differ by padding alone."""
 
-    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        usage: ModuleUse,
+        sharding: Sharding,
+    ) -> None:
         super().__init__(trace, usage, sharding)
         self.widths = [
             parameter.size // parameter.count if parameter.count else 1
@@ -336,7 +368,14 @@ class Zero3(Zero):
             for index, model in sorted(self._owner.items())
             if model == 0
         )
-        return replace(super().rewritten(), usage=ModuleUse(parameters=policy, modules=(), uses=()))
+        return replace(
+            super().rewritten(),
+            usage=ModuleUse(
+                parameters=policy,
+                modules=(),
+                uses=(),
+            ),
+        )
 
     def _gathering_of(self, module: int) -> Gathering:
         return self._gatherings[bisect_right(self._roots, module) - 1]
@@ -380,7 +419,7 @@ class Zero3(Zero):
             else:
                 self.book.allocate(size, "weights")
             self.give_up(parameter.number)
-        # 2. Trained parts are in one buffer, which was filled through the host with the cache emptied.
+        # 2. Trained parts are in one buffer, filled through the host with the cache emptied.
         if trained:
             apart = (
                 [self.book.allocate(size, "weights") for size in trained]
@@ -441,7 +480,13 @@ class Zero3(Zero):
     def backward_ends(self, module: int) -> None:
         self.gathering.release(module, forward=False)
 
-    def gradient(self, parameter: int, number: int, *, last: bool) -> None:
+    def gradient(
+        self,
+        parameter: int,
+        number: int,
+        *,
+        last: bool,
+    ) -> None:
         self._reduces = True
         self._into_bucket(parameter, number)
 

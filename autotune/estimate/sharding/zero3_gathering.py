@@ -93,7 +93,13 @@ class Gathering:
             self._queue.clear()
             self._land_all()
 
-    def fetch(self, module: int, *, forward: bool, recomputing: bool = False) -> None:
+    def fetch(
+        self,
+        module: int,
+        *,
+        forward: bool,
+        recomputing: bool = False,
+    ) -> None:
         if self._mode == "known" and (
             self._at >= len(self._order) or self._order[self._at] != module
         ):
@@ -240,7 +246,14 @@ class Gathering:
             self._book.passing(size // self._sharding.ranks, "communication")
         number = self._allocate(size, self._stream)
         self._flying.update(
-            dict.fromkeys(wanted, Gather(parameters=wanted, buffer=number, waiting=set(wanted)))
+            dict.fromkeys(
+                wanted,
+                Gather(
+                    parameters=wanted,
+                    buffer=number,
+                    waiting=set(wanted),
+                ),
+            )
         )
 
     def _gather_alone(self, held: int) -> None:

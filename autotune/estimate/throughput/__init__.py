@@ -163,7 +163,9 @@ def cycle(
 
 
 def tokens_per_second(
-    seconds: Mapping[Phase, Estimate], composition: Composition, completion: float | None = None
+    seconds: Mapping[Phase, Estimate],
+    composition: Composition,
+    completion: float | None = None,
 ) -> Estimate | None:
     """Tokens in the loss of all ranks per second of a whole cycle; None if its rollout has no time.
 
@@ -179,7 +181,11 @@ def tokens_per_second(
     total = sum(seconds.values(), start=Estimate.exactly(0))
     if not tokens or total.low <= 0:
         return None
-    return Estimate(value=tokens / total.value, low=tokens / total.high, high=tokens / total.low)
+    return Estimate(
+        value=tokens / total.value,
+        low=tokens / total.high,
+        high=tokens / total.low,
+    )
 
 
 # Traced work.
@@ -195,7 +201,12 @@ class CycleTime:
     scored: float  # repetitions of the counted scoring
 
 
-def counted(trace: Trace, composition: Composition, *, iterations: int = 1) -> CycleTime:
+def counted(
+    trace: Trace,
+    composition: Composition,
+    *,
+    iterations: int = 1,
+) -> CycleTime:
     """Return the repetitions. Without completions, a cycle is one optimizer step."""
     micro_steps = composition.accumulation
     if composition.generation != "none":
@@ -254,7 +265,10 @@ def refilled(composition: Composition, lengths: TokenLengths) -> Composition:
 
 
 def shortened(
-    trace: Trace, composition: Composition, counts: CycleTime, lengths: TokenLengths
+    trace: Trace,
+    composition: Composition,
+    counts: CycleTime,
+    lengths: TokenLengths,
 ) -> tuple[Trace, CycleTime]:
     """Return the trace with the training work of a micro-batch at these lengths, and the
     repetitions.
@@ -294,7 +308,11 @@ def shortened(
     return dataclasses.replace(trace, work=work), counts
 
 
-def _scaled(work: Work, ratio: float, attention: float) -> Work:
+def _scaled(
+    work: Work,
+    ratio: float,
+    attention: float,
+) -> Work:
     if work.phase not in SCALED_PHASES:
         return work
     flops = {
@@ -334,8 +352,12 @@ def _with_exchanges(
     cover, share = found["backward"], efficiency("exposed_exchange_share")
     low = max(share.low * spent.low, spent.low - cover.high)
     value = max(low, share.value * spent.value, spent.value - cover.value)
-    exposed = Estimate(value=value, low=low, high=max(value, share.high * spent.high))
-    # 2. Waits: micro-steps · units · (2 gathers + 1 reduction, if the weights themselves are trained).
+    exposed = Estimate(
+        value=value,
+        low=low,
+        high=max(value, share.high * spent.high),
+    )
+    # 2. Waits: micro-steps · units · (2 gathers + 1 reduction, if the weights are trained).
     waits = adapter_waits = Estimate.exactly(0)
     if composition.sharded_by in SHARDS_WEIGHTS:
         exchanged = 2 if inventory.trainable_parameters < inventory.parameters / 2 else 3
@@ -356,7 +378,11 @@ def _with_exchanges(
     return {**found, "backward": independent(cover, exposed, waits, adapter_waits)}
 
 
-def exchanged_bytes(trace: Trace, composition: Composition, counts: CycleTime) -> float:
+def exchanged_bytes(
+    trace: Trace,
+    composition: Composition,
+    counts: CycleTime,
+) -> float:
     """Bytes that one rank sends in a cycle.
 
     w, g: gathered weight and gradient bytes · (ranks - 1) / ranks; m: micro-steps; s: optimizer
@@ -389,7 +415,10 @@ def _gathered_bytes(trace: Trace) -> float:
 
 
 def _sync(
-    inventory: Inventory, composition: Composition, config: Mapping[str, object], gpu: Gpu
+    inventory: Inventory,
+    composition: Composition,
+    config: Mapping[str, object],
+    gpu: Gpu,
 ) -> Estimate:
     """Read and write every weight (with adapters three times) + host time per parameter, or the
     adapter alone.

@@ -137,7 +137,11 @@ def prefill(load: GenerationLoad, gpu: Gpu) -> Estimate:
     return highest((work, memory_seconds(passes * _weight_bytes(load, shape), gpu)))
 
 
-def _attention(shape: Shape, layer: Layer, length: int) -> float:
+def _attention(
+    shape: Shape,
+    layer: Layer,
+    length: int,
+) -> float:
     """4 · length · (length / 2, or the window) · heads · head_dim; recurrent: 4 · length · state"""
     if layer.state or layer.wide_state:
         return 4.0 * length * (layer.state + layer.wide_state)
@@ -146,7 +150,12 @@ def _attention(shape: Shape, layer: Layer, length: int) -> float:
 
 
 def one_pass(
-    load: GenerationLoad, gpu: Gpu, *, together: int, length: float, prefilled: int = 0
+    load: GenerationLoad,
+    gpu: Gpu,
+    *,
+    together: int,
+    length: float,
+    prefilled: int = 0,
 ) -> Estimate:
     """Return the time of one pass. together: decoding sequences; length: their mean length;
     prefilled: prompt tokens.
@@ -162,7 +171,11 @@ def one_pass(
         together * read * size / load.tensor_parallel, gpu, share="decode_memory_share"
     )
     if not load.by_engine:
-        cache = Estimate(value=cache.value, low=cache.low, high=CACHE_SLOWDOWN * cache.high)
+        cache = Estimate(
+            value=cache.value,
+            low=cache.low,
+            high=CACHE_SLOWDOWN * cache.high,
+        )
     weights = memory_seconds(_weight_bytes(load, shape, tokens), gpu, share="decode_memory_share")
     products = 2.0 * tokens * shape.active_parameters / load.tensor_parallel
     busy = highest((weights + cache, compute_seconds({load.dtype: products}, gpu)))
@@ -172,7 +185,11 @@ def one_pass(
         # It waits once per token: concurrent at best, sequential at worst.
         host = efficiency("generate_layer_microseconds").scaled(layers * MICRO)
         both = highest((busy, host))
-        return Estimate(value=both.value, low=both.low, high=busy.high + host.high)
+        return Estimate(
+            value=both.value,
+            low=both.low,
+            high=busy.high + host.high,
+        )
     own = efficiency("engine_step_milliseconds").scaled(MILLI)
     own = own + efficiency("engine_layer_microseconds").scaled(layers * MICRO)
     # 3. Exchanges between the engine's ranks.
@@ -185,7 +202,13 @@ def one_pass(
     return busy + own + exchanges
 
 
-def _cache_read(shape: Shape, layer: Layer, length: float, *, by_engine: bool) -> float:
+def _cache_read(
+    shape: Shape,
+    layer: Layer,
+    length: float,
+    *,
+    by_engine: bool,
+) -> float:
     """Elements of one sequence's cache that a step moves; `cat`: three times."""
     if layer.state or layer.wide_state:
         return 2.0 * (layer.state + 2 * layer.wide_state)  # read and written; float32 counts twice
@@ -193,7 +216,11 @@ def _cache_read(shape: Shape, layer: Layer, length: float, *, by_engine: bool) -
     return seen * (layer.cached if by_engine else 3 * shape.unfolded)
 
 
-def _weight_bytes(load: GenerationLoad, shape: Shape, together: int | None = None) -> float:
+def _weight_bytes(
+    load: GenerationLoad,
+    shape: Shape,
+    together: int | None = None,
+) -> float:
     """Weights that one pass reads on one rank, unused experts excluded."""
     size = dtype_bytes(load.dtype)
     outside = (shape.head or shape.embedding) * size
@@ -259,9 +286,8 @@ GB = 10**9
 TERA = 10**12
 MICRO, MILLI = 1e-6, 1e-3
 ATTENTION = "attention:"  # prefix of the dtype of attention kernels' FLOPs
-EMULATION_FACTOR = (
-    2  # largest slowdown of a half precision that is computed in float32, with conversions
-)
+# Largest slowdown of a half precision that is computed in float32, with conversions
+EMULATION_FACTOR = 2
 HALVES = ("bfloat16", "float16")
 
 
@@ -278,11 +304,20 @@ def compute_seconds(flops: Mapping[str, float], gpu: Gpu) -> Estimate:
         peak = gpu.tflops.get(dtype, gpu.tflops["float32"]) * TERA
         known = _over(count / peak, _share(gpu, dtype, attention=key != dtype))
         slowdown = EMULATION_FACTOR if dtype in HALVES and dtype not in gpu.tflops else 1
-        total = total + Estimate(value=known.value, low=known.low, high=known.high * slowdown)
+        total = total + Estimate(
+            value=known.value,
+            low=known.low,
+            high=known.high * slowdown,
+        )
     return total
 
 
-def _share(gpu: Gpu, dtype: str, *, attention: bool) -> Estimate:
+def _share(
+    gpu: Gpu,
+    dtype: str,
+    *,
+    attention: bool,
+) -> Estimate:
     """Return the share of the peak that arithmetic in this dtype reaches."""
     if attention:
         return efficiency("attention_share")
@@ -293,11 +328,18 @@ def _share(gpu: Gpu, dtype: str, *, attention: bool) -> Estimate:
     of_best, known = efficiency("matmul_share"), gpu.matmul_share
     best = efficiency("best_matmul_share") if known is None else Estimate.exactly(known)
     return Estimate(
-        value=best.value * of_best.value, low=best.low * of_best.low, high=best.high * of_best.high
+        value=best.value * of_best.value,
+        low=best.low * of_best.low,
+        high=best.high * of_best.high,
     )
 
 
-def memory_seconds(count: float, gpu: Gpu, *, share: str = "memory_share") -> Estimate:
+def memory_seconds(
+    count: float,
+    gpu: Gpu,
+    *,
+    share: str = "memory_share",
+) -> Estimate:
     """Reading or writing: bytes / (bandwidth · share)."""
     assert gpu.bandwidth_gb_per_second is not None  # `has_speed`
     return _over(count / (gpu.bandwidth_gb_per_second * GB), efficiency(share))
@@ -313,7 +355,11 @@ def link_seconds(count: float, gpu: Gpu) -> Estimate | None:
 
 def _over(seconds: float, share: Estimate) -> Estimate:
     """Divide seconds at the peak rate by the share that is reached."""
-    return Estimate(value=seconds / share.value, low=seconds / share.high, high=seconds / share.low)
+    return Estimate(
+        value=seconds / share.value,
+        low=seconds / share.high,
+        high=seconds / share.low,
+    )
 
 
 def independent(*parts: Estimate) -> Estimate:
@@ -321,4 +367,8 @@ def independent(*parts: Estimate) -> Estimate:
     value = sum(part.value for part in parts)
     below = math.hypot(*(part.value - part.low for part in parts))
     above = math.hypot(*(part.high - part.value for part in parts))
-    return Estimate(value=value, low=max(0.0, value - below), high=value + above)
+    return Estimate(
+        value=value,
+        low=max(0.0, value - below),
+        high=value + above,
+    )

@@ -62,12 +62,19 @@ def rollout_seconds(
 
 
 def _simulated_seconds(
-    load: GenerationLoad, gpu: Gpu, limits: EngineLimits, lengths: TokenLengths
+    load: GenerationLoad,
+    gpu: Gpu,
+    limits: EngineLimits,
+    lengths: TokenLengths,
 ) -> float:
     def cost(one: Pass) -> float:
         length = one.context / max(1, one.decoding)
         return generation.one_pass(
-            load, gpu, together=one.decoding, length=length, prefilled=one.prefilled
+            load,
+            gpu,
+            together=one.decoding,
+            length=length,
+            prefilled=one.prefilled,
         ).value
 
     each = max(1, load.sequences // load.prompts)
@@ -77,7 +84,11 @@ def _simulated_seconds(
         lengths.expected_longest(max(load.sequences, load.of_batch))
     )
     requests = [
-        Request(prompt=load.prompt_length, completion=length, group=place // each)
+        Request(
+            prompt=load.prompt_length,
+            completion=length,
+            group=place // each,
+        )
         for place, length in enumerate(drawn)
     ]
     return simulate(requests, limits, cost).seconds
@@ -92,7 +103,7 @@ def _simulated_seconds(
 # - by turns:                      g
 # - one batch ahead:               max(0, g - t)
 # - stream, nothing ahead:         max(g + t/m, t + g/m) - t, at most g, at least max(0, g - t)
-# - stream, completions ahead:     max(0, r - t), with g in place of r if completions end before a sync
+# - stream, completions ahead:     max(0, r - t), g in place of r if completions end before a sync
 #
 # Weights are sent while both wait. Interrupted completions may be computed again, which adds to r.
 
@@ -144,13 +155,18 @@ def overlapped(
         fewer, more = (rollout_seconds(one, split.engine, engine, lengths, gpu) for one in loads)
         share = load.sequences / whole / (MORE - FEWER)
         difference = Estimate(
-            value=more.value - fewer.value, low=more.low - fewer.low, high=more.high - fewer.high
+            value=more.value - fewer.value,
+            low=more.low - fewer.low,
+            high=more.high - fewer.high,
         )
         generated = difference.scaled(share)
         if split.at_sync != "pause":
             middle = load.prompt_length + load.completion_length // 2
             halfway = replace(
-                load, sequences=load.together, prompts=load.together, prompt_length=middle
+                load,
+                sequences=load.together,
+                prompts=load.together,
+                prompt_length=middle,
             )
             generated = generated + generation.prefill(halfway, gpu)
     # 2. The wait.
@@ -165,7 +181,10 @@ def overlapped(
 
 
 def _wait(
-    split: SplitEngines, generated: Estimate, training: Estimate, optimizer_steps: int
+    split: SplitEngines,
+    generated: Estimate,
+    training: Estimate,
+    optimizer_steps: int,
 ) -> Estimate:
     if split.overlap == "none":
         return generated
@@ -178,7 +197,11 @@ def _wait(
         return replace(rest, low=min(rest.low, rest.value), high=max(rest.high, rest.value))
     first = 1 / max(1, optimizer_steps)
     value = max(generated.value - (1 - first) * training.value, first * generated.value)
-    return Estimate(value=value, low=min(value, rest.low), high=max(value, generated.high))
+    return Estimate(
+        value=value,
+        low=min(value, rest.low),
+        high=max(value, generated.high),
+    )
 
 
 # Simulation of a continuous-batching engine.
@@ -230,7 +253,9 @@ class Pass:
 
 
 def simulate(
-    requests: Sequence[Request], limits: EngineLimits, cost: Callable[[Pass], float]
+    requests: Sequence[Request],
+    limits: EngineLimits,
+    cost: Callable[[Pass], float],
 ) -> Rollout:
     """Return the rollout until the last completion ends. `cost`: seconds of one pass."""
     rollout = Rollout(requests, limits, cost)
@@ -243,7 +268,10 @@ class Rollout:
     """State of the scheduler, and the sums so far."""
 
     def __init__(
-        self, requests: Sequence[Request], limits: EngineLimits, cost: Callable[[Pass], float]
+        self,
+        requests: Sequence[Request],
+        limits: EngineLimits,
+        cost: Callable[[Pass], float],
     ) -> None:
         self.limits, self.cost = limits, cost
         self.waiting = deque(replace(request) for request in requests)
@@ -294,7 +322,12 @@ class Rollout:
         admits = self.waiting and len(self.running) < self.limits.max_num_seqs and self._free() > 0
         times = 1 if prefilled or admits else self._equal_passes(decoding)
         context = sum(sequence.cached for sequence in decoding) + len(decoding) * (times - 1) / 2
-        one = Pass(decoding=len(decoding), context=context, prefilled=prefilled, repeats=times)
+        one = Pass(
+            decoding=len(decoding),
+            context=context,
+            prefilled=prefilled,
+            repeats=times,
+        )
         self.seconds += times * self.cost(one)
         self.passes += times
         self.decoded += times * len(decoding)

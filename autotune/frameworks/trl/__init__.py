@@ -1,9 +1,28 @@
-"""TRL: its trainers, their settings, legality, requests and files, and the users' own files and
-scripts.
+"""TRL: its trainers, from the user's file or script to the written files.
+
+    field_list, former_keys          keys of TRL's files, their defaults, and former keys
+    user_config, user_launch_files   the user's YAML, and the files of accelerate and DeepSpeed
+    script_inspection, script_calls  the user's own script
+        |
+        v
+    settings                         knobs to settings, with precision and adapter_settings
+        |
+        v
+    legality                         rules, with grpo_config_rules and combinations
+        |
+        v
+    requests, resident_models        requests to the worker; the models of a run
+        |
+        v
+    output_files                     recommended.yaml, with output_data; written_settings compares
+    launch_files                     accelerate.yaml and launch.sh
+    script_files, script_patch       changes of the user's own script
+
+`trainers` (and `async_grpo` with its rules and packed_rows) have one class for each method,
+`script_trainer` one for the user's own script.
 """
 
 from autotune.frameworks.trl.async_grpo import TrlAsyncGrpo
-from autotune.frameworks.trl.ppo import TrlPpo
 from autotune.frameworks.trl.trainers import TrlGrpo, TrlOffline, TrlOnlineDpo, TrlRloo
 
 TRAINERS = (
@@ -15,5 +34,4 @@ TRAINERS = (
     TrlOffline("reward"),
     TrlOnlineDpo(),
     TrlAsyncGrpo(),
-    TrlPpo(),
 )

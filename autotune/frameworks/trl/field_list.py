@@ -13,11 +13,12 @@ import ast
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 import msgspec
 
 from autotune.core.space import KnobValue
-from autotune.frameworks.base import Field
+from autotune.frameworks.base import Field, Settings
 from autotune.machine import environment
 
 
@@ -29,9 +30,8 @@ class _FieldList(msgspec.Struct, frozen=True):
 
 @cache
 def _field_list(method: str) -> _FieldList:
-    return msgspec.json.decode(
-        Path(__file__).with_name(f"fields_{method}.json").read_bytes(), type=_FieldList
-    )
+    file = Path(__file__).with_name(f"fields_{method}.json")
+    return msgspec.json.decode(file.read_bytes(), type=_FieldList)
 
 
 def fields(method: str = "grpo") -> Mapping[str, Field]:
@@ -49,37 +49,75 @@ def listed_versions() -> tuple[str, ...]:
     return _field_list("grpo").versions
 
 
-_CLASSES: Mapping[str, tuple[str, tuple[str]]] = {
-    method: (f"trainer/{method}_config.py", (f"{method.upper()}Config",))
-    for method in ("grpo", "rloo", "sft", "dpo", "kto")
-} | {"reward": ("trainer/reward_config.py", ("RewardConfig",))}
-"""Method -> file in the package, class. The experimental methods have their listed defaults."""
+@cache
+def default(name: str, method: str = "grpo") -> KnobValue:
+    """Return TRL's listed default of a setting."""
+    value = fields(method)[name].default
+    assert is_plain(value)
+    return value
 
-_COMMON = (
-    ("trainer/base_config.py", ("_BaseConfig", "BaseConfig")),
-    ("trainer/model_config.py", ("ModelConfig",)),
-)
+
+def value_of(settings: Settings, name: str) -> object:
+    """Return the setting, else TRL's default."""
+    return settings[name] if name in settings else fields()[name].default
+
+
+def number_of(settings: Settings, name: str) -> int:
+    """Return the setting or TRL's default as a whole number; 0 if it is none."""
+    value = value_of(settings, name)
+    return value if isinstance(value, int) else 0
+
+
+def is_on(settings: Settings, name: str) -> bool:
+    return bool(value_of(settings, name))
+
+
+def is_plain(value: object) -> TypeGuard[KnobValue]:
+    """Return True for a single value, which a knob can have."""
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+# Defaults of the installed TRL.
+
+_COMMON_CLASSES: Mapping[str, tuple[str, ...]] = {
+    "trainer/base_config.py": ("_BaseConfig", "BaseConfig"),
+    "trainer/model_config.py": ("ModelConfig",),
+}
+"""File in the package -> its classes with defaults for every method."""
+
+_METHOD_CLASSES: Mapping[str, str] = {
+    "grpo": "GRPOConfig",
+    "rloo": "RLOOConfig",
+    "sft": "SFTConfig",
+    "dpo": "DPOConfig",
+    "kto": "KTOConfig",
+    "reward": "RewardConfig",
+}
+"""Method -> class in `trainer/<method>_config.py`. Experimental methods have listed defaults."""
 
 
 @cache
 def installed_defaults(python: Path, method: str) -> Mapping[str, KnobValue]:
     """Return plain defaults of the configuration and model settings."""
-    listed = {
-        name: field.default
-        for name, field in fields(method).items()
-        if field.owner in ("config", "model")
-        and (field.default is None or isinstance(field.default, bool | int | float | str))
-    }
+    defaults: dict[str, KnobValue] = {}
+    for name, field in fields(method).items():
+        if field.owner in ("config", "model") and is_plain(field.default):
+            defaults[name] = field.default
     folder = environment.package_folder(python, "trl")
     if folder is None:
-        return listed
-    found: dict[str, KnobValue] = {}
-    for file, classes in (*_COMMON, *([_CLASSES[method]] if method in _CLASSES else [])):
-        found |= dict(_defaults_in(folder / file, classes))
-    return {**listed, **{name: value for name, value in found.items() if name in listed}}
+        return defaults
+    classes_by_file = dict(_COMMON_CLASSES)
+    if method in _METHOD_CLASSES:
+        classes_by_file[f"trainer/{method}_config.py"] = (_METHOD_CLASSES[method],)
+    for file, classes in classes_by_file.items():
+        for name, value in _defaults_in(folder / file, classes):
+            if name in defaults:
+                defaults[name] = value
+    return defaults
 
 
 def _defaults_in(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, KnobValue]]:
+    """Yield the literal defaults of the classes' fields."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError):
@@ -87,18 +125,18 @@ def _defaults_in(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, Kn
     for node in tree.body:
         if not isinstance(node, ast.ClassDef) or node.name not in classes:
             continue
-        for line in node.body:
-            if (
-                isinstance(line, ast.AnnAssign)
-                and isinstance(line.target, ast.Name)
-                and line.value is not None
-            ):
-                value = line.value
-                if isinstance(value, ast.Call):
-                    value = next(
-                        (word.value for word in value.keywords if word.arg == "default"), value
-                    )
-                if isinstance(value, ast.Constant) and (
-                    value.value is None or isinstance(value.value, bool | int | float | str)
-                ):
-                    yield line.target.id, value.value
+        for statement in node.body:
+            match statement:
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                    value = _default_of(value)
+                    if isinstance(value, ast.Constant) and is_plain(value.value):
+                        yield name, value.value
+
+
+def _default_of(value: ast.expr) -> ast.expr:
+    """Return the `default` of a call like `field(default=3)`; any other expression as it is."""
+    if isinstance(value, ast.Call):
+        for keyword in value.keywords:
+            if keyword.arg == "default":
+                return keyword.value
+    return value

@@ -1,35 +1,30 @@
-"""The user's own training script: its inspection, and the trainer that measures it.
+"""The user's own training script: its inspection, and the refusal of unsupported scripts.
 
 The script runs in the training environment (worker/trl/script_look.py) up to the start of its
-training. Unsupported scripts are refused here.
+training.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 import autotune.worker
-from autotune.core.dataset import PromptLengths
 from autotune.core.errors import BadInput, TrainingEnvironmentError
-from autotune.core.job import Hardware, Task
-from autotune.core.measurement import ProbePlan
+from autotune.core.job import Hardware
 from autotune.core.secrets import without_side_effects
-from autotune.core.space import Candidate
 from autotune.core.user_script import Rewards, ScriptInspection, UserScript
-from autotune.frameworks.base import Trainer
-from autotune.frameworks.trl.script_files import write_files
+from autotune.frameworks.trl.script_calls import most_calls
 
 TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset
-TRAINER_CLASSES = (
+SUPPORTED_TRAINERS = (
     "GRPOTrainer",
     "RLOOTrainer",
     "SFTTrainer",
@@ -39,13 +34,12 @@ TRAINER_CLASSES = (
     "AsyncGRPOTrainer",
 )
 OTHER_TRAINERS: Mapping[str, str] = {
-    "PPOTrainer": "Use --method ppo, with TRL up to 1.12.",
+    "PPOTrainer": "Use --framework verl, openrlhf or open-reasoner-zero, with --method ppo.",
     "OnlineDPOTrainer": "Use --method online-dpo without a script.",
 }
 """Trainers outside of scripts -> what can be used instead."""
 
 ONE_TRAINER = "Give each a script of its own, or let an argument choose between them."
-MANY = 2  # lower bound of the calls inside a loop
 
 
 def look_at(
@@ -67,25 +61,38 @@ def look_at(
     if "error" in answer:
         raise _refusal(path, python, answer["error"], log)
     look = msgspec.convert(answer, ScriptInspection, strict=False)
-    digest = hashlib.sha256()
-    for file in look.modules:
-        digest.update(file.encode() + b"\0")
-        if Path(file).is_file():
-            digest.update(Path(file).read_bytes())
     script = UserScript(
         path=path,
         arguments=arguments,
         rewards=rewards,
         look=look,
-        fingerprint=digest.hexdigest()[:16],
+        fingerprint=_fingerprint(look.modules),
     )
     _refuse_unsupported(script)
     return script
 
 
+def _fingerprint(files: Iterable[str]) -> str:
+    """Return a hash of the names and contents of the script and the files that it imports."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.encode() + b"\0")
+        if Path(file).is_file():
+            digest.update(Path(file).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+# 1. The run up to the trainer.
+
+
 def _run(
-    path: str, arguments: tuple[str, ...], python: Path, hardware: Hardware, method: str | None
+    path: str,
+    arguments: tuple[str, ...],
+    python: Path,
+    hardware: Hardware,
+    method: str | None,
 ) -> tuple[Any, str]:
+    """Return the worker's answer, and what the script printed on stderr."""
     worker = Path(autotune.worker.__file__).parent
     request = {
         "script": path,
@@ -94,7 +101,7 @@ def _run(
         "device": hardware.kind,
     }
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [str(python), str(worker), "look"],
             input=json.dumps(request),
             capture_output=True,
@@ -111,71 +118,104 @@ def _run(
             way_out="Let it prepare its data once, and run again.",
         ) from error
     try:
-        return json.loads(done.stdout), done.stderr
+        return json.loads(process.stdout), process.stderr
     except ValueError:
-        code = done.returncode
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+        status = process.returncode
+        end = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         raise BadInput(
-            f"{path} {how} before it built a trainer{_last_line(done.stderr)}",
+            f"{path} {end} before it built a trainer{_last_line(process.stderr)}",
             way_out=f"Check that `python {path}` trains, then try again.",
         ) from None
 
 
-def _refusal(path: str, python: Path, error: Mapping[str, Any], log: str) -> Exception:
-    kind, text = str(error["kind"]), str(error["text"])
-    line = f" in line {error['line']}" if error.get("line") else ""
+def _last_line(log: str) -> str:
+    """Return the last line of the log as the end of a sentence."""
+    text = log.strip()
+    if not text:
+        return "."
+    line = text.splitlines()[-1].strip()
+    return f": {line[-300:].rstrip('.')}."
+
+
+# 2. Scripts that did not reach their trainer.
+
+
+def _refusal(
+    path: str,
+    python: Path,
+    error: Mapping[str, Any],
+    log: str,
+) -> Exception:
+    kind = str(error["kind"])
+    text = str(error["text"])
+    place = f" in line {error['line']}" if error.get("line") else ""
     if kind == "crashed" and text.startswith("ModuleNotFoundError"):
         return TrainingEnvironmentError(
-            f"{path} stops{line}: {text}. {python} lacks it: name another interpreter with"
+            f"{path} stops{place}: {text}. {python} lacks it: name another interpreter with"
             " --python."
         )
     separator = f"Pass its own arguments after two dashes: --script {path} -- ARGUMENTS."
-    classes = " or ".join(TRAINER_CLASSES)
-    problems = {
-        "crashed": (
-            f"{path} stops{line}, before its trainer is built: {text}.",
-            f"Check that `python {path}` trains. {separator}",
-        ),
-        "ended": (
+    if kind == "crashed":
+        return BadInput(
+            f"{path} stops{place}, before its trainer is built: {text}.",
+            way_out=f"Check that `python {path}` trains. {separator}",
+        )
+    if kind == "ended":
+        return BadInput(
             f"{path} exits with status {text} before it builds a trainer{_last_line(log)}",
-            separator,
-        ),
-        "no_trainer": (
-            f"{path} ends and builds no {classes}"
-            + (f" of the requested method, only {text}." if text else "."),
-            (
-                "Leave --method out."
-                if text
-                else "Give the script that builds it, with the arguments that make it train."
-            ),
-        ),
-        "two_trainers": (
-            (
-                f"{path} builds two trainers before it trains, {text}, and a recommendation is for"
-                " one."
-            ),
-            ONE_TRAINER,
-        ),
-        "other_trainer": (
-            (
-                f"{path} builds {text}, whose training is not modelled, so that it can be neither"
-                " predicted nor probed."
-            ),
-            OTHER_TRAINERS.get(text, f"Known are {', '.join(TRAINER_CLASSES)}."),
-        ),
-        "odd_trainer": (
-            f"{path}: {text}, so that its arguments are unknown.",
-            "Call it from your class's __init__.",
-        ),
-    }
-    problem, way_out = problems[kind]
-    return BadInput(problem, way_out=way_out)
+            way_out=separator,
+        )
+    if kind == "no_trainer":
+        return _no_trainer(path, text)
+    return _WRONG_TRAINERS[kind](path, text)
 
 
-def _last_line(log: str) -> str:
-    """Return the last line of the log as the end of a sentence."""
-    lines = [line.strip() for line in log.strip().splitlines() if line.strip()]
-    return f": {lines[-1][-300:].rstrip('.')}." if lines else "."
+def _no_trainer(path: str, other_trainer: str) -> BadInput:
+    """Return the refusal of a script without a trainer, or with another than the requested one."""
+    problem = f"{path} ends and builds no {' or '.join(SUPPORTED_TRAINERS)}"
+    if other_trainer:
+        return BadInput(
+            f"{problem} of the requested method, only {other_trainer}.",
+            way_out="Leave --method out.",
+        )
+    return BadInput(
+        f"{problem}.",
+        way_out="Give the script that builds it, with the arguments that make it train.",
+    )
+
+
+def _two_trainers(path: str, trainers: str) -> BadInput:
+    return BadInput(
+        f"{path} builds two trainers before it trains, {trainers}, and a recommendation is for"
+        " one.",
+        way_out=ONE_TRAINER,
+    )
+
+
+def _other_trainer(path: str, trainer: str) -> BadInput:
+    supported = f"Known are {', '.join(SUPPORTED_TRAINERS)}."
+    return BadInput(
+        f"{path} builds {trainer}, whose training is not modelled, so that it can be neither"
+        " predicted nor probed.",
+        way_out=OTHER_TRAINERS.get(trainer, supported),
+    )
+
+
+def _odd_trainer(path: str, problem: str) -> BadInput:
+    return BadInput(
+        f"{path}: {problem}, so that its arguments are unknown.",
+        way_out="Call it from your class's __init__.",
+    )
+
+
+_WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
+    "two_trainers": _two_trainers,
+    "other_trainer": _other_trainer,
+    "odd_trainer": _odd_trainer,
+}
+
+
+# 3. Scripts whose training cannot be tuned.
 
 
 def _refuse_unsupported(script: UserScript) -> None:
@@ -200,162 +240,25 @@ def _refuse_unsupported(script: UserScript) -> None:
                 f"{script.path} sets {name}, which outweighs the {former} of a recommendation.",
                 way_out=f"Write {former}: transformers 5 accepts it too.",
             )
-    if (
-        look.train_place is not None
-        and (times := most_calls(look.train_place.file, look.train_place.line, "train")) > 1
-    ):
+    _refuse_several(script)
+
+
+def _refuse_several(script: UserScript) -> None:
+    """Refuse scripts that train or build a trainer more than once."""
+    train, trainer = script.look.train_place, script.look.trainer_place
+    calls = 1
+    if train is not None:
+        calls = most_calls(train.file, train.line, "train")
+    if calls > 1:
         raise BadInput(
-            f"{script.path} trains more than once ({look.train_place} is one of {times} calls, or"
+            f"{script.path} trains more than once ({train} is one of {calls} calls, or"
             " in a loop), and a recommendation is for one training.",
             way_out="Let an argument choose which of them runs, and tune each.",
         )
-    if (built := most_calls(look.trainer_place.file, None, *TRAINER_CLASSES)) > 1:
+    built = most_calls(trainer.file, None, *SUPPORTED_TRAINERS)
+    if built > 1:
         raise BadInput(
-            f"{script.path} builds {built} trainers one after the other ({look.trainer_place} is"
+            f"{script.path} builds {built} trainers one after the other ({trainer} is"
             " the first), and a recommendation is for one.",
             way_out=ONE_TRAINER,
         )
-
-
-def most_calls(file: str, line: int | None, *names: str) -> int:
-    """Return the maximum number of calls of these names in one run; 1 for an unreadable source.
-
-    With a line, calls of the same method on the same object as in that line are counted. The
-    branches of an `if` are alternatives, and a call in a loop counts as several.
-    """
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return 1
-    found = [
-        call
-        for call in _calls(tree)
-        if getattr(call.func, "attr", getattr(call.func, "id", None)) in names
-    ]
-    wanted = {
-        ast.unparse(call.func)
-        for call in found
-        if line is None or call.lineno <= line <= (call.end_lineno or call.lineno)
-    }
-    functions = [
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    return max(1, *(_most(scope.body, wanted) for scope in (tree, *functions)))
-
-
-def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
-def _most(body: Sequence[ast.stmt], wanted: set[str]) -> int:
-    """Return the calls on the longest path. Statements after a branch that leaves are its
-    alternative.
-    """
-    total = 0
-    for index, statement in enumerate(body):
-        if isinstance(statement, ast.If) and isinstance(
-            statement.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break
-        ):
-            rest = [*statement.orelse, *body[index + 1 :]]
-            return (
-                total
-                + _in_expressions([statement.test], wanted)
-                + max(_most(statement.body, wanted), _most(rest, wanted))
-            )
-        total += _of(statement, wanted)
-    return total
-
-
-def _of(statement: ast.stmt, wanted: set[str]) -> int:
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return 0
-    if isinstance(statement, ast.If):
-        branches = max(_most(statement.body, wanted), _most(statement.orelse, wanted))
-        return _in_expressions([statement.test], wanted) + branches
-    if isinstance(statement, ast.For | ast.While | ast.AsyncFor):
-        return _most(statement.body, wanted) * MANY + _most(statement.orelse, wanted)
-    if isinstance(statement, ast.Try):
-        tried = _most(statement.body, wanted) + _most(statement.orelse, wanted)
-        saved = max((_most(handler.body, wanted) for handler in statement.handlers), default=0)
-        return max(tried, saved) + _most(statement.finalbody, wanted)
-    if isinstance(statement, ast.With | ast.AsyncWith):
-        return _in_expressions([item.context_expr for item in statement.items], wanted) + _most(
-            statement.body, wanted
-        )
-    if isinstance(statement, ast.Match):
-        return max((_most(case.body, wanted) for case in statement.cases), default=0)
-    return _in_expressions([statement], wanted)
-
-
-def _in_expressions(nodes: Iterable[ast.AST], wanted: set[str]) -> int:
-    return sum(1 for node in nodes for call in _calls(node) if ast.unparse(call.func) in wanted)
-
-
-def script_trainer(inner: Trainer, script: UserScript) -> Trainer:
-    """Return `inner` for a script of the user."""
-    return cast("Trainer", _ScriptTrainer(inner, script))
-
-
-class _ScriptTrainer:
-    """TRL trainer inside a script of the user. Members that are not defined here are those of
-    `inner`.
-    """
-
-    adapter = "trl.script_probe"
-
-    def __init__(self, inner: Trainer, script: UserScript) -> None:
-        self._inner, self._script = inner, script
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-    def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
-        """Return the inspected lengths. The number of rows within `limit` is exact to a
-        percentile.
-        """
-        look = self._script.look
-        if look.prompts is None or look.rows is None:
-            return None
-        percentiles = {int(share): length for share, length in look.prompts.items()}
-        within = max(
-            (share for share, length in percentiles.items() if limit is None or length <= limit),
-            default=0,
-        )
-        return PromptLengths(
-            rows=look.rows, kept=look.rows * within // 100, percentiles=percentiles
-        )
-
-    def image_rows(self, task: Task) -> None:
-        """Return None: the script prepares its own rows."""
-
-    row_lengths = image_rows
-
-    def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        script = self._script
-        return {
-            **self._inner.load_request(candidate, task),
-            "script": {
-                "path": str(Path(script.path)),
-                "arguments": list(script.arguments),
-                "method": script.look.method,
-                "gives_model": script.look.model.given,
-                "rewards": script.rewards,
-            },
-        }
-
-    def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
-    ) -> Mapping[str, object]:
-        return {
-            **self._inner.probe_request(candidate, task, plan),
-            "dataset": None,
-            "reward_funcs": None,
-        }
-
-    def write_files(
-        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
-    ) -> list[Path]:
-        """Write a patch of the script, or its flags, and a launch script."""
-        return write_files(candidate, task, folder, self._script)

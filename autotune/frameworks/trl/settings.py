@@ -11,56 +11,60 @@ and those of the launcher and of the environment. The names of these are acceler
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 
-import msgspec
-
-from autotune.core.job import Task, Workload
+from autotune.core.job import Task
 from autotune.core.space import Knobs, KnobValue
-from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import Settings, count_of
 from autotune.frameworks.stand_in_step import SHARE
-from autotune.frameworks.trl.field_list import fields
+from autotune.frameworks.trl.adapter_settings import LORA_SETTINGS, adapter_settings
+from autotune.frameworks.trl.field_list import default, fields
+from autotune.frameworks.trl.precision import precision_settings
 
-DEEPSPEED: Mapping[str, int] = {
-    "zero1": 1,
-    "zero2": 2,
-    "zero3": 3,
-}  # value of `sharding` -> ZeRO stage
-FSDP: Mapping[str, int] = {"fsdp1": 1, "fsdp2": 2}
-SHARDINGS = ("none", "ddp", *DEEPSPEED, *FSDP)
+# 1. Settings of the launch.
+
+DEEPSPEED: Mapping[str, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
+"""Value of `sharding` -> ZeRO stage."""
+
+FSDP_VERSIONS: Mapping[str, int] = {"fsdp1": 1, "fsdp2": 2}
+SHARDINGS = ("none", "ddp", *DEEPSPEED, *FSDP_VERSIONS)
 
 OFFLOADS = ("offload_optimizer_device", "offload_param_device")
 OFFLOAD_DEVICES = ("none", "cpu")
-ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-OTHER_ALLOCATOR = "PYTORCH_ALLOC_CONF"
+
+ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+NEWER_ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
 """Newer name of the same variable: torch from 2.10 on prefers it, vLLM reads the older one only."""
 
-ENVIRONMENT = (ALLOCATOR,)  # knobs that are environment variables, set before CUDA initialises
-NESTED = (
-    "gradient_checkpointing_kwargs.use_reentrant",
-)  # keys inside a mapping of TRL's, in dotted form
+ENVIRONMENT_VARIABLES = (ALLOCATOR_VARIABLE,)
+"""Knobs that are environment variables, set before CUDA initialises."""
+
 SERVER = ("server_gpus", "server_tensor_parallel_size")
-LAUNCH = (
-    "sharding",
-    *SERVER,
-    *OFFLOADS,
-    "fsdp_offload_params",
-    *ENVIRONMENT,
-)  # settings that are left out of TRL's own file
-PLAIN: Mapping[str, KnobValue] = {
+LAUNCH = ("sharding", *SERVER, *OFFLOADS, "fsdp_offload_params", *ENVIRONMENT_VARIABLES)
+"""Settings that are left out of TRL's own file."""
+
+LAUNCH_DEFAULTS: Mapping[str, KnobValue] = {
     "sharding": "ddp",
     **dict.fromkeys(OFFLOADS, "none"),
     "fsdp_offload_params": False,
 }
-"""Defaults of a launch."""
+
+NESTED = ("gradient_checkpointing_kwargs.use_reentrant",)
+"""Keys inside a mapping of TRL's, in dotted form."""
 
 OWN_SETTINGS = frozenset({"max_prompt_length", *LAUNCH, *NESTED})
+
+# 2. Settings of the methods.
+
 DEFAULT_PROMPT_LENGTH = 512
 DEFAULT_ROW_LENGTH = 1024
-CORE = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
+
+OFFLINE = frozenset({"sft", "dpo", "kto", "reward"})
+"""Methods that train on given rows."""
+
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+_TRAINING = (*_BATCH, "gradient_checkpointing", "optim", "fp16")
+_GRPO = (
+    *_BATCH,
     "num_generations",
     "max_completion_length",
     "num_iterations",
@@ -71,183 +75,115 @@ CORE = (
     "use_vllm",
     "fp16",
 )
-"""GRPOConfig settings that every candidate states."""
-
-OFFLINE = frozenset({"sft", "dpo", "kto", "reward"})  # methods that train on given rows
-_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
-_TRAINING = (*_BATCH, "gradient_checkpointing", "optim", "fp16")
-_PPO = (
-    "num_mini_batches",
-    "num_ppo_epochs",
-    "response_length",
-    "local_rollout_forward_batch_size",
+_ASYNC_GRPO = (
+    *_BATCH,
+    "num_generations",
+    "max_completion_length",
+    "token_budget",
+    "max_inflight_tasks",
+    "max_staleness",
+    "weight_sync_steps",
+    "gradient_checkpointing",
     "optim",
     "fp16",
 )
-CORE_BY_METHOD: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("grpo", "rloo"), CORE),
+ALWAYS_STATED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("grpo", "rloo"), _GRPO),
     **dict.fromkeys(OFFLINE, (*_TRAINING, "max_length", "beta")),
     "online-dpo": (*_TRAINING, "max_new_tokens"),
-    "ppo": (*_BATCH, *_PPO),
+    "async-grpo": _ASYNC_GRPO,
 }
-COMPLETIONS_PER_ROW = {"online-dpo": 2}  # completions per row of a micro-batch; 1 for other methods
-COMPLETION_SETTINGS = {"online-dpo": "max_new_tokens", "ppo": "response_length"}
+"""Method -> settings that every candidate states, also at TRL's default."""
+
+COMPLETIONS_PER_ROW = {"online-dpo": 2}
+"""Completions per row of a micro-batch; 1 for other methods."""
+
+COMPLETION_SETTINGS = {"online-dpo": "max_new_tokens"}
 """Setting of the longest completion; `max_completion_length` for other methods."""
 
-ENGINE = (
+VLLM_SETTINGS = (
     "vllm_mode",
     "vllm_gpu_memory_utilization",
     "vllm_tensor_parallel_size",
     "vllm_enable_sleep_mode",
 )
-ADAPTER = ("lora_r", "lora_alpha", "lora_dropout")
 GENERATION_SHAPE = ("steps_per_generation", "generation_batch_size")
 
-# PEFT's task of a reward model: its default wraps a model that generates, and trains no score
-SCORING_TASK = "SEQ_CLS"
 
-
-@cache
-def default(name: str, method: str = "grpo") -> KnobValue:
-    """Return TRL's default."""
-    value = fields(method)[name].default
-    assert value is None or isinstance(value, bool | int | float | str)
-    return value
-
-
-def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, KnobValue]:
+def settings_of(
+    knobs: Knobs,
+    task: Task,
+    method: str = "grpo",
+) -> dict[str, KnobValue]:
     """Return all settings of these knobs. A knob of None is derived from the others.
 
-    The order of the settings is part of a candidate's identity: stored studies depend on it."""
-    # 1. Given settings and defaults.
-    completion = COMPLETION_SETTINGS.get(method)
-    held = {
-        completion if completion and name == "max_completion_length" else name: v
-        for name, v in task.workload.held.items()
-    }
-    given = {**held, **{name: value for name, value in knobs.items() if value is not None}}
-    known = fields(method)
-    defaults = {name: default(name, method) for name in CORE_BY_METHOD[method] if name in known}
-    if completion:
-        settings = {**defaults, "max_prompt_length": DEFAULT_PROMPT_LENGTH, **given}
-    else:
-        settings = {
-            **given,
-            **{name: value for name, value in defaults.items() if name not in given},
-        }
+    The order of the settings is part of a candidate's identity: stored studies depend on it.
+    """
+    # 1. Chosen settings and defaults.
+    chosen = _chosen_settings(knobs, task, method)
+    settings = _with_defaults(chosen, method)
     # 2. Batch shape.
-    ranks = ranks_of({} if method in OFFLINE else given, task.hardware.count)
-    if "gradient_accumulation_steps" not in given:
-        rows = COMPLETIONS_PER_ROW.get(method, 1) * count_of(
-            settings, "per_device_train_batch_size"
-        )
-        settings["gradient_accumulation_steps"] = accumulation(rows * ranks, task)
+    ranks = training_ranks(chosen, task, method)
+    if "gradient_accumulation_steps" not in chosen:
+        rows = count_of(settings, "per_device_train_batch_size")
+        completions = COMPLETIONS_PER_ROW.get(method, 1) * rows
+        settings["gradient_accumulation_steps"] = accumulation(completions * ranks, task)
     # 3. Lengths and generation.
-    if completion:
-        settings["max_completion_length"] = settings[completion]
-        if method == "online-dpo":
-            longest = count_of(settings, "max_prompt_length") + count_of(settings, completion)
-            settings = {
-                **settings,
-                "max_length": given.get("max_length", longest),
-                "use_vllm": given.get("use_vllm", False),
-            }
-            settings["num_generations"] = COMPLETIONS_PER_ROW[method]
-        else:
-            settings["use_vllm"] = False
+    if method == "online-dpo":
+        settings |= _completion_pair(chosen, settings)
     elif method not in OFFLINE:
-        settings = {name: value for name, value in settings.items() if name not in GENERATION_SHAPE}
-        images = task.workload.images
-        settings.setdefault(
-            "max_prompt_length",
-            DEFAULT_PROMPT_LENGTH + (0 if images is None else images.row_tokens),
-        )
-        settings |= _generation_shape(given, settings, ranks)
+        for name in GENERATION_SHAPE:
+            settings.pop(name, None)
+        settings.setdefault("max_prompt_length", _default_prompt_length(task))
+        settings |= _generation_shape(chosen, settings, ranks)
     # 4. Precision, adapter, and what depends on them.
-    settings |= precision(given, task) | adapter_settings(given, task)
+    settings |= precision_settings(chosen, task)
+    settings |= adapter_settings(chosen, task)
     if method in OFFLINE:
-        settings |= {**_row(settings), "use_vllm": False}
+        settings |= _row_parts(settings)
+        settings["use_vllm"] = False
         if settings.get("padding_free") and not settings.get("packing"):
             settings["max_length"] = None  # the trainer truncates only rows that it pads
-    elif not completion:
-        settings |= _engine(given, settings)
+    elif method not in COMPLETION_SETTINGS:
+        settings |= _engine(chosen, settings)
+    # 5. Settings without effect would separate equal candidates.
     return {name: value for name, value in settings.items() if is_read(name, settings)}
 
 
-def loaded(settings: Settings, task: Task, names: Iterable[str]) -> dict[str, KnobValue]:
-    """Return the model, its device and ranks, and the named settings: a change of one requires a
-    new load.
-    """
-    launch = {name: settings[name] for name in LAUNCH if settings.get(name) is not None}
-    return {
-        "model": task.workload.model.name,
-        "model_config": task.workload.model.fingerprint,
-        "weights": task.workload.weights,
-        "device": task.hardware.kind,
-        "ranks": ranks_of(settings, task.hardware.count),
-        **{
-            name: value
-            for name, value in launch.items()
-            if value != PLAIN.get(name) and value != "none"
-        },
-        **{name: settings[name] for name in names if name in settings},
-    }
+def _chosen_settings(
+    knobs: Knobs,
+    task: Task,
+    method: str,
+) -> dict[str, KnobValue]:
+    """Return the held settings and the knobs with a value, under the method's own names."""
+    chosen: dict[str, KnobValue] = {}
+    for name, value in task.workload.held.items():
+        if name == "max_completion_length":
+            name = COMPLETION_SETTINGS.get(method, name)
+        chosen[name] = value
+    for name, value in knobs.items():
+        if value is not None:
+            chosen[name] = value
+    return chosen
 
 
-def load_of(settings: Settings, task: Task) -> dict[str, KnobValue]:
-    """Return the settings whose change requires a new load.
-
-    The engine's size depends on the generation batch: at a constant one, micro-batch and
-    accumulation change on the same engine."""
-    names = (
-        "dtype",
-        "attn_implementation",
-        "load_in_4bit",
-        "load_in_8bit",
-        "use_peft",
-        *ADAPTER,
-        "use_rslora",
-        "use_dora",
-    )
-    load = loaded(settings, task, names)
-    if settings["use_vllm"]:
-        load.update(
-            {
-                name: settings[name]
-                for name in (*ENGINE, "vllm_max_model_length", "vllm_model_impl")
-                if name in settings
-            }
-        )
-        load["max_num_seqs"] = max_num_seqs(settings)
-    return load
+def _with_defaults(chosen: Knobs, method: str) -> dict[str, KnobValue]:
+    """Return the chosen settings, and TRL's defaults of those that every candidate states."""
+    stated = [name for name in ALWAYS_STATED[method] if name in fields(method)]
+    defaults = {name: default(name, method) for name in stated}
+    if method in COMPLETION_SETTINGS:
+        return {**defaults, "max_prompt_length": DEFAULT_PROMPT_LENGTH, **chosen}
+    settings = dict(chosen)
+    for name, value in defaults.items():
+        settings.setdefault(name, value)
+    return settings
 
 
-def max_num_seqs(settings: Settings) -> int:
-    """Return the number of sequences of TRL's engine: micro-batch x tensor parallel x steps."""
-    parallel = {"vllm_tensor_parallel_size": 1, **settings}
-    micro, steps = (
-        count_of(settings, "per_device_train_batch_size"),
-        count_of(settings, "steps_per_generation"),
-    )
-    return micro * count_of(parallel, "vllm_tensor_parallel_size") * steps
-
-
-def _row(settings: Settings) -> dict[str, KnobValue]:
-    """Return the prompt and completion part of the longest row, after the trainer's truncation."""
-    prompt, completion = (
-        count_of(settings, "max_prompt_length"),
-        count_of(settings, "max_completion_length"),
-    )
-    given = prompt + completion if prompt and completion else 0
-    longest = count_of(settings, "max_length") or given or DEFAULT_ROW_LENGTH
-    row = min(longest, given) if given else longest
-    if completion and not prompt:
-        prompt = row - min(completion, row - 1)
-    prompt = min(prompt or row // 2, row - 1)
-    return {"max_prompt_length": prompt, "max_completion_length": row - prompt}
-
-
-def accumulation(per_step: int, task: Task, method: str = "grpo") -> int:
+def accumulation(
+    per_step: int,
+    task: Task,
+    method: str = "grpo",
+) -> int:
     """Return the accumulation that makes the global batch; the method's default if none does."""
     total = task.workload.global_batch
     if total and per_step and total % per_step == 0:
@@ -255,169 +191,194 @@ def accumulation(per_step: int, task: Task, method: str = "grpo") -> int:
     return int(default("gradient_accumulation_steps", method) or 1)
 
 
-def _generation_shape(given: Knobs, settings: Settings, ranks: int) -> dict[str, KnobValue]:
+def _completion_pair(chosen: Knobs, settings: Settings) -> dict[str, KnobValue]:
+    """Return the generation of online DPO: two completions per prompt, by transformers."""
+    prompt = count_of(settings, "max_prompt_length")
+    completion = count_of(settings, "max_new_tokens")
+    return {
+        "max_completion_length": settings["max_new_tokens"],
+        "max_length": chosen.get("max_length", prompt + completion),
+        "use_vllm": chosen.get("use_vllm", False),
+        "num_generations": COMPLETIONS_PER_ROW["online-dpo"],
+    }
+
+
+def _default_prompt_length(task: Task) -> int:
+    images = task.workload.images
+    if images is None:
+        return DEFAULT_PROMPT_LENGTH
+    return DEFAULT_PROMPT_LENGTH + images.row_tokens
+
+
+def _generation_shape(
+    chosen: Knobs,
+    settings: Settings,
+    ranks: int,
+) -> dict[str, KnobValue]:
     """Return `steps_per_generation`. Conflicting or indivisible values are left for the legality
     check.
     """
-    steps, batch = given.get("steps_per_generation"), given.get("generation_batch_size")
+    steps = chosen.get("steps_per_generation")
+    batch = chosen.get("generation_batch_size")
     if batch is None:
-        return {
-            "steps_per_generation": (
-                settings["gradient_accumulation_steps"] if steps is None else steps
-            )
-        }
-    per_step = count_of(settings, "per_device_train_batch_size") * ranks
+        if steps is None:
+            steps = settings["gradient_accumulation_steps"]
+        return {"steps_per_generation": steps}
     if steps is not None:
         return {"generation_batch_size": batch, "steps_per_generation": steps}
+    per_step = count_of(settings, "per_device_train_batch_size") * ranks
     if not per_step or not isinstance(batch, int) or batch % per_step:
         return {"generation_batch_size": batch}
     return {"steps_per_generation": batch // per_step}
 
 
-def precision(given: Knobs, task: Task) -> dict[str, KnobValue]:
-    """Return TRL's mixed precision on a GPU, and float32 on a CPU, unless given otherwise."""
-    on_cpu = task.hardware.kind == "cpu"
-    bf16 = given.get("bf16")
-    unset: KnobValue = "float32" if on_cpu else "bfloat16"
-    return {
-        "use_cpu": given.get("use_cpu", on_cpu),
-        "bf16": bf16 if bf16 is not None else not on_cpu and not given.get("fp16", False),
-        "dtype": (
-            loaded_dtype(given["dtype"], task.workload.model.config) if "dtype" in given else unset
-        ),
-    }
+def _row_parts(settings: Settings) -> dict[str, KnobValue]:
+    """Return the prompt and completion part of the longest row, after the trainer's truncation."""
+    prompt = count_of(settings, "max_prompt_length")
+    completion = count_of(settings, "max_completion_length")
+    limit = count_of(settings, "max_length")
+    if prompt and completion:
+        row = min(limit or prompt + completion, prompt + completion)
+    else:
+        row = limit or DEFAULT_ROW_LENGTH
+        if completion:
+            prompt = row - min(completion, row - 1)
+    prompt = min(prompt or row // 2, row - 1)
+    return {"max_prompt_length": prompt, "max_completion_length": row - prompt}
 
 
-def adapter_settings(given: Knobs, task: Task) -> dict[str, KnobValue]:
-    tuning = task.workload.tuning
-    use_peft = given.get("use_peft", tuning != "full")
-    quantised: dict[str, KnobValue] = (
-        {"load_in_4bit": given.get("load_in_4bit", True)} if tuning == "qlora" else {}
-    )
-    if not use_peft:
-        return {"use_peft": use_peft, **quantised}
-    assumed = assumed_adapter(task.workload)
-    adapter = {**{name: default(name) for name in ADAPTER}, **assumed}
-    return {
-        "use_peft": use_peft,
-        **{name: given.get(name, value) for name, value in adapter.items()},
-        **quantised,
-    }
-
-
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    model_types: frozenset[str]
-
-
-def assumed_adapter(workload: Workload) -> dict[str, KnobValue]:
-    """Return the adapter settings that must be written out; none if script, user's file or PEFT
-    names the layers.
-    """
-    stated = {**workload.held, **workload.user_settings}
-    config = workload.model.config
-    if workload.script is not None:
-        return {}
-    assumed: dict[str, KnobValue] = (
-        {"lora_task_type": SCORING_TASK} if workload.method == "reward" else {}
-    )
-    if stated.get("lora_target_modules") or stated.get("lora_target_parameters"):
-        return assumed
-    if config.get("model_type") in _types_known_to_peft():
-        return assumed
-    # PEFT's name of all linear layers except the output projection. Experts are stacked parameters,
-    # which it adapts without dropout only.
-    experts = any(
-        config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")
-    )
-    return {
-        **assumed,
-        "lora_target_modules": "all-linear",
-        **({"lora_dropout": 0.0} if experts else {}),
-    }
-
-
-@cache
-def _types_known_to_peft() -> frozenset[str]:
-    return packaged_table("autotune.frameworks.trl", "adapter_targets.yaml", _Table).model_types
-
-
-def _engine(given: Knobs, settings: Settings) -> dict[str, KnobValue]:
+def _engine(chosen: Knobs, settings: Settings) -> dict[str, KnobValue]:
+    """Return the settings of vLLM, and of its server if it has GPUs of its own."""
     if not settings["use_vllm"]:
         return {}
-    window = given.get("vllm_max_model_length")
+    engine = {name: chosen.get(name, default(name)) for name in VLLM_SETTINGS}
+    if with_server({**chosen, "use_vllm": True}):
+        share = "vllm_gpu_memory_utilization"
+        engine[share] = chosen.get(share, SHARE)
+        engine["server_gpus"] = 1
+        for name in SERVER:
+            if name in chosen:
+                engine[name] = chosen[name]
+    window = chosen.get("vllm_max_model_length")
     if window is None:
-        window = count_of(settings, "max_prompt_length") + count_of(
-            settings, "max_completion_length"
-        )
-    served: dict[str, KnobValue] = {}
-    if with_server({**given, "use_vllm": True}):
-        served = {"server_gpus": 1, **{name: given[name] for name in SERVER if name in given}}
-    share = {"vllm_gpu_memory_utilization": SHARE} if served else {}
-    named = {name: given.get(name, share.get(name, default(name))) for name in ENGINE}
-    return {**named, **served, "vllm_max_model_length": window}
+        prompt = count_of(settings, "max_prompt_length")
+        window = prompt + count_of(settings, "max_completion_length")
+    engine["vllm_max_model_length"] = window
+    return engine
 
 
-TORCH_DTYPES = ("bfloat16", "float16", "float32")
-BY_CHECKPOINT = (
-    None,
-    "auto",
-)  # values of `dtype` under which transformers loads the precision of the checkpoint
+# 3. Settings whose change requires a new load.
 
 
-def checkpoint_dtype(config: Mapping[str, object]) -> str:
-    """Return the precision that config.json names; transformers' own default is float32."""
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, Mapping) else {}):
-        named = str(part.get("dtype") or part.get("torch_dtype") or "").removeprefix("torch.")
-        if named in TORCH_DTYPES:
-            return named
-    return "float32"
+def load_of(settings: Settings, task: Task) -> dict[str, KnobValue]:
+    """Return the settings whose change requires a new load.
+
+    The engine's size depends on the generation batch: at a constant one, micro-batch and
+    accumulation change on the same engine.
+    """
+    names = [
+        "dtype",
+        "attn_implementation",
+        "load_in_4bit",
+        "load_in_8bit",
+        "use_peft",
+        *LORA_SETTINGS,
+        "use_rslora",
+        "use_dora",
+    ]
+    if not settings["use_vllm"]:
+        return load_with(names, settings, task)
+    names += [*VLLM_SETTINGS, "vllm_max_model_length", "vllm_model_impl"]
+    return load_with(names, settings, task) | {"max_num_seqs": max_num_seqs(settings)}
 
 
-def loaded_dtype(dtype: object, config: Mapping[str, object]) -> str:
-    """Return the precision in which the trainer loads the weights."""
-    return checkpoint_dtype(config) if dtype in BY_CHECKPOINT else str(dtype).removeprefix("torch.")
+def load_with(
+    names: Iterable[str],
+    settings: Settings,
+    task: Task,
+) -> dict[str, KnobValue]:
+    """Return the model, its device and ranks, the launch, and the named settings."""
+    model = task.workload.model
+    load: dict[str, KnobValue] = {
+        "model": model.name,
+        "model_config": model.fingerprint,
+        "weights": task.workload.weights,
+        "device": task.hardware.kind,
+        "ranks": ranks_of(settings, task.hardware.count),
+    }
+    for name in LAUNCH:
+        value = settings.get(name)
+        if value not in (None, "none", LAUNCH_DEFAULTS.get(name)):
+            load[name] = value
+    for name in names:
+        if name in settings:
+            load[name] = settings[name]
+    return load
 
 
-def engine_dtype(config: Mapping[str, object]) -> str:
-    """Return the precision of vLLM's weights, which TRL leaves to vLLM: half precision always."""
-    named = checkpoint_dtype(config)
-    return "bfloat16" if named == "float32" else named
+def max_num_seqs(settings: Settings) -> int:
+    """Return the number of sequences of TRL's engine: micro-batch x tensor parallel x steps."""
+    micro = count_of(settings, "per_device_train_batch_size")
+    parallel = count_of({"vllm_tensor_parallel_size": 1, **settings}, "vllm_tensor_parallel_size")
+    return micro * parallel * count_of(settings, "steps_per_generation")
 
 
-def sharding_of(settings: Mapping[str, object], ranks: int) -> str:
-    """Return the named sharding; the default is DDP on several ranks."""
-    named = settings.get("sharding")
-    if isinstance(named, str) and named not in ("none", "ddp"):
-        return named
+# 4. Distribution over GPUs.
+
+
+def sharding_of(settings: Settings, ranks: int) -> str:
+    """Return the chosen sharding; the default is DDP on several ranks."""
+    sharding = settings.get("sharding")
+    if isinstance(sharding, str) and sharding not in ("none", "ddp"):
+        return sharding
     return "ddp" if ranks > 1 else "none"
 
 
-def with_server(settings: Mapping[str, object]) -> bool:
+def with_server(settings: Settings) -> bool:
     return bool(settings.get("use_vllm")) and settings.get("vllm_mode") == "server"
 
 
-def server_gpus(settings: Mapping[str, object]) -> int:
+def server_gpus(settings: Settings) -> int:
     """Return the number of GPUs of vLLM's server: default 1, and 0 without a server."""
-    return count_of({"server_gpus": 1, **settings}, "server_gpus") if with_server(settings) else 0
+    if not with_server(settings):
+        return 0
+    return count_of({"server_gpus": 1, **settings}, "server_gpus")
 
 
-def server_parallel(settings: Mapping[str, object]) -> int:
+def server_parallel(settings: Settings) -> int:
     """Return the GPUs that split each layer of the server; by default all of its GPUs."""
     return count_of(settings, "server_tensor_parallel_size") or server_gpus(settings)
 
 
-def ranks_of(settings: Mapping[str, object], gpus: int) -> int:
+def ranks_of(settings: Settings, gpus: int) -> int:
     """Return the number of training processes: one per GPU, without those of the server."""
     return gpus - server_gpus(settings)
 
 
-_CONDITIONS: Mapping[str, Callable[[Mapping[str, object]], bool]] = {
+def training_ranks(
+    settings: Settings,
+    task: Task,
+    method: str,
+) -> int:
+    """Return the number of training processes; methods on given rows have no server."""
+    if method in OFFLINE:
+        return task.hardware.count
+    return ranks_of(settings, task.hardware.count)
+
+
+# 5. Effect of a setting, and the form in which it is passed on.
+
+
+def _with_zero3(settings: Settings) -> bool:
+    return settings.get("sharding") == "zero3"
+
+
+_CONDITIONS: Mapping[str, Callable[[Settings], bool]] = {
     **dict.fromkeys(SERVER, with_server),
     "offload_optimizer_device": lambda settings: settings.get("sharding") in DEEPSPEED,
-    "offload_param_device": lambda settings: settings.get("sharding") == "zero3",
-    "fsdp_offload_params": lambda settings: settings.get("sharding") in FSDP,
-    "ds3_gather_for_generation": lambda settings: settings.get("sharding") == "zero3",
+    "offload_param_device": _with_zero3,
+    "fsdp_offload_params": lambda settings: settings.get("sharding") in FSDP_VERSIONS,
+    "ds3_gather_for_generation": _with_zero3,
     "vllm_tensor_parallel_size": lambda settings: not with_server(settings),
     "gradient_checkpointing_kwargs.use_reentrant": lambda settings: bool(
         settings.get("gradient_checkpointing")
@@ -427,25 +388,31 @@ _CONDITIONS: Mapping[str, Callable[[Mapping[str, object]], bool]] = {
 
 
 def is_read(name: str, settings: Settings) -> bool:
-    """Return False for a setting without effect: it would separate equal candidates."""
-    if (name.startswith("vllm_") and not settings["use_vllm"]) or (
-        name in _CONDITIONS and not _CONDITIONS[name](settings)
-    ):
+    """Return False for a setting without effect."""
+    if name.startswith("vllm_") and not settings["use_vllm"]:
         return False
-    return not (name.startswith("lora_") and not settings["use_peft"])
+    if name.startswith("lora_") and not settings["use_peft"]:
+        return False
+    return name not in _CONDITIONS or _CONDITIONS[name](settings)
 
 
-def nested(settings: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
-    """Return TRL's mappings with the dotted settings merged into the given values."""
-    made: dict[str, object] = {}
+def nested(settings: Mapping[str, object], mappings: Mapping[str, object]) -> dict[str, object]:
+    """Return TRL's mappings with the dotted settings merged into them."""
+    merged: dict[str, object] = {}
     for name in NESTED:
-        if settings.get(name) is not None:
-            outer, _, inner = name.partition(".")
-            before = made.get(outer, given.get(outer))
-            made[outer] = {**(before if isinstance(before, Mapping) else {}), inner: settings[name]}
-    return made
+        if settings.get(name) is None:
+            continue
+        outer, _, inner = name.partition(".")
+        mapping = merged.get(outer, mappings.get(outer))
+        entries = mapping if isinstance(mapping, Mapping) else {}
+        merged[outer] = {**entries, inner: settings[name]}
+    return merged
 
 
-def environment_of(settings: Mapping[str, object]) -> dict[str, str]:
+def environment_of(settings: Settings) -> dict[str, str]:
     """Return the environment variables of a run."""
-    return {name: str(settings[name]) for name in ENVIRONMENT if settings.get(name)}
+    variables = {}
+    for name in ENVIRONMENT_VARIABLES:
+        if settings.get(name):
+            variables[name] = str(settings[name])
+    return variables

@@ -4,7 +4,7 @@ runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import ClassVar
@@ -17,25 +17,25 @@ from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
 from autotune.frameworks.base import Field, Settings, Trainer, count_of
 from autotune.frameworks.dataset_measurement import measure_rows, prompt_lengths
-from autotune.frameworks.trl import legality, output_files, requests
+from autotune.frameworks.trl import legality, output_files, requests, resident_models
 from autotune.frameworks.trl.combinations import quantisation
-from autotune.frameworks.trl.field_list import fields, installed_defaults
-from autotune.frameworks.trl.requests import NEW_BUFFERS, dataset_of
+from autotune.frameworks.trl.field_list import default, fields, installed_defaults
+from autotune.frameworks.trl.requests import dataset_of
+from autotune.frameworks.trl.resident_models import NEW_BUFFERS
 from autotune.frameworks.trl.settings import (
     COMPLETIONS_PER_ROW,
-    OFFLINE,
+    LAUNCH_DEFAULTS,
     OWN_SETTINGS,
-    PLAIN,
-    default,
     load_of,
     ranks_of,
     settings_of,
+    training_ranks,
 )
 from autotune.frameworks.trl.user_config import TRAINED
 
 DEFAULT_MICRO_BATCH = 8
 MAX_DEFAULT_ACCUMULATION = 128
-LENGTHS = ("max_prompt_length", "max_completion_length")
+LENGTH_SETTINGS = ("max_prompt_length", "max_completion_length")
 MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 
 
@@ -48,7 +48,9 @@ class TrlGrpo(Trainer):
     trace_adapter = "trl.step_trace"
     needs: tuple[str, ...] = ("trl",)
     space = "grpo"
-    canonical: Mapping[str, str] = {name: name for name in (*LENGTHS, "num_generations", "lora_r")}
+    canonical: Mapping[str, str] = {
+        name: name for name in (*LENGTH_SETTINGS, "num_generations", "lora_r")
+    }
     own_settings = OWN_SETTINGS
     reads_config = True
     reads_images = True
@@ -62,72 +64,85 @@ class TrlGrpo(Trainer):
         return ranks_of(settings, gpus)
 
     def trained_defaults(
-        self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path
+        self,
+        stated: Settings,
+        rest: Mapping[str, object],
+        space: SearchSpace,
+        python: Path,
     ) -> Knobs:
         """Return TRL's defaults of all learning settings that the file does not state."""
-        installed = installed_defaults(python, self.method)
-        names = {knob.name for knob in space.knobs if knob.effect == "learning"} | {*TRAINED}
-        unstated = {
-            name: installed[name] for name in sorted(names & installed.keys() - stated.keys())
-        }
-        inside = rest.get("model_init_kwargs")
-        named = (
-            inside.get("dtype", inside.get("torch_dtype")) if isinstance(inside, Mapping) else None
-        )
-        if isinstance(named, str):
-            unstated["dtype"] = named  # TRL's scripts prefer it to the setting of this name
+        learning = {knob.name for knob in space.knobs if knob.effect == "learning"}
+        unstated: dict[str, KnobValue] = {}
+        defaults = installed_defaults(python, self.method)
+        for name in sorted(learning | {*TRAINED}):
+            if name in defaults and name not in stated:
+                unstated[name] = defaults[name]
+        loading = rest.get("model_init_kwargs")
+        if isinstance(loading, Mapping):
+            dtype = loading.get("dtype", loading.get("torch_dtype"))
+            if isinstance(dtype, str):
+                unstated["dtype"] = dtype  # TRL's scripts prefer it to the setting of this name
         return {name: value for name, value in unstated.items() if value is not None}
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
         settings = settings_of(knobs, task, self.method)
-        return Candidate(knobs=knobs, settings=settings, load=load_of(settings, task))
+        return Candidate(
+            knobs=knobs,
+            settings=settings,
+            load=load_of(settings, task),
+        )
 
     def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
         return legality.why_illegal(candidate.settings, task, self.method)
 
     def notes(self, space: SearchSpace, task: Task) -> tuple[str, ...]:
         """Return the note on the buffers of a server's weight sync, if the job has one."""
-        modes = (
-            space["vllm_mode"].choices
-            if "vllm_mode" in space
-            else (task.workload.held.get("vllm_mode"),)
-        )
-        return (NEW_BUFFERS,) if "server" in modes else ()
+        if "vllm_mode" in space:
+            with_server = "server" in space["vllm_mode"].choices
+        else:
+            with_server = task.workload.held.get("vllm_mode") == "server"
+        return (NEW_BUFFERS,) if with_server else ()
+
+    # 1. The baseline.
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the first legal batch shape at the user's or TRL's own knobs."""
-        fixed = {
-            knob.name: self.baseline_value(knob.name, knob.choices, knob.effect, task)
-            for knob in space.knobs
-        }
+        values = {}
+        for knob in space.knobs:
+            values[knob.name] = self.baseline_value(knob.name, knob.choices, knob.effect, task)
         first: Knobs | None = None
         for shape in self.batch_shapes(task):
-            knobs = space.applicable(
-                {**fixed, **{name: value for name, value in shape.items() if name in space}}
-            )
+            searched = {name: value for name, value in shape.items() if name in space}
+            knobs = space.applicable({**values, **searched})
             first = first or knobs
-            if self.why_illegal(self.complete(knobs, task), task) is None:
+            candidate = self.complete(knobs, task)
+            if self.why_illegal(candidate, task) is None:
                 return knobs
-        return first or space.applicable(fixed)
+        return first or space.applicable(values)
 
     def baseline_value(
-        self, name: str, choices: tuple[KnobValue, ...], effect: str, task: Task
+        self,
+        name: str,
+        choices: tuple[KnobValue, ...],
+        effect: str,
+        task: Task,
     ) -> KnobValue:
         """Return the held value, else TRL's default, else the most preferred choice.
 
-        TRL's default applies to the user's own file and to neutral knobs."""
-        if name in task.workload.held:
-            return task.workload.held[name]
-        known = name in self.fields()
-        if task.workload.config_file is not None and known and None not in choices:
+        TRL's default applies to the user's own file and to neutral knobs.
+        """
+        held = task.workload.held
+        if name in held:
+            return held[name]
+        accepted = name in self.fields()
+        has_file = task.workload.config_file is not None
+        if has_file and accepted and None not in choices:
             return default(name, self.method)
-        if name in PLAIN and PLAIN[name] in choices:
-            return PLAIN[name]
-        return (
-            choices[0]
-            if effect == "learning" or len(choices) == 1 or not known
-            else default(name, self.method)
-        )
+        if name in LAUNCH_DEFAULTS and LAUNCH_DEFAULTS[name] in choices:
+            return LAUNCH_DEFAULTS[name]
+        if effect == "learning" or len(choices) == 1 or not accepted:
+            return choices[0]
+        return default(name, self.method)
 
     def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
         """Yield micro-batch and accumulation, which make the global batch; the largest micro-batch
@@ -135,25 +150,32 @@ class TrlGrpo(Trainer):
 
         Without a requested global batch, accumulation increases until groups are complete.
         """
-        held, total = task.workload.held, task.workload.global_batch
-        ranks = ranks_of({} if self.method in OFFLINE else held, task.hardware.count)
-        for micro in (
-            [held[MICRO_BATCH]] if MICRO_BATCH in held else range(DEFAULT_MICRO_BATCH, 0, -1)
-        ):
-            per_step = (
-                COMPLETIONS_PER_ROW.get(self.method, 1)
-                * (micro if isinstance(micro, int) else 0)
-                * ranks
-            )
-            if ACCUMULATION in held:
-                yield {MICRO_BATCH: micro, ACCUMULATION: held[ACCUMULATION]}
-            elif total is None:
-                most = MAX_DEFAULT_ACCUMULATION if "num_generations" in self.canonical else 1
-                yield from (
-                    {MICRO_BATCH: micro, ACCUMULATION: steps} for steps in range(1, most + 1)
-                )
-            elif per_step and total % per_step == 0:
-                yield {MICRO_BATCH: micro, ACCUMULATION: total // per_step}
+        held = task.workload.held
+        micros: Iterable[KnobValue] = range(DEFAULT_MICRO_BATCH, 0, -1)
+        if MICRO_BATCH in held:
+            micros = [held[MICRO_BATCH]]
+        for micro in micros:
+            for steps in self._accumulations(micro, task):
+                yield {MICRO_BATCH: micro, ACCUMULATION: steps}
+
+    def _accumulations(self, micro: KnobValue, task: Task) -> Iterable[KnobValue]:
+        """Return the accumulations to try with a micro-batch, fewest steps first."""
+        held = task.workload.held
+        total = task.workload.global_batch
+        if ACCUMULATION in held:
+            return [held[ACCUMULATION]]
+        if total is None:
+            has_groups = "num_generations" in self.canonical
+            return range(1, MAX_DEFAULT_ACCUMULATION + 1) if has_groups else [1]
+        if not isinstance(micro, int):
+            return []
+        ranks = training_ranks(held, task, self.method)
+        per_step = COMPLETIONS_PER_ROW.get(self.method, 1) * micro * ranks
+        if per_step == 0 or total % per_step:
+            return []
+        return [total // per_step]
+
+    # 2. Requests to the worker.
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return {
@@ -169,17 +191,23 @@ class TrlGrpo(Trainer):
         }
 
     def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan,
     ) -> Mapping[str, object]:
-        if (quantised := quantisation(task)) and task.workload.weights != "real":
+        method = quantisation(task)
+        if method and task.workload.weights != "real":
             raise IllegalConfiguration(
                 f"{task.workload.model.name}: random weights cannot be quantised, and the"
-                f" checkpoint is ({quantised}).",
+                f" checkpoint is ({method}).",
                 way_out="Add --weights real, or use `autotune predict`.",
             )
-        settings, user = candidate.settings, task.workload.user_settings
+        settings = candidate.settings
+        user = task.workload.user_settings
+        stated = {**user, **settings}
         return {
-            "settings": requests.trainer_settings({**user, **settings}, self.method),
+            "settings": requests.trainer_settings(stated, self.method),
             "lengths": requests.lengths_request(settings, task),
             **requests.images_request(task),
             "dataset": dataset_of(task),
@@ -190,31 +218,45 @@ class TrlGrpo(Trainer):
         }
 
     def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        return requests.trace_request(
-            candidate, task, *(count_of(candidate.settings, name) for name in LENGTHS)
-        )
+        prompt = count_of(candidate.settings, "max_prompt_length")
+        completion = count_of(candidate.settings, "max_completion_length")
+        return requests.trace_request(candidate, task, prompt, completion)
+
+    def compose(self, candidate: Candidate, task: Task) -> Composition:
+        return resident_models.compose(candidate, task)
+
+    # 3. The user's data.
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
         dataset = dataset_of(task)
-        return None if dataset is None else prompt_lengths(task, dataset, limit)
+        if dataset is None:
+            return None
+        return prompt_lengths(task, dataset, limit)
 
     def image_rows(self, task: Task) -> ImageRows | None:
-        dataset = dataset_of(task) if self.reads_images else None
-        return None if dataset is None else measure_rows(task, dataset, ImageRows)
+        dataset = dataset_of(task)
+        if dataset is None or not self.reads_images:
+            return None
+        return measure_rows(task, dataset, ImageRows)
 
     def row_lengths(self, task: Task) -> RowLengths | None:
-        dataset = dataset_of(task) if self.method == "sft" else None
-        return None if dataset is None else measure_rows(task, dataset, RowLengths)
+        dataset = dataset_of(task)
+        if dataset is None or self.method != "sft":
+            return None
+        return measure_rows(task, dataset, RowLengths)
+
+    # 4. The written files.
 
     def write_files(
-        self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None
+        self,
+        candidate: Candidate,
+        task: Task,
+        folder: Path,
+        destination: Path | None = None,
     ) -> list[Path]:
         return output_files.write_files(
             candidate, task, folder, dataset_of(task), script=self.script, destination=destination
         )
-
-    def compose(self, candidate: Candidate, task: Task) -> Composition:
-        return requests.compose(candidate, task)
 
 
 class TrlRloo(TrlGrpo):
@@ -226,14 +268,19 @@ class TrlRloo(TrlGrpo):
 class TrlOffline(TrlGrpo):
     """SFT, DPO, KTO or a reward model with TRL, which train on given rows."""
 
-    canonical: Mapping[str, str] = {name: name for name in (*LENGTHS, "lora_r")}
+    canonical: Mapping[str, str] = {name: name for name in (*LENGTH_SETTINGS, "lora_r")}
 
     def __init__(self, method: str, requires: Mapping[str, str] | None = None) -> None:
         self.method = self.space = method
-        self.reads_images, self.requires = method == "sft", requires or {}
+        self.reads_images = method == "sft"
+        self.requires = requires or {}
 
     def baseline_value(
-        self, name: str, choices: tuple[KnobValue, ...], effect: str, task: Task
+        self,
+        name: str,
+        choices: tuple[KnobValue, ...],
+        effect: str,
+        task: Task,
     ) -> KnobValue:
         if name in task.workload.held:
             return task.workload.held[name]
@@ -245,12 +292,19 @@ class TrlOffline(TrlGrpo):
         """Return None: prompts have no limit of their own."""
 
     def probe_request(
-        self, candidate: Candidate, task: Task, plan: ProbePlan
+        self,
+        candidate: Candidate,
+        task: Task,
+        plan: ProbePlan,
     ) -> Mapping[str, object]:
-        prompt, completion = (candidate.settings[name] for name in LENGTHS)
         request = {**super().probe_request(candidate, task, plan)}
         del request["reward_funcs"]
-        return {**request, "lengths": {"prompt": prompt, "completion": completion, "typical": None}}
+        request["lengths"] = {
+            "prompt": candidate.settings["max_prompt_length"],
+            "completion": candidate.settings["max_completion_length"],
+            "typical": None,
+        }
+        return request
 
 
 class TrlScripted(TrlGrpo):

@@ -6,52 +6,33 @@ import functools
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import msgspec
 
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.space import KnobValue
-from autotune.core.yaml_document import Document, packaged_table, read_document
+from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.base import Field
-from autotune.frameworks.trl.field_list import accelerate_options
+from autotune.frameworks.trl.field_list import accelerate_options, is_plain
 from autotune.frameworks.trl.field_list import fields as trl_fields
-from autotune.frameworks.trl.launch_files import (
+from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.settings import DEEPSPEED, FSDP_VERSIONS, OWN_SETTINGS
+from autotune.frameworks.trl.user_launch_files import (
     LaunchFile,
     read_accelerate,
     read_deepspeed,
     read_fsdp,
     shared_rows,
 )
-from autotune.frameworks.trl.settings import DEEPSPEED, FSDP, OWN_SETTINGS
 
+UNTOUCHED = frozenset({"env", "datasets"})
+"""Blocks that are passed to TRL unchecked."""
 
-class FormerKeys(msgspec.Struct, frozen=True):
-    """Table of former keys: `former_keys.yaml`."""
-
-    renamed: dict[str, str]
-    values: dict[str, dict[str, str]]
-    left_out: dict[str, str]
-
-    def present_name(self, name: str, known: Mapping[str, object]) -> str:
-        """Return the present name of a key; the name itself if it is none of the former ones."""
-        return name if name in known else self.renamed.get(name, name)
-
-    def present_value(self, name: str, value: object) -> object:
-        return self.values.get(name, {}).get(str(value), value)
-
-
-@cache
-def former_keys() -> FormerKeys:
-    return packaged_table("autotune.frameworks.trl", "former_keys.yaml", FormerKeys)
-
-
-UNTOUCHED = frozenset({"env", "datasets"})  # blocks that are passed to TRL unchecked
 READY_MADE: Mapping[str, str] = {
     "single_gpu": "none",
     "multi_gpu": "ddp",
-    **{name: name for name in (*DEEPSPEED, *FSDP)},
+    **{name: name for name in (*DEEPSPEED, *FSDP_VERSIONS)},
 }
 """Accelerate configurations of TRL -> value of `sharding`."""
 
@@ -69,14 +50,15 @@ TRAINED = (
     "max_completion_length",
     "max_length",
     "max_new_tokens",
-    "response_length",
     "beta",
     "loss_type",
     "num_iterations",
 )
 """Settings that decide what is learned, besides the learning knobs of a space."""
 
-OWN = frozenset({"max_prompt_length"})  # settings of TRL before 1.0 that autotune enforces itself
+ENFORCED = frozenset({"max_prompt_length"})
+"""Settings of TRL before 1.0 that autotune enforces itself."""
+
 _FIXES = {
     "max_prompt_length": "Write a whole number: longer prompts are filtered from the dataset.",
     "sharding": "Write `accelerate_config: zero3` in the file, or use --hold sharding=zero3.",
@@ -99,13 +81,11 @@ class UserConfig:
     """File of `trl grpo --config`, split by consumer."""
 
     path: Path
-    settings: Mapping[
-        str, KnobValue
-    ]  # plain values of GRPOConfig and ModelConfig, for `Workload.held`
+    # Plain values of GRPOConfig and ModelConfig, for `Workload.held`
+    settings: Mapping[str, KnobValue]
     notes: tuple[str, ...] = ()  # former keys, and what became of them
-    moved: Mapping[str, object] = field(
-        default_factory=dict
-    )  # of DeepSpeed and FSDP, replaced by the written accelerate.yaml
+    # Keys of DeepSpeed and FSDP, replaced by the written accelerate.yaml
+    moved: Mapping[str, object] = field(default_factory=dict)
     processes: int | None = None  # ranks of the user's accelerate file
     rest: Mapping[str, object]
     """Other keys, unchanged: script arguments, datasets, env, lists, launch options. For
@@ -125,18 +105,6 @@ class UserConfig:
         return value if isinstance(value, str) else None
 
 
-def comparable(value: object) -> object:
-    """Return a value in the form in which equal settings are equal: YAML reads `1e-6` as text."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    return value
-
-
 def read_user_config(path: Path, method: str = "grpo") -> UserConfig:
     """Read the user's file. Raises BadInput with the line, the key and the nearest existing keys
     of everything that is wrong.
@@ -146,171 +114,267 @@ def read_user_config(path: Path, method: str = "grpo") -> UserConfig:
 
 def split_document(document: Document, method: str = "grpo") -> UserConfig:
     """Check each key of a file and assign it to its consumer."""
-    for key, of, setting in (
+    _refuse_launch_configuration(document)
+    split = _SplitKeys(document, trl_fields(method))
+    errors: list[BadInput] = []
+    for key, value in document.content.items():
+        try:
+            split.add(key, value)
+        except BadInput as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        listed = "\n".join(f"  {error.what} {error.way_out}" for error in errors)
+        raise BadInput(
+            f"{document.path}: {len(errors)} settings are wrong.\n{listed}\n",
+            way_out="Correct each of them.",
+        )
+    return split.config()
+
+
+def _refuse_launch_configuration(document: Document) -> None:
+    """Refuse a file of DeepSpeed or accelerate in place of TRL's."""
+    for key, library, setting in (
         ("zero_optimization", "DeepSpeed", "deepspeed"),
         ("distributed_type", "accelerate", "accelerate_config"),
     ):
         if key in document.content:
-            fix = (
-                f"Name it in TRL's file: `{setting}: {document.path.name}`. Or hold its sharding:"
-                " --hold sharding=zero3."
-            )
             raise document.error(
                 (key,),
-                f"a configuration of {of}, which says how the training is launched.",
-                way_out=fix,
+                f"a configuration of {library}, which says how the training is launched.",
+                way_out=(
+                    f"Name it in TRL's file: `{setting}: {document.path.name}`. Or hold its"
+                    " sharding: --hold sharding=zero3."
+                ),
             )
-    path, known, former = document.path, trl_fields(method), former_keys()
-    settings: dict[str, KnobValue] = {}
-    rest: dict[str, object] = {}
-    moved: dict[str, object] = {}
-    notes: list[str] = []
-    processes: int | None = None
-    wrong: list[BadInput] = []
-    renamed: list[str] = []
-    left_out: dict[str, list[str]] = {}
-    for key, given in document.content.items():
-        name = former.present_name(str(key), known)
-        value = former.present_value(name, given)
-        if name not in known and name in former.left_out:
-            left_out.setdefault(former.left_out[name], []).append(name)
-            continue
-        if name != key or value != given:
-            renamed.append(
-                f"{key} as {name}" if value == given else f"{key}={given} as {name}={value}"
+
+
+class _SplitKeys:
+    """Keys of a file, assigned one after the other."""
+
+    def __init__(self, document: Document, accepted: Mapping[str, Field]) -> None:
+        self._document = document
+        self._accepted = accepted
+        self._settings: dict[str, KnobValue] = {}
+        self._rest: dict[str, object] = {}
+        self._moved: dict[str, object] = {}
+        self._processes: int | None = None
+        self._launch_notes: list[str] = []
+        self._renamed: list[str] = []
+        self._left_out: dict[str, list[str]] = {}  # reason -> keys
+
+    def add(self, key: object, stated: object) -> None:
+        """Assign one key. Raises BadInput if it is wrong."""
+        # 1. Present name and value.
+        former = former_keys()
+        name = former.present_name(str(key), self._accepted)
+        value = former.present_value(name, stated)
+        if name not in self._accepted and name in former.left_out:
+            self._left_out.setdefault(former.left_out[name], []).append(name)
+            return
+        if value != stated:
+            self._renamed.append(f"{key}={stated} as {name}={value}")
+        elif name != key:
+            self._renamed.append(f"{key} as {name}")
+        if name != key and name in self._document.content:
+            raise self._document.error(
+                (str(key),), f"{key} and {name} are the same setting.", way_out=f"Keep {name}."
             )
-        try:
-            if name != key and name in document.content:
-                raise document.error(
-                    (str(key),), f"{key} and {name} are the same setting.", way_out=f"Keep {name}."
-                )
-            if name in LAUNCH_FILES and not (
-                value is None or (isinstance(value, str) and value in READY_MADE)
-            ):
-                launch = _launch_file(document, name, value)
-                _compare(document, name, launch.fixed, known)
-                settings |= launch.settings
-                notes += launch.notes
-                processes = launch.processes or processes
-                (rest if name in ("accelerate_config", "config_file") else moved)[name] = value
-                continue
-            checked = _checked(document, str(key), name, value, known)
-        except BadInput as error:
-            wrong.append(error)
-            continue
-        found = known.get(name)
-        tunable = (
-            found is not None
-            and found.owner in ("config", "model")
-            and name != "model_name_or_path"
-        ) or name in OWN
-        if tunable and (checked is None or isinstance(checked, bool | int | float | str)):
-            settings[name] = checked
+        # 2. Configurations of the launch.
+        is_ready_made = isinstance(value, str) and value in READY_MADE
+        if name in LAUNCH_FILES and value is not None and not is_ready_made:
+            self._add_launch_file(name, value)
+            return
+        # 3. Settings, and everything else.
+        checked = _checked(self._document, str(key), name, value, self._accepted)
+        if self._is_tunable(name) and is_plain(checked):
+            self._settings[name] = checked
         else:
-            rest[name] = checked
-    if len(wrong) == 1:
-        raise wrong[0]
-    if wrong:
-        listed = "\n".join(f"  {error.what} {error.way_out}" for error in wrong)
-        raise BadInput(
-            f"{path}: {len(wrong)} settings are wrong.\n{listed}\n", way_out="Correct each of them."
+            self._rest[name] = checked
+
+    def _add_launch_file(self, name: str, value: object) -> None:
+        launch = _launch_file(self._document, name, value)
+        _refuse_conflicts(self._document, name, launch.fixed, self._accepted)
+        self._settings |= launch.settings
+        self._launch_notes += launch.notes
+        self._processes = launch.processes or self._processes
+        consumer = self._rest if name in ("accelerate_config", "config_file") else self._moved
+        consumer[name] = value
+
+    def _is_tunable(self, name: str) -> bool:
+        """Return True for settings of the trainer's configuration and of the model."""
+        if name in ENFORCED:
+            return True
+        if name not in self._accepted or name == "model_name_or_path":
+            return False
+        return self._accepted[name].owner in ("config", "model")
+
+    def config(self) -> UserConfig:
+        """Return the file, split by consumer."""
+        notes = list(self._launch_notes)
+        if self._renamed:
+            notes.append(f"read under present names: {', '.join(self._renamed)}")
+        for reason, names in self._left_out.items():
+            notes.append(f"left out of the written file: {', '.join(names)} ({reason})")
+        settings = dict(self._settings)
+        sharding = READY_MADE.get(str(self._rest.get("accelerate_config")), "none")
+        if sharding not in ("none", "ddp"):
+            settings["sharding"] = sharding
+        return UserConfig(
+            path=self._document.path,
+            settings=settings,
+            rest=self._rest,
+            moved=self._moved,
+            notes=tuple(notes),
+            processes=self._processes,
         )
-    notes += [f"read under present names: {', '.join(renamed)}"] if renamed else []
-    notes += [
-        f"left out of the written file: {', '.join(names)} ({why})"
-        for why, names in left_out.items()
-    ]
-    sharding = READY_MADE.get(str(rest.get("accelerate_config")), "none")
-    if sharding not in ("none", "ddp"):
-        settings["sharding"] = sharding
-    return UserConfig(
-        path=path,
-        settings=settings,
-        rest=rest,
-        moved=moved,
-        notes=tuple(notes),
-        processes=processes,
-    )
 
 
-def _launch_file(document: Document, name: str, value: object) -> LaunchFile:
-    """Read the file or mapping behind a setting of the launch."""
+# 1. Configurations of the launch.
+
+
+def _launch_file(
+    document: Document,
+    name: str,
+    value: object,
+) -> LaunchFile:
+    """Read the file or mapping behind a setting of the launch; errors name its place."""
     try:
-        if name == "fsdp_config":
-            return LaunchFile(settings={})  # read with `fsdp`
-        if name == "fsdp":
-            options = document.content.get("fsdp_config")
-            return read_fsdp(str(value), options if isinstance(options, Mapping) else {})
-        if isinstance(value, Mapping):
-            return read_deepspeed(value)
-        path = Path(str(value)).expanduser()
-        path = path if path.is_absolute() or path.is_file() else document.path.parent / path
-        if not path.is_file():
-            near = " or ".join(sorted(READY_MADE)) if name == "accelerate_config" else "a file"
-            raise BadInput(f"{name} {value!r}: no such file.", way_out=f"Give a path, or {near}.")
-        return read_deepspeed(path) if name == "deepspeed" else read_accelerate(path)
+        return _read_launch_file(document, name, value)
     except BadInput as error:
-        raise document.error((name,), error.what, way_out=error.way_out) from error
+        raise _error_at(document, name, error) from error
 
 
-def _compare(
-    document: Document, name: str, fixed: Mapping[str, object], known: Mapping[str, Field]
+def _read_launch_file(
+    document: Document,
+    name: str,
+    value: object,
+) -> LaunchFile:
+    if name == "fsdp_config":
+        return LaunchFile(settings={})  # read with `fsdp`
+    if name == "fsdp":
+        options = document.content.get("fsdp_config")
+        if not isinstance(options, Mapping):
+            options = {}
+        return read_fsdp(str(value), options)
+    if isinstance(value, Mapping):
+        return read_deepspeed(value)
+    path = Path(str(value)).expanduser()
+    if not path.is_absolute() and not path.is_file():
+        path = document.path.parent / path
+    if not path.is_file():
+        choices = "a file"
+        if name == "accelerate_config":
+            choices = " or ".join(sorted(READY_MADE))
+        raise BadInput(f"{name} {value!r}: no such file.", way_out=f"Give a path, or {choices}.")
+    if name == "deepspeed":
+        return read_deepspeed(path)
+    return read_accelerate(path)
+
+
+def _refuse_conflicts(
+    document: Document,
+    name: str,
+    fixed: Mapping[str, object],
+    accepted: Mapping[str, Field],
 ) -> None:
     """Refuse a DeepSpeed configuration that differs from the trainer's settings, as transformers
     does.
     """
-    for own, value in fixed.items():
-        given = document.content.get(own, known[own].default)
-        if comparable(given) != comparable(value):
-            problem = (
-                f"DeepSpeed's configuration has {value} for {own}, which is {given}: transformers"
-                " refuses to train."
-            )
+    for setting, value in fixed.items():
+        stated = document.content.get(setting, accepted[setting].default)
+        if comparable(stated) != comparable(value):
             raise document.error(
-                (name,), problem, way_out='Write "auto" in the DeepSpeed configuration.'
+                (name,),
+                f"DeepSpeed's configuration has {value} for {setting}, which is {stated}:"
+                " transformers refuses to train.",
+                way_out='Write "auto" in the DeepSpeed configuration.',
             )
+
+
+def comparable(value: object) -> object:
+    """Return a value in the form in which equal settings are equal: YAML reads `1e-6` as text."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return float(value)
+
+
+def _error_at(
+    document: Document,
+    key: str,
+    error: BadInput,
+) -> BadInput:
+    """Return the error with the place of the key."""
+    return document.error((key,), error.what, way_out=error.way_out)
+
+
+# 2. Settings.
 
 
 def _checked(
-    document: Document, key: str, name: str, value: object, fields: Mapping[str, Field]
+    document: Document,
+    key: str,
+    name: str,
+    value: object,
+    accepted: Mapping[str, Field],
 ) -> object:
     """Return the checked value; `key` is the name in the file, for the place of an error."""
-    if name.startswith("parallelism_config") and (
-        shared := shared_rows(value if isinstance(value, Mapping) else {name: value})
-    ):
-        raise document.error((name,), shared[0], way_out=shared[1])
-    if name in fields and name not in UNTOUCHED:
-        if name == "loss_type" and "str" not in fields[name].kinds and isinstance(value, str):
+    if name.startswith("parallelism_config"):
+        options = value if isinstance(value, Mapping) else {name: value}
+        shared = shared_rows(options)
+        if shared is not None:
+            problem, way_out = shared
+            raise document.error((name,), problem, way_out=way_out)
+    if name in UNTOUCHED:
+        return value
+    # 1. Keys of TRL.
+    if name in accepted:
+        kinds = accepted[name].kinds
+        if name == "loss_type" and "str" not in kinds and isinstance(value, str):
             value = [value]  # a single loss, before TRL 0.20
         if name == "lora_target_modules" and isinstance(value, str):
             return value  # PEFT's pattern or `all-linear`, which TRL's parser passes on as it is
-        return _converted(document, key, name, value, fields[name])
-    if name in OWN and isinstance(value, int | None) and not isinstance(value, bool):
+        return _converted(document, key, name, value, accepted[name])
+    # 2. Keys of autotune.
+    if name in ENFORCED and isinstance(value, int | None) and not isinstance(value, bool):
         return value
     if name in OWN_SETTINGS:
-        fix = _FIXES.get(name, f"Use a flag instead: --hold {name}=VALUE.")
-        raise document.error((name,), f"{name}: not a setting of TRL.", way_out=fix)
-    launches = name.replace("-", "_") in accelerate_options() and name not in trl_fields()
-    if name not in UNTOUCHED and not launches:
-        unknown = UnknownName("key", name, [*fields, *accelerate_options(), *UNTOUCHED])
-        raise document.error((name,), unknown.what, way_out=unknown.way_out)
-    return value
+        way_out = _FIXES.get(name, f"Use a flag instead: --hold {name}=VALUE.")
+        raise document.error((name,), f"{name}: not a setting of TRL.", way_out=way_out)
+    # 3. Options of `accelerate launch`.
+    if name.replace("-", "_") in accelerate_options() and name not in trl_fields():
+        return value
+    choices = [*accepted, *accelerate_options(), *UNTOUCHED]
+    raise _error_at(document, name, UnknownName("key", name, choices))
 
 
-def _converted(document: Document, key: str, name: str, value: object, field: Field) -> object:
+def _converted(
+    document: Document,
+    key: str,
+    name: str,
+    value: object,
+    field: Field,
+) -> object:
     """Convert a value to the field's type. YAML reads `1e-6` as text, which becomes a number."""
     if "other" in field.kinds:
         return value
-    wanted = functools.reduce(operator.or_, (_TYPES[kind] for kind in field.kinds))
-    strict = bool({"str", "list", "dict"} & set(field.kinds)) or not isinstance(value, str)
+    types = [_TYPES[kind] for kind in field.kinds]
+    accepted_type = functools.reduce(operator.or_, types)
+    takes_text = not {"str", "list", "dict"}.isdisjoint(field.kinds)
+    strict = takes_text or not isinstance(value, str)
     try:
-        checked = msgspec.convert(value, wanted, strict=strict)
+        checked = msgspec.convert(value, accepted_type, strict=strict)
     except msgspec.ValidationError as error:
         expected = " or ".join(field.kinds)
         raise document.error(
             (key,), f"{name} takes {expected}, and is {value!r}.", way_out="Correct the value."
         ) from error
     if field.choices and isinstance(checked, str) and checked not in field.choices:
-        unknown = UnknownName(name, checked, field.choices)
-        raise document.error((key,), unknown.what, way_out=unknown.way_out)
+        raise _error_at(document, key, UnknownName(name, checked, field.choices))
     return checked

@@ -2,7 +2,9 @@
 
 base.py          interfaces Executor and ProbeRunner; one thread per slot
 local.py         this machine;  emulated.py  emulated GPUs on it
-ray.py           Ray cluster;  ray_cluster.py  its connection and slots;  ray_node.py  division into slots, part on a node
+ray.py           Ray cluster
+    ray_cluster.py   its connection and slots
+    ray_node.py      division into slots, part on a node
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ def open_executor(job: Job, trainer: Trainer) -> Executor:
         from autotune.probe.executors.ray import RayExecutor  # needs the extra `ray`
 
         return RayExecutor(
-            settings, requests, hardware=task.hardware, address=job.address, slots=job.slots
+            settings,
+            requests,
+            hardware=task.hardware,
+            address=job.address,
+            slots=job.slots,
         )
     if job.mode == "emulate":
         from autotune.probe.executors.emulated import EmulatedExecutor

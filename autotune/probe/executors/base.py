@@ -82,9 +82,9 @@ class Executor(Protocol):
 Ticket = TypeVar("Ticket")
 
 CLOSE_SECONDS = 4.0  # Wait for interrupted probes before their executor is closed
-GRACE_SECONDS = (
-    180.0  # A probe ends at its own deadline; one that runs this much longer has lost its slot
-)
+
+# A probe ends at its own deadline; one that runs this much longer has lost its slot.
+GRACE_SECONDS = 180.0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -97,9 +97,9 @@ class SlotProbe(Generic[Ticket]):
     slot: Slot
     overdue_at: float
     beside: int = 0  # Peak number of other probes on one of its machines
-    found: Measurement | BaseException = field(
-        init=False
-    )  # Set at its end; the exception in the measurement's place
+
+    result: Measurement | BaseException = field(init=False)
+    """Set at its end; the exception in the measurement's place."""
 
 
 class ConcurrentProbes(Generic[Ticket]):
@@ -130,58 +130,64 @@ class ConcurrentProbes(Generic[Ticket]):
         """Load keys that are loaded in free slots."""
         return frozenset(key for number, key in self._loaded.items() if number in self._free)
 
-    def begin(self, ticket: Ticket, candidate: Candidate, plan: ProbePlan) -> bool:
+    def begin(
+        self,
+        ticket: Ticket,
+        candidate: Candidate,
+        plan: ProbePlan,
+    ) -> bool:
         """Start a probe in a free slot; return True if it must load first."""
 
-        def cost(number: int) -> tuple[int, int]:
-            """Sort key: a slot with the model loaded, else an empty one, else any."""
-            return (
-                (
-                    0
-                    if self._loaded.get(number) == candidate.load_key
-                    else 1
-                    if number not in self._loaded
-                    else 2
-                ),
-                number,
-            )
-
-        slot = self._free[min(self._free, key=cost)]
+        slot = self._free[min(self._free, key=lambda number: self._cost(number, candidate))]
         loads = self._loaded.get(slot.number) != candidate.load_key
         self._loaded[slot.number] = candidate.load_key
-        overdue_at = time.monotonic() + plan.deadline_seconds + GRACE_SECONDS
         probe = SlotProbe(
-            ticket=ticket, candidate=candidate, plan=plan, slot=slot, overdue_at=overdue_at
+            ticket=ticket,
+            candidate=candidate,
+            plan=plan,
+            slot=slot,
+            overdue_at=time.monotonic() + plan.deadline_seconds + GRACE_SECONDS,
         )
         del self._free[slot.number]
         self._running[slot.number] = probe
-        near = [other for other in self._running.values() if other.slot.hosts & slot.hosts]
-        for one in near:
-            one.beside = max(
-                one.beside, sum(bool(other.slot.hosts & one.slot.hosts) for other in near) - 1
-            )
+        self._count_neighbours(slot)
         self._inbox_of(slot).put(probe)
         return loads
+
+    def _cost(self, number: int, candidate: Candidate) -> tuple[int, int]:
+        """Sort key: a slot with the model loaded, else an empty one, else any."""
+        loaded = self._loaded.get(number)
+        if loaded == candidate.load_key:
+            return 0, number
+        return (1 if loaded is None else 2), number
+
+    def _count_neighbours(self, slot: Slot) -> None:
+        """Record the number of other probes on each machine of this slot."""
+        near = [probe for probe in self._running.values() if probe.slot.hosts & slot.hosts]
+        for probe in near:
+            on_its_machines = sum(bool(other.slot.hosts & probe.slot.hosts) for other in near)
+            probe.beside = max(probe.beside, on_its_machines - 1)
 
     def wait(self, seconds: float) -> SlotProbe[Ticket] | None:
         """Return the next probe that ends; None if none does in time."""
         try:
-            probe, found = self._ended.get(timeout=seconds)
+            probe, result = self._ended.get(timeout=seconds)
         except queue.Empty:
-            late = next(
-                (probe for probe in self._running.values() if time.monotonic() > probe.overdue_at),
-                None,
-            )
-            if late is None:
-                return None
-            limit = format_seconds(late.plan.deadline_seconds)
-            error = SlotLost(
-                f"A probe on {late.slot.words} did not end at its deadline of {limit}, nor later."
-            )
-            return self._finish(late, error)
+            return self._abandon_overdue()
         if self._running.get(probe.slot.number) is not probe:
             return None  # abandoned as overdue before
-        return self._finish(probe, found)
+        return self._finish(probe, result)
+
+    def _abandon_overdue(self) -> SlotProbe[Ticket] | None:
+        for probe in self._running.values():
+            if time.monotonic() > probe.overdue_at:
+                limit = format_seconds(probe.plan.deadline_seconds)
+                error = SlotLost(
+                    f"A probe on {probe.slot.words} did not end at its deadline of {limit}, nor"
+                    " later."
+                )
+                return self._finish(probe, error)
+        return None
 
     def retire(self, slot: Slot) -> None:
         """Remove the slot from use."""
@@ -201,14 +207,14 @@ class ConcurrentProbes(Generic[Ticket]):
         self._threads.clear()
 
     def _finish(
-        self, probe: SlotProbe[Ticket], found: Measurement | BaseException
+        self, probe: SlotProbe[Ticket], result: Measurement | BaseException
     ) -> SlotProbe[Ticket]:
         number = probe.slot.number
         del self._running[number]
         self._free[number] = probe.slot
-        if isinstance(found, BaseException) or found.outcome is not Outcome.OK:
+        if isinstance(result, BaseException) or result.outcome is not Outcome.OK:
             self._loaded.pop(number, None)  # the failure may have ended its runner
-        probe.found = found
+        probe.result = result
         return probe
 
     def _inbox_of(self, slot: Slot) -> queue.SimpleQueue[SlotProbe[Ticket] | None]:
@@ -216,7 +222,10 @@ class ConcurrentProbes(Generic[Ticket]):
             inbox = self._inboxes[slot.number] = queue.SimpleQueue()
             # A daemon: a thread that hangs in a driver call must not block the exit.
             thread = threading.Thread(
-                target=self._serve, args=(inbox,), name=f"slot-{slot.number}", daemon=True
+                target=self._serve,
+                args=(inbox,),
+                name=f"slot-{slot.number}",
+                daemon=True,
             )
             self._threads.append(thread)
             thread.start()
@@ -224,10 +233,10 @@ class ConcurrentProbes(Generic[Ticket]):
 
     def _serve(self, inbox: queue.SimpleQueue[SlotProbe[Ticket] | None]) -> None:
         while (probe := inbox.get()) is not None:
-            found: Measurement | BaseException
+            result: Measurement | BaseException
             try:
                 runner = self._executor.open(probe.candidate, probe.slot.number)
-                found = runner.measure(probe.candidate, probe.plan)
+                result = runner.measure(probe.candidate, probe.plan)
             except BaseException as error:
-                found = error
-            self._ended.put((probe, found))
+                result = error
+            self._ended.put((probe, result))

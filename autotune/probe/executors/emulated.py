@@ -34,10 +34,9 @@ SPEED_AND_ROLLOUTS = (
     " their full length."
 )
 
-WARMUP_CYCLES, TIMED_CYCLES = (
-    1,
-    1,
-)  # Cycles of an emulated probe: the second one has the memory of all later ones
+# Cycles of an emulated probe: the second one has the memory of all later ones.
+WARMUP_CYCLES = 1
+TIMED_CYCLES = 1
 
 
 class EmulatedExecutor(LocalExecutor):
@@ -62,13 +61,14 @@ class EmulatedExecutor(LocalExecutor):
         machine = emulated_machine(f"{hardware.count}x{hardware.name}", lag=lag)
         folder = Path(tempfile.mkdtemp(prefix="autotune-emulated-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self._stand, self._saves = launch.set_up(machine, built, folder), saves
+        self._stand = launch.set_up(machine, built, folder)
+        self._saves = saves
         visible = ",".join(map(str, range(hardware.count)))
         environment = self._stand.environment(os.environ, phases=phases, stride=stride)
-        added = {
-            name: value for name, value in environment.items() if os.environ.get(name) != value
-        }
-        variables = {**added, VISIBLE: visible}
+        variables = {VISIBLE: visible}
+        for name, value in environment.items():
+            if name != VISIBLE and os.environ.get(name) != value:
+                variables[name] = value
         open_gpus = partial(
             Gpus,
             hardware.count,
@@ -100,10 +100,10 @@ class EmulatedExecutor(LocalExecutor):
 
     def take_report(self) -> RunReport:
         """Return the driver's own figures of all processes since the last call."""
-        found = self._stand.report()
+        report = self._stand.report()
         for path in self._stand.reports.iterdir():
             path.unlink(missing_ok=True)
-        return found
+        return report
 
     def marked(self, measurement: Measurement) -> Measurement:
         """Return the measurement as an emulated one, with reasons for doubt."""

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, islice, pairwise
+from itertools import combinations, islice, pairwise, permutations
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,7 +41,8 @@ from autotune.probe.worker_process import RunnerSettings, WorkerProcess
 
 IDLE_SHARE = 0.05  # Further slots use only GPUs of which others hold at most this share
 UNKNOWN_DISTANCE = 100  # Beyond every distance that NVML reports
-# Combinations that are compared for one group; beyond, the nearest GPUs are taken one by one
+
+# Combinations that are compared for one group; beyond, the nearest GPUs are taken one by one.
 MAX_GROUPS = 5000
 _NODES = Path("/sys/devices/system/node")
 
@@ -74,7 +75,8 @@ class LocalSlot:
             open_gpus = partial(
                 Gpus, count, settings.limit_bytes, settings.python, variable=place.visible
             )
-        self._ranks, self._requests = settings.ranks, requests
+        self._ranks = settings.ranks
+        self._requests = requests
         self.worker = WorkerProcess(settings, open_gpus=open_gpus, cores=place.cores)
         self._runner: ProcessRunner | None = None
 
@@ -98,7 +100,8 @@ class LocalSlot:
 
     def unload(self) -> None:
         """Close the runner; the worker keeps its imports."""
-        runner, self._runner = self._runner, None
+        runner = self._runner
+        self._runner = None
         if runner is not None:
             runner.close()
 
@@ -127,7 +130,11 @@ class LocalExecutor:
         self._owner = os.getpid()
         hosts = frozenset({platform.node()})
         self.slots = tuple(
-            Slot(number=number, hosts=hosts, words=place.words)
+            Slot(
+                number=number,
+                hosts=hosts,
+                words=place.words,
+            )
             for number, place in enumerate(places)
         )
         _open_executors.add(self)
@@ -162,7 +169,10 @@ def close_all() -> None:
 
 
 def local_places(
-    hardware: Hardware, limit_bytes: int, slots: int | None, library: object = None
+    hardware: Hardware,
+    limit_bytes: int,
+    slots: int | None,
+    library: object = None,
 ) -> tuple[SlotPlace, ...]:
     """Return one place per slot: as many as requested, or as many as the idle GPUs allow."""
     if hardware.kind == "cpu":
@@ -182,7 +192,10 @@ def local_places(
 
 
 def cpu_places(
-    slots: int, limit_bytes: int, memory_bytes: int, cores: Sequence[int]
+    slots: int,
+    limit_bytes: int,
+    memory_bytes: int,
+    cores: Sequence[int],
 ) -> tuple[SlotPlace, ...]:
     if slots == 1:
         return (SlotPlace(),)
@@ -192,106 +205,145 @@ def cpu_places(
             way_out=f"Use at most --slots {len(cores)}.",
         )
     if slots * limit_bytes > memory_bytes:
-        each = format_bytes(memory_bytes // slots)
+        largest = format_bytes(memory_bytes // slots)
         raise BadInput(
             f"{slots} slots of {format_bytes(limit_bytes)} each need more than this machine's"
             f" {format_bytes(memory_bytes)}.",
-            way_out=f"Give --memory-limit at most {each}, or use fewer --slots.",
+            way_out=f"Give --memory-limit at most {largest}, or use fewer --slots.",
         )
-    return tuple(
-        SlotPlace(words=f"cores {listed(share)}", cores=share) for share in shares_of(cores, slots)
-    )
+    shares = shares_of(cores, slots)
+    return tuple(SlotPlace(words=f"cores {listed(share)}", cores=share) for share in shares)
 
 
-def _gpu_places(nvml: Nvml, hardware: Hardware, slots: int | None) -> tuple[SlotPlace, ...]:
+def _gpu_places(
+    nvml: Nvml,
+    hardware: Hardware,
+    slots: int | None,
+) -> tuple[SlotPlace, ...]:
     try:
         # 1. GPUs of the requested kind: probes of one study must run on equal GPUs.
-        devices = [
-            device
-            for device in devices_of(nvml, os.environ.get(VISIBLE))
-            if device.uuid is not None
-        ]
-        kinds = [(device, hardware_detection.recognise(device)) for device in devices]
-        alike = [
-            device
-            for device, known in kinds
-            if hardware.name in (device.name, known and known.name)
-        ]
-        idle = [
-            one for one in alike if nvml.used_bytes(str(one.uuid)) <= IDLE_SHARE * one.memory_bytes
-        ]
+        alike = [device for device in devices_of(nvml, os.environ.get(VISIBLE)) if device.uuid]
+        alike = [device for device in alike if _is_named(device, hardware.name)]
+        idle = [device for device in alike if _is_idle(nvml, device)]
+
         # 2. Near groups of idle ones. A single slot may share GPUs: the others' part is metered.
-        apart = {
-            (a.uuid, b.uuid): nvml.distance(str(a.uuid), str(b.uuid))
-            for a in idle
-            for b in idle
-            if a != b
-        }
-        groups = groups_of(idle, hardware.count, lambda a, b: apart.get((a.uuid, b.uuid)))
-        groups = groups or groups_of(alike, hardware.count, lambda *_: None)[:1]
+        distances = _distances(nvml, idle)
+        groups = groups_of(idle, hardware.count, lambda a, b: distances.get((a.uuid, b.uuid)))
+        if not groups:
+            groups = groups_of(alike, hardware.count, lambda *_: None)[:1]
         if slots is not None and slots > len(groups):
-            busy, most = len(alike) - len(idle), len(groups)
-            used = f", {busy} of them in use by others" if busy else ""
-            raise BadInput(
-                f"{slots} slots of {hardware} need {slots * hardware.count} GPUs, and {len(alike)}"
-                f" such are here{used}.",
-                way_out=(
-                    f"Use at most --slots {most}, or leave --slots out."
-                    if most
-                    else "Wait until they are free."
-                ),
-            )
+            busy = len(alike) - len(idle)
+            raise _too_many_slots(slots, hardware, len(alike), busy, len(groups))
         if not groups:
             raise HardwareNotHere(
                 f"{hardware} is not on this machine.",
                 way_out="Type --gpus local, or --mode predict.",
             )
+
         # 3. Several slots use the cores near their GPUs; a single one keeps the affinity.
         chosen = groups[: slots or len(groups)]
-        return tuple(_place(nvml, group, alone=len(chosen) == 1) for group in chosen)
+        is_single = len(chosen) == 1
+        return tuple(_place(nvml, group, is_single=is_single) for group in chosen)
     except (NvmlNotSupported, GpuLost) as error:
         raise HardwareNotHere(
             f"This machine's GPUs can't be read: {error}.", way_out="See that `nvidia-smi` works."
         ) from error
 
 
-def _place(nvml: Nvml, group: Sequence[Device], *, alone: bool) -> SlotPlace:
-    words = ("GPU " if len(group) == 1 else "GPUs ") + ", ".join(
-        str(device.index) for device in group
+def _is_named(device: Device, name: str) -> bool:
+    gpu = hardware_detection.recognise(device)
+    return name == device.name or (gpu is not None and name == gpu.name)
+
+
+def _is_idle(nvml: Nvml, device: Device) -> bool:
+    return nvml.used_bytes(str(device.uuid)) <= IDLE_SHARE * device.memory_bytes
+
+
+def _distances(
+    nvml: Nvml, devices: Sequence[Device]
+) -> dict[tuple[str | None, str | None], int | None]:
+    distances = {}
+    for device, peer in permutations(devices, 2):
+        distance = nvml.distance(str(device.uuid), str(peer.uuid))
+        distances[(device.uuid, peer.uuid)] = distance
+    return distances
+
+
+def _too_many_slots(
+    slots: int,
+    hardware: Hardware,
+    present: int,
+    busy: int,
+    most: int,
+) -> BadInput:
+    in_use = f", {busy} of them in use by others" if busy else ""
+    way_out = "Wait until they are free."
+    if most:
+        way_out = f"Use at most --slots {most}, or leave --slots out."
+    return BadInput(
+        f"{slots} slots of {hardware} need {slots * hardware.count} GPUs, and {present}"
+        f" such are here{in_use}.",
+        way_out=way_out,
     )
-    cores = None
-    if not alone:
-        known = [
-            near for device in group if (near := nvml.cores_near(str(device.uuid))) is not None
-        ]
-        shared = frozenset().union(*known) & frozenset(available_cores())
-        cores = shared if shared and len(known) == len(group) else None
+
+
+def _place(
+    nvml: Nvml,
+    group: Sequence[Device],
+    *,
+    is_single: bool,
+) -> SlotPlace:
+    numbers = ", ".join(str(device.index) for device in group)
     return SlotPlace(
-        words=words, visible=",".join(str(device.uuid) for device in group), cores=cores
+        words=f"GPU {numbers}" if len(group) == 1 else f"GPUs {numbers}",
+        visible=",".join(str(device.uuid) for device in group),
+        cores=None if is_single else _cores_near(nvml, group),
     )
 
 
-def groups_of(things: Sequence[_T], size: int, distance: Distance[_T]) -> list[tuple[_T, ...]]:
+def _cores_near(nvml: Nvml, group: Sequence[Device]) -> frozenset[int] | None:
+    """Return our cores near these GPUs; None where those of one are unknown, or none is ours."""
+    near: set[int] = set()
+    for device in group:
+        cores = nvml.cores_near(str(device.uuid))
+        if cores is None:
+            return None
+        near |= cores
+    return frozenset(near & set(available_cores())) or None
+
+
+def groups_of(
+    things: Sequence[_T],
+    size: int,
+    distance: Distance[_T],
+) -> list[tuple[_T, ...]]:
     """Return as many groups of this size as possible, of near members. Greedy: the first
     remaining member takes the nearest others. Optimal for NVLink pairs or sockets.
     """
-    left, groups = list(things), []
-    while len(left) >= size:
-        first, *others = left
-        group = (first, *_nearest(first, others, size - 1, distance))
+    groups: list[tuple[_T, ...]] = []
+    ungrouped = list(things)
+    while len(ungrouped) >= size:
+        first, *candidates = ungrouped
+        group = (first, *_nearest(first, candidates, size - 1, distance))
         groups.append(group)
-        left = [one for one in left if one not in group]
+        ungrouped = [thing for thing in ungrouped if thing not in group]
     return groups
 
 
-def _nearest(first: _T, others: Sequence[_T], count: int, distance: Distance[_T]) -> tuple[_T, ...]:
+def _nearest(
+    first: _T,
+    candidates: Sequence[_T],
+    count: int,
+    distance: Distance[_T],
+) -> tuple[_T, ...]:
     def apart(pair: tuple[_T, _T]) -> int:
-        known = distance(*pair)
-        return UNKNOWN_DISTANCE if known is None else known
+        reported = distance(*pair)
+        return UNKNOWN_DISTANCE if reported is None else reported
 
-    companies = list(islice(combinations(others, count), MAX_GROUPS + 1))
+    companies = list(islice(combinations(candidates, count), MAX_GROUPS + 1))
     if len(companies) > MAX_GROUPS:
-        return tuple(sorted(others, key=lambda other: apart((first, other)))[:count])
+        by_distance = sorted(candidates, key=lambda candidate: apart((first, candidate)))
+        return tuple(by_distance[:count])
     return min(companies, key=lambda company: sum(map(apart, combinations((first, *company), 2))))
 
 
@@ -310,7 +362,8 @@ def listed(cores: Collection[int]) -> str:
             runs[-1][1] = core
         else:
             runs.append([core, core])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    texts = [f"{first}-{last}" if last > first else str(first) for first, last in runs]
+    return ", ".join(texts)
 
 
 def available_cores(nodes: Path = _NODES) -> list[int]:
@@ -320,12 +373,13 @@ def available_cores(nodes: Path = _NODES) -> list[int]:
         with contextlib.suppress(OSError, ValueError):
             for part in (folder / "cpulist").read_text().strip().split(","):
                 first, _, last = part.partition("-")
-                node_of |= dict.fromkeys(
-                    range(int(first), int(last or first) + 1), int(folder.name[4:])
-                )
-    return sorted(
-        os.sched_getaffinity(0), key=lambda core: (node_of.get(core, 0), _physical(core), core)
-    )
+                for core in range(int(first), int(last or first) + 1):
+                    node_of[core] = int(folder.name[4:])
+
+    def position(core: int) -> tuple[int, int, int]:
+        return node_of.get(core, 0), _physical(core), core
+
+    return sorted(os.sched_getaffinity(0), key=position)
 
 
 def _physical(core: int) -> int:

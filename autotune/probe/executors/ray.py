@@ -6,7 +6,7 @@ An actor contains the same slot as the local executor. However it exits, its wor
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autotune.core.errors import BadInput
 from autotune.core.job import Hardware
@@ -80,9 +80,8 @@ class RayExecutor:
         self._cluster.interrupted = True
 
     def close(self) -> None:
-        until = time.monotonic() + (
-            HURRIED_CLOSE_SECONDS if self._cluster.interrupted else CLOSE_SECONDS
-        )
+        is_hurried = self._cluster.interrupted
+        until = time.monotonic() + (HURRIED_CLOSE_SECONDS if is_hurried else CLOSE_SECONDS)
         self._cluster.interrupted = True
         for slot in self._slots:
             slot.begin_close()
@@ -96,17 +95,17 @@ class RayExecutor:
     def _open_slots(self) -> Mapping[str, str]:
         # 1. Divide the nodes, reserve every slot's resources at once, then wait.
         cut = plan(inspect_nodes(), self._hardware, self._settings.limit_bytes, self._requested)
-        self._slots = [
-            ClusterSlot(self._cluster, cut, number, self._settings, self._requests)
-            for number in range(cut.slots)
-        ]
+        for number in range(cut.slots):
+            slot = ClusterSlot(self._cluster, cut, number, self._settings, self._requests)
+            self._slots.append(slot)
         for slot in self._slots:
             slot.reserve()
         # 2. Keep those with resources in time; an explicitly requested number must be complete.
         until = time.monotonic() + RESERVE_SECONDS
-        ready = [
-            slot for slot in self._slots if slot.wait_for_room(max(1.0, until - time.monotonic()))
-        ]
+        ready = []
+        for slot in self._slots:
+            if slot.wait_for_room(max(1.0, until - time.monotonic())):
+                ready.append(slot)
         for slot in self._slots:
             if slot not in ready:
                 slot.close()
@@ -120,14 +119,22 @@ class RayExecutor:
         self._slots = ready
         # 3. Start the actors; their versions must agree.
         versions = [slot.start() for slot in ready]
-        names = sorted({name for each in versions for name in each})
-        differing = ", ".join(
-            name for name in names if len({each.get(name) for each in versions}) > 1
-        )
+        differing = _differing_packages(versions)
         if differing:
             raise BadInput(
                 "The nodes have different versions installed: their measurements are not"
-                f" comparable ({differing}).",
+                f" comparable ({', '.join(differing)}).",
                 way_out="Install the same on every node.",
             )
         return {**versions[0], "nodes": " ".join(cut.nodes[0].kind)}
+
+
+def _differing_packages(versions_of_nodes: Sequence[Mapping[str, str]]) -> list[str]:
+    names: set[str] = set()
+    for versions in versions_of_nodes:
+        names |= set(versions)
+    differing = []
+    for name in sorted(names):
+        if len({versions.get(name) for versions in versions_of_nodes}) > 1:
+            differing.append(name)
+    return differing

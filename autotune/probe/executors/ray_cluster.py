@@ -24,6 +24,7 @@ from autotune.core.errors import (
     SlotLost,
     TrainingEnvironmentError,
 )
+from autotune.core.installation import pip_requirement
 from autotune.core.measurement import Measurement, Outcome, ProbePlan
 from autotune.core.space import Candidate
 from autotune.machine.signals import restored_signals, skip_exit_handlers
@@ -59,12 +60,13 @@ HURRIED_CLOSE_SECONDS = 3.0  # After Ctrl-C, or without a head
 GRACE_SECONDS = 60.0  # Wait beyond a probe's own deadline, which its node enforces
 POLL_INTERVAL_S = 0.5  # Maximum delay of an interruption
 STRAGGLER_SECONDS = 5.0  # Wait for the other nodes' replies after the first failure
+
+# A Ray worker must not kill its children at exit: autotune's worker ends what a probe left.
+# Older Ray versions hide a node's GPUs from tasks that reserve none.
 ACTOR_VARIABLES = {
     "RAY_kill_child_processes_on_worker_exit": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""A Ray worker must not kill its children at exit: autotune's worker ends what a probe left.
-Older Ray versions hide a node's GPUs from tasks that reserve none."""
 
 
 class RayCluster:
@@ -74,8 +76,10 @@ class RayCluster:
         self._address = address
         self._connected = False
         self._head: HeadWatch | None = None
+
         self.interrupted = False
         """True while waits for the cluster shall end early."""
+
         self.head_lost = False
         """True once the head did not answer: any further call to it would block until Ray ends
         this process.
@@ -97,9 +101,9 @@ class RayCluster:
                     namespace="autotune",
                 )
             except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
-                where = f"at {self._address}" if self._address else "on this machine"
+                place = f"at {self._address}" if self._address else "on this machine"
                 raise BadInput(
-                    f"There is no Ray cluster {where} to connect to ({first_line(error)}).",
+                    f"There is no Ray cluster {place} to connect to ({first_line(error)}).",
                     way_out=(
                         "Start one with `ray start --head`, or give its address with --address"
                         " HOST:6379."
@@ -146,32 +150,33 @@ class RayCluster:
 
 def inspect_nodes() -> list[Node]:
     """Return every node that is alive, as it describes itself."""
-    alive = [each for each in ray.nodes() if each["Alive"]]
+    entries = [entry for entry in ray.nodes() if entry["Alive"]]
     # The actors' environment: the task's process then serves as an actor, which saves seconds.
-    task = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": ACTOR_VARIABLES})(
-        ray_node.inspect_node
-    )
-    pending = {
-        each["NodeID"]: (
-            task.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False)
-            ).remote()
-        )
-        for each in alive
-    }
-    done, _ = ray.wait(list(pending.values()), num_returns=len(pending), timeout=INSPECT_SECONDS)
-    nodes = [
-        _node(each, pending[each["NodeID"]]) for each in alive if pending[each["NodeID"]] in done
-    ]
-    return [node for node in nodes if node is not None]
+    task = ray.remote(
+        num_cpus=0,
+        max_retries=0,
+        runtime_env={"env_vars": ACTOR_VARIABLES},
+    )(ray_node.inspect_node)
+    replies = []
+    for entry in entries:
+        strategy = NodeAffinitySchedulingStrategy(entry["NodeID"], soft=False)
+        replies.append(task.options(scheduling_strategy=strategy).remote())
+    done, _ = ray.wait(replies, num_returns=len(replies), timeout=INSPECT_SECONDS)
+    nodes = []
+    for entry, reply in zip(entries, replies, strict=True):
+        node = _node(entry, reply) if reply in done else None
+        if node is not None:
+            nodes.append(node)
+    return nodes
 
 
 def _node(entry: Mapping[str, Any], reply: Any) -> Node | None:
     """Return None for a node that was lost meanwhile."""
-    name, resources = entry.get("NodeManagerHostname", entry["NodeID"]), entry.get("Resources", {})
+    name = entry.get("NodeManagerHostname", entry["NodeID"])
+    resources = entry.get("Resources", {})
     way_out = (
-        "Install the same autotune on every node: pip install"
-        f" 'grpo-autotune[ray]=={autotune.__version__}'."
+        f"Install the same autotune on every node, {autotune.__version__}: pip install"
+        f" {pip_requirement('ray')}"
     )
     try:
         node = msgspec.json.decode(ray.get(reply), type=Node)
@@ -206,8 +211,11 @@ class ClusterSlot:
         settings: RunnerSettings,
         requests: RequestBuilders,
     ) -> None:
-        self._cluster, self._cut, self._number = cluster, cut, number
-        self._settings, self.requests = settings, requests
+        self._cluster = cluster
+        self._cut = cut
+        self._number = number
+        self._settings = settings
+        self.requests = requests
         self.loads = 0
         self._group: Any = None
         self._actors: list[Any] = []
@@ -216,7 +224,7 @@ class ClusterSlot:
 
     def reserve(self) -> None:
         """Reserve the resources on equal nodes, without waiting."""
-        live = {each["NodeID"] for each in ray.nodes() if each["Alive"]}
+        live = {entry["NodeID"] for entry in ray.nodes() if entry["Alive"]}
         alike = [node.id for node in self._cut.nodes if node.id in live]
         count = len(self._cut.ranks)
         if len(alike) < count:
@@ -236,36 +244,40 @@ class ClusterSlot:
 
     def start(self) -> Mapping[str, str]:
         """Start an actor on each of the slot's nodes; return the versions by package."""
-        actor = ray.remote(max_concurrency=3, max_restarts=0, max_task_retries=0)(ray_node.NodeSlot)
         settings = ray_node.SlotSettings(
             runner=self._settings,
             environment=ray_node.environment_to_send(),
             share=(self._number % self._cut.per_node, self._cut.per_node),
         )
-        self._actors = [
-            actor.options(
-                num_cpus=self._cut.bundle.get("CPU", 0),
-                num_gpus=self._cut.bundle.get("GPU", 0),
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    self._group, placement_group_bundle_index=index
-                ),
-                runtime_env={"env_vars": ACTOR_VARIABLES},
-            ).remote(
-                ray_node.encoded(
-                    msgspec.structs.replace(settings, runner=replace(settings.runner, ranks=ranks))
-                )
+        self._actors = []
+        for index, ranks in enumerate(self._cut.ranks):
+            runner = replace(settings.runner, ranks=ranks)
+            self._actors.append(
+                self._start_actor(index, msgspec.structs.replace(settings, runner=runner))
             )
-            for index, ranks in enumerate(self._cut.ranks)
-        ]
-        replies = [
-            msgspec.json.decode(reply)
-            for reply in self._call(lambda one: one.prepare.remote(), START_SECONDS)
-        ]
+        replies = []
+        for reply in self._call(lambda actor: actor.prepare.remote(), START_SECONDS):
+            replies.append(msgspec.json.decode(reply))
         for reply in replies:
             if "error" in reply:
                 raise TrainingEnvironmentError(reply["error"])
         self.hosts = frozenset(reply["host"] for reply in replies)
         return dict(replies[0]["versions"])
+
+    def _start_actor(self, index: int, settings: ray_node.SlotSettings) -> Any:
+        kind = ray.remote(
+            max_concurrency=3,
+            max_restarts=0,
+            max_task_retries=0,
+        )(ray_node.NodeSlot)
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+        options = kind.options(
+            num_cpus=self._cut.bundle.get("CPU", 0),
+            num_gpus=self._cut.bundle.get("GPU", 0),
+            scheduling_strategy=strategy,
+            runtime_env={"env_vars": ACTOR_VARIABLES},
+        )
+        return options.remote(ray_node.encoded(settings))
 
     def open(self, candidate: Candidate) -> ClusterRunner:
         if not self._actors:
@@ -278,18 +290,14 @@ class ClusterSlot:
         """Measure on all nodes of the slot at once; a failure on one ends the others early."""
         if not self._actors:
             self._replace()
-        orders = [
-            ray_node.encoded(msgspec.structs.replace(order, span=span)) for span in self._spans()
-        ]
-        refs = [
-            actor.measure.remote(each) for actor, each in zip(self._actors, orders, strict=True)
-        ]
-        replies = [
-            msgspec.json.decode(reply, type=ray_node.NodeReply)
-            for reply in self._await(
-                refs, order.plan.deadline_seconds + GRACE_SECONDS, stop_at=_failed
-            )
-        ]
+        references = []
+        for actor, span in zip(self._actors, self._spans(), strict=True):
+            part = msgspec.structs.replace(order, span=span)
+            references.append(actor.measure.remote(ray_node.encoded(part)))
+        seconds = order.plan.deadline_seconds + GRACE_SECONDS
+        replies = []
+        for reply in self._await(references, seconds, stop_at=_failed):
+            replies.append(msgspec.json.decode(reply, type=ray_node.NodeReply))
         self.loads += max(reply.loads for reply in replies)
         for reply in replies:
             if reply.environment is not None:
@@ -297,7 +305,7 @@ class ClusterSlot:
         parts = [reply.measurement for reply in replies if reply.measurement is not None]
         failed = any(part.outcome is not Outcome.OK for part in parts)
         if self._cut.spans and (failed or len(parts) < len(replies)):
-            self._call(lambda one: one.close.remote(), GRACE_SECONDS)
+            self._call(lambda actor: actor.close.remote(), GRACE_SECONDS)
         faults = [reply.fault for reply in replies if reply.fault is not None]
         if faults and not failed:
             raise ProbeError(faults[0])
@@ -306,7 +314,7 @@ class ClusterSlot:
     def unload(self) -> None:
         self._runner = None
         with contextlib.suppress(ProbeError):
-            self._call(lambda one: one.unload.remote(), GRACE_SECONDS)
+            self._call(lambda actor: actor.unload.remote(), GRACE_SECONDS)
 
     def begin_close(self) -> None:
         for actor in self._actors:
@@ -316,13 +324,16 @@ class ClusterSlot:
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Let the actors close, then kill them and release the resources."""
         reaches_head = self._cluster.reaches_head()
-        seconds = max(0.1, seconds if reaches_head else min(seconds, HURRIED_CLOSE_SECONDS))
-        actors, self._actors, self._runner = self._actors, [], None
+        if not reaches_head:
+            seconds = min(seconds, HURRIED_CLOSE_SECONDS)
+        actors = self._actors
+        self._actors = []
+        self._runner = None
         with contextlib.suppress(RayError, ValueError):  # ray.wait refuses an empty list
-            ray.wait(
-                [actor.close.remote() for actor in actors], num_returns=len(actors), timeout=seconds
-            )
-        group, self._group = self._group, None
+            closing = [actor.close.remote() for actor in actors]
+            ray.wait(closing, num_returns=len(actors), timeout=max(0.1, seconds))
+        group = self._group
+        self._group = None
         if not reaches_head:
             return
         for actor in actors:
@@ -345,41 +356,48 @@ class ClusterSlot:
         if not self._cut.spans:
             return [None]
         address, port = ray.get(self._actors[0].meeting_point.remote(), timeout=GRACE_SECONDS)
-        firsts = accumulate(ranks[:-1], initial=0)
-        return [
-            RankSpan(first=first, world=sum(ranks), address=address, port=port) for first in firsts
-        ]
+        spans: list[RankSpan | None] = []
+        for first in accumulate(ranks[:-1], initial=0):
+            spans.append(
+                RankSpan(
+                    first=first,
+                    world=sum(ranks),
+                    address=address,
+                    port=port,
+                )
+            )
+        return spans
 
     def _call(self, call: Callable[[Any], Any], seconds: float) -> list[Any]:
         return self._await([call(actor) for actor in self._actors], seconds)
 
     def _await(
         self,
-        refs: Sequence[Any],
+        references: Sequence[Any],
         seconds: float,
         stop_at: Callable[[bytes], bool] = lambda _: False,
     ) -> list[Any]:
         """Return all replies in the nodes' order; after the first for which `stop_at` holds,
         those that arrive shortly. Any other end is a fault of the slot: ProbeError.
         """
-        until, waiting = time.monotonic() + seconds, list(refs)
-        found: dict[Any, Any] = {}
+        deadline = time.monotonic() + seconds
+        waiting = list(references)
+        replies: dict[Any, Any] = {}
+        is_stopping = False
         try:
             while waiting:
                 done, waiting = ray.wait(waiting, timeout=POLL_INTERVAL_S)
-                found.update(zip(done, ray.get(done), strict=True))
+                replies.update(zip(done, ray.get(done), strict=True))
                 if self._cluster.interrupted:
                     raise ProbeError("The probe was interrupted.")
                 self._cluster.check_head()
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise ProbeError(
-                        f"{self._where()} did not answer within {seconds:.0f} s: it is abandoned."
+                        f"{self._place()} did not answer within {seconds:.0f} s: it is abandoned."
                     )
-                if waiting and any(stop_at(reply) for reply in found.values()):
-                    until, stop_at = (
-                        min(until, time.monotonic() + STRAGGLER_SECONDS),
-                        lambda _: False,
-                    )
+                if waiting and not is_stopping and any(map(stop_at, replies.values())):
+                    is_stopping = True
+                    deadline = min(deadline, time.monotonic() + STRAGGLER_SECONDS)
                     for actor in self._actors:
                         actor.interrupt.remote()
         except RayTaskError:
@@ -388,19 +406,20 @@ class ClusterSlot:
             self._cluster.require_head()
             self._abandon()
             raise ProbeError(
-                f"{self._where()} was lost during a measurement ({first_line(error)})."
+                f"{self._place()} was lost during a measurement ({first_line(error)})."
             ) from error
         except ProbeError:
             self._abandon()
             raise
-        return [found[ref] for ref in refs if ref in found]
+        return [replies[reference] for reference in references if reference in replies]
 
     def _abandon(self) -> None:
         if not self._cluster.interrupted:
             self.close()
 
-    def _where(self) -> str:
-        return f"The slot on {' and '.join(sorted(self.hosts)) or 'the cluster'}"
+    def _place(self) -> str:
+        hosts = " and ".join(sorted(self.hosts))
+        return f"The slot on {hosts or 'the cluster'}"
 
 
 class ClusterRunner:

@@ -9,6 +9,7 @@ requested and present.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import socket
@@ -26,7 +27,16 @@ import autotune
 from autotune.core.errors import AutotuneError, BadInput, HardwareNotHere, TrainingEnvironmentError
 from autotune.core.files import read_by_threads
 from autotune.core.job import Hardware
-from autotune.core.measurement import Measurement, Outcome, ProbePlan, Speed, highest_by_phase
+from autotune.core.measurement import (
+    DeviceMemory,
+    Measurement,
+    Memory,
+    ModelMemory,
+    Outcome,
+    ProbePlan,
+    Speed,
+    highest_by_phase,
+)
 from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
 from autotune.machine import hardware_detection
@@ -53,6 +63,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         """Key of nodes with comparable speeds: the GPUs, or the processor where there are none."""
         return self.devices or (self.processor, str(len(self.cores)))
 
+    def devices_of(self, hardware: Hardware) -> int:
+        return self.gpus if hardware.kind == "cuda" else self.cpus
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -68,7 +81,12 @@ class Plan:
         return len(self.ranks) > 1
 
 
-def plan(nodes: Sequence[Node], hardware: Hardware, limit_bytes: int, slots: int | None) -> Plan:
+def plan(
+    nodes: Sequence[Node],
+    hardware: Hardware,
+    limit_bytes: int,
+    slots: int | None,
+) -> Plan:
     """Return as many slots as requested, or as fit. Raises BadInput where none fits."""
     if not nodes:
         raise BadInput(
@@ -76,149 +94,166 @@ def plan(nodes: Sequence[Node], hardware: Hardware, limit_bytes: int, slots: int
             way_out="Start one with `ray start`, and see `ray status`.",
         )
     # 1. Nodes of one kind.
-    on_gpus, size = hardware.kind == "cuda", hardware.count
+    on_gpus = hardware.kind == "cuda"
+    size = hardware.count
     if on_gpus:
-        alike = [
-            node
-            for node in nodes
-            if node.devices and set(node.devices) == {hardware.name} and node.gpus
-        ]
-        others = [node for node in nodes if node not in alike and node.gpus]
+        alike = [node for node in nodes if node.gpus and set(node.devices) == {hardware.name}]
+        left_out = [node for node in nodes if node not in alike and node.gpus]
     else:
-        able = [node for node in nodes if node.memory_bytes >= limit_bytes and node.cpus]
-        largest = Counter(node.kind for node in able).most_common(1)
-        alike = [node for node in able if node.kind == largest[0][0]]
-        others = [node for node in nodes if node not in alike]
-        if not alike:
-            raise HardwareNotHere(
-                f"A probe may use {format_bytes(limit_bytes)}, and no node has as much: the cluster"
-                f" has {in_words(nodes)}.",
-                way_out="Give a smaller --memory-limit.",
-            )
-    notes = (f"Probes use nodes of one kind: {in_words(others)} is left out.",) if others else ()
+        alike = _alike_by_processor(nodes, limit_bytes)
+        left_out = [node for node in nodes if node not in alike]
+    notes: tuple[str, ...] = ()
+    if left_out:
+        notes = (f"Probes use nodes of one kind: {in_words(left_out)} is left out.",)
+
     # 2. Slots on one node each.
-    whole = [node for node in alike if (node.gpus if on_gpus else node.cpus) >= size]
-    if whole and on_gpus:
-        room = sum(node.gpus // size for node in whole)
+    large = [node for node in alike if node.devices_of(hardware) >= size]
+    if large and on_gpus:
+        most = [node.gpus // size for node in large]
         return Plan(
-            nodes=tuple(whole),
-            slots=_checked(slots, room, hardware, nodes),
+            nodes=tuple(large),
+            slots=_checked(slots, sum(most), hardware, nodes),
             bundle={"GPU": size, "CPU": 1},
             ranks=(size,),
-            per_node=max(node.gpus // size for node in whole),
+            per_node=max(most),
             notes=notes,
         )
-    if whole:
-        room = sum(
-            min(node.cpus // size, node.memory_bytes // limit_bytes, len(node.cores))
-            for node in whole
-        )
-        count = _checked(slots or len(whole), room, hardware, nodes)
-        per_node = -(-count // len(whole))
-        cpus = min(node.cpus for node in whole) // per_node
+    if large:
+        room = sum(_slots_by_memory(node, size, limit_bytes) for node in large)
+        count = _checked(slots or len(large), room, hardware, nodes)
+        per_node = math.ceil(count / len(large))
+        cpus = min(node.cpus for node in large) // per_node
         return Plan(
-            nodes=tuple(whole),
+            nodes=tuple(large),
             slots=count,
             bundle={"CPU": max(size, cpus)},
             ranks=(size,),
             per_node=per_node,
             notes=notes,
         )
+
     # 3. Slots over several nodes: most ranks per node in equal parts, no node in two slots.
-    for each in (each for each in range(size - 1, 0, -1) if size % each == 0):
-        enough = [node for node in alike if (node.gpus if on_gpus else node.cpus) >= each]
-        room = len(enough) // (size // each)
-        if room:
+    for ranks in range(size - 1, 0, -1):
+        enough = [node for node in alike if node.devices_of(hardware) >= ranks]
+        room = len(enough) // (size // ranks)
+        if size % ranks == 0 and room:
             return Plan(
                 nodes=tuple(enough),
                 slots=_checked(slots, room, hardware, nodes),
-                bundle={"GPU": each, "CPU": 1} if on_gpus else {"CPU": each},
-                ranks=(each,) * (size // each),
+                bundle={"GPU": ranks, "CPU": 1} if on_gpus else {"CPU": ranks},
+                ranks=(ranks,) * (size // ranks),
                 per_node=1,
                 notes=notes,
             )
-    way_out = (
-        "Name what it has with --gpus, or start nodes that have them."
-        if on_gpus
-        else "Use fewer ranks, or start more nodes."
-    )
+    way_out = "Use fewer ranks, or start more nodes."
+    if on_gpus:
+        way_out = "Name what it has with --gpus, or start nodes that have them."
     raise HardwareNotHere(
         f"{hardware} was requested, and the cluster has {in_words(nodes)}.", way_out=way_out
     )
 
 
-def _checked(slots: int | None, room: int, hardware: Hardware, nodes: Sequence[Node]) -> int:
+def _alike_by_processor(nodes: Sequence[Node], limit_bytes: int) -> list[Node]:
+    """Return the nodes of the most frequent kind that have memory for a probe."""
+    able = [node for node in nodes if node.memory_bytes >= limit_bytes and node.cpus]
+    if not able:
+        raise HardwareNotHere(
+            f"A probe may use {format_bytes(limit_bytes)}, and no node has as much: the cluster"
+            f" has {in_words(nodes)}.",
+            way_out="Give a smaller --memory-limit.",
+        )
+    [(kind, _)] = Counter(node.kind for node in able).most_common(1)
+    return [node for node in able if node.kind == kind]
+
+
+def _slots_by_memory(
+    node: Node,
+    size: int,
+    limit_bytes: int,
+) -> int:
+    return min(node.cpus // size, node.memory_bytes // limit_bytes, len(node.cores))
+
+
+def _checked(
+    slots: int | None,
+    room: int,
+    hardware: Hardware,
+    nodes: Sequence[Node],
+) -> int:
     """Return the number of slots, if there is room for it."""
     if slots is not None and slots > room:
+        way_out = "Start more nodes."
+        if room:
+            way_out = f"Use at most --slots {room}, or start more nodes."
         raise BadInput(
             f"{slots} slots of {hardware} were requested, and the cluster has room for {room}: it"
             f" has {in_words(nodes)}.",
-            way_out=(
-                f"Use at most --slots {room}, or start more nodes." if room else "Start more nodes."
-            ),
+            way_out=way_out,
         )
     return slots or room
 
 
 def in_words(nodes: Sequence[Node]) -> str:
     """Return display text: `2 nodes of 8 A100-40G; 1 node of 16 CPUs and 64 GiB`."""
-    kinds: Counter[str] = Counter()
-    for node in nodes:
+    kinds = Counter(_described(node) for node in nodes)
+    texts = []
+    for kind, count in kinds.items():
+        noun = "node" if count == 1 else "nodes"
+        texts.append(f"{count} {noun} of {kind}")
+    return "; ".join(texts)
+
+
+def _described(node: Node) -> str:
+    if node.gpus:
         names = " and ".join(sorted(set(node.devices)))
-        memory = format_bytes(node.memory_bytes) if node.memory_bytes else "unknown memory"
-        kinds[
-            (
-                f"{node.gpus} {names or 'GPUs of an unknown kind'}"
-                if node.gpus
-                else f"{node.cpus} CPUs and {memory}"
-            )
-        ] += 1
-    return "; ".join(
-        f"{count} node{'s' if count > 1 else ''} of {what}" for what, count in kinds.items()
-    )
+        return f"{node.gpus} {names or 'GPUs of an unknown kind'}"
+    memory = format_bytes(node.memory_bytes) if node.memory_bytes else "unknown memory"
+    return f"{node.cpus} CPUs and {memory}"
 
 
 def first_line(error: BaseException) -> str:
-    return next(
-        (line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__
-    )
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
 
 
 def merged(parts: Sequence[Measurement]) -> Measurement:
     """Merge the parts: the worst of what limits, the sum of what was trained, the root failure."""
-    first, memories, costs = (
-        min(parts, key=_blame_order),
-        [part.memory for part in parts],
-        [part.cost for part in parts],
-    )
-    # The fullest node's memory: each node has a limit of its own.
-    fullest = max(
-        (memory for memory in memories if memory.peak_bytes is not None),
-        key=lambda m: m.peak_bytes or 0,
-        default=first.memory,
-    )
-    held = [cost.device_seconds for cost in costs if cost.device_seconds is not None]
+    root = min(parts, key=_blame_order)
+    costs = [part.cost for part in parts]
+    device_seconds = [cost.device_seconds for cost in costs if cost.device_seconds is not None]
+    caveats = dict.fromkeys(caveat for part in parts for caveat in part.caveats)
     return replace(
-        first,
-        memory=replace(
-            fullest,
-            phase_peak_bytes=highest_by_phase(memories),
-            devices=tuple(device for memory in memories for device in memory.devices),
-            models=tuple(
-                sorted(
-                    (one for memory in memories for one in memory.models), key=lambda one: one.rank
-                )
-            ),
-        ),
+        root,
+        memory=_merged_memory(root.memory, [part.memory for part in parts]),
         worst=_merged_speed([part.worst for part in parts]),
         typical=_merged_speed([part.typical for part in parts]),
         cost=replace(
             max(costs, key=lambda cost: cost.total_seconds),
             load_seconds=max(cost.load_seconds for cost in costs),
-            device_seconds=sum(held) if len(held) == len(costs) else None,
+            device_seconds=sum(device_seconds) if len(device_seconds) == len(costs) else None,
         ),
         optimizer_steps=min(part.optimizer_steps for part in parts),
-        caveats=tuple(dict.fromkeys(words for part in parts for words in part.caveats)),
+        caveats=tuple(caveats),
+    )
+
+
+def _merged_memory(of_root: Memory, memories: Sequence[Memory]) -> Memory:
+    # The fullest node's memory: each node has a limit of its own.
+    fullest = max(
+        (memory for memory in memories if memory.peak_bytes is not None),
+        key=lambda memory: memory.peak_bytes or 0,
+        default=of_root,
+    )
+    devices: list[DeviceMemory] = []
+    models: list[ModelMemory] = []
+    for memory in memories:
+        devices += memory.devices
+        models += memory.models
+    return replace(
+        fullest,
+        phase_peak_bytes=highest_by_phase(memories),
+        devices=tuple(devices),
+        models=tuple(sorted(models, key=lambda model: model.rank)),
     )
 
 
@@ -226,29 +261,31 @@ def _blame_order(part: Measurement) -> int:
     """Sort key: out of memory first, then an end from outside, because its peers then report a
     lost rank or time out.
     """
-    outcome = part.outcome
-    if outcome.is_out_of_memory or part.ended_from_outside:
-        return 0 if outcome.is_out_of_memory else 1
-    return 4 if outcome is Outcome.OK else 3 if outcome is Outcome.TIMEOUT else 2
+    if part.outcome.is_out_of_memory:
+        return 0
+    if part.ended_from_outside:
+        return 1
+    return {Outcome.TIMEOUT: 3, Outcome.OK: 4}.get(part.outcome, 2)
 
 
 def _merged_speed(speeds: Sequence[Speed | None]) -> Speed | None:
     """Merge the speeds: cycle seconds = max over nodes. None where a node has none."""
-    known = [speed for speed in speeds if speed is not None]
-    if len(known) < len(speeds) or len({len(speed.cycle_seconds) for speed in known}) != 1:
+    reported = [speed for speed in speeds if speed is not None]
+    cycle_counts = {len(speed.cycle_seconds) for speed in reported}
+    if len(reported) < len(speeds) or len(cycle_counts) != 1:
         return None
+    seconds_by_cycle = zip(*(speed.cycle_seconds for speed in reported), strict=True)
+    tokens_by_cycle = zip(*(speed.cycle_loss_tokens for speed in reported), strict=True)
     return replace(
-        max(known, key=lambda speed: sum(speed.cycle_seconds)),
-        cycle_seconds=tuple(map(max, zip(*(speed.cycle_seconds for speed in known), strict=True))),
-        cycle_loss_tokens=tuple(
-            map(sum, zip(*(speed.cycle_loss_tokens for speed in known), strict=True))
-        ),
-        prompt_tokens=sum(speed.prompt_tokens for speed in known),
-        cut_short=any(speed.cut_short for speed in known),
+        max(reported, key=lambda speed: sum(speed.cycle_seconds)),
+        cycle_seconds=tuple(map(max, seconds_by_cycle)),
+        cycle_loss_tokens=tuple(map(sum, tokens_by_cycle)),
+        prompt_tokens=sum(speed.prompt_tokens for speed in reported),
+        cut_short=any(speed.cut_short for speed in reported),
     )
 
 
-# Time without a connection after which the head counts as lost: less than Ray's own minute
+# Time without a connection after which the head counts as lost: less than Ray's own minute.
 LOST_SECONDS = 25.0
 INTERVAL_SECONDS = 2.0
 CONNECT_SECONDS = 2.0
@@ -263,7 +300,8 @@ class HeadWatch:
 
     def __init__(self, address: str, now: Callable[[], float] = time.monotonic) -> None:
         host, _, port = address.rpartition(":")
-        self._place, self._now = (host.strip("[]"), int(port)), now
+        self._place = (host.strip("[]"), int(port))
+        self._now = now
         self._tried_at = self._reached_at = now()
 
     def is_lost(self) -> bool:
@@ -291,20 +329,12 @@ class HeadWatch:
         return False
 
 
-TRAINING_VARIABLES = (
-    "HF_",
-    "HUGGINGFACE_",
-    "TRANSFORMERS_",
-    "VLLM_",
-    "NCCL_",
-    "TORCH",
-    "PYTORCH_",
-    "OMP_",
-    "MKL_",
-    "TOKENIZERS_",
-    "CUDA_HOME",
+# Prefixes of the driver's environment variables that apply to its probes on every node.
+TRAINING_VARIABLES = tuple(
+    """
+    HF_ HUGGINGFACE_ TRANSFORMERS_ VLLM_ NCCL_ TORCH PYTORCH_ OMP_ MKL_ TOKENIZERS_ CUDA_HOME
+    """.split()
 )
-"""Prefixes of the driver's environment variables that apply to its probes on every node."""
 
 
 @read_by_threads
@@ -313,9 +343,9 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     runner: RunnerSettings
     environment: Mapping[str, str]
-    share: tuple[
-        int, int
-    ]  # (index, count): the index-th of `count` equal shares of the node's cores
+
+    share: tuple[int, int]
+    """(index, count): the index-th of `count` equal shares of the node's cores."""
 
 
 @read_by_threads
@@ -326,9 +356,9 @@ class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
     plan: ProbePlan
     load_request: Mapping[str, Any]
     probe_request: Mapping[str, Any]
-    span: RankSpan | None = (
-        None  # Position of these ranks among those of other nodes; None where there are no others
-    )
+
+    span: RankSpan | None = None
+    """Position of these ranks among those of other nodes; None where there are no others."""
 
 
 @read_by_threads
@@ -343,24 +373,24 @@ class NodeReply(msgspec.Struct, frozen=True, kw_only=True):
 
 def encoded(message: object) -> bytes:
     """Encode a message; paths and read-only mappings become plain JSON."""
-    return msgspec.json.encode(
-        message, enc_hook=lambda value: str(value) if isinstance(value, Path) else dict(value)
-    )
+    return msgspec.json.encode(message, enc_hook=_plain)
+
+
+def _plain(value: Any) -> object:
+    return str(value) if isinstance(value, Path) else dict(value)
 
 
 def environment_to_send() -> dict[str, str]:
-    return {
-        name: value for name, value in os.environ.items() if name.startswith(TRAINING_VARIABLES)
-    }
+    names = [name for name in os.environ if name.startswith(TRAINING_VARIABLES)]
+    return {name: os.environ[name] for name in names}
 
 
 def inspect_node() -> bytes:
     """Describe this machine as a `Node`; the caller adds the cluster's figures."""
-    devices = hardware_detection.gpus_here()
-    named = tuple(
-        known.name if (known := hardware_detection.recognise(device)) else device.name
-        for device in devices
-    )
+    names = []
+    for device in hardware_detection.gpus_here():
+        gpu = hardware_detection.recognise(device)
+        names.append(device.name if gpu is None else gpu.name)
     node = Node(
         id="",
         host=platform.node(),
@@ -369,7 +399,7 @@ def inspect_node() -> bytes:
         cores=tuple(available_cores()),
         processor=hardware_detection.processor(),
         memory_bytes=machine_memory_bytes(),
-        devices=named,
+        devices=tuple(names),
         version=autotune.__version__,
     )
     return msgspec.json.encode(node)
@@ -382,10 +412,9 @@ class NodeSlot:
         settings = msgspec.json.decode(
             encoded_settings, type=SlotSettings, dec_hook=lambda kind, value: kind(value)
         )
+        # Clusters set OMP_NUM_THREADS and others, which a real training would not have.
         for name in environment_to_send():
-            del os.environ[
-                name
-            ]  # clusters set OMP_NUM_THREADS and others, which a real training would not have
+            del os.environ[name]
         os.environ.update(settings.environment)
         index, count = settings.share
         cores = shares_of(available_cores(), count)[index] if count > 1 else None

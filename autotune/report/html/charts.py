@@ -45,9 +45,18 @@ class Drawing:
     rows: tuple[tuple[str, ...], ...] = ()
 
 
-def absent(name: str, title: str, why: str) -> Drawing:
+def absent(
+    name: str,
+    title: str,
+    why: str,
+) -> Drawing:
     """Return a drawing without data, with the reason."""
-    return Drawing(id=name, title=title, says=why, figure=None)
+    return Drawing(
+        id=name,
+        title=title,
+        says=why,
+        figure=None,
+    )
 
 
 def laid_out(figure: Figure, *, height: int, **layout: Any) -> Figure:
@@ -184,10 +193,14 @@ def _speed_figure(answer: AnswerDocument, rows: Sequence[CandidateRow]) -> Figur
 
     failed = [row for row in rows if row.rate is None or row.fits is False]
     figure = make_subplots(
-        rows=2, cols=1, shared_xaxes=True, row_heights=[0.8, 0.2], vertical_spacing=0.06
+        rows=2,
+        cols=1,
+        shared_xaxes=True,
+        row_heights=[0.8, 0.2],
+        vertical_spacing=0.06,
     )
     same = [row for row in rows if row not in failed and _learns_the_same(row, answer)]
-    other = [row for row in rows if row not in failed and not _learns_the_same(row, answer)]
+    unlike = [row for row in rows if row not in failed and not _learns_the_same(row, answer)]
     names = moving_knobs(answer)
     _points(
         figure,
@@ -198,7 +211,7 @@ def _speed_figure(answer: AnswerDocument, rows: Sequence[CandidateRow]) -> Figur
         "circle",
         1,
     )
-    _points(figure, other, names, "fits, other learning knobs", COLOURS[5], "circle-open", 1)
+    _points(figure, unlike, names, "fits, other learning knobs", COLOURS[5], "circle-open", 1)
     _points(figure, failed, names, "does not fit, or failed", COLOURS[1], "x", 2)
     _frontier(figure, same)
     _points(
@@ -216,14 +229,27 @@ def _speed_figure(answer: AnswerDocument, rows: Sequence[CandidateRow]) -> Figur
         line_color="#888888",
         annotation_text="limit",
     )
-    figure.update_yaxes(title_text="tokens/s", row=1, col=1, rangemode="tozero")
-    figure.update_yaxes(visible=False, row=2, col=1)
-    figure.update_xaxes(title_text="peak memory, GiB", row=2, col=1)
+    figure.update_yaxes(
+        title_text="tokens/s",
+        row=1,
+        col=1,
+        rangemode="tozero",
+    )
+    figure.update_yaxes(
+        visible=False,
+        row=2,
+        col=1,
+    )
+    figure.update_xaxes(
+        title_text="peak memory, GiB",
+        row=2,
+        col=1,
+    )
     return laid_out(figure, height=460)
 
 
 def _learns_the_same(row: CandidateRow, answer: AnswerDocument) -> bool:
-    return all(row.knobs.get(name) == wanted for name, wanted in answer.learning.items())
+    return all(row.knobs.get(name) == value for name, value in answer.learning.items())
 
 
 def _points(
@@ -237,11 +263,11 @@ def _points(
 ) -> None:
     from plotly.graph_objects import Scatter
 
-    known = [row for row in rows if row.peak_memory_bytes is not None]
-    if not known:
+    metered = [row for row in rows if row.peak_memory_bytes is not None]
+    if not metered:
         return
     hover = []
-    for row in known:
+    for row in metered:
         speed = f"{rate(row.rate)} tokens/s, " if row.rate is not None else ""
         settings = escape(named(row.knobs, names)).replace(", ", "<br>")
         hover.append(
@@ -250,8 +276,8 @@ def _points(
         )
     figure.add_trace(
         Scatter(
-            x=[(row.peak_memory_bytes or 0) / GIB for row in known],
-            y=[row.rate if strip == 1 else 0 for row in known],
+            x=[(row.peak_memory_bytes or 0) / GIB for row in metered],
+            y=[row.rate if strip == 1 else 0 for row in metered],
             mode="markers",
             name=label,
             marker={"color": colour, "symbol": symbol, "size": 16 if symbol == "star" else 10},
@@ -281,7 +307,16 @@ def _frontier(figure: Figure, rows: Sequence[CandidateRow]) -> None:
     line = {"color": COLOURS[0], "width": 1, "shape": "hv"}
     x, y = [(row.peak_memory_bytes or 0) / GIB for row in edge], [row.rate for row in edge]
     figure.add_trace(
-        Scatter(x=x, y=y, mode="lines", line=line, name="frontier", hoverinfo="skip"), row=1, col=1
+        Scatter(
+            x=x,
+            y=y,
+            mode="lines",
+            line=line,
+            name="frontier",
+            hoverinfo="skip",
+        ),
+        row=1,
+        col=1,
     )
 
 
@@ -303,8 +338,8 @@ def predicted_against_measured(answer: AnswerDocument) -> Drawing:
     table = []
     for row, predicted in rows:
         peak, speed = (
-            one.value if one else None
-            for one in (predicted.peak_memory_bytes, predicted.tokens_per_second)
+            span.value if span else None
+            for span in (predicted.peak_memory_bytes, predicted.tokens_per_second)
         )
         table.append(
             (
@@ -338,15 +373,19 @@ def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis
     from plotly.graph_objects import Scatter
     from plotly.subplots import make_subplots
 
-    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.14)
+    figure = make_subplots(
+        rows=1,
+        cols=2,
+        horizontal_spacing=0.14,
+    )
     peaks = [
         (predicted.peak_memory_bytes, row.peak_memory_bytes) for row, predicted in rows if row.fits
     ]
     speeds = [(predicted.tokens_per_second, row.rate_at_longest) for row, predicted in rows]
-    for column, (found, unit, label) in enumerate(
+    for column, (spans, unit, label) in enumerate(
         ((peaks, GIB, "peak, GiB"), (speeds, 1.0, "tokens/s")), start=1
     ):
-        pairs = [(span, seen) for span, seen in found if span and seen is not None]
+        pairs = [(span, measured) for span, measured in spans if span and measured is not None]
         if not pairs:
             continue
         x = [span.value / unit for span, _ in pairs]
@@ -357,20 +396,42 @@ def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis
             "array": [(span.high - span.value) / unit for span, _ in pairs],
             "arrayminus": [(span.value - span.low) / unit for span, _ in pairs],
         }
-        y = [seen / unit for _, seen in pairs]
+        y = [measured / unit for _, measured in pairs]
         marker = {"color": COLOURS[0], "size": 9}
         figure.add_trace(
-            Scatter(x=x, y=y, error_x=spread, mode="markers", marker=marker, showlegend=False),
+            Scatter(
+                x=x,
+                y=y,
+                error_x=spread,
+                mode="markers",
+                marker=marker,
+                showlegend=False,
+            ),
             row=1,
             col=column,
         )
         ends = [min(*x, *y), max(*x, *y)] if len(x) > 1 or x != y else [0, x[0]]
         line = {"color": "#888888", "dash": "dot"}
         figure.add_trace(
-            Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip"),
+            Scatter(
+                x=ends,
+                y=ends,
+                mode="lines",
+                line=line,
+                showlegend=False,
+                hoverinfo="skip",
+            ),
             row=1,
             col=column,
         )
-        figure.update_xaxes(title_text=f"predicted {label}", row=1, col=column)
-        figure.update_yaxes(title_text=f"{basis} {label}", row=1, col=column)
+        figure.update_xaxes(
+            title_text=f"predicted {label}",
+            row=1,
+            col=column,
+        )
+        figure.update_yaxes(
+            title_text=f"{basis} {label}",
+            row=1,
+            col=column,
+        )
     return laid_out(figure, height=360)

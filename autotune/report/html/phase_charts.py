@@ -65,15 +65,20 @@ def memory_by_phase(answer: AnswerDocument) -> Drawing:
             says = named(row.knobs, names)
             shown.append(
                 ComparedCandidate(
-                    label=label, says=says, measured=row.phase_peak_bytes, parts=parts
+                    label=label,
+                    says=says,
+                    measured=row.phase_peak_bytes,
+                    parts=parts,
                 )
             )
     if not shown:
         return absent(name, title, "Nothing was measured or predicted by phase.")
     reading = (
-        ["Coloured bars are predicted, part by part."] if any(one.parts for one in shown) else []
+        ["Coloured bars are predicted, part by part."]
+        if any(candidate.parts for candidate in shown)
+        else []
     )
-    if any(one.measured for one in shown):
+    if any(candidate.measured for candidate in shown):
         bars = f"Bars are {answer.basis} peaks. Without a prediction the parts are unknown."
         reading.append(f"Black-rimmed marks are {answer.basis} peaks." if reading else bars)
     measured = f"{'measured' if answer.predicted else answer.basis} peak GiB"
@@ -92,13 +97,15 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
 
     figure = Figure()
     parts = list(
-        dict.fromkeys(part for one in shown for held in one.parts.values() for part in held)
+        dict.fromkeys(
+            part for candidate in shown for held in candidate.parts.values() for part in held
+        )
     )
     for number, part in enumerate(parts):
         at = [
-            (one.label, phase, held[part])
-            for one in shown
-            for phase, held in one.parts.items()
+            (candidate.label, phase, held[part])
+            for candidate in shown
+            for phase, held in candidate.parts.items()
             if held.get(part)
         ]
         figure.add_trace(
@@ -111,10 +118,10 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
             )
         )
     measured = [
-        (one.label, phase, one.measured[phase])
-        for one in shown
+        (candidate.label, phase, candidate.measured[phase])
+        for candidate in shown
         for phase in PHASES
-        if phase in one.measured
+        if phase in candidate.measured
     ]
     if measured and parts:
         marker = {
@@ -124,7 +131,12 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
             "symbol": "diamond",
         }
         figure.add_trace(
-            Scatter(**_across(measured), mode="markers", name=f"{answer.basis} peak", marker=marker)
+            Scatter(
+                **_across(measured),
+                mode="markers",
+                name=f"{answer.basis} peak",
+                marker=marker,
+            )
         )
     elif measured:
         figure.add_trace(
@@ -143,8 +155,19 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
     )
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title_text="GiB", rangemode="tozero")
-    bars = len({(one.label, phase) for one in shown for phase in {*one.measured, *one.parts}})
-    return laid_out(figure, height=140 + 26 * bars, barmode="stack", bargap=0.25)
+    bars = len(
+        {
+            (candidate.label, phase)
+            for candidate in shown
+            for phase in {*candidate.measured, *candidate.parts}
+        }
+    )
+    return laid_out(
+        figure,
+        height=140 + 26 * bars,
+        barmode="stack",
+        bargap=0.25,
+    )
 
 
 def _across(at: Sequence[tuple[str, str, float]]) -> dict[str, object]:
@@ -155,16 +178,16 @@ def _across(at: Sequence[tuple[str, str, float]]) -> dict[str, object]:
 
 
 def _rows(shown: Sequence[ComparedCandidate]) -> Iterator[tuple[str, ...]]:
-    for one in shown:
+    for candidate in shown:
         for phase in PHASES:
-            if phase in one.measured or phase in one.parts:
-                held = one.parts.get(phase, {})
-                parts = ", ".join(f"{name} {gib(size)}" for name, size in held.items() if size)
-                predicted = gib(sum(held.values())) if held else "not predicted"
+            if phase in candidate.measured or phase in candidate.parts:
+                sizes = candidate.parts.get(phase, {})
+                parts = ", ".join(f"{name} {gib(size)}" for name, size in sizes.items() if size)
+                predicted = gib(sum(sizes.values())) if sizes else "not predicted"
                 yield (
-                    f"{one.label}: {one.says}",
+                    f"{candidate.label}: {candidate.says}",
                     phase,
-                    gib(one.measured.get(phase)),
+                    gib(candidate.measured.get(phase)),
                     predicted,
                     parts,
                 )
@@ -179,14 +202,14 @@ def seconds_by_phase(answer: AnswerDocument) -> Drawing:
             row.confirmed if isinstance(row, RecommendationRow) else row
         )  # of the recommendation, its confirmation
         if timed is not None and (cycles := int(timed.timed_cycles or 0)):
-            each = {
+            cycle_seconds = {
                 phase: seconds / cycles
                 for phase, seconds in timed.phase_seconds.items()
                 if seconds > 0
             }
-            shown.append((label, says := named(row.knobs, names), each))
-            by_phase = (f"{each.get(phase, 0):.2f}" for phase in _COLUMNS)
-            rows.append((f"{label}: {says}", *by_phase, f"{sum(each.values()):.2f}"))
+            shown.append((label, says := named(row.knobs, names), cycle_seconds))
+            by_phase = (f"{cycle_seconds.get(phase, 0):.2f}" for phase in _COLUMNS)
+            rows.append((f"{label}: {says}", *by_phase, f"{sum(cycle_seconds.values()):.2f}"))
     if not shown:
         why = (
             "No cycle was timed: predictions have total seconds only."
@@ -269,24 +292,27 @@ def _search_figure(rows: Sequence[CandidateRow], names: Sequence[str]) -> Figure
 
     spent = []
     for row in rows:
-        known = {step: row.seconds.get(step, 0.0) for step, _ in STEPS if step != "other"}
+        steps = {step: row.seconds.get(step, 0.0) for step, _ in STEPS if step != "other"}
         spent.append(
-            {**known, "other": max(0.0, row.seconds.get("total", 0.0) - sum(known.values()))}
+            {**steps, "other": max(0.0, row.seconds.get("total", 0.0) - sum(steps.values()))}
         )
     figure = Figure()
     for step, colour in STEPS:
         figure.add_trace(
             Bar(
                 x=[f"{row.trial}" for row in rows],
-                y=[one[step] for one in spent],
+                y=[seconds[step] for seconds in spent],
                 name=step,
                 marker_color=colour,
-                hovertext=[
-                    f"{escape(named(row.knobs, names))}<br>{escape(f'{row.purpose}, {row.outcome}')}"
-                    for row in rows
-                ],
+                hovertext=[_search_hover(row, names) for row in rows],
             )
         )
     figure.update_xaxes(title_text="probe", type="category")
     figure.update_yaxes(title_text="seconds")
     return laid_out(figure, height=340, barmode="stack")
+
+
+def _search_hover(row: CandidateRow, names: Sequence[str]) -> str:
+    knobs = escape(named(row.knobs, names))
+    ending = escape(f"{row.purpose}, {row.outcome}")
+    return f"{knobs}<br>{ending}"

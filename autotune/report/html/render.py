@@ -26,9 +26,8 @@ from autotune.report.html.charts import (
 from autotune.report.html.phase_charts import memory_by_phase, search_time, seconds_by_phase
 
 PAGE = "report.html"
-MAX_DOCUMENT_BYTES = (
-    64 * MIB
-)  # limit of a document to read; one with thousands of trials has a few megabytes
+# Limit of a document to read; one with thousands of trials has a few megabytes
+MAX_DOCUMENT_BYTES = 64 * MIB
 
 _HERE = Path(__file__).parent
 _DRAWN = (
@@ -53,7 +52,11 @@ def render(document: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     pages.filters.update(
-        gib=gib, rate=rate, value=setting_text, size=format_bytes, seconds=format_seconds
+        gib=gib,
+        rate=rate,
+        value=setting_text,
+        size=format_bytes,
+        seconds=format_seconds,
     )
     drawings = [draw(answer) for draw in _DRAWN]
     names = moving_knobs(answer)
@@ -61,9 +64,9 @@ def render(document: Mapping[str, Any]) -> str:
         answer=answer,
         drawings=drawings,
         figures={
-            one.id: _safe_in_script(one.figure.to_json())
-            for one in drawings
-            if one.figure is not None
+            drawing.id: _safe_in_script(drawing.figure.to_json())
+            for drawing in drawings
+            if drawing.figure is not None
         },
         name=lambda knobs: named(knobs, names),
         names=names,
@@ -171,7 +174,10 @@ def figures_of(document: Mapping[str, Any]) -> dict[str, str]:
         if drawing.figure is not None:
             title = {"text": drawing.title, "x": 0}
             drawing.figure.update_layout(
-                title=title, margin_t=60, legend=below, height=PANEL_PIXELS
+                title=title,
+                margin_t=60,
+                legend=below,
+                height=PANEL_PIXELS,
             )
             shown[drawing.id] = drawing.figure.to_json()
     return shown
@@ -204,12 +210,12 @@ def two_peaks(answer: AnswerDocument) -> dict[str, Any] | None:
             rows.append(
                 {"label": label, "says": says, "at_longest": at_longest, "at_lengths": at_lengths}
             )
-    given = (
+    sources = (
         ("completions", answer.question.completion_lengths),
         ("prompts", answer.question.prompt_lengths),
     )
     lengths = "; ".join(
-        f"{what} {_in_words(lengths)}" for what, lengths in given if lengths is not None
+        f"{noun} {_in_words(lengths)}" for noun, lengths in sources if lengths is not None
     )
     return {"lengths": lengths, "rows": rows} if rows else None
 

@@ -2,6 +2,9 @@
 
 The prior is the prediction with its interval, or a wide guess where there is none (on a CPU). Every
 measurement updates it. An estimate is never reported as a measurement.
+
+What is certain precedes estimates: a candidate that a measured outcome rules out has the chance 0,
+one that it proves to fit has the chance 1 (`implications`).
 """
 
 from __future__ import annotations
@@ -14,10 +17,9 @@ import numpy as np
 from autotune.core.answer import Trial
 from autotune.core.prediction import Prediction
 from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable, FloatArray
-from autotune.search.surrogate.gaussian_process import (
-    Posterior,
-)
-from autotune.search.surrogate.memory_model import Implications, Implied, MemoryModel
+from autotune.search.surrogate.gaussian_process import Posterior
+from autotune.search.surrogate.implications import Implications, Implied
+from autotune.search.surrogate.memory_model import MemoryModel
 from autotune.search.surrogate.throughput_model import CycleModel, ThroughputModel
 
 
@@ -32,9 +34,8 @@ class SearchOptions:
     prune: bool = True  # Stop a probe early once its candidate cannot become the best
 
 
-MAX_OBSERVATIONS = (
-    32  # Newest measurements that the regression uses, since its time is cubic in their number
-)
+# Newest measurements that the regression uses, since its time is cubic in their number
+MAX_OBSERVATIONS = 32
 # Pending probes per outcome that may be excluded from the regression for a while: among this many,
 # one more outcome hardly changes the next choice, and a full refit takes as long as the first.
 # Implications are never delayed.
@@ -50,9 +51,7 @@ class Estimates:
     need: Posterior  # log(peak / limit): a candidate below 0 fits
     speed: Posterior  # log(tokens per second)
     fits: FloatArray  # Probability of fitting; 0 and 1 only by implication
-    refused: (
-        BoolArray  # True if even the lower bound of the corrected prediction is above the limit
-    )
+    refused: BoolArray  # True if even the lower bound of the corrected prediction exceeds the limit
 
 
 class SurrogateModel:
@@ -68,19 +67,19 @@ class SurrogateModel:
         limit_bytes: int,
         options: SearchOptions,
     ) -> None:
-        self.table, self.options = table, options
+        self.table = table
+        self.options = options
         self.predicted = table.mask(predictions)
+        by_row = [predictions.get(candidate.id) for candidate in table.candidates]
         self._implied = Implied(table)
-        found = [predictions.get(one.id) for one in table.candidates]
-        self._memory = MemoryModel(table, found, limit_bytes)
-        self._speed = (
-            ThroughputModel(table, found)
-            if ThroughputModel.has_phase_times(found)
-            else CycleModel(table, found)
-        )
-        self._rejected = np.array(
-            [one is not None and one.failure is not None and one.fits is False for one in found],
-            dtype=bool,
+        self._memory = MemoryModel(table, by_row, limit_bytes)
+        self._speed: ThroughputModel | CycleModel
+        if ThroughputModel.has_phase_times(by_row):
+            self._speed = ThroughputModel(table, by_row)
+        else:
+            self._speed = CycleModel(table, by_row)
+        self._rejected_by_engine = np.array(
+            [_is_rejected_by_engine(prediction) for prediction in by_row], dtype=bool
         )
         self._last: tuple[tuple[int, frozenset[str]], Estimates] | None = None
 
@@ -97,24 +96,40 @@ class SurrogateModel:
         next is not more of the same.
         """
         key = (len(trials), pending)
-        if self._last is not None and self._last[0] == key:
-            return self._last[1]
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._compute(trials, pending)
+        return self._last[1]
+
+    def _compute(self, trials: Sequence[Trial], pending: frozenset[str]) -> Estimates:
+        # 1. The regression uses the newest outcomes. A delayed one counts as pending.
         implications = self.implied(trials)
-        used = len(trials) - len(trials) % (1 + len(pending) // PENDING_PER_DELAYED)
-        observed = (trials[:used] if self.options.calibrate else ())[-MAX_OBSERVATIONS:]
-        expected = np.flatnonzero(
-            self.table.mask([*pending, *(one.candidate.id for one in trials[used:])])
-        )
-        need, fits, lower = self._memory.posterior(observed, expected)
-        fits = np.where(self._rejected, np.minimum(fits, REFUSED_CHANCE), fits)
-        fits = np.where(implications.impossible, 0.0, np.where(implications.possible, 1.0, fits))
-        refused = (
-            self.predicted
-            & ((lower > 0) | self._rejected)
-            & ~implications.possible
-            & self.options.screen
-        )
+        delayed = len(trials) % (1 + len(pending) // PENDING_PER_DELAYED)
+        used = len(trials) - delayed
+        observed = trials[:used][-MAX_OBSERVATIONS:] if self.options.calibrate else ()
+        delayed_ids = [trial.candidate.id for trial in trials[used:]]
+        expected = np.flatnonzero(self.table.mask([*pending, *delayed_ids]))
+
+        # 2. Memory, overruled by the engine's own refusal, overruled by what is certain.
+        need, fits, lower_bound = self._memory.posterior(observed, expected)
+        fits[self._rejected_by_engine] = np.minimum(fits[self._rejected_by_engine], REFUSED_CHANCE)
+        fits[implications.possible] = 1.0
+        fits[implications.impossible] = 0.0
+        refused = np.zeros(len(self.table), dtype=bool)
+        if self.options.screen:
+            cannot_fit = (lower_bound > 0) | self._rejected_by_engine
+            refused = self.predicted & cannot_fit & ~implications.possible
+
+        # 3. Speed.
         speed = self._speed.posterior(observed, expected)
-        found = Estimates(need=need, speed=speed, fits=fits, refused=refused)
-        self._last = key, found
-        return found
+        return Estimates(
+            need=need,
+            speed=speed,
+            fits=fits,
+            refused=refused,
+        )
+
+
+def _is_rejected_by_engine(prediction: Prediction | None) -> bool:
+    if prediction is None:
+        return False
+    return prediction.failure is not None and prediction.fits is False

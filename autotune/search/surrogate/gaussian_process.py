@@ -6,62 +6,57 @@ logarithms.
     n, m   candidates in the table, observations at its rows o
     r, v   residual and own variance of each observation, shape (m,)
     a      prior standard deviation of each candidate, shape (n,)
-    S_p    similarity of candidates in part p: bias, single knobs, joint knobs, identity; each of shape (n, n)
+    S_p    part p of the candidates' similarity, shape (n, n) (similarity.py)
     K      prior covariance scale² · (a aᵀ) ∘ Σ_p share_p S_p, shape (n, n)
-    C      K[o, o] + diag(v + σ²) = L Lᵀ (Cholesky), shape (m, m), with the noise σ of one measurement
+    σ      standard deviation of the noise of one measurement
+    C      K[o, o] + diag(v + σ²) = L Lᵀ (Cholesky), shape (m, m)
     W      L⁻¹ K[o, :], shape (m, n)
     mean   K[:, o] C⁻¹ r;    covariance   K - Wᵀ W
 
 A model is one choice of shares, scale and σ. All are evaluated and weighted by their marginal
 likelihood: ten measurements are too few to select one.
+
+For one candidate with a = 0.2, one observation of it with r = 0.1, and σ = 0.02:
+
+    K = 0.04,  C = 0.0404,  mean = 0.04 · 0.1 / 0.0404 = 0.099
+    variance = 0.04 - 0.04² / 0.0404 = 0.0004, a standard deviation of 0.02
+
+A candidate with similarity 0.5 to it has K[i, o] = 0.02: its mean is 0.0495.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from autotune.search.surrogate.candidate_table import (
-    CandidateTable,
-    FloatArray,
-    IndexArray,
-    KnobEffect,
-    knob_effects,
-)
+from autotune.core.prediction import Estimate
+from autotune.search.surrogate.candidate_table import FloatArray, IndexArray
+from autotune.search.surrogate.similarity import Kernels, Shares, SimilarityParts
 
-Shares = tuple[float, float, float, float]
-"""Shares of the prior variance: bias of all candidates, single knobs and loads, joint knobs,
-each candidate's own.
-"""
-
-Parts = tuple[FloatArray, ...]  # S_p restricted to some rows, in the order of `Shares`
+# Shares of the prior variance: bias of all candidates, single knobs and loads, joint knobs, each
+# candidate's own
 STRUCTURES: tuple[Shares, ...] = (
     (0.5, 0.35, 0.1, 0.05),
     (0.2, 0.55, 0.15, 0.1),
     (0.15, 0.3, 0.4, 0.15),
 )
-
-SCALES = (
-    0.6,
-    1.0,
-    1.8,
-)  # Factors on the prior's standard deviation, which may be too wide or too narrow
-LENGTH_SCALE = 0.6  # Length scale of numeric knobs, whose range is 0 to 1
-SOURCE_SHARE = 0.7  # Share of the common bias that depends on the composition of the predictions
-JOINT_DECAY = 0.6  # Joint similarity lost per differing category
-# Similarity rows in the cache: a search requests those of its measured candidates repeatedly
-MAX_CACHED_ROWS = 64
-MIN_LEAD_DEVIATION = (
-    1e-3  # Lower bound of the standard deviation of a difference between two candidates
-)
+# Factors on the prior's standard deviation, which may be too wide or too narrow
+SCALES = (0.6, 1.0, 1.8)
+# Lower bound of the standard deviation of a difference between two candidates
+MIN_LEAD_DEVIATION = 1e-3
 MIN_RELATIVE_WEIGHT = 0.02  # Models with a smaller likelihood relative to the best one are dropped
 MIN_VARIANCE = 1e-9
-INTERVAL_DEVIATIONS = (
-    1.64  # Standard deviations between a value and either bound of its interval: 10 % are outside
-)
+MIN_DEVIATION = 1e-3  # Lower bound of the standard deviation of a candidate's estimated figure
+# Standard deviations between a value and either bound of its interval: 10 % are outside
+INTERVAL_DEVIATIONS = 1.64
+
+# Largest ratio of an estimate's value to its lower bound that counts
+MAX_VALUE_PER_LOW = 20
 
 _erf = np.vectorize(math.erf, otypes=[float])
 
@@ -71,18 +66,39 @@ def normal_cdf(deviations: FloatArray) -> FloatArray:
     return np.asarray(0.5 * (1 + _erf(deviations / math.sqrt(2))))
 
 
-def expected_improvement(mean: FloatArray, deviation: FloatArray, best: float) -> FloatArray:
+def normal_density(deviations: FloatArray) -> FloatArray:
+    """φ(x) of the standard normal distribution."""
+    return np.exp(-0.5 * deviations**2) / math.sqrt(2 * math.pi)
+
+
+def expected_improvement(
+    mean: FloatArray,
+    deviation: FloatArray,
+    best: float,
+) -> FloatArray:
     """E[max(0, value - best)] = (μ - best) Φ(z) + s φ(z), with z = (μ - best) / s."""
     z = (mean - best) / deviation
-    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    return np.asarray((mean - best) * normal_cdf(z) + deviation * density)
+    return (mean - best) * normal_cdf(z) + deviation * normal_density(z)
+
+
+def interval_width(estimate: Estimate) -> float:
+    """Return the standard deviation of an estimate's logarithm."""
+    low = max(estimate.low, estimate.value / MAX_VALUE_PER_LOW)
+    return math.log(estimate.high / low) / (2 * INTERVAL_DEVIATIONS)
 
 
 @dataclass(frozen=True)
 class Observations:
-    indices: IndexArray
+    rows: IndexArray
     residual: FloatArray
     variance: FloatArray  # Own variance, in addition to the common noise; 0 for a plain measurement
+
+    def equals(self, observations: Observations) -> bool:
+        return (
+            np.array_equal(self.rows, observations.rows)
+            and np.array_equal(self.residual, observations.residual)
+            and np.array_equal(self.variance, observations.variance)
+        )
 
 
 @dataclass(frozen=True)
@@ -90,121 +106,24 @@ class Posterior:
     """Distribution of one figure for every candidate of the table."""
 
     mean: FloatArray
-    deviation: (
-        FloatArray  # Standard deviation of the candidate's own value, without measurement noise
-    )
+    deviation: FloatArray  # Standard deviation of a candidate's value, without measurement noise
     noise: float  # Standard deviation of one measurement
-    covariance_with: Callable[[int], FloatArray] = lambda index: np.zeros(1)
+    covariance_with: Callable[[int], FloatArray] = lambda row: np.zeros(1)
     """Return the posterior covariance of every candidate with this one."""
 
-    def lead_over(self, index: int) -> tuple[FloatArray, FloatArray]:
+    def lead_over(self, row: int) -> tuple[FloatArray, FloatArray]:
         """Return mean and standard deviation of (each candidate - this one): Var[i - j] = s_i² +
         s_j² - 2 cov(i, j), since similar candidates may both be uncertain and still differ by
         nothing.
         """
-        variance = self.deviation**2 + self.deviation[index] ** 2 - 2 * self.covariance_with(index)
-        return self.mean - self.mean[index], np.sqrt(np.maximum(variance, MIN_LEAD_DEVIATION**2))
-
-
-class Kernels:
-    """Similarity of candidates in the four parts S_p."""
-
-    def __init__(
-        self,
-        table: CandidateTable,
-        sources: FloatArray | None = None,
-        figures: FloatArray | None = None,
-    ) -> None:
-        """`sources`: composition of each candidate's prediction as shares; equal compositions share
-        their error. None: all equal. `figures`: logarithms of the predictions, which show the
-        effect of each knob; None: all have full effect.
-        """
-        self._numbers, self._categories = knob_effects(table, figures)
-        self.size = len(table)
-        composition = np.ones((len(table), 1)) if sources is None else sources
-        self._sources = composition / np.linalg.norm(composition, axis=1, keepdims=True)
-        self._cache: dict[int, tuple[FloatArray, ...]] = {}
-        self._parts = 1 + sum(one.weight for one in (*self._numbers, *self._categories))
-
-    def rows(self, indices: IndexArray) -> Parts:
-        """Return S_p[indices, :] for each part."""
-        requested = indices.tolist()
-        new = [index for index in dict.fromkeys(requested) if index not in self._cache]
-        if new:
-            self._cache.update(
-                zip(new, zip(*self._compute(np.array(new)), strict=True), strict=True)
-            )
-        parts = (
-            zip(*(self._cache[index] for index in requested), strict=True)
-            if requested
-            else [()] * 4
-        )
-        found = tuple(np.array(part).reshape(len(requested), self.size) for part in parts)
-        for index in list(self._cache)[:-MAX_CACHED_ROWS]:
-            del self._cache[index]
-        return found
-
-    def _compute(self, rows: IndexArray) -> Parts:
-        joint, single = np.ones((len(rows), self.size)), np.zeros((len(rows), self.size))
-        identity, load = np.ones((len(rows), self.size)), np.ones((len(rows), self.size))
-        for one in self._numbers:
-            near = _mixed(_squared_exponential, one, rows)
-            single += one.weight * 0.5 * (near + _mixed(_linear, one, rows))
-            joint *= 1 - one.weight * (1 - near)
-            differs = one.weight * (1 - _mixed(_equal, one, rows))
-            identity *= 1 - differs
-            load *= (
-                1 - one.weight * (1 - near) if one.of_load else 1.0
-            )  # loads are as similar as their numbers
-        for one in self._categories:
-            differs = one.weight * (1 - _mixed(_equal, one, rows))
-            single += one.weight - differs
-            joint *= 1 - JOINT_DECAY * differs
-            identity *= 1 - differs
-            load *= 1 - differs if one.of_load else 1.0
-        bias = 1 - SOURCE_SHARE + SOURCE_SHARE * self._sources[rows] @ self._sources.T
-        return bias, (single + load) / self._parts, joint, identity
-
-    def diagonal(self) -> Parts:
-        single = np.ones(self.size) + sum(one.weight for one in self._categories)
-        for one in self._numbers:
-            lines = [3.0 * (column - 0.5) ** 2 for column in (one.actual, one.predicted)]
-            single += one.weight * 0.5 * (1 + (1 - one.trust) * lines[0] + one.trust * lines[1])
-        ones = np.ones(self.size)
-        return ones, single / self._parts, ones, ones
-
-
-def _mixed(
-    similarity: Callable[[FloatArray, FloatArray], FloatArray], one: KnobEffect, rows: IndexArray
-) -> FloatArray:
-    """trust · similarity(predicted positions) + (1 - trust) · similarity(actual positions)."""
-    predicted = similarity(one.predicted[rows][:, None], one.predicted[None, :])
-    if one.predicted is one.actual:
-        return predicted
-    return one.trust * predicted + (1 - one.trust) * similarity(
-        one.actual[rows][:, None], one.actual[None, :]
-    )
-
-
-def _squared_exponential(left: FloatArray, right: FloatArray) -> FloatArray:
-    return np.asarray(np.exp(-0.5 * ((left - right) / LENGTH_SCALE) ** 2))
-
-
-def _linear(left: FloatArray, right: FloatArray) -> FloatArray:
-    return 3.0 * (left - 0.5) * (right - 0.5)
-
-
-def _equal(left: FloatArray, right: FloatArray) -> FloatArray:
-    return np.asarray(left == right, dtype=float)
-
-
-def _mix(shares: Shares, parts: Parts) -> FloatArray:
-    """Σ_p share_p S_p."""
-    return np.asarray(sum(share * part for share, part in zip(shares, parts, strict=True)))
+        covariance = self.covariance_with(row)
+        variance = self.deviation**2 + self.deviation[row] ** 2 - 2 * covariance
+        lead = self.mean - self.mean[row]
+        return lead, np.sqrt(np.maximum(variance, MIN_LEAD_DEVIATION**2))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Model:
+class CovarianceModel:
     shares: Shares
     scale: float
     noise: float
@@ -212,11 +131,17 @@ class _Model:
 
 
 @dataclass(frozen=True)
-class _ModelPosterior:
-    model: _Model
+class ModelPosterior:
+    """Posterior under one model."""
+
+    model: CovarianceModel
     mean: FloatArray
-    # W, shape (m, n): its squared column sums are the variance that the observations remove
-    whitened: FloatArray
+    whitened: FloatArray  # W: its squared column sums are the variance that observations remove
+
+    @property
+    def removed_variance(self) -> FloatArray:
+        """Diagonal of Wᵀ W."""
+        return np.asarray((self.whitened**2).sum(axis=0))
 
 
 class Fit:
@@ -232,115 +157,145 @@ class Fit:
         noises: tuple[float, ...],
         structures: tuple[Shares, ...] = STRUCTURES,
     ) -> None:
-        self.kernels, self.amplitude, self.observed = kernels, amplitude, observed
-        self._rows: Parts = kernels.rows(observed.indices)
-        self._among = tuple(part[:, observed.indices] for part in self._rows)
+        self.kernels = kernels
+        self.amplitude = amplitude
+        self.observed = observed
+        # S_p[o, :] and S_p[o, o]
+        self._similarity = kernels.rows(observed.rows)
+        self._similarity_observed = SimilarityParts(
+            *(part[:, observed.rows] for part in self._similarity)
+        )
+        # K[o, :] and K[o, o] at scale 1, by shares
         self._cross: dict[Shares, FloatArray] = {}
         self._covariance: dict[Shares, FloatArray] = {}
-        self.models = self._weigh(
-            [
-                (shares, scale, noise)
-                for shares in structures
-                for scale in SCALES
-                for noise in noises
-            ]
-        )
+
+        self.models: list[CovarianceModel] = []
+        if len(observed.rows):
+            self.models = self._weighted(structures, noises)
         self.posterior = self._mixture(noises[0])
 
     def cross(self, shares: Shares) -> FloatArray:
-        """K[o, :] at scale 1, shape (m, n)."""
+        """Return K[o, :] at scale 1, shape (m, n)."""
         if shares not in self._cross:
-            self._cross[shares] = self._with_amplitude(_mix(shares, self._rows), self.amplitude)
+            similarity = self._similarity.mixed(shares)
+            self._cross[shares] = self._prior_covariance(similarity, self.amplitude)
         return self._cross[shares]
 
-    def covariance(self, shares: Shares, scale: float, noise: float) -> FloatArray:
-        """C, shape (m, m). Computed apart from `cross`, which is a hundred times wider and used
-        by fewer models.
+    def covariance(self, model: CovarianceModel) -> FloatArray:
+        """Return C, shape (m, m). Computed apart from `cross`, which is a hundred times wider and
+        used by fewer models.
         """
+        shares = model.shares
         if shares not in self._covariance:
-            self._covariance[shares] = self._with_amplitude(
-                _mix(shares, self._among), self.amplitude[self.observed.indices]
-            )
-        return np.asarray(
-            self._covariance[shares] * scale**2 + np.diag(self.observed.variance + noise**2)
-        )
+            similarity = self._similarity_observed.mixed(shares)
+            amplitude = self.amplitude[self.observed.rows]
+            self._covariance[shares] = self._prior_covariance(similarity, amplitude)
+        own_variance = np.diag(self.observed.variance + model.noise**2)
+        return self._covariance[shares] * model.scale**2 + own_variance
 
-    def _with_amplitude(self, similarity: FloatArray, amplitude: FloatArray) -> FloatArray:
-        return np.asarray(
-            similarity * self.amplitude[self.observed.indices][:, None] * amplitude[None, :]
-        )
+    def _prior_covariance(self, similarity: FloatArray, amplitude: FloatArray) -> FloatArray:
+        """Return (a[o] aᵀ) ∘ similarity, for the columns with this amplitude."""
+        observed_amplitude = self.amplitude[self.observed.rows]
+        return similarity * observed_amplitude[:, None] * amplitude[None, :]
 
-    def _weigh(self, models: list[tuple[Shares, float, float]]) -> list[_Model]:
+    def _weighted(
+        self, structures: Sequence[Shares], noises: Sequence[float]
+    ) -> list[CovarianceModel]:
         """Return the models with their weights: likelihood over the sum of likelihoods."""
-        if not len(self.observed.indices):
-            return []
-        evidence = np.array(
-            [
-                _log_likelihood(self.covariance(*one), self.observed.residual, one[2])
-                for one in models
-            ]
-        )
-        weights = np.exp(evidence - evidence.max())
+        models, evidence = [], []
+        for shares, scale, noise in itertools.product(structures, SCALES, noises):
+            model = CovarianceModel(
+                shares=shares,
+                scale=scale,
+                noise=noise,
+            )
+            models.append(model)
+            evidence.append(self._log_likelihood(model))
+        weights = np.exp(np.array(evidence) - max(evidence))
         weights[weights < MIN_RELATIVE_WEIGHT] = 0.0
         weights /= weights.sum()
-        return [
-            _Model(shares=shares, scale=scale, noise=noise, weight=float(weight))
-            for (shares, scale, noise), weight in zip(models, weights, strict=True)
-            if weight
-        ]
+        weighted = []
+        for model, weight in zip(models, weights, strict=True):
+            if weight:
+                weighted.append(replace(model, weight=float(weight)))
+        return weighted
+
+    def _log_likelihood(self, model: CovarianceModel) -> float:
+        """Return -½ rᵀ C⁻¹ r - ½ log |C| (+ constant).
+
+        The last row of the Cholesky factor of [[C, r], [rᵀ, h]] is L⁻¹ r, so no inverse is needed;
+        h keeps the matrix positive definite.
+        """
+        residual = self.observed.residual
+        size = len(residual)
+        bordered = np.empty((size + 1, size + 1))
+        bordered[:size, :size] = self.covariance(model)
+        bordered[size, :size] = bordered[:size, size] = residual
+        bordered[size, size] = float(residual @ residual) / model.noise**2 + 1.0  # h
+        root = np.linalg.cholesky(bordered)
+        whitened_residual = root[size, :size]
+        log_root_determinant = float(np.log(np.diag(root)[:size]).sum())
+        return -0.5 * float(whitened_residual @ whitened_residual) - log_root_determinant
 
     def _mixture(self, default_noise: float) -> Posterior:
-        """Moments of the mixture: μ = Σ w μ_k;  s² = Σ w (s_k² + μ_k²) - μ². Without observations: the prior."""
-        size, amplitude = self.kernels.size, self.amplitude
+        """Return the moments of the mixture; without observations: the prior.
+
+        With weight w, mean μ_k and variance s_k² of each model: μ = Σ w μ_k;  s² = Σ w (s_k² +
+        μ_k²) - μ².
+        """
+        size = self.kernels.size
         if not self.models:
-            return Posterior(np.zeros(size), amplitude.copy(), default_noise)
-        diagonal, parts = self.kernels.diagonal(), [self._condition(one) for one in self.models]
-        mean, square, spread = np.zeros(size), np.zeros(size), np.zeros(size)
-        for one in parts:
-            prior = _mix(one.model.shares, diagonal) * (amplitude * one.model.scale) ** 2
-            mean += one.model.weight * one.mean
-            square += one.model.weight * one.mean**2
-            spread += one.model.weight * np.maximum(prior - (one.whitened**2).sum(axis=0), 0.0)
-        noise = sum(one.weight * one.noise for one in self.models)
-        deviation = np.sqrt(np.maximum(spread + square - mean**2, 0.0))
-
-        def covariance_with(index: int) -> FloatArray:
-            """Σ w (K_k - W_kᵀ W_k + μ_k μ_kᵀ) - μ μᵀ, column `index`."""
-            row, mean, found = self.kernels.rows(np.array([index])), np.zeros(size), np.zeros(size)
-            for one in parts:
-                prior = (
-                    _mix(one.model.shares, row)[0]
-                    * amplitude
-                    * amplitude[index]
-                    * one.model.scale**2
-                )
-                mean += one.model.weight * one.mean
-                found += one.model.weight * (
-                    prior - one.whitened[:, index] @ one.whitened + one.mean * one.mean[index]
-                )
-            return np.asarray(found - mean * mean[index])
-
-        return Posterior(mean, deviation, noise, covariance_with)
-
-    def _condition(self, model: _Model) -> _ModelPosterior:
-        cross = self.cross(model.shares) * model.scale**2
-        inverse_root = np.linalg.inv(
-            np.linalg.cholesky(self.covariance(model.shares, model.scale, model.noise))
+            return Posterior(
+                mean=np.zeros(size),
+                deviation=self.amplitude.copy(),
+                noise=default_noise,
+            )
+        posteriors = []
+        mean, square, variance = np.zeros(size), np.zeros(size), np.zeros(size)
+        noise = 0.0
+        for model in self.models:
+            posterior = self._condition(model)
+            posteriors.append(posterior)
+            model_variance = self.prior_variance(model) - posterior.removed_variance
+            mean += model.weight * posterior.mean
+            square += model.weight * posterior.mean**2
+            variance += model.weight * np.maximum(model_variance, 0.0)
+            noise += model.weight * model.noise
+        return Posterior(
+            mean=mean,
+            deviation=np.sqrt(np.maximum(variance + square - mean**2, 0.0)),
+            noise=noise,
+            covariance_with=partial(self._covariance_with, posteriors, mean),
         )
-        mean = (inverse_root.T @ (inverse_root @ self.observed.residual)) @ cross
-        return _ModelPosterior(model, mean, inverse_root @ cross)
 
+    def _condition(self, model: CovarianceModel) -> ModelPosterior:
+        cross = self.cross(model.shares) * model.scale**2
+        inverse_root = np.linalg.inv(np.linalg.cholesky(self.covariance(model)))
+        weights = inverse_root.T @ (inverse_root @ self.observed.residual)  # C⁻¹ r
+        return ModelPosterior(model, weights @ cross, inverse_root @ cross)
 
-def _log_likelihood(covariance: FloatArray, residual: FloatArray, noise: float) -> float:
-    """-½ rᵀ C⁻¹ r - ½ log |C| (+ constant). The last row of the Cholesky factor of [[C, r], [rᵀ, h]] is L⁻¹ r, so no inverse is
-    needed; h keeps it positive definite.
-    """
-    h = float(residual @ residual) / noise**2 + 1.0
-    root = np.linalg.cholesky(
-        np.block([[covariance, residual[:, None]], [residual[None, :], np.array([[h]])]])
-    )
-    white = root[-1, :-1]
-    return -0.5 * float(white @ white) - float(np.log(np.diag(root)[:-1]).sum())
+    def prior_variance(self, model: CovarianceModel) -> FloatArray:
+        """Return the diagonal of K."""
+        similarity = self.kernels.diagonal.mixed(model.shares)
+        return similarity * (self.amplitude * model.scale) ** 2
+
+    def _covariance_with(
+        self,
+        posteriors: Sequence[ModelPosterior],
+        mean: FloatArray,
+        row: int,
+    ) -> FloatArray:
+        """Return column `row` of Σ w (K_k - W_kᵀ W_k + μ_k μ_kᵀ) - μ μᵀ."""
+        amplitude = self.amplitude
+        similarity = self.kernels.rows(np.array([row]))
+        second_moment = np.zeros(self.kernels.size)
+        for posterior in posteriors:
+            model, whitened = posterior.model, posterior.whitened
+            mixed = similarity.mixed(model.shares)[0]
+            prior = mixed * amplitude * amplitude[row] * model.scale**2
+            removed = whitened[:, row] @ whitened
+            second_moment += model.weight * (prior - removed + posterior.mean * posterior.mean[row])
+        return np.asarray(second_moment - mean * mean[row])
 
 
 class Regression:
@@ -358,48 +313,58 @@ class Regression:
         noises: tuple[float, ...],
         structures: tuple[Shares, ...] = STRUCTURES,
     ) -> None:
-        self._kernels, self._amplitude, self._noises, self._structures = (
-            kernels,
-            amplitude,
-            noises,
-            structures,
-        )
+        self._kernels = kernels
+        self._amplitude = amplitude
+        self._noises = noises
+        self._structures = structures
         self._last: tuple[tuple[float, ...], Fit] | None = None
         self._pending: _PendingVariance | None = None
 
     def posterior(
-        self, observed: Observations, pending: IndexArray, noises: tuple[float, ...] | None = None
+        self,
+        observed: Observations,
+        pending: IndexArray,
+        noises: tuple[float, ...] | None = None,
     ) -> Posterior:
         """Return the posterior; its means depend on the observations alone. `noises`: those
         still possible, if fewer.
         """
-        fit = self._fit(observed, noises or self._noises)
+        current_fit = self._fit(observed, noises or self._noises)
         if not len(pending):
-            return fit.posterior
+            return current_fit.posterior
         if self._pending is None or not self._pending.included <= set(pending.tolist()):
-            self._pending = _PendingVariance(
-                fit, _Model(shares=self._structures[0], scale=1.0, noise=self._noises[0])
-            )
-        found, left = fit.posterior, self._pending.deviation_left(pending)
-        return replace(
-            found,
-            deviation=found.deviation * left,
-            covariance_with=lambda i: found.covariance_with(i) * left * left[i],
+            self._pending = _PendingVariance(current_fit, self._default_model)
+        factor = self._pending.deviation_factor(pending)
+        covariance_with = partial(_scaled_covariance, current_fit.posterior, factor)
+        deviation = current_fit.posterior.deviation * factor
+        return replace(current_fit.posterior, deviation=deviation, covariance_with=covariance_with)
+
+    @property
+    def _default_model(self) -> CovarianceModel:
+        """Model to use before anything was observed."""
+        return CovarianceModel(
+            shares=self._structures[0],
+            scale=1.0,
+            noise=self._noises[0],
         )
 
     def _fit(self, observed: Observations, noises: tuple[float, ...]) -> Fit:
-        if self._last is not None and self._last[0] == noises:
-            last = self._last[1].observed
-            pairs = (
-                (last.indices, observed.indices),
-                (last.residual, observed.residual),
-                (last.variance, observed.variance),
-            )
-            if all(np.array_equal(left, right) for left, right in pairs):
-                return self._last[1]
-        fit = Fit(self._kernels, self._amplitude, observed, noises, self._structures)
-        self._last, self._pending = (noises, fit), None
-        return fit
+        if self._last is not None:
+            last_noises, last_fit = self._last
+            if last_noises == noises and last_fit.observed.equals(observed):
+                return last_fit
+        current_fit = Fit(self._kernels, self._amplitude, observed, noises, self._structures)
+        self._last = noises, current_fit
+        self._pending = None
+        return current_fit
+
+
+def _scaled_covariance(
+    posterior: Posterior,
+    factor: FloatArray,
+    row: int,
+) -> FloatArray:
+    return np.asarray(posterior.covariance_with(row) * factor * factor[row])
 
 
 class _PendingVariance:
@@ -408,34 +373,36 @@ class _PendingVariance:
     time.
     """
 
-    def __init__(self, fit: Fit, default: _Model) -> None:
-        """`default`: the model to use before anything was observed."""
-        self._fit, self._model = fit, max(fit.models, key=lambda one: one.weight, default=default)
-        shares, scale = self._model.shares, self._model.scale
-        root = np.linalg.cholesky(fit.covariance(shares, scale, self._model.noise))
-        self._whitened = np.linalg.inv(root) @ fit.cross(shares) * scale**2
-        prior = _mix(shares, fit.kernels.diagonal()) * (fit.amplitude * scale) ** 2
-        self._before = np.maximum(prior - (self._whitened**2).sum(axis=0), MIN_VARIANCE)
-        self._left = self._before.copy()
+    def __init__(self, observed_fit: Fit, default: CovarianceModel) -> None:
+        self._fit = observed_fit
+        self._model = max(observed_fit.models, key=lambda model: model.weight, default=default)
+        root = np.linalg.cholesky(observed_fit.covariance(self._model))
+        cross = observed_fit.cross(self._model.shares)
+        self._whitened = np.linalg.inv(root) @ cross * self._model.scale**2
+        removed = (self._whitened**2).sum(axis=0)
+        self._before = np.maximum(observed_fit.prior_variance(self._model) - removed, MIN_VARIANCE)
+        self._remaining = self._before.copy()
         self.included: set[int] = set()
         """Rows of the pending candidates so far."""
 
-    def deviation_left(self, pending: IndexArray) -> FloatArray:
+    def deviation_factor(self, pending: IndexArray) -> FloatArray:
         """Return the factor on each standard deviation. `pending` must contain all earlier ones."""
-        new = np.array(
-            [index for index in pending.tolist() if index not in self.included], dtype=np.int64
-        )
-        if len(new):
-            # Append rows to W: B = K[new, :] - W[:, new]ᵀ W;  rows = L_B⁻¹ B, L_B L_Bᵀ = B[:, new] + σ² I.
-            model, amplitude = self._model, self._fit.amplitude
-            similarity = _mix(model.shares, self._fit.kernels.rows(new)) * model.scale**2
-            beyond = (
-                similarity * amplitude[new][:, None] * amplitude[None, :]
-                - self._whitened[:, new].T @ self._whitened
-            )
-            root = np.linalg.cholesky(beyond[:, new] + model.noise**2 * np.eye(len(new)))
-            rows = np.linalg.inv(root) @ beyond
-            self._whitened = np.concatenate([self._whitened, rows])
-            self._left = np.maximum(self._left - (rows**2).sum(axis=0), MIN_VARIANCE)
-            self.included.update(new.tolist())
-        return np.asarray(np.sqrt(self._left / self._before))
+        new = [row for row in pending.tolist() if row not in self.included]
+        if new:
+            self._include(np.array(new, dtype=np.int64))
+        return np.asarray(np.sqrt(self._remaining / self._before))
+
+    def _include(self, new: IndexArray) -> None:
+        """Append rows to W: L_B⁻¹ B, with B = K[new, :] - W[:, new]ᵀ W and L_B L_Bᵀ = B[:, new] +
+        σ² I.
+        """
+        model, amplitude = self._model, self._fit.amplitude
+        similarity = self._fit.kernels.rows(new).mixed(model.shares) * model.scale**2
+        prior = similarity * amplitude[new][:, None] * amplitude[None, :]
+        covariance = prior - self._whitened[:, new].T @ self._whitened  # B
+        noise_variance = model.noise**2 * np.eye(len(new))
+        root = np.linalg.cholesky(covariance[:, new] + noise_variance)
+        rows = np.linalg.inv(root) @ covariance
+        self._whitened = np.concatenate([self._whitened, rows])
+        self._remaining = np.maximum(self._remaining - (rows**2).sum(axis=0), MIN_VARIANCE)
+        self.included.update(new.tolist())

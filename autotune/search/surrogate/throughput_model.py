@@ -1,17 +1,33 @@
-"""Speed of each candidate by the phases of a cycle, each corrected by its measured seconds; the
-cycle is their sum.
+"""Speed of every candidate: seconds by group of phases, predicted and corrected by measured ones.
 
 A micro-batch does not affect the engine, and an engine's memory share does not affect the backward
 pass: the error measured in one candidate's rollout transfers to other rollouts. An error that the
 phases have in common is the machine's (a card below its figures), and transfers to all of them.
+
+    g        group of phases: rollout, sync, training, and the rest of a cycle
+    p_g      predicted seconds of the group in one cycle
+    T        predicted tokens of one cycle
+    e_g      log(measured seconds / p_g)
+    l        level: the part of e_g that all groups of this machine have in common
+    d_g      e_g - l, by regression over the measured candidates
+    t_g      p_g exp(l + d_g): corrected seconds;  t = Σ t_g
+    speed    log(T / t);  Var = Σ_g (t_g / t)² Var(d_g)
+
+The level is the expected value of l ~ N(0, τ²), where each e_g = l + N(0, s_g²):
+
+    E[l] = Σ_g e_g / s_g² / (1 / τ² + Σ_g 1 / s_g²)
+
+Example: 6 s of rollout and 2 s of training are predicted, 12 s and 2 s measured. With τ = s_g = 0.5
+the errors 0.69 and 0 have the level 0.23. The rollout's own error is 0.46, that of training -0.23.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -19,8 +35,14 @@ from autotune.core.answer import Trial
 from autotune.core.measurement import Phase, Speed
 from autotune.core.prediction import Estimate, Prediction
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
-from autotune.search.surrogate.gaussian_process import Kernels, Observations, Posterior, Regression
-from autotune.search.surrogate.memory_model import interval_width
+from autotune.search.surrogate.gaussian_process import (
+    MIN_DEVIATION,
+    Observations,
+    Posterior,
+    Regression,
+    interval_width,
+)
+from autotune.search.surrogate.similarity import Kernels, Shares
 from autotune.worker.phase_recorder import SINGLE_CYCLE_FACTOR
 
 GROUPS: Mapping[str, tuple[Phase, ...]] = {
@@ -32,11 +54,14 @@ GROUPS: Mapping[str, tuple[Phase, ...]] = {
 
 REST = "rest"
 MIN_WIDTH, MAX_WIDTH = 0.15, 1.0  # Bounds of the standard deviation of a phase's logarithmic error
-LEVEL_DEVIATION = (
-    0.5  # Standard deviation of the logarithmic error that all phases of a machine have in common
-)
+# Standard deviation of the logarithmic error that all phases of a machine have in common
+LEVEL_DEVIATION = 0.5
 # Shares of the prior variance: most of a phase's error is common to all candidates.
-STRUCTURES = ((0.9, 0.08, 0.015, 0.005), (0.7, 0.25, 0.04, 0.01), (0.4, 0.45, 0.12, 0.03))
+STRUCTURES: tuple[Shares, ...] = (
+    (0.9, 0.08, 0.015, 0.005),
+    (0.7, 0.25, 0.04, 0.01),
+    (0.4, 0.45, 0.12, 0.03),
+)
 # Measured / predicted seconds, and standard deviations, beyond which a phase is an outlier of its
 # load (a cache that holds one sequence at a time, for example), without evidence about other loads.
 CLIFF_FACTOR = 3.0
@@ -48,9 +73,8 @@ MIN_NOISE_BOUND, NOISE_PER_SCATTER = 0.03, 3.0
 # was all that was slow.
 SINGLE_CYCLE_DEVIATION = math.log(SINGLE_CYCLE_FACTOR)
 MIN_SPEED_WIDTH = 0.15  # Lower bound of a predicted speed's standard deviation, as a share
-UNPREDICTED_SPEED_WIDTH = (
-    0.6  # Standard deviation of an unpredicted speed, around the measured ones
-)
+# Standard deviation of an unpredicted speed, around the measured ones
+UNPREDICTED_SPEED_WIDTH = 0.6
 SPEED_PER_DOUBLING = 0.07  # Without predictions: logarithmic speed gained per doubling of memory
 MIN_PHASE_SHARE = 1e-4  # Share of a cycle below which a phase carries no information
 
@@ -59,263 +83,314 @@ MIN_PHASE_SHARE = 1e-4  # Share of a cycle below which a phase carries no inform
 class _Cycle:
     """Measured seconds of one cycle by group."""
 
-    index: int  # Row of the candidate
-    parts: Mapping[str, float]
+    row: int
+    seconds: Mapping[str, float]
     deviation: float  # Standard deviation of the logarithm, in addition to the common noise
 
 
 class ThroughputModel:
     """Predicted seconds by phase, corrected by measured ones."""
 
-    def __init__(self, table: CandidateTable, found: Sequence[Prediction | None]) -> None:
+    def __init__(self, table: CandidateTable, predictions: Sequence[Prediction | None]) -> None:
         self._table = table
-        # A candidate without a prediction (a baseline that cannot be traced) gets the median of the
-        # others.
-        self._seconds = {
-            name: _filled(
-                [None if one is None else _group_seconds(one, name).value for one in found]
-            )
-            for name in (*GROUPS, REST)
-        }
-        self._widths = {
-            name: np.array(
-                [MAX_WIDTH if one is None else _width(_group_seconds(one, name)) for one in found]
-            )
-            for name in GROUPS
-        }
-        self._widths[REST] = np.full(len(found), MAX_WIDTH)
-        # Passes of the trainer are the same code whatever generates: only generation's errors
-        # differ by its kind.
-        sources = {name: None if name == "training" else table.kinds for name in self._seconds}
-        kernels = {
-            name: Kernels(table, sources[name], _log_figures(seconds))
-            for name, seconds in self._seconds.items()
-        }
-        self._regressions = {
-            name: Regression(kernels[name], width, NOISE, STRUCTURES)
-            for name, width in self._widths.items()
-        }
-        rates = [
-            one.ranking_rate.value if one is not None and one.ranking_rate is not None else None
-            for one in found
-        ]
+        self._seconds: dict[str, FloatArray] = {}  # p_g
+        self._widths: dict[str, FloatArray] = {}  # s_g
+        self._regressions: dict[str, Regression] = {}
+        for group in (*GROUPS, REST):
+            seconds, width = _group_priors(predictions, group)
+            # Passes of the trainer are the same code whatever generates: only generation's errors
+            # differ by its kind.
+            sources = None if group == "training" else table.kinds
+            kernels = Kernels(table, sources, _log_figures(seconds))
+            self._seconds[group] = seconds
+            self._widths[group] = width
+            self._regressions[group] = Regression(kernels, width, NOISE, STRUCTURES)
+
+        rates: list[float | None] = []
+        for prediction in predictions:
+            rate = None if prediction is None else prediction.ranking_rate
+            rates.append(None if rate is None else rate.value)
         self._tokens = _filled(rates) * sum(self._seconds.values())
 
     @classmethod
-    def has_phase_times(cls, found: Sequence[Prediction | None]) -> bool:
+    def has_phase_times(cls, predictions: Sequence[Prediction | None]) -> bool:
         """Return True if every prediction has seconds by phase."""
-        known = [one for one in found if one is not None]
-        timed = (
-            one.tokens_per_second is not None
-            and any(phase.seconds is not None for phase in one.phases)
-            for one in known
-        )
-        return bool(known) and all(timed)
+        predicted = [prediction for prediction in predictions if prediction is not None]
+        if not predicted:
+            return False
+        return all(_is_timed(prediction) for prediction in predicted)
 
     def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
-        """Posterior of log(tokens per second) = log(T / Σ t_g), with Var = Σ (t_g / t)² s_g²
-        over the groups g.
-        """
-        cycles = {one.index: one for trial in trials if (one := self._cycle(trial))}
-        scatter, level = median_scatter(trials), self._level(cycles.values())
-        noise_bound = (
-            math.inf if scatter is None else max(MIN_NOISE_BOUND, NOISE_PER_SCATTER * scatter)
-        )
-        noises = tuple(noise for noise in NOISE if noise <= noise_bound)
-        parts = {
-            name: self._corrected(name, tuple(cycles.values()), level, noises, pending)
-            for name in self._seconds
-        }
-        corrected = {
-            name: seconds * np.exp(level + parts[name].mean)
-            for name, seconds in self._seconds.items()
-        }
-        total = np.asarray(sum(corrected.values()))
-        weights = {name: seconds / total for name, seconds in corrected.items()}
-        variance = sum((weights[name] * found.deviation) ** 2 for name, found in parts.items())
+        """Return the posterior of log(tokens per second)."""
+        # 1. The newest cycle of each candidate, and the error that all groups have in common.
+        cycles: dict[int, _Cycle] = {}
+        for trial in trials:
+            cycle = self._cycle(trial)
+            if cycle is not None:
+                cycles[cycle.row] = cycle
+        level = self._level(cycles.values())
 
-        def covariance_with(index: int) -> FloatArray:
-            """Σ_g w_g w_g[index] cov_g: errors of different groups are independent."""
-            return np.asarray(
-                sum(
-                    weights[name] * weights[name][index] * parts[name].covariance_with(index)
-                    for name in parts
-                )
-            )
+        # 2. Each group's own error, and its corrected seconds.
+        noises = _possible_noises(trials)
+        errors: dict[str, Posterior] = {}
+        corrected: dict[str, FloatArray] = {}
+        for group, predicted_seconds in self._seconds.items():
+            error = self._error_posterior(group, tuple(cycles.values()), level, noises, pending)
+            errors[group] = error
+            corrected[group] = predicted_seconds * np.exp(level + error.mean)
 
-        noise = min(parts["rollout"].noise, parts["training"].noise)
+        # 3. The cycle: the sum of its groups.
+        cycle_seconds = np.zeros(len(self._table))
+        for seconds in corrected.values():
+            cycle_seconds += seconds
+        variance = np.zeros(len(self._table))
+        covariances = []
+        for group, seconds in corrected.items():
+            weight = seconds / cycle_seconds
+            variance += (weight * errors[group].deviation) ** 2
+            covariances.append((weight, errors[group].covariance_with))
         return Posterior(
-            np.log(self._tokens / total),
-            np.maximum(np.sqrt(variance), 1e-3),
-            noise,
-            covariance_with,
+            mean=np.log(self._tokens / cycle_seconds),
+            deviation=np.maximum(np.sqrt(variance), MIN_DEVIATION),
+            noise=min(errors["rollout"].noise, errors["training"].noise),
+            covariance_with=partial(_weighted_covariance, covariances),
         )
 
     def _cycle(self, trial: Trial) -> _Cycle | None:
-        index, speed = self._table.index.get(trial.candidate.id), trial.measurement.ranking_speed
-        if (
-            index is None
-            or speed is None
-            or speed.tokens_per_second <= 0
-            or not speed.phase_seconds
-        ):
+        """Return the trial's cycle; None if it was not timed by phase."""
+        row = self._table.row_by_id.get(trial.candidate.id)
+        speed = trial.measurement.ranking_speed
+        if row is None or speed is None:
             return None
-        deviation = SINGLE_CYCLE_DEVIATION if speed.cut_short and len(speed.rates) == 1 else 0.0
+        if speed.tokens_per_second <= 0 or not speed.phase_seconds:
+            return None
+        stopped = speed.cut_short and len(speed.rates) == 1
         return _Cycle(
-            index, _split(speed, self._tokens[index] / speed.tokens_per_second), deviation
+            row=row,
+            seconds=_split(speed, self._tokens[row] / speed.tokens_per_second),
+            deviation=SINGLE_CYCLE_DEVIATION if stopped else 0.0,
         )
 
     def _level(self, cycles: Collection[_Cycle]) -> float:
-        """Return the expected common error l of the phases; outliers of a load are no evidence for
-        it.
-
-        e_g = l + d_g, l ~ N(0, τ²), d_g ~ N(0, s_g²):  E[l] = Σ e_g / s_g² / (1 / τ² + Σ 1 / s_g²)
-        """
+        """Return E[l]; outliers of a load are no evidence for it."""
         pull, precision = 0.0, 1 / LEVEL_DEVIATION**2
-        for name in GROUPS:
-            known = [
-                one
-                for one in self._known(name, cycles)
-                if not self._is_cliff(name, one, 0.0) and not one.deviation
-            ]
-            if known:
-                weight = 1 / statistics.median(self._widths[name][one.index] for one in known) ** 2
-                pull += weight * statistics.median(self._error(name, one) for one in known)
+        for group in GROUPS:
+            errors, widths = [], []
+            for cycle in self._informative(group, cycles):
+                if not cycle.deviation and not self._is_cliff(group, cycle, 0.0):
+                    errors.append(self._error(group, cycle))
+                    widths.append(self._widths[group][cycle.row])
+            if errors:
+                weight = 1 / statistics.median(widths) ** 2
+                pull += weight * statistics.median(errors)
                 precision += weight
         return pull / precision
 
-    def _known(self, name: str, cycles: Iterable[_Cycle]) -> list[_Cycle]:
-        seconds = self._seconds[name]
-        return [
-            one
-            for one in cycles
-            if min(one.parts[name], seconds[one.index]) > MIN_PHASE_SHARE * sum(one.parts.values())
-        ]
+    def _informative(self, group: str, cycles: Iterable[_Cycle]) -> list[_Cycle]:
+        """Return the cycles in which the group takes a share of the time, as predicted."""
+        informative = []
+        for cycle in cycles:
+            shorter = min(cycle.seconds[group], self._seconds[group][cycle.row])
+            if shorter > MIN_PHASE_SHARE * sum(cycle.seconds.values()):
+                informative.append(cycle)
+        return informative
 
-    def _error(self, name: str, one: _Cycle) -> float:
-        return math.log(one.parts[name] / self._seconds[name][one.index])
+    def _error(self, group: str, cycle: _Cycle) -> float:
+        """Return e_g."""
+        return math.log(cycle.seconds[group] / self._seconds[group][cycle.row])
 
-    def _is_cliff(self, name: str, one: _Cycle, level: float) -> bool:
-        bound = max(math.log(CLIFF_FACTOR), CLIFF_FACTOR * self._widths[name][one.index])
-        return not one.deviation and self._error(name, one) - level > bound
-
-    def _corrected(
+    def _is_cliff(
         self,
-        name: str,
+        group: str,
+        cycle: _Cycle,
+        level: float,
+    ) -> bool:
+        bound = max(math.log(CLIFF_FACTOR), CLIFF_FACTOR * self._widths[group][cycle.row])
+        return not cycle.deviation and self._error(group, cycle) - level > bound
+
+    def _error_posterior(
+        self,
+        group: str,
         cycles: Sequence[_Cycle],
         level: float,
         noises: tuple[float, ...],
         pending: IndexArray,
     ) -> Posterior:
-        known = self._known(name, cycles)
-        indices = np.array([one.index for one in known], dtype=np.int64)
-        error = np.array([self._error(name, one) - level for one in known])
-        deviation = np.array([one.deviation for one in known])
-        cliff = np.array([self._is_cliff(name, one, level) for one in known], dtype=bool)
-        usual = Observations(indices[~cliff], error[~cliff], deviation[~cliff] ** 2)
-        found = self._regressions[name].posterior(usual, pending, noises)
-        # An outlier's error applies to every candidate of its load that was not measured without
+        """Return the posterior of d_g."""
+        # 1. The usual errors, and those of outliers.
+        rows, errors, deviations = [], [], []
+        cliffs: list[tuple[int, float]] = []
+        for cycle in self._informative(group, cycles):
+            error = self._error(group, cycle) - level
+            if self._is_cliff(group, cycle, level):
+                cliffs.append((cycle.row, error))
+            else:
+                rows.append(cycle.row)
+                errors.append(error)
+                deviations.append(cycle.deviation)
+        observed = Observations(
+            rows=np.array(rows, dtype=np.int64),
+            residual=np.array(errors),
+            variance=np.array(deviations) ** 2,
+        )
+        posterior = self._regressions[group].posterior(observed, pending, noises)
+
+        # 2. An outlier's error applies to every candidate of its load that was not measured without
         # it.
-        mean, loads = found.mean.copy(), self._table.loads
-        measured = np.isin(np.arange(len(mean)), indices[~cliff])
-        for index, distance in zip(indices[cliff], error[cliff], strict=True):
-            mean[(loads == loads[index]) & ~measured] = distance
-            mean[index] = distance
-        return replace(found, mean=mean)
+        mean, loads = posterior.mean.copy(), self._table.loads
+        unmeasured = np.ones(len(mean), dtype=bool)
+        unmeasured[observed.rows] = False
+        for row, error in cliffs:
+            mean[(loads == loads[row]) & unmeasured] = error
+            mean[row] = error
+        return replace(posterior, mean=mean)
 
 
 class CycleModel:
     """Speed by one figure per cycle, where it was not predicted by phase, or not at all."""
 
-    def __init__(self, table: CandidateTable, found: Sequence[Prediction | None]) -> None:
+    def __init__(self, table: CandidateTable, predictions: Sequence[Prediction | None]) -> None:
         self._table = table
-        rates = [None if one is None else one.ranking_rate for one in found]
-        self._known = np.array([rate is not None for rate in rates], dtype=bool)
-        known = [math.log(rate.value) for rate in rates if rate is not None]
-        middle = statistics.fmean(known) if known else 0.0
-        self._prior = np.array([middle if rate is None else math.log(rate.value) for rate in rates])
-        self._prior += np.where(self._known, 0.0, SPEED_PER_DOUBLING * table.steps)
-        width = np.array(
-            [
-                (
-                    UNPREDICTED_SPEED_WIDTH
-                    if rate is None
-                    else max(interval_width(rate), MIN_SPEED_WIDTH)
-                )
-                for rate in rates
-            ]
-        )
+        self._predicted = np.zeros(len(predictions), dtype=bool)
+        logs = np.zeros(len(predictions))
+        width = np.full(len(predictions), UNPREDICTED_SPEED_WIDTH)
+        for row, prediction in enumerate(predictions):
+            rate = None if prediction is None else prediction.ranking_rate
+            if rate is not None:
+                self._predicted[row] = True
+                logs[row] = math.log(rate.value)
+                width[row] = max(interval_width(rate), MIN_SPEED_WIDTH)
+        middle = statistics.fmean(logs[self._predicted]) if self._predicted.any() else 0.0
+        guess = middle + SPEED_PER_DOUBLING * table.steps
+        self._prior = np.where(self._predicted, logs, guess)
         self._regression = Regression(Kernels(table), width, NOISE)
 
     def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
-        rates: dict[int, list[float]] = {}
+        """Return the posterior of log(tokens per second)."""
+        logs_by_row: dict[int, list[float]] = {}
         for trial in trials:
-            index, speed = (
-                self._table.index.get(trial.candidate.id),
-                trial.measurement.ranking_speed,
-            )
-            if index is not None and speed is not None and speed.tokens_per_second > 0:
-                rates.setdefault(index, []).append(math.log(speed.tokens_per_second))
-        means = {index: statistics.fmean(many) for index, many in rates.items()}
-        prior = self._prior
-        if means and not self._known.all():
-            # Unpredicted speeds are centred on the measured ones.
-            offsets = [
-                rate - prior[index] for index, rate in means.items() if not self._known[index]
-            ]
-            prior = np.where(self._known, prior, prior + statistics.fmean(offsets or [0.0]))
-        residual = np.array([rate - prior[index] for index, rate in means.items()])
-        observed = Observations(
-            np.array(list(means), dtype=np.int64), residual, np.zeros(len(means))
-        )
-        found = self._regression.posterior(observed, pending)
-        return replace(found, mean=found.mean + prior, deviation=np.maximum(found.deviation, 1e-3))
+            row = self._table.row_by_id.get(trial.candidate.id)
+            speed = trial.measurement.ranking_speed
+            if row is not None and speed is not None and speed.tokens_per_second > 0:
+                logs_by_row.setdefault(row, []).append(math.log(speed.tokens_per_second))
+        measured = {row: statistics.fmean(logs) for row, logs in logs_by_row.items()}
+
+        prior = self._centred_prior(measured)
+        rows = np.array(list(measured), dtype=np.int64)
+        residual = np.array(list(measured.values())) - prior[rows]
+        observed = Observations(rows, residual, np.zeros(len(measured)))
+        posterior = self._regression.posterior(observed, pending)
+        deviation = np.maximum(posterior.deviation, MIN_DEVIATION)
+        return replace(posterior, mean=posterior.mean + prior, deviation=deviation)
+
+    def _centred_prior(self, measured: Mapping[int, float]) -> FloatArray:
+        """Return the prior, with unpredicted speeds centred on the measured ones."""
+        offsets = []
+        for row, speed in measured.items():
+            if not self._predicted[row]:
+                offsets.append(speed - self._prior[row])
+        if not offsets:
+            return self._prior
+        return np.where(self._predicted, self._prior, self._prior + statistics.fmean(offsets))
 
 
 def median_scatter(trials: Iterable[Trial]) -> float | None:
     """Return the median scatter of single cycles within a probe; None if unknown."""
-    speeds = [speed for trial in trials if (speed := trial.measurement.ranking_speed) is not None]
-    inside = [scatter for speed in speeds if (scatter := speed.scatter) is not None]
-    return statistics.median(inside) if inside else None
+    scatters = []
+    for trial in trials:
+        speed = trial.measurement.ranking_speed
+        if speed is not None and speed.scatter is not None:
+            scatters.append(speed.scatter)
+    return statistics.median(scatters) if scatters else None
 
 
-def _split(speed: Speed, cycle: float) -> Mapping[str, float]:
+def _possible_noises(trials: Iterable[Trial]) -> tuple[float, ...]:
+    scatter = median_scatter(trials)
+    if scatter is None:
+        return NOISE
+    bound = max(MIN_NOISE_BOUND, NOISE_PER_SCATTER * scatter)
+    return tuple(noise for noise in NOISE if noise <= bound)
+
+
+Covariance = Callable[[int], FloatArray]
+
+
+def _weighted_covariance(
+    covariances: Sequence[tuple[FloatArray, Covariance]], row: int
+) -> FloatArray:
+    """Return Σ_g w_g w_g[row] cov_g: errors of different groups are independent."""
+    total = np.zeros(len(covariances[0][0]))
+    for weight, covariance_with in covariances:
+        total += weight * weight[row] * covariance_with(row)
+    return total
+
+
+def _split(speed: Speed, cycle_seconds: float) -> Mapping[str, float]:
     """Divide a cycle's seconds by group, in the proportions of all timed cycles."""
-    whole = sum(speed.phase_seconds.values())
-    parts = {
-        name: sum(speed.phase_seconds.get(phase, 0.0) for phase in phases)
-        for name, phases in GROUPS.items()
+    timed_seconds = sum(speed.phase_seconds.values())
+    seconds = {}
+    for group, phases in GROUPS.items():
+        seconds[group] = sum(speed.phase_seconds.get(phase, 0.0) for phase in phases)
+    seconds[REST] = max(0.0, timed_seconds - sum(seconds.values()))
+    return {group: part / timed_seconds * cycle_seconds for group, part in seconds.items()}
+
+
+def _group_priors(
+    predictions: Sequence[Prediction | None], group: str
+) -> tuple[FloatArray, FloatArray]:
+    """Return predicted seconds of the group, and the standard deviation of their error, by row.
+
+    A candidate without a prediction (a baseline that cannot be traced) gets the median of the
+    others.
+    """
+    seconds: list[float | None] = [None] * len(predictions)
+    width = np.full(len(predictions), MAX_WIDTH)
+    for row, prediction in enumerate(predictions):
+        if prediction is None:
+            continue
+        estimate = _group_seconds(prediction, group)
+        seconds[row] = estimate.value
+        if group != REST:
+            width[row] = _width(estimate)
+    return _filled(seconds), width
+
+
+def _group_seconds(prediction: Prediction, group: str) -> Estimate:
+    """Sum the predicted seconds of a group; 0 for an unpredicted rest."""
+    seconds_by_phase: Mapping[Phase, Estimate] = prediction.seconds_at_lengths or {
+        phase.name: phase.seconds for phase in prediction.phases if phase.seconds is not None
     }
-    parts[REST] = max(0.0, whole - sum(parts.values()))
-    return {name: seconds / whole * cycle for name, seconds in parts.items()}
+    total = Estimate.exactly(0.0)
+    for phase, seconds in seconds_by_phase.items():
+        if _group_of(phase) == group:
+            total += seconds
+    return total
+
+
+def _group_of(phase: Phase) -> str:
+    return next((group for group, phases in GROUPS.items() if phase in phases), REST)
+
+
+def _width(seconds: Estimate) -> float:
+    if seconds.value <= 0:
+        return MIN_WIDTH
+    return min(MAX_WIDTH, max(MIN_WIDTH, interval_width(seconds)))
+
+
+def _is_timed(prediction: Prediction) -> bool:
+    has_seconds = any(phase.seconds is not None for phase in prediction.phases)
+    return prediction.tokens_per_second is not None and has_seconds
 
 
 def _filled(figures: Sequence[float | None]) -> FloatArray:
     """Replace None by the median of the other figures."""
-    middle = statistics.median([figure for figure in figures if figure is not None])
+    middle = statistics.median(figure for figure in figures if figure is not None)
     return np.array([middle if figure is None else figure for figure in figures])
 
 
 def _log_figures(seconds: FloatArray) -> FloatArray | None:
     """Return None for a group that takes no time anywhere: it was not predicted."""
-    return (
-        np.log(np.maximum(seconds, seconds.max() * MIN_PHASE_SHARE)) if seconds.max() > 0 else None
-    )
-
-
-def _group_seconds(one: Prediction, name: str) -> Estimate:
-    """Sum the predicted seconds of a group; 0 for an unpredicted rest."""
-    named = {phase for phases in GROUPS.values() for phase in phases}
-    known = one.seconds_at_lengths or {
-        phase.name: phase.seconds for phase in one.phases if phase.seconds is not None
-    }
-    members = [
-        seconds
-        for phase, seconds in known.items()
-        if (phase in GROUPS[name] if name in GROUPS else phase not in named)
-    ]
-    return sum(members, start=Estimate.exactly(0.0))
-
-
-def _width(one: Estimate) -> float:
-    return MIN_WIDTH if one.value <= 0 else min(MAX_WIDTH, max(MIN_WIDTH, interval_width(one)))
+    longest = float(seconds.max())
+    if longest <= 0:
+        return None
+    return np.asarray(np.log(np.maximum(seconds, longest * MIN_PHASE_SHARE)))

@@ -16,8 +16,16 @@ from typing import Any
 
 import torch
 
-from ..tracing import Untraceable, bitsandbytes_optimizers, fake_models, fsdp2, quantised
-from ..tracing.ledger import NullAnnotator
+from ..tracing import (
+    Spec,
+    Untraceable,
+    bitsandbytes_optimizers,
+    fake_models,
+    fsdp2,
+    quantised,
+    sharding_kind,
+)
+from ..tracing.annotators import NullAnnotator
 from .losses import LOSSES, fuse_head, policy_loss
 
 # torch's own optimizers, by the Trainer's names.
@@ -37,60 +45,105 @@ PEFT_NAMES = {
     "lora_task_type": "task_type",
 }
 
+Settings = Mapping[str, Any]
 
-def prepared(spec: Mapping[str, Any]) -> Any:
+# 1. The model.
+
+
+def prepared(spec: Spec) -> Any:
     """Build the model on meta in the trainer's form: quantised, adapted, checkpointed, patched."""
-    settings, named = spec["settings"], spec["model"]
-    if (named.get("config") or {}).get("auto_map") and not spec.get("trust_remote_code"):
+    settings = spec["settings"]
+    model_spec = spec["model"]
+    config = model_spec.get("config") or {}
+    if config.get("auto_map") and not spec.get("trust_remote_code"):
         raise Untraceable(
-            f"{named['name']} has code of its own, which is not trusted. Trace it with"
+            f"{model_spec['name']} has code of its own, which is not trusted. Trace it with"
             " --trust-remote-code."
         )
-    base = build_model(spec, named.get("attn_implementation"))
+    adapter = spec.get("adapter")
+    base = build_model(spec, model_spec.get("attn_implementation"))
     quantised.quantise(base, spec)
-    model = adapt(base, spec.get("adapter"), widened=settings.get("autocast_adapter_dtype", True))
-    checkpoint(model, settings, adapted=bool(spec.get("adapter")))
+    model = adapt(base, adapter, widened=settings.get("autocast_adapter_dtype", True))
+    checkpoint(model, settings, adapted=bool(adapter))
     for patch in settings.get("patches", ()):
         module, _, name = patch.partition(":")
-        changed = getattr(importlib.import_module(module), name)(model, spec)
-        model = model if changed is None else changed
+        function = getattr(importlib.import_module(module), name)
+        patched = function(model, spec)
+        if patched is not None:
+            model = patched
     return model.train()
 
 
 def build_model(
-    spec: Mapping[str, Any], attention: str | None, *, device: str = "meta", scores: bool = False
+    spec: Spec,
+    attention: str | None,
+    *,
+    device: str = "meta",
+    scores: bool = False,
 ) -> Any:
     """Build the base model with the requested number of layers."""
-    model_spec, trust = dict(spec["model"]), bool(spec.get("trust_remote_code"))
-    config = fake_models.config_of(
-        model_spec, model_spec.get("folder") if trust else None, trust_remote_code=trust
-    )
+    model_spec = dict(spec["model"])
+    trusted = bool(spec.get("trust_remote_code"))
+    folder = model_spec.get("folder") if trusted else None
+    config = fake_models.config_of(model_spec, folder, trust_remote_code=trusted)
     dtype = getattr(torch, model_spec["dtype"])
     model = fake_models.build(
-        config, dtype, attention, device=device, trust_remote_code=trust, scores=scores
+        config,
+        dtype,
+        attention,
+        device=device,
+        trust_remote_code=trusted,
+        scores=scores,
     )
     model.config._name_or_path = model.name_or_path = model_spec["name"]
     return model
 
 
-def adapt(model: Any, adapter: Mapping[str, Any] | None, *, widened: bool = True) -> Any:
+def adapt(
+    model: Any,
+    adapter: Settings | None,
+    *,
+    widened: bool = True,
+) -> Any:
     """Add PEFT's own adapter modules; `widened`: in float32, as PEFT creates them by default."""
     if not adapter:
         return model
     import peft
 
-    settings = {
-        PEFT_NAMES.get(name, name): value for name, value in adapter.items() if value is not None
-    }
+    # 1. The adapter's settings, by PEFT's names.
+    settings = {}
+    for name, value in adapter.items():
+        if value is not None:
+            settings[PEFT_NAMES.get(name, name)] = value
     unknown = sorted(set(settings) - set(inspect.signature(peft.LoraConfig).parameters))
     if unknown:
         raise Untraceable(f"PEFT {peft.__version__} has no adapter setting {', '.join(unknown)}")
     settings.setdefault("task_type", "CAUSAL_LM")
-    more = {}
+
+    # 2. The adapter.
+    options = {}
     if "autocast_adapter_dtype" in inspect.signature(peft.get_peft_model).parameters:
-        more["autocast_adapter_dtype"] = widened
+        options["autocast_adapter_dtype"] = widened
     with fake_models.adapters_on_meta():
-        return peft.get_peft_model(model, peft.LoraConfig(**settings), **more)
+        return peft.get_peft_model(model, peft.LoraConfig(**settings), **options)
+
+
+def checkpoint(
+    model: Any,
+    settings: Settings,
+    *,
+    adapted: bool,
+) -> None:
+    """Enable gradient checkpointing like the Trainer, with input gradients for adapters."""
+    if not settings.get("gradient_checkpointing"):
+        return
+    options = settings.get("gradient_checkpointing_kwargs")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    if adapted and (options or {}).get("use_reentrant", True):
+        model.enable_input_require_grads()
+
+
+# 2. The step.
 
 
 class StandInStep:
@@ -99,13 +152,16 @@ class StandInStep:
     def __init__(
         self,
         model: Any,
-        spec: Mapping[str, Any],
+        spec: Spec,
         annotator: NullAnnotator,
         after_backward: Callable[[], None],
     ) -> None:
         settings = spec["settings"]
-        self.model, self.spec, self.settings = model, spec, settings
-        self.annotator, self.after_backward = annotator, after_backward
+        self.model = model
+        self.spec = spec
+        self.settings = settings
+        self.annotator = annotator
+        self.after_backward = after_backward
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.loss = settings.get("loss", "causal_lm")
         if self.loss not in LOSSES:
@@ -115,40 +171,38 @@ class StandInStep:
         self.forward = mixed(model, settings, spec["device"]) if fsdp2.autocasts(spec) else model
         # Wherever DeepSpeed trains, norms and biases are a group of their own, without weight
         # decay.
-        spares_norms = str((spec.get("sharding") or {}).get("kind")).startswith("zero")
-        self.optimizer = optimizer_for(groups_of(model) if spares_norms else self.trained, settings)
+        parameters: list[Any] = self.trained
+        if sharding_kind(spec).startswith("zero"):
+            parameters = groups_of(model)
+        self.optimizer = optimizer_for(parameters, settings)
 
     def run(self) -> None:
-        spec, settings, annotator = self.spec, self.settings, self.annotator
-        steps = int(spec.get("steps") or 2)
-        micro_steps = spec.get("micro_steps") or min(
-            2, int(settings.get("gradient_accumulation_steps") or 1)
-        )
-        batch, scored = (
-            batches(spec),
-            batches(spec, settings["score"]) if settings.get("score") else None,
-        )
-        for number in range(steps):
-            annotator.begin_step(number, last=number == steps - 1)
-            if (
-                scored is not None
-            ):  # rows whose log-probabilities are computed before a step, without gradients
-                self._score(scored())
+        """Run the steps. A batch exists until the next one has been made, as in a trainer's loop:
+        the variable `inputs` has to outlive a step.
+        """
+        steps = int(self.spec.get("steps") or 2)
+        micro_steps = self._micro_steps()
+        next_batch = batches(self.spec)
+        next_scored_batch = None
+        if self.settings.get("score"):
+            next_scored_batch = batches(self.spec, self.settings["score"])
+        for step in range(steps):
+            self.annotator.begin_step(step, last=step == steps - 1)
+            # Log-probabilities of rows are computed before a step, without gradients.
+            if next_scored_batch is not None:
+                self._score(next_scored_batch())
             for _ in range(micro_steps):
-                inputs = (
-                    batch()
-                )  # the previous batch still exists meanwhile, as in a trainer's loop
-                annotator.mark_inputs(inputs)
+                inputs = next_batch()
+                self.annotator.mark_inputs(inputs)
                 self._micro_step(inputs, micro_steps)
-            annotator.enter("optimizer")
-            norm = settings.get("max_grad_norm", 1.0)
-            if norm:
-                torch.nn.utils.clip_grad_norm_(self.trained, norm)
-            self.optimizer.step()
-            annotator.mark_optimizer(self.optimizer)
-            if settings.get("offloads_optimizer"):  # the next step allocates it again
-                self.optimizer.state.clear()
-            self.model.zero_grad()
+            self._update()
+
+    def _micro_steps(self) -> int:
+        """Return the micro-steps of an optimizer step: as requested, or up to 2."""
+        requested = self.spec.get("micro_steps")
+        if requested:
+            return int(requested)
+        return min(2, int(self.settings.get("gradient_accumulation_steps") or 1))
 
     def _micro_step(self, inputs: Mapping[str, Any], micro_steps: int) -> None:
         self.annotator.enter("forward")
@@ -161,6 +215,17 @@ class StandInStep:
         self.after_backward()
         self.annotator.mark_gradients(self.model)
 
+    def _update(self) -> None:
+        self.annotator.enter("optimizer")
+        max_norm = self.settings.get("max_grad_norm", 1.0)
+        if max_norm:
+            torch.nn.utils.clip_grad_norm_(self.trained, max_norm)
+        self.optimizer.step()
+        self.annotator.mark_optimizer(self.optimizer)
+        if self.settings.get("offloads_optimizer"):  # the next step allocates it again
+            self.optimizer.state.clear()
+        self.model.zero_grad()
+
     def _score(self, inputs: Mapping[str, Any]) -> None:
         self.annotator.enter("score")
         self.annotator.mark_inputs(inputs)
@@ -168,92 +233,100 @@ class StandInStep:
             self._loss(inputs)
 
     def _loss(self, inputs: Mapping[str, Any]) -> Any:
-        given = {name: inputs[name] for name in MODEL_INPUTS if name in inputs}
+        model_inputs = {name: inputs[name] for name in MODEL_INPUTS if name in inputs}
         if self.settings.get("use_cache") is not None:
-            given["use_cache"] = self.settings["use_cache"]
-        if self.loss == "causal_lm":
-            out = self.forward(**given, labels=inputs["labels"])
-            return out["loss"] if isinstance(out, dict) else out[0]
-        options = dict(self.settings.get("loss_options") or {})
-        if not torch.is_grad_enabled():
-            options |= (self.settings.get("score") or {}).get("loss_options") or {}
+            model_inputs["use_cache"] = self.settings["use_cache"]
         labels = inputs["labels"]
+        if self.loss == "causal_lm":
+            out = self.forward(**model_inputs, labels=labels)
+            return out["loss"] if isinstance(out, dict) else out[0]
+        options = self._loss_options()
         if options.get("completion_alone"):  # the positions before it have no logits
             completion = int(self.spec["lengths"]["completion"])
-            given["logits_to_keep"] = completion + 1
+            model_inputs["logits_to_keep"] = completion + 1
             labels = labels[:, -completion - 1 :]
-        return policy_loss(self.forward(**given), labels, self.loss, options)
+        return policy_loss(self.forward(**model_inputs), labels, self.loss, options)
+
+    def _loss_options(self) -> dict[str, Any]:
+        options = dict(self.settings.get("loss_options") or {})
+        if not torch.is_grad_enabled():
+            score = self.settings.get("score") or {}
+            options.update(score.get("loss_options") or {})
+        return options
 
 
-def batches(
-    spec: Mapping[str, Any], other: Mapping[str, Any] | None = None
-) -> Callable[[], dict[str, Any]]:
-    """Return a factory of batches at the longest length, or of `other` rows and length."""
+def batches(spec: Spec, score: Settings | None = None) -> Callable[[], dict[str, Any]]:
+    """Return a factory of batches at the longest length, or of the `score`'s rows and length."""
     lengths = spec["lengths"]
-    rows, length = (
-        int(spec["settings"]["per_device_train_batch_size"]),
-        int(lengths["prompt"]) + int(lengths["completion"]),
-    )
-    if other is not None:
-        rows, length = int(other.get("rows") or rows), int(other.get("length") or length)
+    rows = int(spec["settings"]["per_device_train_batch_size"])
+    length = int(lengths["prompt"]) + int(lengths["completion"])
+    if score is not None:
+        rows = int(score.get("rows") or rows)
+        length = int(score.get("length") or length)
 
     def batch() -> dict[str, Any]:
-        made = {
-            name: torch.ones((rows, length), dtype=torch.long)
-            for name in ("input_ids", "labels", "attention_mask")
+        shape = (rows, length)
+        tensors = {
+            "input_ids": torch.ones(shape, dtype=torch.long),
+            "labels": torch.ones(shape, dtype=torch.long),
+            "attention_mask": torch.ones(shape, dtype=torch.long),
         }
         if lengths.get("padded") and length > 1:  # odd rows are one token shorter
-            made["attention_mask"][1::2, -1] = 0
-        return made
+            tensors["attention_mask"][1::2, -1] = 0
+        return tensors
 
     return batch
 
 
-def mixed(model: Any, settings: Mapping[str, Any], device: str) -> Callable[..., Any]:
+# 3. What a trainer adds to a model.
+
+
+def mixed(
+    model: Any,
+    settings: Settings,
+    device: str,
+) -> Callable[..., Any]:
     """Apply accelerate's mixed precision: autocast around forward, outputs in float32."""
-    kind = (
-        torch.bfloat16 if settings.get("bf16") else torch.float16 if settings.get("fp16") else None
-    )
-    if kind is None:
+    if settings.get("bf16"):
+        dtype = torch.bfloat16
+    elif settings.get("fp16"):
+        dtype = torch.float16
+    else:
         return model  # type: ignore[no-any-return]
     from accelerate.utils import convert_outputs_to_fp32
 
-    return convert_outputs_to_fp32(torch.autocast(device, dtype=kind)(model.__call__))  # type: ignore[no-any-return]
+    forward = torch.autocast(device, dtype=dtype)(model.__call__)
+    return convert_outputs_to_fp32(forward)  # type: ignore[no-any-return]
 
 
 def groups_of(model: Any) -> list[dict[str, Any]]:
     """Return the trainable parameters with and without weight decay."""
-    groups: tuple[list[Any], list[Any]] = ([], [])
+    decayed = []
+    spared = []
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            groups[SPARED.search(name) is not None].append(parameter)
-    return [{"params": group} for group in groups if group]
+        if not parameter.requires_grad:
+            continue
+        if SPARED.search(name):
+            spared.append(parameter)
+        else:
+            decayed.append(parameter)
+    return [{"params": parameters} for parameters in (decayed, spared) if parameters]
 
 
-def optimizer_for(trained: list[Any], settings: Mapping[str, Any]) -> Any:
+def optimizer_for(parameters: list[Any], settings: Settings) -> Any:
     """Build an optimizer by the Trainer's name. torch chooses batched updates by device."""
     name = settings.get("optim", "adamw_torch")
-    rate = settings.get("learning_rate", 1e-5)
+    learning_rate = settings.get("learning_rate", 1e-5)
     if name in OPTIMIZERS:
-        kind, options = OPTIMIZERS[name]
-        return getattr(torch.optim, kind)(trained, lr=rate, **options)
-    made = bitsandbytes_optimizers.optimizer_for(name, trained, lr=rate)
-    if made is None:
+        class_name, options = OPTIMIZERS[name]
+        return getattr(torch.optim, class_name)(parameters, lr=learning_rate, **options)
+    optimizer = bitsandbytes_optimizers.optimizer_for(name, parameters, lr=learning_rate)
+    if optimizer is None:
         raise Untraceable(
             f"optim={name} has no stand-in in a generic step; {', '.join(OPTIMIZERS)} and"
             " bitsandbytes' have"
         )
-    return made
-
-
-def checkpoint(model: Any, settings: Mapping[str, Any], *, adapted: bool) -> None:
-    """Enable gradient checkpointing like the Trainer, with input gradients for adapters."""
-    if not settings.get("gradient_checkpointing"):
-        return
-    options = settings.get("gradient_checkpointing_kwargs")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-    if adapted and (options or {}).get("use_reentrant", True):
-        model.enable_input_require_grads()
+    return optimizer
 
 
 def offloaded(in_flight: int | None) -> Any:
@@ -264,22 +337,19 @@ def offloaded(in_flight: int | None) -> Any:
     """
     if in_flight is None:
         return contextlib.nullcontext()
-    copied: deque[Any] = deque(maxlen=in_flight)
+    on_device: deque[Any] = deque(maxlen=in_flight)
 
     def pack(tensor: Any) -> Any:
-        if (
-            isinstance(tensor, torch.nn.Parameter)
-            or tensor.nbytes < MIN_OFFLOADED_BYTES
-            or not tensor.is_floating_point()
-        ):
+        is_activation = tensor.is_floating_point() and not isinstance(tensor, torch.nn.Parameter)
+        if not is_activation or tensor.nbytes < MIN_OFFLOADED_BYTES:
             return tensor
-        copied.append(tensor)
+        on_device.append(tensor)
         return tensor.shape, tensor.dtype, tensor.device
 
     def unpack(packed: Any) -> Any:
         if isinstance(packed, torch.Tensor):
             return packed
-        copied.clear()
+        on_device.clear()
         shape, dtype, device = packed
         return torch.empty(shape, dtype=dtype, device=device)
 

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from .. import releases
+from ..tracing import Spec
 
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
 IMPORTS = (
@@ -29,6 +30,12 @@ IMPORTS = (
     "transformers.models.auto.modeling_auto",
 )
 
+Steps = Callable[[Callable[[], None]], Any]
+"""Runs the steps, with a function to call after each backward pass; returns the optimizer's groups.
+"""
+BuiltOnMeta = Callable[..., AbstractContextManager[Any]]
+"""See `traced_on_fake_tensors`."""
+
 
 def warm(load: Mapping[str, Any]) -> dict[str, str]:
     """Import everything that a trace needs."""
@@ -37,7 +44,7 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
     kernels.install_triton_stub()  # before any library checks for Triton
     for name in IMPORTS:
         importlib.import_module(name)
-    for name in ("cuda_choices", "fake_models", "parameter_uses", "ledger"):
+    for name in ("cuda_choices", "fake_models", "parameter_uses", "annotators"):
         importlib.import_module(f"..tracing.{name}", __package__)
     return releases.versions(PACKAGES)
 
@@ -52,18 +59,22 @@ def load(request: Mapping[str, Any], recorder: Any) -> object:
     return object()
 
 
-def measure(loaded: object, request: Mapping[str, Any], recorder: Any) -> dict[str, Any]:
+def measure(
+    loaded: object,
+    request: Mapping[str, Any],
+    recorder: Any,
+) -> dict[str, Any]:
     return trace(request)
 
 
 def release(loaded: object) -> None:
     gc.collect()
-    # modules and cached results stay: the collector, which runs within each trace, skips them from
-    # now on
+    # Modules and cached results stay: the collector, which runs within each trace, skips them from
+    # now on.
     gc.freeze()
 
 
-def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
+def trace(spec: Spec) -> dict[str, Any]:
     """Trace the step of one specification. Return `autotune.core.trace.Trace` as JSON types."""
     warm(spec)
     document, _ = traced_on_fake_tensors(spec, _built_on_meta, basis="generic")
@@ -72,7 +83,7 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _built_on_meta(
-    spec: Mapping[str, Any], annotator: Any
+    spec: Spec, annotator: Any
 ) -> Iterator[tuple[Any, list[Any], Callable[..., Any]]]:
     """Yield the model twice, alone and as the list of all models, and the function that runs its
     steps.
@@ -82,16 +93,16 @@ def _built_on_meta(
     model = prepared(spec)
 
     def steps(after_backward: Callable[[], None]) -> Any:
-        run = StandInStep(model, spec, annotator, after_backward)
-        run.run()
-        return run.optimizer.param_groups
+        step = StandInStep(model, spec, annotator, after_backward)
+        step.run()
+        return step.optimizer.param_groups
 
     yield model, [model], steps
 
 
 def traced_on_fake_tensors(
-    spec: Mapping[str, Any],
-    built_on_meta: Callable[..., AbstractContextManager[Any]],
+    spec: Spec,
+    built_on_meta: BuiltOnMeta,
     *,
     basis: str,
     tile: int | None = None,
@@ -107,9 +118,12 @@ def traced_on_fake_tensors(
 
     began = time.perf_counter()
     built, models, annotator, usage = _run(spec, built_on_meta, tile)
-    extra_bytes = experts.extra_bytes(
-        models[0], annotator, spec, lambda worst: _run(worst, built_on_meta, tile)[2]
-    )
+
+    def annotator_of(worst: Spec) -> Any:
+        _, _, worst_annotator, _ = _run(worst, built_on_meta, tile)
+        return worst_annotator
+
+    extra_bytes = experts.extra_bytes(models[0], annotator, spec, annotator_of)
     document = {
         "schema": 1,
         "basis": basis,
@@ -127,16 +141,16 @@ def traced_on_fake_tensors(
 
 
 def _run(
-    spec: Mapping[str, Any],
-    built_on_meta: Callable[..., AbstractContextManager[Any]],
+    spec: Spec,
+    built_on_meta: BuiltOnMeta,
     tile: int | None,
 ) -> tuple[Any, list[Any], Any, Any]:
     """Return what was built, its models, the annotator, and the parameters' uses, or None if
     nothing reads them.
     """
-    from ..tracing import cuda_choices, fake_models, fsdp2, ledger
+    from ..tracing import annotators, cuda_choices, fake_models, fsdp2
 
-    annotator = ledger.StepAnnotator(spec, tile=tile)
+    annotator = annotators.StepAnnotator(spec, tile=tile)
     with (
         cuda_choices.as_on_cuda(spec),
         fsdp2.process_group(spec),
@@ -148,32 +162,36 @@ def _run(
 
 
 def _run_on_fake_tensors(
-    spec: Mapping[str, Any],
+    spec: Spec,
     annotator: Any,
     models: Sequence[Any],
-    steps: Callable[[Callable[[], None]], Any],
+    steps: Steps,
 ) -> Any:
-    """Run the steps. Return the parameters' uses.
-
-    `steps` gets a function to call after each backward pass, and returns the optimizer's groups."""
+    """Run the steps. Return the parameters' uses."""
     from ..tracing import experts, fake_models, fsdp2, parameter_uses, sharding_kind
 
-    trained, tracker, kind = models[0], annotator.tracker, sharding_kind(spec)
+    tracker = annotator.tracker
+    kind = sharding_kind(spec)
+    trained, *others = models
     is_zero3 = kind == "zero3"
     with fake_models.fake_mode_with(tracker, spec["device"]):
-        # 1. From meta to fake tensors, then sharded.
+        # 1. From meta to fake tensors, then sharded: a reference when the trainer is made.
         for model in models:
             fake_models.materialise(model)
         annotator.mark_model(trained)
-        for model in reversed(models):  # a reference is sharded when the trainer is made
+        for model in reversed(models):
             fsdp2.shard(model, spec, tracker, scores=model is not trained)
         annotator.mark_layers(trained)
-        # 2. The steps.
+
+        # 2. Uses of parameters. Under ZeRO-3 each model is partitioned by an engine of its own.
         log = parameter_uses.ParameterUses(annotator.ledger, own_nodes=is_zero3)
         if kind in parameter_uses.KINDS:
             log.watch(trained, tracker)
-        for model in models[1:] if is_zero3 else ():  # each is partitioned by an engine of its own
-            log.watch(model, tracker, trains=False)
+        if is_zero3:
+            for model in others:
+                log.watch(model, tracker, trains=False)
+
+        # 3. The steps.
         with (
             fake_models.errors_as_untraceable(),
             experts.routed(trained, spec),

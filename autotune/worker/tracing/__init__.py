@@ -11,17 +11,21 @@ The specification, as JSON (`measure`'s request):
 
     {"method": "grpo" | "rloo" | "sft" | "dpo" | "online-dpo" | "async-grpo" | "generic",
      "model": {"name": s, "folder": s | null, "config": {...}, "dtype": "bfloat16",
-     "attn_implementation": "sdpa" | null,
-               "load_in_4bit": false, "load_in_8bit": false, "gptq_bits": null,   with the libraries' own options
-               "layers": null | n},                                number of layers to trace; null: all
-     "adapter": {"lora_r": .., ...} | null,                        as `load` has it in the TRL adapter
-     "settings": {...},                                            the framework's own settings, as in a probe
-     "device": "cuda" | "cpu",                                     whose kernels, autocast rules and defaults apply
-     "capability": [8, 0] | absent,                                of that GPU: selects attention kernels and workspaces
-     "lengths": {"prompt": P, "completion": C, "padded": false},   a batch is B x (P + C) tokens; a row of SFT or DPO is P + C
-     "groups": g | absent,                                         prompts of a row of asynchronous GRPO
+               "attn_implementation": "sdpa" | null,
+               "load_in_4bit": false,        quantisation, with the libraries' own options
+               "load_in_8bit": false,
+               "gptq_bits": null,
+               "layers": null | n},          number of layers to trace; null: all
+     "adapter": {"lora_r": .., ...} | null,  as `load` has it in the TRL adapter
+     "settings": {...},                      the framework's own settings, as in a probe
+     "device": "cuda" | "cpu",               whose kernels, autocast rules and defaults apply
+     "capability": [8, 0] | absent,          of that GPU: selects attention kernels and workspaces
+     "lengths": {"prompt": P,                a batch is B x (P + C) tokens,
+                 "completion": C,            a row of SFT or DPO is P + C
+                 "padded": false},
+     "groups": g | absent,                   prompts of a row of asynchronous GRPO
      "sharding": {"kind": "none" | "ddp" | "fsdp2" | "zero1" | "zero2" | "zero3", "ranks": w},
-     "micro_steps": null | k,                                      micro-steps per optimizer step to trace; null: up to 2
+     "micro_steps": null | k,                micro-steps per optimizer step; null: up to 2
      "steps": 2,
      "trust_remote_code": false}
 
@@ -34,6 +38,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+Spec = Mapping[str, Any]
+"""The specification of a trace."""
+
 DEFAULT_CAPABILITY = (8, 0)
 """A100, unless specified: from 8.0 on torch selects the same kernels, except Hopper's cuDNN."""
 
@@ -44,8 +51,9 @@ class Untraceable(RuntimeError):
     """The step cannot be traced; the text names the operation or module."""
 
 
-def sharding_kind(spec: Mapping[str, Any]) -> str:
-    return str((spec.get("sharding") or {}).get("kind", "none"))
+def sharding_kind(spec: Spec) -> str:
+    sharding = spec.get("sharding") or {}
+    return str(sharding.get("kind", "none"))
 
 
 def capability() -> tuple[int, int]:
@@ -54,14 +62,21 @@ def capability() -> tuple[int, int]:
 
 
 @contextmanager
-def traced_gpu(spec: Mapping[str, Any]) -> Iterator[None]:
+def traced_gpu(spec: Spec) -> Iterator[None]:
     """Trace for the specification's `"capability"`: [major, minor] or "major.minor"."""
     global _capability
-    before, given = _capability, spec.get("capability")
-    if isinstance(given, str):
-        given = given.split(".")
-    _capability = (int(given[0]), int(given[1])) if given else DEFAULT_CAPABILITY
+    previous = _capability
+    _capability = _requested_capability(spec)
     try:
         yield
     finally:
-        _capability = before
+        _capability = previous
+
+
+def _requested_capability(spec: Spec) -> tuple[int, int]:
+    requested = spec.get("capability")
+    if not requested:
+        return DEFAULT_CAPABILITY
+    if isinstance(requested, str):
+        requested = requested.split(".")
+    return int(requested[0]), int(requested[1])

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -22,8 +24,12 @@ import torch
 from .patching import all_entered, attribute, swapped
 
 BLOCK = 256
+"""Numbers per scale."""
 SMALLEST_8BIT = 4096
 SMALLEST_PAGED = 100_000
+
+
+# 1. The optimizers.
 
 
 class _Manager:
@@ -39,7 +45,12 @@ class _Manager:
         cls._only = cls._only or cls()
         return cls._only
 
-    def register_module_override(self, module: Any, name: str, config: dict[str, Any]) -> None:
+    def register_module_override(
+        self,
+        module: Any,
+        name: str,
+        config: dict[str, Any],
+    ) -> None:
         self.overrides.append((module, name, config))
 
     def bits_of(self, parameter: Any, bits: int) -> int:
@@ -84,14 +95,16 @@ class _StateOnly(torch.optim.Optimizer):  # type: ignore[misc]
         return None
 
     def _make_state(self, parameter: Any) -> None:
-        count, state = parameter.numel(), self.state[parameter]
-        small = count < SMALLEST_8BIT or _Manager.get_instance().bits_of(parameter, self.bits) == 32
-        dtype = torch.float32 if small else torch.uint8
+        state = self.state[parameter]
+        count = parameter.numel()
+        bits = _Manager.get_instance().bits_of(parameter, self.bits)
+        in_8bit = count >= SMALLEST_8BIT and bits != 32
+        dtype = torch.uint8 if in_8bit else torch.float32
         for number in range(1, self.moments + 1):
             state[f"state{number}"] = self._moment(parameter, dtype)
-            if dtype is torch.uint8:
+            if in_8bit:
                 state[f"absmax{number}"] = torch.zeros(
-                    -(-count // BLOCK), dtype=torch.float32, device=parameter.device
+                    math.ceil(count / BLOCK), dtype=torch.float32, device=parameter.device
                 )
         state["step"] = 0
 
@@ -114,22 +127,27 @@ _MOMENTS = {
 }
 
 
-_CLASSES: dict[str, Any] = {"GlobalOptimManager": _Manager} | {
-    name: type(
-        name,
-        (_StateOnly,),
-        {
+def _classes() -> dict[str, Any]:
+    """Return the names of `bitsandbytes.optim`: `AdamW`, `PagedAdamW8bit`, ..."""
+    classes: dict[str, Any] = {"GlobalOptimManager": _Manager}
+    widths = {"": 32, "8bit": 8, "32bit": 32}
+    for kind, paged, width in itertools.product(_MOMENTS, ("", "Paged"), widths):
+        name = f"{paged}{kind}{width}"
+        attributes = {
             "__module__": "bitsandbytes.optim",
-            "moments": moments,
-            "bits_by_default": 8 if width == "8bit" else 32,
+            "moments": _MOMENTS[kind],
+            "bits_by_default": widths[width],
             "paged_by_default": bool(paged),
-        },
-    )
-    for kind, moments in _MOMENTS.items()
-    for paged in ("", "Paged")
-    for width in ("", "8bit", "32bit")
-    for name in [f"{paged}{kind}{width}"]
-}
+        }
+        classes[name] = type(name, (_StateOnly,), attributes)
+    return classes
+
+
+_CLASSES = _classes()
+
+
+# 2. Names of transformers.
+
 
 _KINDS = {"adamw": "AdamW", "lion": "Lion", "rmsprop": "RMSprop", "ademamix": "AdEMAMix"}
 
@@ -146,13 +164,16 @@ def optimizer_for(name: str, params: Any, **settings: Any) -> Any:
     """Return the optimizer for transformers' name (`adamw_8bit`, ...); None for others."""
     if not is_bitsandbytes(name):
         return None
-    kind = _KINDS[name.removeprefix("paged_").partition("_")[0]]
-    return _CLASSES[kind](
+    kind = name.removeprefix("paged_").partition("_")[0]
+    return _CLASSES[_KINDS[kind]](
         params,
         optim_bits=8 if "8bit" in name else 32,
         is_paged=name.startswith("paged_"),
         **settings,
     )
+
+
+# 3. The package.
 
 
 @all_entered
@@ -161,20 +182,31 @@ def installed() -> Iterator[AbstractContextManager[None]]:
     transformers checks for it.
     """
     yield attribute(_Manager, "_only", None)
-    module, package = ModuleType("bitsandbytes.optim"), sys.modules.get("bitsandbytes")
+    module = ModuleType("bitsandbytes.optim")
     vars(module).update(_CLASSES)
-    if package is None and importlib.util.find_spec("bitsandbytes") is not None:
-        package = importlib.import_module("bitsandbytes")
+    package = _installed_package()
     if package is None:
         package = ModuleType("bitsandbytes")
-        package.__spec__, package.__path__ = ModuleSpec("bitsandbytes", None, is_package=True), []
+        package.__spec__ = ModuleSpec("bitsandbytes", None, is_package=True)
+        package.__path__ = []
         yield swapped(sys.modules, "bitsandbytes", package)
-        for names in [
-            vars(sys.modules[name])
-            for name in sys.modules
-            if name.startswith("transformers.trainer")
-        ]:
-            if callable(names.get("is_bitsandbytes_available")):
-                yield swapped(names, "is_bitsandbytes_available", lambda *args, **kwargs: True)
+        yield _availability_checks_pass()
     yield swapped(vars(package), "optim", module)
     yield swapped(sys.modules, "bitsandbytes.optim", module)
+
+
+def _installed_package() -> ModuleType | None:
+    package = sys.modules.get("bitsandbytes")
+    if package is None and importlib.util.find_spec("bitsandbytes") is not None:
+        package = importlib.import_module("bitsandbytes")
+    return package
+
+
+@all_entered
+def _availability_checks_pass() -> Iterator[AbstractContextManager[None]]:
+    for module_name in list(sys.modules):
+        if not module_name.startswith("transformers.trainer"):
+            continue
+        names = vars(sys.modules[module_name])
+        if callable(names.get("is_bitsandbytes_available")):
+            yield swapped(names, "is_bitsandbytes_available", lambda *args, **kwargs: True)

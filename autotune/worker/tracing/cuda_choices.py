@@ -20,6 +20,7 @@ from torch.utils import _foreach_utils
 from torch.utils.flop_counter import flop_registry
 
 from . import (
+    Spec,
     attention,
     autocast,
     bitsandbytes_optimizers,
@@ -30,43 +31,34 @@ from . import (
 )
 from .patching import all_entered, attribute, swapped
 
+_BATCHED_UPDATES = (optimizer, _foreach_utils)
+"""Modules of torch that decide whether an update is batched."""
+
+_UNCOUNTED_PRODUCTS = (
+    ("aten", "_int_mm"),
+    ("aten", "_grouped_mm"),
+    ("transformers", "grouped_mm_fallback"),
+)
+"""Products that torch's counter of FLOPs lacks, by namespace and name."""
+
 
 @all_entered
-def as_on_cuda(spec: Any) -> Iterator[AbstractContextManager[None]]:
+def as_on_cuda(spec: Spec) -> Iterator[AbstractContextManager[None]]:
     """Apply CUDA's choices to the trainer's construction and steps; none for a CPU."""
     yield plain_tensors()
     yield quantised.unpacked_by_peft()
     if spec.get("device", "cuda") != "cuda":
         return
+    # 1. torch.
     yield traced_gpu(spec)
     yield autocast.follow_cuda()
     yield attention.dot_product_as_on_cuda()
     yield kernels.operations_as_on_cuda()
-    for module in (
-        optimizer,
-        _foreach_utils,
-    ):  # updates are batched by default: temporaries are as large as the parameters
-        devices = vars(module)["_get_foreach_kernels_supported_devices"]
-        yield attribute(
-            module,
-            "_get_foreach_kernels_supported_devices",
-            lambda devices=devices: [*devices(), "cpu"],
-        )
-    # Frameworks' checks are answered for the traced GPU, except `torch.cuda.is_available`: the
-    # tensors are on the CPU, and no code may reach for a GPU.
-    yield attribute(torch.cuda, "is_bf16_supported", lambda *args, **kwargs: capability() >= (8, 0))
-    yield attribute(torch.cuda, "get_device_capability", lambda *args, **kwargs: capability())
+    yield _updates_are_batched()
+    yield _gpu_described()
     yield half_precision_trains()
-    for space, name in (
-        ("aten", "_int_mm"),
-        ("aten", "_grouped_mm"),
-        ("transformers", "grouped_mm_fallback"),
-    ):
-        packet = getattr(
-            getattr(torch.ops, space), name, None
-        )  # products that torch's counter lacks
-        if packet is not None and packet not in flop_registry:
-            yield swapped(flop_registry, packet, _work)
+    yield _products_counted()
+    # 2. Libraries.
     yield kernels.triton_of_trl()
     yield kernels.checks_as_on_cuda(
         "transformers", lambda name: name == "transformers.integrations.moe"
@@ -74,24 +66,47 @@ def as_on_cuda(spec: Any) -> Iterator[AbstractContextManager[None]]:
     yield kernels.attention_on_cuda()
     yield attention.flash_package_installed()
     yield kernels.liger_installed(spec)
-    if bitsandbytes_optimizers.is_bitsandbytes(str(spec.get("settings", {}).get("optim", ""))):
+    optimizer_name = str(spec.get("settings", {}).get("optim", ""))
+    if bitsandbytes_optimizers.is_bitsandbytes(optimizer_name):
         yield bitsandbytes_optimizers.installed()
 
 
 @contextmanager
 def plain_tensors() -> Iterator[None]:
     """Let optimizers and clipping batch fake tensors, as they do plain ones."""
-    lists = {
+    # Both modules may have the same list.
+    supported = {
         id(module._foreach_supported_types): module._foreach_supported_types
-        for module in (optimizer, _foreach_utils)
+        for module in _BATCHED_UPDATES
     }
-    for types in lists.values():
+    for types in supported.values():
         types.append(FakeTensor)
     try:
         yield
     finally:
-        for types in lists.values():
+        for types in supported.values():
             types.remove(FakeTensor)
+
+
+@all_entered
+def _updates_are_batched() -> Iterator[AbstractContextManager[None]]:
+    """Batch updates by default, as on CUDA: temporaries are as large as the parameters."""
+    name = "_get_foreach_kernels_supported_devices"
+
+    def with_cpu(devices_of_torch: Any) -> Any:
+        return lambda: [*devices_of_torch(), "cpu"]
+
+    for module in _BATCHED_UPDATES:
+        yield attribute(module, name, with_cpu(vars(module)[name]))
+
+
+@all_entered
+def _gpu_described() -> Iterator[AbstractContextManager[None]]:
+    """Answer frameworks' checks for the traced GPU, except `torch.cuda.is_available`: the tensors
+    are on the CPU, and no code may reach for a GPU.
+    """
+    yield attribute(torch.cuda, "is_bf16_supported", lambda *args, **kwargs: capability() >= (8, 0))
+    yield attribute(torch.cuda, "get_device_capability", lambda *args, **kwargs: capability())
 
 
 @all_entered
@@ -100,14 +115,12 @@ def half_precision_trains() -> Iterator[AbstractContextManager[None]]:
     accelerator = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
     if accelerator is None:
         return
-    begin = accelerator.__init__
+    init_of_accelerate = accelerator.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **kwargs)
-        if (
-            str(self.mixed_precision) == "fp16"
-            and str(self.distributed_type).rpartition(".")[2] != "DEEPSPEED"
-        ):
+        init_of_accelerate(self, *args, **kwargs)
+        distributed_type = str(self.distributed_type).rpartition(".")[2]
+        if str(self.mixed_precision) == "fp16" and distributed_type != "DEEPSPEED":
             self.native_amp = True
             self.scaler = self.scaler or _Scaler()
 
@@ -136,9 +149,19 @@ class _Scaler:
         return {}
 
 
-def _work(left: Any, right: Any, *_: Any, **__: Any) -> int:
+@all_entered
+def _products_counted() -> Iterator[AbstractContextManager[None]]:
+    for namespace, name in _UNCOUNTED_PRODUCTS:
+        packet = getattr(getattr(torch.ops, namespace), name, None)
+        if packet is not None and packet not in flop_registry:
+            yield swapped(flop_registry, packet, _product_flops)
+
+
+def _product_flops(left: Any, right: Any, *_: Any, **__: Any) -> int:
     """Return the FLOPs of a product: 2 x rows x inner dimension x columns; groups share the
     rows.
     """
+    rows, inner = left.shape[-2:]
+    columns = right.shape[-1]
     groups = left.shape[0] if left.dim() == right.dim() == 3 else 1
-    return int(2 * groups * left.shape[-2] * left.shape[-1] * right.shape[-1])
+    return int(2 * groups * rows * inner * columns)

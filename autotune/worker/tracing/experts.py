@@ -4,12 +4,16 @@ The expert of a token depends on data. transformers computes experts in several 
 or batched products every tensor has a row per pair of token and expert, whatever the routing. In
 the plain loop over experts each takes its own rows, and the largest share decides the peak; there
 the interval extends from the balanced share to all tokens at the same experts.
+
+Example: 4 tokens, 4 experts, 2 of them per token. Evenly routed, the tokens go to the experts
+(0, 1), (2, 3), (0, 1), (2, 3), and each expert has 2 rows. At the other end all of them go to
+(0, 1), and those two experts have 4 rows each.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,7 +21,7 @@ import torch
 import torch._meta_registrations
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from . import integer_values
+from . import Spec, integer_values
 from .patching import all_entered, torch_kernels
 
 aten = torch.ops.aten
@@ -29,22 +33,34 @@ NOTE = (
 
 
 @all_entered
-def routed(model: Any, spec: Mapping[str, Any]) -> Iterator[AbstractContextManager[Any]]:
+def routed(model: Any, spec: Spec) -> Iterator[AbstractContextManager[Any]]:
     """Route evenly, or with `"routing": "one"` always to the same experts. Enter it last."""
-    if routers := routing_of(model):
+    routers = routing_of(model)
+    if routers is not None:
+        experts, experts_per_token = routers
         yield _grouped_products_of_all_types()
-        yield _Routing(*routers, even=spec.get("routing") != "one")
+        yield _Routing(experts, experts_per_token, even=spec.get("routing") != "one")
 
 
 def routing_of(model: Any) -> tuple[int, int] | None:
     """Return the number of experts, and of those per token; None for a dense model."""
     config = model.config.get_text_config()
+    experts = _first_set(
+        config, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
+    )
+    if experts is None:
+        return None
+    per_token = _first_set(config, "num_experts_per_tok", "moe_k", "top_k")
+    return int(experts), int(per_token or 1)
 
-    def first(*names: str) -> Any:
-        return next((value for name in names if (value := getattr(config, name, None))), None)
 
-    count = first("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    return (int(count), int(first("num_experts_per_tok", "moe_k", "top_k") or 1)) if count else None
+def _first_set(config: Any, *names: str) -> Any:
+    """Return the first field that exists and is not zero; None without one."""
+    for name in names:
+        value = getattr(config, name, None)
+        if value:
+            return value
+    return None
 
 
 def depends_on_routing(model: Any) -> bool:
@@ -54,10 +70,14 @@ def depends_on_routing(model: Any) -> bool:
 
 
 def extra_bytes(
-    model: Any, annotator: Any, spec: Mapping[str, Any], again: Callable[[Mapping[str, Any]], Any]
+    model: Any,
+    annotator: Any,
+    spec: Spec,
+    again: Callable[[Spec], Any],
 ) -> int:
-    """Return additional peak bytes if all tokens go to the same experts. `again` returns a
-    trace's annotator.
+    """Return additional peak bytes if all tokens go to the same experts.
+
+    `again` traces another specification and returns its annotator.
     """
     if spec.get("routing") == "one" or not depends_on_routing(model):
         return 0
@@ -69,100 +89,129 @@ def extra_bytes(
 @all_entered
 def _grouped_products_of_all_types() -> Iterator[AbstractContextManager[None]]:
     """Extend torch's meta kernel of the grouped product to types other than bfloat16."""
-    known = getattr(torch._meta_registrations, "meta_grouped_mm", None)
-    if known is None:
+    kernel_of_torch = getattr(torch._meta_registrations, "meta_grouped_mm", None)
+    if kernel_of_torch is None:
         return
 
-    def described(
-        left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+    def grouped_product(
+        left: Any,
+        right: Any,
+        offs: Any = None,
+        bias: Any = None,
+        out_dtype: Any = None,
     ) -> Any:
         if left.dtype is torch.bfloat16:
-            return known(left, right, offs, bias, out_dtype)
-        groups = (
-            [right.shape[0]]
-            if left.dim() == right.dim() == 3
-            else [offs.shape[0]]
-            if left.dim() == right.dim()
-            else []
-        )
-        return torch.empty(
-            [*groups, left.shape[-2], right.shape[-1]],
-            dtype=out_dtype or left.dtype,
-            device=left.device,
-        )
+            return kernel_of_torch(left, right, offs, bias, out_dtype)
+        shape = [left.shape[-2], right.shape[-1]]
+        if left.dim() == right.dim() == 3:
+            shape.insert(0, right.shape[0])
+        elif left.dim() == right.dim():
+            shape.insert(0, offs.shape[0])
+        return torch.empty(shape, dtype=out_dtype or left.dtype, device=left.device)
 
-    # torch before 2.13 refuses a second Python kernel, unless told.
-    known_to_impl = inspect.signature(torch.library.Library.impl).parameters
-    override = {"allow_override": True} if "allow_override" in known_to_impl else {}
-    yield torch_kernels(lambda library: library.impl("_grouped_mm", described, "Meta", **override))
+    # torch before 2.13 refuses a second Python kernel unless it is allowed by name.
+    options: dict[str, Any] = {}
+    if "allow_override" in inspect.signature(torch.library.Library.impl).parameters:
+        options["allow_override"] = True
+    yield torch_kernels(
+        lambda library: library.impl("_grouped_mm", grouped_product, "Meta", **options)
+    )
 
 
 class _Routing(TorchDispatchMode):  # type: ignore[misc]
     """Makes the router's choice known: indices, rows and counts then result from it."""
 
-    def __init__(self, count: int, chosen: int, *, even: bool) -> None:
+    def __init__(
+        self,
+        experts: int,
+        experts_per_token: int,
+        *,
+        even: bool,
+    ) -> None:
         super().__init__()
-        self._count, self._chosen, self._even = count, chosen, even
+        self._experts = experts
+        self._experts_per_token = experts_per_token
+        self._even = even
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         kwargs = kwargs or {}
+        # 1. Operations whose result has a shape that depends on the routing.
         if func is aten.bincount.default:
-            return self._counted(*args, **kwargs)
-        unknown = func is aten.nonzero.default and integer_values.of(args[0]) is None
-        if unknown and (found := self._positions(args[0])) is not None:
-            return found
+            return self._bincount(*args, **kwargs)
+        if func is aten.nonzero.default and integer_values.of(args[0]) is None:
+            positions = self._positions(args[0])
+            if positions is not None:
+                return positions
+
+        # 2. Operations whose values are the routing.
         out = func(*args, **kwargs)
-        if (
-            func is aten.topk.default
-            and args[0].shape[-1] == self._count
-            and out[1].shape[-1] == self._chosen
-        ):
-            integer_values.keep(out[1], self._choice(out[1].shape))
-        elif func is aten.histc.default and out.numel() == self._count:
-            integer_values.keep(out, self._load(args[0].numel(), out.dtype))
+        if func is aten.topk.default:
+            scores = args[0]
+            indices = out[1]
+            sizes = scores.shape[-1], indices.shape[-1]
+            if sizes == (self._experts, self._experts_per_token):
+                integer_values.keep(indices, self._choice(indices.shape))
+        elif func is aten.histc.default and out.numel() == self._experts:
+            integer_values.keep(out, self._rows_by_expert(args[0].numel(), out.dtype))
         return out
 
     def _choice(self, shape: Any) -> Any:
         """Return the experts of each token."""
         with _disable_current_modes():
-            count = shape.numel()
-            places = (
-                torch.arange(count)
-                if self._even
-                else torch.arange(self._chosen).repeat(count // self._chosen)
-            )
-            return (places % self._count).view(shape)
+            pairs = shape.numel()
+            if self._even:
+                order = torch.arange(pairs)
+            else:
+                first_experts = torch.arange(self._experts_per_token)
+                order = first_experts.repeat(pairs // self._experts_per_token)
+            return (order % self._experts).view(shape)
 
-    def _load(self, pairs: int, dtype: torch.dtype) -> Any:
+    def _rows_by_expert(self, pairs: int, dtype: torch.dtype) -> Any:
         """Return the number of rows of each expert."""
         with _disable_current_modes():
-            choice = self._choice(torch.Size([pairs // self._chosen, self._chosen]))
-            return torch.bincount(choice.view(-1), minlength=self._count).to(dtype)
+            tokens = pairs // self._experts_per_token
+            choice = self._choice(torch.Size([tokens, self._experts_per_token]))
+            return torch.bincount(choice.view(-1), minlength=self._experts).to(dtype)
 
-    def _counted(self, operand: Any, weights: Any = None, minlength: int = 0) -> Any:
+    def _bincount(
+        self,
+        operand: Any,
+        weights: Any = None,
+        minlength: int = 0,
+    ) -> Any:
         """Return counts of length `minlength`: an expert's number is below it."""
-        out = torch.empty(
-            minlength, dtype=torch.long if weights is None else weights.dtype, device=operand.device
-        )
-        known = integer_values.of(operand)
-        if known is not None and weights is None:
+        dtype = torch.long if weights is None else weights.dtype
+        counts = torch.empty(minlength, dtype=dtype, device=operand.device)
+        real = integer_values.of(operand)
+        if real is not None and weights is None:
             with _disable_current_modes():
-                integer_values.keep(out, torch.bincount(known, minlength=minlength))
-        return out
+                integer_values.keep(counts, torch.bincount(real, minlength=minlength))
+        return counts
 
     def _positions(self, mask: Any) -> Any:
         """Return positions of a mask too large to be known: chosen experts, or an expert's rows."""
-        if mask.numel() == self._count:
-            length = self._count if self._even else self._chosen
-            out = torch.empty((length, mask.dim()), dtype=torch.long, device=mask.device)
-            with _disable_current_modes():
-                places = torch.zeros((length, mask.dim()), dtype=torch.long)
-                places[:, max(range(mask.dim()), key=lambda dim: mask.shape[dim])] = torch.arange(
-                    length
-                )
-                integer_values.keep(out, places)
-            return out
-        if mask.dim() == 2 and mask.shape[0] == self._chosen:
-            length = mask.numel() // self._count if self._even else mask.shape[1]
-            return torch.empty((max(1, length), 2), dtype=torch.long, device=mask.device)
+        if mask.numel() == self._experts:
+            return self._positions_of_experts(mask)
+        if mask.dim() == 2 and mask.shape[0] == self._experts_per_token:
+            rows = mask.numel() // self._experts if self._even else mask.shape[1]
+            shape = (max(1, rows), 2)
+            return torch.empty(shape, dtype=torch.long, device=mask.device)
         return None
+
+    def _positions_of_experts(self, mask: Any) -> Any:
+        """Return the positions of the experts that have tokens; the longest dimension is theirs."""
+        count = self._experts if self._even else self._experts_per_token
+        shape = (count, mask.dim())
+        positions = torch.empty(shape, dtype=torch.long, device=mask.device)
+        with _disable_current_modes():
+            values = torch.zeros(shape, dtype=torch.long)
+            expert_dim = mask.shape.index(max(mask.shape))
+            values[:, expert_dim] = torch.arange(count)
+            integer_values.keep(positions, values)
+        return positions

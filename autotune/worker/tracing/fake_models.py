@@ -31,42 +31,53 @@ from torch.overrides import TorchFunctionMode
 from . import Untraceable, fsdp2, integer_values, quantised
 from .patching import all_entered, attribute, swapped
 
+# 1. Models on meta.
 
-def config_of(model: dict[str, Any], folder: str | None, *, trust_remote_code: bool) -> Any:
+
+def config_of(
+    model: dict[str, Any],
+    folder: str | None,
+    *,
+    trust_remote_code: bool,
+) -> Any:
     """Return the configuration, cut to `layers` decoder layers if requested."""
     import transformers
 
-    config = dict(model.get("config") or {})
-    if folder is not None or not config:
-        made = transformers.AutoConfig.from_pretrained(
+    fields = dict(model.get("config") or {})
+    model_type = fields.get("model_type")
+    if folder is not None or not fields:
+        config = transformers.AutoConfig.from_pretrained(
             str(folder or model["folder"]), trust_remote_code=trust_remote_code
         )
-    elif (kind := config.pop("model_type", None)) in transformers.CONFIG_MAPPING:
-        made = transformers.AutoConfig.for_model(kind, **config)
+    elif model_type in transformers.CONFIG_MAPPING:
+        del fields["model_type"]
+        config = transformers.AutoConfig.for_model(model_type, **fields)
     else:
         raise Untraceable(
-            f"Model type {kind!r}: unknown to transformers {transformers.__version__}. Pass the"
-            " folder of a model with its code and allow remote code, or use a newer transformers."
+            f"Model type {model_type!r}: unknown to transformers {transformers.__version__}. Pass"
+            " the folder of a model with its code and allow remote code, or use a newer"
+            " transformers."
         )
     if model.get("layers"):
-        cut(made, int(model["layers"]))
-    return made
+        cut(config, int(model["layers"]))
+    return config
 
 
 def cut(config: Any, layers: int) -> None:
     """Reduce the decoder layers, with the kinds of the first ones."""
     text = config.get_text_config()
-    every = text.num_hidden_layers
-    by_layer = [
-        name
+    all_layers = text.num_hidden_layers
+    by_layer = {
+        name: value
         for name, value in vars(text).items()
-        if isinstance(value, (list, tuple)) and len(value) == every
-    ]
+        if isinstance(value, (list, tuple)) and len(value) == all_layers
+    }
     text.num_hidden_layers = layers
-    for name in by_layer:
-        setattr(text, name, list(getattr(text, name))[:layers])
-    if getattr(text, "num_kv_shared_layers", None):  # the last layers
-        text.num_kv_shared_layers = max(0, text.num_kv_shared_layers - (every - layers))
+    for name, value in by_layer.items():
+        setattr(text, name, list(value)[:layers])
+    sharing = getattr(text, "num_kv_shared_layers", None)
+    if sharing:  # the last layers
+        text.num_kv_shared_layers = max(0, sharing - (all_layers - layers))
 
 
 def build(
@@ -83,18 +94,16 @@ def build(
     """
     import transformers
 
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    has_vision = hasattr(config, "vision_config") and hasattr(transformers, architecture)
     options: dict[str, Any] = {}
-    make, named = (
-        transformers.AutoModelForCausalLM.from_config,
-        (getattr(config, "architectures", None) or [""])[0],
-    )
     if scores:
-        config.num_labels, make = 1, transformers.AutoModelForSequenceClassification.from_config
-    elif hasattr(config, "vision_config") and hasattr(
-        transformers, named
-    ):  # with its towers, as trainers load it
-        make = getattr(transformers, named)._from_config
+        config.num_labels = 1
+        make = transformers.AutoModelForSequenceClassification.from_config
+    elif has_vision:  # with its towers, as trainers load it
+        make = getattr(transformers, architecture)._from_config
     else:
+        make = transformers.AutoModelForCausalLM.from_config
         options["trust_remote_code"] = trust_remote_code
     if attention is not None:
         options["attn_implementation"] = attention
@@ -113,26 +122,43 @@ def materialise(model: Any) -> None:
     A weight that is packed while it is loaded is there whole before: its scales come first, then
     its packed form.
     """
-    made: dict[int, Any] = {}
+    empty_tensors: dict[int, Any] = {}
     for module in model.modules():
-        whole = quantised.as_read(module)
-        holders = (module._parameters, module._buffers, vars(module))
-        for holder in holders if whole is None else (holders[1], holders[0], holders[2]):
-            for name, tensor in list(holder.items()):
-                if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
-                    if id(tensor) not in made:
-                        empty = torch.empty_strided(
-                            tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu"
-                        )
-                        is_parameter = isinstance(tensor, torch.nn.Parameter)
-                        new = (
-                            torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
-                            if is_parameter
-                            else empty
-                        )
-                        made[id(tensor)] = new
-                    holder[name] = made[id(tensor)]
-        del whole
+        tables = [module._parameters, module._buffers, vars(module)]
+        unpacked = quantised.as_read(module)
+        if unpacked is not None:
+            tables = [module._buffers, module._parameters, vars(module)]
+        for table in tables:
+            for name, tensor in list(table.items()):
+                if not isinstance(tensor, torch.Tensor) or tensor.device.type != "meta":
+                    continue
+                if id(tensor) not in empty_tensors:
+                    empty_tensors[id(tensor)] = _empty_on_cpu(tensor)
+                table[name] = empty_tensors[id(tensor)]
+        del unpacked
+
+
+def _empty_on_cpu(tensor: Any) -> Any:
+    empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty
+
+
+def adapters_on_meta() -> AbstractContextManager[None]:
+    """Make adapters on meta: peft makes and fills them on the CPU."""
+    from peft.tuners.tuners_utils import BaseTuner
+
+    inject_of_peft = BaseTuner.inject_adapter
+
+    def inject_adapter(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.device("meta"):
+            return inject_of_peft(self, model, *args, **kwargs)
+
+    return attribute(BaseTuner, "inject_adapter", inject_adapter)
+
+
+# 2. The fake mode, and what runs in it.
 
 
 @all_entered
@@ -143,19 +169,6 @@ def real_tensor_paths() -> Iterator[AbstractContextManager[None]]:
             yield swapped(vars(module), "is_tracing", lambda *_, **__: False)
 
 
-def adapters_on_meta() -> AbstractContextManager[None]:
-    """Make adapters on meta: peft makes and fills them on the CPU."""
-    from peft.tuners.tuners_utils import BaseTuner
-
-    real = BaseTuner.inject_adapter
-
-    def inject(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        with torch.device("meta"):
-            return real(self, model, *args, **kwargs)
-
-    return attribute(BaseTuner, "inject_adapter", inject)
-
-
 @all_entered
 def fake_mode_with(tracker: Any, device: str) -> Iterator[AbstractContextManager[Any]]:
     """Open a fake mode with the tracker inside."""
@@ -163,9 +176,8 @@ def fake_mode_with(tracker: Any, device: str) -> Iterator[AbstractContextManager
     mode.cache_enabled = False  # the tracker has a cache: see `dispatch_cache`
     yield mode
     yield tracker
-    if (
-        torch.distributed.is_available() and torch.distributed.is_initialized()
-    ):  # by `fsdp2.process_group`
+    # A group is there if `fsdp2.process_group` opened one.
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
         yield fsdp2.collectives_tracked(tracker)
     yield unseen_calls(tracker, device)
 
@@ -173,32 +185,31 @@ def fake_mode_with(tracker: Any, device: str) -> Iterator[AbstractContextManager
 @all_entered
 def unseen_calls(tracker: Any, device: str) -> Iterator[AbstractContextManager[None]]:
     """Replace functions that take or read memory without an operation."""
-    resize, random_state, to_list, make = (
-        torch.UntypedStorage.resize_,
-        torch.get_rng_state,
-        torch.Tensor.tolist,
-        torch.tensor,
-    )
+    resize_of_torch = torch.UntypedStorage.resize_
+    state_of_torch = torch.get_rng_state
+    to_list_of_torch = torch.Tensor.tolist
+    tensor_of_torch = torch.tensor
 
     def resize_(storage: Any, size: int) -> Any:
-        result = resize(storage, size)
+        result = resize_of_torch(storage, size)
         tracker.resized(storage, size)
         return result
 
     def get_rng_state() -> Any:  # checkpointing saves one per layer
-        state = random_state()
-        tracker.book(state)
+        state = state_of_torch()
+        tracker.record(state)
         return state
 
     def tolist(tensor: Any) -> Any:
-        known = integer_values.of(tensor)
-        if known is None:
+        real = integer_values.of(tensor)
+        if real is None:
             raise Untraceable("a list of values that depend on data")
-        return integer_values.outside(to_list, known)
+        return integer_values.outside(to_list_of_torch, real)
 
     def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
-        of_tensors = isinstance(data, list) and data and isinstance(data[0], torch.Tensor)
-        return make([one.item() for one in data] if of_tensors else data, *args, **kwargs)
+        if isinstance(data, list) and data and isinstance(data[0], torch.Tensor):
+            data = [number.item() for number in data]
+        return tensor_of_torch(data, *args, **kwargs)
 
     yield attribute(torch.UntypedStorage, "resize_", resize_)
     if device == "cpu":  # a GPU's states are on the host
@@ -215,25 +226,27 @@ def errors_as_untraceable() -> Iterator[None]:
     except Untraceable:
         raise
     except Exception as error:
-        forwards = [
-            frame
-            for frame, _ in traceback.walk_tb(error.__traceback__)
-            if frame.f_code.co_name == "forward"
-        ]
-        modules = [
-            owner
-            for frame in forwards
-            if isinstance(owner := frame.f_locals.get("self"), torch.nn.Module)
-        ]
-        if not modules:
+        module = _innermost_module(error)
+        if module is None:
             raise
-        innermost = type(modules[-1]).__name__
         raise Untraceable(
-            f"the step cannot be traced through {innermost}: {type(error).__name__}: {error}"
+            f"the step cannot be traced through {type(module).__name__}:"
+            f" {type(error).__name__}: {error}"
         ) from error
 
 
-# Activations of TRL on the host.
+def _innermost_module(error: Exception) -> Any:
+    """Return the module whose forward pass raised the error; None outside of modules."""
+    innermost = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "forward":
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, torch.nn.Module):
+                innermost = owner
+    return innermost
+
+
+# 3. Activations of TRL on the host.
 
 
 MIN_OFFLOADED_BYTES = 1024
@@ -259,62 +272,79 @@ class OffloadedActivations(torch.autograd.graph.saved_tensors_hooks):  # type: i
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         self._saved += 1
-        storage = tensor.untyped_storage()._cdata
-        if any(kept.untyped_storage()._cdata == storage for kept in self._stash.values()):
+        if self._is_stashed(tensor) or not _is_offloaded(tensor):
             return tensor
-        base = tensor if tensor._base is None else tensor._base
-        if tensor.nbytes < MIN_OFFLOADED_BYTES or isinstance(base, torch.nn.Parameter):
-            return tensor
-        copied = tensor.contiguous() if 0 not in tensor.stride() else tensor
-        for number in [number for number in self._stash if number <= self._saved - STASH]:
-            del self._stash[number]
-        self._stash[self._saved] = copied
-        return _OnHost(self._saved, copied.shape, copied.stride(), copied.dtype, copied.device)
+        activation = tensor
+        if 0 not in tensor.stride():
+            activation = tensor.contiguous()
+        self._stash = {
+            number: stashed
+            for number, stashed in self._stash.items()
+            if number > self._saved - STASH
+        }
+        self._stash[self._saved] = activation
+        return _OnHost(
+            number=self._saved,
+            shape=activation.shape,
+            stride=activation.stride(),
+            dtype=activation.dtype,
+            device=activation.device,
+        )
+
+    def _is_stashed(self, tensor: torch.Tensor) -> bool:
+        memory = tensor.untyped_storage()._cdata
+        return any(stashed.untyped_storage()._cdata == memory for stashed in self._stash.values())
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
-        kept = self._stash.pop(packed.number, None)
-        if kept is not None:
-            return kept
+        stashed = self._stash.pop(packed.number, None)
+        if stashed is not None:
+            return stashed
         return torch.empty_strided(
             packed.shape, packed.stride, dtype=packed.dtype, device=packed.device
         )
+
+
+def _is_offloaded(tensor: torch.Tensor) -> bool:
+    base = tensor if tensor._base is None else tensor._base
+    return tensor.nbytes >= MIN_OFFLOADED_BYTES and not isinstance(base, torch.nn.Parameter)
 
 
 def offloaded_activations(model: Any, **_: Any) -> OffloadedActivations:
     """Return the hooks for a model, in place of TRL's function; its head is left out."""
     head = getattr(model, "lm_head", None)
     if head is not None:
-        kept = torch.autograd.graph.saved_tensors_hooks(
+        saved_as_is = torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: tensor, lambda tensor: tensor
         )
-        head.register_forward_pre_hook(lambda *_: kept.__enter__())
-        head.register_forward_hook(lambda *_: kept.__exit__(), always_call=True)
+        head.register_forward_pre_hook(lambda *_: saved_as_is.__enter__())
+        head.register_forward_hook(lambda *_: saved_as_is.__exit__(), always_call=True)
     return OffloadedActivations()
 
 
-# Vision towers.
+# 4. Vision towers.
 
 
 def join_pieces(model: Any) -> None:
     """Let every attention that splits patches into pieces compute those of one length together."""
     for module in model.modules():
-        if _takes_pieces(module) and not any(
-            _takes_pieces(below) for below in module.modules() if below is not module
-        ):
+        if _takes_pieces(module) and not any(map(_takes_pieces, _modules_inside(module))):
             module.forward = partial(_joined, module.forward)
 
 
+def _modules_inside(module: Any) -> list[Any]:
+    return list(module.modules())[1:]
+
+
 def _takes_pieces(module: Any) -> bool:
-    return (
-        "cu_seqlens" in inspect.signature(module.forward).parameters
-    )  # places where the pieces begin
+    # The argument has the places where the pieces begin.
+    return "cu_seqlens" in inspect.signature(module.forward).parameters
 
 
-def _joined(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def _joined(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with _ByLength():
-        return forward(*arguments, **named)
+        return forward(*args, **kwargs)
 
 
 class _ByLength(TorchFunctionMode):  # type: ignore[misc]
@@ -328,22 +358,26 @@ class _ByLength(TorchFunctionMode):  # type: ignore[misc]
         self,
         function: Any,
         types: Any,
-        arguments: Sequence[Any] = (),
-        named: Mapping[str, Any] | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = dict(named or {})
-        if (
-            function is torch.split
-            and len(arguments) == 2
-            and isinstance(arguments[1], list)
-            and given.get("dim") == 2
-        ):
-            pieces = Counter(arguments[1])
-            parts = arguments[0].split([length * count for length, count in pieces.items()], dim=2)
-            return tuple(
-                part.unflatten(2, (count, length)).squeeze(0).transpose(0, 1)
-                for part, (length, count) in zip(parts, pieces.items(), strict=True)
-            )
-        if function is torch.cat and given.get("dim") == 1:
-            return torch.cat([one.reshape(1, -1, *one.shape[2:]) for one in arguments[0]], dim=1)
-        return function(*arguments, **given)
+        kwargs = dict(kwargs or {})
+        if function is torch.split and len(args) == 2:
+            tokens, lengths = args
+            if isinstance(lengths, list) and kwargs.get("dim") == 2:
+                return _split_by_length(tokens, lengths)
+        if function is torch.cat and kwargs.get("dim") == 1:
+            rows = [pieces.reshape(1, -1, *pieces.shape[2:]) for pieces in args[0]]
+            return torch.cat(rows, dim=1)
+        return function(*args, **kwargs)
+
+
+def _split_by_length(tokens: Any, lengths: Sequence[int]) -> tuple[Any, ...]:
+    counts = Counter(lengths)
+    sizes = [length * count for length, count in counts.items()]
+    parts = tokens.split(sizes, dim=2)
+    batches = []
+    for part, (length, count) in zip(parts, counts.items(), strict=True):
+        pieces = part.unflatten(2, (count, length))
+        batches.append(pieces.squeeze(0).transpose(0, 1))
+    return tuple(batches)

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from . import Untraceable
+from . import Spec, Untraceable
 from .patching import all_entered, attribute, swapped, torch_kernels
 
 aten = torch.ops.aten
@@ -40,7 +40,7 @@ LIGER_NOTE = (
 )
 
 
-# Operations.
+# 1. Operations.
 
 
 @all_entered
@@ -65,14 +65,20 @@ def _product_added(
     """Return the sum in a type of its own, without a temporary: up to 2.11, torch's
     decomposition takes it for a factor.
     """
-    return sums.new_empty((left.shape[0], right.shape[1]), dtype=out_dtype) if out is None else out
+    if out is not None:
+        return out
+    return sums.new_empty((left.shape[0], right.shape[1]), dtype=out_dtype)
 
 
 # Fake tensors use torch's own decompositions alone, which they tell by these two names.
 _product_added.__module__, _product_added.__name__ = "torch._decomp.decompositions", "addmm"
 
 
-def _dropout(values: Any, p: float, train: bool) -> Any:
+def _dropout(
+    values: Any,
+    p: float,
+    train: bool,
+) -> Any:
     """Save a mask of one byte per element, as CUDA does; the CPU saves the element's own width."""
     if not train or p == 0 or values.numel() == 0:
         return values
@@ -81,14 +87,21 @@ def _dropout(values: Any, p: float, train: bool) -> Any:
     return aten.native_dropout(values, p, train)[0]
 
 
-def _softmax(operation: Any, values: Any, dim: int, dtype: Any = None) -> Any:
+def _softmax(
+    operation: Any,
+    values: Any,
+    dim: int,
+    dtype: Any = None,
+) -> Any:
     """Widen float16 to float32 inside the kernel, as CUDA does; other pairs are copied."""
     if values.dtype is torch.float16 and dtype is torch.float32:
         return operation(values, dim, True)
-    return operation(values if dtype is None else values.to(dtype), dim, False)
+    if dtype is not None:
+        values = values.to(dtype)
+    return operation(values, dim, False)
 
 
-# Checks of the device.
+# 2. Checks of the device.
 
 
 @all_entered
@@ -99,48 +112,67 @@ def checks_as_on_cuda(
 
     A function is replaced in every module of the package that has imported it.
     """
-    modules = {
-        name: module for name, module in list(sys.modules.items()) if name.split(".")[0] == package
-    }
-    patched = {
-        id(found): changed
-        for name, module in modules.items()
-        if where(name)
-        for found in list(vars(module).values())
-        if isinstance(found, FunctionType)
-        and found.__module__ == name
-        and (changed := recompiled(found)) is not None
-    }
-    for module in modules.values():
+    modules = []
+    replacements: dict[int, Any] = {}
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] != package:
+            continue
+        modules.append(module)
+        if where(name):
+            replacements |= _recompiled_functions(module, name)
+    for module in modules:
         for name, value in list(vars(module).items()):
-            if id(value) in patched:
-                yield swapped(vars(module), name, patched[id(value)])
+            if id(value) in replacements:
+                yield swapped(vars(module), name, replacements[id(value)])
+
+
+def _recompiled_functions(module: Any, module_name: str) -> dict[int, Any]:
+    """Return the changed functions of a module, by id of the original."""
+    replacements = {}
+    for value in list(vars(module).values()):
+        if isinstance(value, FunctionType) and value.__module__ == module_name:
+            changed = recompiled(value)
+            if changed is not None:
+                replacements[id(value)] = changed
+    return replacements
 
 
 @all_entered
 def attention_on_cuda() -> Iterator[AbstractContextManager[None]]:
     """Let models' methods that call torch's attention choose as on CUDA: some copy inputs."""
-    for name, module in list(sys.modules.items()):
-        if not (name.startswith("transformers.models.") and ".modeling_" in name):
-            continue
-        for kind in [
-            value
-            for value in vars(module).values()
-            if isinstance(value, type) and value.__module__ == name
-        ]:
-            for method, function in list(vars(kind).items()):
-                if (
-                    isinstance(function, FunctionType)
-                    and "scaled_dot_product_attention" in function.__code__.co_names
-                ):
-                    changed = recompiled(function)
-                    if changed is not None:
-                        yield attribute(kind, method, changed)
+    for cls in _model_classes():
+        for name, method in list(vars(cls).items()):
+            if not isinstance(method, FunctionType):
+                continue
+            if "scaled_dot_product_attention" not in method.__code__.co_names:
+                continue
+            changed = recompiled(method)
+            if changed is not None:
+                yield attribute(cls, name, changed)
+
+
+def _model_classes() -> list[Any]:
+    """Return the classes that transformers' imported models define."""
+    classes = []
+    for name, module in _model_modules().items():
+        for value in vars(module).values():
+            if isinstance(value, type) and value.__module__ == name:
+                classes.append(value)
+    return classes
+
+
+def _model_modules() -> dict[str, Any]:
+    return {
+        name: module
+        for name, module in list(sys.modules.items())
+        if name.startswith("transformers.models.") and ".modeling_" in name
+    }
 
 
 @functools.cache
 def recompiled(function: FunctionType) -> Any:
     """Return the function with its CUDA checks answered; None if it has none."""
+    # 1. The source, with the checks replaced.
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -150,18 +182,18 @@ def recompiled(function: FunctionType) -> Any:
     definition = tree.body[0]
     if not checks.count or not isinstance(definition, ast.FunctionDef) or function.__closure__:
         return None
+
+    # 2. The function in its own module.
     definition.decorator_list = []
     ast.increment_lineno(definition, function.__code__.co_firstlineno - 1)
     future = ast.parse("from __future__ import annotations").body
+    code = compile(ast.Module([*future, definition], []), inspect.getfile(function), "exec")
     names: dict[str, Any] = {}
-    exec(
-        compile(ast.Module([*future, definition], []), inspect.getfile(function), "exec"),
-        function.__globals__,
-        names,
-    )
-    made = names[function.__name__]
-    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    return made
+    exec(code, function.__globals__, names)
+    changed = names[function.__name__]
+    changed.__defaults__ = function.__defaults__
+    changed.__kwdefaults__ = function.__kwdefaults__
+    return changed
 
 
 class _CudaChecks(ast.NodeTransformer):
@@ -172,9 +204,8 @@ class _CudaChecks(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
-        if len(node.ops) != 1 or not (
-            isinstance(node.left, ast.Attribute) and node.left.attr == "type"
-        ):
+        is_type = isinstance(node.left, ast.Attribute) and node.left.attr == "type"
+        if len(node.ops) != 1 or not is_type:
             return node
         right = node.comparators[0]
         constants = [part.value for part in ast.walk(right) if isinstance(part, ast.Constant)]
@@ -191,7 +222,7 @@ class _CudaChecks(ast.NodeTransformer):
         return ast.Constant(True)
 
 
-# Triton.
+# 3. Triton.
 
 
 class NoKernel:
@@ -222,27 +253,27 @@ def triton_of_trl() -> Iterator[AbstractContextManager[None]]:
 @all_entered
 def not_launched(prefix: str) -> Iterator[AbstractContextManager[None]]:
     """Disable the Triton kernels in modules of a prefix."""
-    for names in [vars(sys.modules[name]) for name in sys.modules if name.startswith(prefix)]:
-        for kernel, value in list(names.items()):
-            if _is_kernel(kernel, value):
-                yield swapped(names, kernel, NoKernel())
+    for module_name in list(sys.modules):
+        if not module_name.startswith(prefix):
+            continue
+        names = vars(sys.modules[module_name])
+        for name, value in list(names.items()):
+            if _is_kernel(name, value):
+                yield swapped(names, name, NoKernel())
         if "triton" not in names:
-            yield swapped(names, "triton", SimpleNamespace(cdiv=lambda a, b: -(-a // b)))
+            yield swapped(names, "triton", SimpleNamespace(cdiv=_cdiv))
 
 
 def _is_kernel(name: str, value: Any) -> bool:
     """Recognise a kernel by its class, or by its name and an argument."""
-    if (
-        type(value).__module__.split(".")[0] == "triton"
-        and hasattr(value, "__getitem__")
-        and hasattr(value, "run")
-    ):
+    is_triton = type(value).__module__.split(".")[0] == "triton"
+    if is_triton and hasattr(value, "__getitem__") and hasattr(value, "run"):
         return True
     if not name.endswith("_kernel") or not isinstance(value, FunctionType):
         return False
-    return any(
-        "BLOCK" in argument for argument in value.__code__.co_varnames[: value.__code__.co_argcount]
-    )
+    code = value.__code__
+    arguments = code.co_varnames[: code.co_argcount]
+    return any("BLOCK" in argument for argument in arguments)
 
 
 def install_triton_stub() -> None:
@@ -253,7 +284,8 @@ def install_triton_stub() -> None:
     """
     if importlib.util.find_spec("triton") is not None:
         return
-    triton, language = _Names("triton"), _Names("triton.language")
+    triton = _AnyNames("triton")
+    language = _AnyNames("triton.language")
     for module in (triton, language):
         module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None, is_package=True)
         module.__path__ = []
@@ -261,15 +293,13 @@ def install_triton_stub() -> None:
     vars(triton).update(
         language=language,
         __version__="3.0.0",
-        jit=lambda kernel=None, **options: (
-            NoKernel() if kernel is not None else (lambda kernel: NoKernel())
-        ),
-        cdiv=lambda a, b: -(-a // b),
+        jit=_jit,
+        cdiv=_cdiv,
         next_power_of_2=lambda n: 1 << (n - 1).bit_length(),
     )
 
 
-class _Names(ModuleType):
+class _AnyNames(ModuleType):
     """Module with every name that a kernel's source may use."""
 
     def __getattr__(self, name: str) -> Any:
@@ -278,26 +308,35 @@ class _Names(ModuleType):
         return NoKernel()
 
 
-# Liger.
+def _jit(kernel: Any = None, **options: Any) -> Any:
+    if kernel is None:
+        return lambda kernel: NoKernel()
+    return NoKernel()
 
 
-def _wants_liger(settings: Mapping[str, Any]) -> bool:
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+# 4. Liger.
+
+
+def liger_notes(spec: Spec) -> list[str]:
+    """Return the deviations of a trace of this specification."""
+    if _uses_liger(spec) and spec.get("method") != "sft":
+        return [LIGER_NOTE]
+    return []
+
+
+def _uses_liger(spec: Spec) -> bool:
+    settings = spec.get("settings", {})
     return bool(settings.get("use_liger_kernel") or settings.get("use_liger_loss"))
 
 
-def liger_notes(spec: Mapping[str, Any]) -> list[str]:
-    """Return the deviations of a trace of this specification."""
-    return (
-        [LIGER_NOTE]
-        if _wants_liger(spec.get("settings", {})) and spec.get("method") != "sft"
-        else []
-    )
-
-
 @all_entered
-def liger_installed(spec: Mapping[str, Any]) -> Iterator[AbstractContextManager[None]]:
+def liger_installed(spec: Spec) -> Iterator[AbstractContextManager[None]]:
     """Run Liger on fake tensors, if the settings enable it."""
-    if not _wants_liger(spec.get("settings", {})):
+    if not _uses_liger(spec):
         return
     try:  # all of its operations, so that none is imported later with active kernels
         for name in ("liger_kernel.transformers", "liger_kernel.chunked_loss"):
@@ -311,41 +350,50 @@ def liger_installed(spec: Mapping[str, Any]) -> Iterator[AbstractContextManager[
         "liger_kernel", lambda name: name.startswith("liger_kernel.ops.fused_linear_")
     )
     yield not_launched("liger_kernel.ops.")
-    yield attribute(
-        torch,
-        "compile",
-        lambda function=None, **_: (lambda function: function) if function is None else function,
-    )
+    yield attribute(torch, "compile", _uncompiled)
     yield _restored_models(spec)
 
 
+def _uncompiled(function: Any = None, **_: Any) -> Any:
+    """`torch.compile` that compiles nothing, called with a function or as a decorator."""
+    if function is None:
+        return lambda function: function
+    return function
+
+
 @contextmanager
-def _restored_models(spec: Mapping[str, Any]) -> Iterator[None]:
+def _restored_models(spec: Spec) -> Iterator[None]:
     """Restore transformers' modules after the trace: Liger patches them for the whole process."""
-    kind = str((spec["model"].get("config") or {}).get("model_type", ""))
+    # 1. The names before.
+    config = spec["model"].get("config") or {}
+    kind = config.get("model_type", "")
     with suppress(ImportError):
         importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-    modules = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.startswith("transformers.models.") and ".modeling_" in name
-    ]
-    holders = [
-        *modules,
-        *{
-            value
-            for module in modules
-            for value in vars(module).values()
-            if isinstance(value, type)
-        },
-    ]
-    before = [(holder, dict(vars(holder))) for holder in holders]
+    modules = list(_model_modules().values())
+    classes = set()
+    for module in modules:
+        classes |= {value for value in vars(module).values() if isinstance(value, type)}
+    previous_names = [(owner, dict(vars(owner))) for owner in (*modules, *classes)]
     try:
         yield
     finally:
-        for holder, names in before:
-            for name, value in list(vars(holder).items()):
-                if names.get(name) is not value and str(
-                    getattr(value, "__module__", "")
-                ).startswith("liger_kernel"):
-                    setattr(holder, name, names[name]) if name in names else delattr(holder, name)
+        # 2. Those that are Liger's now.
+        for owner, previous in previous_names:
+            for name, value in list(vars(owner).items()):
+                if previous.get(name) is not value and _is_of_liger(value):
+                    _restore(owner, name, previous)
+
+
+def _is_of_liger(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).startswith("liger_kernel")
+
+
+def _restore(
+    owner: Any,
+    name: str,
+    previous: Mapping[str, Any],
+) -> None:
+    if name in previous:
+        setattr(owner, name, previous[name])
+    else:
+        delattr(owner, name)

@@ -3,6 +3,12 @@
 Tensors are nested in lists, tuples and dicts only. torch's own walk looks up the type of every node
 and takes many times as long; a step needs tens of thousands of walks.
 
+FLOPs of an attention kernel are counted here, with a sum over all pairs of query and key that the
+mask leaves:
+
+    forward    2 x pairs x (s + v)              s: size of a query and a key, v: of a value
+    backward   2 x pairs x (3 s + 2 v)
+
 torch's own counters of FLOPs ignore causal masks and windows, reject shared key heads, and read the
 layout of `_flash_attention_forward` (row, head, size) as that of `scaled_dot_product_attention`
 (head, row, size).
@@ -20,15 +26,15 @@ from torch.utils.flop_counter import flop_registry
 
 def tensors_in(values: Iterable[Any]) -> list[Any]:
     """Return all tensors, in the order of torch's own walk."""
-    found: list[Any] = []
+    tensors: list[Any] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            found += tensors_in(value)
+            tensors += tensors_in(value)
         elif isinstance(value, dict):
-            found += tensors_in(value.values())
-    return found
+            tensors += tensors_in(value.values())
+    return tensors
 
 
 def with_tensors(change: Callable[[Any], Any], value: Any) -> Any:
@@ -37,9 +43,9 @@ def with_tensors(change: Callable[[Any], Any], value: Any) -> Any:
         return change(value)
     kind = type(value)
     if kind is tuple or kind is list:
-        return kind([with_tensors(change, one) for one in value])
+        return kind([with_tensors(change, item) for item in value])
     if kind is dict:
-        return {name: with_tensors(change, one) for name, one in value.items()}
+        return {name: with_tensors(change, item) for name, item in value.items()}
     return value
 
 
@@ -56,23 +62,21 @@ def cost_of(
     formula: FLOPs, None without matrix products; written: positions of arguments that an operation
     without a result changes.
     """
+    # 1. Bytes.
     operands = tensors_in((*args, *kwargs.values()))
     changed = tensors_in([args[position] for position in written if position < len(args)])
-    moved = sum(
-        [
-            tensor.numel() * tensor.element_size()
-            for tensor in (*operands, *changed, *tensors_in((out,)))
-        ]
-    )
+    tensors = (*operands, *changed, *tensors_in((out,)))
+    moved = sum([tensor.numel() * tensor.element_size() for tensor in tensors])
+
+    # 2. FLOPs.
     if formula is None or not operands:
         return moved, 0.0, ""
-    plain = [
-        value for value in args if not isinstance(value, torch.dtype)
-    ]  # products with a dtype to accumulate in
+    # Some products have a dtype to accumulate in, which no formula expects.
+    without_dtypes = [value for value in args if not isinstance(value, torch.dtype)]
     dtype = str(operands[0].dtype).removeprefix("torch.")
     if isinstance(formula, AttentionFlops):
         dtype = MARK + dtype
-    return moved, formula(*plain, **kwargs, out_val=out), dtype
+    return moved, formula(*without_dtypes, **kwargs, out_val=out), dtype
 
 
 MARK = "attention:"
@@ -81,20 +85,21 @@ peak.
 """
 
 _ATTENTION = frozenset(
-    f"{kernel}{direction}"
-    for kernel in (
+    {
         "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_backward",
         "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_efficient_attention_backward",
         "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_cudnn_attention_backward",
         "_scaled_dot_product_flash_attention_for_cpu",
-    )
-    for direction in ("", "_backward")
-) | {
-    "_flash_attention_forward",
-    "_flash_attention_backward",
-    "flash3_varlen",
-    "flash3_varlen_backward",
-}
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+        "_flash_attention_forward",
+        "_flash_attention_backward",
+        "flash3_varlen",
+        "flash3_varlen_backward",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -106,22 +111,34 @@ class AttentionFlops:
     backward: bool
 
     def __call__(self, *args: Any, out_val: Any = None, **kwargs: Any) -> float:
-        given = {**dict(zip(self.arguments, args, strict=False)), **kwargs}
-        query, value = given["query"].shape, given["value"].shape
+        arguments = dict(zip(self.arguments, args, strict=False))
+        arguments.update(kwargs)
+        query = arguments["query"].shape
+        value = arguments["value"].shape
         # Forward: scores, and scores with values. Backward: scores again, and both sides of the
         # two.
-        size = 3 * query[-1] + 2 * value[-1] if self.backward else query[-1] + value[-1]
-        if "pairs" in given:  # of sequences with different lengths, per head
-            return float(2 * given["pairs"] * query[-2] * size)
-        keys = given["max_k"] if self.rows_first else given["key"].shape[-2]
+        size = query[-1] + value[-1]
+        if self.backward:
+            size = 3 * query[-1] + 2 * value[-1]
+
+        if "pairs" in arguments:  # of sequences with different lengths, per head
+            return float(2 * arguments["pairs"] * query[-2] * size)
+        keys = arguments["max_k"] if self.rows_first else arguments["key"].shape[-2]
         rows = query.numel() / query[-1]
-        pairs = rows * seen_keys(
-            int(keys), causal=bool(given.get("is_causal")), window=given.get("window_size_left")
+        keys_per_row = seen_keys(
+            int(keys),
+            causal=bool(arguments.get("is_causal")),
+            window=arguments.get("window_size_left"),
         )
-        return float(2 * pairs * size)
+        return float(2 * rows * keys_per_row * size)
 
 
-def seen_keys(keys: int, *, causal: bool, window: int | None) -> float:
+def seen_keys(
+    keys: int,
+    *,
+    causal: bool,
+    window: int | None,
+) -> float:
     """Return the keys that a query attends to, in the mean over the queries of a row."""
     if not causal:
         return keys
@@ -131,8 +148,8 @@ def seen_keys(keys: int, *, causal: bool, window: int | None) -> float:
 
 
 def flops_of(packet: Any, arguments: Sequence[Any]) -> Callable[..., float] | None:
-    """Return the formula of an operation; None without matrix products. `arguments`: its
-    schema's.
+    """Return the formula of an operation, from its packet and its schema's arguments; None without
+    matrix products.
     """
     name = str(packet).rsplit(".", 1)[-1]
     if name not in _ATTENTION:

@@ -33,31 +33,39 @@ def all_entered(
 
 
 @contextmanager
-def swapped(names: MutableMapping[Any, Any], name: Any, value: Any) -> Iterator[None]:
+def swapped(
+    names: MutableMapping[Any, Any],
+    name: Any,
+    value: Any,
+) -> Iterator[None]:
     """Replace an entry of a module's names (`vars(module)`) or of `sys.modules`."""
-    before = names.get(name, _ABSENT)
+    previous = names.get(name, _ABSENT)
     names[name] = value
     try:
         yield
     finally:
-        if before is _ABSENT:
+        if previous is _ABSENT:
             names.pop(name, None)
         else:
-            names[name] = before
+            names[name] = previous
 
 
 @contextmanager
-def attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
+def attribute(
+    owner: Any,
+    name: str,
+    value: Any,
+) -> Iterator[None]:
     """Replace or add an attribute of a class or an object."""
-    before = vars(holder).get(name, _ABSENT)
-    setattr(holder, name, value)
+    previous = vars(owner).get(name, _ABSENT)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        if before is _ABSENT:
-            delattr(holder, name)
+        if previous is _ABSENT:
+            delattr(owner, name)
         else:
-            setattr(holder, name, before)
+            setattr(owner, name, previous)
 
 
 @contextmanager

@@ -1,5 +1,4 @@
-"""Asynchronous GRPO, an experimental trainer of TRL: rollouts of chosen lengths in place of a
-server's.
+"""Asynchronous GRPO, an experimental trainer of TRL, on rollouts of chosen lengths.
 
 The trainer takes a rollout worker and a weight transfer from outside. Those here hold finished
 rollouts in a queue, and send nothing.
@@ -12,15 +11,14 @@ import importlib
 import itertools
 import queue
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..protocol import Request, Settings
 from . import hooks, seams
+from .trace_plan import COMPLETION_ID, PROMPT_ID, TracedLengths
 from .trainer_run import DEFAULT_PROMPT_TOKENS, TrainerRun
-
-if TYPE_CHECKING:
-    from .traced_trainer import TracedLengths
 
 NEVER_STALE = 2**40
 """Version of the weights under which a rollout is younger than any policy."""
@@ -31,12 +29,15 @@ PROMPTS = 97
 BUFFER_BYTES = 2**30
 """Bytes beyond which a buffer is sent (`DEFAULT_PACKED_BUFFER_SIZE_BYTES` in vLLM)."""
 
+FIRST_ID = 5
+"""First token id by which prompts, and the completions of one, differ."""
+
 
 class AsyncGrpoRun(TrainerRun):
-    """Asynchronous GRPO: the trainer alone. Rollouts are there when it asks for them, and weights
-    go nowhere.
+    """Asynchronous GRPO without its generation.
 
-    The trainer loads its model by name, and gets the one in memory.
+    Rollouts are ready when the trainer requests them, and weights go nowhere. The trainer loads its
+    model by name, and gets the one in memory.
     """
 
     module, names = seams.ASYNC_GRPO, ("AsyncGRPOConfig", "AsyncGRPOTrainer")
@@ -44,39 +45,40 @@ class AsyncGrpoRun(TrainerRun):
     has_cycles = rewarded = generates = takes_images = False  # rewards are the rollout worker's
     attention = "tree_fa3"  # under which the trainer loads its model
 
-    def _config(self, config_class: Any, settings: Mapping[str, Any], max_steps: int) -> Any:
+    def _config(
+        self,
+        config_class: Any,
+        settings: Settings,
+        max_steps: int,
+    ) -> Any:
         """Set the longest completion, and the budget that the trainer would ask a server for."""
-        prompt, completion = self.lengths.prompt or DEFAULT_PROMPT_TOKENS, self.lengths.completion
+        completion = self.lengths.completion
         budget = settings.get("token_budget")
-        forced = {
-            "max_completion_length": completion,
-            "token_budget": prompt + completion if budget is None else budget,
-        }
+        if budget is None:
+            budget = (self.lengths.prompt or DEFAULT_PROMPT_TOKENS) + completion
+        forced = {"max_completion_length": completion, "token_budget": budget}
         return super()._config(config_class, {**settings, **forced}, max_steps)
 
     def _arguments(
-        self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any
+        self,
+        trl: Any,
+        config: Any,
+        model: Any,
+        data: Any,
+        model_settings: Any,
     ) -> dict[str, Any]:
-        return {
-            **super()._arguments(trl, config, model, data, model_settings),
-            **self._injected(config),
-        }
+        arguments = super()._arguments(trl, config, model, data, model_settings)
+        return {**arguments, **self._injected(config)}
 
     def _injected(self, config: Any) -> dict[str, Any]:
-        draw, forced = random.Random(config.seed), self.lengths
-        prompts, completions = (
-            forced.drawn_prompts or (forced.prompt or 1,),
-            forced.drawn or (forced.completion,),
-        )
-        made = rollouts(
+        lengths, draw = self.lengths, random.Random(config.seed)
+        prompts = lengths.drawn_prompts or (lengths.prompt or 1,)
+        completions = lengths.drawn or (lengths.completion,)
+        finished = rollouts(
             lambda: (draw.choice(prompts), draw.choice(completions)),
             lambda number: number // config.num_generations,
         )
-        return {
-            "model": str(self.loaded.folder),
-            "rollout_worker": FinishedRollouts(made),
-            "weight_transfer": NoTransfer(),
-        }
+        return _without_server(str(self.loaded.folder), finished)
 
     def _loader(self) -> Callable[..., Any]:
         """Give the trainer the loaded model in place of the one that it would load."""
@@ -91,32 +93,30 @@ class AsyncGrpoRun(TrainerRun):
         def compute_loss(
             trainer: Any, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any
         ) -> Any:
-            trained, forwarded = (
-                int((inputs["token_index"] >= 0).sum()),
-                int(inputs["attention_mask"].sum()),
-            )
-            self.seen.loss_tokens += trained
-            self.seen.prompt_tokens += max(0, forwarded - trained)
+            loss_tokens = int((inputs["token_index"] >= 0).sum())
+            all_tokens = int(inputs["attention_mask"].sum())
+            self.counts.loss_tokens += loss_tokens
+            self.counts.prompt_tokens += max(0, all_tokens - loss_tokens)
             with self.recorder.inside("forward"):
                 return original(model, inputs, *args, **kwargs)
 
         return {"compute_loss": compute_loss, "_sync_weight": hooks.in_phase(self.recorder, "sync")}
 
+    # The trainer in a trace.
+
     @staticmethod
     @contextlib.contextmanager
-    def traced_kernel(spec: Mapping[str, Any]) -> Iterator[None]:
+    def traced_kernel(spec: Request) -> Iterator[None]:
         """Register the trainer's attention, on a GPU with the kernel's stand-in."""
         from ..tracing import attention
         from ..tracing.patching import swapped
 
         packing = importlib.import_module(seams.ASYNC_PACKING)
         packing.register_tree_attention()
-        on_gpu = spec["device"] == "cuda"
-        with (
-            swapped(vars(packing), "_flash_attn", lambda: attention.FLASH3)
-            if on_gpu
-            else contextlib.nullcontext()
-        ):
+        if spec["device"] != "cuda":
+            yield
+            return
+        with swapped(vars(packing), "_flash_attn", lambda: attention.FLASH3):
             yield
 
     @staticmethod
@@ -129,64 +129,68 @@ class AsyncGrpoRun(TrainerRun):
                 self.model_version += 1
 
             def get_train_dataloader(self) -> Any:
-                with attribute(
-                    self.accelerator, "device_placement", True
-                ):  # the dispatcher of batches requires it
+                # The dispatcher of batches requires the placement.
+                with attribute(self.accelerator, "device_placement", True):
                     return super().get_train_dataloader()
 
         Unsynchronised.__name__ = plain.__name__
         return Unsynchronised
 
     @classmethod
-    def traced_arguments(
-        cls, spec: Mapping[str, Any], reference: Callable[[], Any]
-    ) -> dict[str, Any]:
-        """Name the model, which the trainer loads itself. A micro-batch is one row: so many
-        rollouts, over so many prompts.
+    def traced_arguments(cls, spec: Request, reference: Callable[[], Any]) -> dict[str, Any]:
+        """Name the model, which the trainer loads itself.
+
+        A micro-batch is one row: several rollouts, over one prompt or more.
         """
         lengths = spec["lengths"]["prompt"], spec["lengths"]["completion"]
-        rows, groups = (
-            int(spec["settings"]["per_device_train_batch_size"]),
-            int(spec.get("groups") or 1),
-        )
-        made = rollouts(
-            lambda: lengths, lambda number: number // rows * groups + number % rows * groups // rows
-        )
-        return {
-            "model": spec["model"]["name"],
-            "rollout_worker": FinishedRollouts(made),
-            "weight_transfer": NoTransfer(),
-        }
+        rows = int(spec["settings"]["per_device_train_batch_size"])
+        groups = int(spec.get("groups") or 1)
+
+        def group_of(number: int) -> int:
+            """Return the prompt: those of a micro-batch have equal numbers of rollouts."""
+            micro_batch, row = divmod(number, rows)
+            return micro_batch * groups + row * groups // rows
+
+        return _without_server(spec["model"]["name"], rollouts(lambda: lengths, group_of))
+
+
+def _without_server(model_name: str, finished: Iterator[Any]) -> dict[str, Any]:
+    """Return the trainer's arguments that replace its server."""
+    return {
+        "model": model_name,
+        "rollout_worker": FinishedRollouts(finished),
+        "weight_transfer": NoTransfer(),
+    }
 
 
 def rollouts(
-    lengths: Callable[[], tuple[int, int]], group_of: Callable[[int], int]
+    draw_lengths: Callable[[], tuple[int, int]], group_of: Callable[[int], int]
 ) -> Iterator[Any]:
-    """Yield rollouts without end, of drawn lengths; `group_of` tells the prompt of each by its
-    number.
+    """Yield rollouts of drawn lengths, without end.
 
-    The prompts of different groups differ in their first token, the completions of a group too.
+    `group_of` returns the prompt of a rollout by its number. The prompts of different groups differ
+    in their first token, the completions of a group too.
     """
     import numpy
 
-    rollout = importlib.import_module(f"{seams.ASYNC_PACKAGE}.async_rollout_worker").RolloutSample
-    group, prompt, place = -1, 0, 0
+    worker_module = importlib.import_module(f"{seams.ASYNC_PACKAGE}.async_rollout_worker")
+    group, prompt_length, place = -1, 0, 0  # place: position in its group
     for number in itertools.count():
-        drawn, completion = lengths()
+        drawn_prompt_length, completion_length = draw_lengths()
         place += 1
-        if group_of(number) != group:
-            group, prompt, place = group_of(number), drawn, 0
+        if group_of(number) != group:  # the next group, whose rollouts share its prompt
+            group, prompt_length, place = group_of(number), drawn_prompt_length, 0
         ids = [
-            5 + group % PROMPTS,
-            *[3] * (prompt - 1),
-            5 + PROMPTS + place,
-            *[4] * (completion - 1),
+            FIRST_ID + group % PROMPTS,
+            *[PROMPT_ID] * (prompt_length - 1),
+            FIRST_ID + PROMPTS + place,
+            *[COMPLETION_ID] * (completion_length - 1),
         ]
-        yield rollout(
+        yield worker_module.RolloutSample(
             prompt=[],
             completion=[],
             input_ids=numpy.array(ids),
-            completion_mask=numpy.array([0] * prompt + [1] * completion),
+            completion_mask=numpy.array([0] * prompt_length + [1] * completion_length),
             old_log_probs=numpy.zeros(len(ids), numpy.float32),
             advantage=1.0 if place % 2 else -1.0,
             model_version=NEVER_STALE,
@@ -219,31 +223,44 @@ class NoTransfer:
     def destroy(self) -> None: ...
 
     def send_weights(self, iterator: Iterator[Any]) -> None:
-        """Pack the weights as vLLM's producer does: one buffer is filled while the one before is
-        sent.
+        """Pack the weights as vLLM's producer does.
+
+        One buffer is filled while the one before is sent.
         """
         import torch
 
         on_gpu = torch.cuda.is_available()
-        streams = [torch.cuda.Stream() if on_gpu else None for _ in range(2)]
+        streams: list[Any] = [None, None]
+        if on_gpu:
+            streams = [torch.cuda.Stream(), torch.cuda.Stream()]
         buffers: list[Any] = [None, None]
-        for at in itertools.cycle((0, 1)):
-            buffers[at] = None
-            with torch.cuda.stream(streams[at]) if on_gpu else contextlib.nullcontext():
-                buffers[at] = _packed(iterator)
-            if buffers[at] is None:
+        for index in itertools.cycle((0, 1)):
+            buffers[index] = None
+            with _running_on(streams[index]):
+                buffers[index] = _packed(iterator)
+            if buffers[index] is None:
                 break
         if on_gpu:
             torch.cuda.synchronize()
+
+
+def _running_on(stream: Any) -> contextlib.AbstractContextManager[Any]:
+    """Run on this CUDA stream; without one, as before."""
+    import torch
+
+    return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 def _packed(iterator: Iterator[Any]) -> Any:
     """Return the next parameters as one tensor of bytes; None after the last one."""
     import torch
 
-    several: list[Any] = []
+    parts: list[Any] = []
+    size = 0
     for _, parameter in iterator:
-        several.append(parameter.contiguous().view(torch.uint8).view(-1))
-        if sum(each.numel() for each in several) > BUFFER_BYTES:
+        part = parameter.contiguous().view(torch.uint8).view(-1)
+        parts.append(part)
+        size += part.numel()
+        if size > BUFFER_BYTES:
             break
-    return torch.cat(several) if several else None
+    return torch.cat(parts) if parts else None

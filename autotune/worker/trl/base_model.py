@@ -10,12 +10,13 @@ import copy
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import synthetic
+from ..protocol import Request
 
 KEPT_FREE_BYTES = int(1.2 * (1 << 30))
 """Part of a card that transformers leaves free when it requests all weights at once."""
@@ -23,38 +24,100 @@ KEPT_FREE_BYTES = int(1.2 * (1 << 30))
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
-def folder_for(model: Mapping[str, Any], scratch: Path) -> Path:
+def folder_for(model: Request, scratch: Path) -> Path:
     """Return a folder with config and tokenizer: the user's, or a synthetic one."""
-    given = Path(model["folder"]) if model.get("folder") else None
-    if given is not None and any((given / name).is_file() for name in TOKENIZER_FILES):
-        return given
+    folder = Path(model["folder"]) if model.get("folder") else None
+    if folder is not None and _has_tokenizer(folder):
+        return folder
     if model["weights"] == "real":
         raise FileNotFoundError(
-            f"real weights were requested, but {given} holds no tokenizer to train them with."
+            f"real weights were requested, but {folder} holds no tokenizer to train them with."
         )
-    config = model.get("config") or json.loads(
-        (given / "config.json").read_text() if given else "{}"
-    )
+    config = model.get("config") or {}
+    if not config and folder is not None:
+        config = json.loads((folder / "config.json").read_text())
     return synthetic.write_model_folder(scratch / "model", config)
 
 
-def auto_class(model: Mapping[str, Any], config: Any) -> Any:
-    """Return transformers' class that builds the model: with its towers, as TRL loads it, or
-    with one score at its end.
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
+    """Load the tokenizer as the trainer does."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(
+        str(folder),
+        truncation_side="left",
+        padding_side="left",
+        trust_remote_code=trust_remote_code,
+    )
+
+
+# A model on each rank.
+
+
+def build(
+    model: Request,
+    folder: Path,
+    *,
+    device: str,
+    seed: int,
+    trust_remote_code: bool,
+) -> Any:
+    """Build the model on its device in training mode, named after its folder."""
+    import torch
+    from transformers import set_seed
+
+    dtype, place = getattr(torch, model["dtype"]), _place(device)
+    config = _config(model, folder, trust_remote_code)
+    quantisation = _quantisation(model, dtype)
+    set_seed(seed)
+    # 1. Real weights.
+    if model["weights"] == "real":
+        arguments: dict[str, Any] = {"config": config, "dtype": dtype, "device_map": place}
+        if quantisation is not None:
+            arguments["quantization_config"] = quantisation
+        loaded = auto_class(model, config).from_pretrained(
+            str(folder), trust_remote_code=trust_remote_code, **arguments
+        )
+        return loaded.train()
+    # 2. Random weights.
+    random = partial(random_model, model, config, trust_remote_code)
+    if quantisation is None:
+        built = random() if place == "cpu" else build_as_loaded(random, place)
+    elif model.get("load_in_8bit"):
+        raise ValueError(
+            "random weights are made in 4 bits or whole, not in 8 bits: ask for real weights,"
+            " or load_in_4bit."
+        )
+    else:
+        built = build_quantised(random, quantisation, dtype=dtype, place=place)
+    return _named(built, folder).train()
+
+
+def auto_class(model: Request, config: Any) -> Any:
+    """Return transformers' class that builds the model.
+
+    As TRL loads it: with its towers, or with one score at its end.
     """
     import transformers
 
     if model.get("scores"):
         return transformers.AutoModelForSequenceClassification
-    named = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
-    return (
-        named
-        if named is not None and hasattr(config, "vision_config")
-        else transformers.AutoModelForCausalLM
-    )
+    architectures = getattr(config, "architectures", None) or [""]
+    own_class = getattr(transformers, architectures[0], None)
+    if own_class is not None and hasattr(config, "vision_config"):
+        return own_class
+    return transformers.AutoModelForCausalLM
 
 
-def random_model(model: Mapping[str, Any], config: Any, trust_remote_code: bool) -> Any:
+def random_model(
+    model: Request,
+    config: Any,
+    trust_remote_code: bool,
+) -> Any:
     import torch
 
     model_class, dtype = auto_class(model, config), getattr(torch, model["dtype"])
@@ -63,92 +126,15 @@ def random_model(model: Mapping[str, Any], config: Any, trust_remote_code: bool)
     return model_class._from_config(config, dtype=dtype)
 
 
-def _config(model: Mapping[str, Any], folder: Path, trust_remote_code: bool) -> Any:
+def _config(
+    model: Request,
+    folder: Path,
+    trust_remote_code: bool,
+) -> Any:
     from transformers import AutoConfig
 
     labels = {"num_labels": 1} if model.get("scores") else {}
     return AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code, **labels)
-
-
-def build(
-    model: Mapping[str, Any], folder: Path, *, device: str, seed: int, trust_remote_code: bool
-) -> Any:
-    """Build the model on its device in training mode, named after its folder."""
-    import torch
-    from transformers import set_seed
-
-    dtype, config, place = (
-        getattr(torch, model["dtype"]),
-        _config(model, folder, trust_remote_code),
-        _place(device),
-    )
-    quantisation, random = (
-        _quantisation(model, dtype),
-        partial(random_model, model, config, trust_remote_code),
-    )
-    set_seed(seed)
-    if model["weights"] == "real":
-        quantised = {} if quantisation is None else {"quantization_config": quantisation}
-        made = auto_class(model, config).from_pretrained(
-            str(folder),
-            config=config,
-            dtype=dtype,
-            device_map=place,
-            trust_remote_code=trust_remote_code,
-            **quantised,
-        )
-        return made.train()
-    if quantisation is not None:
-        if model.get("load_in_8bit"):
-            raise ValueError(
-                "random weights are made in 4 bits or whole, not in 8 bits: ask for real weights,"
-                " or load_in_4bit."
-            )
-        made = build_quantised(random, quantisation, dtype=dtype, place=place)
-    else:
-        made = random() if place == "cpu" else build_as_loaded(random, place)
-    return _named(made, folder).train()
-
-
-def build_sharded(
-    model: Mapping[str, Any], folder: Path, *, device: str, seed: int, trust_remote_code: bool
-) -> Any:
-    """Build a model that a trainer will shard over the ranks, as TRL loads it under this launch.
-
-    Under ZeRO-3 a rank has its shards only; under FSDP one rank's host has the weights. Each
-    trainer needs a new one.
-    """
-    import torch
-    from transformers import set_seed
-    from transformers.modeling_utils import is_fsdp_enabled
-
-    set_seed(seed)
-    if model["weights"] == "real":
-        return _load_through_trl(model, folder, trust_remote_code=trust_remote_code).train()
-    if _quantisation(model, None) is not None:
-        raise ValueError(
-            "random weights in 4 bits are made whole on every rank: ask for real weights, or"
-            " sharding=ddp."
-        )
-    random = partial(
-        random_model, model, _config(model, folder, trust_remote_code), trust_remote_code
-    )
-    if is_fsdp_enabled():
-        try:
-            from transformers.initialization import no_init_weights
-        except ImportError:  # older releases
-            from transformers.modeling_utils import no_init_weights
-        with no_init_weights():
-            built = random()
-        built.tie_weights()
-        if (
-            torch.distributed.get_rank() == 0
-        ):  # the other ranks receive their weights from it, and never touch them before
-            _fill_on_host(built, device)
-    else:  # under ZeRO-3 transformers partitions each layer right after its construction
-        with torch.device(_place(device)):
-            built = random()
-    return _named(built, folder).train()
 
 
 def _place(device: str) -> str:
@@ -167,7 +153,70 @@ def _named(model: Any, folder: Path) -> Any:
     return model
 
 
-def _load_through_trl(model: Mapping[str, Any], folder: Path, *, trust_remote_code: bool) -> Any:
+def _quantisation(model: Request, dtype: Any) -> Any:
+    """Return TRL's quantisation config for these settings; None for an unquantised model."""
+    if not (model.get("load_in_4bit") or model.get("load_in_8bit")):
+        return None
+    from transformers import BitsAndBytesConfig
+
+    if model.get("load_in_8bit"):
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_type="nf4",
+    )
+
+
+# A model in shards.
+
+
+def build_sharded(
+    model: Request,
+    folder: Path,
+    *,
+    device: str,
+    seed: int,
+    trust_remote_code: bool,
+) -> Any:
+    """Build a model that a trainer will shard over the ranks, as TRL loads it under this launch.
+
+    Under ZeRO-3 a rank has its shards only; under FSDP one rank's host has the weights. Each
+    trainer needs a new one.
+    """
+    import torch
+    from transformers import set_seed
+    from transformers.modeling_utils import is_fsdp_enabled
+
+    set_seed(seed)
+    if model["weights"] == "real":
+        return _load_through_trl(model, folder, trust_remote_code=trust_remote_code).train()
+    if _quantisation(model, None) is not None:
+        raise ValueError(
+            "random weights in 4 bits are made whole on every rank: ask for real weights, or"
+            " sharding=ddp."
+        )
+    config = _config(model, folder, trust_remote_code)
+    random = partial(random_model, model, config, trust_remote_code)
+    if is_fsdp_enabled():
+        with _no_init_weights():
+            built = random()
+        built.tie_weights()
+        # The other ranks receive their weights from the first, and never touch them before.
+        if torch.distributed.get_rank() == 0:
+            _fill_on_host(built, device)
+    else:  # under ZeRO-3 transformers partitions each layer right after its construction
+        with torch.device(_place(device)):
+            built = random()
+    return _named(built, folder).train()
+
+
+def _load_through_trl(
+    model: Request,
+    folder: Path,
+    *,
+    trust_remote_code: bool,
+) -> Any:
     """Load with TRL's own function, if this release has it, and the arguments of its trainer."""
     import torch
     from accelerate import PartialState
@@ -176,17 +225,27 @@ def _load_through_trl(model: Mapping[str, Any], folder: Path, *, trust_remote_co
     arguments: dict[str, Any] = {"dtype": model["dtype"], "trust_remote_code": trust_remote_code}
     if model.get("attn_implementation"):
         arguments["attn_implementation"] = model["attn_implementation"]
-    if (quantisation := _quantisation(model, getattr(torch, model["dtype"]))) is not None:
+    quantisation = _quantisation(model, getattr(torch, model["dtype"]))
+    if quantisation is not None:
         arguments["quantization_config"] = quantisation
     if str(PartialState().distributed_type.value) in ("MULTI_GPU", "DEEPSPEED"):
         arguments["device_map"] = None
     if model.get("scores"):
-        arguments |= {"num_labels": 1, "architecture": auto_class(model, None)}
+        arguments["num_labels"] = 1
     if not hasattr(utils, "create_model_from_path"):
-        return arguments.pop(
-            "architecture", auto_class(model, _config(model, folder, trust_remote_code))
-        ).from_pretrained(str(folder), **arguments)
+        model_class = auto_class(model, _config(model, folder, trust_remote_code))
+        return model_class.from_pretrained(str(folder), **arguments)
+    if model.get("scores"):
+        arguments["architecture"] = auto_class(model, None)
     return utils.create_model_from_path(str(folder), **arguments)
+
+
+def _no_init_weights() -> Any:
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # older releases
+        from transformers.modeling_utils import no_init_weights
+    return no_init_weights()
 
 
 def _fill_on_host(model: Any, device: str) -> None:
@@ -197,37 +256,13 @@ def _fill_on_host(model: Any, device: str) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                drawn = torch.empty(parameter.shape, dtype=parameter.dtype, device=device).normal_(
-                    std=deviation
-                )
-                parameter.copy_(drawn)
+                values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                parameter.copy_(values.normal_(std=deviation))
             else:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
-def _quantisation(model: Mapping[str, Any], dtype: Any) -> Any:
-    """Return TRL's quantisation config for these settings; None for an unquantised model."""
-    if not (model.get("load_in_4bit") or model.get("load_in_8bit")):
-        return None
-    from transformers import BitsAndBytesConfig
-
-    if model.get("load_in_8bit"):
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_type="nf4"
-    )
-
-
-def tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
-    """Load the tokenizer as the trainer does."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(
-        str(folder),
-        truncation_side="left",
-        padding_side="left",
-        trust_remote_code=trust_remote_code,
-    )
+# A loaded model, for one candidate after the other.
 
 
 def fresh(model: Any, *, attention: str | None = None) -> Any:
@@ -238,41 +273,47 @@ def fresh(model: Any, *, attention: str | None = None) -> Any:
     """
     import torch
 
-    shared: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-    shared |= {
-        id(module): module
-        for module in model.modules()
-        if getattr(module, "quant_state", None) is not None
-    }
+    shared: dict[int, Any] = {}  # what a copy has in common with the model, by id
+    for buffer in model.buffers():
+        shared[id(buffer)] = buffer
+    for module in model.modules():
+        if getattr(module, "quant_state", None) is not None:
+            shared[id(module)] = module
     for parameter in model.parameters():
-        plain = type(parameter) is torch.nn.Parameter
-        trainable = parameter.is_floating_point()
-        shared[id(parameter)] = (
-            torch.nn.Parameter(parameter.detach(), requires_grad=trainable) if plain else parameter
-        )
-    made = copy.deepcopy(model, memo=shared)
+        if type(parameter) is torch.nn.Parameter:
+            shared[id(parameter)] = torch.nn.Parameter(
+                parameter.detach(), requires_grad=parameter.is_floating_point()
+            )
+        else:
+            shared[id(parameter)] = parameter
+    copied = copy.deepcopy(model, memo=shared)
     if attention is not None:
-        made.set_attn_implementation(attention)
-    return made
+        copied.set_attn_implementation(attention)
+    return copied
 
 
 def is_finite(model: Any) -> bool:
-    """Return False if a candidate spoilt the shared weights by a NaN gradient (0 * NaN = NaN),
-    or by merging a NaN.
+    """Return False if a candidate spoilt the shared weights.
+
+    A NaN gradient does so even at learning rate 0 (0 * NaN = NaN), and so does merging a NaN.
     """
     import torch
 
-    states = (getattr(module, "quant_state", None) for module in model.modules())
-    scales = (
-        scale
-        for state in states
-        for scale in (getattr(state, "absmax", None), getattr(state, "offset", None))
-    )
-    tensors = (*model.parameters(), *(scale for scale in scales if scale is not None))
+    tensors = list(model.parameters())
+    for module in model.modules():
+        state = getattr(module, "quant_state", None)
+        for name in ("absmax", "offset"):
+            scale = getattr(state, name, None)
+            if scale is not None:
+                tensors.append(scale)
     with torch.no_grad():
-        return all(
-            bool(torch.isfinite(tensor.sum())) for tensor in tensors if tensor.is_floating_point()
-        )
+        for tensor in tensors:
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum())):
+                return False
+    return True
+
+
+# Random weights.
 
 
 def build_as_loaded(random: Callable[[], Any], place: str) -> Any:
@@ -284,9 +325,9 @@ def build_as_loaded(random: Callable[[], Any], place: str) -> Any:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         request_at_once(sum(parameter.nbytes for parameter in model.parameters()), place)
     deviation = float(model.config.initializer_range)
-    made: dict[int, Any] = {}
+    filled: dict[int, Any] = {}
     for module in model.modules():
-        _fill(module, made, place, deviation)
+        _fill(module, filled, place, deviation)
     return model
 
 
@@ -300,21 +341,26 @@ def without_values(random: Callable[[], Any]) -> Any:
 
 
 def request_at_once(size: int, place: str) -> None:
-    """Request and free one block, from which weights are cut without remainders, as transformers
-    does before it loads them.
+    """Request and free one block, from which weights are cut without remainders.
+
+    transformers does so before it loads them.
     """
     import torch
     import transformers.modeling_utils as loading
 
     if hasattr(loading, "caching_allocator_warmup") and place != "cpu":
-        torch.empty(
-            min(size, torch.cuda.mem_get_info(place)[1] - KEPT_FREE_BYTES),
-            dtype=torch.uint8,
-            device=place,
-        )
+        _, total_bytes = torch.cuda.mem_get_info(place)
+        size = min(size, total_bytes - KEPT_FREE_BYTES)
+        torch.empty(size, dtype=torch.uint8, device=place)
 
 
-def build_quantised(random: Callable[[], Any], quantised: Any, *, dtype: Any, place: str) -> Any:
+def build_quantised(
+    random: Callable[[], Any],
+    quantised: Any,
+    *,
+    dtype: Any,
+    place: str,
+) -> Any:
     """Build a random model in 4 bits, drawn and quantised layer by layer.
 
     `quantised` is transformers' BitsAndBytesConfig for a checkpoint. transformers quantises while
@@ -328,21 +374,22 @@ def build_quantised(random: Callable[[], Any], quantised: Any, *, dtype: Any, pl
     # 1. All linear layers except the head, which transformers leaves out, too.
     model = without_values(random)
     head = model.get_output_embeddings() or getattr(model, "score", None)
-    linears = {
-        name: module
-        for name, module in model.named_modules()
-        if type(module) is torch.nn.Linear and module is not head
-    }
-    # 2. The weights.
-    packed = sum(module.weight.numel() // 2 - module.weight.nbytes for module in linears.values())
-    request_at_once(sum(parameter.nbytes for parameter in model.parameters()) + packed, place)
+    linears = {}
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Linear and module is not head:
+            linears[name] = module
+    # 2. The weights: two values of 4 bits in a byte.
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    for linear in linears.values():
+        size += linear.weight.numel() // 2 - linear.weight.nbytes
+    request_at_once(size, place)
     deviation = float(model.config.initializer_range)
-    made: dict[int, Any] = {}
+    filled: dict[int, Any] = {}
     for name, module in list(model.named_modules()):
         if name in linears:
             model.set_submodule(name, _quantised(module, quantised, dtype, place, deviation))
         else:
-            _fill(module, made, place, deviation)
+            _fill(module, filled, place, deviation)
     # 3. The attributes by which transformers, PEFT and TRL recognise a model loaded in 4 bits.
     model.config.quantization_config = quantised
     model.hf_quantizer = AutoHfQuantizer.from_config(quantised, pre_quantized=False)
@@ -351,56 +398,64 @@ def build_quantised(random: Callable[[], Any], quantised: Any, *, dtype: Any, pl
     return model
 
 
-def _quantised(linear: Any, quantised: Any, dtype: Any, place: str, deviation: float) -> Any:
+def _quantised(
+    linear: Any,
+    quantised: Any,
+    dtype: Any,
+    place: str,
+    deviation: float,
+) -> Any:
+    """Return a linear layer of bitsandbytes with random weights, in place of `linear`."""
     import torch
 
     nn: Any = importlib.import_module("bitsandbytes.nn")
 
+    options = {
+        "compress_statistics": quantised.bnb_4bit_use_double_quant,
+        "quant_type": quantised.bnb_4bit_quant_type,
+        "quant_storage": quantised.bnb_4bit_quant_storage,
+    }
     with torch.device("meta"):
-        made = nn.Linear4bit(
+        layer = nn.Linear4bit(
             linear.in_features,
             linear.out_features,
             linear.bias is not None,
             quantised.bnb_4bit_compute_dtype,
-            compress_statistics=quantised.bnb_4bit_use_double_quant,
-            quant_type=quantised.bnb_4bit_quant_type,
-            quant_storage=quantised.bnb_4bit_quant_storage,
+            **options,
         )
-    drawn = torch.empty(linear.weight.shape, dtype=dtype, device=place).normal_(std=deviation)
-    made.weight = nn.Params4bit(
-        drawn,
-        requires_grad=False,
-        compress_statistics=quantised.bnb_4bit_use_double_quant,
-        quant_type=quantised.bnb_4bit_quant_type,
-        quant_storage=quantised.bnb_4bit_quant_storage,
-        module=made,
-    ).to(place)
+    values = torch.empty(linear.weight.shape, dtype=dtype, device=place)
+    values.normal_(std=deviation)
+    weight = nn.Params4bit(values, requires_grad=False, module=layer, **options)
+    layer.weight = weight.to(place)
     if linear.bias is not None:
-        made.bias = torch.nn.Parameter(
-            torch.zeros(linear.bias.shape, dtype=dtype, device=place), requires_grad=False
-        )
-    return made
+        zeros = torch.zeros(linear.bias.shape, dtype=dtype, device=place)
+        layer.bias = torch.nn.Parameter(zeros, requires_grad=False)
+    return layer
 
 
-def _fill(module: Any, made: dict[int, Any], place: str, deviation: float) -> None:
-    """Fill a module's own parameters in their precision and move its buffers; `made`: those of
-    other modules, tied ones.
+def _fill(
+    module: Any,
+    filled: dict[int, Any],
+    place: str,
+    deviation: float,
+) -> None:
+    """Fill a module's own parameters in their precision, and move its buffers.
+
+    `filled` has the parameters of other modules, by the id of the empty one: those that are tied.
     """
     import torch
 
     for name, parameter in module._parameters.items():
         if parameter is None or not parameter.is_meta:
             continue
-        if id(parameter) not in made:
-            new = torch.ones(parameter.shape, dtype=parameter.dtype, device=place)
-            filled = (
-                new.normal_(std=deviation)
-                if parameter.dim() > 1
-                else new.zero_()
-                if name == "bias"
-                else new
-            )
-            made[id(parameter)] = torch.nn.Parameter(filled)
-        module._parameters[name] = made[id(parameter)]
+        if id(parameter) not in filled:
+            values = torch.ones(parameter.shape, dtype=parameter.dtype, device=place)
+            if parameter.dim() > 1:
+                values.normal_(std=deviation)
+            elif name == "bias":
+                values.zero_()
+            filled[id(parameter)] = torch.nn.Parameter(values)
+        module._parameters[name] = filled[id(parameter)]
     for name, buffer in module._buffers.items():
-        module._buffers[name] = buffer.to(place) if buffer is not None else None
+        if buffer is not None:
+            module._buffers[name] = buffer.to(place)

@@ -1,36 +1,39 @@
 """Adapter that measures TRL's trainers: one loaded model, a new trainer per candidate.
 
-trainer_run and methods (one trainer), trainer_settings (configuration), base_model (fresh modules
-around shared tensors), vllm_engines, hooks (phases and lengths), step_timer, rollouts,
-training_data (rows and rewards), seams (hooked names of TRL).
+    rank_environment    the variables of accelerate's launcher
+    loaded_model        what one load leaves for its candidates
+    base_model          fresh modules around shared tensors
+    vllm_engines        vLLM beside the training
+    methods             the training methods; training_method and trainer_run: what they share
+    trainer_settings    the framework's configuration
+    training_data       rows and rewards
+    hooks, seams        phases and lengths; the hooked names of TRL
+    step_timer          timing of the loop
+    rollouts            reused and drawn completions
 
-A rank's environment is the one that `accelerate launch --config_file accelerate.yaml` sets:
-accelerate's own launcher reads the file written for the final run and returns its variables.
-Nothing is translated, so the measured launch is the recommended one. Only the rendezvous comes from
-the worker.
+The worker calls `warm` once, `load` once per model, and `measure` and `release` for each candidate.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import importlib
-import json
 import os
 import platform
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .. import cuda_before_fork, process_memory, releases
-from ..rank import free_port
+from ..protocol import Request, Settings
 from . import base_model, methods, rollouts, seams, vllm_engines
+from .loaded_model import LoadedModel
+from .rank_environment import enter_launch, is_sharded, sharding_of
 from .seams import supported as supported
 from .trainer_run import TrainerRun
 from .trainer_settings import ForcedLengths
@@ -44,86 +47,11 @@ QUIET = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
 }
 
-# Variables of the launcher that the worker has set already.
-SET_BY_WORKER = frozenset(
-    {
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "OMP_NUM_THREADS",
-        "PYTHONPATH",
-        "CUDA_VISIBLE_DEVICES",
-    }
-)
-# Both names of the allocator's settings.
-ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-# Each rank holds the whole model, so candidates can share its tensors.
-UNSHARDED = frozenset({"none", "ddp"})
+
+# Imports.
 
 
-@dataclass(kw_only=True)
-class Loaded:
-    """State that a rank keeps between candidates: model, tokenizer and engine of one load."""
-
-    request: Mapping[str, Any]
-    folder: Path
-    scratch: Path
-    model: Any
-    tokenizer: Any
-    engines: vllm_engines.Engines | None = None
-    server: vllm_engines.Server | None = None  # vLLM server, on the first rank
-    rollout_cache: rollouts.RolloutCache = field(default_factory=rollouts.RolloutCache)
-    idle_memory: process_memory.IdleMemory | None = None  # on a GPU: memory after the load
-    candidates: int = 0  # number of measured candidates
-    doubtful: bool = (
-        False  # true after a run without proof that the shared weights are still finite
-    )
-
-    @property
-    def device(self) -> str:
-        return str(self.request["device"])
-
-    @property
-    def run_class(self) -> type[TrainerRun]:
-        """Class that runs a candidate."""
-        return methods.method_of(self.request)
-
-    def build_model(self) -> None:
-        self.model = self._made(base_model.build)
-
-    def model_for(self, attention: str | None, recorder: Any) -> Any:
-        """Return the next trainer's model: fresh modules around the tensors, or new if sharded."""
-        if not is_sharded(self.request):
-            return base_model.fresh(self.model, attention=attention)
-        with recorder.inside("load"):
-            made = self._made(base_model.build_sharded)
-        if attention is not None:
-            made.set_attn_implementation(attention)
-        return made
-
-    def another(self) -> Any:
-        """Return a second model with its own tensors, as a reference model is."""
-        return (
-            copy.deepcopy(self.model)
-            if self.model is not None
-            else self._made(base_model.build_sharded)
-        )
-
-    def _made(self, build: Callable[..., Any]) -> Any:
-        model = {**self.request["model"], "scores": self.run_class.scores}
-        return build(
-            model,
-            self.folder,
-            device=self.device,
-            seed=int(self.request.get("seed", 42)),
-            trust_remote_code=bool(self.request.get("trust_remote_code")),
-        )
-
-
-def warm(load: Mapping[str, Any]) -> dict[str, str]:
+def warm(load: Request) -> dict[str, str]:
     """Import everything that the first load needs; vLLM, which takes ten seconds, on request."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -139,155 +67,28 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
         for name in ("peft", "datasets", "trl.rewards"):
             importlib.import_module(name)
         generation = importlib.import_module(seams.GENERATION)
-        # The architecture's modelling code, which transformers defers to the first use.
-        kind = (load.get("model") or {}).get("config", {}).get("model_type")
-        if kind:
-            name = kind.replace("-", "_")
-            # Under another module name, and for remote code, the load imports it.
-            with warnings.catch_warnings(), contextlib.suppress(ImportError):
-                warnings.simplefilter("ignore")
-                importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+        _import_architecture(load.get("model") or {})
         versions = installed(packages)
         seams.check(trainer_class, generation, versions.get("trl", "?"))
         return versions
 
 
+def _import_architecture(model: Request) -> None:
+    """Import the model's code, which transformers defers to the first use."""
+    kind = model.get("config", {}).get("model_type")
+    if kind:
+        name = kind.replace("-", "_")
+        # Under another module name, and for remote code, the load imports it.
+        with warnings.catch_warnings(), contextlib.suppress(ImportError):
+            warnings.simplefilter("ignore")
+            importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+
+
 def installed(packages: list[str]) -> dict[str, str]:
-    versions = {
-        name.removesuffix("-cpu"): version for name, version in releases.versions(packages).items()
-    }
-    return {"python": platform.python_version(), **versions}
-
-
-def load(request: Mapping[str, Any], recorder: Any, make: Callable[..., Loaded] = Loaded) -> Loaded:
-    """Load the model, its tokenizer and, on request, the engine. `make` determines their source."""
-    be_quiet()
-    recorder.begin()
-    scratch = Path(request.get("scratch") or tempfile.gettempdir()) / f"rank{recorder.rank}"
-    scratch.mkdir(parents=True, exist_ok=True)
-    enter_launch(request, scratch)
-    with recorder.inside("load"):
-        folder = base_model.folder_for(request["model"], scratch)
-        # The server has to find its GPUs before this process selects its own.
-        starts_server = request.get("server") and recorder.rank == 0
-        server = (
-            vllm_engines.start_server(request, folder, scratch, recorder) if starts_server else None
-        )
-        if (apart := request.get("server") or request.get("idle")) is not None:
-            os.environ.update(vllm_engines.without_its_gpus(apart))
-    _use_device(request, recorder)
-    with recorder.inside("load"):
-        trust = bool(request.get("trust_remote_code"))
-        tokenizer = base_model.tokenizer(folder, trust_remote_code=trust)
-        loaded = make(
-            request=request,
-            folder=folder,
-            scratch=scratch,
-            model=None,
-            tokenizer=tokenizer,
-            server=server,
-        )
-        if not is_sharded(request):
-            loaded.build_model()
-            if request.get("engine") is not None:
-                vllm_engines.start_engine(loaded, recorder)
-        if server is not None:
-            server.wait()
-    gc.collect()
-    if loaded.device == "cuda":
-        import torch
-
-        process_memory.give_back(torch)
-        loaded.idle_memory = process_memory.idle_memory(torch.cuda)
-    # loaded objects stay: the collector, which runs after each candidate, skips them from now on
-    gc.freeze()
-    return loaded
-
-
-def enter_launch(request: Mapping[str, Any], scratch: Path) -> None:
-    """Set the variables once per rank, before anything uses a device or the state of the ranks."""
-    launch = request.get("launch") or {}
-    if launch:  # the candidate alone decides, not what the user's shell exports
-        for name in ALLOCATOR:
-            os.environ.pop(name, None)
-    os.environ.update(
-        {name: str(value) for name, value in (launch.get("environment") or {}).items()}
-    )
-    if is_sharded(request):
-        if "RANK" not in os.environ:  # a launch of one rank: offloading is useful on one GPU, too
-            alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-            os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-        os.environ.update(environment_of(launch["accelerate"], scratch))
-
-
-def is_sharded(request: Mapping[str, Any]) -> bool:
-    """Return True if the framework has to build the model for each trainer, in shards."""
-    return (request.get("launch") or {}).get("sharding", "none") not in UNSHARDED
-
-
-def environment_of(configuration: Mapping[str, Any], scratch: Path) -> dict[str, str]:
-    """Return the variables that accelerate's launcher changes for this configuration."""
-    from accelerate.commands import launch
-    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-
-    file = scratch / "accelerate.json"
-    file.write_text(json.dumps(configuration))
-    port = os.environ.get("MASTER_PORT", "0")
-    arguments = launch.launch_command_parser().parse_args(
-        ["--config_file", str(file), "--main_process_port", port, "none.py"]
-    )
-    arguments, found, precision_from_file = launch._validate_launch_command(arguments)
-    # DeepSpeed settings that the file determines, which the trainer then leaves alone; joined as in
-    # the launcher.
-    determined = [*found.deepspeed_config, *(["mixed_precision"] if precision_from_file else [])]
-    arguments.deepspeed_fields_from_accelerate_config = ",".join(determined)
-    before = dict(os.environ)
-    try:  # the launcher's functions may change this process's environment
-        made = (
-            prepare_deepspeed_cmd_env(arguments)[1]
-            if arguments.use_deepspeed
-            else prepare_multi_gpu_env(arguments)
-        )
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-    return {
-        name: value
-        for name, value in made.items()
-        if os.environ.get(name) != value and name not in SET_BY_WORKER
-    }
-
-
-def _use_device(
-    request: Mapping[str, Any], recorder: Any, settings: Mapping[str, Any] | None = None
-) -> None:
-    if request["device"] != "cuda":
-        return
-    import torch
-
-    torch.cuda.set_device(recorder.local_rank)
-    cap, others = recorder.device.get("cap_bytes"), recorder.device.get("others_bytes")
-    _cap_allocator(torch.cuda, cap, others or 0)
-    options = {
-        **(settings or {}),
-        **(request.get("engine") or {}),
-    }  # an engine may be built only by the first candidate
-    sleeps = bool(options.get("vllm_enable_sleep_mode")) and bool(
-        request.get("engine") or options.get("use_vllm")
-    )
-    recorder.use_meter(process_memory.CudaMeter(torch, others_bytes=others, sleeps=sleeps))
-    recorder.synchronize = torch.cuda.synchronize
-
-
-def _cap_allocator(cuda: Any, cap_bytes: int | None, others_bytes: int) -> None:
-    """Make torch's allocator fail above the cap like a full card, if no ballast holds the rest.
-
-    The cap applies to torch's own allocations only, not to NCCL's or to those of a sleeping engine.
-    """
-    free, total = cuda.mem_get_info()
-    if cap_bytes is not None and cap_bytes < total:
-        outside_torch = max(0, total - free - cuda.memory_reserved() - others_bytes)
-        cuda.set_per_process_memory_fraction(max(0.0, (cap_bytes - outside_torch) / total))
+    versions = {"python": platform.python_version()}
+    for name, version in releases.versions(packages).items():
+        versions[name.removesuffix("-cpu")] = version
+    return versions
 
 
 def be_quiet() -> None:
@@ -300,67 +101,202 @@ def be_quiet() -> None:
     warnings.filterwarnings("ignore")
 
 
-def measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any) -> dict[str, Any]:
+# Load.
+
+
+def load(
+    request: Request,
+    recorder: Any,
+    make: Callable[..., LoadedModel] = LoadedModel,
+) -> LoadedModel:
+    """Load the model, its tokenizer and, on request, the engine. `make` determines their source."""
+    # 1. The rank's environment.
+    be_quiet()
+    recorder.begin()
+    scratch = Path(request.get("scratch") or tempfile.gettempdir()) / f"rank{recorder.rank}"
+    scratch.mkdir(parents=True, exist_ok=True)
+    enter_launch(request, scratch)
+    # 2. Server and device. The server has to find its GPUs before this process selects its own.
+    server = None
+    with recorder.inside("load"):
+        folder = base_model.folder_for(request["model"], scratch)
+        if request.get("server") and recorder.rank == 0:
+            server = vllm_engines.start_server(request, folder, scratch, recorder)
+        other_gpus = request.get("server") or request.get("idle")
+        if other_gpus is not None:
+            os.environ.update(vllm_engines.without_its_gpus(other_gpus))
+    _use_device(request, recorder)
+    # 3. Model and engine.
+    with recorder.inside("load"):
+        trust = bool(request.get("trust_remote_code"))
+        loaded = make(
+            request=request,
+            folder=folder,
+            scratch=scratch,
+            tokenizer=base_model.tokenizer(folder, trust_remote_code=trust),
+            scores=methods.method_of(request).scores,
+            server=server,
+        )
+        if not is_sharded(request):
+            loaded.build_model()
+            if request.get("engine") is not None:
+                vllm_engines.start_engine(loaded, recorder)
+        if server is not None:
+            server.wait()
+    # 4. Memory after the load, with which that after each candidate is compared.
+    gc.collect()
+    if loaded.device == "cuda":
+        import torch
+
+        process_memory.give_back(torch)
+        loaded.idle_memory = process_memory.idle_memory(torch.cuda)
+    # Loaded objects stay: the collector, which runs after each candidate, skips them from now on.
+    gc.freeze()
+    return loaded
+
+
+def _use_device(
+    request: Request,
+    recorder: Any,
+    settings: Settings | None = None,
+) -> None:
+    """Select this rank's GPU, limit its allocator and make the recorder read its memory."""
+    if request["device"] != "cuda":
+        return
+    import torch
+
+    torch.cuda.set_device(recorder.local_rank)
+    cap_bytes = recorder.device.get("cap_bytes")
+    others_bytes = recorder.device.get("others_bytes")
+    _cap_allocator(torch.cuda, cap_bytes, others_bytes or 0)
+    # An engine may be built only by the first candidate.
+    engine = request.get("engine") or {}
+    options = {**(settings or {}), **engine}
+    has_engine = bool(engine or options.get("use_vllm"))
+    sleeps = has_engine and bool(options.get("vllm_enable_sleep_mode"))
+    meter = process_memory.CudaMeter(torch, others_bytes=others_bytes, sleeps=sleeps)
+    recorder.use_meter(meter)
+    recorder.synchronize = torch.cuda.synchronize
+
+
+def _cap_allocator(
+    cuda: Any,
+    cap_bytes: int | None,
+    others_bytes: int,
+) -> None:
+    """Make torch's allocator fail above the cap like a full card, if no ballast holds the rest.
+
+    The cap applies to torch's own allocations only, not to NCCL's or to those of a sleeping engine.
+    """
+    free_bytes, total_bytes = cuda.mem_get_info()
+    if cap_bytes is not None and cap_bytes < total_bytes:
+        used_bytes = total_bytes - free_bytes
+        outside_torch = max(0, used_bytes - cuda.memory_reserved() - others_bytes)
+        share = (cap_bytes - outside_torch) / total_bytes
+        cuda.set_per_process_memory_fraction(max(0.0, share))
+
+
+# Measurement.
+
+
+def measure(
+    loaded: LoadedModel,
+    request: Request,
+    recorder: Any,
+    run_class: type[TrainerRun] | None = None,
+) -> dict[str, Any]:
     """Measure one candidate at worst-case lengths, and at those that occur if they are known."""
     be_quiet()
     recorder.begin()
     _use_device(loaded.request, recorder, request["settings"])
     began = time.perf_counter()
-    found: dict[str, Any] = {"typical": None}
+    result: dict[str, Any] = {"typical": None}
+    if run_class is None:
+        run_class = methods.method_of(loaded.request)
     try:
-        _measure(loaded, request, recorder, found)
+        _measure(loaded, request, recorder, run_class, result)
     except BaseException as error:
-        error.partial = {**found, "memory": recorder.memory()}  # type: ignore[attr-defined]
+        error.partial = {**result, "memory": recorder.memory()}  # type: ignore[attr-defined]
         raise
-    found["setup_seconds"] = time.perf_counter() - began - found["loop_seconds"]
-    return found
+    result["setup_seconds"] = time.perf_counter() - began - result["loop_seconds"]
+    return result
 
 
 def _measure(
-    loaded: Loaded, request: Mapping[str, Any], recorder: Any, found: dict[str, Any]
+    loaded: LoadedModel,
+    request: Request,
+    recorder: Any,
+    run_class: type[TrainerRun],
+    result: dict[str, Any],
 ) -> None:
-    lengths, plan = request["lengths"], request["plan"]
-    prompt, longest, typical = (
-        lengths.get("prompt"),
-        int(lengths["completion"]),
-        lengths.get("typical"),
-    )
-    run_class = loaded.run_class
-    # 1. The longest lengths. Speed is compared at typical lengths if they are known: only there may slowness end a run.
+    plan, typical = request["plan"], request["lengths"].get("typical")
     stop_below = plan.get("stop_below_tokens_per_second")
-    worst = ForcedLengths(prompt=prompt, completion=longest, pad_prompts=True)
+    # 1. The longest lengths. Speed is compared at typical lengths if they are known: only there may
+    # slowness end a run.
     run = run_class(
         loaded,
         request,
         recorder,
-        worst,
+        _longest_lengths(request),
         stop_below=None if typical else stop_below,
-        found=found,
-        worst=True,
+        result=result,
+        is_worst_case=True,
     )
-    found |= {"worst": run.go(), "loop_seconds": run.loop_seconds, "optimizer_steps": run.steps}
-    found["memory"] = run.with_borrowed_peaks(recorder.memory())
-    run.remember(found["memory"])
+    result["worst"] = run.go()
+    result["loop_seconds"] = run.loop_seconds
+    result["optimizer_steps"] = run.steps
+    result["memory"] = run.with_borrowed_peaks(recorder.memory())
+    run.remember(result["memory"])
     if not typical or plan.get("soak_seconds"):
         return
-    # 2. The lengths that occur: drawn ones if they are known and can be generated, else their mean.
-    own_prompts = bool(request.get("dataset"))
-    each_its_own = run_class.ends_completions and rollouts.can_be_drawn(request["settings"])
-    drawn = tuple(lengths.get("drawn") or ()) if each_its_own else ()
-    usual = ForcedLengths(
-        prompt=prompt,
-        completion=longest if drawn else int(typical),
-        pad_prompts=not own_prompts,
-        drawn=drawn,
-        drawn_prompts=() if own_prompts else tuple(lengths.get("drawn_prompts") or ()),
+    # 2. The lengths that occur.
+    run = run_class(
+        loaded,
+        request,
+        recorder,
+        _usual_lengths(request, run_class),
+        stop_below=stop_below,
+        result={},
+        is_worst_case=False,
     )
-    run = run_class(loaded, request, recorder, usual, stop_below=stop_below, found={}, worst=False)
-    found["typical"] = run.go()
+    result["typical"] = run.go()
     run.remember({})
-    found["loop_seconds"] += run.loop_seconds
+    result["loop_seconds"] += run.loop_seconds
 
 
-def release(loaded: Loaded | None) -> bool:
+def _longest_lengths(request: Request) -> ForcedLengths:
+    lengths = request["lengths"]
+    completion = int(lengths["completion"])
+    return ForcedLengths(
+        prompt=lengths.get("prompt"),
+        completion=completion,
+        pad_prompts=True,
+    )
+
+
+def _usual_lengths(request: Request, run_class: type[TrainerRun]) -> ForcedLengths:
+    """Return drawn lengths if they are known and can be generated, else their mean."""
+    lengths = request["lengths"]
+    drawn: tuple[int, ...] = ()
+    if run_class.ends_completions and rollouts.can_be_drawn(request["settings"]):
+        drawn = tuple(lengths.get("drawn") or ())
+    drawn_prompts: tuple[int, ...] = ()
+    has_dataset = bool(request.get("dataset"))  # the user's own prompts
+    if not has_dataset:
+        drawn_prompts = tuple(lengths.get("drawn_prompts") or ())
+    return ForcedLengths(
+        prompt=lengths.get("prompt"),
+        completion=int(lengths["completion"] if drawn else lengths["typical"]),
+        pad_prompts=not has_dataset,
+        drawn=drawn,
+        drawn_prompts=drawn_prompts,
+    )
+
+
+# After a candidate.
+
+
+def release(loaded: LoadedModel | None) -> bool:
     """Free everything except model and engine; rebuild a model with weights that are not finite.
 
     Return False if this process has to be replaced: a trainer's shards stay behind, or GPU memory
@@ -371,7 +307,7 @@ def release(loaded: Loaded | None) -> bool:
     process_memory.give_back(torch)
     if loaded is None:
         return True
-    if (loaded.request.get("launch") or {}).get("sharding") == "zero3":
+    if sharding_of(loaded.request) == "zero3":
         return False  # DeepSpeed leaves about one model's share behind with each trainer
     if loaded.doubtful:
         if loaded.model is not None and not base_model.is_finite(loaded.model):
@@ -383,9 +319,9 @@ def release(loaded: Loaded | None) -> bool:
     if loaded.idle_memory is None:
         return True
     try:
-        now = process_memory.idle_memory(torch.cuda)
+        memory = process_memory.idle_memory(torch.cuda)
         loaded.idle_memory = process_memory.check(
-            loaded.idle_memory, now, first=loaded.candidates == 1
+            loaded.idle_memory, memory, first=loaded.candidates == 1
         )
     except process_memory.MemoryKept as reason:
         print(f"autotune: this process is replaced: {reason}", file=sys.stderr)

@@ -2,121 +2,144 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from .trainer_settings import ForcedLengths
 
-# Replacement of a trainer's method: hook(trainer, original, *args, **kwargs), with `original`
-# bound.
+Method = Callable[..., Any]
+
 Hook = Callable[..., Any]
+"""Replacement of a trainer's method: hook(trainer, original, *args, **kwargs), with `original`
+bound.
+"""
+
+NOT_IN_LOSS = -100
+"""Label of a token that is not learned from."""
+
+
+# What is counted.
 
 
 @dataclass(kw_only=True)
 class LoopCounts:
     """Counts of one rank in one run."""
 
-    loss_tokens: int = (
-        0  # completion tokens in the loss so far. A batch with several iterations counts once
-    )
+    loss_tokens: int = 0  # completion tokens in the loss. A batch with several iterations is one
     prompt_tokens: int = 0
     shortest_prompt: int | None = None
     longest_prompt: int = 0
     shortest_completion: int | None = None
     longest_completion: int = 0
+    # None for runs without such events
     weight_syncs: int | None = None
     sleeps: int | None = None
     wakes: int | None = None
     checkpoint_saves: int = 0
-    evaluations: int | None = None  # none, like the counts above, for runs without such events
+    evaluations: int | None = None
     gradient_norm: Any = None  # norm at the first optimizer step, before clipping
-
-    def add_lengths(self, prompts: list[int], completions: list[int]) -> None:
-        self.longest_prompt = max(self.longest_prompt, *prompts)
-        self.shortest_prompt = min(
-            [*prompts, *([] if self.shortest_prompt is None else [self.shortest_prompt])]
-        )
-        if completions:
-            self.longest_completion = max(self.longest_completion, *completions)
-            before = [] if self.shortest_completion is None else [self.shortest_completion]
-            self.shortest_completion = min([*completions, *before])
 
     def count(self, name: str, by: int = 1) -> None:
         setattr(self, name, (getattr(self, name) or 0) + by)
 
+    def add_lengths(self, prompts: list[int], completions: list[int]) -> None:
+        self.longest_prompt = max(self.longest_prompt, *prompts)
+        self.shortest_prompt = _shortest(self.shortest_prompt, prompts)
+        if completions:
+            self.longest_completion = max(self.longest_completion, *completions)
+            self.shortest_completion = _shortest(self.shortest_completion, completions)
+
     def add_batch(self, batch: Mapping[str, Any]) -> None:
         """Count a batch of prompts and completions by their masks."""
-        completions, prompts = batch["completion_mask"], batch["prompt_mask"]
-        in_loss = completions if "tool_mask" not in batch else completions * batch["tool_mask"]
+        prompt_mask, completion_mask = batch["prompt_mask"], batch["completion_mask"]
+        in_loss = completion_mask
+        if "tool_mask" in batch:
+            in_loss = completion_mask * batch["tool_mask"]
         self.loss_tokens += int(in_loss.sum())
-        self.prompt_tokens += int(prompts.sum())
-        self.add_lengths(prompts.sum(1).tolist(), completions.sum(1).tolist())
+        self.prompt_tokens += int(prompt_mask.sum())
+        prompts, completions = prompt_mask.sum(1), completion_mask.sum(1)
+        self.add_lengths(prompts.tolist(), completions.tolist())
 
     def add_rows(self, inputs: Mapping[str, Any]) -> None:
         """Count a micro-batch of given rows: tokens in the loss, other tokens, lengths."""
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        if "completion_mask" in inputs:
-            in_loss = inputs["completion_mask"]
-        else:  # labels are shifted by one: a row's first token is never predicted. A reward model scores the whole row
-            in_loss = (
-                inputs["labels"][:, 1:] != -100 if "labels" in inputs else inputs["attention_mask"]
-            )
-        tokens = int(in_loss.sum())
-        self.loss_tokens += tokens
-        self.prompt_tokens += max(0, int(ids.numel() if mask is None else mask.sum()) - tokens)
-        if (
-            mask is None and inputs.get("position_ids") is not None
-        ):  # flattened: average length of its rows
-            lengths = [ids.numel() // max(1, int((inputs["position_ids"] == 0).sum()))]
-        else:
-            lengths = mask.sum(1).tolist() if mask is not None else [ids.shape[1]]
-        self.add_lengths(lengths, [])
+        loss_tokens = int(_in_loss(inputs).sum())
+        all_tokens = int(ids.numel() if mask is None else mask.sum())
+        self.loss_tokens += loss_tokens
+        self.prompt_tokens += max(0, all_tokens - loss_tokens)
+        self.add_lengths(_row_lengths(inputs), [])
+
+
+def _shortest(before: int | None, lengths: list[int]) -> int:
+    return min(lengths) if before is None else min(before, *lengths)
+
+
+def _in_loss(inputs: Mapping[str, Any]) -> Any:
+    """Return a mask of the tokens in the loss."""
+    if "completion_mask" in inputs:
+        return inputs["completion_mask"]
+    if "labels" in inputs:
+        # Labels are shifted by one: a row's first token is never predicted.
+        return inputs["labels"][:, 1:] != NOT_IN_LOSS
+    return inputs["attention_mask"]  # a reward model scores the whole row
+
+
+def _row_lengths(inputs: Mapping[str, Any]) -> list[int]:
+    """Return the length of each row; of rows flattened to one, only the average is known."""
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    if mask is not None:
+        return mask.sum(1).tolist()  # type: ignore[no-any-return]
+    positions = inputs.get("position_ids")
+    if positions is None:
+        return [ids.shape[1]]
+    rows = max(1, int((positions == 0).sum()))
+    return [ids.numel() // rows]
+
+
+# Hooks of a trainer's methods.
 
 
 def observed(trainer_class: Any, hooks: Mapping[str, Hook]) -> Any:
     """Return a subclass whose methods run through `hooks`, under the name of the original class."""
 
-    def method(name: str, hook: Hook) -> Callable[..., Any]:
+    def method(name: str, hook: Hook) -> Method:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return hook(self, getattr(super(made, self), name), *args, **kwargs)
+            original = getattr(super(subclass, self), name)
+            return hook(self, original, *args, **kwargs)
 
         return call
 
-    made = type(
-        trainer_class.__name__,
-        (trainer_class,),
-        {name: method(name, hook) for name, hook in hooks.items()},
-    )
-    return made
+    methods = {name: method(name, hook) for name, hook in hooks.items()}
+    subclass = type(trainer_class.__name__, (trainer_class,), methods)
+    return subclass
 
 
 def in_phase(recorder: Any, phase: str) -> Hook:
-    return lambda _, original, *args, **kwargs: within(recorder, phase, original)(*args, **kwargs)
+    """Return a hook that runs the method in a phase."""
 
-
-def scoring(recorder: Any) -> Hook:
-    """Hook of a pass that is phase `score` without gradients, else of the current phase."""
-
-    def hook(_: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        import torch
-
-        with nullcontext() if torch.is_grad_enabled() else recorder.inside("score"):
+    def hook(_: Any, original: Method, *args: Any, **kwargs: Any) -> Any:
+        with recorder.inside(phase):
             return original(*args, **kwargs)
 
     return hook
 
 
-def within(recorder: Any, phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method, run in a phase."""
+def scoring(recorder: Any) -> Hook:
+    """Return a hook of a pass that is phase `score` without gradients, else of the current one."""
 
-    def inside(*args: Any, **kwargs: Any) -> Any:
-        with recorder.inside(phase):
-            return method(*args, **kwargs)
+    def hook(_: Any, original: Method, *args: Any, **kwargs: Any) -> Any:
+        import torch
 
-    return inside
+        if torch.is_grad_enabled():
+            return original(*args, **kwargs)
+        with recorder.inside("score"):
+            return original(*args, **kwargs)
+
+    return hook
 
 
 def fit(ids: list[int], lengths: ForcedLengths) -> list[int]:
@@ -126,14 +149,33 @@ def fit(ids: list[int], lengths: ForcedLengths) -> list[int]:
     own tokens, so different prompts stay different and an engine's prefix cache finds no additional
     hits.
     """
-    longest = lengths.prompt
-    if lengths.drawn_prompts:  # by its tokens: a group has one prompt, and so one length
-        longest = lengths.drawn_prompts[zlib.crc32(repr(ids).encode()) % len(lengths.drawn_prompts)]
-    if longest is None:
+    length = lengths.prompt
+    if lengths.drawn_prompts:
+        # Drawn by its tokens: a group has one prompt, and so one length.
+        draw = zlib.crc32(repr(ids).encode())
+        length = lengths.drawn_prompts[draw % len(lengths.drawn_prompts)]
+    if length is None:
         return ids
-    if lengths.pad_prompts and ids and len(ids) < longest:
-        ids = ids * -(-longest // len(ids))
-    return ids[-longest:]
+    if lengths.pad_prompts and 0 < len(ids) < length:
+        ids = ids * math.ceil(length / len(ids))
+    return ids[-length:]
+
+
+# Hooks of other objects' methods.
+
+
+def within(
+    recorder: Any,
+    phase: str,
+    method: Method,
+) -> Method:
+    """Return the method, run in a phase."""
+
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with recorder.inside(phase):
+            return method(*args, **kwargs)
+
+    return inside
 
 
 def wrap(
@@ -156,65 +198,88 @@ def wrap(
     setattr(owner, name, wrapped)
 
 
-def observe(trainer: Any, recorder: Any, seen: LoopCounts) -> None:
+def observe(
+    trainer: Any,
+    recorder: Any,
+    counts: LoopCounts,
+) -> None:
     """Hook the phases that are methods of other objects: accelerator and engine."""
+
+    def keep_first_norm(norm: Any, *_: Any, **__: Any) -> None:
+        if counts.gradient_norm is None:
+            counts.gradient_norm = norm
+
+    def count_sync(*_: Any, **__: Any) -> None:
+        counts.count("weight_syncs")
+
     accelerator = trainer.accelerator
-
-    def first_norm(norm: Any, *_: Any, **__: Any) -> None:
-        if seen.gradient_norm is None:
-            seen.gradient_norm = norm
-
     accelerator.backward = within(recorder, "backward", accelerator.backward)
     accelerator.clip_grad_norm_ = within(recorder, "optimizer", accelerator.clip_grad_norm_)
-    wrap(accelerator, "clip_grad_norm_", after=first_norm)
+    wrap(accelerator, "clip_grad_norm_", after=keep_first_norm)
     engine = getattr(trainer, "vllm_generation", None)
     if engine is not None:
-        seen.weight_syncs = 0
+        counts.weight_syncs = 0
         engine.sync_weights = within(recorder, "sync", engine.sync_weights)
-        wrap(engine, "sync_weights", after=lambda *_, **__: seen.count("weight_syncs"))
+        wrap(engine, "sync_weights", after=count_sync)
 
 
 @contextmanager
-def counting_sleep(trainer: Any, seen: LoopCounts) -> Iterator[None]:
+def counting_sleep(trainer: Any, counts: LoopCounts) -> Iterator[None]:
     """Count how often the engine is put to sleep and woken. The engine outlives the trainer."""
     engine = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
     if engine is None or not getattr(trainer.args, "vllm_enable_sleep_mode", False):
         yield
         return
-    seen.sleeps = seen.wakes = 0
-    wrap(engine, "sleep", after=lambda *_, **__: seen.count("sleeps"))
-    wrap(
-        engine,
-        "wake_up",
-        after=lambda _, tags=None, **__: seen.count(
-            "wakes", int(tags is None or "kv_cache" in tags)
-        ),
-    )
+
+    def count_sleep(*_: Any, **__: Any) -> None:
+        counts.count("sleeps")
+
+    def count_wake(_: Any, tags: Any = None, **__: Any) -> None:
+        # TRL wakes the weights alone for a sync; the engine is awake once it has its cache.
+        counts.count("wakes", int(tags is None or "kv_cache" in tags))
+
+    counts.sleeps = counts.wakes = 0
+    wrap(engine, "sleep", after=count_sleep)
+    wrap(engine, "wake_up", after=count_wake)
     try:
         yield
     finally:
         del engine.sleep, engine.wake_up
 
 
-def watch_progress(model: Any, layers: list[Any], recorder: Any, lengths: ForcedLengths) -> None:
+# Progress.
+
+
+def watch_progress(
+    model: Any,
+    layers: list[Any],
+    recorder: Any,
+    lengths: ForcedLengths,
+) -> None:
     """Report progress of work with a known end: tokens generated, layers passed."""
     kinds = getattr(model.config, "layer_types", None)
     # The cache of a sliding window stops growing, so an extrapolation would be too large.
     if not kinds or set(kinds) == {"full_attention"}:
-        model.register_forward_pre_hook(
-            _ProgressCounter(recorder, "rollout", lengths.completion, "token")
-        )
-    counter = _ProgressCounter(recorder, "forward", len(layers), "layer")
+        tokens = _ProgressCounter(recorder, "rollout", lengths.completion, "token")
+        model.register_forward_pre_hook(tokens)
+    passed_layers = _ProgressCounter(recorder, "forward", len(layers), "layer")
     for layer in layers:
-        layer.register_forward_hook(counter)
+        layer.register_forward_hook(passed_layers)
 
 
 class _ProgressCounter:
     """Counts calls of hooked modules during one phase, from zero each time the phase is entered."""
 
-    def __init__(self, recorder: Any, phase: str, total: int, what: str) -> None:
-        self._recorder, self._phase, self._total, self._what = recorder, phase, total, what
-        self._entered: int | None = None
+    def __init__(
+        self,
+        recorder: Any,
+        phase: str,
+        total: int,
+        unit: str,
+    ) -> None:
+        self._recorder, self._phase = recorder, phase
+        self._total, self._unit = total, unit
+        self._entered: int | None = None  # the recorder's number of the entry that is counted
         self._done = 0
 
     def __call__(self, *_: Any) -> None:
@@ -223,4 +288,4 @@ class _ProgressCounter:
         if self._recorder.phase_changes != self._entered:
             self._entered, self._done = self._recorder.phase_changes, 0
         self._done += 1
-        self._recorder.progress(self._done, self._total, self._what)
+        self._recorder.progress(self._done, self._total, self._unit)

@@ -1,29 +1,25 @@
-"""TRL's training methods in one table, and those of them that generate: RLOO, online DPO and
-PPO.
-"""
+"""TRL's training methods in one table, and those of them that generate: RLOO and online DPO."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from . import hooks, seams, step_timer
+from ..protocol import Request, Settings
+from . import hooks, seams
 from .async_grpo_method import AsyncGrpoRun
 from .offline_methods import DpoRun, KtoRun, RewardRun, SftRun
+from .trace_plan import TracedLengths
 from .trainer_run import DEFAULT_PROMPT_TOKENS, TrainerRun
-
-if TYPE_CHECKING:
-    from .traced_trainer import TracedLengths
-    from .trainer_settings import ForcedLengths
+from .trainer_settings import ForcedLengths
 
 COMPLETIONS = 2  # of online DPO, per prompt
 
 
 class RlooRun(TrainerRun):
-    """GRPO's loop with another advantage and another loss. Its generation returns the
-    completions alone.
+    """GRPO's loop with another advantage and another loss.
+
+    Its generation returns completions without log-probabilities.
     """
 
     module, names = seams.RLOO, ("RLOOConfig", "RLOOTrainer")
@@ -42,90 +38,96 @@ class OnlineDpoRun(TrainerRun):
     module, names = seams.ONLINE_DPO, ("OnlineDPOConfig", "OnlineDPOTrainer")
     in_scripts = has_cycles = takes_images = False
 
-    def _config(self, config_class: Any, settings: Mapping[str, Any], max_steps: int) -> Any:
+    def _config(
+        self,
+        config_class: Any,
+        settings: Settings,
+        max_steps: int,
+    ) -> Any:
         """Set the completion length, and `max_length`, at which rows are cut on the left."""
-        row = (self.lengths.prompt or DEFAULT_PROMPT_TOKENS) + self.lengths.completion
-        longest = min(int(settings.get("max_length") or row), row)
-        forced = {"max_new_tokens": self.lengths.completion, "max_length": longest}
+        row_tokens = (self.lengths.prompt or DEFAULT_PROMPT_TOKENS) + self.lengths.completion
+        max_length = min(int(settings.get("max_length") or row_tokens), row_tokens)
+        forced = {"max_new_tokens": self.lengths.completion, "max_length": max_length}
         return super()._config(config_class, {**settings, **forced}, max_steps)
 
     def _arguments(
-        self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any
+        self,
+        trl: Any,
+        config: Any,
+        model: Any,
+        data: Any,
+        model_settings: Any,
     ) -> dict[str, Any]:
         """Add the reference under full tuning: under ZeRO-3 the trainer can't copy one."""
         arguments = super()._arguments(trl, config, model, data, model_settings)
-        return (
-            arguments
-            if arguments["peft_config"] is not None
-            else {**arguments, "ref_model": self.loaded.another()}
-        )
+        if arguments["peft_config"] is None:
+            arguments["ref_model"] = self.loaded.another()
+        return arguments
 
     def _hooks(self) -> dict[str, hooks.Hook]:
-        import torch
-
-        recorder, scoring = self.recorder, hooks.scoring(self.recorder)
-
-        def generate(trainer: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-            tokenizer = trainer.processing_class
-            trainer.processing_class = _FittingTokenizer(tokenizer, self.lengths)
-            try:
-                with recorder.inside("rollout"):
-                    return self.rollouts.turn(lambda: original(*args, **kwargs))
-            finally:
-                trainer.processing_class = tokenizer
-
-        def forward(
-            trainer: Any,
-            original: Any,
-            model: Any,
-            prompt_ids: Any,
-            prompt_mask: Any,
-            ids: Any,
-            mask: Any,
-            *args: Any,
-            **kwargs: Any,
-        ) -> Any:
-            if torch.is_grad_enabled():
-                kept = max(0, min(prompt_ids.size(1), trainer.max_length - ids.size(1)))
-                self.seen.add_batch(
-                    {
-                        "prompt_mask": prompt_mask[:, prompt_mask.size(1) - kept :],
-                        "completion_mask": mask,
-                    }
-                )
-            return scoring(
-                trainer, original, model, prompt_ids, prompt_mask, ids, mask, *args, **kwargs
-            )
-
+        recorder = self.recorder
         return {
             "training_step": hooks.in_phase(recorder, "forward"),
-            "_generate": generate,
+            "_generate": self._generate,
             "_calculate_rewards_from_functions": hooks.in_phase(recorder, "reward"),
-            "_forward": forward,
+            "_forward": self._forward,
         }
+
+    def _generate(self, trainer: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Hook of a generation: its prompts get their length."""
+        tokenizer = trainer.processing_class
+        trainer.processing_class = _FittingTokenizer(tokenizer, self.lengths)
+        try:
+            with self.recorder.inside("rollout"):
+                return self.rollouts.turn(lambda: original(*args, **kwargs))
+        finally:
+            trainer.processing_class = tokenizer
+
+    def _forward(
+        self,
+        trainer: Any,
+        original: Any,
+        model: Any,
+        prompt_ids: Any,
+        prompt_mask: Any,
+        ids: Any,
+        mask: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Hook of a forward pass: a scoring one, or one that is trained on, whose tokens count."""
+        import torch
+
+        if torch.is_grad_enabled():
+            # As in the trainer: of a row that is too long, the start of the prompt is cut off.
+            room = max(0, trainer.max_length - ids.size(1))
+            first = prompt_mask.size(1) - min(prompt_ids.size(1), room)
+            self.counts.add_batch({"prompt_mask": prompt_mask[:, first:], "completion_mask": mask})
+        return hooks.scoring(self.recorder)(
+            trainer, original, model, prompt_ids, prompt_mask, ids, mask, *args, **kwargs
+        )
+
+    # The trainer in a trace.
 
     @staticmethod
     def traced_class(plain: Any, lengths: TracedLengths) -> Any:
-        import torch
-
         class SyntheticCompletions(plain):  # type: ignore[misc]
-            def _generate(self, model: Any, prompts: Sequence[Any], images: Any = None) -> Any:
-                rows = COMPLETIONS * len(prompts)
-                prompt_ids, completion_ids = lengths.prompts(rows), lengths.completions(rows)
-                device = self.accelerator.device
-                return (
-                    *_padded(torch, prompt_ids, device, left=True),
-                    *_padded(torch, completion_ids, device, left=False),
-                    None,
-                )
+            def _generate(
+                self,
+                model: Any,
+                prompts: Sequence[Any],
+                images: Any = None,
+            ) -> Any:
+                rows, device = COMPLETIONS * len(prompts), self.accelerator.device
+                prompt_ids, prompt_mask = _padded(lengths.prompts(rows), device, left=True)
+                ids, mask = _padded(lengths.completions(rows), device, left=False)
+                return prompt_ids, prompt_mask, ids, mask, None
 
         SyntheticCompletions.__name__ = plain.__name__
         return SyntheticCompletions
 
     @classmethod
-    def traced_arguments(
-        cls, spec: Mapping[str, Any], reference: Callable[[], Any]
-    ) -> dict[str, Any]:
+    def traced_arguments(cls, spec: Request, reference: Callable[[], Any]) -> dict[str, Any]:
         return {**super().traced_arguments(spec, reference), "ref_model": reference()}
 
 
@@ -139,184 +141,32 @@ class _FittingTokenizer:
         return getattr(self._tokenizer, name)
 
     def __call__(self, text: Any, **kwargs: Any) -> Any:
-        padding = {
-            name: kwargs.pop(name)
-            for name in ("padding", "padding_side", "return_tensors")
-            if name in kwargs
-        }
-        rows = [
-            hooks.fit(list(ids), self._lengths)
-            for ids in self._tokenizer(text=text, **kwargs)["input_ids"]
-        ]
+        padding = {}
+        for name in ("padding", "padding_side", "return_tensors"):
+            if name in kwargs:
+                padding[name] = kwargs.pop(name)
+        encoded = self._tokenizer(text=text, **kwargs)["input_ids"]
+        rows = [hooks.fit(list(ids), self._lengths) for ids in encoded]
         return self._tokenizer.pad({"input_ids": rows}, **padding)
 
 
 def _padded(
-    torch: Any, rows: Sequence[Sequence[int]], device: Any, *, left: bool
+    rows: Sequence[Sequence[int]],
+    device: Any,
+    *,
+    left: bool,
 ) -> tuple[Any, Any]:
     """Return token ids and their mask, each row padded to the longest."""
+    import torch
+
     longest = max(len(row) for row in rows)
-    fill = [[0] * (longest - len(row)) for row in rows]
-    ids = [[*gap, *row] if left else [*row, *gap] for row, gap in zip(rows, fill, strict=True)]
-    masks = [
-        [*gap, *[1] * len(row)] if left else [*[1] * len(row), *gap]
-        for row, gap in zip(rows, fill, strict=True)
-    ]
+    ids, masks = [], []
+    for row in rows:
+        padding = [0] * (longest - len(row))
+        tokens, mask = list(row), [1] * len(row)
+        ids.append(padding + tokens if left else tokens + padding)
+        masks.append(padding + mask if left else mask + padding)
     return torch.tensor(ids, device=device), torch.tensor(masks, device=device)
-
-
-class _Stopped(Exception):
-    """Ends PPO's loop."""
-
-
-class PpoRun(TrainerRun):
-    """PPO: policy, reference, critic and reward model, and a `train` that is one long loop.
-
-    The functions that the loop calls from its module are wrapped: generation, scoring, optimizer
-    step.
-    """
-
-    module, names = seams.PPO, ("PPOConfig", "PPOTrainer")
-    newest = seams.PPO_NEWEST
-    in_scripts = traced = False
-    has_cycles = False  # its step is an update: a rollout and all optimizer steps over it
-    ends_completions = False  # it generates without an end token
-
-    def _config(self, config_class: Any, settings: Mapping[str, Any], max_steps: int) -> Any:
-        """Set the episodes, which PPO counts instead of steps. No token ends a completion early."""
-        forced = {
-            "response_length": self.lengths.completion,
-            "num_sample_generations": 0,
-            "stop_token": None,
-        }
-        config = super()._config(
-            config_class, {**settings, **forced, "stop_token_id": None}, max_steps
-        )
-        rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
-        config.total_episodes = max_steps * rows * self.recorder.world_size
-        return config
-
-    def _data(self, config: Any, plan: step_timer.MeasurementPlan) -> Any:
-        """Return prompts as token ids, the form that this trainer takes."""
-        from datasets import Dataset
-
-        prompts = super()._data(config, plan)["prompt"]
-        return Dataset.from_dict(
-            {"input_ids": [hooks.fit(self._tokens(prompt), self.lengths) for prompt in prompts]}
-        )
-
-    def _tokens(self, prompt: Any) -> list[int]:
-        tokenizer = self.loaded.tokenizer
-        if isinstance(prompt, str):
-            return list(tokenizer(prompt)["input_ids"])
-        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _arguments(
-        self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any
-    ) -> dict[str, Any]:
-        adapter = trl.get_peft_config(model_settings)
-        return {
-            "args": config,
-            "processing_class": self.loaded.tokenizer,
-            "model": model,
-            "ref_model": None if adapter is not None else self.loaded.another(),
-            "reward_model": self._classifier(),
-            "value_model": self._classifier(),
-            "train_dataset": data,
-            "eval_dataset": data,
-            "peft_config": adapter,
-        }
-
-    def _classifier(self) -> Any:
-        """Build the user's reward model, which is also the first critic, or a random one."""
-        import torch
-        from transformers import AutoConfig, AutoModelForSequenceClassification
-
-        dtype = getattr(torch, str(self.loaded.request["model"]["dtype"]))
-        named = self.request["settings"].get("reward_model_path")
-        if named:
-            return AutoModelForSequenceClassification.from_pretrained(
-                named, num_labels=1, dtype=dtype
-            )
-        config = AutoConfig.from_pretrained(str(self.loaded.folder), num_labels=1)
-        return AutoModelForSequenceClassification.from_config(config, dtype=dtype)
-
-    def _construct(self, trainer_class: Any, arguments: dict[str, Any]) -> Any:
-        import transformers
-
-        class Stopper(transformers.TrainerCallback):  # type: ignore[misc]
-            """Stops the loop, which ignores `should_training_stop`."""
-
-            def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-                if control.should_training_stop:
-                    raise _Stopped
-
-        return trainer_class(**{**arguments, "callbacks": [*arguments["callbacks"], Stopper()]})
-
-    def _hooks(self) -> dict[str, hooks.Hook]:
-        def train(trainer: Any, original: Any) -> None:
-            with self._wrapped_loop(trainer), suppress(_Stopped):
-                original()
-
-        return {"train": train}
-
-    @contextmanager
-    def _wrapped_loop(self, trainer: Any) -> Iterator[None]:
-        """Wrap the loop's functions, a micro-batch's accumulation and the optimizer in phases."""
-        module, recorder, accelerator = (
-            vars(importlib.import_module(seams.PPO)),
-            self.recorder,
-            trainer.accelerator,
-        )
-        reward, accumulate = trainer.reward_model, accelerator.accumulate
-        plain = {name: module[name] for name in ("batch_generation", "forward", "get_reward")}
-        scoring = hooks.scoring(recorder)
-
-        def get_reward(model: Any, *args: Any, **kwargs: Any) -> Any:
-            with recorder.inside("reward" if model is reward else "score"):
-                return plain["get_reward"](model, *args, **kwargs)
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return scoring(trainer, plain["forward"], *args, **kwargs)
-
-        def batch_generation(
-            model: Any, queries: Any, rows: int, pad: int, *args: Any, **kwargs: Any
-        ) -> Any:
-            answers: list[
-                Any
-            ] = []  # the turn keeps its return value, and this one has gigabytes of logits
-            with recorder.inside("rollout"):
-                self.rollouts.turn(
-                    lambda: answers.append(
-                        plain["batch_generation"](model, queries, rows, pad, *args, **kwargs)
-                    )
-                )
-            answer = answers.pop()
-            completions = answer[0][:, queries.shape[1] :]
-            # As in the trainer: tokens after the first pad are not learned from.
-            before_pad = ((completions == pad).cumsum(1) == 0).int()
-            self.seen.add_batch(
-                {"prompt_mask": (queries != pad).int(), "completion_mask": before_pad}
-            )
-            return answer
-
-        @contextmanager
-        def learning(*models: Any) -> Iterator[None]:
-            with accumulate(*models), recorder.inside("forward"):
-                yield
-
-        with ExitStack() as stack:
-            stack.callback(module.update, plain)
-            module.update(get_reward=get_reward, forward=forward, batch_generation=batch_generation)
-            accelerator.accumulate = learning
-            hooks.wrap(
-                trainer.optimizer,
-                "step",
-                self.timer.on_pre_optimizer_step,
-                self.timer.on_optimizer_step,
-            )
-            yield
 
 
 METHODS: Mapping[str, type[TrainerRun]] = {
@@ -326,17 +176,16 @@ METHODS: Mapping[str, type[TrainerRun]] = {
     "dpo": DpoRun,
     "kto": KtoRun,
     "reward": RewardRun,
-    "ppo": PpoRun,
     "online-dpo": OnlineDpoRun,
     "async-grpo": AsyncGrpoRun,
 }
 
 
-def method_of(request: Mapping[str, Any]) -> type[TrainerRun]:
+def method_of(request: Request) -> type[TrainerRun]:
     return METHODS[str(request.get("method") or "grpo")]
 
 
-def trainer_of(request: Mapping[str, Any]) -> Any:
+def trainer_of(request: Request) -> Any:
     """Import the method's trainer class."""
     method = method_of(request)
     try:

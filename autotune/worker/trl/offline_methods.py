@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import hooks, seams, training_data
+from .trace_plan import TracedLengths
 from .trainer_run import TrainerRun
 
-if TYPE_CHECKING:
-    from .traced_trainer import TracedLengths
+Columns = dict[str, Any]
+"""Columns of a traced dataset: a list with one value for each row."""
 
 
 class OfflineRun(TrainerRun):
@@ -24,60 +24,74 @@ class OfflineRun(TrainerRun):
     columns: Sequence[str] = ("text",)  # texts of a synthetic row
     labelled = False  # true: every second synthetic row is a good one
 
-    def _rows(self, *, rows: int, group: int, seed: int) -> Any:
+    def _rows(
+        self,
+        *,
+        rows: int,
+        min_rows: int,
+        seed: int,
+    ) -> Any:
         from datasets import Dataset
 
         source = training_data.user_dataset(self.request.get("dataset"))
         if source is not None:
-            return self._of_dataset(source, rows=rows, group=group, limit=self._words)
-        if self.request.get("images"):
-            images = self.request["images"]
+            return self._of_dataset(
+                source,
+                rows=rows,
+                min_rows=min_rows,
+                limit=self._words,
+            )
+        images = self.request.get("images")
+        if images:
             return training_data.image_rows(
                 self.processing, images, "messages", self._words, rows, generates=False
             )
-        draw, made = random.Random(seed), []
-        for row in range(rows):
-            texts = {
-                name: " ".join(str(draw.randrange(10, 10_000)) for _ in range(self._words))
-                for name in self.columns
-            }
-            made.append({**texts, "label": row % 2 == 0} if self.labelled else texts)
-        return Dataset.from_list(made)
+        return Dataset.from_list(self._synthetic_rows(rows, random.Random(seed)))
+
+    def _synthetic_rows(self, rows: int, draw: random.Random) -> list[dict[str, Any]]:
+        result = []
+        for index in range(rows):
+            row: dict[str, Any] = {}
+            for name in self.columns:
+                row[name] = training_data.synthetic_text(self._words, draw)
+            if self.labelled:
+                row["label"] = index % 2 == 0
+            result.append(row)
+        return result
 
     @property
     def _words(self) -> int:
         """Words of a synthetic column. Each has at least one token; longer rows are cut."""
+        return self._row_tokens
+
+    @property
+    def _row_tokens(self) -> int:
         return (self.lengths.prompt or 0) + self.lengths.completion
 
     def _column_lengths(self) -> dict[str, int]:
         """Length of each prepared column; `""` is the default."""
-        return {"": (self.lengths.prompt or 0) + self.lengths.completion}
+        return {"": self._row_tokens}
 
     def _exercised(self) -> dict[str, Any]:
         return {**super()._exercised(), "watched": "offline"}
 
     def _hooks(self) -> dict[str, hooks.Hook]:
-        scored: set[int] = set()
+        watched: set[int] = set()  # models whose scoring is watched, by id
 
         def prepare(_: Any, original: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             prepared = original(dataset, *args, **kwargs)
-            # The trainer does not have its configuration yet; it is among the arguments.
-            config = next(
-                (one for one in args if hasattr(one, "per_device_train_batch_size")), None
-            )
-            packed = getattr(config, "packing", False)  # packs have the maximum length already
-            return (
-                prepared if packed else training_data.fit_columns(prepared, self._column_lengths())
-            )
+            if _packs(args):
+                return prepared  # packs have the maximum length already
+            return training_data.fit_columns(prepared, self._column_lengths())
 
         def compute_loss(
             trainer: Any, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any
         ) -> Any:
             if trainer.model.training:
-                self.seen.add_rows(inputs)
+                self.counts.add_rows(inputs)
                 for module in (trainer.model, getattr(trainer, "ref_model", None)):
-                    if module is not None and id(module) not in scored:
-                        scored.add(id(module))
+                    if module is not None and id(module) not in watched:
+                        watched.add(id(module))
                         self._watch_scoring(module)
             with self.recorder.inside("forward"):
                 return original(model, inputs, *args, **kwargs)
@@ -100,16 +114,30 @@ class OfflineRun(TrainerRun):
         module.register_forward_hook(after)
 
 
+def _packs(arguments: Sequence[Any]) -> bool:
+    """Return True if the trainer packs rows, by its configuration among a method's arguments."""
+    for argument in arguments:
+        if hasattr(argument, "per_device_train_batch_size"):
+            return bool(getattr(argument, "packing", False))
+    return False
+
+
 class SftRun(OfflineRun):
     module, names = seams.SFT, ("SFTConfig", "SFTTrainer")
     takes_images = True
 
     @staticmethod
-    def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
-        whole = dataclasses.replace(
-            lengths, prompt=lengths.prompt + lengths.completion, completion=1
+    def traced_columns(
+        config: Any,
+        rows: int,
+        lengths: TracedLengths,
+    ) -> Columns:
+        row_lengths = TracedLengths(
+            prompt=lengths.prompt + lengths.completion,
+            completion=1,
+            padded=lengths.padded,
         )
-        return {"input_ids": whole.prompts(rows), "labels": whole.prompts(rows)}
+        return {"input_ids": row_lengths.prompts(rows), "labels": row_lengths.prompts(rows)}
 
 
 class DpoRun(OfflineRun):
@@ -120,22 +148,31 @@ class DpoRun(OfflineRun):
     _words = 1  # the trainer drops pairs with a prompt that is too long; short columns are padded
 
     def _column_lengths(self) -> dict[str, int]:
-        prompt, answer = self.lengths.prompt or 1, self.lengths.completion
-        return {"prompt_ids": prompt, "chosen_ids": answer, "rejected_ids": answer}
+        answer = self.lengths.completion
+        return {
+            "prompt_ids": self.lengths.prompt or 1,
+            "chosen_ids": answer,
+            "rejected_ids": answer,
+        }
 
     @staticmethod
-    def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
-        completions = lengths.completions(rows)
+    def traced_columns(
+        config: Any,
+        rows: int,
+        lengths: TracedLengths,
+    ) -> Columns:
+        answers = lengths.completions(rows)
         return {
             "prompt_ids": lengths.prompts(rows),
-            "chosen_ids": completions,
-            "rejected_ids": completions,
+            "chosen_ids": answers,
+            "rejected_ids": answers,
         }
 
 
 class KtoRun(OfflineRun):
-    """Single answers, half of them good ones. A second pass scores each prompt with its
-    neighbour's answer.
+    """Single answers, half of them good ones.
+
+    A second pass scores each prompt with its neighbour's answer.
     """
 
     module, names = seams.KTO, ("KTOConfig", "KTOTrainer")
@@ -147,14 +184,20 @@ class KtoRun(OfflineRun):
         return {"": self.lengths.completion, "prompt_ids": self.lengths.prompt or 1}
 
     @staticmethod
-    def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
-        labels, completions = [row % 2 == 0 for row in range(rows)], lengths.completions(rows)
-        columns = {
+    def traced_columns(
+        config: Any,
+        rows: int,
+        lengths: TracedLengths,
+    ) -> Columns:
+        answers = lengths.completions(rows)
+        columns: Columns = {
             "prompt_ids": lengths.prompts(rows),
-            "completion_ids": completions,
-            "label": labels,
+            "completion_ids": answers,
+            "label": [row % 2 == 0 for row in range(rows)],
         }
-        return columns | ({"KL_completion_ids": completions} if config.loss_type == "kto" else {})
+        if config.loss_type == "kto":
+            columns["KL_completion_ids"] = answers
+        return columns
 
 
 class RewardRun(OfflineRun):
@@ -166,7 +209,11 @@ class RewardRun(OfflineRun):
     _words = 1
 
     @staticmethod
-    def traced_columns(config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
-        both = zip(lengths.prompts(rows), lengths.completions(rows), strict=True)
-        whole = [prompt + completion for prompt, completion in both]
-        return {"chosen_ids": whole, "rejected_ids": whole}
+    def traced_columns(
+        config: Any,
+        rows: int,
+        lengths: TracedLengths,
+    ) -> Columns:
+        prompts, completions = lengths.prompts(rows), lengths.completions(rows)
+        ids = [prompt + answer for prompt, answer in zip(prompts, completions, strict=True)]
+        return {"chosen_ids": ids, "rejected_ids": ids}

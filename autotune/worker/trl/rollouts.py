@@ -18,9 +18,11 @@ import random
 import statistics
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+from ..protocol import Settings
 
 # Settings without effect on a rollout, apart from the rows of a whole generation batch.
 NOT_IN_GENERATION = frozenset(
@@ -38,9 +40,12 @@ REUSED_PHASES = ("rollout", "sync")  # phases of one generation
 MAX_CACHED = 8  # generation batches in the cache; each has a few megabytes of token ids
 
 
+# Reuse.
+
+
 @dataclass(frozen=True)
 class CachedRollout:
-    """One generation batch and its cost."""
+    """Generation batch and its cost."""
 
     # what TRL's method returns: token ids, and their log-probabilities if the engine has them
     answer: Any
@@ -55,11 +60,12 @@ class RolloutCache(dict[str, CachedRollout]):
         self.pop(key, None)
         self[key] = rollout
         while len(self) > MAX_CACHED:
-            del self[next(iter(self))]
+            oldest = next(iter(self))
+            del self[oldest]
 
 
 def key_of(
-    settings: Mapping[str, Any],
+    settings: Settings,
     *,
     rows: int,
     prompt: int | None,
@@ -68,11 +74,10 @@ def key_of(
     seed: int,
 ) -> str:
     """Key that is equal for equal rollouts."""
-    relevant = {
-        name: str(value)
-        for name, value in sorted(settings.items())
-        if name not in NOT_IN_GENERATION
-    }
+    relevant = {}
+    for name, value in sorted(settings.items()):
+        if name not in NOT_IN_GENERATION:
+            relevant[name] = str(value)
     return json.dumps([relevant, rows, prompt, completion, typical, seed])
 
 
@@ -87,7 +92,7 @@ class Rollouts:
     run: int = 0
     borrowed: int = 0
     borrowed_seconds: dict[str, float] = field(default_factory=dict)
-    _turns: list[dict[str, float]] = field(default_factory=list)
+    _phase_seconds: list[dict[str, float]] = field(default_factory=list)  # of each generation
     _first: Any = None
 
     def turn(self, generate: Callable[[], Any]) -> Any:
@@ -100,34 +105,37 @@ class Rollouts:
         before = self.recorder.seconds()
         answer = generate()
         after = self.recorder.seconds()
-        self._turns.append({phase: after[phase] - before[phase] for phase in REUSED_PHASES})
-        self._first = answer if self.run == 0 else self._first
+        spent = {phase: after[phase] - before[phase] for phase in REUSED_PHASES}
+        self._phase_seconds.append(spent)
+        if self.run == 0:
+            self._first = answer
         self.run += 1
         return answer
 
     def cacheable(self, phase_peak_bytes: Mapping[str, int]) -> CachedRollout | None:
         """Return the rollout for later candidates; None after too few generations to time it."""
-        if self.source is not None or len(self._turns) < 2:
+        if self.source is not None or len(self._phase_seconds) < 2:
             return None
+        seconds, peak_bytes = {}, {}
+        timed = self._phase_seconds[1:]
+        for phase in REUSED_PHASES:
+            seconds[phase] = statistics.median(spent[phase] for spent in timed)
+            if phase in phase_peak_bytes:
+                peak_bytes[phase] = phase_peak_bytes[phase]
         return CachedRollout(
             answer=self._first,
-            seconds={
-                phase: statistics.median(turn[phase] for turn in self._turns[1:])
-                for phase in REUSED_PHASES
-            },
-            peak_bytes={
-                phase: phase_peak_bytes[phase]
-                for phase in REUSED_PHASES
-                if phase in phase_peak_bytes
-            },
+            seconds=seconds,
+            peak_bytes=peak_bytes,
         )
 
+
+# Drawn lengths.
 
 # Settings of transformers' own engine, whose requests share one length.
 SAME_FOR_ALL = ("use_transformers_paged", "use_transformers_continuous_batching")
 
 
-def can_be_drawn(settings: Mapping[str, Any]) -> bool:
+def can_be_drawn(settings: Settings) -> bool:
     """Return True if each completion can have its own length. A server takes one for all."""
     if settings.get("use_vllm"):
         return settings.get("vllm_mode") != "server"
@@ -142,73 +150,101 @@ class LengthDraws:
     """
 
     def __init__(self, sample: Sequence[int], seed: int) -> None:
-        self._sample, self._seed, self._turns = sorted(sample), seed, 0
+        self._sample, self._seed = sorted(sample), seed
+        self._generations = 0
 
     def take(self, prompts: Sequence[Any]) -> list[int]:
-        self._turns += 1
-        chance = random.Random(zlib.crc32(repr([self._seed, self._turns, *prompts]).encode()))
-        count, size = len(prompts), len(self._sample)
-        drawn = [
-            self._sample[min(size - 1, int((place + chance.random()) / count * size))]
-            for place in range(count)
-        ]
-        chance.shuffle(drawn)
-        return drawn
+        """Return a length for each prompt of the next generation."""
+        self._generations += 1
+        seed_text = repr([self._seed, self._generations, *prompts])
+        draw = random.Random(zlib.crc32(seed_text.encode()))
+        last = len(self._sample) - 1
+        lengths = []
+        for place in range(len(prompts)):
+            quantile = (place + draw.random()) / len(prompts)
+            index = int(quantile * len(self._sample))
+            lengths.append(self._sample[min(index, last)])
+        draw.shuffle(lengths)
+        return lengths
 
 
 @contextmanager
-def ending_at(draws: LengthDraws | None, trainer: Any, model: Any) -> Iterator[None]:
+def ending_at(
+    draws: LengthDraws | None,
+    trainer: Any,
+    model: Any,
+) -> Iterator[None]:
     """Make the trainer's engine, or its own model, end completions at drawn lengths."""
     from ..tracing.patching import attribute
 
     if draws is None:
         yield
         return
-    engine = getattr(getattr(trainer, "vllm_generation", None), "llm", None) or getattr(
-        trainer, "llm", None
-    )
-    by_engine: Any = getattr(engine, "generate", None)
-    by_model = model.generate
+    engine = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
+    engine = engine or getattr(trainer, "llm", None)
+    with ExitStack() as stack:
+        stack.enter_context(attribute(model, "generate", _by_model(draws, model.generate)))
+        if engine is not None:
+            stack.enter_context(attribute(engine, "generate", _by_engine(draws, engine.generate)))
+        yield
 
-    def engine_generate(prompts: Sequence[Any], sampling_params: Any, **rest: Any) -> Any:
-        each = []
+
+Generate = Callable[..., Any]
+
+
+def _by_engine(draws: LengthDraws, generate: Generate) -> Generate:
+    """Return vLLM's `generate` with a drawn length for each prompt."""
+
+    def engine_generate(prompts: Sequence[Any], sampling_params: Any, **options: Any) -> Any:
+        parameters = []
         for length in draws.take([_tokens(prompt) for prompt in prompts]):
-            one = sampling_params.clone()
-            one.min_tokens = one.max_tokens = length
-            each.append(one)
-        return by_engine(prompts, sampling_params=each, **rest)
+            drawn = sampling_params.clone()
+            drawn.min_tokens = drawn.max_tokens = length
+            parameters.append(drawn)
+        return generate(prompts, sampling_params=parameters, **options)
+
+    return engine_generate
+
+
+def _by_model(draws: LengthDraws, generate: Generate) -> Generate:
+    """Return transformers' `generate` with a drawn length for each row."""
 
     def model_generate(*args: Any, generation_config: Any, **kwargs: Any) -> Any:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-        ends = generation_config.eos_token_id
-        ends = list(ends) if isinstance(ends, list | tuple) else [] if ends is None else [int(ends)]
-        if not ends:
+        end_ids = _end_ids(generation_config)
+        if not end_ids:
             raise ValueError(
                 "completions of drawn lengths need an end token, and this tokenizer has none."
             )
-        processor = _EndAt(
-            draws.take(ids.tolist()),
-            ends,
-            prompt=ids.shape[1],
-            longest=generation_config.max_new_tokens,
+        processors = list(kwargs.pop("logits_processor", None) or ())
+        processors.append(
+            _EndAt(
+                draws.take(ids.tolist()),
+                end_ids,
+                prompt=ids.shape[1],
+                longest=generation_config.max_new_tokens,
+            )
         )
-        processors = [*(kwargs.pop("logits_processor", None) or ()), processor]
-        return by_model(
+        return generate(
             *args, generation_config=generation_config, logits_processor=processors, **kwargs
         )
 
-    in_engine = nullcontext() if engine is None else attribute(engine, "generate", engine_generate)
-    with attribute(model, "generate", model_generate), in_engine:
-        yield
+    return model_generate
+
+
+def _end_ids(generation_config: Any) -> list[int]:
+    """Return the ids of the tokens that end a completion."""
+    ids = generation_config.eos_token_id
+    if ids is None:
+        return []
+    return list(ids) if isinstance(ids, list | tuple) else [int(ids)]
 
 
 def _tokens(prompt: Any) -> Any:
     """Return the tokens of a prompt; its images have no text of their own."""
-    return (
-        prompt.get("prompt_token_ids", prompt.get("prompt"))
-        if isinstance(prompt, Mapping)
-        else prompt
-    )
+    if not isinstance(prompt, Mapping):
+        return prompt
+    return prompt.get("prompt_token_ids", prompt.get("prompt"))
 
 
 class _EndAt:
@@ -218,18 +254,24 @@ class _EndAt:
     """
 
     def __init__(
-        self, lengths: Sequence[int], ends: Sequence[int], *, prompt: int, longest: int
+        self,
+        lengths: Sequence[int],
+        end_ids: Sequence[int],
+        *,
+        prompt: int,
+        longest: int,
     ) -> None:
-        self._ends, self._prompt = list(ends), prompt
+        self._end_ids, self._prompt = list(end_ids), prompt
         self._rows: dict[int, list[int]] = {}  # rows that end, by their length
         for row, length in enumerate(lengths):
             if length < longest:
                 self._rows.setdefault(length, []).append(row)
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        scores[:, self._ends] = -float("inf")
-        rows = self._rows.get(input_ids.shape[1] - self._prompt + 1)
+        scores[:, self._end_ids] = -float("inf")
+        length = input_ids.shape[1] - self._prompt + 1
+        rows = self._rows.get(length)
         if rows:
             scores[rows] = -float("inf")
-            scores[rows, self._ends[0]] = 0.0
+            scores[rows, self._end_ids[0]] = 0.0
         return scores

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import functools
 import inspect
 import sys
@@ -17,6 +16,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,64 +36,158 @@ class ScriptFailed(Exception):
         self.kind, self.facts = kind, facts
 
 
-@dataclasses.dataclass(frozen=True)
+# What is captured.
+
+
+@dataclass(frozen=True)
 class CapturedCall:
     """Position of a call in a source file."""
 
     file: str
     line: int
-    span: tuple[int, int, int, int] | None = (
-        None  # first line, last line, first column, column after the last; None below 3.11
-    )
+    # first line, last line, first column, column after the last; None below Python 3.11
+    span: tuple[int, int, int, int] | None = None
     maker: str | None = None  # class or module of the call if it is not in the user's own file
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclass(kw_only=True)
 class CapturedConfig:
     """Configuration object with the values before the framework completed them."""
 
     config: Any
     raw: dict[str, Any]  # each field at the start of the construction: given value or default
     place: CapturedCall | None
-    completed: dict[str, Any] = dataclasses.field(default_factory=dict)
+    completed: dict[str, Any] = field(default_factory=dict)
     expanded: tuple[str, ...] = ()  # names that came from a `**mapping` of the call
 
     def settings(self) -> dict[str, Any]:
         """Return the values that differ from the class's defaults, given or assigned later."""
-        defaults = defaults_of(self.config)
-        return {
-            name: value
-            for name, default in defaults.items()
-            if _differs(value := self.now(name), default)
-        }
+        settings = {}
+        for name, default in defaults_of(self.config).items():
+            value = self.now(name)
+            if _differs(value, default):
+                settings[name] = value
+        return settings
 
     def now(self, name: str) -> Any:
-        return getattr(self.config, name) if name in self.changed else self.raw.get(name)
+        if name in self.changed:
+            return getattr(self.config, name)
+        return self.raw.get(name)
 
     @property
     def changed(self) -> frozenset[str]:
         """Fields assigned after the construction."""
-        return frozenset(
-            name
-            for name, value in self.completed.items()
-            if _differs(getattr(self.config, name, None), value)
-        )
+        names = set()
+        for name, value in self.completed.items():
+            if _differs(getattr(self.config, name, None), value):
+                names.add(name)
+        return frozenset(names)
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclass(kw_only=True)
 class CapturedTrainer:
     """Trainer that was not built, with everything needed to build it repeatedly."""
 
     method: str
     trainer_class: Any
-    outer: tuple[tuple[Any, ...], dict[str, Any]]  # arguments of the script's call of its own class
-    given: dict[str, Any]  # arguments that reached TRL's constructor, by parameter
+    call_arguments: tuple[tuple[Any, ...], dict[str, Any]]  # of the script's call of its own class
+    arguments: dict[str, Any]  # arguments that reached TRL's constructor, by parameter
     place: CapturedCall
     configured: CapturedConfig | None
-    callbacks: list[Any] = dataclasses.field(default_factory=list)  # added after the construction
+    callbacks: list[Any] = field(default_factory=list)  # added after the construction
     ended_by: str | None = None  # attribute that the script used before training; None for `train`
     train_place: CapturedCall | None = None
     namespace: Any = None  # the script's module: its functions look up their globals there
+
+
+def defaults_of(config: Any) -> dict[str, Any]:
+    """Return the defaults of a configuration's arguments; None for those without one."""
+    defaults: dict[str, Any] = {}
+    for parameter in fields(config):
+        if not parameter.init:
+            continue
+        if parameter.default_factory is not MISSING:
+            defaults[parameter.name] = parameter.default_factory()
+        elif parameter.default is not MISSING:
+            defaults[parameter.name] = parameter.default
+        else:
+            defaults[parameter.name] = None
+    return defaults
+
+
+def _differs(value: Any, reference: Any) -> bool:
+    try:
+        return value is not reference and bool(value != reference)
+    except Exception:  # arrays, for example, have no truth value
+        return True
+
+
+# The run of the script.
+
+
+def catch(
+    script: str,
+    arguments: Sequence[str],
+    method: str | None = None,
+) -> CapturedTrainer:
+    """Return the trainer that the script would train, of this method if one is given."""
+    capture = Capture()
+    with patched(capture):
+        namespace = _run(script, arguments, capture)
+    trainers = capture.trainers
+    if len(trainers) > 1:
+        raise ScriptFailed("two_trainers", " and ".join(map(_with_place, trainers)))
+    if not trainers or method not in (None, trainers[0].method):
+        names = [trainer.trainer_class.__name__ for trainer in trainers]
+        raise ScriptFailed("no_trainer", ", ".join(names))
+    trainers[0].namespace = namespace
+    return trainers[0]
+
+
+def _with_place(trainer: CapturedTrainer) -> str:
+    place = trainer.place
+    return f"{trainer.trainer_class.__name__} at line {place.line} of {Path(place.file).name}"
+
+
+def _run(
+    script: str,
+    arguments: Sequence[str],
+    capture: Capture,
+) -> types.ModuleType:
+    """Run like `python script arguments`: as `__main__`, with its folder first on the path."""
+    path = Path(script).absolute()
+    main = types.ModuleType("__main__")
+    main.__file__ = str(path)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules["__main__"] = main
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
+    except CaptureDone:
+        pass
+    except SystemExit as ended:
+        if not capture.trainers:
+            raise ScriptFailed("ended", str(ended.code)) from None
+    except ScriptFailed:
+        raise
+    except Exception as error:
+        text, line = f"{type(error).__name__}: {error}", _line_of(error, str(path))
+        raise ScriptFailed("crashed", text, line=line) from error
+    return main
+
+
+def _line_of(error: Exception, file: str) -> int | None:
+    """Return the innermost line of this file that an error passed; None if there is none."""
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return error.lineno or 0
+    innermost = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == file:
+            innermost = line
+    return innermost
+
+
+# The patches.
 
 
 class Capture:
@@ -101,61 +195,74 @@ class Capture:
 
     def __init__(self) -> None:
         self.trainers: list[CapturedTrainer] = []
-        self._configs: dict[int, CapturedConfig] = {}
+        self._configs: dict[int, CapturedConfig] = {}  # by id
 
     def construct(self, method: str, trainer_class: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Capture a construction, and return the placeholder."""
-        # 1. The arguments of TRL's constructor, as passed on by the user's subclass.
-        base = METHODS[method].classes()[1]
-        reached: list[dict[str, Any]] = []
-        real = base.__init__
-
-        def record(self: Any, *inner: Any, **named: Any) -> None:
-            bound = inspect.signature(real).bind(self, *inner, **named)
-            reached.append(
-                {name: value for name, value in bound.arguments.items() if name != "self"}
-            )
-            raise CaptureDone
-
-        with attribute(base, "__init__", record), contextlib.suppress(CaptureDone):
-            trainer_class.__init__(object.__new__(trainer_class), *args, **kwargs)
-        if not reached:
-            raise ScriptFailed(
-                "odd_trainer", f"{trainer_class.__name__} never calls {base.__name__}.__init__"
-            )
-        # 2. The trainer.
-        given = reached[0]
-        config = given.get("args")
-        one = CapturedTrainer(
+        arguments = _constructor_arguments(
+            METHODS[method].classes()[1], trainer_class, args, kwargs
+        )
+        config = arguments.get("args")
+        captured = CapturedTrainer(
             method=method,
             trainer_class=trainer_class,
-            outer=(args, kwargs),
-            given=given,
+            call_arguments=(args, kwargs),
+            arguments=arguments,
             place=_caller(),
-            configured=self._configs.get(id(config)) if config is not None else None,
+            configured=None if config is None else self._configs.get(id(config)),
         )
-        self.trainers.append(one)
-        return _Placeholder(one)
+        self.trainers.append(captured)
+        return _Placeholder(captured)
 
     def recording(self, complete: Callable[..., None]) -> Callable[..., None]:
         """Return a `__post_init__` that records the configuration before and after `complete`."""
 
         def recorded(config: Any, *args: Any, **kwargs: Any) -> None:
-            known = self._configs.get(id(config))
-            if known is None or known.config is not config:  # the outermost call
-                raw = {
-                    field.name: getattr(config, field.name, None)
-                    for field in dataclasses.fields(config)
-                }
-                place, expanded = _config_caller()
-                self._configs[id(config)] = CapturedConfig(
-                    config=config, raw=raw, place=place, expanded=expanded
-                )
+            captured = self._configs.get(id(config))
+            if captured is None or captured.config is not config:  # the outermost call
+                captured = self._configs[id(config)] = _capture_config(config)
             complete(config, *args, **kwargs)
-            done = self._configs[id(config)]
-            done.completed = {name: getattr(config, name, None) for name in done.raw}
+            captured.completed = {name: getattr(config, name, None) for name in captured.raw}
 
         return recorded
+
+
+def _constructor_arguments(
+    base: Any,
+    trainer_class: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the arguments of TRL's constructor, as passed on by the user's subclass."""
+    constructor = base.__init__
+    reached: list[dict[str, Any]] = []
+
+    def record(self: Any, *inner_args: Any, **inner_kwargs: Any) -> None:
+        bound = inspect.signature(constructor).bind(self, *inner_args, **inner_kwargs)
+        arguments = dict(bound.arguments)
+        del arguments["self"]
+        reached.append(arguments)
+        raise CaptureDone
+
+    with attribute(base, "__init__", record), contextlib.suppress(CaptureDone):
+        trainer_class.__init__(object.__new__(trainer_class), *args, **kwargs)
+    if not reached:
+        raise ScriptFailed(
+            "odd_trainer", f"{trainer_class.__name__} never calls {base.__name__}.__init__"
+        )
+    return reached[0]
+
+
+def _capture_config(config: Any) -> CapturedConfig:
+    names = [parameter.name for parameter in fields(config)]
+    raw = {name: getattr(config, name, None) for name in names}
+    place, expanded = _config_caller()
+    return CapturedConfig(
+        config=config,
+        raw=raw,
+        place=place,
+        expanded=expanded,
+    )
 
 
 class _Placeholder:
@@ -197,24 +304,29 @@ def patched(capture: Capture) -> Iterator[None]:
     def refuse(cls: Any, *_: Any, **__: Any) -> Any:  # it would load its model, and train
         raise ScriptFailed("other_trainer", cls.__name__)
 
-    classes = {}
-    for method in (name for name, method in METHODS.items() if method.in_scripts):
-        with contextlib.suppress(
-            ImportError
-        ):  # older releases have no KTO outside of trl.experimental
-            classes[method] = METHODS[method].classes()
+    classes, configs = _classes_by_method(), [TrainingArguments]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_constructed_by(Trainer, refuse))
-        for method, (_, trainer) in classes.items():
-            stack.enter_context(
-                _constructed_by(trainer, functools.partial(capture.construct, method))
-            )
-        for config in (TrainingArguments, *(config for config, _ in classes.values())):
+        for method, (config, trainer) in classes.items():
+            construct = functools.partial(capture.construct, method)
+            stack.enter_context(_constructed_by(trainer, construct))
+            configs.append(config)
+        for config in configs:
             if "__post_init__" in vars(config):
-                stack.enter_context(
-                    attribute(config, "__post_init__", capture.recording(config.__post_init__))
-                )
+                recorded = capture.recording(config.__post_init__)
+                stack.enter_context(attribute(config, "__post_init__", recorded))
         yield
+
+
+def _classes_by_method() -> dict[str, tuple[Any, Any]]:
+    """Return the configuration's and the trainer's class of each method that scripts may use."""
+    classes = {}
+    for name, method in METHODS.items():
+        if method.in_scripts:
+            # Older releases have no KTO outside of trl.experimental.
+            with contextlib.suppress(ImportError):
+                classes[name] = method.classes()
+    return classes
 
 
 @contextmanager
@@ -229,54 +341,7 @@ def _constructed_by(trainer: Any, construct: Callable[..., Any]) -> Iterator[Non
         trainer.__new__ = lambda cls, *_, **__: object.__new__(cls)
 
 
-def catch(script: str, arguments: Sequence[str], method: str | None = None) -> CapturedTrainer:
-    """Return the trainer that the script would train, of this method if one is given."""
-    capture = Capture()
-    with patched(capture):
-        namespace = _run(script, arguments, capture)
-    if len(capture.trainers) > 1:
-        places = [
-            f"{one.trainer_class.__name__} at line {one.place.line} of {Path(one.place.file).name}"
-            for one in capture.trainers
-        ]
-        raise ScriptFailed("two_trainers", " and ".join(places))
-    built = [one for one in capture.trainers if method is None or one.method == method]
-    if not built:
-        raise ScriptFailed(
-            "no_trainer", ", ".join(one.trainer_class.__name__ for one in capture.trainers)
-        )
-    built[0].namespace = namespace
-    return built[0]
-
-
-def _run(script: str, arguments: Sequence[str], capture: Capture) -> types.ModuleType:
-    """Run like `python script arguments`: as `__main__`, with its folder first on the path."""
-    path = Path(script).absolute()
-    main = types.ModuleType("__main__")
-    main.__file__ = str(path)
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(path.resolve().parent))
-    sys.modules["__main__"] = main
-    try:
-        exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
-    except CaptureDone:
-        pass
-    except SystemExit as ended:
-        if not capture.trainers:
-            raise ScriptFailed("ended", str(ended.code)) from None
-    except ScriptFailed:
-        raise
-    except Exception as error:
-        lines = [
-            line
-            for frame, line in traceback.walk_tb(error.__traceback__)
-            if frame.f_code.co_filename == str(path)
-        ]
-        if isinstance(error, SyntaxError) and error.filename == str(path):
-            lines.append(error.lineno or 0)
-        innermost = lines[-1] if lines else None
-        raise ScriptFailed("crashed", f"{type(error).__name__}: {error}", line=innermost) from error
-    return main
+# Calls in the source.
 
 
 def _caller() -> CapturedCall:
@@ -291,29 +356,36 @@ def _call_of(frame: Any) -> CapturedCall:
     code = frame.f_code
     if not hasattr(code, "co_positions"):
         return CapturedCall(code.co_filename, frame.f_lineno)
-    first, last, begin, end = list(code.co_positions())[frame.f_lasti // 2]
-    span = None if None in (first, last, begin, end) else (first, last, begin, end)
-    return CapturedCall(code.co_filename, frame.f_lineno, span)
+    positions = list(code.co_positions())
+    instruction = frame.f_lasti // 2  # an instruction takes two bytes
+    span = positions[instruction]
+    return CapturedCall(code.co_filename, frame.f_lineno, None if None in span else span)
 
 
 def _config_caller() -> tuple[CapturedCall | None, tuple[str, ...]]:
     """Return the user's call that made the configuration, and its `**mapping` names."""
     frame: Any = sys._getframe(1)
-    while frame is not None and (
-        frame.f_code.co_filename in (__file__, "<string>")
-        or frame.f_code.co_name in ("__post_init__", "__init__")
-    ):
+    while frame is not None and _constructs_config(frame.f_code):
         frame = frame.f_back
+    # A library, such as a parser of flags, may have made it for the user.
     maker = None
     while frame is not None and _is_library(frame.f_code.co_filename):
         owner = frame.f_locals.get("self")
-        name = type(owner).__name__ if owner is not None else str(frame.f_globals.get("__name__"))
+        name = frame.f_globals.get("__name__") if owner is None else type(owner).__name__
         maker = f"{name}.{frame.f_code.co_name}"
         frame = frame.f_back
     if frame is None:
         return None, ()
-    place = dataclasses.replace(_call_of(frame), maker=maker)
+    place = replace(_call_of(frame), maker=maker)
     return place, () if maker else _expanded(frame, place)
+
+
+def _constructs_config(code: types.CodeType) -> bool:
+    """Return True for this file, and for constructors, generated ones included."""
+    return code.co_filename in (__file__, "<string>") or code.co_name in (
+        "__post_init__",
+        "__init__",
+    )
 
 
 def _is_library(file: str) -> bool:
@@ -332,34 +404,22 @@ def _expanded(frame: Any, place: CapturedCall) -> tuple[str, ...]:
         return ("*",)
     names: list[str] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and node.lineno <= place.line <= (
-            node.end_lineno or node.lineno
-        ):
+        if not isinstance(node, ast.Call):
+            continue
+        last_line = node.end_lineno or node.lineno
+        if node.lineno <= place.line <= last_line:
             for keyword in node.keywords:
                 if keyword.arg is None:
-                    value = keyword.value
-                    held = (
-                        frame.f_locals.get(value.id, frame.f_globals.get(value.id))
-                        if isinstance(value, ast.Name)
-                        else None
-                    )
-                    names += [str(key) for key in held] if isinstance(held, Mapping) else ["*"]
+                    names += _keys_of(keyword.value, frame)
     return tuple(names)
 
 
-def defaults_of(config: Any) -> dict[str, Any]:
-    """Return the defaults of a configuration's arguments; None for those without one."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        if field.init and field.default_factory is not dataclasses.MISSING:
-            found[field.name] = field.default_factory()
-        elif field.init:
-            found[field.name] = None if field.default is dataclasses.MISSING else field.default
-    return found
-
-
-def _differs(one: Any, other: Any) -> bool:
-    try:
-        return one is not other and bool(one != other)
-    except Exception:
-        return True
+def _keys_of(expression: ast.expr, frame: Any) -> list[str]:
+    """Return the keys of a mapping in this frame; `*` if they are unknown."""
+    mapping = None
+    if isinstance(expression, ast.Name):
+        name = expression.id
+        mapping = frame.f_locals.get(name, frame.f_globals.get(name))
+    if not isinstance(mapping, Mapping):
+        return ["*"]
+    return [str(key) for key in mapping]

@@ -1,22 +1,31 @@
 """Inspection of the user's script: its trainer and settings as JSON, without training.
 
-python autotune/worker look  <  {"script": path, "arguments": [...], "method": "grpo" | null, "device": "cpu" | "cuda"}
+    python autotune/worker look < REQUEST
 
-{"method": "grpo", "trainer": "GRPOTrainer", "model": {"name": ... | null, "given": bool, "config":
-{...} | null,
- "dtype": ..., "load_in_4bit": bool, "load_in_8bit": bool}, "settings": {name: value}, "left":
- [settings that JSON cannot hold], "raw": {name: value}, "changed": [...], "expanded": [...],
- "adapter": {...} | null, "optimizers": bool, "rewards": [names], "callbacks": [names], "special":
- [names], "rows": n | null, "prompts": {percentile: tokens} | null, "trainer_place": place,
- "train_place": place | null, "config_place": place | null, "ended_by": name | null, "modules":
- [files of the user's own]}
-{"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer", "text": ...,
-"line": n, "log": ...}}
+The request:
+
+    {"script": path, "arguments": [...], "method": "grpo" | null, "device": "cpu" | "cuda"}
+
+The answer:
+
+    {"method": "grpo", "trainer": "GRPOTrainer",
+     "model": {"name": ... | null, "given": bool, "config": {...} | null, "dtype": ...,
+               "attn_implementation": ... | null, "load_in_4bit": bool, "load_in_8bit": bool},
+     "settings": {name: value}, "left": [settings that JSON cannot hold],
+     "raw": {name: value}, "changed": [...], "expanded": [...],
+     "adapter": {...} | null, "optimizers": bool, "rewards": [names], "callbacks": [names],
+     "special": [names], "rows": n | null, "prompts": {percentile: tokens} | null,
+     "trainer_place": place, "train_place": place | null, "config_place": place | null,
+     "ended_by": name | null, "modules": [files of the user's own]}
+
+or, if the script reaches no trainer:
+
+    {"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer",
+               "text": ..., "line": n, "log": ...}}
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import itertools
 import json
@@ -25,23 +34,34 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import dataset_sizes
+from ..protocol import Settings
 from ..tracing.patching import attribute, swapped
 from .methods import METHODS
-from .script_capture import CapturedTrainer, ScriptFailed, catch, defaults_of
+from .script_capture import CapturedCall, CapturedTrainer, ScriptFailed, catch, defaults_of
 from .vllm_engines import without_vllm
 
 SPECIAL = ("tools", "rollout_func", "environment_factory")
+# Names of PEFT's configuration, and those of the settings.
 LORA = {
     "r": "lora_r",
-    **{name: name for name in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")},
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
 }
 SECRETS = frozenset({"hub_token", "push_to_hub_token"})
+GENERATING = ("grpo", "rloo", "async-grpo")  # methods whose prompts are measured
 MAX_TOKENISED_ROWS = 2000  # rows that are tokenised to estimate the length of prompts
+MAX_LOG_CHARACTERS = 4000
 LIBRARIES = ("site-packages", "dist-packages")
+
+NOT_JSON = ...
+"""Marker in place of a value that JSON cannot hold. None is a value."""
 
 
 def main() -> None:
@@ -53,19 +73,10 @@ def main() -> None:
         try:
             without_vllm()
             with _accepted_as_on(request.get("device")):
-                answer = describe(
-                    catch(request["script"], request["arguments"], request.get("method"))
-                )
-        except ScriptFailed as failed:
-            cause = failed.__cause__
-            log = (
-                "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))[-4000:]
-                if cause
-                else ""
-            )
-            answer = {
-                "error": {"kind": failed.kind, "text": str(failed), "log": log, **failed.facts}
-            }
+                captured = catch(request["script"], request["arguments"], request.get("method"))
+                answer = describe(captured)
+        except ScriptFailed as failure:
+            answer = {"error": _describe_failure(failure)}
         sys.stdout.flush()
         json.dump(answer, real, default=str)
         real.flush()
@@ -83,71 +94,100 @@ def _accepted_as_on(device: str | None) -> Iterator[None]:
     with ExitStack() as stack:
         if device == "cuda" and not torch.cuda.is_available():
             for name in ("is_torch_bf16_gpu_available", "is_torch_tf32_available"):
-                stack.enter_context(swapped(vars(training_args), name, lambda: True))
-            stack.enter_context(attribute(torch.cuda, "is_bf16_supported", lambda *_, **__: True))
+                stack.enter_context(swapped(vars(training_args), name, _supported))
+            stack.enter_context(attribute(torch.cuda, "is_bf16_supported", _supported))
         yield
 
 
+def _supported(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def _describe_failure(failure: ScriptFailed) -> dict[str, Any]:
+    cause, log = failure.__cause__, ""
+    if cause is not None:
+        lines = traceback.format_exception(type(cause), cause, cause.__traceback__)
+        log = "".join(lines)[-MAX_LOG_CHARACTERS:]
+    return {"kind": failure.kind, "text": str(failure), "log": log, **failure.facts}
+
+
 def describe(captured: CapturedTrainer) -> dict[str, Any]:
-    given, configured = captured.given, captured.configured
-    settings = configured.settings() if configured else {}
-    plain = _plain_ones(settings)
-    # Without one, the trainer makes a configuration of its own.
-    raw = (
-        {n: configured.now(n) for n in configured.raw}
-        if configured
-        else defaults_of(METHODS[captured.method].classes()[0])
-    )
-    config_place = configured.place if configured else None
-    places = {
-        "trainer_place": captured.place,
-        "train_place": captured.train_place,
-        "config_place": config_place,
-    }
-    callbacks = (*dataset_sizes.listed(given.get("callbacks")), *captured.callbacks)
+    arguments, configuration = captured.arguments, _configuration(captured)
+    settings = configuration.settings
+    json_settings = _json_values(settings)
+    callbacks = [*dataset_sizes.listed(arguments.get("callbacks")), *captured.callbacks]
+    rewards = dataset_sizes.listed(arguments.get("reward_funcs"))
+    optimizers = arguments.get("optimizers") or ()
     return {
         "method": captured.method,
         "trainer": captured.trainer_class.__name__,
-        "model": _model(given, settings),
-        "settings": plain,
-        "left": sorted(set(settings) - set(plain) - SECRETS),
-        "raw": _plain_ones(raw),
-        "changed": sorted(configured.changed) if configured else [],
-        "expanded": list(configured.expanded) if configured else [],
-        "adapter": _adapter(given),
-        "optimizers": any(one is not None for one in given.get("optimizers") or ()),
-        "rewards": [_name(reward) for reward in dataset_sizes.listed(given.get("reward_funcs"))],
-        "callbacks": [
-            one.__name__ if isinstance(one, type) else type(one).__name__ for one in callbacks
-        ],
-        "special": [name for name in SPECIAL if given.get(name)],
+        "model": _model(arguments, settings),
+        "settings": json_settings,
+        "left": sorted(set(settings) - set(json_settings) - SECRETS),
+        "raw": _json_values(configuration.raw),
+        "changed": configuration.changed,
+        "expanded": configuration.expanded,
+        "adapter": _adapter(arguments),
+        "optimizers": any(optimizer is not None for optimizer in optimizers),
+        "rewards": [_reward_name(reward) for reward in rewards],
+        "callbacks": [_class_name(callback) for callback in callbacks],
+        "special": [name for name in SPECIAL if arguments.get(name)],
         **_data(captured),
-        **{name: place and dataclasses.asdict(place) for name, place in places.items()},
+        "trainer_place": _place(captured.place),
+        "train_place": _place(captured.train_place),
+        "config_place": _place(configuration.place),
         "ended_by": captured.ended_by,
         "modules": _own_modules(),
     }
 
 
-def _plain_ones(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that JSON can hold, without secrets."""
-    kept = {name: _plain(value) for name, value in values.items() if name not in SECRETS}
-    return {name: value for name, value in kept.items() if value is not Ellipsis}
+class _Configuration(NamedTuple):
+    settings: dict[str, Any]  # values that are not defaults
+    raw: dict[str, Any]  # all values, before the framework completed them
+    changed: list[str]
+    expanded: list[str]
+    place: CapturedCall | None
 
 
-def _model(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    model = given["model"]
-    quantised = given.get("quantization_config")
+def _configuration(captured: CapturedTrainer) -> _Configuration:
+    """Return the script's configuration, or the one that the trainer makes if there is none."""
+    configured = captured.configured
+    if configured is None:
+        config_class, _ = METHODS[captured.method].classes()
+        return _Configuration({}, defaults_of(config_class), [], [], None)
+    return _Configuration(
+        settings=configured.settings(),
+        raw={name: configured.now(name) for name in configured.raw},
+        changed=sorted(configured.changed),
+        expanded=list(configured.expanded),
+        place=configured.place,
+    )
+
+
+def _place(call: CapturedCall | None) -> dict[str, Any] | None:
+    return None if call is None else asdict(call)
+
+
+# Model and adapter.
+
+
+def _model(arguments: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    model = arguments["model"]
+    quantisation = arguments.get("quantization_config")
     if isinstance(model, str):
-        named = dict(settings.get("model_init_kwargs") or {})
-        quantised = quantised or named.get("quantization_config")
+        options = dict(settings.get("model_init_kwargs") or {})
+        quantisation = quantisation or options.get("quantization_config")
+        dtype = settings.get("dtype")
+        for name in ("torch_dtype", "dtype"):
+            dtype = options.get(name, dtype)
         return {
             "name": model,
             "given": False,
             "config": None,
-            "dtype": _dtype(named.get("dtype", named.get("torch_dtype", settings.get("dtype")))),
-            "attn_implementation": _plain_or_none(named.get("attn_implementation")),
-            "load_in_4bit": _flag(quantised, "load_in_4bit"),
-            "load_in_8bit": _flag(quantised, "load_in_8bit"),
+            "dtype": _dtype(dtype),
+            "attn_implementation": _json_or_none(options.get("attn_implementation")),
+            "load_in_4bit": _flag(quantisation, "load_in_4bit"),
+            "load_in_8bit": _flag(quantisation, "load_in_8bit"),
         }
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     return {
@@ -161,104 +201,131 @@ def _model(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def _adapter(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    adapter = given.get("peft_config")
-    if adapter is None and hasattr(given["model"], "peft_config"):
-        adapter = next(iter(given["model"].peft_config.values()))
-    if adapter is None:
-        return None
-    settings = {
-        ours: _plain_or_none(getattr(adapter, theirs, None)) for theirs, ours in LORA.items()
-    }
-    targets = getattr(adapter, "target_modules", None)
-    settings["lora_target_modules"] = (
-        sorted(targets) if isinstance(targets, set | frozenset | list | tuple) else targets
-    )
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _data(captured: CapturedTrainer) -> dict[str, Any]:
-    """Return the number of rows, and the length of prompts; None if only the trainer can know."""
-    source = captured.given.get("train_dataset")
-    rows = len(source) if source is not None and hasattr(source, "__len__") else None
-    found: dict[str, Any] = {"rows": rows, "prompts": None}
-    try:
-        found["prompts"] = _prompt_lengths(captured, source)
-    except Exception as error:  # a dataset in a form that only the trainer supports
-        found["prompts_why"] = f"{type(error).__name__}: {error}"[:300]
-    return found
-
-
-def _prompt_lengths(captured: CapturedTrainer, source: Any) -> dict[str, int] | None:
-    if source is None or captured.method not in ("grpo", "rloo", "async-grpo"):
-        return None
-    prompts = [row["prompt"] for row in itertools.islice(source, MAX_TOKENISED_ROWS)]
-    tokenizer = captured.given.get("processing_class")
-    if not tokenizer:
-        model = captured.given["model"]
-        name = model if isinstance(model, str) else model.config._name_or_path
-        tokenizer = dataset_sizes.load_tokenizer({"model": name})
-    options = (
-        captured.configured.now("chat_template_kwargs") if captured.configured else None
-    ) or {}
-    ordered = sorted(dataset_sizes.prompt_lengths(tokenizer, prompts, options))
-    return {
-        str(share): dataset_sizes.percentile(ordered, share) for share in dataset_sizes.PERCENTILES
-    }
-
-
-def _own_modules() -> list[str]:
-    """Return the files of the script and of its own imports: those outside all installations."""
-    files = {
-        str(Path(file).resolve())
-        for module in list(sys.modules.values())
-        if (file := getattr(module, "__file__", None))
-    }
-    installed = (sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[1]))
-    outside = (
-        file
-        for file in files
-        if not file.startswith(installed) and not any(part in file for part in LIBRARIES)
-    )
-    return sorted(
-        file for file in outside if Path(file).is_file()
-    )  # some modules name files that do not exist
-
-
-def _name(reward: Any) -> str:
-    if isinstance(reward, str):
-        return reward
-    config = getattr(reward, "config", None)
-    return str(
-        getattr(reward, "__name__", None)
-        or getattr(config, "_name_or_path", None)
-        or type(reward).__name__
-    )
-
-
 def _dtype(value: Any) -> str | None:
     return None if value is None else str(value).removeprefix("torch.")
 
 
 def _flag(config: Any, name: str) -> bool:
-    return bool(config.get(name) if isinstance(config, Mapping) else getattr(config, name, False))
+    if isinstance(config, Mapping):
+        return bool(config.get(name))
+    return bool(getattr(config, name, False))
 
 
-def _plain_or_none(value: Any) -> Any:
-    plain = _plain(value)
-    return None if plain is Ellipsis else plain
+def _adapter(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    adapter = arguments.get("peft_config")
+    if adapter is None and hasattr(arguments["model"], "peft_config"):
+        adapter = next(iter(arguments["model"].peft_config.values()))
+    if adapter is None:
+        return None
+    settings = {}
+    for peft_name, name in LORA.items():
+        settings[name] = _json_or_none(getattr(adapter, peft_name, None))
+    targets = getattr(adapter, "target_modules", None)
+    if isinstance(targets, set | frozenset | list | tuple):
+        targets = sorted(targets)
+    settings["lora_target_modules"] = targets
+    return {name: value for name, value in settings.items() if value is not None}
 
 
-def _plain(value: Any) -> Any:
-    """Convert to JSON types; Ellipsis if that is impossible."""
+# Data.
+
+
+def _data(captured: CapturedTrainer) -> dict[str, Any]:
+    """Return the number of rows, and the length of prompts; None if only the trainer can know."""
+    source = captured.arguments.get("train_dataset")
+    result: dict[str, Any] = {"rows": None, "prompts": None}
+    if source is not None and hasattr(source, "__len__"):  # not a stream
+        result["rows"] = len(source)
+    try:
+        result["prompts"] = _prompt_lengths(captured, source)
+    except Exception as error:  # a dataset in a form that only the trainer supports
+        result["prompts_why"] = f"{type(error).__name__}: {error}"[:300]
+    return result
+
+
+def _prompt_lengths(captured: CapturedTrainer, source: Any) -> dict[str, int] | None:
+    if source is None or captured.method not in GENERATING:
+        return None
+    prompts = [row["prompt"] for row in itertools.islice(source, MAX_TOKENISED_ROWS)]
+    tokenizer = captured.arguments.get("processing_class")
+    if not tokenizer:
+        model = captured.arguments["model"]
+        name = model if isinstance(model, str) else model.config._name_or_path
+        tokenizer = dataset_sizes.load_tokenizer({"model": name})
+    options = None
+    if captured.configured is not None:
+        options = captured.configured.now("chat_template_kwargs")
+    lengths = sorted(dataset_sizes.prompt_lengths(tokenizer, prompts, options or {}))
+    percentiles = {}
+    for share in dataset_sizes.PERCENTILES:
+        percentiles[str(share)] = dataset_sizes.percentile(lengths, share)
+    return percentiles
+
+
+# Names and files.
+
+
+def _reward_name(reward: Any) -> str:
+    if isinstance(reward, str):
+        return reward
+    name = getattr(reward, "__name__", None)
+    if not name:  # a model
+        name = getattr(getattr(reward, "config", None), "_name_or_path", None)
+    return str(name or type(reward).__name__)
+
+
+def _class_name(callback: Any) -> str:
+    callback_class = callback if isinstance(callback, type) else type(callback)
+    return str(callback_class.__name__)
+
+
+def _own_modules() -> list[str]:
+    """Return the files of the script and of its own imports: those outside all installations."""
+    worker = Path(__file__).resolve().parents[1]
+    installations = (sys.prefix, sys.base_prefix, str(worker))
+    files = set()
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__file__", None)
+        if not name:
+            continue
+        file = Path(name).resolve()
+        is_installed = str(file).startswith(installations)
+        is_library = any(folder in str(file) for folder in LIBRARIES)
+        # Some modules name files that do not exist.
+        if not is_installed and not is_library and file.is_file():
+            files.add(str(file))
+    return sorted(files)
+
+
+# JSON.
+
+
+def _json_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that JSON can hold, without secrets."""
+    result = {}
+    for name, value in values.items():
+        if name not in SECRETS:
+            json_value = _as_json(value)
+            if json_value is not NOT_JSON:
+                result[name] = json_value
+    return result
+
+
+def _json_or_none(value: Any) -> Any:
+    json_value = _as_json(value)
+    return None if json_value is NOT_JSON else json_value
+
+
+def _as_json(value: Any) -> Any:
+    """Convert to JSON types; NOT_JSON if that is impossible."""
     if isinstance(value, enum.Enum):
         value = value.value
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        items = [_plain(one) for one in value]
-        return Ellipsis if Ellipsis in items else items
+        items = [_as_json(item) for item in value]
+        return NOT_JSON if NOT_JSON in items else items
     if isinstance(value, Mapping):
-        fields = {str(name): _plain(one) for name, one in value.items()}
-        return Ellipsis if Ellipsis in fields.values() else fields
-    return Ellipsis
+        members = {str(name): _as_json(member) for name, member in value.items()}
+        return NOT_JSON if NOT_JSON in members.values() else members
+    return NOT_JSON

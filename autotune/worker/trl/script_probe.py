@@ -8,17 +8,18 @@ model and data differs.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import inspect
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from ..protocol import Request
 from ..tracing.patching import attribute
-from . import grpo_probe, trainer_settings, training_data
-from .grpo_probe import Loaded
+from . import grpo_probe, methods, trainer_settings, training_data
 from .grpo_probe import release as release
 from .grpo_probe import supported as supported
 from .grpo_probe import warm as warm
+from .loaded_model import LoadedModel
+from .rank_environment import is_sharded
 from .script_capture import CapturedTrainer, catch, defaults_of
 from .trainer_run import TrainerRun
 
@@ -26,26 +27,24 @@ from .trainer_run import TrainerRun
 GENERATION_SHAPE = ("generation_batch_size", "steps_per_generation")
 # Arguments with which a generation has several turns and cannot be reused.
 CUSTOM_GENERATION = frozenset({"tools", "environment_factory", "rollout_func"})
+# Settings of an adapter that may be searched, and their names in PEFT's configuration.
+SEARCHED_IN_ADAPTER = (("lora_r", "r"), ("lora_alpha", "lora_alpha"))
 
 
-@dataclasses.dataclass(kw_only=True)
-class ScriptLoaded(Loaded):
+@dataclass(kw_only=True)
+class LoadedScript(LoadedModel):
     """Model, tokenizer and trainer arguments of the script."""
 
     captured: CapturedTrainer | None = None
 
     def __post_init__(self) -> None:
-        if not grpo_probe.is_sharded(self.request):
+        if not is_sharded(self.request):
             self.run_script()
-
-    @property
-    def run_class(self) -> type[TrainerRun]:
-        return type(f"Script{super().run_class.__name__}", (ScriptRun, super().run_class), {})
 
     def run_script(self) -> CapturedTrainer:
         script = self.request["script"]
         self.captured = catch(script["path"], script["arguments"], script["method"])
-        self.tokenizer = self.captured.given.get("processing_class") or self.tokenizer
+        self.tokenizer = self.captured.arguments.get("processing_class") or self.tokenizer
         return self.captured
 
     @property
@@ -58,61 +57,70 @@ class ScriptLoaded(Loaded):
         if not self.gives_model:
             super().build_model()
             return
-        captured = self.run_script() if self.captured is None or self.candidates else self.captured
-        self.model = model = captured.given["model"]
+        captured = self.captured
+        if captured is None or self.candidates:
+            captured = self.run_script()
+        self.model = model = captured.arguments["model"]
         # A quantised or partitioned model stays on the device that the script chose.
-        placed = getattr(model, "hf_device_map", None) or getattr(
-            model, "quantization_method", None
-        )
-        if self.device == "cuda" and placed is None:
+        stays = getattr(model, "hf_device_map", None) or getattr(model, "quantization_method", None)
+        if self.device == "cuda" and stays is None:
             import torch
 
             self.model = model.to(f"cuda:{torch.cuda.current_device()}")
 
     def model_for(self, attention: str | None, recorder: Any) -> Any:
-        if not grpo_probe.is_sharded(self.request):
-            return super().model_for(attention, recorder)
-        with recorder.inside("load"):
-            captured = self.run_script()
-        return (
-            captured.given["model"] if self.gives_model else super().model_for(attention, recorder)
-        )
+        if is_sharded(self.request):
+            with recorder.inside("load"):
+                captured = self.run_script()
+            if self.gives_model:
+                return captured.arguments["model"]
+        return super().model_for(attention, recorder)
 
 
-def load(request: Mapping[str, Any], recorder: Any) -> Loaded:
+def load(request: Request, recorder: Any) -> LoadedModel:
     """Run the script up to its trainer, then load the named model and a requested engine."""
     if request["script"]["gives_model"]:
         # A reference model is a copy of the script's, and the trainer fills the engine anyway.
         request = {**request, "model": {**request["model"], "weights": "random"}}
-    return grpo_probe.load(request, recorder, ScriptLoaded)
+    return grpo_probe.load(request, recorder, LoadedScript)
 
 
-def measure(loaded: ScriptLoaded, request: Mapping[str, Any], recorder: Any) -> dict[str, Any]:
+def measure(
+    loaded: LoadedScript,
+    request: Request,
+    recorder: Any,
+) -> dict[str, Any]:
     plan = request["plan"]
-    if loaded.captured is not None and CUSTOM_GENERATION & {
-        name for name, value in loaded.captured.given.items() if value
-    }:
-        plan = {**plan, "reuse_rollouts": False}
+    if loaded.captured is not None:
+        arguments = loaded.captured.arguments
+        if any(arguments.get(name) for name in CUSTOM_GENERATION):
+            plan = {**plan, "reuse_rollouts": False}
     # The script's own rows; at typical lengths they are not padded.
-    return grpo_probe.measure(
-        loaded,
-        {**request, "plan": plan, "dataset": request.get("dataset") or {"own": True}},
-        recorder,
-    )
+    dataset = request.get("dataset") or {"own": True}
+    request = {**request, "plan": plan, "dataset": dataset}
+    return grpo_probe.measure(loaded, request, recorder, _run_class(loaded.request))
+
+
+def _run_class(request: Request) -> type[TrainerRun]:
+    """Return the run of the script's method with the script's own arguments."""
+    method = methods.method_of(request)
+    return type(f"Script{method.__name__}", (ScriptRun, method), {})
 
 
 class ScriptRun(TrainerRun):
     """Trainer of the script's class from its own arguments; a mixin over any method's run."""
 
-    loaded: ScriptLoaded
+    loaded: LoadedScript
 
     @property
     def captured(self) -> CapturedTrainer:
         return self.loaded.captured or self.loaded.run_script()
 
+    # 1. Settings.
+
     def _classes(self) -> tuple[Any, Any]:
-        config = self.captured.given.get("args")
-        config_class = type(config) if config is not None else self.classes()[0]
+        config = self.captured.arguments.get("args")
+        config_class = self.classes()[0] if config is None else type(config)
         return config_class, self.captured.trainer_class
 
     def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -120,85 +128,118 @@ class ScriptRun(TrainerRun):
         settings, model_settings = trainer_settings.split(
             self.request["settings"], config_class, trl.ModelConfig
         )
-        configured, config, own = self.captured.configured, self.captured.given.get("args"), {}
-        if configured is not None:
-            own = configured.settings()
-        elif config is not None:
-            defaults = defaults_of(config)
-            own = {
-                name: value
-                for name, default in defaults.items()
-                if (value := getattr(config, name)) != default
-            }
+        script_settings = self._script_settings()
         if set(GENERATION_SHAPE) & set(settings):
-            own = {name: value for name, value in own.items() if name not in GENERATION_SHAPE}
-        return {**own, **settings, **self._evaluation_settings()}, model_settings
+            for name in GENERATION_SHAPE:
+                script_settings.pop(name, None)
+        return {**script_settings, **settings, **self._evaluation_settings()}, model_settings
 
-    def _rows(self, *, rows: int, group: int, seed: int) -> Any:
+    def _script_settings(self) -> dict[str, Any]:
+        """Return the values of the script's configuration that are not defaults."""
+        if self.captured.configured is not None:
+            return self.captured.configured.settings()
+        config, settings = self.captured.arguments.get("args"), {}
+        if config is not None:
+            for name, default in defaults_of(config).items():
+                value = getattr(config, name)
+                if value != default:
+                    settings[name] = value
+        return settings
+
+    # 2. Construction.
+
+    def _rows(
+        self,
+        *,
+        rows: int,
+        min_rows: int,
+        seed: int,
+    ) -> Any:
+        source = self.captured.arguments["train_dataset"]
         return self._of_dataset(
-            self.captured.given["train_dataset"], rows=rows, group=group, limit=None
+            source,
+            rows=rows,
+            min_rows=min_rows,
+            limit=None,
         )
 
     def _arguments(
-        self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any
+        self,
+        trl: Any,
+        config: Any,
+        model: Any,
+        data: Any,
+        model_settings: Any,
     ) -> dict[str, Any]:
-        given = self.captured.given
-        ours = {"model": model, "args": config, "train_dataset": data, "eval_dataset": None}
-        ours["processing_class"] = self.loaded.tokenizer
-        if "quantization_config" in given:
-            ours["quantization_config"] = None  # the model is loaded already
-        if given.get("peft_config") is not None:
-            ours["peft_config"] = adapter = copy.deepcopy(given["peft_config"])
-            searched = self.loaded.request.get("adapter") or {}
-            for name, own in (
-                ("lora_r", "r"),
-                ("lora_alpha", "lora_alpha"),
-            ):  # another rank, if that is searched
-                if searched.get(name) is not None and getattr(adapter, own, None) not in (
-                    None,
-                    searched[name],
-                ):
-                    setattr(adapter, own, searched[name])
-        if "reward_funcs" in given:
-            ours["reward_funcs"] = self._rewards(given["reward_funcs"])
-        if isinstance(given.get("reward_processing_classes"), list):
-            ours["reward_processing_classes"] = list(
-                given["reward_processing_classes"]
-            )  # the trainer modifies it
-        return {**ours, **self._injected(config)}
+        script_arguments = self.captured.arguments
+        arguments = {
+            "model": model,
+            "args": config,
+            "train_dataset": data,
+            "eval_dataset": None,
+            "processing_class": self.loaded.tokenizer,
+        }
+        if "quantization_config" in script_arguments:
+            arguments["quantization_config"] = None  # the model is loaded already
+        if script_arguments.get("peft_config") is not None:
+            arguments["peft_config"] = self._adapter(script_arguments["peft_config"])
+        if "reward_funcs" in script_arguments:
+            arguments["reward_funcs"] = self._rewards(script_arguments["reward_funcs"])
+        tokenizers = script_arguments.get("reward_processing_classes")
+        if isinstance(tokenizers, list):
+            arguments["reward_processing_classes"] = list(tokenizers)  # the trainer modifies it
+        return {**arguments, **self._injected(config)}
 
-    def _rewards(self, given: Any) -> list[Any]:
+    def _adapter(self, script_adapter: Any) -> Any:
+        """Return the script's adapter, with another rank if that is searched."""
+        adapter = copy.deepcopy(script_adapter)
+        searched = self.loaded.request.get("adapter") or {}
+        for name, peft_name in SEARCHED_IN_ADAPTER:
+            value, script_value = searched.get(name), getattr(adapter, peft_name, None)
+            if value is not None and script_value is not None:
+                setattr(adapter, peft_name, value)
+        return adapter
+
+    def _rewards(self, script_rewards: Any) -> list[Any]:
         """Return the script's rewards: functions timed, reward models unchanged. Skipped ones
         are free and synthetic.
         """
         import torch
 
-        made: list[Any] = []
-        for reward in list(given) if isinstance(given, list | tuple) else [given]:
-            if self.loaded.request["script"]["rewards"] == "skip":
-
-                def skipped(completion_ids: Any, **kwargs: Any) -> list[float]:
-                    return training_data.synthetic_reward(completion_ids, **kwargs)
-
-                skipped.__name__ = f"skipped_{len(made)}"  # the trainer's logs need different names
-                made.append(skipped)
+        if not isinstance(script_rewards, list | tuple):
+            script_rewards = [script_rewards]
+        skips = self.loaded.request["script"]["rewards"] == "skip"
+        rewards: list[Any] = []
+        for index, reward in enumerate(script_rewards):
+            if skips:
+                rewards.append(_skipped_reward(index))
+            elif isinstance(reward, str | torch.nn.Module):
+                rewards.append(reward)
             else:
-                made.append(
-                    reward
-                    if isinstance(reward, str | torch.nn.Module)
-                    else self.reward_clock.time(reward)
-                )
-        return made
+                rewards.append(self.reward_clock.time(reward))
+        return rewards
 
     def _construct(self, trainer_class: Any, arguments: dict[str, Any]) -> Any:
         """Call the class like the script; TRL's constructor receives the candidate's arguments."""
         base = self.classes()[1]
-        args, kwargs = self.captured.outer
-        real = base.__init__
-        names = [name for name in inspect.signature(real).parameters if name != "self"]
+        construct = base.__init__
+        parameters = list(inspect.signature(construct).parameters)
+        parameters.remove("self")
 
-        def with_ours(trainer: Any, *inner: Any, **named: Any) -> None:
-            real(trainer, **{**dict(zip(names, inner, strict=False)), **named, **arguments})
+        def with_our_arguments(trainer: Any, *args: Any, **kwargs: Any) -> None:
+            script_arguments = {**dict(zip(parameters, args, strict=False)), **kwargs}
+            construct(trainer, **{**script_arguments, **arguments})
 
-        with attribute(base, "__init__", with_ours):
+        args, kwargs = self.captured.call_arguments
+        with attribute(base, "__init__", with_our_arguments):
             return trainer_class(*args, **kwargs)
+
+
+def _skipped_reward(index: int) -> Any:
+    """Return a synthetic reward. The trainer's logs need different names."""
+
+    def skipped(completion_ids: Any, **kwargs: Any) -> list[float]:
+        return training_data.synthetic_reward(completion_ids, **kwargs)
+
+    skipped.__name__ = f"skipped_{index}"
+    return skipped

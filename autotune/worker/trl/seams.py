@@ -6,11 +6,10 @@ that is never called. A test compares the whole table with each supported releas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 OLDEST, NEWEST = "1.0.0", "1.16.0"
-PPO_NEWEST = "1.12.0"  # last release with PPO, an experimental trainer
 ASYNC_OLDEST = "1.16.0"  # first release whose rows are trees of rollouts
 KTO_OLDEST = "1.8.0"  # before, KTO was an experimental trainer with another preparation of its rows
 GRPO = "trl.trainer.grpo_trainer"
@@ -23,7 +22,6 @@ ASYNC_PACKAGE = "trl.experimental.async_grpo"
 ASYNC_GRPO = f"{ASYNC_PACKAGE}.async_grpo_trainer"
 ASYNC_PACKING = f"{ASYNC_PACKAGE}.packing"
 ONLINE_DPO = "trl.experimental.online_dpo.online_dpo_trainer"
-PPO = "trl.experimental.ppo.ppo_trainer"
 GENERATION = "trl.generation.vllm_generation"
 UTILS = "trl.trainer.utils"
 
@@ -33,7 +31,7 @@ REFERENCE_MODULES = (GRPO, RLOO, DPO, KTO)
 
 
 class Seam(NamedTuple):
-    """One hooked name."""
+    """Hooked name of TRL."""
 
     module: str
     name: str  # `function`, or `Class.method`
@@ -48,15 +46,40 @@ class Seam(NamedTuple):
 _SINCE = {KTO: KTO_OLDEST, ASYNC_GRPO: ASYNC_OLDEST, ASYNC_PACKING: ASYNC_OLDEST}
 
 
-def _seam(module: str, name: str, why: str, use: str = "probe", since: str | None = None) -> Seam:
+def _seam(
+    module: str,
+    name: str,
+    why: str,
+    use: str = "probe",
+    since: str | None = None,
+) -> Seam:
     return Seam(
         module,
         name,
         why,
         use,
         since or _SINCE.get(module, OLDEST),
-        PPO_NEWEST if module == PPO else NEWEST,
+        NEWEST,
     )
+
+
+def _methods(
+    module: str,
+    cls: str,
+    reasons: Mapping[str, str],
+    use: str = "probe",
+) -> list[Seam]:
+    """Return seams of a class's methods, whose names lead to the reasons for hooking them."""
+    return [_seam(module, f"{cls}.{name}", why, use) for name, why in reasons.items()]
+
+
+def _in_modules(
+    modules: Sequence[str],
+    name: str,
+    why: str,
+    use: str,
+) -> list[Seam]:
+    return [_seam(module, name, why, use) for module in modules]
 
 
 _ONLINE = {
@@ -70,56 +93,42 @@ _ONLINE = {
     "_get_per_token_logps_and_entropies": "phase score; repeated chunks in a trace",
     "compute_loss": "phase forward",
 }
-_OFFLINE = {
-    "_prepare_dataset": "rows of the forced length",
-    "compute_loss": "phases forward and score, tokens of a batch",
-}
 _ONLINE_TRACED = {
     "_prepare_inputs": "inputs of a micro-step",
     "_get_train_sampler": "rows in their order",
 }
-_BY_CLASS: Mapping[tuple[str, str], Mapping[str, str]] = {
-    (GRPO, "GRPOTrainer"): _ONLINE,
-    (RLOO, "RLOOTrainer"): _ONLINE,
-    (SFT, "SFTTrainer"): _OFFLINE,
-    (DPO, "DPOTrainer"): _OFFLINE,
-    (KTO, "KTOTrainer"): _OFFLINE,
-    (REWARD, "RewardTrainer"): _OFFLINE,
-    (ASYNC_GRPO, "AsyncGRPOTrainer"): {
-        "compute_loss": "phase forward, tokens of a micro-batch",
-        "_sync_weight": "phase sync; left out of a trace",
-    },
-    (ONLINE_DPO, "OnlineDPOTrainer"): {
-        "_generate": "phase rollout; synthetic completions in a trace",
-        "_forward": "phase score, tokens of a batch",
-        "_calculate_rewards_from_functions": "phase reward",
-        "training_step": "phase forward",
-    },
+_OFFLINE = {
+    "_prepare_dataset": "rows of the forced length",
+    "compute_loss": "phases forward and score, tokens of a batch",
 }
+_ASYNC = {
+    "compute_loss": "phase forward, tokens of a micro-batch",
+    "_sync_weight": "phase sync; left out of a trace",
+}
+_ONLINE_DPO = {
+    "_generate": "phase rollout; synthetic completions in a trace",
+    "_forward": "phase score, tokens of a batch",
+    "_calculate_rewards_from_functions": "phase reward",
+    "training_step": "phase forward",
+}
+_PRECOMPUTED = {"_precompute_ref_logps": "pass over all rows, left out of a trace"}
 
 SEAMS: tuple[Seam, ...] = (
-    *(
-        _seam(module, f"{cls}.{name}", why)
-        for (module, cls), names in _BY_CLASS.items()
-        for name, why in names.items()
+    *_methods(GRPO, "GRPOTrainer", _ONLINE),
+    *_methods(RLOO, "RLOOTrainer", _ONLINE),
+    *_methods(SFT, "SFTTrainer", _OFFLINE),
+    *_methods(DPO, "DPOTrainer", _OFFLINE),
+    *_methods(KTO, "KTOTrainer", _OFFLINE),
+    *_methods(REWARD, "RewardTrainer", _OFFLINE),
+    *_methods(ASYNC_GRPO, "AsyncGRPOTrainer", _ASYNC),
+    *_methods(ONLINE_DPO, "OnlineDPOTrainer", _ONLINE_DPO),
+    *_methods(GRPO, "GRPOTrainer", _ONLINE_TRACED, "trace"),
+    *_methods(RLOO, "RLOOTrainer", _ONLINE_TRACED, "trace"),
+    *_methods(DPO, "DPOTrainer", _PRECOMPUTED, "trace"),
+    *_methods(KTO, "KTOTrainer", _PRECOMPUTED, "trace"),
+    *_in_modules(
+        (DPO, KTO), "hash_module", "hash of weights that do not exist in a trace", "trace"
     ),
-    *(_seam(GRPO, f"GRPOTrainer.{name}", why, "trace") for name, why in _ONLINE_TRACED.items()),
-    *(_seam(RLOO, f"RLOOTrainer.{name}", why, "trace") for name, why in _ONLINE_TRACED.items()),
-    _seam(
-        DPO, "DPOTrainer._precompute_ref_logps", "pass over all rows, left out of a trace", "trace"
-    ),
-    _seam(
-        KTO, "KTOTrainer._precompute_ref_logps", "pass over all rows, left out of a trace", "trace"
-    ),
-    *(
-        _seam(module, "hash_module", "hash of weights that do not exist in a trace", "trace")
-        for module in (DPO, KTO)
-    ),
-    _seam(PPO, "PPOTrainer.train", "loop whose functions are wrapped"),
-    _seam(PPO, "PPOTrainer.null_ref_context", "reference model without a copy"),
-    _seam(PPO, "batch_generation", "phase rollout, tokens of a batch", "either"),
-    _seam(PPO, "forward", "phase score", "either"),
-    _seam(PPO, "get_reward", "phases reward and score", "either"),
     _seam(ASYNC_GRPO, REFERENCE_LOADER, "model in memory", "either"),
     _seam(ASYNC_GRPO, "get_peak_flops_per_device", "no name of a GPU in a trace", "either"),
     _seam(ASYNC_PACKING, "_flash_attn", "no kernel from the hub in a trace", "trace"),
@@ -131,15 +140,16 @@ SEAMS: tuple[Seam, ...] = (
         "no import of vLLM, which takes ten seconds, for loads without it",
         "either",
     ),
-    *(
-        _seam(module, REFERENCE_LOADER, "reference model as a copy in memory", "either")
-        for module in REFERENCE_MODULES
+    *_in_modules(
+        REFERENCE_MODULES, REFERENCE_LOADER, "reference model as a copy in memory", "either"
     ),
     _seam(UTILS, REFERENCE_LOADER, "sharded model loaded by TRL's own function", "either"),
-    *(_seam(module, "VLLMGeneration", "no engine in a trace", "trace") for module in (GRPO, RLOO)),
-    *(
-        _seam(module, "get_act_offloading_ctx_manager", "no streams in a trace", "either")
-        for module in (SFT, DPO, REWARD, KTO)
+    *_in_modules((GRPO, RLOO), "VLLMGeneration", "no engine in a trace", "trace"),
+    *_in_modules(
+        (SFT, DPO, REWARD, KTO),
+        "get_act_offloading_ctx_manager",
+        "no streams in a trace",
+        "either",
     ),
     _seam(
         UTILS,
@@ -173,7 +183,11 @@ def supported() -> tuple[str, str]:
     return OLDEST, NEWEST
 
 
-def check(trainer_class: Any, generation: Any, version: str) -> None:
+def check(
+    trainer_class: Any,
+    generation: Any,
+    version: str,
+) -> None:
     """Raise UnsupportedFramework if names that a probe of this trainer needs are missing."""
     owners = {
         trainer_class.__name__: trainer_class,

@@ -6,15 +6,15 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import protocol
 from ..phase_recorder import out_of_reach
+from ..protocol import Request
 from . import trainer_settings
-
-if TYPE_CHECKING:
-    from .trainer_run import TrainerRun
+from .hooks import LoopCounts
+from .rollouts import Rollouts
+from .training_data import RewardClock
 
 UNBOUNDED_UNITS = 10**6  # units of a run that ends by time
 MAX_PROMPT_ROUNDS = 64  # different generation batches before the prompts repeat
@@ -45,149 +45,217 @@ class MeasurementPlan:
         return min(self.units, MAX_PROMPT_ROUNDS) * self.unit_generations
 
 
-def measurement_plan(plan: Mapping[str, Any], config: Any) -> MeasurementPlan:
-    """Plan whole cycles with whole optimizer steps: the unit is usually one cycle. `config`: None
-    if each step is one.
+def measurement_plan(plan: Request, config: Any) -> MeasurementPlan:
+    """Plan whole cycles with whole optimizer steps: the unit is usually one cycle.
 
     A cycle is steps_per_generation x num_iterations micro-steps. If accumulation spans several
-    cycles, or a cycle has an uneven number of optimizer steps, single cycles differ.
+    cycles, or a cycle has an uneven number of optimizer steps, single cycles differ. `config`: None
+    for a method without cycles, whose unit is one optimizer step.
     """
     unit_steps = unit_generations = 1
     if config is not None:
         cycle = config.steps_per_generation * config.num_iterations
         micro_steps = math.lcm(cycle, config.gradient_accumulation_steps)
-        unit_steps, unit_generations = (
-            micro_steps // config.gradient_accumulation_steps,
-            micro_steps // cycle,
-        )
+        unit_steps = micro_steps // config.gradient_accumulation_steps
+        unit_generations = micro_steps // cycle
+
     warmup = max(1, int(plan["warmup_cycles"]))
-    needed = math.ceil(int(plan["optimizer_steps"]) / unit_steps)
-    timed = (
-        UNBOUNDED_UNITS
-        if plan.get("soak_seconds")
-        else max(1, int(plan["timed_cycles"]), needed - warmup)
-    )
+    if plan.get("soak_seconds"):
+        timed = UNBOUNDED_UNITS
+    else:
+        required_units = math.ceil(int(plan["optimizer_steps"]) / unit_steps)
+        timed = max(1, int(plan["timed_cycles"]), required_units - warmup)
     return MeasurementPlan(
-        unit_steps=unit_steps, unit_generations=unit_generations, warmup=warmup, timed=timed
+        unit_steps=unit_steps,
+        unit_generations=unit_generations,
+        warmup=warmup,
+        timed=timed,
     )
 
 
-def step_timer(callback_class: Any, run: TrainerRun, plan: MeasurementPlan) -> Any:
-    """Return the callback. Its `speed` has the timed units, `cycles` the memory in each one."""
-    recorder, seen, min_steps = run.recorder, run.seen, int(run.plan["optimizer_steps"])
-    soak_seconds, spread = (
-        run.plan.get("soak_seconds"),
-        float(run.plan.get("cycle_spread") or CYCLE_SPREAD),
-    )
-    speed: dict[str, Any] = {
-        "cycle_seconds": [],
-        "cycle_loss_tokens": [],
-        "prompt_tokens": 0,
-        "phase_seconds": {},
-        "user_reward_seconds": 0.0,
-        "cut_short": False,
-        "borrowed_seconds": 0.0,
-    }
-    cycles: list[dict[str, Any]] = []
+@dataclass(frozen=True, kw_only=True)
+class StopRule:
+    """Conditions under which a run ends before its plan is done."""
 
-    class StepTimer(callback_class):  # type: ignore[misc]
-        steps = 0
+    min_steps: int  # optimizer steps without which a run is not known to fit
+    soak_seconds: float | None  # the run ends after this time, and not before
+    below_tokens_per_second: float | None  # the run ends once it can't reach this speed
+    cycle_spread: float  # standard deviation of a cycle's log speed
 
-        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            self.rates: list[float] = []
-            self.began = time.perf_counter()
-            recorder.take_cycle()
-            self.mark = self._now()
+    @staticmethod
+    def of_plan(plan: Request, below_tokens_per_second: float | None) -> StopRule:
+        return StopRule(
+            min_steps=int(plan["optimizer_steps"]),
+            soak_seconds=plan.get("soak_seconds"),
+            below_tokens_per_second=below_tokens_per_second,
+            cycle_spread=float(plan.get("cycle_spread") or CYCLE_SPREAD),
+        )
 
-        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            recorder.enter("optimizer")
 
-        def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            recorder.leave()
-            if (
-                self.steps == 0
-            ):  # with all state present, and during warm-up, so its time is not counted
-                run.found["model_bytes"] = trainer_settings.model_bytes(run.trainer)
+@dataclass(frozen=True, kw_only=True)
+class _LoopState:
+    """State of the loop at the start or the end of a unit."""
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.steps += 1
-            if self.steps % plan.unit_steps == 0:
-                self._end_unit(control)
-                self.mark = self._now()
+    time: float
+    phase_seconds: Mapping[str, float]
+    borrowed_seconds: Mapping[str, float]  # of reused generations, by phase
+    loss_tokens: int
+    prompt_tokens: int
+    reward_seconds: float
 
-        def _now(self) -> SimpleNamespace:
-            """Return the state at the start or the end of a unit."""
-            phases, at = (
-                recorder.seconds(),
-                time.perf_counter(),
-            )  # the recorder waits for the device
-            return SimpleNamespace(
-                at=at,
-                phases=phases,
-                borrowed=dict(run.rollouts.borrowed_seconds),
-                loss_tokens=seen.loss_tokens,
-                prompt_tokens=seen.prompt_tokens,
-                reward_seconds=run.reward_clock.seconds,
-            )
 
-        def _end_unit(self, control: Any) -> None:
-            # 1. The unit's figures. Seconds of reused generations count as if they had run.
-            before, now = self.mark, self._now()
-            borrowed = {
-                name: spent - before.borrowed.get(name, 0.0) for name, spent in now.borrowed.items()
+class StepTimer:
+    """Times the units of one run; a mixin for the framework's callback class.
+
+    `speed` has the timed units, `cycles` the memory in each unit.
+    """
+
+    def __init__(
+        self,
+        plan: MeasurementPlan,
+        stop_rule: StopRule,
+        *,
+        recorder: Any,
+        counts: LoopCounts,
+        rollouts: Rollouts,
+        reward_clock: RewardClock,
+    ) -> None:
+        self._plan, self._stop_rule = plan, stop_rule
+        self._recorder, self._counts = recorder, counts
+        self._rollouts, self._reward_clock = rollouts, reward_clock
+        self.trainer: Any = None  # set once it is constructed
+        self.steps = 0
+        self.model_bytes: dict[str, int] | None = None  # after the first optimizer step
+        self.cycles: list[dict[str, Any]] = []
+        self.speed: dict[str, Any] = {
+            "cycle_seconds": [],
+            "cycle_loss_tokens": [],
+            "prompt_tokens": 0,
+            "phase_seconds": {},
+            "user_reward_seconds": 0.0,
+            "cut_short": False,
+            "borrowed_seconds": 0.0,
+        }
+        self._rates: list[float] = []  # tokens per second of each unit, over all ranks
+
+    # Events of the framework's loop.
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._began = time.perf_counter()
+        self._recorder.take_cycle()
+        self._unit_start = self._loop_state()
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self._recorder.enter("optimizer")
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self._recorder.leave()
+        if self.steps == 0:
+            # All state exists now, and the first unit is a warm-up, whose time is not counted.
+            self.model_bytes = trainer_settings.model_bytes(self.trainer)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.steps += 1
+        if self.steps % self._plan.unit_steps == 0:
+            self._end_unit(control)
+            self._unit_start = self._loop_state()
+
+    # Units.
+
+    def _loop_state(self) -> _LoopState:
+        phase_seconds = self._recorder.seconds()  # first: the recorder waits for the device
+        return _LoopState(
+            time=time.perf_counter(),
+            phase_seconds=phase_seconds,
+            borrowed_seconds=dict(self._rollouts.borrowed_seconds),
+            loss_tokens=self._counts.loss_tokens,
+            prompt_tokens=self._counts.prompt_tokens,
+            reward_seconds=self._reward_clock.seconds,
+        )
+
+    def _end_unit(self, control: Any) -> None:
+        # 1. The unit's figures. Seconds of reused generations count as if they had run.
+        start, end = self._unit_start, self._loop_state()
+        borrowed = {}
+        for phase, total in end.borrowed_seconds.items():
+            borrowed[phase] = total - start.borrowed_seconds.get(phase, 0.0)
+        seconds = end.time - start.time + sum(borrowed.values())
+        tokens = end.loss_tokens - start.loss_tokens
+        unit = self.steps // self._plan.unit_steps
+
+        # 2. Messages.
+        units = None if self._stop_rule.soak_seconds else self._plan.units
+        self._recorder.emit(
+            {
+                "event": protocol.CYCLE,
+                "done": unit,
+                "of": units,
+                "seconds": seconds,
+                "tokens": tokens,
             }
-            seconds = now.at - before.at + sum(borrowed.values())
-            tokens = now.loss_tokens - before.loss_tokens
-            unit = self.steps // plan.unit_steps
-            units = None if soak_seconds else plan.units
-            recorder.emit(
-                {
-                    "event": protocol.CYCLE,
-                    "done": unit,
-                    "of": units,
-                    "seconds": seconds,
-                    "tokens": tokens,
-                }
-            )
-            since = time.perf_counter() - self.began
-            cycles.append(
-                {"steps": self.steps, "seconds": round(since, 4), **recorder.take_cycle()}
-            )
-            # 2. The timing, after the warm-up.
-            if unit <= plan.warmup:
-                return
-            speed["cycle_seconds"].append(seconds)
-            speed["cycle_loss_tokens"].append(tokens)
-            speed["prompt_tokens"] += now.prompt_tokens - before.prompt_tokens
-            speed["user_reward_seconds"] += now.reward_seconds - before.reward_seconds
-            speed["borrowed_seconds"] += sum(borrowed.values())
-            for phase, total in now.phases.items():
-                spent = total - before.phases[phase] + borrowed.get(phase, 0.0)
-                speed["phase_seconds"][phase] = speed["phase_seconds"].get(phase, 0.0) + spent
-            # 3. The decision to stop. All ranks use the same figures, so all of them stop, or none.
-            if self.steps < min_steps:  # until then the run is not known to fit
-                return
-            if soak_seconds is not None:
-                soaked, _ = _over_ranks(
-                    run.trainer.accelerator, time.perf_counter() - self.began, 0
-                )
-                control.should_training_stop = soaked >= soak_seconds
-            elif unit < plan.units and run.stop_below is not None:
-                slowest, together = _over_ranks(run.trainer.accelerator, seconds, tokens)
-                self.rates.append(together / slowest)
-                if out_of_reach(self.rates, goal=run.stop_below, spread=spread):
-                    speed["cut_short"] = control.should_training_stop = True
+        )
+        seconds_so_far = time.perf_counter() - self._began
+        cycle = {"steps": self.steps, "seconds": round(seconds_so_far, 4)}
+        self.cycles.append({**cycle, **self._recorder.take_cycle()})
 
-    timer = StepTimer()
-    timer.speed, timer.cycles = speed, cycles
-    return timer
+        # 3. The timing and the decision to stop, after the warm-up.
+        if unit <= self._plan.warmup:
+            return
+        self._add_timed_unit(start, end, borrowed, seconds, tokens)
+        # Before the required steps the run is not known to fit.
+        if self.steps >= self._stop_rule.min_steps:
+            self._decide_to_stop(control, unit, seconds, tokens)
+
+    def _add_timed_unit(
+        self,
+        start: _LoopState,
+        end: _LoopState,
+        borrowed: Mapping[str, float],
+        seconds: float,
+        tokens: int,
+    ) -> None:
+        speed = self.speed
+        speed["cycle_seconds"].append(seconds)
+        speed["cycle_loss_tokens"].append(tokens)
+        speed["prompt_tokens"] += end.prompt_tokens - start.prompt_tokens
+        speed["user_reward_seconds"] += end.reward_seconds - start.reward_seconds
+        speed["borrowed_seconds"] += sum(borrowed.values())
+        by_phase = speed["phase_seconds"]
+        for phase, total in end.phase_seconds.items():
+            spent = total - start.phase_seconds[phase] + borrowed.get(phase, 0.0)
+            by_phase[phase] = by_phase.get(phase, 0.0) + spent
+
+    def _decide_to_stop(
+        self,
+        control: Any,
+        unit: int,
+        seconds: float,
+        tokens: int,
+    ) -> None:
+        """Stop the loop if the rule says so.
+
+        All ranks use the same figures, so all of them stop, or none.
+        """
+        rule, accelerator = self._stop_rule, self.trainer.accelerator
+        if rule.soak_seconds is not None:
+            soaked, _ = _over_ranks(accelerator, time.perf_counter() - self._began, 0)
+            control.should_training_stop = soaked >= rule.soak_seconds
+        elif unit < self._plan.units and rule.below_tokens_per_second is not None:
+            slowest_seconds, all_tokens = _over_ranks(accelerator, seconds, tokens)
+            self._rates.append(all_tokens / slowest_seconds)
+            goal, spread = rule.below_tokens_per_second, rule.cycle_spread
+            if out_of_reach(self._rates, goal=goal, spread=spread):
+                self.speed["cut_short"] = control.should_training_stop = True
 
 
-def _over_ranks(accelerator: Any, seconds: float, tokens: int) -> tuple[float, int]:
+def _over_ranks(
+    accelerator: Any,
+    seconds: float,
+    tokens: int,
+) -> tuple[float, int]:
     """Return the slowest rank's seconds and the sum of all ranks' tokens."""
     import torch
 
-    figures = accelerator.gather(
-        torch.tensor([[seconds, float(tokens)]], device=accelerator.device)
-    )
-    return float(figures[:, 0].max()), int(figures[:, 1].sum())
+    own = torch.tensor([[seconds, float(tokens)]], device=accelerator.device)
+    all_seconds, all_tokens = accelerator.gather(own).unbind(1)
+    return float(all_seconds.max()), int(all_tokens.sum())

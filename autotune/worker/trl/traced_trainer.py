@@ -5,15 +5,14 @@ The same class runs on fake tensors, with annotations, and on real ones, without
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from ..tracing import fsdp2
-from ..tracing.ledger import NullAnnotator
+from ..tracing.annotators import NullAnnotator
 from ..tracing.patching import attribute
 from .hooks import in_phase, observed, within
-from .trainer_run import TrainerRun
+from .trace_plan import TracedLengths, TracePlan
+from .training_method import TrainingMethod
 
 # Traced chunks of a batch that is scored in chunks: first, middle and last contain all transitions.
 MAX_CHUNKS = 3
@@ -25,73 +24,8 @@ PHASES = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TracePlan:
-    """Micro-steps of the loop that are computed; the others would only repeat them."""
-
-    optimizer_steps: int  # optimizer steps of the loop
-    # Computed micro-steps by optimizer step. A step without an entry computes none.
-    micro_steps: Mapping[int, frozenset[int]]
-
-    def number(self, step: int) -> int:
-        """Number of the step in the trace, where only computed steps count."""
-        return sorted(self.micro_steps).index(step)
-
-
-def trace_plan(
-    *, accumulation: int, generate_every: int | None, steps: int, most: int | None
-) -> TracePlan:
-    """Plan `steps` optimizer steps, or enough to score beside the optimizer's state."""
-    total = steps
-    if generate_every is not None and generate_every >= accumulation:
-        total = max(steps, -(-generate_every // accumulation) + 1)
-    computed = [*range(steps - 1), total - 1]
-    return TracePlan(
-        optimizer_steps=total,
-        micro_steps={
-            step: _micro_steps(step, accumulation, generate_every, most or 2) for step in computed
-        },
-    )
-
-
-def _micro_steps(
-    step: int, accumulation: int, generate_every: int | None, most: int
-) -> frozenset[int]:
-    """Choose the first micro-steps, and one that generates while gradients exist."""
-    chosen = list(range(min(most, accumulation)))
-    if generate_every is not None and len(chosen) > 1:
-        generating = [
-            micro
-            for micro in range(1, accumulation)
-            if (step * accumulation + micro) % generate_every == 0
-        ]
-        if generating and generating[0] not in chosen:
-            chosen[-1] = generating[0]
-    return frozenset(chosen)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TracedLengths:
-    """Tokens of prompts and completions."""
-
-    prompt: int
-    completion: int
-    padded: bool  # true: rows of a batch differ in length, so masks contain zeros
-
-    def prompts(self, rows: int) -> list[list[int]]:
-        return [[3] * self._length(self.prompt, row % 2 == 0) for row in range(rows)]
-
-    def completions(self, rows: int) -> list[list[int]]:
-        return [
-            [4] * self._length(self.completion, row % 2 == 1 or rows == 1) for row in range(rows)
-        ]
-
-    def _length(self, longest: int, is_longest: bool) -> int:
-        return longest if is_longest or not self.padded else max(1, longest - 1)
-
-
 def traced(
-    method: type[TrainerRun],
+    method: type[TrainingMethod],
     trainer_class: Any,
     annotator: NullAnnotator,
     plan: TracePlan,
@@ -102,19 +36,19 @@ def traced(
 ) -> Any:
     """Return a subclass that annotates its phases and uses synthetic completions.
 
-    `tokenizes`: prompts have their length already, and images, so that the trainer processes them
+    casting: what casts the operands, "autocast", the "engine" or the "wrapper" of sharding.
+    tokenizes: prompts have their length already, and images, so that the trainer processes them
     itself.
     """
     import torch
 
-    in_phases = {
-        name: in_phase(annotator, phase)
-        for name, phase in PHASES.items()
-        if hasattr(trainer_class, name)
-    }
+    phase_hooks = {}
+    for name, phase in PHASES.items():
+        if hasattr(trainer_class, name):
+            phase_hooks[name] = in_phase(annotator, phase)
 
-    class TracedTrainer(observed(trainer_class, in_phases)):  # type: ignore[misc]
-        seen_micro_steps = 0
+    class TracedTrainer(observed(trainer_class, phase_hooks)):  # type: ignore[misc]
+        started_micro_steps = 0
 
         # 1. Construction.
 
@@ -122,22 +56,22 @@ def traced(
             """Do nothing: the model is on its device."""
 
         def create_accelerator_and_postprocess(self) -> None:
-            self.args.deepspeed_plugin = (
-                None  # it was for TRL's constructor alone: there is no engine here
-            )
+            # It was for TRL's constructor alone: there is no engine here.
+            self.args.deepspeed_plugin = None
             super().create_accelerator_and_postprocess()
-            self.accelerator.device_placement = False
+            accelerator = self.accelerator
+            accelerator.device_placement = False
             if casting == "engine":  # DeepSpeed's engine turns autocast off
-                self.accelerator.native_amp = False
+                accelerator.native_amp = False
             if casting == "wrapper":  # FSDP2 casts itself, so accelerate does not wrap the model
-                prepare = self.accelerator.prepare_model
+                prepare = accelerator.prepare_model
 
                 def prepare_without_autocast(*args: Any, **kwargs: Any) -> Any:
-                    with attribute(self.accelerator, "native_amp", False):
+                    with attribute(accelerator, "native_amp", False):
                         return prepare(*args, **kwargs)
 
-                self.accelerator.prepare_model = prepare_without_autocast
-            clip = self.accelerator.clip_grad_norm_
+                accelerator.prepare_model = prepare_without_autocast
+            clip = accelerator.clip_grad_norm_
 
             def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
                 if self._step_number() not in plan.micro_steps:
@@ -145,42 +79,38 @@ def traced(
                 annotator.enter("optimizer")
                 return clip(*args, **kwargs)
 
-            self.accelerator.clip_grad_norm_ = clip_grad_norm_
-            self.accelerator.backward = within(annotator, "backward", self.accelerator.backward)
+            accelerator.clip_grad_norm_ = clip_grad_norm_
+            accelerator.backward = within(annotator, "backward", accelerator.backward)
 
         # 2. The loop.
 
         def train(self, *args: Any, **kwargs: Any) -> Any:
-            annotator.mark_scoring(
-                [
-                    model
-                    for model in (self.model, getattr(self, "ref_model", None))
-                    if model is not None
-                ]
-            )
+            annotator.mark_scoring(models_of(self))
             return super().train(*args, **kwargs)
 
         def _step_number(self) -> int:
-            return max(0, self.seen_micro_steps - 1) // int(self.args.gradient_accumulation_steps)
+            accumulation = int(self.args.gradient_accumulation_steps)
+            return max(0, self.started_micro_steps - 1) // accumulation
 
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            micro = self.seen_micro_steps % int(self.args.gradient_accumulation_steps)
-            self.seen_micro_steps += 1
+            micro_step = self.started_micro_steps % int(self.args.gradient_accumulation_steps)
+            self.started_micro_steps += 1
             step = self._step_number()
-            if micro == 0 and step in plan.micro_steps:
+            if micro_step == 0 and step in plan.micro_steps:
                 annotator.begin_step(plan.number(step), last=step == max(plan.micro_steps))
-            if micro not in plan.micro_steps.get(step, ()):
-                if hasattr(self, "_step"):
-                    self._step += 1
-                if step not in plan.micro_steps:
-                    self.accelerator.gradient_state._set_sync_gradients(
-                        False
-                    )  # no gradients for an optimizer step
-                return torch.zeros((), device=self.accelerator.device)
+            if micro_step not in plan.micro_steps.get(step, ()):
+                return self._skip_micro_step(step)
             annotator.enter("forward")
             loss = super().training_step(model, inputs, *args, **kwargs)
             annotator.mark_gradients(model)
             return loss
+
+        def _skip_micro_step(self, step: int) -> Any:
+            if hasattr(self, "_step"):
+                self._step += 1
+            if step not in plan.micro_steps:  # no gradients for an optimizer step
+                self.accelerator.gradient_state._set_sync_gradients(False)
+            return torch.zeros((), device=self.accelerator.device)
 
         def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
             inputs = super()._prepare_inputs(*args, **kwargs)
@@ -194,11 +124,9 @@ def traced(
         # 3. Generation and scoring.
 
         def _tokenize_prompts(self, prompts: Any) -> Any:
-            return (
-                super()._tokenize_prompts(prompts)
-                if tokenizes
-                else (lengths.prompts(len(prompts)), None, {})
-            )
+            if tokenizes:
+                return super()._tokenize_prompts(prompts)
+            return lengths.prompts(len(prompts)), None, {}
 
         def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.args.use_vllm:
@@ -222,26 +150,19 @@ def traced(
             **kwargs: Any,
         ) -> Any:
             """Score chunk by chunk; chunks beyond MAX_CHUNKS would repeat the others."""
-            rows, few = len(input_ids), MAX_CHUNKS * (batch_size or len(input_ids))
-            score = super()._get_per_token_logps_and_entropies
-            if torch.is_grad_enabled() or rows <= few or not annotator.skips_repeats:
-                return score(
-                    model, input_ids, attention_mask, logits_to_keep, batch_size, *args, **kwargs
+
+            def score(ids: Any, mask: Any) -> Any:
+                return super(TracedTrainer, self)._get_per_token_logps_and_entropies(
+                    model, ids, mask, logits_to_keep, batch_size, *args, **kwargs
                 )
-            with annotator.repeated_work(rows / few):
-                found = score(
-                    model,
-                    input_ids[:few],
-                    attention_mask[:few],
-                    logits_to_keep,
-                    batch_size,
-                    *args,
-                    **kwargs,
-                )
-            return tuple(
-                each if each is None or each.dim() == 0 else each.new_empty((rows, *each.shape[1:]))
-                for each in found
-            )
+
+            rows = len(input_ids)
+            traced_rows = MAX_CHUNKS * (batch_size or rows)
+            if torch.is_grad_enabled() or rows <= traced_rows or not annotator.skips_repeats:
+                return score(input_ids, attention_mask)
+            with annotator.repeated_work(rows / traced_rows):
+                outputs = score(input_ids[:traced_rows], attention_mask[:traced_rows])
+            return tuple(_with_rows(output, rows) for output in outputs)
 
         # 4. Data: rows in their order, so that their combination in batches is deterministic.
 
@@ -254,11 +175,9 @@ def traced(
             annotator.note(
                 "the pass before training that computes the reference log-probabilities is left out"
             )
-            names = (
-                ("ref_logps", "ref_KL_logps")
-                if "label" in dataset.column_names
-                else ("ref_chosen_logps", "ref_rejected_logps")
-            )
+            names = ("ref_chosen_logps", "ref_rejected_logps")
+            if "label" in dataset.column_names:  # KTO
+                names = ("ref_logps", "ref_KL_logps")
             return dataset.map(lambda row: dict.fromkeys(names, 0.0))
 
         def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -266,6 +185,19 @@ def traced(
 
     TracedTrainer.__name__ = trainer_class.__name__
     return TracedTrainer
+
+
+def models_of(trainer: Any) -> list[Any]:
+    """Return the trained model, and a reference if there is one."""
+    reference = getattr(trainer, "ref_model", None)
+    return [model for model in (trainer.model, reference) if model is not None]
+
+
+def _with_rows(output: Any, rows: int) -> Any:
+    """Return a tensor like this output, of a batch with so many rows."""
+    if output is None or output.dim() == 0:
+        return output
+    return output.new_empty((rows, *output.shape[1:]))
 
 
 def trace_watcher(callback_class: Any, annotator: NullAnnotator) -> Any:

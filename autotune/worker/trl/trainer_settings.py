@@ -7,15 +7,16 @@ overridden here and nowhere else.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ..model_memory import ModelBytes, sum_up
+from ..protocol import Request, Settings
 
 # No output folder, no hub, no tracker.
-NO_SIDE_EFFECTS: Mapping[str, Any] = {
+NO_SIDE_EFFECTS: Settings = {
     "report_to": "none",
     "save_strategy": "no",
     "eval_strategy": "no",
@@ -30,18 +31,15 @@ NO_SIDE_EFFECTS: Mapping[str, Any] = {
     "resume_from_checkpoint": None,
     "do_eval": False,
 }
-PROBE_OVERRIDES: Mapping[str, Any] = {
-    "learning_rate": (
-        0.0
-        # such steps cost as much as any other, and leave the weights unchanged for the next candidate
-    ),
+PROBE_OVERRIDES: Settings = {
+    # Such steps cost as much as any other, and leave the weights unchanged for the next candidate.
+    "learning_rate": 0.0,
     "weight_decay": 0.0,
     "lr_scheduler_type": "constant",
     "lr_scheduler_kwargs": None,
     "warmup_steps": 0,
-    "mask_truncated_completions": (
-        False
-    ),  # completions of a forced length are truncated: no token would be left in the loss
+    # Completions of a forced length are truncated: no token would be left in the loss.
+    "mask_truncated_completions": False,
     "model_init_kwargs": None,  # the trainer gets a model object
     "auto_find_batch_size": False,
 }
@@ -76,39 +74,41 @@ ATTRIBUTES = (
 OTHER_MODELS = (("critic", "value_model"), ("reference", "ref_model"), ("reward", "reward_model"))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ForcedLengths:
     """Lengths forced on one run of the loop."""
 
     prompt: int | None  # tokens of the longest prompt; None leaves prompts unchanged
     completion: int  # tokens of each completion
     pad_prompts: bool  # true: each prompt gets exactly `prompt` tokens. False: longer ones are cut
-    drawn: tuple[
-        int, ...
-    ] = ()  # lengths of which each completion gets one; empty: all have `completion`
+    # lengths of which each completion gets one; empty: all have `completion`
+    drawn: tuple[int, ...] = ()
     drawn_prompts: tuple[int, ...] = ()  # the same for prompts; empty: as `pad_prompts` says
 
 
+# The framework's configuration from a request.
+
+
 def split(
-    settings: Mapping[str, Any], config_class: Any, model_config_class: Any
+    settings: Settings,
+    config_class: Any,
+    model_config_class: Any,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split settings into training and model arguments. A name of neither is an error."""
-    training_names = {field.name for field in dataclasses.fields(config_class)}
-    model_names = {field.name for field in dataclasses.fields(model_config_class)}
+    training_names = {field.name for field in fields(config_class)}
+    model_names = {field.name for field in fields(model_config_class)}
     unknown = sorted(set(settings) - training_names - model_names)
     if unknown:
         raise TypeError(
             f"{config_class.__name__} and {model_config_class.__name__} have no setting"
             f" {', '.join(unknown)}"
         )
-    training = {name: value for name, value in settings.items() if name in training_names}
-    model = {name: value for name, value in settings.items() if name in model_names - FIXED_BY_LOAD}
-    return training, model
+    return _only(settings, training_names), _only(settings, model_names - FIXED_BY_LOAD)
 
 
 def arguments_of(
     config_class: Any,
-    settings: Mapping[str, Any],
+    settings: Settings,
     *,
     lengths: ForcedLengths,
     device: str,
@@ -126,95 +126,128 @@ def arguments_of(
     }
     if device == "cpu":
         arguments.setdefault("bf16", False)  # the default requires a GPU
-    count = lengths.completion
     if arguments.get("use_vllm"):
         arguments.setdefault("vllm_mode", "colocate")
-        forced = {"ignore_eos": True, "min_tokens": count, "max_tokens": count}
-    elif lengths.drawn:  # rows end by themselves, see `rollouts`
-        forced = {"max_new_tokens": count}
-    else:
-        forced = {"min_new_tokens": count, "max_new_tokens": count}
-    arguments["generation_kwargs"] = {**(settings.get("generation_kwargs") or {}), **forced}
-    return {name: value for name, value in arguments.items() if name in known_fields(config_class)}
+    arguments["generation_kwargs"] = {
+        **(settings.get("generation_kwargs") or {}),
+        **_generation_lengths(lengths, use_vllm=bool(arguments.get("use_vllm"))),
+    }
+    return _only(arguments, known_fields(config_class))
+
+
+def _generation_lengths(lengths: ForcedLengths, *, use_vllm: bool) -> dict[str, Any]:
+    """Return the generation's arguments that force the length of completions."""
+    tokens = lengths.completion
+    if use_vllm:
+        return {"ignore_eos": True, "min_tokens": tokens, "max_tokens": tokens}
+    if lengths.drawn:  # rows end by themselves, see `rollouts`
+        return {"max_new_tokens": tokens}
+    return {"min_new_tokens": tokens, "max_new_tokens": tokens}
 
 
 def model_arguments(
-    settings: Mapping[str, Any], load: Mapping[str, Any], model_config_class: Any
+    settings: Settings,
+    load: Request,
+    model_config_class: Any,
 ) -> dict[str, Any]:
     """Adapter and attention kernel: those of the candidate, else those of the load."""
-    adapter = load.get("adapter")
-    arguments = {"use_peft": True, **adapter} if adapter else {}
+    arguments: dict[str, Any] = {}
+    if load.get("adapter"):
+        arguments = {"use_peft": True, **load["adapter"]}
     arguments["attn_implementation"] = load["model"].get("attn_implementation")
-    return {
-        name: value
-        for name, value in {**arguments, **settings}.items()
-        if name in known_fields(model_config_class)
-    }
+    return _only({**arguments, **settings}, known_fields(model_config_class))
 
 
 def known_fields(config_class: Any) -> frozenset[str]:
-    return frozenset(field.name for field in dataclasses.fields(config_class) if field.init)
+    return frozenset(field.name for field in fields(config_class) if field.init)
 
 
-def effective_settings(trainer: Any, seen: Any, engines: Any) -> dict[str, Any]:
+def _only(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name in names}
+
+
+# What the trainer made of it.
+
+
+def effective_settings(
+    trainer: Any,
+    counts: Any,
+    engines: Any,
+) -> dict[str, Any]:
     """Read the settings from trainer, model and engine, under the framework's names."""
-    # 1. Trainer.
-    found = {name: getattr(trainer.args, name) for name in COMPLETED if hasattr(trainer.args, name)}
-    found |= {name: getattr(trainer, name) for name in ATTRIBUTES if hasattr(trainer, name)}
-    found["optim"] = _plain(trainer.args.optim)
-    found["optimizer_class"] = type(
-        getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    ).__name__
-    # 2. Model.
-    model = policy_of(trainer)
-    base = model.get_base_model() if hasattr(model, "peft_config") else model
-    parameters = list(model.parameters())
-    found |= {
-        "dtype": str(next(base.parameters()).dtype).removeprefix("torch."),
-        "gradient_checkpointing": bool(getattr(base, "is_gradient_checkpointing", False)),
-        "attn_implementation": getattr(base.config, "_attn_implementation", None),
-        "parameters": sum(_numel(parameter) for parameter in parameters),
-        "parameters_on_this_rank": sum(local_numel(parameter) for parameter in parameters),
-        "trainable_parameters": sum(
-            _numel(parameter) for parameter in parameters if parameter.requires_grad
-        ),
-        "wrapper": type(getattr(trainer, "model_wrapped", trainer.model)).__name__,
-        "use_peft": hasattr(model, "peft_config"),
-    }
-    if found["use_peft"]:
-        adapter = next(iter(model.peft_config.values()))
-        found |= {
-            "lora_r": getattr(adapter, "r", None),
-            "lora_alpha": getattr(adapter, "lora_alpha", None),
-        }
-        found["lora_target_modules"] = _plain(getattr(adapter, "target_modules", None))
-    # 3. Run and engine.
-    found |= {
-        "longest_prompt_seen": seen.longest_prompt,
-        "longest_completion_seen": seen.longest_completion,
-    }
-    found |= {
+    settings = {
+        **_trainer_settings(trainer),
+        **_model_settings(trainer),
+        "longest_prompt_seen": counts.longest_prompt,
+        "longest_completion_seen": counts.longest_completion,
         "world_size": trainer.accelerator.num_processes,
         "distributed_type": _plain(trainer.accelerator.distributed_type),
+        "device": str(trainer.accelerator.device),
     }
-    found["device"] = str(trainer.accelerator.device)
-    if found.get("use_vllm") and engines is not None and found.get("vllm_mode") != "server":
+    has_engine = settings.get("use_vllm") and settings.get("vllm_mode") != "server"
+    if has_engine and engines is not None:
         config = trainer.vllm_generation.llm.llm_engine.vllm_config
-        found |= {
-            # The share of the limit, as it was requested, and that of the whole device.
-            "vllm_gpu_memory_utilization": engines.arguments.get("gpu_memory_utilization"),
-            "engine_share_of_device": config.cache_config.gpu_memory_utilization,
-            "vllm_max_model_length": config.model_config.max_model_len,
-            "vllm_tensor_parallel_size": config.parallel_config.tensor_parallel_size,
-            "vllm_enable_sleep_mode": bool(engines.arguments.get("enable_sleep_mode")),
-            "max_num_seqs": config.scheduler_config.max_num_seqs,
-            "kv_cache_tokens": (
-                (config.cache_config.num_gpu_blocks or 0) * (config.cache_config.block_size or 0)
-                or None
-            ),
-            "enforce_eager": config.model_config.enforce_eager,
+        settings |= _engine_settings(config, engines.arguments)
+    return settings
+
+
+def _trainer_settings(trainer: Any) -> dict[str, Any]:
+    settings = {}
+    for name in COMPLETED:
+        if hasattr(trainer.args, name):
+            settings[name] = getattr(trainer.args, name)
+    for name in ATTRIBUTES:
+        if hasattr(trainer, name):
+            settings[name] = getattr(trainer, name)
+    settings["optim"] = _plain(trainer.args.optim)
+    # accelerate wraps the optimizer.
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    settings["optimizer_class"] = type(optimizer).__name__
+    return settings
+
+
+def _model_settings(trainer: Any) -> dict[str, Any]:
+    model = policy_of(trainer)
+    has_adapter = hasattr(model, "peft_config")
+    base = model.get_base_model() if has_adapter else model
+    parameters = list(model.parameters())
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    first = next(base.parameters())
+    settings: dict[str, Any] = {
+        "dtype": str(first.dtype).removeprefix("torch."),
+        "gradient_checkpointing": bool(getattr(base, "is_gradient_checkpointing", False)),
+        "attn_implementation": getattr(base.config, "_attn_implementation", None),
+        "parameters": sum(map(_numel, parameters)),
+        "parameters_on_this_rank": sum(map(local_numel, parameters)),
+        "trainable_parameters": sum(map(_numel, trainable)),
+        "wrapper": type(getattr(trainer, "model_wrapped", trainer.model)).__name__,
+        "use_peft": has_adapter,
+    }
+    if has_adapter:
+        adapter = next(iter(model.peft_config.values()))
+        settings |= {
+            "lora_r": getattr(adapter, "r", None),
+            "lora_alpha": getattr(adapter, "lora_alpha", None),
+            "lora_target_modules": _plain(getattr(adapter, "target_modules", None)),
         }
-    return found
+    return settings
+
+
+def _engine_settings(config: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of vLLM: its own configuration, and the arguments that it was given."""
+    cache = config.cache_config
+    cache_tokens = (cache.num_gpu_blocks or 0) * (cache.block_size or 0)
+    return {
+        # The share of the limit, as requested, and the share of the device that vLLM was given.
+        "vllm_gpu_memory_utilization": arguments.get("gpu_memory_utilization"),
+        "engine_share_of_device": cache.gpu_memory_utilization,
+        "vllm_max_model_length": config.model_config.max_model_len,
+        "vllm_tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+        "vllm_enable_sleep_mode": bool(arguments.get("enable_sleep_mode")),
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "kv_cache_tokens": cache_tokens or None,
+        "enforce_eager": config.model_config.enforce_eager,
+    }
 
 
 def _numel(parameter: Any) -> int:
@@ -226,9 +259,9 @@ def local_numel(parameter: Any) -> int:
     """Elements on this rank. Small parameters stay whole under ZeRO-3."""
     if hasattr(parameter, "ds_tensor"):
         return int(parameter.ds_numel if parameter.ds_persist else parameter.ds_tensor.numel())
-    return int(
-        parameter.to_local().numel() if hasattr(parameter, "to_local") else parameter.numel()
-    )
+    if hasattr(parameter, "to_local"):
+        parameter = parameter.to_local()
+    return int(parameter.numel())
 
 
 def _plain(value: Any) -> Any:
@@ -240,17 +273,16 @@ def _plain(value: Any) -> Any:
 
 def model_bytes(trainer: Any) -> dict[str, int]:
     """Bytes of the trainer's models on this rank, by part: see `model_memory`."""
-    unwrap, optimizer = trainer.accelerator.unwrap_model, trainer.optimizer
-    others = [(role, getattr(trainer, name, None)) for role, name in OTHER_MODELS]
-    others += [("reward", reward) for reward in getattr(trainer, "reward_funcs", None) or ()]
-    models = [
-        ModelBytes(role=role, model=unwrap(one), optimizer=optimizer)
-        for role, one in others
-        if hasattr(one, "parameters")
-    ]
-    models.append(
-        ModelBytes(role="", model=policy_of(trainer), optimizer=optimizer)
-    )  # last: shared tensors count for the others
+    candidates = [(role, getattr(trainer, name, None)) for role, name in OTHER_MODELS]
+    for reward in getattr(trainer, "reward_funcs", None) or ():
+        candidates.append(("reward", reward))
+    models, optimizer = [], trainer.optimizer
+    for role, model in candidates:
+        if hasattr(model, "parameters"):  # neither missing nor a function
+            model = trainer.accelerator.unwrap_model(model)
+            models.append(ModelBytes(role, model, optimizer))
+    # Last: tensors that it shares count for the others.
+    models.append(ModelBytes("", policy_of(trainer), optimizer))
     return sum_up(models, trainer.accelerator.device.type)
 
 

@@ -12,6 +12,7 @@ import heapq
 import importlib
 import inspect
 import itertools
+import math
 import random
 import sys
 import time
@@ -21,13 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from .. import synthetic
-from ..dataset_sizes import COLUMNS, MAX_IMAGE_ROWS, listed, size_of, undecoded
+from ..dataset_sizes import MAX_IMAGE_ROWS, image_column, listed, size_of, undecoded
+from ..protocol import Request
 
 # Rows with images that are repeated: different prompts, so that an engine's prefix cache does not
 # shorten the rollout.
 LONGEST = 8
 
+# Words of a synthetic prompt, each with at least one token.
+MIN_WORDS, MAX_WORDS = 4, 4096
+
 Reward = Any  # reward function, or name of a reward model, as the trainer takes them
+
+
+# Rewards.
 
 
 class RewardClock:
@@ -69,20 +77,26 @@ def synthetic_reward(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[
 
 
 def rewards(
-    names: Sequence[str] | None, script: Mapping[str, Any] | None, clock: RewardClock
+    names: Sequence[str] | None,
+    script: Request | None,
+    clock: RewardClock,
 ) -> list[Reward]:
     """Return the user's rewards as `trl grpo` finds them, or a synthetic one."""
-    model = (script or {}).get("reward_model_name_or_path")
-    functions = [clock.time(_reward(name)) for name in names or ()]
-    return [*([model] if model else []), *functions] or [synthetic_reward]
+    result: list[Reward] = []
+    model_name = (script or {}).get("reward_model_name_or_path")
+    if model_name:
+        result.append(model_name)
+    for name in names or ():
+        result.append(clock.time(_reward_function(name)))
+    return result or [synthetic_reward]
 
 
-def _reward(name: str) -> Callable[..., Any]:
+def _reward_function(name: str) -> Callable[..., Any]:
     if "." in name:
         module, _, attribute = name.rpartition(".")
-        here = str(Path.cwd())
-        if here not in sys.path:  # as in `trl grpo`: rewards are modules of the working directory
-            sys.path.insert(0, here)
+        folder = str(Path.cwd())
+        if folder not in sys.path:  # as in `trl grpo`: rewards are modules of the working directory
+            sys.path.insert(0, folder)
         return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
     library = importlib.import_module("trl.rewards")
     if name == "get_soft_overlong_punishment":
@@ -95,128 +109,191 @@ def _reward(name: str) -> Callable[..., Any]:
     return getattr(library, name)  # type: ignore[no-any-return]
 
 
-def exactly(source: Any, *, rows: int, group: int) -> Any:
+# Rows of the user's dataset.
+
+
+def user_dataset(script: Request | None) -> Any:
+    """Load the user's dataset; None if none is named."""
+    if not script:
+        return None
+    split = script.get("dataset_train_split") or "train"
+    if script.get("datasets"):
+        return _mixture(script)[split]
+    name = script.get("dataset_name") or script.get("path")
+    if not name:
+        return None
+    from datasets import load_dataset, load_from_disk
+
+    name = str(name)
+    if _is_saved_to_disk(Path(name)):
+        saved = load_from_disk(name)
+        return saved[split] if isinstance(saved, Mapping) else saved
+    config, streaming = script.get("dataset_config"), bool(script.get("dataset_streaming"))
+    return load_dataset(name, name=config, streaming=streaming)[split]
+
+
+def _mixture(script: Request) -> Any:
+    import trl
+    from trl.scripts.utils import DatasetConfig
+
+    parts = []
+    for part in script["datasets"]:
+        parts.append(DatasetConfig(**part) if isinstance(part, Mapping) else part)
+    streaming = bool(script.get("streaming") or script.get("dataset_streaming"))
+    return trl.get_dataset(trl.DatasetMixtureConfig(datasets=parts, streaming=streaming))
+
+
+def _is_saved_to_disk(folder: Path) -> bool:
+    """Return True for a folder of `Dataset.save_to_disk` or `DatasetDict.save_to_disk`."""
+    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+
+
+def exactly(
+    source: Any,
+    *,
+    rows: int,
+    min_rows: int,
+) -> Any:
     """Return the first `rows` rows of a dataset, repeated if it has fewer, so that a run is one
     epoch without a remainder.
 
-    `group` rows are one generation batch; the real run cannot make a batch from a shorter dataset
+    `min_rows` make one generation batch; the real run cannot make a batch from a shorter dataset
     either.
     """
     from datasets import Dataset
 
     if not hasattr(source, "select"):  # a stream
         source = Dataset.from_list(list(itertools.islice(source, rows)))
-    refuse_few_rows(source, group)
+    refuse_few_rows(source, min_rows)
     return source.select([index % len(source) for index in range(rows)])
 
 
-def refuse_few_rows(source: Any, group: int) -> None:
-    if len(source) < group:
+def refuse_few_rows(source: Any, min_rows: int) -> None:
+    if len(source) < min_rows:
         raise ValueError(
-            f"the training split has {len(source)} rows, and one generation batch takes {group}"
+            f"the training split has {len(source)} rows, and one generation batch takes {min_rows}"
             " different prompts: no batch could be made. Use a larger split, more num_generations"
             " or a smaller batch."
         )
 
 
-def user_dataset(script: Mapping[str, Any] | None) -> Any:
-    """Load the user's dataset; None if none is named."""
-    if not script or not (
-        script.get("dataset_name") or script.get("datasets") or script.get("path")
-    ):
-        return None
-    split = script.get("dataset_train_split") or "train"
-    if script.get("datasets"):
-        import trl
-        from trl.scripts.utils import DatasetConfig
-
-        parts = [
-            DatasetConfig(**part) if isinstance(part, Mapping) else part
-            for part in script["datasets"]
-        ]
-        streaming = bool(script.get("streaming") or script.get("dataset_streaming"))
-        return trl.get_dataset(trl.DatasetMixtureConfig(datasets=parts, streaming=streaming))[split]
-    from datasets import load_dataset, load_from_disk
-
-    name = str(script.get("dataset_name") or script.get("path"))
-    if any(
-        (Path(name) / mark).is_file() for mark in ("state.json", "dataset_dict.json")
-    ):  # of `save_to_disk`
-        found = load_from_disk(name)
-        return found[split] if isinstance(found, Mapping) else found
-    return load_dataset(
-        name, name=script.get("dataset_config"), streaming=bool(script.get("dataset_streaming"))
-    )[split]
-
-
-def synthetic_prompts(rows: int, tokenizer: Any, tokens: int, seed: int) -> list[dict[str, Any]]:
-    """Return prompts that differ from the first word on: no additional prefix-cache hits."""
-    draw = random.Random(seed)
-    conversational = getattr(tokenizer, "chat_template", None) is not None
-    made = []
-    for _ in range(rows):
-        # Each word has at least one token: prompts are never too short, and longer ones are cut.
-        text = " ".join(str(draw.randrange(10, 10_000)) for _ in range(max(4, min(tokens, 4096))))
-        made.append({"prompt": [{"role": "user", "content": text}] if conversational else text})
-    return made
-
-
 def fit_columns(rows: Any, lengths: Mapping[str, int]) -> Any:
-    """Give each column of tokens exactly its length: repeat shorter rows, cut longer ones."""
+    """Give each column of tokens exactly its length: repeat shorter rows, cut longer ones.
+
+    `lengths[""]` is the length of columns that are not named.
+    """
     first = next(iter(rows), None) or {}
-    columns = {name: lengths.get(name, lengths.get("")) for name in rows.column_names}
-    holds_tokens = {
-        n
-        for n, value in first.items()
-        if isinstance(value, list) and value and isinstance(value[0], int)
-    }
-    wanted = {name: length for name, length in columns.items() if length and name in holds_tokens}
+    forced = {}
+    for name in rows.column_names:
+        length = lengths.get(name, lengths.get(""))
+        if length and _holds_tokens(first.get(name)):
+            forced[name] = length
 
     def fitted(row: Mapping[str, Any]) -> dict[str, list[int]]:
-        return {
-            name: (row[name] * -(-length // max(1, len(row[name]))))[:length]
-            for name, length in wanted.items()
-        }
+        columns = {}
+        for name, length in forced.items():
+            tokens = row[name]
+            repetitions = math.ceil(length / max(1, len(tokens)))
+            columns[name] = (tokens * repetitions)[:length]
+        return columns
 
-    return rows.map(fitted) if wanted else rows
+    return rows.map(fitted) if forced else rows
+
+
+def _holds_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], int)
+
+
+# Synthetic rows.
+
+
+def synthetic_prompts(
+    rows: int,
+    tokenizer: Any,
+    tokens: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Return prompts that differ from the first word on: no additional prefix-cache hits."""
+    draw = random.Random(seed)
+    # Each word has at least one token: prompts are never too short, and longer ones are cut.
+    word_count = max(MIN_WORDS, min(tokens, MAX_WORDS))
+    is_conversational = getattr(tokenizer, "chat_template", None) is not None
+    prompts = []
+    for _ in range(rows):
+        prompt: Any = synthetic_text(word_count, draw)
+        if is_conversational:
+            prompt = [{"role": "user", "content": prompt}]
+        prompts.append({"prompt": prompt})
+    return prompts
+
+
+def synthetic_text(word_count: int, draw: random.Random) -> str:
+    """Return numbers: each is a word of its own."""
+    numbers = [draw.randrange(10, 10_000) for _ in range(word_count)]
+    return " ".join(map(str, numbers))
+
+
+# Rows with images.
 
 
 class TooManyImageTokens(ValueError):
     """A row is too short for its images."""
 
 
-def processor_of(tokenizer: Any, config: Any, images: Mapping[str, Any]) -> Any:
-    """Return transformers' processor of this architecture, for texts and images; videos and
-    sound are left out.
+def processor_of(
+    tokenizer: Any,
+    config: Any,
+    images: Request,
+) -> Any:
+    """Return transformers' processor of this architecture, for texts and images.
+
+    Videos and sound are left out.
     """
+    # 1. The part for images. Its class for PIL has the shapes of every other one, and needs no
+    # torchvision.
     kind = str(config.model_type)
-    # The class of images in PIL has the shapes of every other one, and needs no torchvision.
-    named = _auto("image_processing_auto").IMAGE_PROCESSOR_MAPPING_NAMES[kind]
-    options = dict(images["processor"])
-    image_processor = _class_named(
-        kind, str(named["pil"] if isinstance(named, Mapping) else named[0])
-    )(**options)
-    whole: Any = _class_named(kind, _auto("processing_auto").PROCESSOR_MAPPING_NAMES[kind])
+    class_names = _auto("image_processing_auto").IMAGE_PROCESSOR_MAPPING_NAMES[kind]
+    class_name = class_names["pil"] if isinstance(class_names, Mapping) else class_names[0]
+    image_processor = _class_named(kind, str(class_name))(**images["processor"])
 
-    class Processor(whole):  # type: ignore[misc]
-        """The processor with tensors that a trace sees, and without parts that no image needs."""
+    # 2. The processor: of its other parts, only the tokenizer.
+    full_class = _class_named(kind, _auto("processing_auto").PROCESSOR_MAPPING_NAMES[kind])
+    arguments = dict.fromkeys(full_class.get_attributes())
+    arguments |= {"image_processor": image_processor, "tokenizer": tokenizer}
+    if "image_seq_length" in full_class.__init__.__code__.co_varnames:
+        arguments["image_seq_length"] = images["tokens"]
+    processor = _for_images_only(full_class)(**arguments)
 
+    # 3. The template. Images side by side need tokens between them: their positions follow from
+    # runs of image tokens.
+    image = processor.image_token
+    separators = (tokenizer.boi_token, tokenizer.eoi_token)
+    if image not in separators:
+        image = image.join(separators)
+    processor.chat_template = synthetic.IMAGE_TEMPLATE.replace("IMAGE", image)
+    return processor
+
+
+def _for_images_only(full_class: Any) -> Any:
+    """Return the processor's class with tensors that a trace sees, and without parts that no image
+    needs.
+    """
+
+    class Processor(full_class):  # type: ignore[misc]
         def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
-            return (
-                None
-                if argument is None
-                else super().check_argument_for_proper_class(name, argument)
-            )
+            if argument is None:  # a part that is left out
+                return None
+            return super().check_argument_for_proper_class(name, argument)
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             import torch
             from torch._subclasses.fake_tensor import FakeTensor
 
-            made = super().__call__(*args, **kwargs)
-            for name, value in made.items():
+            batch = super().__call__(*args, **kwargs)
+            for name, value in batch.items():
                 if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-                    made[name] = value.clone()  # arrays become tensors without an operation
-            return made
+                    batch[name] = value.clone()  # arrays become tensors without an operation
+            return batch
 
         def save_pretrained(self, folder: Any, **_: Any) -> list[str]:
             """Save the tokenizer alone, as with a checkpoint: a part that is left out can't be
@@ -228,22 +305,8 @@ def processor_of(tokenizer: Any, config: Any, images: Mapping[str, Any]) -> Any:
             """Return empty texts: decoding takes time, and its result is not used."""
             return [""] * len(rows)
 
-    Processor.__name__ = whole.__name__
-    parts = dict.fromkeys(whole.get_attributes())
-    length = (
-        {"image_seq_length": images["tokens"]}
-        if "image_seq_length" in whole.__init__.__code__.co_varnames
-        else {}
-    )
-    parts |= {"image_processor": image_processor, "tokenizer": tokenizer}
-    made = Processor(**parts, **length)
-    image, around = made.image_token, (tokenizer.boi_token, tokenizer.eoi_token)
-    # Images side by side need tokens between them: their positions follow from runs of image
-    # tokens.
-    made.chat_template = synthetic.IMAGE_TEMPLATE.replace(
-        "IMAGE", image if image in around else image.join(around)
-    )
-    return made
+    Processor.__name__ = full_class.__name__
+    return Processor
 
 
 def _auto(name: str) -> Any:
@@ -253,9 +316,9 @@ def _auto(name: str) -> Any:
 def _class_named(kind: str, name: str) -> Any:
     import transformers
 
-    found = getattr(transformers, name, None)
-    if found is not None and found.__module__.startswith("transformers.models."):
-        return found
+    result = getattr(transformers, name, None)
+    if result is not None and result.__module__.startswith("transformers.models."):
+        return result
     raise ImportError(
         f"transformers {transformers.__version__} has no {name} for {kind}: install pillow, or a"
         " newer transformers"
@@ -267,100 +330,122 @@ def with_ids(model: Any, tokenizer: Any) -> Any:
     for name, fields in synthetic.IMAGE_TOKEN_IDS.items():
         for field in fields:
             if hasattr(model.config, field):
-                setattr(
-                    model.config,
-                    field,
-                    tokenizer.convert_tokens_to_ids(synthetic.IMAGE_TOKENS[name]),
-                )
+                token_id = tokenizer.convert_tokens_to_ids(synthetic.IMAGE_TOKENS[name])
+                setattr(model.config, field, token_id)
     return model
 
 
 def image_rows(
     processor: Any,
-    images: Mapping[str, Any],
+    images: Request,
     column: str,
     tokens: int,
     rows: int,
     *,
     generates: bool,
 ) -> Any:
-    """Return equal synthetic rows: a user's message that has this length as the trainer renders
-    it, with its images.
+    """Return equal synthetic rows: a user's message with images.
+
+    The message has this length as the trainer renders it.
     """
     from datasets import Dataset
     from PIL import Image
 
-    pictures = [Image.new("RGB", (images["width"], images["height"]))] * int(images["count"])
-    blank = [{"type": "image", "image": one} for one in pictures] + [{"type": "text", "text": ""}]
+    size = images["width"], images["height"]
+    picture = Image.new("RGB", size)
+    pictures = [picture] * int(images["count"])
+    content: list[dict[str, Any]] = []
+    for _ in pictures:
+        content.append({"type": "image", "image": picture})
+    content.append({"type": "text", "text": ""})
     rendered = processor.apply_chat_template(
-        [[{"role": "user", "content": blank}]],
+        [[{"role": "user", "content": content}]],
         add_generation_prompt=generates,
         tokenize=True,
         return_dict=True,
     )
-    taken = len(rendered["input_ids"][0])
-    if tokens < taken:
+    image_tokens = len(rendered["input_ids"][0])
+    if tokens < image_tokens:
         raise TooManyImageTokens(
-            f"a row of {tokens} tokens can't hold its images, which take {taken} tokens"
+            f"a row of {tokens} tokens can't hold its images, which take {image_tokens} tokens"
         )
-    message = [
-        {"role": "user", "content": "a" * (tokens - taken)}
-    ]  # a letter is one token of a synthetic tokenizer
+    text = "a" * (tokens - image_tokens)  # a letter is one token of a synthetic tokenizer
+    message = [{"role": "user", "content": text}]
     return Dataset.from_dict({column: [message] * rows, "images": [pictures] * rows})
 
 
-def longest_rows(source: Any, processor: Any, *, limit: int | None, rows: int, group: int) -> Any:
-    """Return `rows` rows of the user's, the longest first; none is longer than `limit` tokens if
-    any is within it.
+def longest_rows(
+    source: Any,
+    processor: Any,
+    *,
+    limit: int | None,
+    rows: int,
+    min_rows: int,
+) -> Any:
+    """Return `rows` rows of the user's, the longest first.
 
-    A stream can't be searched: its first rows are returned.
+    None is longer than `limit` tokens if any is within it. A stream can't be searched: its first
+    rows are returned.
     """
-    column = next((name for name in COLUMNS if name in (source.column_names or ())), None)
+    column = image_column(source)
     if column is None or not hasattr(source, "select"):
-        return exactly(source, rows=rows, group=group)
-    refuse_few_rows(source, group)
-    tokens = {
-        index: _tokens(source[index], column, processor) for index in _shortlist(source, column)
-    }
-    within = [index for index, length in tokens.items() if limit is None or length <= limit]
-    order = sorted(within or tokens, key=lambda index: tokens[index], reverse=bool(within))[
-        :LONGEST
-    ]
-    return source.select([order[row % len(order)] for row in range(rows)])
+        return exactly(source, rows=rows, min_rows=min_rows)
+    refuse_few_rows(source, min_rows)
+    tokens = {}
+    for index in _shortlist(source, column):
+        tokens[index] = _tokens(source[index], column, processor)
+    within_limit = [index for index in tokens if limit is None or tokens[index] <= limit]
+    if within_limit:
+        order = sorted(within_limit, key=tokens.__getitem__, reverse=True)
+    else:
+        order = sorted(tokens, key=tokens.__getitem__)
+    repeated = itertools.cycle(order[:LONGEST])
+    return source.select(list(itertools.islice(repeated, rows)))
 
 
 def _shortlist(source: Any, column: str) -> set[int]:
     """Return rows with the most pixels, the most images and the longest texts."""
-    sample = range(0, len(source), -(-len(source) // MAX_IMAGE_ROWS))
+    stride = math.ceil(len(source) / MAX_IMAGE_ROWS)
+    sample = range(0, len(source), stride)
     images = undecoded(source.select_columns([column]), column)
     texts = source.remove_columns([column])
-    sizes = {index: [size_of(image) for image in listed(images[index][column])] for index in sample}
-    ranked: tuple[Callable[[int], int], ...] = (
-        lambda index: sum(width * height for width, height in sizes[index]),
-        lambda index: len(sizes[index]),
-        lambda index: len(str(texts[index])),
-    )
-    return {index for rank in ranked for index in heapq.nlargest(LONGEST, sample, key=rank)}
+    pixels, image_counts, text_lengths = {}, {}, {}
+    for index in sample:
+        row_images = listed(images[index][column])
+        sizes = [size_of(image) for image in row_images]
+        pixels[index] = sum(width * height for width, height in sizes)
+        image_counts[index] = len(sizes)
+        text_lengths[index] = len(str(texts[index]))
+
+    shortlist: set[int] = set()
+    for measure in (pixels, image_counts, text_lengths):
+        shortlist.update(heapq.nlargest(LONGEST, sample, key=measure.__getitem__))
+    return shortlist
 
 
-def _tokens(row: Mapping[str, Any], column: str, processor: Any) -> int:
+def _tokens(
+    row: Mapping[str, Any],
+    column: str,
+    processor: Any,
+) -> int:
     """Return the length of a row with its images, as TRL prepares it."""
     from trl import prepare_multimodal_messages
 
     images = listed(row[column])
-    said = row.get("prompt") or row.get("messages") or row.get("text") or ""
+    prompt = row.get("prompt") or row.get("messages") or row.get("text") or ""
     answer = row.get("completion") or []
-    if isinstance(said, str):
-        made = processor(
-            text=[said + (answer if isinstance(answer, str) else "")],
-            images=[images] if images else None,
-        )
+    if isinstance(prompt, str):
+        text = prompt + answer if isinstance(answer, str) else prompt
+        encoded = processor(text=[text], images=[images] if images else None)
     else:
         messages = [
-            *prepare_multimodal_messages(said, images=images),
+            *prepare_multimodal_messages(prompt, images=images),
             *prepare_multimodal_messages(answer, images=[]),
         ]
-        made = processor.apply_chat_template(
-            [messages], tokenize=True, return_dict=True, add_generation_prompt=not answer
+        encoded = processor.apply_chat_template(
+            [messages],
+            tokenize=True,
+            return_dict=True,
+            add_generation_prompt=not answer,
         )
-    return len(made["input_ids"][0])
+    return len(encoded["input_ids"][0])

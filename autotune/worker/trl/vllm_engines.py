@@ -28,6 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from .. import process_memory, processes, synthetic
+from ..protocol import Request
 from ..rank import free_port
 from . import base_model
 from .seams import GENERATION, GRPO, RLOO
@@ -48,6 +49,9 @@ TAIL_BYTES = 4096
 TRAINER_VARIABLES = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_")
 
 
+# TRL's modules with and without vLLM.
+
+
 def without_vllm() -> None:
     """Make TRL skip its import of vLLM, which takes ten seconds."""
     utilities: Any = importlib.import_module("trl.import_utils")
@@ -65,11 +69,11 @@ def with_vllm() -> Any:
         utilities.is_vllm_available = utilities.real_is_vllm_available
         del utilities.real_is_vllm_available
         generation = importlib.reload(generation)
-        for module in (sys.modules[name] for name in (GRPO, RLOO) if name in sys.modules):
-            vars(module).update(
-                VLLMGeneration=generation.VLLMGeneration,
-                is_vllm_available=utilities.is_vllm_available,
-            )
+        for name in (GRPO, RLOO):
+            if name in sys.modules:
+                trainer_module: Any = sys.modules[name]
+                trainer_module.VLLMGeneration = generation.VLLMGeneration
+                trainer_module.is_vllm_available = utilities.is_vllm_available
     if not hasattr(generation, "LLM"):
         raise ImportError("generation by vLLM was asked for, and this environment has no vLLM.")
     return generation
@@ -87,141 +91,6 @@ def prepare_environment(*, cpu: bool) -> None:
             sys.modules["torch._dynamo.config"].disable = True  # type: ignore[attr-defined]
 
 
-class Engines:
-    """The current engine, and the factory that replaces vLLM's class."""
-
-    def __init__(self, recorder: Any, *, cpu: bool, random_weights: bool) -> None:
-        self.recorder = recorder
-        self._cpu, self._random = cpu, random_weights
-        self._key: str | None = None
-        self._engine: Any = None
-        self.arguments: dict[str, Any] = {}
-
-    def install(self, generation: Any) -> None:
-        """Replace `LLM` in TRL's generation module by the factory."""
-        self._real = getattr(generation.LLM, "real", generation.LLM)
-        if self._cpu:
-            import torch
-            import vllm.model_executor.layers.utils as utils
-
-            def plain(layer: Any, remove_weight: bool) -> None:
-                layer.cpu_linear = torch.nn.functional.linear
-
-            utils.dispatch_cpu_unquantized_gemm = (
-                plain  # repacked linears lose the loader that weight sync uses
-            )
-
-        factory: Any = lambda **arguments: self.get(arguments)  # noqa: E731
-        factory.real = self._real
-        generation.LLM = factory
-
-    def get(self, arguments: dict[str, Any]) -> Any:
-        """Return the engine with these arguments, and build it if necessary."""
-        whole = dict(arguments)
-        if self._random and whole.get("quantization") == "bitsandbytes":
-            write_checkpoint(
-                Path(whole["model"]), trust_remote_code=bool(whole.get("trust_remote_code"))
-            )
-        elif self._random:
-            whole["load_format"] = (
-                "dummy"  # sufficient: the trainer pushes its weights before the first generation
-            )
-        if self._cpu:
-            whole["enforce_eager"] = True
-        key = json.dumps({name: str(value) for name, value in sorted(whole.items())})
-        if key != self._key:
-            if (
-                self._engine is not None
-            ):  # the load froze it, so that the collector has to include frozen objects
-                self._engine = self._key = None
-                gc.unfreeze()
-                gc.collect()
-            with self.recorder.inside("load"):
-                self._engine = self._build(whole)
-            self._key, self.arguments = key, whole
-            return self._engine
-        # Requests of a failed generation are aborted: the next one would continue them.
-        unfinished = list(getattr(self._engine.llm_engine.output_processor, "request_states", ()))
-        if unfinished:
-            self._engine.llm_engine.abort_request(unfinished)
-        if arguments.get("enable_sleep_mode") and self._engine.llm_engine.is_sleeping():
-            # TRL puts a new engine to sleep at once, which fails for one that sleeps already
-            self._engine.wake_up()
-        return self._engine
-
-    def _build(self, arguments: dict[str, Any]) -> Any:
-        from ..tracing.patching import attribute
-
-        if self._cpu and self.recorder.limit_bytes is not None:
-            use_limit_as_machine(self.recorder.limit_bytes)
-        # vLLM's share refers to the whole device. On a part of it that emulates a smaller card, it
-        # has to refer to that part.
-        scale = self.recorder.device.get("engine_share_scale", 1.0)
-        if scale != 1.0:
-            arguments = {
-                **arguments,
-                "gpu_memory_utilization": arguments["gpu_memory_utilization"] * scale,
-            }
-        # vLLM freezes the heap after its start: the trainer under construction would never be
-        # collected.
-        with attribute(gc, "freeze", lambda: None), ranks_restored():
-            return self._real(**arguments)
-
-
-def write_checkpoint(folder: Path, *, trust_remote_code: bool) -> None:
-    """Write zeros where vLLM's loader for bitsandbytes finds no weights: it quantises what it
-    reads from a file.
-    """
-    from transformers import AutoConfig
-
-    if any(folder.glob("*.safetensors")):
-        return
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    wanted = {"dtype": str(config.dtype or "bfloat16").removeprefix("torch.")}
-    model = base_model.without_values(
-        lambda: base_model.random_model(wanted, config, trust_remote_code)
-    )
-    synthetic.write_zero_weights(folder, model)
-
-
-def install(loaded: Any, recorder: Any) -> Any:
-    """Give the load a factory of engines, and return TRL's generation module, which uses it."""
-    cpu = loaded.device == "cpu"
-    prepare_environment(cpu=cpu)
-    generation = with_vllm()
-    loaded.engines = Engines(
-        recorder, cpu=cpu, random_weights=loaded.request["model"]["weights"] == "random"
-    )
-    loaded.engines.install(generation)
-    return generation
-
-
-def start_engine(loaded: Any, recorder: Any) -> None:
-    """Build the engine with TRL's own code, so that the first trainer finds it ready."""
-    from accelerate import Accelerator
-
-    generation, wanted = install(loaded, recorder), loaded.request["engine"]
-    known = inspect.signature(generation.VLLMGeneration.__init__).parameters
-    with ranks_restored():
-        arguments = {
-            "model": loaded.model,
-            "accelerator": Accelerator(cpu=loaded.device == "cpu"),
-            "is_fsdp_enabled": False,
-            "processing_class": loaded.tokenizer,
-            "mode": "colocate",
-            "max_num_seqs": wanted["max_num_seqs"],
-            "tensor_parallel_size": wanted.get("vllm_tensor_parallel_size") or 1,
-            "gpu_memory_utilization": wanted["vllm_gpu_memory_utilization"],
-            "max_model_length": wanted["vllm_max_model_length"],
-            "enable_sleep_mode": bool(wanted.get("vllm_enable_sleep_mode")),
-            "model_impl": wanted.get("vllm_model_impl") or "vllm",
-            "trust_remote_code": bool(loaded.request.get("trust_remote_code")),
-        }
-        generation.VLLMGeneration(
-            **{name: value for name, value in arguments.items() if name in known}
-        )
-
-
 @contextlib.contextmanager
 def ranks_restored() -> Iterator[None]:
     """Undo TRL's variables for a single process: the next trainer would assume several."""
@@ -236,6 +105,124 @@ def ranks_restored() -> Iterator[None]:
                 os.environ[name] = value
 
 
+# One engine in the trainer's process.
+
+
+class Engines:
+    """The current engine, and the factory that replaces vLLM's class."""
+
+    def __init__(
+        self,
+        recorder: Any,
+        *,
+        cpu: bool,
+        random_weights: bool,
+    ) -> None:
+        self.recorder = recorder
+        self._cpu, self._random = cpu, random_weights
+        self._key: str | None = None  # arguments of the current engine
+        self._engine: Any = None
+        self.arguments: dict[str, Any] = {}
+
+    def install(self, generation: Any) -> None:
+        """Replace `LLM` in TRL's generation module by the factory."""
+        self._real = getattr(generation.LLM, "real", generation.LLM)
+        if self._cpu:
+            _keep_linears_plain()
+        factory: Any = lambda **arguments: self.get(arguments)  # noqa: E731
+        factory.real = self._real
+        generation.LLM = factory
+
+    def get(self, arguments: dict[str, Any]) -> Any:
+        """Return the engine with these arguments, and build it if necessary."""
+        completed = self._completed(arguments)
+        values = {name: str(value) for name, value in completed.items()}
+        key = json.dumps(values, sort_keys=True)
+        if key != self._key:
+            if self._engine is not None:
+                self._free()
+            with self.recorder.inside("load"):
+                self._engine = self._build(completed)
+            self._key, self.arguments = key, completed
+            return self._engine
+        # Requests of a failed generation are aborted: the next one would continue them.
+        engine = self._engine.llm_engine
+        unfinished = list(getattr(engine.output_processor, "request_states", ()))
+        if unfinished:
+            engine.abort_request(unfinished)
+        if arguments.get("enable_sleep_mode") and engine.is_sleeping():
+            # TRL puts a new engine to sleep at once, which fails for one that sleeps already
+            self._engine.wake_up()
+        return self._engine
+
+    def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments with those for random weights and for a CPU."""
+        completed = dict(arguments)
+        if self._random:
+            if completed.get("quantization") == "bitsandbytes":
+                trust = bool(completed.get("trust_remote_code"))
+                write_checkpoint(Path(completed["model"]), trust_remote_code=trust)
+            else:
+                # Sufficient: the trainer pushes its weights before the first generation.
+                completed["load_format"] = "dummy"
+        if self._cpu:
+            completed["enforce_eager"] = True
+        return completed
+
+    def _free(self) -> None:
+        """Free the engine. The load froze it, so the collector has to include frozen objects."""
+        self._engine = self._key = None
+        gc.unfreeze()
+        gc.collect()
+
+    def _build(self, arguments: dict[str, Any]) -> Any:
+        from ..tracing.patching import attribute
+
+        if self._cpu and self.recorder.limit_bytes is not None:
+            use_limit_as_machine(self.recorder.limit_bytes)
+        # vLLM's share refers to the whole device. On a part of it that emulates a smaller card, it
+        # has to refer to that part.
+        scale = self.recorder.device.get("engine_share_scale", 1.0)
+        if scale != 1.0:
+            share = arguments["gpu_memory_utilization"] * scale
+            arguments = {**arguments, "gpu_memory_utilization": share}
+        # vLLM freezes the heap after its start: the trainer under construction would never be
+        # collected.
+        with attribute(gc, "freeze", lambda: None), ranks_restored():
+            return self._real(**arguments)
+
+
+def _keep_linears_plain() -> None:
+    """Keep vLLM from repacking linear layers on a CPU.
+
+    Repacked ones lose the loader that weight sync uses.
+    """
+    import torch
+    import vllm.model_executor.layers.utils as utils
+
+    def plain(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    utils.dispatch_cpu_unquantized_gemm = plain
+
+
+def write_checkpoint(folder: Path, *, trust_remote_code: bool) -> None:
+    """Write zeros where vLLM's loader for bitsandbytes finds no weights.
+
+    It quantises what it reads from a file.
+    """
+    from transformers import AutoConfig
+
+    if any(folder.glob("*.safetensors")):
+        return
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    dtype = str(config.dtype or "bfloat16").removeprefix("torch.")
+    model = base_model.without_values(
+        lambda: base_model.random_model({"dtype": dtype}, config, trust_remote_code)
+    )
+    synthetic.write_zero_weights(folder, model)
+
+
 def use_limit_as_machine(limit_bytes: int) -> None:
     """Make vLLM's utilisation a share of the probe's limit instead of the machine's memory.
 
@@ -244,17 +231,58 @@ def use_limit_as_machine(limit_bytes: int) -> None:
     """
     import vllm.v1.worker.cpu_worker as worker
 
-    held = process_memory.own_bytes
+    used_bytes = process_memory.own_bytes
 
-    def node(*_: Any) -> Any:
-        return SimpleNamespace(
-            total_memory=limit_bytes, available_memory=max(0, limit_bytes - held())
-        )
+    def memory_node(*_: Any) -> Any:
+        available = max(0, limit_bytes - used_bytes())
+        return SimpleNamespace(total_memory=limit_bytes, available_memory=available)
 
-    worker.get_memory_node_info = node
-    worker.psutil = SimpleNamespace(
-        Process=lambda *_: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=held()))
-    )
+    def process(*_: Any) -> Any:
+        return SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=used_bytes()))
+
+    worker.get_memory_node_info = memory_node
+    worker.psutil = SimpleNamespace(Process=process)
+
+
+def install(loaded: Any, recorder: Any) -> Any:
+    """Give the load a factory of engines, and return TRL's generation module, which uses it."""
+    cpu = loaded.device == "cpu"
+    prepare_environment(cpu=cpu)
+    generation = with_vllm()
+    random_weights = loaded.request["model"]["weights"] == "random"
+    loaded.engines = Engines(recorder, cpu=cpu, random_weights=random_weights)
+    loaded.engines.install(generation)
+    return generation
+
+
+def start_engine(loaded: Any, recorder: Any) -> None:
+    """Build the engine with TRL's own code, so that the first trainer finds it ready."""
+    from accelerate import Accelerator
+
+    generation_class = install(loaded, recorder).VLLMGeneration
+    settings = loaded.request["engine"]
+    with ranks_restored():
+        arguments = {
+            "model": loaded.model,
+            "accelerator": Accelerator(cpu=loaded.device == "cpu"),
+            "is_fsdp_enabled": False,
+            "processing_class": loaded.tokenizer,
+            "mode": "colocate",
+            "max_num_seqs": settings["max_num_seqs"],
+            "tensor_parallel_size": settings.get("vllm_tensor_parallel_size") or 1,
+            "gpu_memory_utilization": settings["vllm_gpu_memory_utilization"],
+            "max_model_length": settings["vllm_max_model_length"],
+            "enable_sleep_mode": bool(settings.get("vllm_enable_sleep_mode")),
+            "model_impl": settings.get("vllm_model_impl") or "vllm",
+            "trust_remote_code": bool(loaded.request.get("trust_remote_code")),
+        }
+        parameters = inspect.signature(generation_class.__init__).parameters
+        for name in arguments.keys() - parameters.keys():  # unknown to this release
+            del arguments[name]
+        generation_class(**arguments)
+
+
+# One server.
 
 
 class ServerEnded(RuntimeError):
@@ -262,10 +290,15 @@ class ServerEnded(RuntimeError):
 
 
 class Server:
-    """One server, and the client that all trainers share."""
+    """vLLM server, and the client that all trainers share."""
 
     def __init__(
-        self, command: Sequence[str], log: Path, *, port: int, environment: Mapping[str, str]
+        self,
+        command: Sequence[str],
+        log: Path,
+        *,
+        port: int,
+        environment: Mapping[str, str],
     ) -> None:
         self.port, self.group_port, self._log = port, free_port(), log
         self._client: Any = None
@@ -285,14 +318,19 @@ class Server:
         while not healthy(self.port):
             code = self.process.poll()
             if code is not None:
-                tail = self._log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+                output = self._log.read_bytes()[-TAIL_BYTES:]
+                tail = output.decode(errors="replace")
                 raise ServerEnded(f"the vLLM server ended with {code} before it was up:\n{tail}")
             time.sleep(POLL_INTERVAL_S)
 
     def arguments(self) -> dict[str, Any]:
         """Settings by which the trainer finds the server."""
-        ports = {"vllm_server_port": self.port, "vllm_group_port": self.group_port}
-        return {"vllm_server_base_url": None, "vllm_server_host": HOST, **ports}
+        return {
+            "vllm_server_base_url": None,
+            "vllm_server_host": HOST,
+            "vllm_server_port": self.port,
+            "vllm_group_port": self.group_port,
+        }
 
     def share_client(self, generation: Any) -> None:
         """Replace TRL's client class by a factory that returns the first trainer's client."""
@@ -315,95 +353,100 @@ class Server:
 
     def close(self) -> None:
         """End the server and its engine processes, which would outlive it with their memory."""
-        ours = (
-            [self.process.pid, *processes.descendants(self.process.pid)]
-            if self.process.poll() is None
-            else []
-        )
-        for pid in ours:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            server = self.process.pid
+            for pid in [server, *processes.descendants(server)]:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
 
-def start_server(request: Mapping[str, Any], folder: Path, scratch: Path, recorder: Any) -> Server:
+def start_server(
+    request: Request,
+    folder: Path,
+    scratch: Path,
+    recorder: Any,
+) -> Server:
     """Start the server of this load on the last of the visible GPUs."""
     port = free_port()
-    words = server_command(
-        request, folder, port, scale=recorder.device.get("engine_share_scale", 1.0)
-    )
-    return Server(
-        words, scratch / "server.log", port=port, environment=server_environment(request["server"])
-    )
+    scale = recorder.device.get("engine_share_scale", 1.0)
+    command = server_command(request, folder, port, scale=scale)
+    environment = server_environment(request["server"])
+    return Server(command, scratch / "server.log", port=port, environment=environment)
 
 
 def server_command(
-    request: Mapping[str, Any], folder: Path, port: int, *, scale: float = 1.0
+    request: Request,
+    folder: Path,
+    port: int,
+    *,
+    scale: float = 1.0,
 ) -> list[str]:
     """Return the command of TRL's script. `scale`: emulated size of the card / real size."""
-    server, model, parallel = (
-        request["server"],
-        request["model"],
-        request["server"]["tensor_parallel_size"],
-    )
-    replicas = server["gpus"] // parallel
-    options = {
+    server, model = request["server"], request["model"]
+    gpus_of_replica = server["tensor_parallel_size"]
+    replicas = server["gpus"] // gpus_of_replica
+    options: dict[str, Any] = {
         "model": folder,
         "host": HOST,
         "port": port,
-        "tensor_parallel_size": parallel,
-        **({"data_parallel_size": replicas} if replicas > 1 else {}),
-        "gpu_memory_utilization": server["gpu_memory_utilization"] * scale,
-        "max_model_len": server["max_model_length"],
-        "dtype": server.get("dtype") or model["dtype"],
+        "tensor_parallel_size": gpus_of_replica,
     }
+    if replicas > 1:
+        options["data_parallel_size"] = replicas
+    options["gpu_memory_utilization"] = server["gpu_memory_utilization"] * scale
+    options["max_model_len"] = server["max_model_length"]
+    options["dtype"] = server.get("dtype") or model["dtype"]
     if server.get("model_impl"):
         options["vllm_model_impl"] = server["model_impl"]
     if request.get("trust_remote_code"):
         options["trust_remote_code"] = True
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    words = [sys.executable, "-m", "trl.scripts.vllm_serve", *words]
-    if model["weights"] == "real":
-        return words
-    from trl.scripts import vllm_serve
 
-    if not hasattr(vllm_serve, "build_command"):
-        raise ValueError(
-            "this release of TRL starts its vLLM server from weights on disk alone: ask for real"
-            " weights."
-        )
-    return [*words, "--load-format", "dummy"]  # the trainer pushes its own weights
+    command = [sys.executable, "-m", "trl.scripts.vllm_serve"]
+    for name, value in options.items():
+        command += [f"--{name}", str(value)]
+    if model["weights"] != "real":
+        from trl.scripts import vllm_serve
+
+        if not hasattr(vllm_serve, "build_command"):
+            raise ValueError(
+                "this release of TRL starts its vLLM server from weights on disk alone: ask for"
+                " real weights."
+            )
+        command += ["--load-format", "dummy"]  # the trainer pushes its own weights
+    return command
 
 
-def server_environment(server: Mapping[str, Any]) -> dict[str, str]:
+def server_environment(server: Request) -> dict[str, str]:
     """Return this process's environment without a rank's variables, with the server's GPUs."""
-    kept = {
-        n: v
-        for n, v in os.environ.items()
-        if n not in RENDEZVOUS and not n.startswith(TRAINER_VARIABLES)
-    }
-    return (
-        {**kept, "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[-int(server["gpus"]) :])}
-        if visible_gpus()
-        else kept
-    )
+    environment = {}
+    for name, value in os.environ.items():
+        if name not in RENDEZVOUS and not name.startswith(TRAINER_VARIABLES):
+            environment[name] = value
+    gpus = visible_gpus()
+    if gpus:
+        count = int(server["gpus"])
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[-count:])
+    return environment
 
 
-def without_its_gpus(server: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variable that leaves a rank the GPUs that train: a single process that sees
-    more would use them too.
+def without_its_gpus(server: Request) -> dict[str, str]:
+    """Return the variable that leaves a rank the GPUs that train.
+
+    A single process that sees more would use them too.
     """
-    return (
-        {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[: -int(server["gpus"])])}
-        if visible_gpus()
-        else {}
-    )
+    gpus = visible_gpus()
+    if not gpus:
+        return {}
+    count = int(server["gpus"])
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[:-count])}
 
 
 def visible_gpus() -> list[str]:
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [name.strip() for name in named.split(",") if name.strip()]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+        return [name for name in names if name]
     import torch
 
     return [str(index) for index in range(torch.cuda.device_count())]

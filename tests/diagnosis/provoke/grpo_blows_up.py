@@ -4,4 +4,8 @@ from __future__ import annotations
 
 from parts import grpo
 
-grpo(learning_rate=1e30, max_grad_norm=0.0, max_steps=12)
+grpo(
+    learning_rate=1e30,
+    max_grad_norm=0.0,
+    max_steps=12,
+)

@@ -7,7 +7,12 @@ from transformers import Trainer, TrainingArguments
 
 
 class Older(Trainer):
-    def compute_loss(self, model, inputs, return_outputs=False):
+    def compute_loss(
+        self,
+        model,
+        inputs,
+        return_outputs=False,
+    ):
         return model(**inputs).loss
 
 

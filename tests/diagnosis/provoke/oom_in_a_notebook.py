@@ -7,7 +7,11 @@ import sys
 from IPython.core.ultratb import FormattedTB
 from parts import fail_at, gpu_memory, out_of_memory, sft
 
-shown = FormattedTB(mode="Context", theme_name="nocolor", tb_offset=0)
+shown = FormattedTB(
+    mode="Context",
+    theme_name="nocolor",
+    tb_offset=0,
+)
 sys.excepthook = lambda *error: print(shown.text(*error))
 words = gpu_memory(
     "1.16 GiB",

@@ -72,7 +72,12 @@ def sft(*, model: Any = MODEL, data: Any = None, trainer: Any = None, **settings
 
     config = SFTConfig(**{**SMALL, "max_length": 32, **settings})
     data = rows(text="one two three four five") if data is None else data
-    SFTTrainer(model=model, args=config, train_dataset=data, **(trainer or {})).train()
+    SFTTrainer(
+        model=model,
+        args=config,
+        train_dataset=data,
+        **(trainer or {}),
+    ).train()
 
 
 def dpo(*, data: Any = None, **settings: Any) -> None:
@@ -80,8 +85,20 @@ def dpo(*, data: Any = None, **settings: Any) -> None:
     from trl import DPOConfig, DPOTrainer
 
     config = DPOConfig(**{**SMALL, **settings})
-    data = rows(prompt="2 + 2 =", chosen=" 4", rejected=" 5") if data is None else data
-    DPOTrainer(model=MODEL, args=config, train_dataset=data).train()
+    data = (
+        rows(
+            prompt="2 + 2 =",
+            chosen=" 4",
+            rejected=" 5",
+        )
+        if data is None
+        else data
+    )
+    DPOTrainer(
+        model=MODEL,
+        args=config,
+        train_dataset=data,
+    ).train()
 
 
 def causal_model() -> Any:
@@ -97,7 +114,11 @@ def plain_trainer(*, model: Any = None, data: Any = None, **settings: Any) -> No
     ids = [3 + number for number in range(16)]
     data = rows(input_ids=ids, labels=ids) if data is None else data
     arguments = TrainingArguments(**{**SMALL, **settings})
-    Trainer(model=model or causal_model(), args=arguments, train_dataset=data).train()
+    Trainer(
+        model=model or causal_model(),
+        args=arguments,
+        train_dataset=data,
+    ).train()
 
 
 def loop(
@@ -227,7 +248,9 @@ def fail_at(
 
     # Frames show the file and the name of the code that runs: those of what it stands for.
     failing.__code__ = failing.__code__.replace(
-        co_filename=real.__code__.co_filename, co_name=name, co_firstlineno=1
+        co_filename=real.__code__.co_filename,
+        co_name=name,
+        co_firstlineno=1,
     )
     setattr(owner, name, staticmethod(failing) if static else failing)
 

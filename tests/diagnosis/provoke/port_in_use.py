@@ -11,6 +11,9 @@ taken = socket.socket()
 taken.bind(("127.0.0.1", 0))
 taken.listen()
 os.environ.update(
-    MASTER_ADDR="127.0.0.1", MASTER_PORT=str(taken.getsockname()[1]), RANK="0", WORLD_SIZE="1"
+    MASTER_ADDR="127.0.0.1",
+    MASTER_PORT=str(taken.getsockname()[1]),
+    RANK="0",
+    WORLD_SIZE="1",
 )
 dist.init_process_group("gloo")

@@ -13,6 +13,10 @@ words = (
 )
 fail_at("torch.distributed.distributed_c10d:all_reduce", dist.DistBackendError(words), on_rank=1)
 fail_at("torch.distributed:all_reduce", dist.DistBackendError(words), on_rank=1)
-plain_trainer(ddp_backend="gloo", logging_steps=1, average_tokens_across_devices=True)
+plain_trainer(
+    ddp_backend="gloo",
+    logging_steps=1,
+    average_tokens_across_devices=True,
+)
 if dist.get_rank() == 1:
     dist.all_reduce(None)

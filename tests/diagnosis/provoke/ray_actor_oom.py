@@ -5,7 +5,11 @@ from __future__ import annotations
 import ray
 from parts import causal_model, fail_at, gpu_memory, out_of_memory
 
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=True)
+ray.init(
+    num_cpus=2,
+    include_dashboard=False,
+    log_to_driver=True,
+)
 
 
 @ray.remote

@@ -111,7 +111,11 @@ def make(label: dict[str, Any]) -> str:
         return shortened(scrubbed(_printed(command, task, environment), task, model))
 
 
-def _printed(command: list[str], task: Path, environment: dict[str, str]) -> str:
+def _printed(
+    command: list[str],
+    task: Path,
+    environment: dict[str, str],
+) -> str:
     """Return the output of the command and its children; none of them outlives it."""
     process = subprocess.Popen(
         command,
@@ -142,7 +146,11 @@ def _model(folder: Path) -> Path:
     return folder / "models" / "Qwen2-tiny"
 
 
-def _environment(label: dict[str, Any], task: Path, model: Path) -> dict[str, str]:
+def _environment(
+    label: dict[str, Any],
+    task: Path,
+    model: Path,
+) -> dict[str, str]:
     home = task.parent / "home"
     home.mkdir(exist_ok=True)
     kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
@@ -169,7 +177,11 @@ def _environment(label: dict[str, Any], task: Path, model: Path) -> dict[str, st
     }
 
 
-def _under(limits: dict[str, Any], task: Path, command: list[str]) -> list[str]:
+def _under(
+    limits: dict[str, Any],
+    task: Path,
+    command: list[str],
+) -> list[str]:
     """Return the command in a shell that first removes the resources of the label: memory, disk,
     network, rights, time."""
     lines: list[str] = []
@@ -216,7 +228,11 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def scrubbed(text: str, task: Path, model: Path) -> str:
+def scrubbed(
+    text: str,
+    task: Path,
+    model: Path,
+) -> str:
     """Without this machine's paths and names."""
     import sysconfig
 

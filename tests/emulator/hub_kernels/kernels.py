@@ -20,7 +20,12 @@ def get_kernel(name: str, *_: Any, **__: Any) -> Any:
     class Attention(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(
-            ctx: Any, query: Any, key: Any, value: Any, starts_q: Any, starts_k: Any
+            ctx: Any,
+            query: Any,
+            key: Any,
+            value: Any,
+            starts_q: Any,
+            starts_k: Any,
         ) -> Any:
             out = torch.empty_like(query)
             sums = query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
@@ -32,8 +37,8 @@ def get_kernel(name: str, *_: Any, **__: Any) -> Any:
             query, key, value, *_, starts_q, _ = ctx.saved_tensors
             found = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
             with traced_gpu({"capability": torch.cuda.get_device_capability()}):
-                given = (gradient, query, key, value, 0, starts_q.numel() - 1)
-                sizes = workspaces.flash3_backward(given, {}, None)
+                arguments = (gradient, query, key, value, 0, starts_q.numel() - 1)
+                sizes = workspaces.flash3_backward(workspaces.OperationCall(arguments, {}, None))
             blocks = [torch.empty(size, dtype=torch.uint8, device=query.device) for size in sizes]
             del blocks
             return *found, None, None

@@ -36,7 +36,10 @@ class _Absent(ModuleType):
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
-        self, name: str, path: Any, target: Any = None
+        self,
+        name: str,
+        path: Any,
+        target: Any = None,
     ) -> importlib.machinery.ModuleSpec | None:
         absent = any(name == one or name.startswith(f"{one}.") for one in GPU_ONLY)
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if absent else None

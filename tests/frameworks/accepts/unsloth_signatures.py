@@ -19,7 +19,11 @@ assert spec is not None and spec.origin is not None
 models = Path(spec.origin).parent / "models"
 
 
-def arguments(file: str, owner: str, function: str) -> list[str]:
+def arguments(
+    file: str,
+    owner: str,
+    function: str,
+) -> list[str]:
     tree = ast.parse((models / file).read_text())
     body = next(
         node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner

@@ -1,7 +1,8 @@
 """OpenRLHF's own actors with ZeRO-3 over two gloo ranks: the policy's trainer, the critic's, and a
 reference's Ray class.
 
-    python openrlhf_actors.py MODEL RANK PORT WHICH        `policy`, `critic` or `reference`: each is a process of its own there
+    python openrlhf_actors.py MODEL RANK PORT WHICH
+        `policy`, `critic` or `reference`: each is a process of its own there
 
 Its `setup_distributed` wants a GPU, and DeepSpeed's fused Adam too: torch's has the same states.
 The rest is as its actors make it: its settings by its parser, its models,
@@ -91,7 +92,12 @@ def optimizer_of(args: Any, which: Any) -> dict[str, Any]:
 def model_of(strategy: Any, config: Any) -> Any:
     from openrlhf.models import Actor
 
-    return Actor(MODEL, attn_implementation="eager", param_dtype="bf16", ds_config=config)
+    return Actor(
+        MODEL,
+        attn_implementation="eager",
+        param_dtype="bf16",
+        ds_config=config,
+    )
 
 
 def step(engine: Any) -> None:
@@ -109,7 +115,11 @@ def policy(args: Any, strategy: Any) -> None:
         (model_of(strategy, strategy.get_ds_train_config()), optimizer_of(args, args.actor))
     )
     trainer = ppo_actor.ActorPPOTrainer(
-        strategy, made, ema_model=None, actor_optim=optimizer, actor_scheduler=scheduler
+        strategy,
+        made,
+        ema_model=None,
+        actor_optim=optimizer,
+        actor_scheduler=scheduler,
     )
     step(trainer.actor.model)
 
@@ -129,7 +139,10 @@ def critic(args: Any, strategy: Any) -> None:
     )
     made, optimizer, scheduler = strategy.prepare((made, optimizer_of(args, args.critic)))
     trainer = CriticPPOTrainer(
-        strategy, critic=made, critic_optim=optimizer, critic_scheduler=scheduler
+        strategy,
+        critic=made,
+        critic_optim=optimizer,
+        critic_scheduler=scheduler,
     )
     import torch
 

@@ -1,6 +1,7 @@
 """Open-Reasoner-Zero's own actors with ZeRO-3 over two gloo ranks: each a process of its own there.
 
-    python orz_actors.py MODEL RANK PORT WHICH        `Policy`, `Critic`, `Ref` or `Reward`; its repository on PYTHONPATH
+    python orz_actors.py MODEL RANK PORT WHICH
+        `Policy`, `Critic`, `Ref` or `Reward`; its repository on PYTHONPATH
 
 Each makes its model by its own `init_model_from_pretrained`, but that the class of its head for
 values does not load under transformers 5: transformers' own such model stands in for it.
@@ -101,7 +102,10 @@ def valued() -> Any:
     from transformers import AutoModelForTokenClassification as Valued
 
     return Valued.from_pretrained(
-        MODEL, num_labels=1, attn_implementation="eager", dtype=torch.bfloat16
+        MODEL,
+        num_labels=1,
+        attn_implementation="eager",
+        dtype=torch.bfloat16,
     )
 
 

@@ -70,14 +70,23 @@ def main() -> None:
         strategy = FSDPStrategy(about, optimizer, model_config=ModelConfig(), num_training_steps=4)
         strategy.setup_distributed()
         wrapped = HFModelWrapper(
-            MODEL, use_flash_attention_2=False, bf16=False, logprobs_chunk_size=16
+            MODEL,
+            use_flash_attention_2=False,
+            bf16=False,
+            logprobs_chunk_size=16,
         )
         return strategy, strategy.prepare((wrapped, None, None) if optimizer else wrapped)
 
     def passed(model: Any) -> Any:
         rows = torch.ones((2, 32), dtype=torch.long)
         with torch.autocast(dtype=torch.bfloat16, device_type="cpu"):
-            return model(rows, 16, attention_mask=rows, compute_entropy=True, return_output=True)[0]
+            return model(
+                rows,
+                16,
+                attention_mask=rows,
+                compute_entropy=True,
+                return_output=True,
+            )[0]
 
     strategy, (model, optimizer, scheduler) = made(OptimizerConfig())
     policy, reference = (object.__new__(cls) for cls in (FSDPPolicyWorkerBase, FSDPRefWorkerBase))

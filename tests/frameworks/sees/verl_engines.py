@@ -37,12 +37,19 @@ def engine(cls: Any, kind: str, **about: Any) -> Any:
     )
     forward_only = about.get("forward_only", False)
     settings = FSDPEngineConfig(
-        strategy="fsdp2", use_torch_compile=False, reshard_after_forward=True, **about
+        strategy="fsdp2",
+        use_torch_compile=False,
+        reshard_after_forward=True,
+        **about,
     )
     optimizer = (
         None
         if forward_only
-        else FSDPOptimizerConfig(lr=1e-6, total_training_steps=4, lr_warmup_steps=0)
+        else FSDPOptimizerConfig(
+            lr=1e-6,
+            total_training_steps=4,
+            lr_warmup_steps=0,
+        )
     )
     made = cls(
         model_config=model,

@@ -21,7 +21,9 @@ def peak(step: Callable[[Any, Any], Any], *, trains: bool) -> int:
     hidden = torch.randn(1, ROWS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(WORDS, HIDDEN, dtype=torch.bfloat16, requires_grad=trains)
     with profile(
-        activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=False
+        activities=[ProfilerActivity.CPU],
+        profile_memory=True,
+        record_shapes=False,
     ) as found:
         step(hidden, weight).sum().backward()
     sizes = list(allocations(found.profiler.kineto_results.experimental_event_tree()))

@@ -30,7 +30,11 @@ def _page(folder: Path, document: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 @pytest.mark.parametrize("width", [390, 1100])
-def test_every_figure_is_drawn_and_nothing_complains(tmp_path: Path, name: str, width: int) -> None:
+def test_every_figure_is_drawn_and_nothing_complains(
+    tmp_path: Path,
+    name: str,
+    width: int,
+) -> None:
     url = _page(tmp_path, DOCUMENTS[name]())
     with tab(url, width=width) as opened:
         opened.page.wait_for_selector("body[data-drawn]")
@@ -39,7 +43,8 @@ def test_every_figure_is_drawn_and_nothing_complains(tmp_path: Path, name: str, 
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
         cut = """() => [...document.querySelectorAll('.figure text, .legend li')].filter(node => {
             const box = node.getBoundingClientRect();
-            return box.width && (box.left < -1 || box.right > document.documentElement.clientWidth + 1);
+            const width = document.documentElement.clientWidth;
+            return box.width && (box.left < -1 || box.right > width + 1);
         }).map(node => node.textContent)"""
         assert opened.page.evaluate(cut) == [], "labels and legends are whole"
         titles = [

@@ -214,7 +214,11 @@ def test_predictions_are_never_shown_as_measured() -> None:
 
 def test_a_predicted_answer_is_marked_everywhere() -> None:
     made = of_a_search()
-    made.update(basis="predicted", trials=[], confirm_with="autotune run --mode probe")
+    made.update(
+        basis="predicted",
+        trials=[],
+        confirm_with="autotune run --mode probe",
+    )
     made["recommendation"]["certificate"] = None
     text = " ".join(_read(render(made)).seen)
     assert "Predicted:" in text
@@ -239,7 +243,11 @@ def test_other_documents_are_refused(broken: dict[str, Any], said: str) -> None:
 
 def test_the_frontier_holds_only_what_no_other_beats() -> None:
     def row(peak: float, speed: float) -> CandidateRow:
-        return CandidateRow(knobs={}, peak_memory_bytes=peak, tokens_per_second=speed)
+        return CandidateRow(
+            knobs={},
+            peak_memory_bytes=peak,
+            tokens_per_second=speed,
+        )
 
     small, fast, beaten, alike = row(1, 10), row(3, 30), row(2, 9), row(3, 29)
     assert frontier([beaten, fast, alike, small]) == [small, fast]
@@ -311,7 +319,10 @@ def test_predicted_speeds_are_compared_at_the_same_lengths() -> None:
 
 
 def _peaks(
-    longest: int, fits: bool | None, at_lengths: int, fits_at_lengths: bool | None
+    longest: int,
+    fits: bool | None,
+    at_lengths: int,
+    fits_at_lengths: bool | None,
 ) -> dict[str, Any]:
     def around(gib: int) -> dict[str, int]:
         return {"value": gib * 2**30, "low": (gib - 1) * 2**30, "high": (gib + 1) * 2**30}

@@ -31,7 +31,15 @@ def chosen(
     gqa: bool = False,
     keys: int = 16,
 ) -> str:
-    q = torch.empty(2, heads, length, size, dtype=dtype, device="meta", requires_grad=grad)
+    q = torch.empty(
+        2,
+        heads,
+        length,
+        size,
+        dtype=dtype,
+        device="meta",
+        requires_grad=grad,
+    )
     k = torch.empty(2, kv_heads, keys, size, dtype=dtype, device="meta")
     with traced_gpu({"capability": capability}):
         return attention.choose(q, k, k, mask, dropout, mask is None, gqa)
@@ -66,7 +74,12 @@ MASK = torch.ones(2, 1, 16, 16, dtype=torch.bool, device="meta")
         ("efficient", RTX4090, BF16, {"size": 256, "dropout": 0.1}),
     ],
 )
-def test_the_kernel(kernel: str, capability: Any, dtype: Any, how: dict[str, Any]) -> None:
+def test_the_kernel(
+    kernel: str,
+    capability: Any,
+    dtype: Any,
+    how: dict[str, Any],
+) -> None:
     assert chosen(capability, dtype, **how) == kernel
 
 
@@ -74,7 +87,9 @@ def test_the_kernel(kernel: str, capability: Any, dtype: Any, how: dict[str, Any
     ("version", "kernel"), [("2.9.1+cu128", "flash"), ("2.10.0", "cudnn"), ("2.13.0+cpu", "cudnn")]
 )
 def test_hopper_uses_cudnn_since_torch_2_10(
-    monkeypatch: pytest.MonkeyPatch, version: str, kernel: str
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    kernel: str,
 ) -> None:
     monkeypatch.setattr(releases, "version", lambda package: version)
     assert chosen(H100, BF16) == kernel
@@ -88,7 +103,13 @@ def attend(q: Any, k: Any, mask: Any = None, **how: Any) -> Any:
     )
 
 
-def rows(batch: int, length: int, heads: int, size: int, dtype: Any = BF16) -> Any:
+def rows(
+    batch: int,
+    length: int,
+    heads: int,
+    size: int,
+    dtype: Any = BF16,
+) -> Any:
     """Tensors as projections return them: heads side by side in a row."""
     return torch.empty(batch, length, heads, size, dtype=dtype, requires_grad=True).transpose(1, 2)
 
@@ -167,12 +188,15 @@ def test_flash_backward_inside() -> None:
     q, k = meta(2, 100, 8, 80).transpose(1, 2), meta(2, 100, 2, 80).transpose(1, 2)
     table = workspaces.ON_CUDA[torch.ops.aten._scaled_dot_product_flash_attention_backward.default]
     accumulators = 2 * 8 * 128 * (96 + 1) * 4
-    assert sum(table((q, q, k, k), {}, None)) == accumulators + 2 * 2 * 8 * 100 * 80 * 2  # type: ignore[arg-type]
-    assert table((q, q, q, q), {}, None) == (
+    assert (
+        sum(table(workspaces.OperationCall((q, q, k, k), {}, None)))
+        == accumulators + 2 * 2 * 8 * 100 * 80 * 2
+    )  # type: ignore[arg-type]
+    assert table(workspaces.OperationCall((q, q, q, q), {}, None)) == (
         2 * 8 * 128 * 4,
         2 * 8 * 128 * 96 * 4,
     )  # blocks of their own
-    copied = table((meta(2, 8, 100, 80), q, q, q), {}, None)
+    copied = table(workspaces.OperationCall((meta(2, 8, 100, 80), q, q, q), {}, None))
     assert sum(copied) == accumulators + 2 * 100 * 8 * 80 * 2  # type: ignore[arg-type]
 
 
@@ -180,14 +204,19 @@ def test_flash_backward_inside() -> None:
     ("capability", "size", "rows_", "columns"),
     [(A100, 128, 128, 128), (A100, 64, 64, 64), (H100, 128, 128, 128), (RTX4090, 64, 64, 64)],
 )
-def test_efficient_backward_inside(capability: Any, size: int, rows_: int, columns: int) -> None:
+def test_efficient_backward_inside(
+    capability: Any,
+    size: int,
+    rows_: int,
+    columns: int,
+) -> None:
     """Tiles of float32 for dq with a header of 16 bytes each, and one number per row."""
     q = meta(2, 300, 8, size).transpose(1, 2)
     table = workspaces.ON_CUDA[
         torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
     ]
     with traced_gpu({"capability": capability}):
-        taken = table((q, q, q, q), {}, None)
+        taken = table(workspaces.OperationCall((q, q, q, q), {}, None))
     tiles = math.ceil(300 / rows_) * math.ceil(size / columns) * (16 + rows_ * columns * 4)
     assert taken == 2 * 8 * (tiles + 300 * 4)
 
@@ -198,7 +227,7 @@ def test_efficient_backward_splits_the_keys_beyond_the_registers() -> None:
         torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
     ]
     with traced_gpu({"capability": RTX4090}):
-        taken = table((q, q, q, q), {}, None)
+        taken = table(workspaces.OperationCall((q, q, q, q), {}, None))
     tiles, splits = 8 * 2 * (16 + 64 * 64 * 4), 8
     assert taken == 1 * 2 * (tiles + splits * 64 * (128 + 128) * 4 + 512 * 4)
 

@@ -96,7 +96,11 @@ WIDEST = {
 }
 
 
-def under_autocast(code: Any, dtype: Any = HALF, device: str = "cuda") -> Any:
+def under_autocast(
+    code: Any,
+    dtype: Any = HALF,
+    device: str = "cuda",
+) -> Any:
     with autocast.follow_cuda(), torch.autocast(device, dtype=dtype):
         return code().dtype
 

@@ -68,10 +68,14 @@ def test_clipping_computes_all_norms_at_once() -> None:
     assert peaks.most - peaks.left < NUMBERS
     table = workspaces.ON_CUDA[torch.ops.aten._foreach_norm.Scalar]
     gradients = [torch.empty(size, device="meta") for size in (65_536 * 3 + 1, 10)]
-    assert table((gradients,), {}, None) == 2 * 4 * 4
+    assert table(workspaces.OperationCall((gradients,), {}, None)) == 2 * 4 * 4
 
 
-def kept(code: Any, dtype: Any, device: str = "cuda") -> int:
+def kept(
+    code: Any,
+    dtype: Any,
+    device: str = "cuda",
+) -> int:
     def whole() -> Any:
         x = torch.empty(64, 128, dtype=dtype, requires_grad=True)
         return x, code(x)
@@ -122,11 +126,11 @@ def test_embeddings_sort_their_indices_for_the_gradient() -> None:
         torch.empty(3072, dtype=torch.long, device="meta"),
         torch.empty(4096, dtype=torch.long, device="meta"),
     )
-    assert table((gradient, few, 1000), {}, None) == 0
+    assert table(workspaces.OperationCall((gradient, few, 1000), {}, None)) == 0
     segments, parts = 1000, 4096 // 10 + 1000
-    assert table((gradient, many, 1000), {}, None) == 4 * 4096 * 8 + 3 * segments * 8 + parts * (
-        8 + 64 * 4
-    )
+    assert table(
+        workspaces.OperationCall((gradient, many, 1000), {}, None)
+    ) == 4 * 4096 * 8 + 3 * segments * 8 + parts * (8 + 64 * 4)
 
 
 def test_sums_over_rows_leave_a_part_of_each_block() -> None:
@@ -138,13 +142,22 @@ def test_sums_over_rows_leave_a_part_of_each_block() -> None:
         torch.empty(8, 1040, 896, device="meta"),
         torch.empty(2048, 1536, device="meta", dtype=torch.bfloat16),
     )
-    assert table((norm, [0, 1], True), {}, None) == 4 * 896 * 130 * 128 == 59_637_760
-    assert table((bias, [0], True), {}, None) == 24 * 2**20
-    assert table((norm, [2]), {}, None) == 0  # along a row, within a block
     assert (
-        table((torch.empty(200, 1536, device="meta"), [0]), {}, None) == 0
+        table(workspaces.OperationCall((norm, [0, 1], True), {}, None))
+        == 4 * 896 * 130 * 128
+        == 59_637_760
+    )
+    assert table(workspaces.OperationCall((bias, [0], True), {}, None)) == 24 * 2**20
+    assert (
+        table(workspaces.OperationCall((norm, [2]), {}, None)) == 0
+    )  # along a row, within a block
+    assert (
+        table(workspaces.OperationCall((torch.empty(200, 1536, device="meta"), [0]), {}, None)) == 0
     )  # too few rows to be divided
-    assert table((torch.empty(8, 0, 4, device="meta"), [0, 1]), {}, None) == 0
+    assert (
+        table(workspaces.OperationCall((torch.empty(8, 0, 4, device="meta"), [0, 1]), {}, None))
+        == 0
+    )
 
 
 def test_the_gpu_is_the_specifications() -> None:
@@ -241,7 +254,8 @@ def test_a_stub_of_triton_suffices_to_import_kernels(tmp_path: Path) -> None:
     code = """
 import importlib.util, sys
 real = importlib.util.find_spec
-importlib.util.find_spec = lambda name, package=None: None if name == "triton" else real(name, package)
+importlib.util.find_spec = lambda name, package=None: None if name == "triton" else real(name,
+    package)
 from autotune.worker.tracing import kernels
 kernels.install_triton_stub()
 importlib.util.find_spec = real
@@ -260,7 +274,12 @@ assert kernel[(1,)](1, BLOCK=2) is None and tuned[(1,)](1) is None
 assert triton.cdiv(7, 2) == 4 and triton.next_power_of_2(5) == 8
 assert importlib.util.find_spec("triton") is not None
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
 
 
 def test_an_installed_triton_is_not_replaced() -> None:
@@ -300,7 +319,12 @@ def test_a_product_is_added_in_a_type_of_its_own_whatever_the_release_of_torch(
     from torch._decomp import decomposition_table
 
     def up_to_2_11(
-        sums: Any, left: Any, right: Any, beta: int = 1, alpha: int = 1, out: Any = None
+        sums: Any,
+        left: Any,
+        right: Any,
+        beta: int = 1,
+        alpha: int = 1,
+        out: Any = None,
     ) -> Any:
         return torch.mm(left, right) + beta * sums
 

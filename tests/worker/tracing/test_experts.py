@@ -40,12 +40,18 @@ def config(kind: str = "qwen3_moe") -> Any:
             **shared,
         )
     return transformers.Qwen3MoeConfig(
-        num_experts=COUNT, moe_intermediate_size=INNER, head_dim=32, **shared
+        num_experts=COUNT,
+        moe_intermediate_size=INNER,
+        head_dim=32,
+        **shared,
     )
 
 
 def model(
-    kind: str, implementation: str | None, dtype: Any = torch.bfloat16, attention: str = "sdpa"
+    kind: str,
+    implementation: str | None,
+    dtype: Any = torch.bfloat16,
+    attention: str = "sdpa",
 ) -> Any:
     settings = config(kind)
     settings._experts_implementation = implementation
@@ -120,7 +126,13 @@ def test_a_gpu_without_grouped_products_loops_over_rows() -> None:
 def test_weights_in_float32_are_grouped_too(device: str) -> None:
     # torch's fused attention of float32 and bfloat16 is not the same kernel, and counts other
     # FLOPs.
-    wide = traced_model("qwen3_moe", None, dtype=torch.float32, device=device, attention="eager")
+    wide = traced_model(
+        "qwen3_moe",
+        None,
+        dtype=torch.float32,
+        device=device,
+        attention="eager",
+    )
     narrow = traced_model("qwen3_moe", None, device=device, attention="eager")
     assert wide.flops == pytest.approx(narrow.flops, rel=0.001)
     assert narrow.left < wide.left < 2.1 * narrow.left

@@ -79,7 +79,11 @@ def test_pieces_of_one_length_are_one_call() -> None:
     from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
 
     torch.manual_seed(0)
-    config = Qwen2_5_VLVisionConfig(hidden_size=32, num_heads=4, attn_implementation="sdpa")
+    config = Qwen2_5_VLVisionConfig(
+        hidden_size=32,
+        num_heads=4,
+        attn_implementation="sdpa",
+    )
     attention = modelling.Qwen2_5_VLVisionAttention(config)
     ends = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()])
     hidden, still = torch.randn(sum(LENGTHS), 32), torch.zeros(sum(LENGTHS), 8)

@@ -31,7 +31,12 @@ def model(attention: str) -> Any:
     return made
 
 
-def forward(attention: str, padded: bool = False, packed: bool = False, train: bool = True) -> Any:
+def forward(
+    attention: str,
+    padded: bool = False,
+    packed: bool = False,
+    train: bool = True,
+) -> Any:
     def code() -> Any:
         made = model(attention)
         inputs: dict[str, Any] = {"input_ids": torch.zeros(BATCH, LENGTH, dtype=torch.long)}

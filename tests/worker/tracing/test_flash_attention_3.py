@@ -96,7 +96,9 @@ def test_its_backward_pass_has_float32_accumulators() -> None:
     ],
 )
 def test_blocks_are_those_of_the_card(
-    capability: tuple[int, int], size: int, blocks: tuple[int, int]
+    capability: tuple[int, int],
+    size: int,
+    blocks: tuple[int, int],
 ) -> None:
     with traced_gpu({"capability": list(capability)}):
         assert workspaces._flash3_blocks(size) == blocks

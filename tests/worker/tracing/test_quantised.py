@@ -78,7 +78,11 @@ def test_storages(settings: dict[str, Any], size: int) -> None:
     assert weights(settings) == size
 
 
-def forward(settings: dict[str, Any], dtype: Any = torch.bfloat16, bias: bool = False) -> Any:
+def forward(
+    settings: dict[str, Any],
+    dtype: Any = torch.bfloat16,
+    bias: bool = False,
+) -> Any:
     def code() -> Any:
         model = made(settings, bias)
         x = torch.empty(TOKENS, COLUMNS, dtype=dtype, requires_grad=True)
@@ -290,7 +294,11 @@ def test_trls_own_trainer_trains_quantised_models(settings: dict[str, Any], bits
 # Optimizers.
 
 
-def state(name: str, numbers: int = 100_352, steps: int = 2) -> tuple[int, Any]:
+def state(
+    name: str,
+    numbers: int = 100_352,
+    steps: int = 2,
+) -> tuple[int, Any]:
     found: list[Any] = []
 
     def code() -> Any:
@@ -321,7 +329,11 @@ SCALES = 100_352 // 256 * 4
         ("ademamix_8bit", 3 * (100_352 + SCALES), 0),
     ],
 )
-def test_the_state_of_bitsandbytes_optimizers(name: str, allocated: int, managed: int) -> None:
+def test_the_state_of_bitsandbytes_optimizers(
+    name: str,
+    allocated: int,
+    managed: int,
+) -> None:
     left, optimizer = state(name)
     assert (left, optimizer.managed_bytes) == (allocated, managed)
 
@@ -345,7 +357,10 @@ def test_transformers_finds_them_by_name_with_float32_state_for_embeddings() -> 
     before = bitsandbytes_optimizers._Manager._only
     with bitsandbytes_optimizers.installed():
         arguments = transformers.TrainingArguments(
-            output_dir="unused", optim="adamw_8bit", use_cpu=True, report_to=[]
+            output_dir="unused",
+            optim="adamw_8bit",
+            use_cpu=True,
+            report_to=[],
         )
         kind, options = transformers.Trainer.get_optimizer_cls_and_kwargs(arguments)
         assert kind.__module__ == "bitsandbytes.optim" and options["optim_bits"] == 8

@@ -172,9 +172,7 @@ def test_of_modules_that_return_one_tensor_the_outermost_begins_its_backward_fir
     assert begun[:4] == ["", "lm_head", "model", "model.norm"]
 
 
-def test_zero3_waits_forever_for_the_backward_of_a_module_that_ran_without_gradients_meanwhile() -> (
-    None
-):
+def test_zero3_waits_forever_for_a_module_that_ran_without_gradients_before_its_backward() -> None:
     """DeepSpeed's counter is the module's, not the pass's: weights stay gathered until the
     backward pass is over.
     """
@@ -185,7 +183,7 @@ def test_zero3_waits_forever_for_the_backward_of_a_module_that_ran_without_gradi
     def ended(*, scores: bool) -> list[int]:
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
         log = parameter_uses.ParameterUses(Ledger(), own_nodes=True)
-        log.watch(model, SimpleNamespace(_booked=lambda storage: None), trains=False)
+        log.watch(model, SimpleNamespace(number_of=lambda tensor: None), trains=False)
         found = model(torch.ones(1, 4, requires_grad=True))
         if scores:
             with torch.no_grad():

@@ -1,0 +1,224 @@
+"""Output of programs that only change text: `$(dirname "$0")`, `$(echo "$IDS" | tr , ' ')`.
+
+They are not started. What they print is computed from their words, and so is what they receive
+through a pipe. The output of every other program is UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from autotune.core.shell_words import UNKNOWN, Expansion, NotClosed
+
+Filter = Callable[[Sequence[str], str], str | None]
+"""Arguments and input of a program -> what it prints; None: not known."""
+
+
+def output_of(command: str, expansion: Expansion) -> str:
+    """Return what the command in `$(...)` prints, without the line ends behind it."""
+    stages = _parts(command, "|")
+    text = ""
+    for stage in stages:
+        steps = _parts(stage, "&&")
+        printed = _stage(steps, text, expansion)
+        if printed is None:
+            return UNKNOWN
+        text = printed
+    expansion.budget.spend(text=len(text))
+    return text.rstrip("\n")
+
+
+def _stage(
+    steps: Sequence[str],
+    received: str,
+    expansion: Expansion,
+) -> str | None:
+    """Return the output of `cd FOLDER && pwd`, or of one program."""
+    folder: str | None = None
+    for step in steps[:-1]:
+        words = _words(step, expansion)
+        if words[:1] != ["cd"] or len(words) < 2 or UNKNOWN in words[-1]:
+            return None
+        folder = posixpath.normpath(posixpath.join(expansion.text("PWD"), words[-1]))
+    words = _words(steps[-1], expansion)
+    if not words:
+        return None
+    name, arguments = words[0], words[1:]
+    if name == "pwd":
+        return folder or expansion.text("PWD")
+    if name == "expr":
+        return expansion.arithmetic(" ".join(arguments))
+    filter_ = _FILTERS.get(name)
+    if folder is not None or filter_ is None or UNKNOWN in received:
+        return None
+    if any(UNKNOWN in argument for argument in arguments):
+        return None
+    return filter_(arguments, received)
+
+
+def _words(command: str, expansion: Expansion) -> list[str]:
+    texts: list[str] = []
+    try:
+        for raw in _raw_words(command):
+            texts += [word.text for word in expansion.words(raw, 1, None)]
+    except NotClosed:
+        return []
+    return texts
+
+
+_QUOTED = r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.|\$\((?:[^()]|\([^()]*\))*\)|\$\{[^}]*\}"
+_RAW_WORD = re.compile(rf"(?:{_QUOTED}|[^\s'\"\\])+", re.DOTALL)
+_REDIRECTION = re.compile(r"(?:\d*>>?|&>)(?:&\d|\s*\S+)")
+
+
+def _raw_words(command: str) -> list[str]:
+    return _RAW_WORD.findall(_REDIRECTION.sub(" ", command))
+
+
+def _parts(command: str, separator: str) -> list[str]:
+    """Return the parts between separators outside quotes."""
+    splitter = re.compile(rf"{_QUOTED}|(?P<separator>{re.escape(separator)})|.", re.DOTALL)
+    parts = [""]
+    for match in splitter.finditer(command):
+        if match["separator"] is not None:
+            parts.append("")
+        else:
+            parts[-1] += match[0]
+    return parts
+
+
+# The programs.
+
+
+def _echo(arguments: Sequence[str], received: str) -> str | None:
+    texts = list(arguments)
+    while texts and texts[0] in ("-n", "-e", "-E", "-ne", "-en"):
+        texts.pop(0)
+    return " ".join(texts) + "\n"
+
+
+def _printf(arguments: Sequence[str], received: str) -> str | None:
+    if arguments[:1] == ["%s"] and len(arguments) == 2:
+        return arguments[1]
+    is_plain = len(arguments) == 1 and "%" not in arguments[0] and "\\" not in arguments[0]
+    return arguments[0] if is_plain else None
+
+
+def _dirname(arguments: Sequence[str], received: str) -> str | None:
+    if len(arguments) != 1:
+        return None
+    return posixpath.dirname(arguments[0].rstrip("/")) or "."
+
+
+def _basename(arguments: Sequence[str], received: str) -> str | None:
+    if not 1 <= len(arguments) <= 2 or arguments[0].startswith("-"):
+        return None
+    name = posixpath.basename(arguments[0].rstrip("/"))
+    suffix = arguments[1] if len(arguments) == 2 else ""
+    return name.removesuffix(suffix) if name != suffix else name
+
+
+def _realpath(arguments: Sequence[str], received: str) -> str | None:
+    paths = [argument for argument in arguments if not argument.startswith("-")]
+    return os.path.abspath(paths[0]) if len(paths) == 1 else None  # noqa: PTH100
+
+
+def _which(arguments: Sequence[str], received: str) -> str | None:
+    names = [argument for argument in arguments if not argument.startswith("-")]
+    return names[0] if len(names) == 1 else None
+
+
+def _seq(arguments: Sequence[str], received: str) -> str | None:
+    try:
+        numbers = [int(argument) for argument in arguments]
+    except ValueError:
+        return None
+    if not 1 <= len(numbers) <= 3:
+        return None
+    first = numbers[0] if len(numbers) > 1 else 1
+    step = numbers[1] if len(numbers) == 3 else 1
+    if step <= 0 or (numbers[-1] - first) // step > 1000:
+        return None
+    return "\n".join(str(number) for number in range(first, numbers[-1] + 1, step))
+
+
+_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
+
+
+def _tr(arguments: Sequence[str], received: str) -> str | None:
+    if len(arguments) != 2:
+        return None
+    old, new = (_ESCAPES.get(argument, argument) for argument in arguments)
+    if old == "-d":
+        return received.replace(new, "") if len(new) == 1 else None
+    if old in ("[:upper:]", "A-Z", "[A-Z]"):
+        return received.lower()
+    if old in ("[:lower:]", "a-z", "[a-z]"):
+        return received.upper()
+    return received.replace(old, new) if len(old) == len(new) == 1 else None
+
+
+def _wc(arguments: Sequence[str], received: str) -> str | None:
+    counts = {"-l": received.count("\n"), "-w": len(received.split()), "-c": len(received)}
+    return str(counts[arguments[0]]) if list(arguments[:1]) and arguments[0] in counts else None
+
+
+def _awk(arguments: Sequence[str], received: str) -> str | None:
+    """`awk -F, '{print NF}'` and `{print $2}`."""
+    separator = None
+    texts = list(arguments)
+    if texts and texts[0].startswith("-F"):
+        separator = texts.pop(0)[2:] or (texts.pop(0) if texts else None)
+    program = re.fullmatch(r"\s*\{\s*print\s+(NF|\$(\d|NF))\s*\}\s*", " ".join(texts))
+    if program is None:
+        return None
+    lines = []
+    for line in received.splitlines():
+        fields = line.split(separator)
+        if program[1] == "NF":
+            lines.append(str(len(fields)))
+        else:
+            index = len(fields) if program[2] == "NF" else int(program[2])
+            lines.append(line if index == 0 else (["", *fields, *[""] * 9])[index])
+    return "\n".join(lines) + "\n"
+
+
+def _cut(arguments: Sequence[str], received: str) -> str | None:
+    """`cut -d/ -f2`."""
+    match = re.fullmatch(r"-d ?(.) -f ?(\d)", " ".join(arguments))
+    if match is None:
+        return None
+    lines = []
+    for line in received.splitlines():
+        fields = line.split(match[1])
+        place = int(match[2]) - 1
+        lines.append(fields[place] if place < len(fields) else "")
+    return "\n".join(lines) + "\n"
+
+
+def _sed(arguments: Sequence[str], received: str) -> str | None:
+    """`sed 's/a/b/g'` of plain text."""
+    match = re.fullmatch(r"s([/|#,])([\w. :-]*)\1([\w. :-]*)\1(g?)", " ".join(arguments))
+    if match is None or "." in match[2]:
+        return None
+    return received.replace(match[2], match[3], -1 if match[4] else 1)
+
+
+_FILTERS: Mapping[str, Filter] = {
+    "echo": _echo,
+    "printf": _printf,
+    "dirname": _dirname,
+    "basename": _basename,
+    "realpath": _realpath,
+    "readlink": _realpath,
+    "which": _which,
+    "seq": _seq,
+    "tr": _tr,
+    "wc": _wc,
+    "awk": _awk,
+    "cut": _cut,
+    "sed": _sed,
+}

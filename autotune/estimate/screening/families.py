@@ -1,0 +1,63 @@
+"""Families: a step model, sharded over ranks, at each point of the family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autotune.core.trace import Trace
+from autotune.estimate.replay import StepStage
+from autotune.estimate.screening.points import Integers, Point
+from autotune.estimate.screening.step_model import StepModel, steps_at
+from autotune.estimate.trace_context import PredictionInput, TraceContext
+
+
+class Family:
+    """The step model of a family, sharded over its ranks."""
+
+    def __init__(
+        self,
+        points: Sequence[Point],
+        model: StepModel,
+        rank: PredictionInput,
+        stage: StepStage,
+    ) -> None:
+        """`rank`: the one that reserves most at the first point, whose step in a context is
+        `stage`; a sharding library adds the same at every point.
+        """
+        self.points, self.model, self.rank = list(points), model, rank
+        unsharded = len(model.trace.sizes)
+        self._added_sizes = np.array(rank.trace.sizes[unsharded:], dtype=np.int64)
+        self._stages = [stage]
+
+    def covers(self, points: Sequence[Point]) -> bool:
+        """Return True if the points are within the range of the model."""
+        surveyed, asked = zip(*self.points, strict=True), zip(*points, strict=True)
+        return all(
+            min(known) <= min(values) and max(values) <= max(known)
+            for known, values in zip(surveyed, asked, strict=True)
+        )
+
+    def traces(self, points: Sequence[Point]) -> Iterator[tuple[Point, Trace, Integers]]:
+        """Yield each point's trace and sizes; those in the trace are the first point's."""
+        for step in steps_at(self.model, points):
+            trace = replace(
+                self.rank.trace,
+                work=step.work,
+                high_extra_bytes=step.high_extra_bytes,
+                derived_error_bytes=step.derived_error_bytes,
+            )
+            yield step.point, trace, np.concatenate([step.sizes, self._added_sizes])
+
+    def stage(self, sizes: Integers, context: TraceContext) -> StepStage:
+        """Return one point's step in its context, ready for an allocator replay."""
+        for stage in self._stages:
+            if (at_sizes := stage.at(sizes, context)) is not None:
+                return at_sizes
+        stage = StepStage(self.rank.trace, context)
+        self._stages.append(stage)
+        at_sizes = stage.at(sizes, context)
+        assert at_sizes is not None
+        return at_sizes

@@ -1,0 +1,153 @@
+"""The short traces that a survey asks for: at which points, in how many layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from autotune.estimate.screening.points import Point
+from autotune.estimate.screening.repetition import LayerRepetition
+
+
+class PlannedTrace(NamedTuple):
+    """A trace to make."""
+
+    point: Point
+    layers: int | None  # None: all layers of the model
+
+
+class Position(NamedTuple):
+    """Position between the smallest (0) and the largest (1) value of each setting."""
+
+    micro_batch: float
+    prompt: float
+    completion: float
+    micro_steps: int  # the number itself, where the family's points differ in it
+
+
+POSITIONS = (
+    Position(0.0, 0.0, 0.0, 3),
+    Position(1.0, 0.17, 1.0, 3),
+    Position(0.5, 1.0, 0.1, 4),
+    Position(1.0, 0.6, 0.45, 5),
+    Position(0.0, 1.0, 0.8, 4),
+    Position(0.6, 0.3, 1.0, 3),
+)
+"""Positions of the first traces: irregular, so that no two terms are proportional over them.
+
+Micro-steps are few: beyond three they repeat, and a generation's bytes grow linearly.
+"""
+REFERENCE_POSITIONS = (POSITIONS[0], POSITIONS[2])
+"""Positions that suffice with the formulas of another family."""
+
+LOW = Position(0.0, 0.3, 0.5, 3)
+MIDDLE = Position(0.3, 0.8, 0.6, 5)
+"""Positions in reserve, traced if the check fails."""
+
+LENGTH_GRID = 8  # multiple of lengths in between, as attention masks are aligned
+MAX_BATCHES = 3
+"""Number of micro-batches above which only the check traces the largest: it takes longest."""
+
+CHECKED_MICRO_STEPS = 6
+
+
+def initial_traces(
+    points: Sequence[Point],
+    repetition: LayerRepetition | None,
+    batches: Sequence[int] | None,
+) -> list[PlannedTrace]:
+    """Return the first traces: points of the short model, one of the longer model, the check.
+
+    `batches`: micro-batches of the reference family; None without one. The check is in the longer
+    model, except with a reference: that has shown that all layers grow alike.
+    """
+    short = longer = None
+    if repetition is not None:
+        short = repetition.layers
+        longer = repetition.layers + repetition.period
+
+    if batches is None:
+        chosen = picked_points(points)
+        checked = longer
+    else:
+        chosen = _points_with_reference(points, batches)
+        checked = short
+
+    planned = [PlannedTrace(point, short) for point in chosen]
+    if repetition is not None:
+        planned.append(PlannedTrace(chosen[0], longer))
+    planned.append(PlannedTrace(corner(points), checked))
+    return planned
+
+
+def picked_points(points: Sequence[Point]) -> list[Point]:
+    """Return the points to trace without a reference; at most two are taken as they are."""
+    distinct = list(dict.fromkeys(points))
+    if len(distinct) <= 2:
+        return distinct
+    return list(dict.fromkeys(_point_at(position, points) for position in POSITIONS))
+
+
+def _points_with_reference(points: Sequence[Point], batches: Sequence[int]) -> list[Point]:
+    """Return two points that differ in everything, at small micro-batches."""
+    if len(set(points)) <= len(REFERENCE_POSITIONS):
+        return picked_points(points)
+    micro_batches = sorted({point.micro_batch for point in points} | set(batches))
+    if len(micro_batches) > MAX_BATCHES:
+        micro_batches.pop()
+
+    chosen: dict[Point, None] = {}
+    for position in REFERENCE_POSITIONS:
+        micro_batch = _between(micro_batches, position.micro_batch)
+        chosen[_point_at(position, points)._replace(micro_batch=micro_batch)] = None
+    return list(chosen)
+
+
+def corner(points: Sequence[Point]) -> Point:
+    """Return the largest of everything, where an error is largest: the point of the check."""
+    largest = Point(*map(max, zip(*points, strict=True)))
+    micro_steps = {point.micro_steps for point in points}
+    if len(micro_steps) == 1:
+        return largest
+    return largest._replace(micro_steps=max(CHECKED_MICRO_STEPS, min(micro_steps)))
+
+
+def reserve_points(points: Sequence[Point]) -> list[Point]:
+    """Return the points to add while the check fails: one at which loops are not full, the corner
+    with few micro-steps, and one in the middle.
+    """
+    low, middle = (_point_at(position, points) for position in (LOW, MIDDLE))
+    few = _micro_steps_at(POSITIONS[0], points)
+    return [low, corner(points)._replace(micro_steps=few), middle]
+
+
+def _point_at(position: Position, points: Sequence[Point]) -> Point:
+    micro_batches, prompts, completions, _ = zip(*points, strict=True)
+    return Point(
+        micro_batch=_between(micro_batches, position.micro_batch),
+        prompt=_between(prompts, position.prompt, LENGTH_GRID),
+        completion=_between(completions, position.completion, LENGTH_GRID),
+        micro_steps=_micro_steps_at(position, points),
+    )
+
+
+def _micro_steps_at(position: Position, points: Sequence[Point]) -> int:
+    values = {point.micro_steps for point in points}
+    if len(values) == 1:
+        return values.pop()
+    return position.micro_steps
+
+
+def _between(
+    values: Sequence[int],
+    share: float,
+    grid: int = 1,
+) -> int:
+    """Return the value at a share of the way from the least to the greatest, on a grid."""
+    least, greatest = min(values), max(values)
+    if share == 0:
+        return least
+    if share == 1:
+        return greatest
+    value = round((least + share * (greatest - least)) / grid) * grid
+    return min(greatest, max(least, value))

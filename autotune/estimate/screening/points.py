@@ -1,0 +1,42 @@
+"""Points of a family: the settings in which its candidates differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.core.trace import Trace
+
+Floats: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
+
+
+class NotUniform(Exception):
+    """The points or the layers differ in more than sizes; the text names the difference."""
+
+
+class Point(NamedTuple):
+    """A point x = (B, P, C, N)."""
+
+    micro_batch: int
+    prompt: int
+    completion: int
+    micro_steps: int  # micro-batches per generation (without generation, per optimizer step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A trace and its point."""
+
+    point: Point
+    trace: Trace
+
+
+def rows_of(points: Sequence[Point]) -> Floats:
+    """Return the points as rows of B, P, C, N."""
+    return np.array(points, dtype=np.float64)

@@ -1,0 +1,100 @@
+"""Trace requests as points of a family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from autotune.core.space import fingerprint
+from autotune.estimate.screening.points import Point
+
+Request: TypeAlias = Mapping[str, Any]
+
+POINT_SETTINGS = frozenset(
+    {
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "steps_per_generation",
+        "max_completion_length",
+        "max_length",
+        "num_generations",
+    }
+)
+"""Settings that vary inside a family (the group size changes a few numbers per prompt)."""
+
+WHOLE_WEIGHTS = ("zero1", "zero2")
+"""Stages of ZeRO that leave the modules unchanged; under the third they save other tensors."""
+
+MICRO_STEP_CLASSES = 3
+"""Micro-steps of which more change nothing: points with 1, 2, or at least 3 have other events."""
+
+
+def family_key(request: Request) -> str:
+    """Return a fingerprint of everything but the point, with the class of its micro-steps. Points
+    of one class have the same events.
+    """
+    settings = request["settings"]
+    accumulation = settings.get("gradient_accumulation_steps")
+    steps = settings.get("steps_per_generation")
+    stale = None if steps in (None, accumulation) else (accumulation, steps)
+    key = {name: value for name, value in request.items() if name not in ("settings", "lengths")}
+    fixed = {name: value for name, value in settings.items() if name not in POINT_SETTINGS}
+    course = min(point_of(request).micro_steps, MICRO_STEP_CLASSES)
+    return fingerprint({**key, "settings": fixed, "course": course, "stale": stale})
+
+
+def traced_request(request: Request) -> Request:
+    """Return the request to trace: ZeRO's buckets, shards and offloading are added afterwards."""
+    sharding = request["sharding"]
+    kind = sharding["kind"]
+    if kind in WHOLE_WEIGHTS:
+        kind = WHOLE_WEIGHTS[-1]
+    elif kind != "zero3":
+        return request
+    return {**request, "sharding": {"kind": kind, "ranks": sharding["ranks"]}}
+
+
+def point_of(request: Request) -> Point:
+    """Return the point of a request."""
+    settings, lengths = request["settings"], request["lengths"]
+    steps = settings.get("steps_per_generation") or settings.get("gradient_accumulation_steps")
+    return Point(
+        micro_batch=settings["per_device_train_batch_size"],
+        prompt=lengths["prompt"],
+        completion=lengths["completion"],
+        micro_steps=steps or 1,
+    )
+
+
+def request_at(
+    request: Request,
+    point: Point,
+    layers: int | None,
+) -> Request:
+    """Return the request at another point, in a number of layers (None: all)."""
+    # 1. Batch.
+    settings = dict(request["settings"])
+    steps = settings.get("steps_per_generation")
+    settings["per_device_train_batch_size"] = point.micro_batch
+    if steps in (None, settings.get("gradient_accumulation_steps")):
+        settings["gradient_accumulation_steps"] = point.micro_steps
+    if steps is not None:
+        settings["steps_per_generation"] = point.micro_steps
+    if "num_generations" in settings:
+        batch = point.micro_batch * point.micro_steps * request["sharding"]["ranks"]
+        settings["num_generations"] = _group_size(settings["num_generations"], batch)
+    # 2. Lengths.
+    if "max_completion_length" in settings:
+        settings["max_completion_length"] = point.completion
+    if "max_length" in settings:
+        settings["max_length"] = point.prompt + point.completion
+    lengths = {**request["lengths"], "prompt": point.prompt, "completion": point.completion}
+    # 3. Depth.
+    model = {**request["model"], "layers": layers}
+    return {**request, "settings": settings, "lengths": lengths, "model": model}
+
+
+def _group_size(wanted: int, batch: int) -> int:
+    """Return the group size asked for if it divides the batch, else the smallest divisor."""
+    sizes = (wanted, *range(2, batch + 1))
+    return next((size for size in sizes if batch % size == 0), wanted)

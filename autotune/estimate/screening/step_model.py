@@ -1,0 +1,90 @@
+"""Step model: the steps of one family as a function of the point.
+
+A `StepModel` is plain data: a trace, columns of numbers and terms of formulas. Whatever makes it
+(`survey`) and whatever it is used for (`families`) is elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.core.measurement import Phase
+from autotune.core.trace import Trace, Work
+from autotune.estimate.screening.points import Integers, Point, rows_of
+from autotune.estimate.screening.size_model import SizeModel
+from autotune.estimate.screening.stretching import StretchedTrace
+from autotune.estimate.screening.work_model import WorkModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepModel:
+    """The steps of a family at any point within the range of those surveyed."""
+
+    stretched: StretchedTrace  # the full model's trace at the first point traced
+    sizes: SizeModel  # of the short model
+    work: WorkModel
+    residual: float  # largest error at the check, relative to the highest peak
+
+    @property
+    def trace(self) -> Trace:
+        return self.stretched.trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointStep:
+    """The step at one point: what differs from the model's trace."""
+
+    point: Point
+    sizes: Integers  # of the trace's allocations
+    work: tuple[Work, ...]
+    high_extra_bytes: int
+    derived_error_bytes: int
+
+
+def sizes_at(model: StepModel, point: Point) -> Integers:
+    """Return the sizes of the full trace's allocations."""
+    return model.stretched.sizes_from(model.sizes.sizes_at(point))
+
+
+def steps_at(model: StepModel, points: Sequence[Point]) -> Iterator[PointStep]:
+    """Yield the step at each point."""
+    events = np.array(model.trace.events, dtype=np.int64)
+    works = model.work.work_at(rows_of(points))
+    extras = model.sizes.high_extra_bytes(points)
+    for point, work, extra in zip(points, works, extras, strict=True):
+        sizes = sizes_at(model, point)
+        margin = 0
+        if model.residual:
+            margin = round(model.residual * int(requested_bytes(events, sizes).max()))
+        yield PointStep(
+            point=point,
+            sizes=sizes,
+            work=work,
+            high_extra_bytes=extra,
+            derived_error_bytes=margin,
+        )
+
+
+def phase_peaks(trace: Trace, sizes: Integers | None = None) -> dict[Phase, int]:
+    """Return the peak of requested bytes in each phase, with the bytes held at its beginning.
+
+    `sizes`: others than the trace's own.
+    """
+    if sizes is None:
+        sizes = np.array(trace.sizes, dtype=np.int64)
+    events = np.array(trace.events, dtype=np.int64)
+    requested = np.append(0, requested_bytes(events, sizes))
+    peaks: dict[Phase, int] = {}
+    for mark, span in trace.stretches():
+        if len(span):
+            peak = int(requested[span.start : span.stop + 1].max())
+            peaks[mark.phase] = max(peak, peaks.get(mark.phase, 0))
+    return peaks
+
+
+def requested_bytes(events: Integers, sizes: Integers) -> Integers:
+    """Return the requested bytes that are live after each event."""
+    return np.cumsum(np.sign(events) * sizes[np.abs(events) - 1])

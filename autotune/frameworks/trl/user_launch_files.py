@@ -1,0 +1,221 @@
+"""The user's files of accelerate and DeepSpeed, read as settings of a launch.
+
+Other values of a file (bucket sizes, prefetching) are those of the written accelerate.yaml's
+defaults; each that differs is a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from autotune.core.errors import BadInput
+from autotune.core.files import read_json
+from autotune.core.space import KnobValue
+from autotune.core.units import MIB
+from autotune.core.yaml_document import read_document
+from autotune.frameworks.trl.settings import OFFLOAD_DEVICES
+
+NOT_MODELLED = (
+    "allgather_bucket_size",
+    "reduce_bucket_size",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "sub_group_size",
+    "zero_hpz_partition_size",
+    "zero_quantized_weights",
+    "zero_quantized_gradients",
+)
+"""ZeRO options with an effect on memory that are predicted at DeepSpeed's defaults."""
+
+DEEPSPEED_TO_TRAINER = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "max_grad_norm",
+}
+"""DeepSpeed's setting -> the trainer's. transformers refuses to train if they differ, unless the
+first is "auto".
+"""
+
+SHARED_ROWS = {"cp": "context", "sp": "sequence", "tp": "tensor"}
+"""Kinds of parallelism in which several ranks compute the same rows: part of accelerate's option
+-> name.
+"""
+
+
+_WITHOUT_SHARED_ROWS = (
+    "Set it to 1. Long rows also fit with zero3, activation_offloading or a smaller micro-batch."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFile:
+    """Settings of one launch configuration."""
+
+    settings: Mapping[str, KnobValue]
+    processes: int | None = None
+    notes: tuple[str, ...] = ()
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    """Values of DeepSpeed's own that transformers compares with the trainer's, under the
+    trainer's names.
+    """
+
+
+def read_accelerate(path: Path) -> LaunchFile:
+    """Read a file of `accelerate launch --config_file`."""
+    document = read_document(path)
+    content = document.content
+    shared = shared_rows(content.get("parallelism_config"))
+    if shared is not None:
+        problem, way_out = shared
+        raise document.error(("parallelism_config",), problem, way_out=way_out)
+    processes = content.get("num_processes")
+    if not isinstance(processes, int):
+        processes = None
+    launch = LaunchFile(settings={}, processes=processes)
+    kind = str(content.get("distributed_type", "NO")).upper()
+    if kind == "DEEPSPEED":
+        options = _mapping(content.get("deepspeed_config"))
+        if options.get("deepspeed_config_file"):
+            file = Path(str(options["deepspeed_config_file"]))
+            if not file.is_absolute() and not file.is_file():
+                file = path.parent / file
+            return replace(read_deepspeed(file), processes=launch.processes)
+        settings = _zero_settings(
+            options.get("zero_stage", 2),
+            options.get("offload_optimizer_device"),
+            options.get("offload_param_device"),
+        )
+        return replace(launch, settings=settings)
+    if kind == "FSDP":
+        options = _mapping(content.get("fsdp_config"))
+        return replace(launch, settings=_accelerate_fsdp(options, path))
+    if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
+        raise document.error(
+            ("distributed_type",),
+            f"distributed_type {kind}: not measured.",
+            way_out="Use DEEPSPEED, FSDP, MULTI_GPU or NO.",
+        )
+    return launch
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def shared_rows(options: object) -> tuple[str, str] | None:
+    """Return problem and fix of options that divide a row over ranks; None: there are none."""
+    sizes = _mapping(options)
+    for prefix, kind in SHARED_ROWS.items():
+        for name in (f"parallelism_config_{prefix}_size", f"{prefix}_size"):
+            size = sizes.get(name)
+            if isinstance(size, int) and size > 1:
+                problem = (
+                    f"{name} {size}: {kind} parallelism is neither predicted nor probed; every rank"
+                    " would count whole rows."
+                )
+                return problem, _WITHOUT_SHARED_ROWS
+    return None
+
+
+def read_deepspeed(source: Path | Mapping[str, object]) -> LaunchFile:
+    """Read a DeepSpeed configuration: a JSON file, or its content."""
+    if isinstance(source, Path):
+        way_out = 'Give a file like {"zero_optimization": {"stage": 3}}.'
+        source = read_json(source, dict[str, object], largest_bytes=MIB, way_out=way_out)
+    zero = _mapping(source.get("zero_optimization"))
+    # 1. Sharding.
+    optimizer = _offload(zero, "optimizer")
+    parameters = _offload(zero, "param")
+    if zero.get("cpu_offload") is True:  # DeepSpeed's name before 0.3.16
+        optimizer = "cpu"
+    settings = _zero_settings(zero.get("stage", 0), optimizer, parameters)
+    # 2. Options that are not modelled.
+    options = []
+    for name in NOT_MODELLED:
+        if zero.get(name) not in (None, "auto", False):
+            options.append(f"{name}={zero[name]}")
+    notes = []
+    if options:
+        notes.append(
+            f"predicted with DeepSpeed's default buckets, and not with {', '.join(options)}:"
+            " measure to include them"
+        )
+    # 3. Values that must equal the trainer's.
+    fixed = {}
+    for name, trainer_name in DEEPSPEED_TO_TRAINER.items():
+        if source.get(name) not in (None, "auto"):
+            fixed[trainer_name] = source[name]
+    return LaunchFile(
+        settings=settings,
+        notes=tuple(notes),
+        fixed=fixed,
+    )
+
+
+def _offload(zero: Mapping[str, object], part: str) -> object:
+    offload = _mapping(zero.get(f"offload_{part}"))
+    return offload.get("device", "none")
+
+
+def _zero_settings(
+    stage: object,
+    optimizer: object,
+    parameters: object,
+) -> dict[str, KnobValue]:
+    """Return the settings of a ZeRO stage and of the devices of optimizer and parameters."""
+    digits = str(stage) if isinstance(stage, int | str) else ""
+    number = int(digits) if digits.isdigit() else -1
+    if number not in (0, 1, 2, 3):
+        raise BadInput(f"ZeRO stage {stage!r}: not a stage.", way_out="Write 0, 1, 2 or 3.")
+    if number == 0:
+        return {}
+    settings: dict[str, KnobValue] = {"sharding": f"zero{number}"}
+    devices = {"offload_optimizer_device": optimizer}
+    if number == 3:
+        devices["offload_param_device"] = parameters
+    for name, device in devices.items():
+        if device in (None, "none"):
+            continue
+        if device not in OFFLOAD_DEVICES:
+            raise BadInput(
+                f"{name} {device!r}: only the host is measured.", way_out="Use cpu or none."
+            )
+        settings[name] = str(device)
+    return settings
+
+
+def read_fsdp(strategy: str, options: Mapping[str, object]) -> LaunchFile:
+    """Read the settings `fsdp` and `fsdp_config` of transformers."""
+    choices = strategy.replace(",", " ").split()
+    if "full_shard" not in choices:
+        raise BadInput(
+            f"fsdp {strategy!r}: only full_shard is measured.",
+            way_out="Use fsdp: full_shard auto_wrap.",
+        )
+    is_second = options.get("version") == 2 or options.get("fsdp_version") == 2
+    return LaunchFile(settings=_fsdp_settings(is_second, offloads="offload" in choices))
+
+
+def _accelerate_fsdp(options: Mapping[str, object], path: Path) -> dict[str, KnobValue]:
+    """Return the settings of accelerate's `fsdp_config`."""
+    is_second = str(options.get("fsdp_version", 1)) == "2"
+    reshards = options.get("fsdp_reshard_after_forward", "FULL_SHARD")
+    strategy = options.get("fsdp_sharding_strategy", reshards)
+    if not is_second and str(strategy).upper() not in ("FULL_SHARD", "1", "TRUE"):
+        raise BadInput(
+            f"{path}: FSDP strategy {strategy} is not measured.",
+            way_out="Use FULL_SHARD, or fsdp_version: 2.",
+        )
+    offloads = str(options.get("fsdp_offload_params", False)).lower() == "true"
+    return _fsdp_settings(is_second, offloads=offloads)
+
+
+def _fsdp_settings(is_second: bool, *, offloads: bool) -> dict[str, KnobValue]:
+    settings: dict[str, KnobValue] = {"sharding": "fsdp2" if is_second else "fsdp1"}
+    if offloads:
+        settings["fsdp_offload_params"] = True
+    return settings

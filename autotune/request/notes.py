@@ -1,0 +1,140 @@
+"""Notes on a job for its reader: assumed values, and deviations from what one would expect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.core.dataset import TokenLengths
+from autotune.core.job import Hardware, Job
+from autotune.core.space import KnobValue
+from autotune.core.units import counted
+from autotune.frameworks.base import Trainer
+from autotune.frameworks.trl.user_config import UserConfig
+from autotune.probe.device_report import gpu_notes
+from autotune.request.origins import HeldSetting
+from autotune.request.precedence import ChosenTuning
+from autotune.request.values import FlagValues
+
+MAX_VERIFIED_GPUS = 1  # GPUs per machine on which autotune itself has been tested
+SEVERAL_GPUS = "several GPUs: tested over gloo on CPUs, not yet verified on several GPUs"
+TUNING_NAMES = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
+
+
+def assumptions(
+    flags: FlagValues,
+    job: Job,
+    trainer: Trainer,
+    config: UserConfig | None,
+    tuning: ChosenTuning,
+) -> Iterator[str]:
+    """Yield the values that no flag states."""
+    workload = job.task.workload
+    source = " (as the configuration has it)" if config else ""
+    if not tuning.is_stated:
+        yield f"{TUNING_NAMES[workload.tuning]}{_assumed_rank(flags, job)}{source}"
+    if flags.settings.global_batch is None and workload.global_batch is not None:
+        yield f"global batch {workload.global_batch}{source}"
+    if "dtype" in workload.defaults:
+        yield (
+            f"weights in {workload.defaults['dtype']} (TRL's default: the configuration names no"
+            " dtype)"
+        )
+    if workload.weights == "random":
+        yield "random weights"
+    names_data = workload.dataset is not None or "datasets" in workload.user_settings
+    if not names_data and workload.script is None:
+        yield "synthetic prompts of the longest length"
+    targets = _baseline_setting(job, trainer, "lora_target_modules")
+    stated = workload.held.keys() | workload.user_settings.keys()
+    if targets is not None and "lora_target_modules" not in stated:
+        yield f"adapter on {targets} layers"
+
+
+def _assumed_rank(flags: FlagValues, job: Job) -> str:
+    """Return ` of rank 16`, if the space has one rank and no flag states it."""
+    if job.task.workload.tuning == "full" or "lora_r" not in job.space:
+        return ""
+    ranks = job.space["lora_r"].choices
+    if len(ranks) != 1 or "lora_r" in flags.settings.own:
+        return ""
+    return f" of rank {ranks[0]}"
+
+
+def _baseline_setting(
+    job: Job,
+    trainer: Trainer,
+    name: str,
+) -> KnobValue:
+    baseline = trainer.baseline(job.space, job.task)
+    return trainer.complete(baseline, job.task).settings.get(name)
+
+
+def exported_note(setting: HeldSetting) -> str:
+    return (
+        f"{setting.name}={setting.value} is exported here, and so held: --hold"
+        f" {setting.name}=null leaves it out"
+    )
+
+
+def job_notes(
+    flags: FlagValues,
+    job: Job,
+    trainer: Trainer,
+    config: UserConfig | None,
+) -> Iterator[str]:
+    """Yield the deviations from what one would expect."""
+    hardware, lengths = job.task.hardware, job.task.workload.completion_lengths
+    if lengths is not None:
+        yield lengths_note(lengths)
+    if config is not None:
+        yield from config.notes
+        if config.processes not in (None, hardware.count):
+            yield (
+                f"{counted(hardware.count, 'rank')} by --gpus, although the launcher's file has"
+                f" num_processes {config.processes}"
+            )
+    yield from _basis_notes(flags, job, trainer)
+    if hardware.kind == "cuda" and hardware.count > MAX_VERIFIED_GPUS and not hardware.emulated:
+        yield SEVERAL_GPUS
+    if job.mode != "predict":
+        yield from trainer.notes(job.space, job.task)
+    if job.mode == "probe":
+        yield from gpu_notes(hardware, job.memory_limit_bytes)
+
+
+def _basis_notes(
+    flags: FlagValues,
+    job: Job,
+    trainer: Trainer,
+) -> Iterator[str]:
+    """Yield what is measured, emulated or predicted, if that is not what one would expect."""
+    hardware: Hardware = job.task.hardware
+    if hardware.emulated:
+        yield (
+            f"{hardware}: memory is emulated, speed is predicted, nothing is measured"
+            " (docs/emulated-gpus.md)"
+        )
+    elif not hardware.here:
+        yield (
+            f"{hardware} is not on this machine: everything that follows is predicted, nothing is"
+            " measured"
+        )
+    elif job.mode == "predict" and flags.hardware.mode == "auto":
+        yield (
+            f"{trainer.method} with {trainer.name} is not measured yet: everything that follows is"
+            " predicted"
+        )
+
+
+def lengths_note(lengths: TokenLengths) -> str:
+    if lengths.stages:
+        means = ", ".join(f"{stage.mean:,.0f}" for stage in lengths.stages)
+        return (
+            f"completion lengths from {lengths.source}: means {means} over training; memory is that"
+            " of the longest"
+        )
+    return (
+        f"completion lengths from {lengths.source}: mean {lengths.mean:,.0f}, median"
+        f" {lengths.quantile(0.5):,}, 95 % up to {lengths.quantile(0.95):,} tokens; memory is that"
+        " of the longest"
+    )

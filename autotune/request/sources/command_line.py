@@ -1,0 +1,361 @@
+"""Flags -> FlagValues: contradictions are refused, texts are converted, nothing else is read.
+
+Command line and Python API meet here: both hand over the same `Flags`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from autotune.core.errors import BadInput
+from autotune.core.units import parse_bytes, parse_seconds
+from autotune.frameworks.command import NAME as COMMAND
+from autotune.request.assignments import parse_holds, parse_searches
+from autotune.request.flags import DEFAULTS, Flags, option_name
+from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, by_name
+from autotune.request.resources import storage_url
+from autotune.request.values import (
+    AUTO,
+    FileChoice,
+    FlagValues,
+    HardwareChoice,
+    LengthChoice,
+    MemoryLimit,
+    ModelChoice,
+    OwnCommand,
+    SearchChoice,
+    SettingChoice,
+    TrainingChoice,
+)
+
+EXAMPLE = (
+    "autotune run --framework command --metrics metrics.jsonl --search batch=1,2,4 -- torchrun"
+    " train.py --bs {batch}"
+)
+PATTERN = "'(?P<tokens_per_second>[0-9.]+) tok/s'"
+PATTERN_GROUPS = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
+SPEED_GROUPS = frozenset({"tokens_per_second", "tokens", "tokens_so_far"})
+
+SHELLS = ("bash", "sh")  # programs whose command line names a launch script
+DEFAULT_BUDGET_S = 1200.0
+
+FLAG_OF_SETTING = {
+    "max_prompt_length": "max_prompt_length",
+    "max_completion_length": "max_completion_length",
+    "num_generations": "num_generations",
+    "lora_r": "lora_rank",
+}
+"""Setting, under autotune's name -> flag that holds it."""
+
+COMMAND_FLAGS = ("metrics", "speed_pattern", "learning")  # for commands of the user's own alone
+FRAMEWORK_FLAGS = (
+    "model",
+    "dataset",
+    "config",
+    "tuning",
+    "lora_rank",
+    "max_prompt_length",
+    "max_completion_length",
+    "typical_completion_length",
+    "image_size",
+    "images_per_sample",
+    "lengths",
+    "prompt_lengths",
+    "num_generations",
+    "global_batch",
+    "space",
+)
+"""Flags for known frameworks; a command contains these values itself."""
+
+SCRIPT_FLAGS = ("model", "config", "dataset", "tuning")  # flags whose values a script contains
+
+
+def flag_values(flags: Flags) -> FlagValues:
+    """Return the values of the flags. BadInput: a contradiction, or a value that can't be read."""
+    if flags.framework == COMMAND:
+        _refuse_for_command(flags)
+        file, command = None, _own_command(flags)
+    else:
+        flags = _with_launch_script(flags)
+        _refuse_for_framework(flags)
+        file, command = _file_choice(flags), None
+    return FlagValues(
+        training=_training_choice(flags),
+        model=ModelChoice(
+            name=flags.model,
+            tuning=flags.tuning,
+            weights=flags.weights,
+            dataset=flags.dataset,
+            offline=flags.offline,
+        ),
+        file=file,
+        settings=_setting_choice(flags),
+        lengths=_length_choice(flags),
+        hardware=_hardware_choice(flags),
+        search=_search_choice(flags),
+        command=command,
+        prices=None if flags.price is None else Path(flags.price).expanduser(),
+    )
+
+
+# Contradictions.
+
+
+def _with_launch_script(flags: Flags) -> Flags:
+    """Return `-- bash run.sh WORDS` as `--from-command run.sh -- WORDS`."""
+    if not flags.arguments or flags.script or flags.from_command or flags.config:
+        return flags
+    shell, *words = flags.arguments
+    if Path(shell).name not in SHELLS or "-c" in words:
+        return flags
+    while words and words[0].startswith("-"):  # options of the shell
+        del words[0]
+    if not words:
+        return flags
+    return flags.replace(from_command=words[0], arguments=tuple(words[1:]))
+
+
+def _refuse_for_framework(flags: Flags) -> None:
+    if flags.arguments and not flags.script and not flags.from_command:
+        raise BadInput(
+            "A command of your own needs --framework command.", way_out=f"Write: {EXAMPLE}"
+        )
+    for name in COMMAND_FLAGS:
+        if getattr(flags, name):
+            raise BadInput(
+                f"{option_name(name)} is about a command of your own: --framework command.",
+                way_out=f"Write: {EXAMPLE}",
+            )
+    _refuse_resume_and_fresh(flags)
+    if flags.from_command is not None:
+        _refuse_two_definitions(flags, ("config", "script"), "--from-command")
+    if flags.script is not None:
+        if flags.framework != "trl":
+            raise BadInput(
+                f"--script is for scripts that build a trainer of TRL, not for {flags.framework}.",
+                way_out="For any other program: --framework command -- COMMAND.",
+            )
+        _refuse_two_definitions(flags, SCRIPT_FLAGS, "--script")
+    elif flags.rewards != "real":
+        raise BadInput(
+            "--rewards is about a script of your own.",
+            way_out="Add --script FILE, or leave it out.",
+        )
+
+
+def _refuse_two_definitions(
+    flags: Flags,
+    names: tuple[str, ...],
+    definition: str,
+) -> None:
+    for name in names:
+        if getattr(flags, name) is not None:
+            raise BadInput(
+                f"--{name} and {definition} can't both define what is trained.",
+                way_out=f"Leave --{name} out.",
+            )
+
+
+def _refuse_for_command(flags: Flags) -> None:
+    if flags.mode == "emulate":
+        raise BadInput(
+            "The speed of a command of your own can't be predicted, so it is not searched on"
+            " emulated GPUs.",
+            way_out="`autotune rehearse` runs it once on them, with its peaks.",
+        )
+    if flags.mode == "predict":
+        raise BadInput(
+            "A command of your own can be measured, but not predicted.",
+            way_out=f"Where its GPUs are: {EXAMPLE}",
+        )
+    if not flags.arguments:
+        raise BadInput(
+            "--framework command needs a command.", way_out=f"Write it behind two dashes: {EXAMPLE}"
+        )
+    for name in FRAMEWORK_FLAGS:
+        if getattr(flags, name) is not None:
+            raise BadInput(
+                f"{option_name(name)} is for known frameworks.",
+                way_out="Write the value into the command itself.",
+            )
+    _refuse_resume_and_fresh(flags)
+    if (flags.metrics is None) == (flags.speed_pattern is None):
+        raise BadInput(
+            "The source of the command's speed must be given once.",
+            way_out=(
+                "--metrics FILE: JSON lines with tokens_per_second, or tokens and seconds. "
+                f"--speed-pattern REGEX: printed lines, like {PATTERN}."
+            ),
+        )
+    if flags.speed_pattern is not None:
+        _refuse_pattern_without_speed(flags.speed_pattern)
+
+
+def _refuse_pattern_without_speed(pattern: str) -> None:
+    try:
+        groups = re.compile(pattern).groupindex
+    except re.error as error:
+        raise BadInput(
+            f"--speed-pattern {pattern!r}: not a regular expression ({error}).",
+            way_out=f"Example: {PATTERN}",
+        ) from error
+    if SPEED_GROUPS.isdisjoint(groups):
+        raise BadInput(
+            f"--speed-pattern {pattern!r} has no group that names a speed.",
+            way_out=f"Name its groups among {', '.join(PATTERN_GROUPS)}. Example: {PATTERN}",
+        )
+
+
+def _refuse_resume_and_fresh(flags: Flags) -> None:
+    if flags.resume and flags.fresh:
+        raise BadInput(
+            "--resume continues a study and --fresh discards it.", way_out="Give one of the two."
+        )
+
+
+# Values.
+
+
+def _training_choice(flags: Flags) -> TrainingChoice:
+    stated = {
+        name: getattr(flags, name)
+        for name in ("framework", "method")
+        if getattr(flags, name) != DEFAULTS[name]
+    }
+    return TrainingChoice(space=flags.space, python=flags.python, **stated)
+
+
+def _file_choice(flags: Flags) -> FileChoice | None:
+    if flags.from_command is not None:
+        return FileChoice(
+            flag="--from-command",
+            path=str(flags.from_command),
+            arguments=flags.arguments,
+        )
+    if flags.script is not None:
+        return FileChoice(
+            flag="--script",
+            path=flags.script,
+            arguments=flags.arguments,
+            rewards=flags.rewards,
+        )
+    return FileChoice(flag="--config", path=flags.config) if flags.config else None
+
+
+def _own_command(flags: Flags) -> OwnCommand:
+    return OwnCommand(
+        words=flags.arguments,
+        metrics=flags.metrics,
+        speed_pattern=flags.speed_pattern,
+        learning=flags.learning,
+    )
+
+
+def _setting_choice(flags: Flags) -> SettingChoice:
+    return SettingChoice(
+        hold=_assigned(flags.hold, Origin(source=Source.HOLD, place="--hold")),
+        set=_assigned(flags.set, Origin(source=Source.SET, place="--set")),
+        own=_own_settings(flags),
+        searched=parse_searches(flags.search),
+        unknown=parse_searches(flags.unknown, flag="--unknown"),
+        global_batch=positive("--global-batch", flags.global_batch),
+    )
+
+
+def _assigned(texts: tuple[str, ...], origin: Origin) -> HeldSettings:
+    values = parse_holds(texts, flag=origin.place)
+    return by_name(
+        HeldSetting(
+            name=name,
+            value=value,
+            origin=origin,
+        )
+        for name, value in values.items()
+    )
+
+
+def _own_settings(flags: Flags) -> HeldSettings:
+    """Return the settings that have a flag of their own."""
+    settings = []
+    for name, flag in FLAG_OF_SETTING.items():
+        option = option_name(flag)
+        value = positive(option, getattr(flags, flag))
+        if value is not None:
+            origin = Origin(source=Source.FLAG, place=option)
+            settings.append(
+                HeldSetting(
+                    name=name,
+                    value=value,
+                    origin=origin,
+                )
+            )
+    return by_name(settings)
+
+
+def _length_choice(flags: Flags) -> LengthChoice:
+    return LengthChoice(
+        completions=flags.lengths,
+        prompts=flags.prompt_lengths,
+        typical_completion=positive("--typical-completion-length", flags.typical_completion_length),
+        image_size=_image_size(flags),
+        images_per_row=positive("--images-per-sample", flags.images_per_sample),
+    )
+
+
+def _image_size(flags: Flags) -> tuple[int, int] | None:
+    if flags.image_size is None:
+        if flags.images_per_sample is not None:
+            raise BadInput(
+                "--images-per-sample needs the images' size.", way_out="Add --image-size 448x448."
+            )
+        return None
+    size = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", flags.image_size)
+    if size is None:
+        raise BadInput(
+            f"--image-size {flags.image_size}: not a width and a height.",
+            way_out="Write it like 448x448.",
+        )
+    return int(size[1]), int(size[2])
+
+
+def _hardware_choice(flags: Flags) -> HardwareChoice:
+    limit = None
+    if flags.memory_limit is not None:
+        limit = MemoryLimit(text=flags.memory_limit, size_bytes=parse_bytes(flags.memory_limit))
+    return HardwareChoice(
+        gpus=flags.gpus,
+        mode=flags.mode,
+        executor=flags.executor,
+        address=flags.address,
+        slots=positive("--slots", flags.slots),
+        memory_limit=limit,
+    )
+
+
+def _search_choice(flags: Flags) -> SearchChoice:
+    adapts = flags.budget == AUTO
+    return SearchChoice(
+        budget_seconds=DEFAULT_BUDGET_S if adapts else parse_seconds(flags.budget),
+        budget_adapts=adapts,
+        max_probes=positive("--max-probes", flags.max_probes) or 1,
+        sampler=flags.sampler,
+        seed=flags.seed,
+        soak_seconds=None if flags.soak is None else parse_seconds(flags.soak),
+        tracker=flags.log_to,
+        storage=storage_url(flags.storage, flags.storage_file),
+        study=flags.study,
+        out=Path(flags.out).expanduser(),
+        resume=flags.resume,
+        fresh=flags.fresh,
+    )
+
+
+def positive(flag: str, value: int | None) -> int | None:
+    """Return the value of a flag that is None or above zero."""
+    if value is not None and value < 1:
+        raise BadInput(
+            f"{flag} {value} is not above zero.",
+            way_out=f"Give {flag} a whole number of at least 1.",
+        )
+    return value

@@ -1,0 +1,46 @@
+"""TRL's YAML file of --config -> UserFile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autotune.core.yaml_document import Document, read_document
+from autotune.frameworks.trl.field_list import fields
+from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.user_config import UserConfig, split_document
+from autotune.request.origins import Origin, Source
+from autotune.request.values import FileChoice, UserFile
+
+
+def read_config_file(choice: FileChoice, method: str) -> UserFile:
+    """Read the file. BadInput has the line, the key and the nearest keys of what is wrong."""
+    document = read_document(Path(choice.path))
+    config = split_document(document, method)
+    return UserFile(
+        config=config,
+        origins=origins_of(config, document, method),
+        model=config.model,
+    )
+
+
+def origins_of(
+    config: UserConfig,
+    document: Document,
+    method: str,
+) -> dict[str, Origin]:
+    """Return the place of each setting; without a line if another file of the launch states it."""
+    lines: dict[str, int] = {}
+    for key in document.content:
+        if (key,) in document.places:
+            name = former_keys().present_name(key, fields(method))
+            lines[name] = document.places[(key,)][0]
+
+    origins = {}
+    for name in config.settings:
+        place = str(document.path)
+        origins[name] = Origin(
+            source=Source.FILE,
+            place=place,
+            line=lines.get(name),
+        )
+    return origins

@@ -1,0 +1,295 @@
+"""Launch script of --from-command -> UserFile: its one training command is the baseline.
+
+The script is read as bash expands it, and not run. Files that the command names (TRL's YAML,
+prime-rl's TOML) are read with it; words of the command override them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from autotune import frameworks
+from autotune.core.errors import BadInput
+from autotune.core.files import read_text
+from autotune.core.job import Tuning
+from autotune.core.shell_script import commands_of
+from autotune.core.space import KnobValue
+from autotune.core.units import MIB, counted
+from autotune.core.user_script import LaunchScript, StatedSetting
+from autotune.core.yaml_document import Document, KeyPath, read_document
+from autotune.frameworks.base import Field, Trainer
+from autotune.frameworks.configuration_files import why_unread
+from autotune.frameworks.launch_commands import (
+    LaunchKind,
+    find_launch,
+    is_known,
+    kind_of,
+    stated_value,
+)
+from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.requests import SIDE_EFFECTS
+from autotune.frameworks.trl.user_config import UserConfig, split_document
+from autotune.request.origins import Origin, Source
+from autotune.request.sources.config_file import origins_of
+from autotune.request.values import FileChoice, UserFile
+
+MAX_SCRIPT_BYTES = MIB
+
+LAUNCHER_ONLY = frozenset(
+    {
+        "main_process_port",
+        "main_process_ip",
+        "nproc_per_node",
+        "nnodes",
+        "node_rank",
+        "master_addr",
+        "master_port",
+        "rdzv_backend",
+        "rdzv_endpoint",
+        "rdzv_id",
+        "standalone",
+        "num_cpu_threads_per_process",
+        "include",
+        "num_gpus",
+        "use_deepspeed",
+    }
+)
+"""Options of launchers before TRL's script, without an effect on the training."""
+
+
+def read_launch_script(choice: FileChoice) -> UserFile:
+    """Read the script and its one training command."""
+    text = read_text(
+        Path(choice.path).expanduser(),
+        largest_bytes=MAX_SCRIPT_BYTES,
+        way_out="Give the shell script that starts the training.",
+    )
+    commands = commands_of(text, choice.arguments, os.environ)
+    launch = find_launch(choice.path, text, commands)
+    kind, trainer = kind_of(launch.framework), frameworks.trainer(launch.framework, launch.method)
+    if launch.framework == "trl":
+        config, origins = _trl_config(launch, trainer.fields())
+    else:
+        config, origins = _framework_config(launch, kind, trainer)
+    return UserFile(
+        framework=launch.framework,
+        method=launch.method,
+        model=config.model or _model(launch, kind),
+        tuning=None if launch.framework == "trl" else _tuning(launch, kind),
+        config=config,
+        origins=origins,
+        launch=launch,
+        trainer=trainer,
+    )
+
+
+def _model(launch: LaunchScript, kind: LaunchKind) -> str | None:
+    stated = launch.stated.get(kind.model)
+    if stated is None or not is_known(stated):
+        return None
+    return stated.text or None
+
+
+def _origin(launch: LaunchScript, stated: StatedSetting) -> Origin:
+    return Origin(
+        source=Source.FILE,
+        place=launch.path,
+        line=stated.line,
+    )
+
+
+# Frameworks with settings on their command line, or in TOML files.
+
+
+def _framework_config(
+    launch: LaunchScript,
+    kind: LaunchKind,
+    trainer: Trainer,
+) -> tuple[UserConfig, dict[str, Origin]]:
+    """Return the settings that the framework's table has; the others stay in the script."""
+    fields = _known_fields(kind, trainer)
+    _refuse_unread_files(launch, kind, fields)
+    split = _split(launch, kind, fields)
+    if split.outputs:
+        raise BadInput(
+            f"{launch.path}: {'; '.join(split.outputs)}.",
+            way_out="Write its value, or give it with --hold NAME=VALUE.",
+        )
+    notes = tuple(_notes(launch, split, trainer))
+    config = UserConfig(
+        path=Path(launch.path),
+        settings=split.settings,
+        rest={},
+        notes=notes,
+    )
+    return config, {name: _origin(launch, launch.stated[name]) for name in split.settings}
+
+
+def _known_fields(kind: LaunchKind, trainer: Trainer) -> Mapping[str, Field]:
+    """Return the framework's fields, and settings for which only earlier releases had flags."""
+    fields = dict(trainer.fields())
+    for name in trainer.canonical:
+        if name not in fields and name in kind.former.values():
+            fields[name] = Field(kinds=("int",), default=None)
+    return fields
+
+
+def _refuse_unread_files(
+    launch: LaunchScript,
+    kind: LaunchKind,
+    fields: Mapping[str, Field],
+) -> None:
+    if kind.files is None:
+        return
+    for name, stated in launch.stated.items():
+        reason = why_unread(kind.files, name, stated.text, fields)
+        if reason is not None:
+            raise BadInput(
+                f"{launch.path}, line {stated.line}: {reason}.",
+                way_out="Leave it out, or use --framework command.",
+            )
+
+
+@dataclass
+class _StatedSplit:
+    """Settings of a command by what becomes of them."""
+
+    settings: dict[str, KnobValue] = field(default_factory=dict)  # held
+    kept: list[str] = field(default_factory=list)  # names that stay in the script, not considered
+    outputs: list[str] = field(default_factory=list)  # values that only a run of it can yield
+
+
+def _split(
+    launch: LaunchScript,
+    kind: LaunchKind,
+    fields: Mapping[str, Field],
+) -> _StatedSplit:
+    split = _StatedSplit()
+    for name, stated in launch.stated.items():
+        if name in kind.follows_hardware or name == kind.model:
+            continue
+        if name not in fields or name.startswith(kind.kept):
+            split.kept.append(name)
+        elif not is_known(stated):
+            split.outputs.append(
+                f"line {stated.line}: {name} is the output of a command, which is not run"
+            )
+        else:
+            value = stated_value(stated, fields[name])
+            if value is not None or "null" in fields[name].kinds:
+                split.settings[name] = value
+    return split
+
+
+def _notes(
+    launch: LaunchScript,
+    split: _StatedSplit,
+    trainer: Trainer,
+) -> Iterator[str]:
+    yield (
+        f"read from {launch.path}, line {launch.line}: {counted(len(split.settings), 'setting')}"
+        f" of {launch.framework} {launch.method}"
+    )
+    if launch.former:
+        releases = ", ".join(trainer.requires.values())
+        yield (
+            f"flags of an earlier {launch.framework} are read as those of {releases}, which is"
+            " modelled"
+        )
+    if split.kept:
+        yield f"kept in the script, but not considered: {', '.join(split.kept)}"
+
+
+def _tuning(launch: LaunchScript, kind: LaunchKind) -> Tuning:
+    """Return the tuning that the command names, else the one that its adapter's rank means."""
+    if kind.tuner is None:
+        rank = launch.stated.get(kind.adapter or "")
+        return "full" if rank is None or rank.text in (None, "0") else "lora"
+    tuner = launch.stated.get(kind.tuner)
+    if tuner is not None and tuner.text == "full":
+        return "full"
+    bits = launch.stated.get("quant_bits")
+    return "qlora" if bits is not None and bits.text == "4" else "lora"
+
+
+# TRL, with a YAML file below its command line.
+
+
+def _trl_config(
+    launch: LaunchScript, fields: Mapping[str, Field]
+) -> tuple[UserConfig, dict[str, Origin]]:
+    """Return the settings of the YAML file behind `--config`, overridden by the command line."""
+    content: dict[str, object] = {}
+    places: dict[KeyPath, tuple[int, int]] = {}
+    path = Path(launch.path)
+
+    # 1. The file.
+    config_file = launch.stated.get("config")
+    if config_file is not None and config_file.text:
+        path = _beside(launch, config_file.text)
+        document = read_document(path)
+        content.update((str(name), value) for name, value in document.content.items())
+        places.update(document.places)
+
+    # 2. The command line.
+    for name, stated in launch.stated.items():
+        if name == "config" or (name in LAUNCHER_ONLY and name not in fields):
+            continue
+        if is_known(stated):
+            content[name] = _trl_value(stated, fields.get(name))
+            places[(name,)] = (stated.line, 1)
+        elif not name.startswith(SIDE_EFFECTS):
+            raise BadInput(
+                f"{launch.path}, line {stated.line}: {name} is the output of a command, which is"
+                " not run.",
+                way_out=f"Write its value, or give it with --hold {name}=VALUE.",
+            )
+
+    # 3. The launcher's own file, which is relative to the script.
+    if "config_file" in content:
+        content["accelerate_config"] = str(_beside(launch, str(content.pop("config_file"))))
+        places[("accelerate_config",)] = places.get(("config_file",), (1, 1))
+
+    document = Document(
+        path=path,
+        content=content,
+        places=places,
+    )
+    config = split_document(document, launch.method)
+    origins = origins_of(config, document, launch.method)
+    for key, stated in launch.stated.items():
+        name = former_keys().present_name(key, fields)
+        if name in origins:
+            origins[name] = _origin(launch, stated)
+    return config, origins
+
+
+def _trl_value(stated: StatedSetting, setting: Field | None) -> object:
+    """Return the value as TRL's parser reads it."""
+    if stated.text is None:
+        return True
+    kinds = () if setting is None else setting.kinds
+    if "list" in kinds:
+        return [yaml.safe_load(word) for word in stated.text.split()]
+    try:
+        value: object = yaml.safe_load(stated.text)
+    except yaml.YAMLError:
+        return stated.text
+    is_number_or_date = not isinstance(value, dict | list | bool | None)
+    if is_number_or_date and "str" in kinds and "float" not in kinds:
+        return stated.text
+    return value
+
+
+def _beside(launch: LaunchScript, name: str) -> Path:
+    """Return the path of a file: in the working folder, else beside the script."""
+    path = Path(name).expanduser()
+    if path.is_absolute() or path.is_file():
+        return path
+    beside_script = Path(launch.path).parent / path
+    return beside_script if beside_script.is_file() else path

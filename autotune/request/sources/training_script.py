@@ -1,0 +1,181 @@
+"""Training script of --script -> UserFile: what it passes to its trainer is the baseline."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TypeGuard
+
+from autotune import frameworks
+from autotune.catalog import model_lookup
+from autotune.core.errors import BadInput
+from autotune.core.job import Hardware, Model
+from autotune.core.space import KnobValue
+from autotune.core.user_script import ScriptInspection, UserScript
+from autotune.frameworks.base import Trainer
+from autotune.frameworks.trl import async_grpo
+from autotune.frameworks.trl.requests import SIDE_EFFECTS
+from autotune.frameworks.trl.script_inspection import look_at
+from autotune.frameworks.trl.script_trainer import script_trainer
+from autotune.frameworks.trl.settings import ALWAYS_STATED, DEFAULT_PROMPT_LENGTH, VLLM_SETTINGS
+from autotune.frameworks.trl.user_config import TRAINED, UserConfig
+from autotune.request.origins import Origin, Source
+from autotune.request.values import FileChoice, UserFile
+
+PROMPTED = ("grpo", "rloo", async_grpo.ASYNC_METHOD)  # methods that generate completions to prompts
+HELD = (
+    *ALWAYS_STATED["grpo"],
+    *ALWAYS_STATED["async-grpo"],
+    *VLLM_SETTINGS,
+    *TRAINED,
+    "steps_per_generation",
+    "generation_batch_size",
+    "packing",
+    "mask_truncated_completions",
+)
+"""Settings taken from the script even at their default: it trains with them all the same."""
+
+
+def read_training_script(
+    choice: FileChoice,
+    python: Path,
+    hardware: Hardware,
+    method: str | None,
+) -> UserFile:
+    """Inspect the script as it is on the hardware. `method`: that of its trainer, if stated."""
+    script = look_at(
+        choice.path,
+        choice.arguments,
+        python=python,
+        hardware=hardware,
+        rewards=choice.rewards,
+        method=method,
+    )
+    inspection = script.look
+    trainer = frameworks.trainer("trl", inspection.method)
+    config = _config(script, trainer)
+    origin = _configuration_place(script)
+    return UserFile(
+        framework="trl",
+        method=inspection.method,
+        made_model=_model(inspection),
+        weights="real" if inspection.model.given else None,
+        config=config,
+        origins=dict.fromkeys(config.settings, origin),
+        script=script,
+        trainer=script_trainer(trainer, script),
+    )
+
+
+def _configuration_place(script: UserScript) -> Origin:
+    """Return the call that builds the trainer's configuration, else the trainer itself."""
+    call = script.look.config_place or script.look.trainer_place
+    return Origin(
+        source=Source.FILE,
+        place=call.file,
+        line=call.line,
+    )
+
+
+def _config(script: UserScript, trainer: Trainer) -> UserConfig:
+    """Return the script's settings: plain values, and the rest."""
+    inspection, fields = script.look, trainer.fields()
+
+    # 1. Settings of the trainer's configuration.
+    stated: dict[str, object] = {}
+    for name in HELD:
+        if inspection.raw.get(name) is not None:
+            stated[name] = inspection.raw[name]
+    stated.update(inspection.settings)
+    settings: dict[str, KnobValue] = {}
+    passed_on: dict[str, object] = {}
+    for name, value in stated.items():
+        if name not in fields:
+            continue
+        if _is_plain(value) and not name.startswith(SIDE_EFFECTS):
+            settings[name] = value
+        else:
+            passed_on[name] = value
+
+    # 2. Settings of TRL's ModelConfig. TRL loads a model that is named in float32.
+    model, adapter = inspection.model, inspection.adapter
+    settings["dtype"] = model.dtype or "float32"
+    settings["use_peft"] = adapter is not None
+    if model.attn_implementation:
+        settings["attn_implementation"] = model.attn_implementation
+    if model.load_in_4bit or model.load_in_8bit:
+        settings["load_in_4bit"] = model.load_in_4bit
+        settings["load_in_8bit"] = model.load_in_8bit
+    for name, value in (adapter or {}).items():
+        if _is_plain(value):
+            settings[name] = value
+
+    # 3. The longest prompt of the script's data: TRL has no limit of its own.
+    if inspection.method in PROMPTED:
+        settings["max_prompt_length"] = _longest_prompt(inspection.prompts)
+    return UserConfig(
+        path=Path(script.path),
+        settings=settings,
+        rest=passed_on,
+        notes=tuple(_notes(script)),
+    )
+
+
+def _longest_prompt(prompts: Mapping[str, int] | None) -> int:
+    return max(prompts.values()) if prompts else DEFAULT_PROMPT_LENGTH
+
+
+def _is_plain(value: object) -> TypeGuard[KnobValue]:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _model(inspection: ScriptInspection) -> Model:
+    """Look up the model by name; a model that the script builds has its own shape."""
+    model = inspection.model
+    if not model.given:
+        return model_lookup.find_model(str(model.name))
+    folder = None
+    if model.name:
+        with contextlib.suppress(BadInput):  # no model is known by that name
+            folder = model_lookup.find_model(model.name).folder
+    return Model(
+        name=model.name or "a model of its own",
+        config=model.config or {},
+        folder=folder,
+        origin="made by the script",
+    )
+
+
+def _notes(script: UserScript) -> Iterator[str]:
+    inspection = script.look
+    yield (
+        f"{script.path} builds {inspection.trainer} at {inspection.trainer_place}; up to there it"
+        " runs unchanged, once per load"
+    )
+    if inspection.callbacks:
+        yield (
+            "callbacks are left out of probes, because they may write files or stop the run:"
+            f" {', '.join(inspection.callbacks)}"
+        )
+    if inspection.ended_by is not None:
+        yield (
+            f"the script uses trainer.{inspection.ended_by} before it trains: what it does from"
+            " there on is not measured"
+        )
+    if script.rewards == "skip" and inspection.rewards:
+        yield (
+            f"rewards are not called (--rewards skip): {', '.join(inspection.rewards)}; neither"
+            " their time nor their memory is measured"
+        )
+    if inspection.prompts is None and inspection.method in PROMPTED:
+        reason = f" ({inspection.prompts_why})" if inspection.prompts_why else ""
+        yield (
+            f"the script's prompt lengths could not be determined{reason}:"
+            f" {DEFAULT_PROMPT_LENGTH} is assumed; see --max-prompt-length"
+        )
+    if "rollout_func" in inspection.special:
+        yield (
+            "the script's rollout_func decides how long completions get: the certificate contains"
+            " their lengths"
+        )

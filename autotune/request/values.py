@@ -1,0 +1,163 @@
+"""Values that the sources of a request state: flags by what they decide, and the user's file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from autotune.core.job import ExecutorName, Mode, Model, SamplerName, TrackerName, Tuning, Weights
+from autotune.core.space import KnobValue
+from autotune.core.user_script import LaunchScript, Rewards, UserScript
+from autotune.frameworks.base import Trainer
+from autotune.frameworks.trl.user_config import UserConfig
+from autotune.request.origins import HeldSettings, Origin
+
+LOCAL = "local"  # value of --gpus: the devices of this machine
+AUTO = "auto"  # value of --budget and of --mode
+
+
+# Flags.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingChoice:
+    """Framework and method, with the environment that trains."""
+
+    framework: str | None = None  # None: not stated, or the default
+    method: str | None = None  # None: not stated, or the default
+    space: str | None = None  # name or path
+    python: str | None = None  # interpreter; None: autotune's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelChoice:
+    """Model and data."""
+
+    name: str | None = None
+    tuning: Tuning | None = None
+    weights: Weights = "random"
+    dataset: str | None = None
+    offline: bool = False  # nothing is fetched from the hub
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChoice:
+    """The user's file: a configuration, a launch script or a training script."""
+
+    flag: Literal["--config", "--from-command", "--script"]
+    path: str
+    arguments: tuple[str, ...] = ()  # of a script
+    rewards: Rewards = "real"  # of a training script
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingChoice:
+    """Settings that flags hold, search or leave open."""
+
+    hold: HeldSettings = field(default_factory=dict)  # --hold, and exported variables
+    set: HeldSettings = field(default_factory=dict)  # --set, and values taken for --unknown
+    # Flags of one setting, like --num-generations, under autotune's names of the settings
+    own: HeldSettings = field(default_factory=dict)
+    searched: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    unknown: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    global_batch: int | None = None
+
+    def names(self, setting: str) -> bool:
+        """Return True if a flag names this setting of the framework."""
+        return any(setting in named for named in (self.hold, self.searched, self.set, self.unknown))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthChoice:
+    """Lengths that occur, and the images of a row."""
+
+    completions: str | None = None  # source of --lengths
+    prompts: str | None = None  # source of --prompt-lengths
+    typical_completion: int | None = None
+    image_size: tuple[int, int] | None = None  # width and height in pixels
+    images_per_row: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLimit:
+    """Limit of --memory-limit."""
+
+    text: str  # as typed
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareChoice:
+    """Devices, and the way in which they are used."""
+
+    gpus: str = LOCAL
+    mode: Mode = "auto"
+    executor: ExecutorName = "local"
+    address: str | None = None
+    slots: int | None = None
+    memory_limit: MemoryLimit | None = None  # None: the whole device
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchChoice:
+    """Limits of a search, its study, and what follows it."""
+
+    budget_seconds: float
+    budget_adapts: bool  # nobody stated it
+    max_probes: int
+    sampler: SamplerName
+    seed: int
+    soak_seconds: float | None
+    tracker: TrackerName | None
+    storage: str | None  # URL; None: in the output folder
+    study: str | None  # name; None: derived from model and hardware
+    out: Path
+    resume: bool
+    fresh: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnCommand:
+    """Command of --framework command, with placeholders."""
+
+    words: tuple[str, ...]
+    metrics: str | None
+    speed_pattern: str | None
+    learning: tuple[str, ...]  # placeholders that change what is learned
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlagValues:
+    """Flags of one request: checked, converted, and grouped by what they decide."""
+
+    training: TrainingChoice
+    model: ModelChoice
+    file: FileChoice | None
+    settings: SettingChoice
+    lengths: LengthChoice
+    hardware: HardwareChoice
+    search: SearchChoice
+    command: OwnCommand | None  # None: a known framework
+    prices: Path | None = None  # list of --price
+
+
+# The user's file.
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserFile:
+    """Configuration file, launch script or training script of the user: the baseline."""
+
+    config: UserConfig  # its settings, by their consumer
+    origins: Mapping[str, Origin]  # of its settings
+    framework: str | None = None  # None: the file names none
+    method: str | None = None
+    model: str | None = None  # name; None: the file names none
+    made_model: Model | None = None  # of a training script, which names it or makes it itself
+    tuning: Tuning | None = None  # None: it follows from the settings
+    weights: Weights | None = None
+    trainer: Trainer | None = None  # of a script, which decides it; None: that of the method
+    launch: LaunchScript | None = None
+    script: UserScript | None = None

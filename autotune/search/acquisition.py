@@ -1,0 +1,158 @@
+"""Acquisition: the candidate of the agenda's pool whose measurement is worth most.
+
+A pure function of the trials. For a candidate i and the leader of its tier:
+
+    EI         expected improvement of the logarithmic speed over the leader, E[max(0, lead_i)]
+    P          chance of fitting
+    c          exponent of the chance; it rises with the number of out-of-memory errors
+    seconds    probe_i + load_i (0 if the load is live) + (1 - P) · load_i (to load again after an
+               out-of-memory error)
+    value      EI · P^c / seconds^COST_EXPONENT
+
+Of candidates with nearly the highest value, the simplest is measured.
+
+Example: candidates A and B have EI = 0.04 and 0.06, P = 1, and their probes take 50 s. A's load is
+live, B's takes 150 s. The values are 0.04 / √50 = 0.0057 and 0.06 / √200 = 0.0042: A is measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from autotune.catalog import complexity
+from autotune.core.answer import Trial
+from autotune.core.space import Candidate
+from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
+from autotune.search.surrogate.estimates import Estimates
+from autotune.search.surrogate.gaussian_process import expected_improvement
+from autotune.search.trial_view import TrialView
+
+# Difference of acquisition values, as a share, below which the simpler candidate is measured
+EQUAL_VALUE_SHARE = 0.05
+# Exponent of the chance of fitting before the first out-of-memory error, after one, and after more.
+# An error costs more than its seconds; the first one is the price of locating the limit.
+OOM_EXPONENTS = (1.5, 3.0, 5.0)
+# Exponent of the seconds: at 1, cheap small steps would always precede expensive ones with a large
+# gain
+COST_EXPONENT = 0.5
+DEFAULT_LOAD_PROBES = 3.0  # Assumed duration of a load in probes, before any load was measured
+MIN_PROBE_SECONDS = 1e-3
+MAX_LOG_SLOWDOWN = 1.0  # Bound of a candidate's expected slowdown: a factor of e
+
+
+def most_valuable(
+    view: TrialView,
+    pool: IndexArray,
+    live: Collection[str],
+) -> int:
+    """Return the row with the highest acquisition value; of nearly equal ones that of the
+    simplest candidate. `live`: keys of the loads that are ready; if empty, the load of the last
+    probe.
+    """
+    values = acquisition_values(view, pool, live)
+    threshold = (1 - EQUAL_VALUE_SHARE) * values.max()
+
+    def simplicity(place: int) -> tuple[tuple[int, ...], float]:
+        candidate = view.table.candidates[int(pool[place])]
+        return complexity(candidate), -values[place]
+
+    best = min(np.flatnonzero(values >= threshold), key=simplicity)
+    return int(pool[best])
+
+
+def acquisition_values(
+    view: TrialView,
+    pool: IndexArray,
+    live: Collection[str] = (),
+) -> FloatArray:
+    """Return the value of each member of the pool; without a leader, all that fits is a gain."""
+    estimates = view.estimates
+    contenders = view.same_tier_contenders(view.table.candidates[pool[0]])
+    if contenders:
+        lead, deviation = estimates.speed.lead_over(view.leader(contenders))
+        improvement = expected_improvement(lead[pool], deviation[pool], 0.0)
+    else:
+        mean = estimates.speed.mean[pool]
+        deviation = estimates.speed.deviation[pool]
+        improvement = expected_improvement(mean, deviation, float(np.max(mean)) - 1.0)
+    gain = improvement * estimates.fits[pool] ** _oom_exponent(view.completed)
+    if not view.problem.surrogate.options.value_per_second:
+        return gain
+    seconds = _seconds_to_measure(view.table, view.completed, estimates, live)
+    return np.asarray(gain / seconds[pool] ** COST_EXPONENT)
+
+
+def _oom_exponent(trials: Sequence[Trial]) -> float:
+    errors = sum(trial.measurement.outcome.is_out_of_memory for trial in trials)
+    return OOM_EXPONENTS[min(errors, len(OOM_EXPONENTS) - 1)]
+
+
+def _seconds_to_measure(
+    table: CandidateTable,
+    trials: Sequence[Trial],
+    estimates: Estimates,
+    live: Collection[str],
+) -> FloatArray:
+    """Return the expected seconds of every candidate."""
+    if not trials:
+        return np.ones(len(table))
+    probe = _probe_seconds(trials, estimates)
+    load = _load_seconds(table, trials, float(np.median(probe)))
+    last = trials[-1]
+    if not live and not last.measurement.outcome.is_out_of_memory:
+        live = {last.candidate.load_key}
+    load_first = np.where(table.is_loaded(live), 0.0, load)
+    load_again = (1 - estimates.fits) * load
+    return np.asarray(probe + load_first + load_again)
+
+
+def _probe_seconds(trials: Sequence[Trial], estimates: Estimates) -> FloatArray:
+    """Median seconds of a probe times the candidate's expected slowdown, within bounds."""
+    probes = [trial for trial in trials if trial.purpose != "confirm"]
+    seconds = []
+    for trial in probes or trials[-1:]:
+        cost = trial.measurement.cost
+        seconds.append(cost.total_seconds - cost.load_seconds)
+    usual_seconds = max(statistics.median(seconds), MIN_PROBE_SECONDS)
+
+    speeds = []
+    for trial in trials:
+        speed = trial.measurement.ranking_speed
+        if speed is not None:
+            speeds.append(speed.tokens_per_second)
+    if not speeds:
+        return np.full(len(estimates.fits), usual_seconds)
+    log_slowdown = np.log(statistics.median(speeds)) - estimates.speed.mean
+    bounded = np.clip(log_slowdown, -MAX_LOG_SLOWDOWN, MAX_LOG_SLOWDOWN)
+    return np.asarray(usual_seconds * np.exp(bounded))
+
+
+def _load_seconds(
+    table: CandidateTable,
+    trials: Sequence[Trial],
+    probe_seconds: float,
+) -> FloatArray:
+    """Median seconds of the measured loads that share the most settings with the candidate's
+    load.
+    """
+    loading = [trial for trial in trials if trial.measurement.cost.load_seconds > 0]
+    by_load = np.full(len(table.load_examples), DEFAULT_LOAD_PROBES * probe_seconds)
+    if loading:
+        for number, example in table.load_examples.items():
+            by_load[number] = _most_similar_seconds(example, loading)
+    return by_load[table.loads]
+
+
+def _most_similar_seconds(candidate: Candidate, loading: Sequence[Trial]) -> float:
+    """Return the median seconds of the loads with the most equal settings."""
+    seconds_by_equality: dict[int, list[float]] = {}
+    for trial in loading:
+        equal_settings = 0
+        for name, value in candidate.load.items():
+            equal_settings += trial.candidate.load.get(name) == value
+        seconds = seconds_by_equality.setdefault(equal_settings, [])
+        seconds.append(trial.measurement.cost.load_seconds)
+    return statistics.median(seconds_by_equality[max(seconds_by_equality)])

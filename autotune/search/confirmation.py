@@ -1,0 +1,196 @@
+"""Confirmation: finalists are measured again, longer and in turns, before one is recommended.
+
+Idea: the fastest of many short probes is partly lucky. Longer probes of the few fastest, each in
+turns, find the one that is fast. `next_confirmation` decides in this order:
+
+    1. the baseline and its fastest rival, while their measurements do not decide between them
+    2. the simplest candidate that is as fast as the fastest: it would be the recommendation
+    3. each finalist in ROUNDS turns; one that is clearly behind after a round leaves
+
+The first confirmation of the leader always takes place, further ones while time allows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from autotune.catalog import complexity
+from autotune.core.answer import Trial
+from autotune.core.space import Candidate
+from autotune.search.speed_comparison import MIN_GAIN, as_fast_as, compare
+from autotune.search.surrogate.gaussian_process import expected_improvement
+from autotune.search.trial_view import TrialView, speed_of
+
+MAX_FINALISTS = 3
+# Expected logarithmic improvement over the leader from which a candidate is a finalist too
+MIN_EXPECTED_GAIN = 0.004
+ROUNDS = 2  # Turns of each finalist, so that a temporarily slow machine slows all of them
+# Turns of the baseline and of the fastest candidate, where two do not decide between them
+MAX_BASELINE_ROUNDS = 3
+# A finalist leaves after a round if it is behind the leader by more than a probe's noise, within
+# these bounds.
+MIN_CLOSE_SHARE, MAX_CLOSE_SHARE = 0.01, 0.05
+PROBES_PER_CONFIRMATION = 2  # Usual probes whose time one confirmation takes
+# Confirmations after the first take at most this share of the seconds that the search took.
+MAX_TIME_SHARE = 0.5
+# Share up to which a deciding turn, or that of a simpler candidate as fast as the fastest, is taken
+MAX_DECISION_TIME_SHARE = 1.0
+
+
+def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
+    """Return the next candidate to confirm within the remaining seconds; None at the end."""
+    if view.tier_of_choice() is None:
+        return None
+    finalists = _finalists(view)
+
+    rival = _unclear_rival(view, seconds)
+    if rival is not None:
+        return rival
+
+    simpler = _simpler_rival(view)
+    if simpler is not None and _affordable(view, seconds, MAX_DECISION_TIME_SHARE):
+        return simpler
+
+    any_confirmed = bool(view.confirmed_among(finalists))
+    if any_confirmed and not _affordable(view, seconds, MAX_TIME_SHARE):
+        return None
+    for round_number in range(ROUNDS):
+        for trial in _in_turn(finalists, round_number, view):
+            if view.confirmation_count(trial.candidate) <= round_number:
+                return trial.candidate
+    return None
+
+
+def _finalists(view: TrialView) -> list[Trial]:
+    """Return the trials worth confirming, most promising first.
+
+    Trials are ranked by estimated speed: one lucky probe moves an estimate less than a measurement.
+    """
+    tier = view.tier_of_choice()
+    contenders = [] if tier is None else view.contenders(tier)
+    finalists = _most_promising(contenders, view)
+
+    # A probe that was faster than every confirmation was lucky, or the confirmations were unlucky.
+    confirmed_speeds = map(speed_of, view.confirmed_among(contenders))
+    fastest_confirmed = max(confirmed_speeds, default=math.inf)
+    threshold = (1 + _close_share(view)) * fastest_confirmed
+    for trial in contenders[:MAX_FINALISTS]:
+        if speed_of(trial) > threshold and trial not in finalists:
+            finalists.append(trial)
+    return finalists
+
+
+def _most_promising(contenders: list[Trial], view: TrialView) -> list[Trial]:
+    """Return up to MAX_FINALISTS contenders by expected improvement over the leader."""
+    rows = view.table.rows_of(trial.candidate for trial in contenders)
+    lead, deviation = view.estimates.speed.lead_over(view.leader(contenders))
+    improvement = expected_improvement(lead[rows], deviation[rows], 0.0)
+    improvement[lead[rows].argmax()] = math.inf  # The leader is always a finalist
+
+    finalists = []
+    for place in np.argsort(-improvement, kind="stable")[:MAX_FINALISTS]:
+        if improvement[place] > MIN_EXPECTED_GAIN:
+            finalists.append(contenders[place])
+    return finalists
+
+
+def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
+    """Return the baseline or its fastest confirmed rival, whichever was confirmed less often,
+    while the measurements don't decide between them. The baseline's first turn may exceed the
+    usual share of the time.
+    """
+    fastest, baseline = view.best(), view.fitting_baseline()
+    if fastest is None or baseline is None or fastest.candidate == baseline.candidate:
+        return None
+    ratio = compare(fastest, baseline, view)
+    if ratio is None or ratio.low > 1.0:
+        return None
+    fastest_turns = view.confirmation_count(fastest.candidate)
+    baseline_turns = view.confirmation_count(baseline.candidate)
+    if not fastest_turns:
+        return None
+    if not baseline_turns:
+        return baseline.candidate if _has_time(view, seconds) else None
+
+    is_gain = ratio.value >= 1 + MIN_GAIN
+    has_turns_left = min(fastest_turns, baseline_turns) < MAX_BASELINE_ROUNDS
+    if not is_gain or not has_turns_left:
+        return None
+    if not _affordable(view, seconds, MAX_DECISION_TIME_SHARE):
+        return None
+    return baseline.candidate if baseline_turns <= fastest_turns else fastest.candidate
+
+
+def _simpler_rival(view: TrialView) -> Candidate | None:
+    """Return the simplest candidate as fast as the fastest confirmed one, if its own
+    confirmation would make it the choice.
+    """
+    fastest = view.best()
+    rivals = [] if fastest is None else as_fast_as(fastest, view)
+    if fastest is None or not rivals:
+        return None
+    candidates = [trial.candidate for trial in (fastest, *rivals)]
+    simplest = min(candidates, key=lambda candidate: complexity(candidate, view.baseline))
+    return None if view.is_confirmed(simplest) else simplest
+
+
+def _has_time(view: TrialView, seconds: float) -> bool:
+    """Return True if one more confirmation ends within these seconds."""
+    return seconds > PROBES_PER_CONFIRMATION * view.usual_seconds(load=True)
+
+
+def _affordable(
+    view: TrialView,
+    seconds: float,
+    share: float,
+) -> bool:
+    """Return True if all confirmations, with one more of the cheapest, take at most this share of
+    the search's seconds, and there is time for it.
+    """
+    if not _has_time(view, seconds):
+        return False
+    searching = sum(map(_seconds_of, view.probes))
+    confirming: list[float] = []
+    for confirmations in view.rounds.values():
+        confirming += map(_seconds_of, confirmations)
+    return sum(confirming) + min(confirming) <= share * searching
+
+
+def _seconds_of(trial: Trial) -> float:
+    return trial.measurement.cost.total_seconds
+
+
+def _in_turn(
+    finalists: list[Trial],
+    round_number: int,
+    view: TrialView,
+) -> list[Trial]:
+    """Return the finalists of this round, grouped by load, in reverse order every second round."""
+    if round_number > 0:
+        finalists = _close_to_fastest(finalists, view)
+        if len(finalists) == 1:
+            return []
+    first_load = finalists[0].candidate.load_key
+
+    def order(trial: Trial) -> tuple[bool, str]:
+        load = trial.candidate.load_key
+        return load != first_load, load
+
+    ordered = sorted(finalists, key=order)
+    return ordered[::-1] if round_number % 2 else ordered
+
+
+def _close_to_fastest(finalists: list[Trial], view: TrialView) -> list[Trial]:
+    speeds = [speed_of(view.evidence(trial)) for trial in finalists]
+    threshold = (1 - _close_share(view)) * max(speeds)
+    close = []
+    for trial, speed in zip(finalists, speeds, strict=True):
+        if speed >= threshold:
+            close.append(trial)
+    return close
+
+
+def _close_share(view: TrialView) -> float:
+    return min(MAX_CLOSE_SHARE, max(MIN_CLOSE_SHARE, view.estimates.speed.noise))

@@ -1,0 +1,148 @@
+"""Retries of database calls while the database is away.
+
+Optuna's heartbeat and retries cover failed trials, not lost connections: a call that hits a
+restarting server or another process's lock raises there and ends the search.
+tests/search/test_postgres.py and tests/faults need these retries.
+
+A call is repeated while its error is temporary, up to a time limit. A read-only, full or deleted
+database is reported at once: waiting does not change it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from optuna.exceptions import StorageInternalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
+
+from autotune.core.errors import StorageLost
+from autotune.core.files import sqlite_file
+from autotune.core.secrets import without_password
+from autotune.machine.signals import stop_requested, uninterrupted
+
+Result = TypeVar("Result")
+
+MAX_WAIT_SECONDS = 300.0
+MAX_LAST_WAIT_SECONDS = 1.0  # Wait after an interruption by the user, for each of the last calls
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 5.0
+NOTIFY_AFTER_SECONDS = 3.0
+MAX_MISSING_SECONDS = 5.0  # Wait for a file that was moved away and may come back
+MIN_FREE_BYTES = 64 * 1024
+
+DELETED = "deleted"
+FULL_DISK_MESSAGES = ("disk is full", "no space left", "quota exceeded")
+PERMANENT_MESSAGES = (
+    "readonly",
+    "read-only",
+    "permission denied",
+    "no such table",
+    "does not exist",
+    *FULL_DISK_MESSAGES,
+)
+"""Parts of error messages that waiting does not change."""
+# SQLite's messages also for a disk that is full
+POSSIBLY_FULL_DISK_MESSAGES = ("disk i/o error", "unable to open database file")
+
+
+@dataclass(kw_only=True)
+class RetryPolicy:
+    """Waits for the database up to a time limit, and reports the wait."""
+
+    url: str
+    seconds: float = MAX_WAIT_SECONDS
+    notify: Callable[[str], None] = field(default=lambda text: None)
+    # Device and inode of SQLite's file, as first seen
+    _inode: tuple[int, int] | None = field(default=None, init=False)
+
+    def __call__(self, call: Callable[[], Result]) -> Result:
+        """Return the call's result; StorageLost if the database does not come back."""
+        began, pause, notified = time.monotonic(), FIRST_PAUSE_SECONDS, False
+        database = without_password(self.url)
+        while True:
+            if self._is_deleted():
+                if time.monotonic() - began > MAX_MISSING_SECONDS:
+                    lost = f"The study's database {database} was {DELETED}."
+                    raise StorageLost(f"{lost} {_way_out(DELETED)}")
+                time.sleep(pause)
+                continue
+            try:
+                with uninterrupted():
+                    return call()
+            except (StorageInternalError, DBAPIError, PendingRollbackError) as error:
+                reason, waited = self._reason(error), time.monotonic() - began
+                if not _is_temporary(error, reason) or waited > self._patience:
+                    lost = f"The study's database {database} can't be used any more ({reason})."
+                    raise StorageLost(f"{lost} {_way_out(reason)}") from error
+                if waited > NOTIFY_AFTER_SECONDS and not notified:
+                    self.notify(
+                        f"The database {database} does not answer ({reason}); waiting for it."
+                    )
+                    notified = True
+            time.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    @property
+    def _patience(self) -> float:
+        if stop_requested():
+            return min(self.seconds, MAX_LAST_WAIT_SECONDS)
+        return self.seconds
+
+    def _is_deleted(self) -> bool:
+        """Return True if SQLite's file is gone or another one: open connections would write on,
+        into a file without a name.
+        """
+        file = sqlite_file(self.url)
+        if file is None:
+            return False
+        try:
+            stat = file.stat()
+        except OSError:
+            return self._inode is not None
+        inode = (stat.st_dev, stat.st_ino)
+        self._inode = self._inode or inode
+        return self._inode != inode
+
+    def _reason(self, error: BaseException) -> str:
+        """Return the first line of the error, with a full disk behind a general message of
+        SQLite.
+        """
+        lines = str(error.__cause__ or error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
+        file = sqlite_file(self.url)
+        if file is not None and reason.lower().startswith(POSSIBLY_FULL_DISK_MESSAGES):
+            with contextlib.suppress(OSError):
+                if shutil.disk_usage(file.parent).free < MIN_FREE_BYTES:
+                    return f"{reason}: the disk is full"
+        return reason
+
+
+def _way_out(reason: str) -> str:
+    if DELETED in reason:
+        return (
+            "Its trials are lost with it; the record of this user's measurements is not, and a new"
+            " search uses it."
+        )
+    if _has_any(FULL_DISK_MESSAGES, reason):
+        return "Its trials are kept: go on with --resume, after freeing some space."
+    return "Its trials are kept: go on with --resume."
+
+
+def _has_any(messages: tuple[str, ...], reason: str) -> bool:
+    return any(message in reason.lower() for message in messages)
+
+
+def _is_temporary(error: BaseException, reason: str) -> bool:
+    """Return True for another process's lock, a restarting server or a lost network."""
+    if _has_any(PERMANENT_MESSAGES, reason):
+        return False
+    cause = error.__cause__ if isinstance(error, StorageInternalError) else error
+    # PendingRollbackError: Optuna continued a transaction of a lost connection; the next call
+    # begins a new one.
+    if isinstance(cause, (OperationalError, InterfaceError, PendingRollbackError)):
+        return True
+    return isinstance(cause, DBAPIError) and cause.connection_invalidated

@@ -1,0 +1,99 @@
+"""Pooling: several measurements of one candidate as one.
+
+One long probe cannot separate a fast candidate from a temporarily fast machine, so finalists take
+turns. The cycles of all turns together are the evidence about the candidate.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autotune.core.answer import Trial
+from autotune.core.measurement import Cost, Measurement, Memory, Speed, highest_by_phase, judge
+
+SUMMED_SECONDS = ("total_seconds", "load_seconds", "setup_seconds", "loop_seconds")
+
+
+def pooled(confirmations: Sequence[Trial]) -> Trial:
+    """Return the confirmations of one candidate as one trial; a failed one represents all."""
+    for trial in confirmations:
+        if not trial.verdict.fits:
+            return trial
+    last = confirmations[-1]
+    if len(confirmations) == 1:
+        return last
+    measurement = _pooled_measurement([trial.measurement for trial in confirmations])
+    return replace(last, measurement=measurement, verdict=judge(measurement))
+
+
+def _pooled_measurement(measurements: Sequence[Measurement]) -> Measurement:
+    memories, costs, worst, typical = [], [], [], []
+    optimizer_steps = 0
+    for measurement in measurements:
+        memories.append(measurement.memory)
+        costs.append(measurement.cost)
+        worst.append(measurement.worst)
+        typical.append(measurement.typical)
+        optimizer_steps += measurement.optimizer_steps
+    return replace(
+        measurements[-1],
+        memory=_highest_memory(memories),
+        worst=_all_cycles(worst),
+        typical=_all_cycles(typical),
+        optimizer_steps=optimizer_steps,
+        cost=_summed_cost(costs),
+    )
+
+
+def _highest_memory(memories: Sequence[Memory]) -> Memory:
+    highest = max(memories, key=lambda memory: memory.peak_bytes or 0)
+    return replace(highest, phase_peak_bytes=highest_by_phase(memories))
+
+
+def _summed_cost(costs: Sequence[Cost]) -> Cost:
+    seconds: dict[str, float] = dict.fromkeys(SUMMED_SECONDS, 0)
+    device_seconds: float | None = 0
+    for cost in costs:
+        for name in SUMMED_SECONDS:
+            seconds[name] += getattr(cost, name)
+        if device_seconds is not None and cost.device_seconds is not None:
+            device_seconds += cost.device_seconds
+        else:
+            device_seconds = None
+    return replace(costs[-1], **seconds, device_seconds=device_seconds)
+
+
+def _all_cycles(speeds: Sequence[Speed | None]) -> Speed | None:
+    """Return the cycles of all runs as those of one; None if no run was timed."""
+    cycle_seconds: list[float] = []
+    cycle_loss_tokens: list[int] = []
+    phase_seconds: Counter[str] = Counter()
+    prompt_tokens, runs = 0, 0
+    user_reward_seconds: float = 0
+    cut_short = False
+    last: Speed | None = None
+    for speed in speeds:
+        if speed is None:
+            continue
+        cycle_seconds += speed.cycle_seconds
+        cycle_loss_tokens += speed.cycle_loss_tokens
+        phase_seconds.update(speed.phase_seconds)
+        prompt_tokens += speed.prompt_tokens
+        runs += speed.runs
+        user_reward_seconds += speed.user_reward_seconds
+        cut_short = cut_short or speed.cut_short
+        last = speed
+    if last is None:
+        return None
+    return replace(
+        last,
+        cycle_seconds=tuple(cycle_seconds),
+        cycle_loss_tokens=tuple(cycle_loss_tokens),
+        phase_seconds=dict(phase_seconds),
+        prompt_tokens=prompt_tokens,
+        user_reward_seconds=user_reward_seconds,
+        cut_short=cut_short,
+        runs=runs,
+    )
