@@ -42,7 +42,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "intervals.json"
 PAIRS_PER_STUDY = 8
 COMPLETION_LENGTHS = "64,32"
 CONFIRMED = 3
-"""Candidates whose confirmations a search knows: its finalists (search/agenda.py)."""
+"""Candidates whose confirmations a search knows: its finalists (search/confirmation.py)."""
 
 Pair = tuple[Speed, Speed]
 

@@ -151,7 +151,11 @@ def _require_sizes(arrays: EventArrays, sizes: Integers) -> None:
         raise IndexError("the sizes are not those of the trace's allocations")
 
 
-def _empty_heap(block_count: int, pools: int, capacity: int | None) -> Heap:
+def _empty_heap(
+    block_count: int,
+    pools: int,
+    capacity: int | None,
+) -> Heap:
     """Return arrays for so many blocks, none of which exists yet."""
     blocks = np.zeros((block_count, BLOCK_COLUMNS), dtype=np.int64)
     lists = np.zeros((POOLS + pools, max(block_count, pools)), dtype=np.int64)
@@ -226,7 +230,11 @@ def _insert(heap: Heap, block: int) -> None:
 
 
 @compiled
-def _shrink_into(heap: Heap, place: int, remainder: int) -> None:
+def _shrink_into(
+    heap: Heap,
+    place: int,
+    remainder: int,
+) -> None:
     """Put the rest of a split free block into its place in the list, or below."""
     blocks, lists = heap
     pool = blocks[remainder, POOL]
@@ -316,7 +324,11 @@ def _cut(
 
 
 @compiled
-def _absorb(heap: Heap, block: int, neighbour: int) -> None:
+def _absorb(
+    heap: Heap,
+    block: int,
+    neighbour: int,
+) -> None:
     """Merge a free neighbour, already out of its list, into the block."""
     blocks, _ = heap
     if neighbour == blocks[block, BEFORE]:

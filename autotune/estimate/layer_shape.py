@@ -91,7 +91,11 @@ def _norms(config: Config, traits: Traits) -> int:
     return norms * hidden + router
 
 
-def _slides(config: Config, traits: Traits, index: int) -> bool:
+def _slides(
+    config: Config,
+    traits: Traits,
+    index: int,
+) -> bool:
     """Return True if the layer's attention has a window."""
     if not isinstance(config.get("sliding_window"), int) or traits.windows == "none":
         return False

@@ -501,7 +501,9 @@ def _on_cpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
 
 
 def _requested_on_cpu(
-    usage: TraceUsage, other_models: Mapping[Phase, Mapping[str, int]], trace: Trace
+    usage: TraceUsage,
+    other_models: Mapping[Phase, Mapping[str, int]],
+    trace: Trace,
 ) -> Estimate:
     """Return one rank's peak, without a caching allocator: requested = allocated = reserved."""
     other_bytes = {}
@@ -544,7 +546,11 @@ def _phase_on_cpu(
     )
 
 
-def _tensors_on_cpu(trace: Trace, use: PhaseUse, other_models: Mapping[str, int]) -> Estimate:
+def _tensors_on_cpu(
+    trace: Trace,
+    use: PhaseUse,
+    other_models: Mapping[str, int],
+) -> Estimate:
     """Bytes of one rank's tensors, on the C library's heap."""
     other_bytes = timeline.other_models(other_models, trace.basis)
     tensors = use.requested_bytes + round(other_bytes.value)

@@ -124,7 +124,7 @@ def fit(
 def _defaults(place: EnginePlace) -> _Defaults:
     """Return the defaults, which SGLang chooses by the whole device."""
     device_bytes = shared_bytes(place.device_memory_bytes, None, place.gpu)
-    for below_gib, defaults in DEFAULTS:
+    for below_gib, defaults in SERVER_DEFAULTS:
         if device_bytes < below_gib * GIB:
             return defaults
     return DEFAULTS_OF_LARGEST
@@ -138,7 +138,11 @@ def _awake(
     """Return what it holds while it generates: activations need not reach their peak."""
     above = (standing.high - standing.value) + (activations.high - activations.value)
     least = used - activations.value - (standing.value - standing.low)
-    return Estimate(value=used, low=max(0.0, least), high=used + above)
+    return Estimate(
+        value=used,
+        low=max(0.0, least),
+        high=used + above,
+    )
 
 
 def _cache_fit(

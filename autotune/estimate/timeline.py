@@ -90,13 +90,21 @@ def around(
 ) -> Estimate:
     """Return size + error, at least 0."""
     high = size + error.high + high_extra_bytes
-    return Estimate(value=size, low=max(0, size + error.low), high=high)
+    return Estimate(
+        value=size,
+        low=max(0, size + error.low),
+        high=high,
+    )
 
 
 def whole_bytes(estimate: Estimate) -> Estimate:
     value = round(estimate.value)
     low, high = round(estimate.low), round(estimate.high)
-    return Estimate(value=value, low=min(value, low), high=max(value, high))
+    return Estimate(
+        value=value,
+        low=min(value, low),
+        high=max(value, high),
+    )
 
 
 def verdict(peak: Estimate, room: Estimate) -> bool | None:

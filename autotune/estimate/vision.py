@@ -333,7 +333,7 @@ def _multiples(
         )
         factor = side * merge
         high, wide = _scaled(height, width, factor, smallest_area, largest_area)
-        options: Options = {
+        options: ImageOptions = {
             "patch_size": side,
             "merge_size": merge,
             "temporal_patch_size": 2,
@@ -346,7 +346,11 @@ def _multiples(
 
 
 def _scaled(
-    height: int, width: int, factor: int, least_pixels: int, most_pixels: int
+    height: int,
+    width: int,
+    factor: int,
+    least_pixels: int,
+    most_pixels: int,
 ) -> tuple[int, int]:
     """Return the sides as multiples of the factor, with least to most pixels together."""
 
@@ -398,7 +402,7 @@ def _fitted(
     scale = math.sqrt(most_tokens * side * side / (height * width))
     rows = max(1, math.floor(scale * height / side))
     columns = max(1, math.floor(scale * width / side))
-    options: Options = {
+    options: ImageOptions = {
         "patch_size": patch,
         "pooling_kernel_size": pool,
         "max_soft_tokens": most_tokens,

@@ -38,7 +38,12 @@ Block = tuple[Part, int]  # part and bytes
 # Gathered weights.
 
 
-def gathered_bytes(composition: Composition, inventory: Inventory, *, all_weights: bool) -> int:
+def gathered_bytes(
+    composition: Composition,
+    inventory: Inventory,
+    *,
+    all_weights: bool,
+) -> int:
     """Bytes gathered for the rollout or a sync, beside this rank's part: all weights, or one
     parameter at a time.
     """

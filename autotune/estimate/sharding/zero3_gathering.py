@@ -73,7 +73,9 @@ class Gathering:
         self._land_all()
         if self._mode == "recording":
             self._parameter_order = [
-                (held, at) for at, module in enumerate(self._order) for held in self._of(module)
+                (parameter, at)
+                for at, module in enumerate(self._order)
+                for parameter in self._of(module)
             ]
             self._mode = "known"
         elif self._mode == "unknown":
@@ -111,35 +113,35 @@ class Gathering:
         else:
             self._in_backward[module] = None
         wanted = self._of(module)
-        self._gather([held for held in wanted if self._is_apart(held)])
-        for held in wanted:
-            self._users[held].add(module)
-            trains = self._usage.parameters[held].trains
+        self._gather([parameter for parameter in wanted if self._is_apart(parameter)])
+        for parameter in wanted:
+            self._users[parameter].add(module)
+            trains = self._usage.parameters[parameter].trains
             if recomputing and self._in_backward and not trains:
                 owner = next(
                     reversed(self._in_backward)
                 )  # frozen ones stay until its backward is over
-                self._recomputed[owner].add(held)
-                self._users[held].add(owner)
+                self._recomputed[owner].add(parameter)
+                self._users[parameter].add(owner)
             # Checkpointing keeps the memory of detached trainable weights alone.
             if (
                 recomputing
                 and trains
                 and self._usage.keeps_recomputed
-                and held in self._usage.modules[module]
+                and parameter in self._usage.modules[module]
             ):
-                self._awaited[held].add(module)
-            if held in self._flying:
-                self._land(held)
+                self._awaited[parameter].add(module)
+            if parameter in self._flying:
+                self._land(parameter)
         if self._mode == "known":
             self._look_ahead(wanted)
         self._at += 1
 
-    def read(self, held: int) -> None:
+    def read(self, parameter: int) -> None:
         """Gather another module's parameter for the running module at once, uncounted."""
-        if self._running and self._is_apart(held):
-            self._others[self._running[-1]].add(held)
-            self._gather_alone(held)
+        if self._running and self._is_apart(parameter):
+            self._others[self._running[-1]].add(parameter)
+            self._gather_alone(parameter)
 
     def release(self, module: int, *, forward: bool) -> None:
         while forward and self._running and self._running.pop() != module:
@@ -152,57 +154,59 @@ class Gathering:
             plan |= again - self._persistent
             touched |= again
             self._in_backward.pop(module, None)
-        for held in sorted(touched):
-            self._users[held].discard(module)
-            if held in plan:
-                self._let_go(held)
+        for parameter in sorted(touched):
+            self._users[parameter].discard(module)
+            if parameter in plan:
+                self._let_go(parameter)
 
     def end_backward(self) -> None:
         """End the backward of modules whose inputs need no gradient: no hook reports it."""
         while self._in_backward:
             module, _ = self._in_backward.popitem()
-            for held in sorted({*self._of(module), *self._recomputed.pop(module, set())}):
-                self._users[held].discard(module)
-                if held not in self._persistent:
-                    self._let_go(held)
+            for parameter in sorted({*self._of(module), *self._recomputed.pop(module, set())}):
+                self._users[parameter].discard(module)
+                if parameter not in self._persistent:
+                    self._let_go(parameter)
         for module in set().union(*self._awaited.values()):
             self._end_awaiting(module)
 
     def release_all(self) -> None:
         self._users.clear()
-        for held in list(self._flying):
-            self._land(held)
-        for held in list(self._held):
-            self._let_go(held)
+        for parameter in list(self._flying):
+            self._land(parameter)
+        for parameter in list(self._held):
+            self._let_go(parameter)
 
     def gather_persistent(self) -> None:
         """Gather small parameters after each step, to stay."""
-        for held in sorted(self._persistent):
-            if self._is_apart(held):
-                self._gather_alone(held)
+        for parameter in sorted(self._persistent):
+            if self._is_apart(parameter):
+                self._gather_alone(parameter)
 
     # The order of modules.
 
     def _look_ahead(self, wanted: list[int]) -> None:
         """Remove this module's parameters from the queue, and prefetch the next ones."""
-        due = {held for held in wanted if self._fetched_for.get(held, NEVER) < self._at}
+        due = {
+            parameter for parameter in wanted if self._fetched_for.get(parameter, NEVER) < self._at
+        }
         struck: set[int] = set()
         while self._queue and len(struck) < len(due):
-            held, last_used = self._queue.popleft()
-            self._fetched_for[held] = last_used
-            struck.add(held)
+            parameter, last_used = self._queue.popleft()
+            self._fetched_for[parameter] = last_used
+            struck.add(parameter)
         room = min(
             self._sharding.max_live_parameters - self._live, self._sharding.prefetch_bucket_size
         )
         ahead: list[int] = []
         count = 0
         while self._queue and count < room:
-            held, last_used = self._queue.popleft()
-            fetch = self._is_apart(held) and held not in ahead
-            self._fetched_for[held] = max(self._fetched_for.get(held, NEVER), last_used)
+            parameter, last_used = self._queue.popleft()
+            fetch = self._is_apart(parameter) and parameter not in ahead
+            self._fetched_for[parameter] = max(self._fetched_for.get(parameter, NEVER), last_used)
             if fetch:
-                ahead.append(held)
-                count += self._usage.parameters[held].count
+                ahead.append(parameter)
+                count += self._usage.parameters[parameter].count
         self._gather(ahead)
 
     def _plan(self, module: int, at: int) -> frozenset[int]:
@@ -211,17 +215,17 @@ class Gathering:
         if known is not None:
             return known
         plan = {
-            held
-            for held in self._of(module)
-            if held not in self._persistent and self._fetched_for.get(held, NEVER) <= at
+            parameter
+            for parameter in self._of(module)
+            if parameter not in self._persistent and self._fetched_for.get(parameter, NEVER) <= at
         }
         distance = 0
         for later in self._order[at:]:
             if distance >= self._sharding.max_reuse_distance:
                 break
-            for held in self._of(later):
-                plan.discard(held)
-                distance += self._usage.parameters[held].count
+            for parameter in self._of(later):
+                plan.discard(parameter)
+                distance += self._usage.parameters[parameter].count
         self._release_plans[module, at] = frozenset(plan)
         return self._release_plans[module, at]
 
@@ -230,18 +234,20 @@ class Gathering:
     def _of(self, module: int) -> list[int]:
         return sorted({*self._usage.modules[module], *self._others[module]})
 
-    def _is_apart(self, held: int) -> bool:
-        return held not in self._held and held not in self._flying
+    def _is_apart(self, parameter: int) -> bool:
+        return parameter not in self._held and parameter not in self._flying
 
-    def _padded(self, held: int) -> int:
+    def _padded(self, parameter: int) -> int:
         ranks = self._sharding.ranks
-        return -(-self._usage.parameters[held].count // ranks) * ranks * self._widths[held]
+        return (
+            -(-self._usage.parameters[parameter].count // ranks) * ranks * self._widths[parameter]
+        )
 
     def _gather(self, wanted: list[int]) -> None:
         if not wanted:
             return
-        self._live += sum(self._usage.parameters[held].count for held in wanted)
-        size = sum(self._padded(held) for held in wanted)
+        self._live += sum(self._usage.parameters[parameter].count for parameter in wanted)
+        size = sum(self._padded(parameter) for parameter in wanted)
         if self._sharding.offload_parameters:  # the shards come up from the host first
             self._book.passing(size // self._sharding.ranks, "communication")
         number = self._allocate(size, self._stream)
@@ -256,9 +262,9 @@ class Gathering:
             )
         )
 
-    def _gather_alone(self, held: int) -> None:
+    def _gather_alone(self, parameter: int) -> None:
         """Gather outside the coordinator, uncounted."""
-        self._held[held] = self._allocate(self._padded(held))
+        self._held[parameter] = self._allocate(self._padded(parameter))
 
     def _allocate(self, size: int, stream: int = 0) -> int:
         number = self._book.allocate(size, "communication", stream)
@@ -266,11 +272,11 @@ class Gathering:
             self._book.passing(size, "communication")
         return number
 
-    def _land(self, held: int, *, cleaning: bool = False) -> None:
-        gather = self._flying.pop(held)
-        gather.waiting.discard(held)
+    def _land(self, parameter: int, *, cleaning: bool = False) -> None:
+        gather = self._flying.pop(parameter)
+        gather.waiting.discard(parameter)
         if len(gather.parameters) == 1:
-            self._held[held] = gather.buffer
+            self._held[parameter] = gather.buffer
             return
         if not gather.complete:
             gather.complete = True
@@ -291,20 +297,24 @@ class Gathering:
             for gather in self._flying.values()
             if len(gather.parameters) > 1
         }
-        for held in list(self._flying):
-            self._land(held, cleaning=True)
-            self._let_go(held)
+        for parameter in list(self._flying):
+            self._land(parameter, cleaning=True)
+            self._let_go(parameter)
         for buffer in buffers.values():
             self._book.free(buffer)
 
-    def _let_go(self, held: int) -> None:
-        if held in self._held and held not in self._flying and not self._users.get(held):
-            number = self._held.pop(held)
-            if self._awaited.get(held):
-                self._saved.append((number, self._awaited.pop(held)))
+    def _let_go(self, parameter: int) -> None:
+        if (
+            parameter in self._held
+            and parameter not in self._flying
+            and not self._users.get(parameter)
+        ):
+            number = self._held.pop(parameter)
+            if self._awaited.get(parameter):
+                self._saved.append((number, self._awaited.pop(parameter)))
             else:
                 self._book.free(number)
-            self._live -= self._usage.parameters[held].count
+            self._live -= self._usage.parameters[parameter].count
 
     def _end_awaiting(self, module: int) -> None:
         """Free the weights that checkpointing saved for this module's backward alone."""

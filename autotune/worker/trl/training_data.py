@@ -100,7 +100,11 @@ def _reward_function(name: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
     library = importlib.import_module("trl.rewards")
     if name == "get_soft_overlong_punishment":
-        return library.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)  # type: ignore[no-any-return]
+        penalty: Callable[..., Any] = library.get_soft_overlong_punishment(
+            max_completion_len=1280,
+            soft_punish_cache=256,
+        )
+        return penalty
     if not hasattr(library, name):
         raise ValueError(
             f"Could not load reward function {name!r}: neither one of trl.rewards nor a dotted"
