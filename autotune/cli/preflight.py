@@ -39,7 +39,7 @@ VARIABLE = "AUTOTUNE_CONFIG"  # environment variable for COMMAND with the file t
 @click.command(name="preflight", short_help="prove that a configuration fits, then start the run")
 @click.argument("config", metavar="CONFIG")
 @click.argument(
-    "words",
+    "command_words",
     nargs=-1,
     type=click.UNPROCESSED,
     metavar="[-- COMMAND...]",
@@ -68,7 +68,12 @@ VARIABLE = "AUTOTUNE_CONFIG"  # environment variable for COMMAND with the file t
 @declared_option("fresh", help="Measure again instead of using the record.")
 @as_json_option("Print one JSON document on stdout, before the output of COMMAND.")
 def command(
-    config: str, words: tuple[str, ...], tune: bool, dry_run: bool, as_json: bool, **flags: Any
+    config: str,
+    command_words: tuple[str, ...],
+    tune: bool,
+    dry_run: bool,
+    as_json: bool,
+    **flags: Any,
 ) -> int:
     """Prove that CONFIG, a file of `trl grpo --config`, fits on this machine, then become COMMAND.
     An earlier measurement is reused if model, settings, longest prompt, versions, driver, GPUs and
@@ -88,14 +93,14 @@ def command(
     # Imported here so that --help answers at once.
     from autotune.preflight.check import preflight_flags
 
-    _check_command(config, words, tune)
+    _check_command(config, command_words, tune)
     with interruptible(), _PreflightDisplay(to_stderr=True) as terminal:
         result = preflight_flags(Flags(config=config, **flags), tune=tune, listener=terminal)
     say(_text(result), sys.stderr)
     if as_json:
         print(json.dumps(result.document), flush=True)
-    if result.use is not None and words and not dry_run:
-        become(with_file(words, config, result.use), result.use)
+    if result.use is not None and command_words and not dry_run:
+        become(with_file(command_words, config, result.use), result.use)
     return EXIT_CODES[result.status]
 
 
@@ -112,7 +117,7 @@ class _PreflightDisplay(Terminal):
 
 def _check_command(
     config: str,
-    words: Sequence[str],
+    command_words: Sequence[str],
     tune: bool,
 ) -> None:
     """Refuse a missing command, or one without a place for the tuned file, before any GPU time."""
@@ -121,12 +126,16 @@ def _check_command(
             f"{config} is no file.",
             way_out="Name the YAML file that is given to `trl grpo --config`.",
         )
-    if words and shutil.which(words[0]) is None:
+    if command_words and shutil.which(command_words[0]) is None:
         raise BadInput(
-            f"COMMAND {words[0]!r} is no program.",
+            f"COMMAND {command_words[0]!r} is no program.",
             way_out="Write what starts the training behind the two dashes.",
         )
-    if tune and words and not any(names(word, config) or VARIABLE in word for word in words):
+    if (
+        tune
+        and command_words
+        and not any(names(word, config) or VARIABLE in word for word in command_words)
+    ):
         raise BadInput(
             f"COMMAND does not name {config}, so a tuned file would not reach it.",
             way_out=(
@@ -144,15 +153,15 @@ def names(word: str, config: str) -> bool:
 
 
 def with_file(
-    words: Sequence[str],
+    command_words: Sequence[str],
     config: str,
     use: Path,
 ) -> list[str]:
     """Return the command with CONFIG replaced by the file to train with."""
     if _same_file(str(use), config):
-        return list(words)
+        return list(command_words)
     replaced = []
-    for word in words:
+    for word in command_words:
         if names(word, config):
             flag = f"{word.partition('=')[0]}=" if word.startswith("-") else ""
             word = f"{flag}{use}"
@@ -167,7 +176,7 @@ def _same_file(word: str, config: str) -> bool:
         return False
 
 
-def become(words: Sequence[str], use: Path) -> NoReturn:
+def become(command_words: Sequence[str], use: Path) -> NoReturn:
     """Replace this process by the command, with the same process id and standard streams."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -175,7 +184,7 @@ def become(words: Sequence[str], use: Path) -> NoReturn:
     # itself.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
-    os.execvpe(words[0], list(words), {**os.environ, VARIABLE: str(use)})
+    os.execvpe(command_words[0], list(command_words), {**os.environ, VARIABLE: str(use)})
 
 
 def _text(result: Preflight) -> str:

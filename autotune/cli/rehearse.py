@@ -39,7 +39,7 @@ _EDGES = ("start", "end")  # phases outside the command's own work
 
 @click.command(name="rehearse", short_help="run a training command on emulated GPUs")
 @click.argument(
-    "words",
+    "command_words",
     nargs=-1,
     type=click.UNPROCESSED,
     metavar="-- COMMAND...",
@@ -66,7 +66,7 @@ _EDGES = ("start", "end")  # phases outside the command's own work
 )
 @as_json_option("Print one JSON document on stdout; COMMAND's output goes to stderr.")
 def command(
-    words: tuple[str, ...],
+    command_words: tuple[str, ...],
     gpus: str | None,
     python: str | None,
     late: bool,
@@ -96,11 +96,11 @@ def command(
             "No GPUs were named.", way_out="Say which are emulated, like --gpus 2xA100-40G."
         )
     machine = emulated_machine(gpus, lag=LONGEST_LAG if late else 0)
-    environment = _interpreter(words, python)
+    environment = _interpreter(command_words, python)
     stream = sys.stderr if as_json else sys.stdout
     with interruptible():
         rehearsed = rehearse(
-            words,
+            command_words,
             machine,
             environment,
             lambda line: (stream.write(line), stream.flush()),
@@ -112,18 +112,18 @@ def command(
     return EXITS[document["status"]]
 
 
-def _interpreter(words: tuple[str, ...], python: str | None) -> Path:
+def _interpreter(command_words: tuple[str, ...], python: str | None) -> Path:
     """Return the interpreter of the command, which is next to `torchrun`, `trl` or `accelerate`."""
     from autotune.machine.environment import interpreter
 
-    if not words:
+    if not command_words:
         raise BadInput(
             "No command was given.", way_out="Write it behind two dashes: -- torchrun train.py"
         )
-    program = shutil.which(words[0])
+    program = shutil.which(command_words[0])
     if program is None:
         raise BadInput(
-            f"COMMAND {words[0]!r} is no program.",
+            f"COMMAND {command_words[0]!r} is no program.",
             way_out="Write what starts the training behind the two dashes.",
         )
     if python is not None:

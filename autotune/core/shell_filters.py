@@ -39,14 +39,14 @@ def _stage(
     """Return the output of `cd FOLDER && pwd`, or of one program."""
     folder: str | None = None
     for step in steps[:-1]:
-        words = _words(step, expansion)
-        if words[:1] != ["cd"] or len(words) < 2 or UNKNOWN in words[-1]:
+        step_words = _words(step, expansion)
+        if step_words[:1] != ["cd"] or len(step_words) < 2 or UNKNOWN in step_words[-1]:
             return None
-        folder = posixpath.normpath(posixpath.join(expansion.text("PWD"), words[-1]))
-    words = _words(steps[-1], expansion)
-    if not words:
+        folder = posixpath.normpath(posixpath.join(expansion.text("PWD"), step_words[-1]))
+    step_words = _words(steps[-1], expansion)
+    if not step_words:
         return None
-    name, arguments = words[0], words[1:]
+    name, arguments = step_words[0], step_words[1:]
     if name == "pwd":
         return folder or expansion.text("PWD")
     if name == "expr":

@@ -557,7 +557,7 @@ class _Shell:
     ) -> Truth:
         # 1. Its words, and the variables set for it alone.
         own: dict[str, str] = {}
-        words: list[Word] = []
+        command_words: list[Word] = []
         for child in node.named_children:
             if child.type == "variable_assignment":
                 before = dict(self.variables)
@@ -565,25 +565,25 @@ class _Shell:
                 own[name] = _as_text(value)
                 self.expansion.variables = before
             elif not child.type.endswith("_redirect"):
-                words += self._words_of(child)
-        if not words:
+                command_words += self._words_of(child)
+        if not command_words:
             self.variables.update(own)
             return True
 
         # 2. What bash itself does.
-        name = words[0].text
+        name = command_words[0].text
         if name in self.functions:
-            return self._call(name, words[1:], certain)
+            return self._call(name, command_words[1:], certain)
         built_in = _BUILT_IN.get(name)
         if built_in is not None:
             inputs = [*redirects, *node.named_children]
-            return built_in(self, words, certain, inputs)
+            return built_in(self, command_words, certain, inputs)
 
         # 3. A program.
         last = [child for child in node.named_children if not child.type.endswith("_redirect")][-1]
         self.commands.append(
             SimpleCommand(
-                words=tuple(words),
+                words=tuple(command_words),
                 environment={**self.exported, **own},
                 line=node.start_point.row + 1,
                 end=self.source.span(last)[1],
@@ -608,11 +608,11 @@ class _Shell:
 
     def shift(
         self,
-        words: Sequence[Word],
+        command_words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
     ) -> Truth:
-        count = words[1].text if len(words) > 1 else "1"
+        count = command_words[1].text if len(command_words) > 1 else "1"
         if not certain or not (count.isascii() and count.isdigit()):
             self.expansion.arguments = [UNKNOWN for _ in self.expansion.arguments]
             return None
@@ -623,22 +623,22 @@ class _Shell:
 
     def set_arguments(
         self,
-        words: Sequence[Word],
+        command_words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
     ) -> Truth:
-        texts = [word.text for word in words[1:]]
+        texts = [word.text for word in command_words[1:]]
         if "--" in texts:
             self.expansion.arguments = texts[texts.index("--") + 1 :]
         return True
 
     def change_folder(
         self,
-        words: Sequence[Word],
+        command_words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
     ) -> Truth:
-        folders = [word.text for word in words[1:] if not word.text.startswith("-")]
+        folders = [word.text for word in command_words[1:] if not word.text.startswith("-")]
         target = folders[0] if folders else self.expansion.text("HOME")
         folder = os.path.normpath(os.path.join(self.expansion.text("PWD"), target))  # noqa: PTH118
         is_known = certain and UNKNOWN not in folder
@@ -647,12 +647,12 @@ class _Shell:
 
     def read(
         self,
-        words: Sequence[Word],
+        command_words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
     ) -> Truth:
         """`read -r -d '' NAME <<EOF` and `read A B <<< TEXT`."""
-        names = [word.text for word in words[1:] if NAME.fullmatch(word.text)]
+        names = [word.text for word in command_words[1:] if NAME.fullmatch(word.text)]
         text = self._input(inputs) if certain else None
         if text is None:
             for name in names:
@@ -682,14 +682,14 @@ class _Shell:
 
     def get_option(
         self,
-        words: Sequence[Word],
+        command_words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
     ) -> Truth:
         """`getopts OPTIONS NAME`: the next option among the arguments."""
-        if not certain or len(words) < 3:
+        if not certain or len(command_words) < 3:
             return None
-        options, name = words[1].text, words[2].text
+        options, name = command_words[1].text, command_words[2].text
         arguments = self.expansion.arguments
         index = self._position - 1
         argument = arguments[index] if index < len(arguments) else ""
@@ -715,12 +715,12 @@ class _Shell:
 
     def evaluate(
         self,
-        words: Sequence[Word],
+        command_words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
     ) -> Truth:
         """`eval TEXT`: the commands of the text, at the place of this command."""
-        text = " ".join(word.text for word in words[1:])
+        text = " ".join(word.text for word in command_words[1:])
         if self.budget.nesting <= 0 or UNKNOWN in text:
             return None
         nested = _Shell(self.expansion, _ParsedScript(text), exported=self.exported)
@@ -731,8 +731,8 @@ class _Shell:
             status = nested.run_all(nested.source.root.named_children, certain=certain)
         finally:
             self.budget.nesting += 1
-        line, end = words[0].line, 0
-        for word in words:
+        line, end = command_words[0].line, 0
+        for word in command_words:
             end = max(end, 0 if word.span is None else word.span[1])
         for command in nested.commands:
             moved = tuple(
@@ -757,38 +757,38 @@ class _Shell:
 
     def prefixed(
         self,
-        words: Sequence[Word],
+        command_words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
     ) -> Truth:
         """`exec`, `command` and `builtin`: the command behind it."""
-        remainder = tuple(words[1:])
+        remainder = tuple(command_words[1:])
         if not remainder or remainder[0].text.startswith("-"):
             return None
-        end = max(0 if word.span is None else word.span[1] for word in words)
+        end = max(0 if word.span is None else word.span[1] for word in command_words)
         self.commands.append(
             SimpleCommand(
                 words=remainder,
                 environment=dict(self.exported),
-                line=words[0].line,
+                line=command_words[0].line,
                 end=end,
                 certain=certain,
             )
         )
-        if words[0].text == "exec" and certain:
+        if command_words[0].text == "exec" and certain:
             raise _Exit
         return True
 
     def leave(
         self,
-        words: Sequence[Word],
+        command_words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
     ) -> Truth:
         """`exit`, `return`, `break` and `continue`."""
         if not certain:
             return None
-        match words[0].text:
+        match command_words[0].text:
             case "exit":
                 raise _Exit
             case "return":
@@ -798,24 +798,24 @@ class _Shell:
 
     def tested(
         self,
-        words: Sequence[Word],
+        command_words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
     ) -> Truth:
-        return test_outcome([(word.text, True) for word in words[1:]])
+        return test_outcome([(word.text, True) for word in command_words[1:]])
 
     def unknown_array(
         self,
-        words: Sequence[Word],
+        command_words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
     ) -> Truth:
         """`mapfile` and `readarray`: lines that only a run knows."""
-        if NAME.fullmatch(words[-1].text):
-            self.variables[words[-1].text] = [
+        if NAME.fullmatch(command_words[-1].text):
+            self.variables[command_words[-1].text] = [
                 Word(
                     text=UNKNOWN,
-                    line=words[0].line,
+                    line=command_words[0].line,
                     span=None,
                 )
             ]
@@ -823,7 +823,7 @@ class _Shell:
 
     def true(
         self,
-        words: Sequence[Word],
+        command_words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
     ) -> Truth:
@@ -831,7 +831,7 @@ class _Shell:
 
     def false(
         self,
-        words: Sequence[Word],
+        command_words: Sequence[Word],
         certain: bool,
         inputs: Sequence[Node],
     ) -> Truth:

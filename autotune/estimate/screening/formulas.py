@@ -209,18 +209,18 @@ class KnownFormulas:
             fitted, new_exact = own.fit(points, examples[new])
         # 3. Both in one basis.
         basis = self.basis.joined(own)
-        known = self.basis.widened(self.coefficients, basis)
+        known_rows = self.basis.widened(self.coefficients, basis)
         coefficients = np.zeros((len(examples), len(basis.terms)))
-        coefficients[is_known] = known[formula_of[is_known]]
+        coefficients[is_known] = known_rows[formula_of[is_known]]
         coefficients[new] = own.widened(fitted, basis)
         # 4. Inexact rows with few examples: the closest known formula.
-        if len(points) < MIN_EXAMPLES_TO_FIT and len(known):
+        if len(points) < MIN_EXAMPLES_TO_FIT and len(known_rows):
             for row in new[~new_exact]:
                 errors = np.abs(known_values - examples[row]).max(axis=1)
-                coefficients[row] = known[errors.argmin()]
+                coefficients[row] = known_rows[errors.argmin()]
         is_exact = np.ones(len(examples), dtype=bool)
         is_exact[new] = new_exact
-        formulas = np.unique(np.concatenate([known, coefficients[new]]), axis=0)
+        formulas = np.unique(np.concatenate([known_rows, coefficients[new]]), axis=0)
         return KnownFormulas(basis=basis, coefficients=formulas), coefficients, is_exact
 
 

@@ -124,11 +124,11 @@ def fit_work(
     points = rows_of([sample.point for sample in measured])
     known_terms = () if reference is None else reference.basis.terms
     basis = _basis_of(points, size_terms, known_terms)
-    known = {} if reference is None else _formulas_of(reference, basis)
+    known_formulas = {} if reference is None else _formulas_of(reference, basis)
     matrix = basis.values(points)
-    short = dict(known)
+    short = dict(known_formulas)
     for share, row in examples.items():
-        short[share] = _formula(share, basis, matrix, row, known)
+        short[share] = _formula(share, basis, matrix, row, known_formulas)
     # 3. The full depth.
     coefficients = []
     layers_ratio = 1 + repetition.copies * repetition.period / max(1, repetition.layers)
@@ -170,7 +170,7 @@ def _stacked(rows: Iterable[Floats], basis: Basis) -> Floats:
 def _basis_of(
     points: Floats,
     size_terms: Iterable[Term],
-    known: Sequence[Term],
+    known_formulas: Sequence[Term],
 ) -> Basis:
     """Return the constant, the known terms, and those that vary over these points."""
     terms = [single(axes) for axes in (*PASS_AXES, *SPLIT_AXES, *BATCH_AXES)]
@@ -180,7 +180,7 @@ def _basis_of(
                 terms += [replace(loop, rounds=rounds, factor=factor) for factor in ("", "N")]
     columns = Basis(tuple(terms)).values(points).T
     varying = [term for term, column in zip(terms, columns, strict=True) if np.ptp(column) > 0]
-    return Basis(tuple(dict.fromkeys((CONSTANT, *known, *varying))))
+    return Basis(tuple(dict.fromkeys((CONSTANT, *known_formulas, *varying))))
 
 
 def _formula(
@@ -188,12 +188,12 @@ def _formula(
     basis: Basis,
     matrix: Floats,
     row: Floats,
-    known: Mapping[CountShare, Floats],
+    known_formulas: Mapping[CountShare, Floats],
 ) -> Floats:
     """Return a known formula that matches, a short sum, or the reference's rescaled."""
     # 1. A known formula: preferably that of the same count.
-    same = known.get(share)
-    candidates = list(known.values()) if same is None else [same, *known.values()]
+    same = known_formulas.get(share)
+    candidates = list(known_formulas.values()) if same is None else [same, *known_formulas.values()]
     for coefficients in candidates:
         if np.abs(matrix @ coefficients - row).max() <= EXACT * max(1.0, row.max()):
             return coefficients
