@@ -39,7 +39,6 @@ SAME_MEANING = {
     "RECOMMENDED": "name of the recommended candidate",
     "INT64_BYTES": "bytes of a 64-bit whole number",
     "RequestPart": "part of a request to the worker",
-    "SHARDS_WEIGHTS": "kinds of sharding that cut the weights",
     "Settings": "settings of a framework by name",
     **dict.fromkeys(
         (
@@ -54,10 +53,6 @@ SAME_MEANING = {
             "TRAINING_GPUS",
         ),
         "name of this setting in the module's framework",
-    ),
-    **dict.fromkeys(
-        ("PASS", "FORWARD", "FORWARD_DONE", "BACKWARD", "BACKWARD_DONE", "GRADIENT", "READ"),
-        "kind of a module's use in a trace; `worker` writes it, `estimate` reads it",
     ),
 }
 """Name -> meaning that it has in every module."""

@@ -12,21 +12,24 @@ from autotune.core.units import MIB
 from autotune.estimate.insertion import inserted
 from autotune.estimate.sharding import Ddp, Sharding, apply, compared_ranks, fsdp1
 from autotune.estimate.sharding.fsdp1 import broadcast_copies, flat_units
-from autotune.estimate.sharding.rewriter import (
-    BACKWARD,
-    BACKWARD_DONE,
-    FORWARD,
-    FORWARD_DONE,
-    GRADIENT,
-    PASS,
-    optimizer_of,
-)
+from autotune.estimate.sharding.module_uses import UseKind
+from autotune.estimate.sharding.rewriter import optimizer_of
 from autotune.estimate.sharding.zero import fullest_rank
 from autotune.estimate.step_in_context import emptied, insertions, places_in
 from autotune.estimate.trace_context import TraceContext
 from autotune.estimate.weight_sync import gathered_bytes
 from tests.estimate.synthetic import composition, replay
 from tests.estimate.test_trace_context import generation
+
+(
+    PASS,
+    FORWARD,
+    FORWARD_DONE,
+    BACKWARD,
+    BACKWARD_DONE,
+    GRADIENT,
+    _,
+) = UseKind
 
 COUNT = 1000
 """Elements of each parameter, in bfloat16."""
@@ -854,9 +857,14 @@ def with_adapters() -> Trace:
     )
     uses: list[tuple[int, ...]] = []
     for event, kind, which, *rest in trace.usage.uses:
-        before, after = kind in (FORWARD, BACKWARD), kind in (FORWARD_DONE, BACKWARD_DONE)
+        before = kind in (FORWARD, BACKWARD)
+        after = kind in (FORWARD_DONE, BACKWARD_DONE)
         outer = (event, kind, layers + which)
-        uses += [*([outer] * before), (event, kind, which, *rest), *([outer] * after)]
+        if before:
+            uses.append(outer)
+        uses.append((event, kind, which, *rest))
+        if after:
+            uses.append(outer)
     usage = replace(
         trace.usage,
         parameters=(*trace.usage.parameters, *frozen),

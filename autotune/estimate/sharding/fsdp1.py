@@ -11,10 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
+from autotune.estimate.sharding.module_uses import UseKind
 from autotune.estimate.sharding.rewriter import (
-    BACKWARD,
-    FORWARD,
-    PASS,
     Rewriter,
     Sharding,
     Writer,
@@ -160,13 +158,13 @@ class Fsdp1(Rewriter):
         turned: set[int] = set()
         backward = False
         for _, kind, which, *_ in self.usage.uses:
-            if kind == PASS:
+            if kind == UseKind.PASS:
                 backward = False
                 turned.clear()
-            layer = self._layer_of(which) if kind in (FORWARD, BACKWARD) else None
+            layer = self._layer_of(which) if kind in (UseKind.FORWARD, UseKind.BACKWARD) else None
             if layer is None:
                 continue
-            if kind == BACKWARD:
+            if kind == UseKind.BACKWARD:
                 backward = True
                 turned.add(layer)
             elif backward and layer >= 0 and layer not in turned:
@@ -427,10 +425,10 @@ class Fsdp1(Rewriter):
         else:
             start, at = self.sharding.rank * unit.shard, 0
             for index, count in counts:
-                held = min(start + unit.shard, at + count) - max(start, at)
+                overlap = min(start + unit.shard, at + count) - max(start, at)
                 at += count
-                if held > 0:
-                    yield index, held
+                if overlap > 0:
+                    yield index, overlap
 
     def optimizer_ends(self) -> None:
         """Free the gradients: zero_grad sets them to None."""

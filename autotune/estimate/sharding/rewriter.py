@@ -10,11 +10,7 @@ from typing import Any, Literal, cast, get_args
 
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
 from autotune.core.units import MIB
-
-PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(
-    7
-)  # kinds of a module's use
-_ENDINGS = (FORWARD_DONE, BACKWARD_DONE, GRADIENT)
+from autotune.estimate.sharding.module_uses import ENDINGS, UseKind
 
 RECENT_EVENTS = 12  # events to look back for the end of a gradient when its parameter's hook runs
 WIDEST_RATIO = 8
@@ -352,7 +348,7 @@ class Rewriter:
         marks, uses = list(self.trace.marks), list(self.usage.uses)
         mark = use = 0
         for event in range(len(self.trace.events) + 1):
-            while use < len(uses) and uses[use][0] <= event and uses[use][1] in _ENDINGS:
+            while use < len(uses) and uses[use][0] <= event and uses[use][1] in ENDINGS:
                 yield event, uses[use]
                 use += 1
             while mark < len(marks) and marks[mark].event <= event:
@@ -379,16 +375,16 @@ class Rewriter:
 
     def _use(self, use: tuple[int, ...]) -> None:
         _, kind, which, *rest = use
-        if kind == GRADIENT:
+        if kind == UseKind.GRADIENT:
             self.gradient(which, rest[0], last=use in self._last_gradients)
             return
-        hooks = {
-            PASS: self.pass_begins,
-            FORWARD: self.forward_begins,
-            FORWARD_DONE: self.forward_ends,
-            BACKWARD: self.backward_begins,
-            BACKWARD_DONE: self.backward_ends,
-            READ: self.read,
+        hooks: dict[int, Callable[[int], None]] = {
+            UseKind.PASS: self.pass_begins,
+            UseKind.FORWARD: self.forward_begins,
+            UseKind.FORWARD_DONE: self.forward_ends,
+            UseKind.BACKWARD: self.backward_begins,
+            UseKind.BACKWARD_DONE: self.backward_ends,
+            UseKind.READ: self.read,
         }
         hooks[kind](which)
 
@@ -429,8 +425,8 @@ def _last_gradients(usage: ModuleUse) -> set[tuple[int, ...]]:
     last: dict[int, tuple[int, ...]] = {}  # by passes begun
     begun = 0
     for use in usage.uses:
-        begun += use[1] == PASS
-        if use[1] == GRADIENT:
+        begun += use[1] == UseKind.PASS
+        if use[1] == UseKind.GRADIENT:
             last[begun] = use
     return set(last.values())
 

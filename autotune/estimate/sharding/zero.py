@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from autotune.core.trace import ModuleUse, Part, Trace
-from autotune.estimate.sharding.rewriter import GRADIENT, PASS, Rewriter, Sharding, optimizer_of
+from autotune.estimate.sharding.module_uses import UseKind
+from autotune.estimate.sharding.rewriter import Rewriter, Sharding, optimizer_of
 from autotune.estimate.sharding.zero3_gathering import Gathering
 
 NORM_BYTES = 8  # norms of gradients are computed in double precision, tensor by tensor
@@ -298,9 +299,9 @@ def _boundaries(trace: Trace, usage: ModuleUse) -> set[int]:
     found: dict[int, int] = {}  # by steps done when the pass begins
     number, done = -1, 0
     for event, kind, *_ in usage.uses:
-        if kind == PASS:
+        if kind == UseKind.PASS:
             number, done = number + 1, bisect_right(steps, event)
-        elif kind == GRADIENT:
+        elif kind == UseKind.GRADIENT:
             found[done] = number
     return set(found.values())
 
@@ -325,7 +326,9 @@ class Zero3(Zero):
         streams = trace.device == "cuda" and sharding.overlap_comm
         self._reduction_stream = REDUCING if streams else 0
         # The policy, and a reference model that has an engine and a coordinator of its own.
-        self._roots = sorted({0, *(which for _, kind, which, *_ in usage.uses if kind == PASS)})
+        self._roots = sorted(
+            {0, *(which for _, kind, which, *_ in usage.uses if kind == UseKind.PASS)}
+        )
         ends = pairwise((*self._roots, len(usage.modules)))
         owned = [
             sorted({index for held in usage.modules[begin:end] for index in held})

@@ -26,7 +26,6 @@ from autotune.estimate.throughput.generation import (
     ATTENTION,
     MICRO,
     MILLI,
-    SHARDS_WEIGHTS,
     compute_seconds,
     has_speed,
     independent,
@@ -41,6 +40,7 @@ from autotune.estimate.throughput.rollout_simulation import (
     split_engines,
 )
 from autotune.estimate.trace_context import PredictionInput
+from autotune.estimate.weight_sync import SHARDS_WEIGHTS
 
 BATCH_PHASES: frozenset[Phase] = frozenset(
     {"rollout", "reward", "score", "sync"}

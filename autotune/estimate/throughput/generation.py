@@ -22,10 +22,10 @@ from autotune.estimate.engine_memory import quantisation, quantised_bytes
 from autotune.estimate.layer_shape import Layer
 from autotune.estimate.model_shape import Shape, dtype_bytes
 from autotune.estimate.rollout_engine import TRL_BATCHED_TOKENS
+from autotune.estimate.weight_sync import SHARDS_WEIGHTS
 
 CACHE_SLOWDOWN = 4  # upper bound of transformers' time over its cache, relative to an ordered copy
 EXCHANGES_PER_LAYER = 2  # tensor parallelism reduces after attention and after the MLP
-SHARDS_WEIGHTS = frozenset({"zero3", "fsdp1", "fsdp2"})
 
 
 @dataclass(frozen=True, kw_only=True)
