@@ -210,6 +210,6 @@ def test_supervised(here: Path, model: Path) -> None:
 
 def test_what_the_look_refuses_is_an_exit_code(here: Path, model: Path) -> None:
     (here / "none.py").write_text("print('hello')\n")
-    done = autotune("run", "--script", "none.py", cwd=here)
+    done = autotune("run", "--script", "none.py", "--gpus", "cpu", cwd=here)
     assert done.code == 2 and "none.py ends and builds no GRPOTrainer" in done.err
     assert "Traceback" not in done.err
