@@ -55,7 +55,7 @@ def world_of(ranks: int) -> Iterator[None]:
     from accelerate.state import AcceleratorState
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    said = {
+    variables = {
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": str(ranks),
@@ -63,10 +63,10 @@ def world_of(ranks: int) -> Iterator[None]:
     }
     before = {
         name: os.environ.get(name)
-        for name in (*said, "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+        for name in (*variables, "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
     }
     os.environ.update(
-        said,
+        variables,
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="1",
         OMP_NUM_THREADS="1",

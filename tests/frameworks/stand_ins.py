@@ -26,7 +26,7 @@ def task(
     gpus: int = 8,
     tuning: str = "full",
     model: str = "Qwen2.5-7B",
-    **held: Any,
+    **settings_held: Any,
 ) -> Task:
     hardware = Hardware(
         kind="cuda",
@@ -41,12 +41,12 @@ def task(
         framework=framework,
         python=Path(sys.executable),
         tuning=tuning,
-        held=held,  # type: ignore[arg-type]
+        held=settings_held,  # type: ignore[arg-type]
     )
     return Task(workload=workload, hardware=hardware)
 
 
-def asked(
+def case_of(
     framework: str,
     method: str = "grpo",
     *,
@@ -54,27 +54,29 @@ def asked(
     **about: Any,
 ) -> tuple[Trainer, Candidate, Task]:
     """The candidate that `predict` would be about."""
-    made = task(framework, method, **about)
-    made = Task(workload=_held(made, settings or {}), hardware=made.hardware)
+    job_task = task(framework, method, **about)
+    job_task = Task(workload=_held(job_task, settings or {}), hardware=job_task.hardware)
     trainer = frameworks.trainer(framework, method)
     return (
         trainer,
-        trainer.complete(trainer.baseline(space_files.load_space(trainer.space), made), made),
-        made,
+        trainer.complete(
+            trainer.baseline(space_files.load_space(trainer.space), job_task), job_task
+        ),
+        job_task,
     )
 
 
-def _held(made: Task, settings: Mapping[str, KnobValue]) -> Workload:
-    return dataclasses.replace(made.workload, held={**made.workload.held, **settings})
+def _held(job_task: Task, settings: Mapping[str, KnobValue]) -> Workload:
+    return dataclasses.replace(job_task.workload, held={**job_task.workload.held, **settings})
 
 
 def names_in(rule: StatedRule) -> set[str]:
     """The settings and sizes that a rule names."""
-    compared = [COMPARED.fullmatch(each) for each in rule.when.values() if isinstance(each, str)]
-    operands = {found[2] for found in compared if found and not found[2].isdigit()}
-    return {*rule.when, *operands, *(found[1] for found in PLACEHOLDER.finditer(rule.text))}
+    compared = [COMPARED.fullmatch(value) for value in rule.when.values() if isinstance(value, str)]
+    operands = {match[2] for match in compared if match and not match[2].isdigit()}
+    return {*rule.when, *operands, *(match[1] for match in PLACEHOLDER.finditer(rule.text))}
 
 
 def refusal(framework: str, method: str = "grpo", **about: Any) -> str | None:
-    trainer, candidate, made = asked(framework, method, **about)
-    return trainer.why_illegal(candidate, made)
+    trainer, candidate, job_task = case_of(framework, method, **about)
+    return trainer.why_illegal(candidate, job_task)

@@ -25,7 +25,7 @@ from autotune.probe.executors.local import LocalExecutor
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings
 from autotune.worker.launched_output import LaunchedSettings, MetricReader, line_source
-from tests.frameworks.stand_ins import asked
+from tests.frameworks.stand_ins import case_of
 
 ENVIRONMENTS = os.environ.get("AUTOTUNE_FRAMEWORKS")
 """A folder with one virtual environment per framework, as `make frameworks` makes it."""
@@ -40,7 +40,7 @@ needs_environments = pytest.mark.skipif(not ENVIRONMENTS, reason="needs `make fr
 
 def rendered(framework: str, method: str, plan: ProbePlan | None, **about: Any) -> list[str]:
     """The arguments behind the module's name."""
-    trainer, candidate, task = asked(framework, method, **{**LENGTHS, **about})
+    trainer, candidate, task = case_of(framework, method, **{**LENGTHS, **about})
     assert isinstance(trainer, StandIn)
     assert trainer.why_illegal(candidate, task) is None
     _, dash_m, _, *arguments = trainer.launch(candidate, task, plan).argv
@@ -107,27 +107,30 @@ def test_what_openrlhf_sets_anew_without_an_error_is_seen_in_what_it_prints() ->
     about: dict[str, Any] = {
         "settings": {"vllm.enable_sleep": True, "train.colocate_all": False, "ds.ring_attn_size": 1}
     }
-    trainer, candidate, _ = asked("openrlhf", "grpo", **LENGTHS, **about)
+    trainer, candidate, _ = case_of("openrlhf", "grpo", **LENGTHS, **about)
     assert isinstance(trainer, StandIn)
-    found = read_back(
+    settings_read = read_back(
         trainer,
         candidate,
         printed(
             "openrlhf", "openrlhf_parser.py", *rendered("openrlhf", "grpo", ProbePlan(), **about)
         ),
     )
-    assert candidate.settings["vllm.enable_sleep"] is True and found["vllm.enable_sleep"] is False
     assert (
-        found["data.max_len"] == 1000
-        and found["rollout.n_samples_per_prompt"]
+        candidate.settings["vllm.enable_sleep"] is True
+        and settings_read["vllm.enable_sleep"] is False
+    )
+    assert (
+        settings_read["data.max_len"] == 1000
+        and settings_read["rollout.n_samples_per_prompt"]
         == candidate.settings["rollout.n_samples_per_prompt"]
     )
-    told = {
+    expected = {
         name
         for name, value in candidate.settings.items()
         if value is not None and name not in trainer.facts.own_settings
     }
-    assert told <= set(found)
+    assert expected <= set(settings_read)
 
 
 @needs_environments
@@ -136,7 +139,7 @@ def test_what_hydra_composed_is_read_back_from_a_probe(tmp_path: Path) -> None:
     """The real `hydra.main` over verl's files, in a rig under verl's own Python. Of what is
     given twice the last counts.
     """
-    trainer, candidate, task = asked("verl", "ppo", **LENGTHS)
+    trainer, candidate, task = case_of("verl", "ppo", **LENGTHS)
     task = Task(
         workload=task.workload,
         hardware=Hardware(
@@ -150,10 +153,12 @@ def test_what_hydra_composed_is_read_back_from_a_probe(tmp_path: Path) -> None:
     assert isinstance(trainer, StandIn)
     micro = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 
-    def probe(one: Candidate, plan: ProbePlan) -> dict[str, object]:
-        launch = trainer.launch(one, task, plan)
-        words = (str(PYTHON_OF_VERL), str(ACCEPTS / "verl_run.py"), *launch.argv[3:], f"{micro}=3")
-        return probe_request(replace(launch, argv=words, folder=str(tmp_path)), plan, one.settings)
+    def probe(probed: Candidate, plan: ProbePlan) -> dict[str, object]:
+        launch = trainer.launch(probed, task, plan)
+        argv = (str(PYTHON_OF_VERL), str(ACCEPTS / "verl_run.py"), *launch.argv[3:], f"{micro}=3")
+        return probe_request(
+            replace(launch, argv=argv, folder=str(tmp_path)), plan, probed.settings
+        )
 
     executor = LocalExecutor(
         RunnerSettings(
@@ -162,16 +167,16 @@ def test_what_hydra_composed_is_read_back_from_a_probe(tmp_path: Path) -> None:
             ranks=1,
             limit_bytes=2**30,
         ),
-        RequestBuilders(load=lambda one: trainer.load_request(one, task), probe=probe),
+        RequestBuilders(load=lambda loaded: trainer.load_request(loaded, task), probe=probe),
     )
     try:
         measurement = executor.open(candidate).measure(candidate, ProbePlan(deadline_seconds=300))
     finally:
         executor.close()
     assert measurement.outcome == "ok", measurement.failure
-    told = {name for name, value in candidate.settings.items() if value is not None}
-    assert set(measurement.effective) == told
-    changed = {name for name in told if measurement.effective[name] != candidate.settings[name]}
+    stated = {name for name, value in candidate.settings.items() if value is not None}
+    assert set(measurement.effective) == stated
+    changed = {name for name in stated if measurement.effective[name] != candidate.settings[name]}
     assert changed == {micro} and measurement.effective[micro] == 3
     assert not list(tmp_path.iterdir()), "Hydra wrote where the probe was started"
 
@@ -212,7 +217,7 @@ def test_hydra_reads_what_is_typed_for_open_reasoner_zero_as_it_was_meant(
     """Without the repository, which no package index has: Hydra's own grammar, and the recorded
     facts of the experiment.
     """
-    trainer, candidate, _ = asked("open-reasoner-zero", method, **LENGTHS)
+    trainer, candidate, _ = case_of("open-reasoner-zero", method, **LENGTHS)
     assert isinstance(trainer, StandIn)
     understood = accepted("orz", "orz_overrides.py", *rendered("open-reasoner-zero", method, plan))[
         "exp"
@@ -220,7 +225,9 @@ def test_hydra_reads_what_is_typed_for_open_reasoner_zero_as_it_was_meant(
     assert {name: understood[name] for name in candidate.settings} == dict(candidate.settings)
     assert set(understood) <= {*trainer.table.fields, *LISTS_AND_PATHS}
     assert not [
-        words for name, value in understood.items() if (words := trainer.table.problem(name, value))
+        problem
+        for name, value in understood.items()
+        if (problem := trainer.table.problem(name, value))
     ]
     if plan:
         assert (
@@ -247,14 +254,14 @@ def test_open_reasoner_zeros_experiment(method: str, plan: ProbePlan | None) -> 
     assert (
         understood["use_grpo"] is (method == "grpo") and understood["pretrain"] == "Qwen/Qwen2.5-7B"
     )
-    trainer, candidate, _ = asked("open-reasoner-zero", method, **LENGTHS)
+    trainer, candidate, _ = case_of("open-reasoner-zero", method, **LENGTHS)
     assert isinstance(trainer, StandIn)
     assert read_back(trainer, candidate, lines) == dict(candidate.settings)
 
 
 def figures_of(framework: str) -> dict[str, Any]:
     """Return the source of the speed, in the form that is sent to the training environment."""
-    trainer, candidate, task = asked(framework, "grpo", num_generations=8)
+    trainer, candidate, task = case_of(framework, "grpo", num_generations=8)
     assert isinstance(trainer, StandIn)
     request = probe_request(trainer.launch(candidate, task, ProbePlan()), ProbePlan())
     return json.loads(json.dumps(request))["figures"]  # type: ignore[no-any-return]
@@ -276,8 +283,8 @@ def test_a_metrics_file_by_verls_own_logger_is_read(tmp_path: Path) -> None:
     file = Path(figures["file"].replace(OUT, str(tmp_path)))
     printed("verl", "verl_log.py", json.dumps(steps), VERL_FILE_LOGGER_PATH=str(file))
     lines = listen([])
-    found = [reader.read(line, float(number)) for number, line in enumerate(lines)]
-    assert [(one.tokens, one.seconds) for one in found if one is not None] == [
+    steps_read = [reader.read(line, float(number)) for number, line in enumerate(lines)]
+    assert [(figure.tokens, figure.seconds) for figure in steps_read if figure is not None] == [
         (round(650.5 * 1024 * 8), 41.5)
     ] * 3
 
@@ -294,12 +301,12 @@ def test_a_step_printed_by_openrlhfs_own_logger_is_read() -> None:
     }
     strange = {**step, "timing/generation": float("nan")}
     lines = printed("openrlhf", "openrlhf_log.py", json.dumps([step, strange]))
-    found = [
+    figures = [
         figure
         for number, line in enumerate(lines)
         if (figure := reader.read(line, float(number))) is not None
     ]
-    assert [(one.tokens, one.seconds) for one in found] == [(512 * 8192, 100.0)] * 2
+    assert [(reading.tokens, reading.seconds) for reading in figures] == [(512 * 8192, 100.0)] * 2
 
 
 RECORDED = {
@@ -340,7 +347,7 @@ def test_completion_tokens_and_seconds_out_of_its_own_log(
     tokens: int,
     seconds: float,
 ) -> None:
-    trainer, candidate, task = asked(
+    trainer, candidate, task = case_of(
         framework, "grpo", num_generations=64 if framework == "open-reasoner-zero" else 8
     )
     assert isinstance(trainer, StandIn)

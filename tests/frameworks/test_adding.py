@@ -26,8 +26,8 @@ SCRIPT = Path(__file__).parent / "scripts" / "plain_torch.py"
 
 
 def block(language: str) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return str(found)
+    (code,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return str(code)
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def _measured(trainer: Trainer, task: Task) -> Any:
             limit_bytes=2**31,
         ),
         RequestBuilders(
-            load=lambda one: trainer.load_request(one, task),
-            probe=lambda one, plan: trainer.probe_request(one, task, plan),
+            load=lambda probed: trainer.load_request(probed, task),
+            probe=lambda probed, plan: trainer.probe_request(probed, task, plan),
         ),
     )
     try:

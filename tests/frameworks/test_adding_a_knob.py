@@ -18,8 +18,8 @@ NEW = "torch_empty_cache_steps"
 
 
 def example() -> str:
-    (found,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return str(found)
+    (code,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return str(code)
 
 
 def test_it_is_short() -> None:

@@ -38,7 +38,7 @@ def toml(settings: Mapping[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {_value(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{name} = {_value(item)}" for name, item in value.items()) + "}"
     return f"[{', '.join(map(_value, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
@@ -46,26 +46,29 @@ def read(folder: Path, arguments: str, **files: Mapping[str, Any]) -> UserFile:
     for name, settings in files.items():
         (folder / f"{name}.toml").write_text(toml(settings))
     (folder / "run.sh").write_text(f"export NCCL_DEBUG=INFO\nuv run rl {arguments}\n")
-    found = read_launch_script(FileChoice(flag="--from-command", path=str(folder / "run.sh")))
-    assert found.launch is not None and (found.launch.framework, found.launch.method) == (
+    user_file = read_launch_script(FileChoice(flag="--from-command", path=str(folder / "run.sh")))
+    assert user_file.launch is not None and (
+        user_file.launch.framework,
+        user_file.launch.method,
+    ) == (
         "prime-rl",
         "grpo",
     )
-    return found
+    return user_file
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda one: one["source"].replace("/", "-"))
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda row: row["source"].replace("/", "-"))
 def test_public_files_are_read_or_refused_by_name(recipe: dict[str, Any], tmp_path: Path) -> None:
     if "refused" in recipe:
         with pytest.raises(BadInput) as caught:
             read(tmp_path, "@ rl.toml", rl=recipe["settings"])
         assert recipe["refused"] in caught.value.what
         return
-    found = read(tmp_path, "@ rl.toml", rl=recipe["settings"])
+    user_file = read(tmp_path, "@ rl.toml", rl=recipe["settings"])
     expected = dict(recipe["read"])
-    assert found.tuning == expected.pop("tuning")
-    assert found.model == recipe["settings"].get("model.name")
-    assert {name: found.config.settings[name] for name in expected} == expected
+    assert user_file.tuning == expected.pop("tuning")
+    assert user_file.model == recipe["settings"].get("model.name")
+    assert {name: user_file.config.settings[name] for name in expected} == expected
 
 
 BASE = {
@@ -119,23 +122,25 @@ def test_files_and_options_are_merged_as_its_parser_does_it(
     expected: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    found = read(tmp_path, arguments, **FILES)
-    assert {name: found.config.settings.get(name) for name in expected} == expected
-    assert found.tuning == ("lora" if found.config.settings.get(f"{MODEL}.lora.rank") else "full")
+    user_file = read(tmp_path, arguments, **FILES)
+    assert {name: user_file.config.settings.get(name) for name in expected} == expected
+    assert user_file.tuning == (
+        "lora" if user_file.config.settings.get(f"{MODEL}.lora.rank") else "full"
+    )
 
 
 @pytest.mark.slow
 @needs_checkout
 @pytest.mark.parametrize("arguments", [arguments for arguments, _ in MERGED])
 def test_its_own_parser_understands_the_same(arguments: str, tmp_path: Path) -> None:
-    found = read(tmp_path, arguments, **FILES).config.settings
-    theirs = own_reading(tmp_path, "rl", *arguments.split(), *RENDERER)
-    for name, value in found.items():
-        their: Any = functools.reduce(lambda one, part: one[part], name.split("."), theirs)
+    settings = read(tmp_path, arguments, **FILES).config.settings
+    parsed = own_reading(tmp_path, "rl", *arguments.split(), *RENDERER)
+    for name, value in settings.items():
+        their: Any = functools.reduce(lambda section, part: section[part], name.split("."), parsed)
         assert value == (
             their is not None if isinstance(value, bool) and not isinstance(their, bool) else their
         ), name
-    assert (theirs["trainer"]["model"]["lora"] is None) == (f"{MODEL}.lora.rank" not in found)
+    assert (parsed["trainer"]["model"]["lora"] is None) == (f"{MODEL}.lora.rank" not in settings)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +231,7 @@ def test_a_changed_row_takes_the_shared_length_out_of_its_file(tmp_path: Path) -
     assert {"--trainer.model.seq-len 8192", "--orchestrator.seq-len 2048"} == {
         line.strip(" \\") for line in script.splitlines()[2:]
     }
-    before, after = (tomllib.loads(one.read_text()) for one in (tmp_path / "rl.toml", file))
+    before, after = (tomllib.loads(path.read_text()) for path in (tmp_path / "rl.toml", file))
     assert before.pop("seq_len") == 2048 and before == after
 
 
@@ -245,11 +250,13 @@ def test_without_checkpointing_its_offloading_is_left_out_too(tmp_path: Path) ->
     """Its default turns checkpointing on again, so that no candidate without it was legal."""
     request = _request(tmp_path, "@ rl.toml")
     without = [
-        one
-        for one in legal_candidates(request.job, request.trainer)
-        if one.settings[f"{MODEL}.ac"] is False
+        candidate
+        for candidate in legal_candidates(request.job, request.trainer)
+        if candidate.settings[f"{MODEL}.ac"] is False
     ]
-    assert without and not any(one.settings[f"{MODEL}.ac_offloading"] for one in without)
+    assert without and not any(
+        candidate.settings[f"{MODEL}.ac_offloading"] for candidate in without
+    )
     request.job.out.mkdir()
     _launch_files(request.job, request.trainer, without[0], request.job.out)
     script = (request.job.out / "changed-run.sh").read_text()

@@ -28,7 +28,7 @@ from autotune.worker.launched_output import MetricReader
 from tests.frameworks.stand_ins import GIB, task
 
 EVERY = sorted(frameworks.trainers())
-WITH_A_SPACE = [one for one in EVERY if one[0] != "command"]
+WITH_A_SPACE = [trainer_key for trainer_key in EVERY if trainer_key[0] != "command"]
 """A command's space is what is typed."""
 
 
@@ -41,11 +41,11 @@ def a_task(framework: str, method: str) -> Task:
 
 
 @pytest.fixture(params=WITH_A_SPACE, ids="-".join)
-def asked(request: pytest.FixtureRequest) -> tuple[Trainer, Candidate, Task]:
+def case(request: pytest.FixtureRequest) -> tuple[Trainer, Candidate, Task]:
     framework, method = request.param
-    trainer, made = frameworks.trainer(framework, method), a_task(framework, method)
-    space = space_files.load_space(trainer.space).on(made.hardware.count)
-    return trainer, trainer.complete(trainer.baseline(space, made), made), made
+    trainer, task = frameworks.trainer(framework, method), a_task(framework, method)
+    space = space_files.load_space(trainer.space).on(task.hardware.count)
+    return trainer, trainer.complete(trainer.baseline(space, task), task), task
 
 
 def plainly(value: object) -> Any:
@@ -53,34 +53,34 @@ def plainly(value: object) -> Any:
     return json.loads(json.dumps(value))
 
 
-def test_its_names_are_those_it_is_known_by(asked: tuple[Trainer, Candidate, Task]) -> None:
-    trainer, _, made = asked
+def test_its_names_are_those_it_is_known_by(case: tuple[Trainer, Candidate, Task]) -> None:
+    trainer, _, task = case
     space = space_files.load_space(trainer.space)
-    assert (trainer.name, trainer.method) == (made.workload.framework, made.workload.method)
+    assert (trainer.name, trainer.method) == (task.workload.framework, task.workload.method)
     assert (space.framework, space.method) == (trainer.name, trainer.method)
     assert set(space.knobs[0].choices)
 
 
-def test_its_adapters_exist(asked: tuple[Trainer, Candidate, Task]) -> None:
-    for adapter in {asked[0].adapter, asked[0].trace_adapter} - {""}:
+def test_its_adapters_exist(case: tuple[Trainer, Candidate, Task]) -> None:
+    for adapter in {case[0].adapter, case[0].trace_adapter} - {""}:
         folder = Path(importlib.import_module("autotune.worker").__file__ or "").parent
         assert (folder / f"{adapter.replace('.', '/')}.py").is_file()
 
 
 def test_its_own_configuration_is_legal_and_complete(
-    asked: tuple[Trainer, Candidate, Task],
+    case: tuple[Trainer, Candidate, Task],
 ) -> None:
-    trainer, candidate, made = asked
-    assert trainer.why_illegal(candidate, made) is None
-    assert trainer.complete(candidate.knobs, made) == candidate
+    trainer, candidate, task = case
+    assert trainer.why_illegal(candidate, task) is None
+    assert trainer.complete(candidate.knobs, task) == candidate
     assert plainly(dict(candidate.settings)) == dict(candidate.settings)
     assert plainly(dict(candidate.load)) == dict(candidate.load)
 
 
 def test_every_knob_of_its_space_is_a_setting_it_knows(
-    asked: tuple[Trainer, Candidate, Task],
+    case: tuple[Trainer, Candidate, Task],
 ) -> None:
-    trainer, candidate, _ = asked
+    trainer, candidate, _ = case
     for knob in space_files.load_space(trainer.space).knobs:
         assert (
             knob.name in trainer.fields()
@@ -90,10 +90,10 @@ def test_every_knob_of_its_space_is_a_setting_it_knows(
         ), knob.name
 
 
-def test_a_broken_rule_is_told_in_a_sentence(asked: tuple[Trainer, Candidate, Task]) -> None:
-    trainer, candidate, made = asked
+def test_a_broken_rule_is_told_in_a_sentence(case: tuple[Trainer, Candidate, Task]) -> None:
+    trainer, candidate, task = case
     on_a_cpu = Task(
-        workload=made.workload,
+        workload=task.workload,
         hardware=Hardware(
             kind="cpu",
             name="cpu",
@@ -111,12 +111,12 @@ def test_a_broken_rule_is_told_in_a_sentence(asked: tuple[Trainer, Candidate, Ta
     assert reason is not None and reason.rstrip().endswith(".") and len(reason.split()) > 3
 
 
-def test_what_it_asks_for_is_json_or_a_refusal(asked: tuple[Trainer, Candidate, Task]) -> None:
-    trainer, candidate, made = asked
+def test_what_it_asks_for_is_json_or_a_refusal(case: tuple[Trainer, Candidate, Task]) -> None:
+    trainer, candidate, task = case
     requests = [
-        lambda: trainer.load_request(candidate, made),
-        lambda: trainer.probe_request(candidate, made, ProbePlan()),
-        lambda: trainer.trace_request(candidate, made),
+        lambda: trainer.load_request(candidate, task),
+        lambda: trainer.probe_request(candidate, task, ProbePlan()),
+        lambda: trainer.trace_request(candidate, task),
     ]
     for number, request in enumerate(requests):
         try:
@@ -128,20 +128,20 @@ def test_what_it_asks_for_is_json_or_a_refusal(asked: tuple[Trainer, Candidate, 
 
 
 def test_its_models_are_composed_or_it_says_that_it_cannot(
-    asked: tuple[Trainer, Candidate, Task],
+    case: tuple[Trainer, Candidate, Task],
 ) -> None:
-    trainer, candidate, made = asked
+    trainer, candidate, task = case
     try:
-        assert isinstance(trainer.compose(candidate, made), Composition)
+        assert isinstance(trainer.compose(candidate, task), Composition)
     except CannotPredict as error:
         assert error.way_out
 
 
 def test_it_writes_what_the_final_run_needs(
-    asked: tuple[Trainer, Candidate, Task], tmp_path: Path
+    case: tuple[Trainer, Candidate, Task], tmp_path: Path
 ) -> None:
-    trainer, candidate, made = asked
-    paths = trainer.write_files(candidate, made, tmp_path / "out")
+    trainer, candidate, task = case
+    paths = trainer.write_files(candidate, task, tmp_path / "out")
     assert paths and all(path.is_file() and tmp_path in path.parents for path in paths)
     written = "\n".join(
         path.read_text() for path in paths if path.suffix in (".sh", ".yaml", ".py", ".toml")
@@ -151,18 +151,20 @@ def test_it_writes_what_the_final_run_needs(
 
 def _launches() -> list[tuple[str, str]]:
     return [
-        one for one in WITH_A_SPACE if isinstance(frameworks.trainers()[one], StandIn | Launched)
+        trainer_key
+        for trainer_key in WITH_A_SPACE
+        if isinstance(frameworks.trainers()[trainer_key], StandIn | Launched)
     ]
 
 
 @pytest.mark.parametrize("name", _launches(), ids="-".join)
 def test_what_is_launched_tells_its_speed_and_a_probe_of_it_ends(name: tuple[str, str]) -> None:
-    made = a_task(*name)
+    task = a_task(*name)
     trainer: Any = frameworks.trainer(*name)
     candidate = trainer.complete(
-        trainer.baseline(space_files.load_space(trainer.space), made), made
+        trainer.baseline(space_files.load_space(trainer.space), task), task
     )
-    final, probe = trainer.launch(candidate, made), trainer.launch(candidate, made, ProbePlan())
+    final, probe = trainer.launch(candidate, task), trainer.launch(candidate, task, ProbePlan())
     for launch in (final, probe):
         assert isinstance(launch, Launch) and all(
             isinstance(word, str) and word for word in launch.argv
@@ -182,13 +184,15 @@ def test_a_version_that_it_knows_is_named_for_pip(name: tuple[str, str]) -> None
     assert trainer.measures and set(trainer.needs) == set(trainer.requires)
 
 
-@pytest.mark.parametrize("name", [one for one in _launches() if one[0] != "swift"], ids="-".join)
+@pytest.mark.parametrize(
+    "name", [trainer_key for trainer_key in _launches() if trainer_key[0] != "swift"], ids="-".join
+)
 def test_without_a_gpu_the_answer_is_where_to_name_some_and_not_to_widen_the_space(
     name: tuple[str, str],
 ) -> None:
-    made, trainer = a_task(*name), frameworks.trainer(*name)
-    here = dataclasses.replace(
-        made.hardware,
+    task, trainer = a_task(*name), frameworks.trainer(*name)
+    cpu = dataclasses.replace(
+        task.hardware,
         kind="cpu",
         name="cpu",
         count=1,
@@ -198,7 +202,7 @@ def test_without_a_gpu_the_answer_is_where_to_name_some_and_not_to_widen_the_spa
     few: Any = SimpleNamespace(
         name=space.name, assignments=lambda: itertools.islice(space.assignments(), 20)
     )
-    job: Any = SimpleNamespace(space=few, task=dataclasses.replace(made, hardware=here))
+    job: Any = SimpleNamespace(space=few, task=dataclasses.replace(task, hardware=cpu))
     with pytest.raises(BadInput, match="--gpus") as refused:
         legal_candidates(job, trainer)
     assert "Widen" not in str(refused.value) and "cpu" in str(refused.value)

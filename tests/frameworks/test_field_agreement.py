@@ -56,24 +56,24 @@ def parsed(path: Path, method: str) -> dict[str, Any]:
         module = __import__(f"trl.scripts.{method}", fromlist=["x"])
         script = getattr(module, f"{names[method]}ScriptArguments")
     kinds = (script, getattr(trl, f"{names[method]}Config"), trl.ModelConfig, DatasetMixtureConfig)
-    words = ["--config", str(path), "--use_cpu", "true", "--output_dir", "unused"]
-    *read, _ = trl.TrlParser(kinds).parse_args_and_config(words, return_remaining_strings=True)
+    arguments = ["--config", str(path), "--use_cpu", "true", "--output_dir", "unused"]
+    *read, _ = trl.TrlParser(kinds).parse_args_and_config(arguments, return_remaining_strings=True)
     return {
-        field.name: getattr(one, field.name)
-        for one in read
-        for field in dataclasses.fields(one)
+        field.name: getattr(part, field.name)
+        for part in read
+        for field in dataclasses.fields(part)
         if field.init
     }
 
 
-def job_of(path: Path, method: str, **more: Any) -> tuple[Task, Any]:
+def job_of(path: Path, method: str, **options: Any) -> tuple[Task, Any]:
     flags = Flags(
         config=str(path),
         method=method,
         gpus="H100",
         mode="predict",
         model="Qwen2.5-0.5B",
-        **more,
+        **options,
     )
     request = parse_request(flags)
     return request.job.task, candidate_of_job(request)
@@ -90,7 +90,7 @@ def compared(
     task, candidate = job_of(path, method)
     trainer("trl", method).write_files(candidate, task, out)
     written = out / "recommended.yaml"
-    listed = {one.name: one.kind for one in written_settings(task, written)}
+    listed = {setting.name: setting.kind for setting in written_settings(task, written)}
     stated = yaml.safe_load(path.read_text()) or {}
     assert set(yaml.safe_load(written.read_text())) <= {
         *stated,
@@ -141,11 +141,11 @@ def test_defaults_are_those_of_the_installed_release() -> None:
 
     import trl
 
-    found = installed_defaults(Path(sys.executable), "grpo")
+    defaults = installed_defaults(Path(sys.executable), "grpo")
     for kind in (trl.GRPOConfig, trl.ModelConfig):
         for field in dataclasses.fields(kind):
-            if field.name in found and isinstance(field.default, bool | int | float | str):
-                assert found[field.name] == getattr(field.default, "value", field.default), (
+            if field.name in defaults and isinstance(field.default, bool | int | float | str):
+                assert defaults[field.name] == getattr(field.default, "value", field.default), (
                     field.name
                 )
 
@@ -184,7 +184,9 @@ def test_every_field_arrives_as_it_was_given(method: str, tmp_path: Path) -> Non
             continue
         tried += 1
         unlisted = {
-            each: values for each, values in differing.items() if listed.get(each) != "changed"
+            field_name: values
+            for field_name, values in differing.items()
+            if listed.get(field_name) != "changed"
         }
         lost = (
             {name: differing[name]} if name in differing and name not in ALLOWED_TO_CHANGE else {}

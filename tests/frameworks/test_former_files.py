@@ -21,11 +21,13 @@ from autotune.request.request_parser import parse_request
 RECIPES: list[dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "recipes" / "open_r1.yaml").read_text()
 )
-TRAINING = [one for one in RECIPES if "accelerate" not in one["source"]]
-LAUNCH = [one for one in RECIPES if "accelerate" in one["source"]]
+TRAINING = [recipe for recipe in RECIPES if "accelerate" not in recipe["source"]]
+LAUNCH = [recipe for recipe in RECIPES if "accelerate" in recipe["source"]]
 
 
-@pytest.mark.parametrize("recipe", TRAINING, ids=lambda one: one["source"].split("recipes/")[-1])
+@pytest.mark.parametrize(
+    "recipe", TRAINING, ids=lambda recipe: recipe["source"].split("recipes/")[-1]
+)
 def test_recipes_of_open_r1_are_read(recipe: dict[str, Any], tmp_path: Path) -> None:
     """Every key of the recipe is a setting with its value, or a named omission."""
     method = "sft" if "/sft/" in recipe["source"] else "grpo"
@@ -38,23 +40,25 @@ def test_recipes_of_open_r1_are_read(recipe: dict[str, Any], tmp_path: Path) -> 
         if name in former.left_out and name not in fields(method):
             assert any(key in note for note in config.notes), key
         else:
-            wanted = former.present_value(name, value)
-            assert read[name] == (float(wanted) if isinstance(read[name], float) else wanted), key
+            expected = former.present_value(name, value)
+            assert read[name] == (float(expected) if isinstance(read[name], float) else expected), (
+                key
+            )
     assert read["dtype"] == "bfloat16" and read["warmup_steps"] == recipe["given"]["warmup_ratio"]
 
 
-@pytest.mark.parametrize("recipe", LAUNCH, ids=lambda one: one["source"].split("/")[-1])
+@pytest.mark.parametrize("recipe", LAUNCH, ids=lambda recipe: recipe["source"].split("/")[-1])
 def test_accelerate_files_of_open_r1_are_read(recipe: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "launch.yaml"
     path.write_text(yaml.safe_dump(recipe["given"]))
-    found = read_accelerate(path)
-    wanted = {"ddp": None, "fsdp": "fsdp1", "zero2": "zero2", "zero3": "zero3"}[
+    launch = read_accelerate(path)
+    expected = {"ddp": None, "fsdp": "fsdp1", "zero2": "zero2", "zero3": "zero3"}[
         Path(recipe["source"]).stem
     ]
-    assert found.settings.get("sharding") == wanted and found.processes == 8
+    assert launch.settings.get("sharding") == expected and launch.processes == 8
     config = tmp_path / "train.yaml"
     config.write_text("accelerate_config: launch.yaml\n")
-    assert read_user_config(config).settings.get("sharding") == wanted
+    assert read_user_config(config).settings.get("sharding") == expected
 
 
 def test_another_number_of_ranks_than_gpus_is_a_note(tmp_path: Path) -> None:
@@ -138,11 +142,11 @@ FORMER = yaml.safe_load((Path(__file__).parent / "recipes" / "former_trl_keys.ya
 @pytest.mark.parametrize("method", FORMER)
 def test_every_key_since_trl_0_12_is_read(method: str) -> None:
     """It has a present name that the method knows, or is left out with a reason."""
-    former, known = former_keys(), fields(method)
+    former, current = former_keys(), fields(method)
     lost = [
         name
         for name in FORMER[method]
-        if former.present_name(name, known) not in (*known, *ENFORCED, *former.left_out)
+        if former.present_name(name, current) not in (*current, *ENFORCED, *former.left_out)
     ]
     assert not lost and len(FORMER[method]) > 2
 
@@ -190,15 +194,15 @@ def test_everything_wrong_is_listed_at_once(tmp_path: Path) -> None:
 def test_former_names_lead_to_present_ones() -> None:
     """No former key is one that the present release has, and every present name exists."""
     former = former_keys()
-    known = {
+    current = {
         name for method in ("grpo", "rloo", "sft", "dpo", "online-dpo") for name in fields(method)
     }
-    assert set(former.renamed.values()) <= known
+    assert set(former.renamed.values()) <= current
     assert not set(former.renamed) & set(fields("grpo"))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("parallelism_config:\n  cp_size: 2\n", "line 2, column 1: cp_size 2: context parallelism"),
         (
@@ -214,14 +218,14 @@ def test_former_names_lead_to_present_ones() -> None:
 def test_ranks_that_share_rows_are_refused_and_not_counted_as_whole(
     tmp_path: Path,
     text: str,
-    said: str,
+    message: str,
 ) -> None:
     (tmp_path / "shared.yaml").write_text(
         "distributed_type: FSDP\nparallelism_config:\n  parallelism_config_tp_size: 2\n"
     )
     path = tmp_path / "train.yaml"
     path.write_text(f"max_length: 64\n{text}")
-    with pytest.raises(BadInput, match=re.escape(said)):
+    with pytest.raises(BadInput, match=re.escape(message)):
         read_user_config(path, "sft")
 
 

@@ -22,46 +22,46 @@ from autotune.frameworks.framework_facts import FrameworkFacts, filled, read_fac
 from autotune.frameworks.launched_run import Launched
 from autotune.frameworks.rules import StatedRule, texts_that_apply
 from autotune.frameworks.stand_in import STEP_READERS, StandIn
-from tests.frameworks.stand_ins import asked, names_in
+from tests.frameworks.stand_ins import case_of, names_in
 
 STAND_INS = sorted(
-    {each.name for each in frameworks.trainers().values() if isinstance(each, StandIn)}
+    {trainer.name for trainer in frameworks.trainers().values() if isinstance(trainer, StandIn)}
 )
 
 
 @pytest.mark.parametrize("name", STAND_INS)
 def test_every_name_in_a_rule_is_a_setting_or_a_size(name: str) -> None:
     """Otherwise a misspelt name would be None, and its rule would never apply."""
-    trainer, candidate, task = asked(name)
+    trainer, candidate, task = case_of(name)
     assert isinstance(trainer, StandIn)
-    facts, known = (
+    facts, known_names = (
         trainer.facts,
         {*trainer.fields(), *trainer.facts.own_settings, *trainer.canonical},
     )
-    known |= {
+    known_names |= {
         "gpus",
         "longest",
         "version",
         *trainer.sizes(trainer.values(candidate.settings), task),
     }
-    known |= {"gae", "sglang", "megatron"}  # compared as text
-    named = {name for rule in (*facts.rules, *facts.notes) for name in names_in(rule)}
+    known_names |= {"gae", "sglang", "megatron"}  # compared as text
+    names_used = {name for rule in (*facts.rules, *facts.notes) for name in names_in(rule)}
     values = {
         value for row in facts.one_row for value in row.settings.values() if isinstance(value, str)
     }
-    named |= {
+    names_used |= {
         *facts.positive,
         *values,
-        *(each for row in facts.one_row for each in (*row.settings, *row.when)),
+        *(setting for row in facts.one_row for setting in (*row.settings, *row.when)),
     }
-    assert not named - known
+    assert not names_used - known_names
     texts = {field for field, reader in STEP_READERS.items() if reader is STEP_READERS["loss"]}
     stated = {
         source
         for field, source in facts.step.items()
         if isinstance(source, str) and field not in texts
     }
-    assert not facts.step.keys() - STEP_READERS.keys() and not stated - known
+    assert not facts.step.keys() - STEP_READERS.keys() and not stated - known_names
 
 
 @pytest.mark.parametrize("name", STAND_INS)
@@ -69,7 +69,7 @@ def test_every_setting_is_one_of_the_framework(name: str) -> None:
     facts = read_facts(name)
     listed = read_table(facts.table).fields
     engine = [source for source in facts.engine.values() if isinstance(source, str)]
-    named = {
+    names_used = {
         *facts.core,
         *facts.adjusts,
         *facts.adapter.values(),
@@ -78,18 +78,24 @@ def test_every_setting_is_one_of_the_framework(name: str) -> None:
         *facts.figures_times,
         *facts.model_settings,
     }
-    assert not (named | {*facts.model_settings}) - listed.keys()
+    assert not (names_used | {*facts.model_settings}) - listed.keys()
     placeholders = {
-        each
+        placeholder
         for value in facts.bounded.values()
-        for each in re.findall(r"^\{([\w.]+)\}$", str(value))
+        for placeholder in re.findall(r"^\{([\w.]+)\}$", str(value))
     }
     assert not placeholders - listed.keys() - {"steps"}
 
 
 @pytest.mark.parametrize(
     "name",
-    sorted({each.name for each in frameworks.trainers().values() if isinstance(each, Launched)}),
+    sorted(
+        {
+            trainer.name
+            for trainer in frameworks.trainers().values()
+            if isinstance(trainer, Launched)
+        }
+    ),
 )
 def test_a_launched_framework_is_at_most_350_lines_of_python(name: str) -> None:
     """Its settings, checks and notes are data, and what several of them need is in a module of
@@ -124,8 +130,8 @@ def test_a_text_that_is_one_placeholder_keeps_its_type() -> None:
 )
 def test_listed_settings_are_those_of_the_package(name: str, place: str) -> None:
     """After a new release: `make field-lists`."""
-    found = next(Path(os.environ.get("AUTOTUNE_FRAMEWORKS", "absent")).glob(place), None)
-    if found is None:
+    package = next(Path(os.environ.get("AUTOTUNE_FRAMEWORKS", "absent")).glob(place), None)
+    if package is None:
         pytest.skip(
             f"needs {place}: "
             + ("a clone of its repository" if place.endswith("/repo") else "make frameworks")
@@ -133,7 +139,7 @@ def test_listed_settings_are_those_of_the_package(name: str, place: str) -> None
     root = Path(__file__).parents[2]
     script = root / ".ci" / "list_framework_fields.py"
     done = subprocess.run(
-        [sys.executable, str(script), name, str(found)],
+        [sys.executable, str(script), name, str(package)],
         capture_output=True,
         text=True,
         check=True,
@@ -196,11 +202,11 @@ def test_a_condition(
 
 
 def test_every_condition_must_hold_and_the_method_too() -> None:
-    both = StatedRule("both", {"gpus": 4, "packs": True})
-    one = StatedRule("one", {"gpus": 4, "packs": False})
+    both_hold = StatedRule("both", {"gpus": 4, "packs": True})
+    one_holds = StatedRule("one", {"gpus": 4, "packs": False})
     ppo = StatedRule("ppo", methods=("ppo",))
-    assert list(texts_that_apply([both, one, ppo], "grpo", VALUES.get)) == ["both"]
-    assert list(texts_that_apply([both, one, ppo], "ppo", VALUES.get)) == ["both", "ppo"]
+    assert list(texts_that_apply([both_hold, one_holds, ppo], "grpo", VALUES.get)) == ["both"]
+    assert list(texts_that_apply([both_hold, one_holds, ppo], "ppo", VALUES.get)) == ["both", "ppo"]
 
 
 def test_a_text_has_values_as_a_command_line_writes_them() -> None:

@@ -17,7 +17,7 @@ from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
 
 
-def asked(framework: str, method: str = "grpo", **about: Any) -> ParsedRequest:
+def request_of(framework: str, method: str = "grpo", **about: Any) -> ParsedRequest:
     gpus = "A100-80G" if framework == "unsloth" else "2xA100-80G"
     return parse_request(
         Flags(
@@ -36,13 +36,18 @@ def some_legal(understood: ParsedRequest) -> list[Candidate]:
     candidates = (trainer.complete(knobs, job.task) for knobs in job.space.assignments())
     return list(
         itertools.islice(
-            (one for one in candidates if trainer.why_illegal(one, job.task) is None), 5
+            (
+                candidate
+                for candidate in candidates
+                if trainer.why_illegal(candidate, job.task) is None
+            ),
+            5,
         )
     )
 
 
 @pytest.mark.parametrize(
-    ("framework", "method", "given", "told"),
+    ("framework", "method", "flags", "expected"),
     [
         ("swift", "sft", {"lora_rank": 4}, {"lora_rank": 4}),
         ("swift", "sft", {"hold": ("max_length=777",)}, {"max_length": 777}),
@@ -75,17 +80,17 @@ def some_legal(understood: ParsedRequest) -> list[Candidate]:
 def test_it_holds_in_every_candidate(
     framework: str,
     method: str,
-    given: dict[str, Any],
-    told: dict[str, Any],
+    flags: dict[str, Any],
+    expected: dict[str, Any],
 ) -> None:
-    found = some_legal(asked(framework, method, **given))
-    assert found
-    for candidate in found:
-        assert {name: candidate.settings.get(name) for name in told} == told
+    candidates = some_legal(request_of(framework, method, **flags))
+    assert candidates
+    for candidate in candidates:
+        assert {name: candidate.settings.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("framework", "method", "given", "words"),
+    ("framework", "method", "flags", "message"),
     [
         (
             "swift",
@@ -118,15 +123,15 @@ def test_it_holds_in_every_candidate(
 def test_or_it_is_refused_by_name(
     framework: str,
     method: str,
-    given: dict[str, Any],
-    words: str,
+    flags: dict[str, Any],
+    message: str,
 ) -> None:
-    with pytest.raises(BadInput, match=words):
-        asked(framework, method, **given)
+    with pytest.raises(BadInput, match=message):
+        request_of(framework, method, **flags)
 
 
 def test_a_completion_that_leaves_no_room_for_a_prompt_is_refused() -> None:
-    understood = asked("openrlhf", max_completion_length=4096)
+    understood = request_of("openrlhf", max_completion_length=4096)
     trainer, job = understood.trainer, understood.job
     candidate = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     assert "leaves no room for a prompt" in (trainer.why_illegal(candidate, job.task) or "")

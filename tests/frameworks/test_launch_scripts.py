@@ -60,20 +60,20 @@ def script_of(recipe: dict[str, Any]) -> str:
     if start == "swift":
         start += " sft" if recipe["method"] == "sft" else " rlhf --rlhf_type grpo"
     body = " \\\n    ".join([f"NPROC_PER_NODE=8 {start}", *lines, '"${MORE[@]}"', '"$@"'])
-    return "\n".join([*head, "MORE=(", *(f"  {one}" for one in array), ")", body, ""])
+    return "\n".join([*head, "MORE=(", *(f"  {entry}" for entry in array), ")", body, ""])
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda one: one["source"].rpartition("/")[2])
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda row: row["source"].rpartition("/")[2])
 def test_public_recipes_are_read(recipe: dict[str, Any]) -> None:
     text = script_of(recipe)
     launch = find_launch("run.sh", text, commands_of(text))
     assert (launch.framework, launch.method) == (recipe["framework"], recipe["method"])
-    known = frameworks.trainer(launch.framework, launch.method).fields()
+    fields = frameworks.trainer(launch.framework, launch.method).fields()
     for name, value in recipe["settings"].items():
         stated = launch.stated[name]
         assert stated.text == (None if value is True else str(value)), name
-        if name in known:
-            read = stated_value(stated, known[name])
+        if name in fields:
+            read = stated_value(stated, fields[name])
             read = "null" if read is None else read
             assert (
                 read is True
@@ -122,8 +122,8 @@ def test_advantages_without_a_critic_are_grpo_with_the_estimator_of_the_script(
 
 
 def test_at_least_eighty_public_recipes() -> None:
-    others = yaml.safe_load((Path(__file__).parent / "recipes" / "open_r1.yaml").read_text())
-    assert len(RECIPES) + len(others) >= 80
+    open_r1 = yaml.safe_load((Path(__file__).parent / "recipes" / "open_r1.yaml").read_text())
+    assert len(RECIPES) + len(open_r1) >= 80
 
 
 VERL = """\
@@ -211,8 +211,8 @@ def test_the_answer_is_the_same_script_and_a_diff(verl: Path, tmp_path: Path) ->
         again.stated[micro].text == "16"
         and again.stated["actor_rollout_ref.actor.use_dynamic_bsz"].text == "true"
     )
-    assert {name: one.text for name, one in again.stated.items() if name not in changes} == {
-        name: one.text for name, one in launch.stated.items() if name not in changes
+    assert {name: stated.text for name, stated in again.stated.items() if name not in changes} == {
+        name: stated.text for name, stated in launch.stated.items() if name not in changes
     }
     patch = unified_diff(launch.text, changed, Path(launch.path).name)
     if shutil.which("patch"):
@@ -246,15 +246,20 @@ def test_a_launch_of_trl_with_its_file_and_its_launcher(tmp_path: Path) -> None:
             mode="predict",
         )
     )
-    held = request.job.task.workload.held
+    settings = request.job.task.workload.held
     assert (
-        held["num_generations"] == 4 and held["dtype"] == "bfloat16" and held["sharding"] == "zero2"
+        settings["num_generations"] == 4
+        and settings["dtype"] == "bfloat16"
+        and settings["sharding"] == "zero2"
     )
-    assert held["per_device_train_batch_size"] == 8 and held["gradient_checkpointing"] is False
-    assert request.job.task.workload.user_settings["reward_funcs"] == ["think_format_reward"]
-    workload, known = request.job.task.workload, frameworks.trainer("trl", "grpo").fields()
     assert (
-        changes_of(workload.stated, workload.defaults, candidate_of_job(request).knobs, known) == {}
+        settings["per_device_train_batch_size"] == 8 and settings["gradient_checkpointing"] is False
+    )
+    assert request.job.task.workload.user_settings["reward_funcs"] == ["think_format_reward"]
+    workload, fields = request.job.task.workload, frameworks.trainer("trl", "grpo").fields()
+    assert (
+        changes_of(workload.stated, workload.defaults, candidate_of_job(request).knobs, fields)
+        == {}
     )
 
 
@@ -266,7 +271,7 @@ def test_open_reasoner_zero_is_recognised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("python train.py\n", "starts no training"),
         (
@@ -293,7 +298,7 @@ def test_open_reasoner_zero_is_recognised() -> None:
 )
 def test_what_cannot_be_read_is_one_sentence(
     text: str,
-    words: str,
+    message: str,
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "run.sh"
@@ -307,7 +312,7 @@ def test_what_cannot_be_read_is_one_sentence(
                 model="Qwen2.5-0.5B",
             )
         )
-    assert words in str(caught.value) and caught.value.way_out
+    assert message in str(caught.value) and caught.value.way_out
 
 
 def test_gpus_of_a_vllm_server_do_not_train(tmp_path: Path) -> None:
@@ -330,7 +335,7 @@ def test_gpus_of_a_vllm_server_do_not_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said", "instead"),
+    ("command", "message", "instead"),
     [
         (
             "torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=a",
@@ -382,10 +387,10 @@ def test_gpus_of_a_vllm_server_do_not_train(tmp_path: Path) -> None:
 )
 def test_another_entry_point_of_a_framework_is_told_what_to_do(
     command: str,
-    said: str,
+    message: str,
     instead: str,
 ) -> None:
-    with pytest.raises(BadInput, match=re.escape(said)) as refused:
+    with pytest.raises(BadInput, match=re.escape(message)) as refused:
         find_launch("run.sh", command, commands_of(command))
     assert instead in str(refused.value)
 

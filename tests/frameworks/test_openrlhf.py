@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from autotune.core.errors import CannotPredict
-from tests.frameworks.stand_ins import asked, refusal
+from tests.frameworks.stand_ins import case_of, refusal
 
 
 def composed(method: str = "grpo", **about: Any) -> Any:
-    trainer, candidate, task = asked("openrlhf", method, **about)
+    trainer, candidate, task = case_of("openrlhf", method, **about)
     assert trainer.why_illegal(candidate, task) is None
     return trainer.compose(candidate, task)
 
 
 def test_the_command_lines_own_defaults() -> None:
-    _, candidate, _ = asked("openrlhf")
+    _, candidate, _ = case_of("openrlhf")
     assert (candidate.settings["train.batch_size"], candidate.settings["rollout.batch_size"]) == (
         128,
         1024,
@@ -28,7 +28,7 @@ def test_the_command_lines_own_defaults() -> None:
 
 
 def test_lengths_make_the_longest_row() -> None:
-    trainer, candidate, task = asked("openrlhf", max_prompt_length=300, max_completion_length=700)
+    trainer, candidate, task = case_of("openrlhf", max_prompt_length=300, max_completion_length=700)
     assert candidate.settings["data.max_len"] == 1000
     assert trainer.trace_request(candidate, task)["lengths"] == {
         "prompt": 300,
@@ -38,7 +38,7 @@ def test_lengths_make_the_longest_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         (
             {"vllm.num_engines": 3},
@@ -66,10 +66,10 @@ def test_lengths_make_the_longest_row() -> None:
     ],
 )
 def test_what_it_refuses_is_refused_with_setting_and_value(
-    settings: dict[str, Any], words: str
+    settings: dict[str, Any], message: str
 ) -> None:
-    said = refusal("openrlhf", settings=settings)
-    assert said is not None and words in said
+    reason = refusal("openrlhf", settings=settings)
+    assert reason is not None and message in reason
 
 
 def test_a_row_over_the_token_budget_is_a_micro_batch_of_its_own() -> None:
@@ -78,7 +78,7 @@ def test_a_row_over_the_token_budget_is_a_micro_batch_of_its_own() -> None:
     """
     dynamic = {"train.dynamic_batch_enable": True, "data.max_len": 2048}
     for budget, tokens in ((1024, 2048), (8192, 8192)):
-        trainer, candidate, task = asked(
+        trainer, candidate, task = case_of(
             "openrlhf", settings={**dynamic, "train.max_tokens_per_gpu": budget}
         )
         assert trainer.sizes(trainer.values(candidate.settings), task)["tokens"] == tokens
@@ -104,7 +104,7 @@ def test_a_critic_trains_along_unless_they_take_turns() -> None:
 
 
 def test_deepspeed_offloads_what_is_said() -> None:
-    trainer, candidate, task = asked(
+    trainer, candidate, task = case_of(
         "openrlhf", settings={"ds.adam_offload": True, "ds.zero_stage": 3}
     )
     assert trainer.trace_request(candidate, task)["sharding"] == {
@@ -115,25 +115,29 @@ def test_deepspeed_offloads_what_is_said() -> None:
 
 
 def test_qlora_is_its_4_bit() -> None:
-    trainer, candidate, task = asked("openrlhf", tuning="qlora")
-    made: Any = trainer.trace_request(candidate, task)
-    assert made["model"]["load_in_4bit"] and made["adapter"]["lora_r"] == 16
+    trainer, candidate, task = case_of("openrlhf", tuning="qlora")
+    spec: Any = trainer.trace_request(candidate, task)
+    assert spec["model"]["load_in_4bit"] and spec["adapter"]["lora_r"] == 16
 
 
 def test_untraceable_settings_are_refused() -> None:
     with pytest.raises(CannotPredict, match="muon"):
-        asked("openrlhf", settings={"actor.optim": "muon"})
+        case_of("openrlhf", settings={"actor.optim": "muon"})
     with pytest.raises(CannotPredict, match="tensor_parallel_size"):
-        asked("openrlhf", settings={"ds.tensor_parallel_size": 2})
+        case_of("openrlhf", settings={"ds.tensor_parallel_size": 2})
 
 
 def test_an_asynchronous_run_has_vllm_on_gpus_of_its_own_whatever_is_colocated() -> None:
     """`train.colocate_all` then means DeepSpeed's models alone (`cli/train_ppo_ray.py`)."""
-    found = composed(
+    composition = composed(
         **{"train.async_enable": True, "vllm.num_engines": 6, "vllm.enable_sleep": False}
     )
-    assert (found.ranks, found.engine, found.generation) == (2, None, "server")
-    assert (found.split.gpus, found.split.overlap, found.split.at_sync) == (6, "batch", "drain")
+    assert (composition.ranks, composition.engine, composition.generation) == (2, None, "server")
+    assert (composition.split.gpus, composition.split.overlap, composition.split.at_sync) == (
+        6,
+        "batch",
+        "drain",
+    )
     partial = composed(
         **{
             "train.async_enable": True,
@@ -149,17 +153,17 @@ def test_an_asynchronous_run_has_vllm_on_gpus_of_its_own_whatever_is_colocated()
 
 
 def test_engines_of_their_own_leave_the_policy_the_other_gpus() -> None:
-    found = composed(settings={"train.colocate_all": False, "vllm.num_engines": 4})
-    assert (found.ranks, found.split.gpus) == (4, 4)
+    composition = composed(settings={"train.colocate_all": False, "vllm.num_engines": 4})
+    assert (composition.ranks, composition.split.gpus) == (4, 4)
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({"train.partial_rollout_enable": True}, "requires train.async_enable"),
         ({"train.async_enable": True, "vllm.num_engines": 8}, "have GPUs of their own"),
         ({"train.async_enable": True, "vllm.enable_sleep": True}, "excludes vllm.enable_sleep"),
     ],
 )
-def test_a_split_that_openrlhf_refuses_is_refused(settings: dict[str, Any], words: str) -> None:
-    assert words in refusal("openrlhf", **settings)
+def test_a_split_that_openrlhf_refuses_is_refused(settings: dict[str, Any], message: str) -> None:
+    assert message in refusal("openrlhf", **settings)

@@ -23,7 +23,7 @@ from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
 from autotune.worker.launched_output import MetricReader
-from tests.frameworks.stand_ins import GIB, asked, refusal
+from tests.frameworks.stand_ins import GIB, case_of, refusal
 
 MODEL = "trainer.model"
 CHECKOUT = Path(os.environ.get("AUTOTUNE_FRAMEWORKS") or "absent") / "prime-rl"
@@ -39,31 +39,31 @@ RENDERER = ["--orchestrator.renderer.name", "default"]
 
 
 def files(plan: ProbePlan | None = None, **about: Any) -> dict[str, str]:
-    trainer, candidate, task = asked("prime-rl", **about)
+    trainer, candidate, task = case_of("prime-rl", **about)
     assert trainer.why_illegal(candidate, task) is None
     return dict(trainer.launch(candidate, task, plan).files)  # type: ignore[attr-defined]
 
 
 def test_trainer_and_engine_share_the_gpus_out() -> None:
-    trainer, candidate, task = asked("prime-rl", settings={"deployment.num_infer_gpus": 2})
-    made = trainer.compose(candidate, task)
-    assert (made.ranks, made.engine, made.generation) == (6, None, "server")
+    trainer, candidate, task = case_of("prime-rl", settings={"deployment.num_infer_gpus": 2})
+    composition = trainer.compose(candidate, task)
+    assert (composition.ranks, composition.engine, composition.generation) == (6, None, "server")
     assert (
-        not made.syncs_adapter_only
-        and asked("prime-rl", tuning="lora")[0]
-        .compose(*asked("prime-rl", tuning="lora")[1:])
+        not composition.syncs_adapter_only
+        and case_of("prime-rl", tuning="lora")[0]
+        .compose(*case_of("prime-rl", tuning="lora")[1:])
         .syncs_adapter_only
     )
 
 
 def test_the_written_file_is_toml_and_an_absent_part_has_prime_rls_word() -> None:
-    found = tomllib.loads(files(settings={f"{MODEL}.ac_offloading": False})["recommended.toml"])
+    written = tomllib.loads(files(settings={f"{MODEL}.ac_offloading": False})["recommended.toml"])
     assert (
-        found["trainer"]["model"]["ac"] == {}
-        and found["trainer"]["model"]["ac_offloading"] == "None"
+        written["trainer"]["model"]["ac"] == {}
+        and written["trainer"]["model"]["ac_offloading"] == "None"
     )
-    assert found["deployment"] == {"gpus_per_node": 8, "num_infer_gpus": 4, "num_train_gpus": 4}
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in found and "lora" not in found["trainer"]["model"]
+    assert written["deployment"] == {"gpus_per_node": 8, "num_infer_gpus": 4, "num_train_gpus": 4}
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in written and "lora" not in written["trainer"]["model"]
     odd = tomllib.loads(files(model="Qwen2.5-7B", tuning="lora")["recommended.toml"])
     assert (
         odd["trainer"]["model"]["lora"] == {"rank": 16} and odd["inference"]["enable_lora"] is True
@@ -71,29 +71,29 @@ def test_the_written_file_is_toml_and_an_absent_part_has_prime_rls_word() -> Non
 
 
 def test_a_probe_is_the_trainers_benchmark_on_full_micro_batches() -> None:
-    trainer, candidate, task = asked("prime-rl")
+    trainer, candidate, task = case_of("prime-rl")
     launch = trainer.launch(candidate, task, ProbePlan())  # type: ignore[attr-defined]
     assert "--nproc-per-node=4" in launch.argv and launch.argv[-1] == f"{OUT}/trainer.toml"
-    found = tomllib.loads(launch.files["trainer.toml"])
+    written = tomllib.loads(launch.files["trainer.toml"])
     assert (
-        found["bench"]["output_json"] == f"{OUT}/bench.json"
-        and found["model"]["name"] == "Qwen/Qwen2.5-7B"
+        written["bench"]["output_json"] == f"{OUT}/bench.json"
+        and written["model"]["name"] == "Qwen/Qwen2.5-7B"
     )
 
 
 def test_a_micro_batch_is_full_whatever_the_rows() -> None:
-    trainer, candidate, task = asked(
+    trainer, candidate, task = case_of(
         "prime-rl", settings={f"{MODEL}.seq_len": 16384, f"{MODEL}.cp": 2}
     )
-    made: Any = trainer.trace_request(candidate, task)
-    rows = made["settings"]["per_device_train_batch_size"]
-    assert rows * sum(made["lengths"][part] for part in ("prompt", "completion")) == 8192
+    spec: Any = trainer.trace_request(candidate, task)
+    rows = spec["settings"]["per_device_train_batch_size"]
+    assert rows * sum(spec["lengths"][part] for part in ("prompt", "completion")) == 8192
     assert trainer.lower_bound_candidate(candidate, task) is None
-    assert made["settings"]["activations_in_flight"] == 5 and made["settings"]["offloads_optimizer"]
+    assert spec["settings"]["activations_in_flight"] == 5 and spec["settings"]["offloads_optimizer"]
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({f"{MODEL}.seq_len": 1024}, "is less than orchestrator.seq_len=2048"),
         ({"deployment.num_infer_gpus": 8}, "GPUs of their own"),
@@ -111,14 +111,14 @@ def test_a_micro_batch_is_full_whatever_the_rows() -> None:
     ],
 )
 def test_what_it_refuses_is_refused_with_setting_and_value(
-    settings: dict[str, Any], words: str
+    settings: dict[str, Any], message: str
 ) -> None:
-    said = refusal("prime-rl", settings=settings)
-    assert said is not None and words in said
+    reason = refusal("prime-rl", settings=settings)
+    assert reason is not None and message in reason
 
 
 def test_speed_is_read_from_the_trainers_line() -> None:
-    trainer, candidate, task = asked("prime-rl")
+    trainer, candidate, task = case_of("prime-rl")
     request = trainer.probe_request(candidate, task, ProbePlan())
     reader = MetricReader(json.loads(json.dumps(request))["figures"])
     line = (
@@ -131,16 +131,16 @@ def test_speed_is_read_from_the_trainers_line() -> None:
     assert figure is not None and (figure.tokens, figure.seconds) == (130125, 5.0)
 
 
-def understood(tmp_path: Path, kind: str, text: str, *words: str) -> Any:
+def understood(tmp_path: Path, kind: str, text: str, *arguments: str) -> Any:
     path = tmp_path / "given.toml"
     path.write_text(text.replace(OUT, str(tmp_path)))
-    return own_reading(tmp_path, kind, "@", str(path), *words)
+    return own_reading(tmp_path, kind, "@", str(path), *arguments)
 
 
-def own_reading(tmp_path: Path, kind: str, *words: str) -> Any:
+def own_reading(tmp_path: Path, kind: str, *arguments: str) -> Any:
     """Return what prime-rl's own parser makes of these arguments."""
     done = subprocess.run(
-        [str(CHECKOUT / "bin" / "python"), str(ACCEPTS / "prime_rl_config.py"), kind, *words],
+        [str(CHECKOUT / "bin" / "python"), str(ACCEPTS / "prime_rl_config.py"), kind, *arguments],
         capture_output=True,
         text=True,
         timeout=300,
@@ -159,16 +159,16 @@ def own_reading(tmp_path: Path, kind: str, *words: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_its_parser_takes_what_is_written(tuning: str, tmp_path: Path) -> None:
-    found = understood(
+    parsed = understood(
         tmp_path,
         "rl",
         files(tuning=tuning, settings={f"{MODEL}.ac_offloading": False})["recommended.toml"],
         *RENDERER,
     )
-    model = found["trainer"]["model"]
-    assert model["name"] == found["orchestrator"]["model"]["name"] == "Qwen/Qwen2.5-7B"
+    model = parsed["trainer"]["model"]
+    assert model["name"] == parsed["orchestrator"]["model"]["name"] == "Qwen/Qwen2.5-7B"
     assert model["ac"]["mode"] == "full" and model["ac_offloading"] is None
-    assert (model["lora"] is None) is (tuning == "full") and found["orchestrator"][
+    assert (model["lora"] is None) is (tuning == "full") and parsed["orchestrator"][
         "group_size"
     ] == 16
 
@@ -176,9 +176,11 @@ def test_its_parser_takes_what_is_written(tuning: str, tmp_path: Path) -> None:
 @needs_checkout
 @pytest.mark.slow
 def test_its_parser_takes_the_probe(tmp_path: Path) -> None:
-    found = understood(tmp_path, "trainer", files(ProbePlan())["trainer.toml"])
+    parsed = understood(tmp_path, "trainer", files(ProbePlan())["trainer.toml"])
     assert (
-        found["bench"] is not None and found["max_steps"] == 4 and found["data"]["fake"] is not None
+        parsed["bench"] is not None
+        and parsed["max_steps"] == 4
+        and parsed["data"]["fake"] is not None
     )
 
 
@@ -208,8 +210,8 @@ def reserved(row: dict[str, Any]) -> tuple[float, float, float]:
         )
     )
     with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
-        found = service.predict(candidate_of_job(request)).torch_peak_reserved_bytes
-    return found.low / GIB, found.value / GIB, found.high / GIB
+        estimate = service.predict(candidate_of_job(request)).torch_peak_reserved_bytes
+    return estimate.low / GIB, estimate.value / GIB, estimate.high / GIB
 
 
 def test_every_row_of_the_table_is_complete() -> None:

@@ -31,7 +31,7 @@ def written(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
-def asked(
+def task_of(
     framework: str,
     model: Path,
     dataset: Path | str | None,
@@ -63,11 +63,11 @@ def test_what_a_limit_drops_is_counted(
     lengths = sorted(
         len(tokenizer(f"{row['text']}{end}", add_special_tokens=False)["input_ids"]) for row in ROWS
     )
-    task = asked(framework, model, written(tmp_path / "rows.jsonl", ROWS))
-    found = frameworks.trainer(framework, "sft").row_lengths(task)
-    assert found is not None
-    assert (found.rows, found.looked_at, found.tokens) == (100, 100, sum(lengths))
-    at = {one.share: one for one in found.percentiles}
+    task = task_of(framework, model, written(tmp_path / "rows.jsonl", ROWS))
+    measured = frameworks.trainer(framework, "sft").row_lengths(task)
+    assert measured is not None
+    assert (measured.rows, measured.looked_at, measured.tokens) == (100, 100, sum(lengths))
+    at = {percentile.share: percentile for percentile in measured.percentiles}
     assert at[90].length == lengths[89] and at[90].longer == 10
     assert (
         at[90].left_out == sum(lengths[90:]) and at[90].cut == sum(lengths[90:]) - 10 * lengths[89]
@@ -76,9 +76,12 @@ def test_what_a_limit_drops_is_counted(
 
 
 def test_conversations_count_their_template(model: Path, tmp_path: Path) -> None:
-    said = [{"role": "user", "content": "word " * 5}, {"role": "assistant", "content": "word"}]
-    task = asked("trl", model, written(tmp_path / "rows.jsonl", [{"messages": said}] * 3))
-    plain = asked(
+    conversation = [
+        {"role": "user", "content": "word " * 5},
+        {"role": "assistant", "content": "word"},
+    ]
+    task = task_of("trl", model, written(tmp_path / "rows.jsonl", [{"messages": conversation}] * 3))
+    plain = task_of(
         "trl",
         model,
         written(tmp_path / "plain.jsonl", [{"prompt": "word " * 5, "completion": "word"}] * 3),
@@ -90,21 +93,21 @@ def test_conversations_count_their_template(model: Path, tmp_path: Path) -> None
 
 
 def test_what_cannot_be_read_says_why(model: Path, tmp_path: Path) -> None:
-    task = asked("swift", model, written(tmp_path / "rows.jsonl", [{"other": 1}]))
+    task = task_of("swift", model, written(tmp_path / "rows.jsonl", [{"other": 1}]))
     with pytest.raises(BadInput, match="they have \\['other'\\]"):
         frameworks.trainer("swift", "sft").row_lengths(task)
 
 
 def test_without_a_dataset_nothing_is_measured(model: Path) -> None:
-    assert frameworks.trainer("trl", "sft").row_lengths(asked("trl", model, None)) is None
+    assert frameworks.trainer("trl", "sft").row_lengths(task_of("trl", model, None)) is None
     assert not list(data_lines(None)) and data_row(None) is None
 
 
 def test_it_is_told_in_lines_and_in_the_document(model: Path, tmp_path: Path) -> None:
-    task = asked("trl", model, written(tmp_path / "rows.jsonl", ROWS))
-    found = frameworks.trainer("trl", "sft").row_lengths(task)
-    told, row = "\n".join(data_lines(found)), data_row(found)
-    assert "100 rows" in told and "10.0% of rows" in told
+    task = task_of("trl", model, written(tmp_path / "rows.jsonl", ROWS))
+    measured = frameworks.trainer("trl", "sft").row_lengths(task)
+    text, row = "\n".join(data_lines(measured)), data_row(measured)
+    assert "100 rows" in text and "10.0% of rows" in text
     assert (
         row is not None
         and row["percentiles"][2]["share"] == 90
@@ -120,13 +123,13 @@ def test_a_file_of_rows_is_loaded_by_probes_and_by_trl(suffix: str, tmp_path: Pa
     path = tmp_path / f"rows.{suffix}"
     rows = Dataset.from_list(ROWS)
     {"csv": rows.to_csv, "parquet": rows.to_parquet}.get(suffix, rows.to_json)(str(path))
-    held = {"dataset_config": "main", "dataset_train_split": "train_sft"}
+    dataset_settings = {"dataset_config": "main", "dataset_train_split": "train_sft"}
     task = make_task(
         method="grpo",
         dataset=str(path),
-        user_settings=held,
+        user_settings=dataset_settings,
     )
-    named = dataset_of(task)
-    assert named is not None and "dataset_name" not in named
-    assert user_dataset(named)["text"] == [row["text"] for row in ROWS]
-    assert load_splits(dict(named))["train"].num_rows == len(ROWS)
+    description = dataset_of(task)
+    assert description is not None and "dataset_name" not in description
+    assert user_dataset(description)["text"] == [row["text"] for row in ROWS]
+    assert load_splits(dict(description))["train"].num_rows == len(ROWS)

@@ -56,9 +56,9 @@ def run(
     watch = frameworks.trainer(framework, "grpo").watch  # type: ignore[attr-defined]
     before = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     around = {**before, **inside("model_watch").environment(asdict(watch), folder, before)}
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
     python = str(ENVIRONMENTS / environment / "bin" / "python")
     started = [
         subprocess.Popen(
@@ -71,18 +71,18 @@ def run(
         for rank in RANKS
     ]
     for one_rank in started:
-        said, _ = one_rank.communicate(timeout=500)
-        assert one_rank.returncode == 0, said[-3000:]
-        assert "autotune:" not in said, said[-3000:]
+        output, _ = one_rank.communicate(timeout=500)
+        assert one_rank.returncode == 0, output[-3000:]
+        assert "autotune:" not in output, output[-3000:]
 
 
 def measured(folder: Path) -> list[dict[str, int]]:
     """Bytes as the measurement reports them, rank after rank."""
-    found = models_of(
+    memories = models_of(
         {0: rank_result({"result": {"models": inside("model_watch").read_ranks(folder)}})}
     )
-    assert [one.rank for one in found] == list(RANKS)
-    return [dict(one.bytes) for one in found]
+    assert [memory.rank for memory in memories] == list(RANKS)
+    return [dict(memory.bytes) for memory in memories]
 
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -91,26 +91,28 @@ Shapes = tuple[tuple[int, ...], ...]
 def in_zero3(
     model: Path,
     *,
-    more: Shapes = (),
+    extra: Shapes = (),
     buffers: int = 0,
     gradient: int = 2,
 ) -> dict[str, int]:
     """bfloat16 weights, gradients, and a float32 copy with two moments: each rank has a half of
     each weight.
     """
-    sizes = [math.prod(shape) for shape in (*shapes(model), *more)]
+    sizes = [math.prod(shape) for shape in (*shapes(model), *extra)]
     halves = sum(-(-size // 2) for size in sizes)
-    whole = sum(2 * -(-size // 2) for size in sizes if size <= PERSISTENT) + FREQUENCIES + buffers
+    persistent = (
+        sum(2 * -(-size // 2) for size in sizes if size <= PERSISTENT) + FREQUENCIES + buffers
+    )
     return {
-        "weights": 2 * (halves + whole),
+        "weights": 2 * (halves + persistent),
         "gradients": gradient * halves,
         "optimizer": 3 * 4 * halves,
     }
 
 
-def untrained(model: Path, *, more: Shapes = ()) -> int:
+def untrained(model: Path, *, extra: Shapes = ()) -> int:
     """Model before its weights were gathered for a step."""
-    return 2 * (sum(-(-math.prod(shape) // 2) for shape in (*shapes(model), *more)) + FREQUENCIES)
+    return 2 * (sum(-(-math.prod(shape) // 2) for shape in (*shapes(model), *extra)) + FREQUENCIES)
 
 
 def of(role: str, parts: dict[str, int]) -> dict[str, int]:
@@ -122,12 +124,16 @@ def test_verls_engines_under_fsdp2(tiny_model: Path, tmp_path: Path) -> None:
     run("verl", "verl", "verl_engines.py", tiny_model, tmp_path)
     half = sum(4 * math.prod(shape) // 2 for shape in shapes(tiny_model))
     policy = {"weights": half + 4 * FREQUENCIES, "gradients": half, "optimizer": 2 * half}
-    for rank, found in enumerate(measured(tmp_path)):
+    for rank, memory in enumerate(measured(tmp_path)):
         # A head of one row and its bias lie on the first rank, and on the other as padding.
         head = 4 * (128 + 1)
-        mine = half + head if rank == 0 else half
-        critic = {"weights": policy["weights"] + head, "gradients": mine, "optimizer": 2 * mine}
-        assert found == {**policy, **of("critic", critic), "reference_weights": policy["weights"]}
+        trained = half + head if rank == 0 else half
+        critic = {
+            "weights": policy["weights"] + head,
+            "gradients": trained,
+            "optimizer": 2 * trained,
+        }
+        assert memory == {**policy, **of("critic", critic), "reference_weights": policy["weights"]}
 
 
 @needs_environments
@@ -139,8 +145,8 @@ def test_skyrls_workers_under_fsdp2(tiny_model: Path, tmp_path: Path) -> None:
     sizes = [math.prod(shape) for shape in shapes(tiny_model)]
     half = 4 * (sum(sizes) + max(sizes)) // 2
     policy = {"weights": half + 4 * FREQUENCIES, "optimizer": 2 * half}
-    for found in measured(tmp_path):
-        assert found == {**policy, "reference_weights": policy["weights"]}
+    for memory in measured(tmp_path):
+        assert memory == {**policy, "reference_weights": policy["weights"]}
 
 
 @needs_environments
@@ -149,10 +155,10 @@ def test_openrlhfs_actors_under_zero3(tiny_model: Path, tmp_path: Path) -> None:
         run("openrlhf", "openrlhf", "openrlhf_actors.py", tiny_model, tmp_path, which)
     policy = in_zero3(tiny_model)
     critic = in_zero3(
-        tiny_model, more=((1, 128),), buffers=2
+        tiny_model, extra=((1, 128),), buffers=2
     )  # a head for values, and the mean and spread of rewards
-    for found in measured(tmp_path):
-        assert found == {
+    for memory in measured(tmp_path):
+        assert memory == {
             **policy,
             **of("critic", critic),
             "reference_weights": untrained(tiny_model),
@@ -177,14 +183,14 @@ def test_open_reasoner_zeros_actors_under_zero3(tiny_model: Path, tmp_path: Path
     # What stands in for these two keeps its frequencies in float32.
     critic = in_zero3(
         tiny_model,
-        more=head,
+        extra=head,
         gradient=4,
         buffers=FREQUENCIES,
     )
-    reward = untrained(tiny_model, more=head) + 2 * FREQUENCIES
-    beside = {"reference_weights": untrained(tiny_model), "reward_weights": reward}
-    for found in measured(tmp_path):
-        assert found == {**policy, **of("critic", critic), **beside}
+    reward = untrained(tiny_model, extra=head) + 2 * FREQUENCIES
+    frozen = {"reference_weights": untrained(tiny_model), "reward_weights": reward}
+    for memory in measured(tmp_path):
+        assert memory == {**policy, **of("critic", critic), **frozen}
 
 
 @needs_environments
@@ -201,5 +207,5 @@ def test_the_stand_ins_fused_head_allocates_as_verls_own() -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": root},
     )
-    for own, stand_in in json.loads(done.stdout.strip().splitlines()[-1]):
-        assert stand_in == pytest.approx(own, rel=0.02)
+    for verl, stand_in in json.loads(done.stdout.strip().splitlines()[-1]):
+        assert stand_in == pytest.approx(verl, rel=0.02)

@@ -126,8 +126,8 @@ def share_in_server_probe(device: dict[str, Any], share: float) -> float:
         },
         "model": {"dtype": "bfloat16", "weights": "real"},
     }
-    words = server_command(request, Path("model"), 8000, scale=device["engine_share_scale"])
-    return float(words[words.index("--gpu_memory_utilization") + 1])
+    command = server_command(request, Path("model"), 8000, scale=device["engine_share_scale"])
+    return float(command[command.index("--gpu_memory_utilization") + 1])
 
 
 def on_whole_card(
@@ -246,9 +246,9 @@ def test_sglang_has_its_share_of_what_the_limit_leaves_free() -> None:
             engine=engine,
             dtype="bfloat16",
         )
-        fit = predicted("A100-80G", limit_gib, generation="server", split=split)
-        assert fit is not None
-        kv[limit_gib] = fit.kv_cache_bytes.value
+        engine_use = predicted("A100-80G", limit_gib, generation="server", split=split)
+        assert engine_use is not None
+        kv[limit_gib] = engine_use.kv_cache_bytes.value
     assert kv[None] - kv[40] == pytest.approx(0.8 * 40 * GIB)
 
 
@@ -432,9 +432,9 @@ VERL_SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 def share_in_command(job: Job, candidate: Candidate) -> object:
     trainer = frameworks.trainer("verl", "grpo")
     request = trainer.probe_request(*for_probe(candidate, job, trainer), ProbePlan())
-    words = request["argv"]
-    assert isinstance(words, list | tuple)
-    (word,) = (word for word in words if word.startswith(VERL_SHARE))
+    argv = request["argv"]
+    assert isinstance(argv, list | tuple)
+    (word,) = (word for word in argv if word.startswith(VERL_SHARE))
     return float(word.partition("=")[2])
 
 

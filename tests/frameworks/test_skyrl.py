@@ -15,7 +15,7 @@ import pytest
 from autotune.core.errors import CannotPredict
 from autotune.core.measurement import ProbePlan
 from autotune.frameworks.stand_in import StandIn
-from tests.frameworks.stand_ins import asked, refusal
+from tests.frameworks.stand_ins import case_of, refusal
 from tests.frameworks.test_accepted import (
     ENVIRONMENTS,
     LENGTHS,
@@ -31,35 +31,40 @@ SPLIT: dict[str, Any] = {f"{PLACEMENT}.colocate_all": False}
 
 
 def composed(**about: Any) -> Any:
-    trainer, candidate, task = asked("skyrl", **about)
+    trainer, candidate, task = case_of("skyrl", **about)
     assert trainer.why_illegal(candidate, task) is None
     return trainer.compose(candidate, task)
 
 
 def request(**about: Any) -> Any:
-    trainer, candidate, task = asked("skyrl", **about)
+    trainer, candidate, task = case_of("skyrl", **about)
     return trainer.trace_request(candidate, task)
 
 
 def test_colocated_all_gpus_train_and_serve_by_turns() -> None:
-    made = composed()
+    composition = composed()
     assert (
-        made.ranks == 8 and made.engine.sleep and made.processes == 3
+        composition.ranks == 8 and composition.engine.sleep and composition.processes == 3
     )  # policy, reference, engine
-    assert made["reference"].awake == ()
-    assert made.offloaded_in_rollout == ("weights", "adapters", "optimizer")
+    assert composition["reference"].awake == ()
+    assert composition.offloaded_in_rollout == ("weights", "adapters", "optimizer")
     assert composed(settings={"trainer.algorithm.use_kl_loss": False}).processes == 2
 
 
 def test_split_the_engine_has_half_of_the_gpus() -> None:
-    trainer, candidate, task = asked("skyrl", settings=SPLIT)
+    trainer, candidate, task = case_of("skyrl", settings=SPLIT)
     assert (
         candidate.settings[f"{PLACEMENT}.policy_num_gpus_per_node"]
         == candidate.settings[f"{ENGINE}.num_engines"]
         == 4
     )
-    made = trainer.compose(candidate, task)
-    assert (made.ranks, made.engine, made.generation, made.offloaded_in_rollout) == (
+    composition = trainer.compose(candidate, task)
+    assert (
+        composition.ranks,
+        composition.engine,
+        composition.generation,
+        composition.offloaded_in_rollout,
+    ) == (
         4,
         None,
         "server",
@@ -74,21 +79,21 @@ def test_an_adapter_alone_is_sent() -> None:
 
 
 def test_layers_with_their_adapters_are_the_units_and_frozen_weights_are_float32() -> None:
-    made = request(tuning="lora")
-    assert made["sharding"]["kind"] == "fsdp2" and made["sharding"]["options"]["units"] == "layers"
-    assert made["model"]["dtype"] == "float32" and made["settings"]["bf16"]
-    assert made["settings"]["loss_options"]["entropy_chunk"] == 1024
+    spec = request(tuning="lora")
+    assert spec["sharding"]["kind"] == "fsdp2" and spec["sharding"]["options"]["units"] == "layers"
+    assert spec["model"]["dtype"] == "float32" and spec["settings"]["bf16"]
+    assert spec["settings"]["loss_options"]["entropy_chunk"] == 1024
 
 
 def test_a_token_budget_is_no_bound_for_a_longer_row() -> None:
-    made = request(
+    spec = request(
         settings={"trainer.max_tokens_per_microbatch": 500},
         max_prompt_length=300,
         max_completion_length=700,
     )
     assert (
-        made["settings"]["per_device_train_batch_size"] == 1
-        and sum(made["lengths"][part] for part in ("prompt", "completion")) == 1000
+        spec["settings"]["per_device_train_batch_size"] == 1
+        and sum(spec["lengths"][part] for part in ("prompt", "completion")) == 1000
     )
 
 
@@ -131,7 +136,7 @@ ALLOWED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         *REFUSED,
         ({f"{POLICY}.sequence_parallel_size": 3}, "8 GPUs are not divisible"),
@@ -142,15 +147,15 @@ ALLOWED: list[dict[str, Any]] = [
     ],
 )
 def test_what_it_refuses_is_refused_with_setting_and_value(
-    settings: dict[str, Any], words: str
+    settings: dict[str, Any], message: str
 ) -> None:
-    said = refusal("skyrl", settings=settings)
-    assert said is not None and words in said
+    reason = refusal("skyrl", settings=settings)
+    assert reason is not None and message in reason
 
 
 def test_another_sharding_is_refused_by_name() -> None:
     with pytest.raises(CannotPredict, match="megatron"):
-        asked("skyrl", settings={"trainer.strategy": "megatron"})
+        case_of("skyrl", settings={"trainer.strategy": "megatron"})
 
 
 @needs_environments
@@ -175,8 +180,8 @@ def test_its_parser_and_checks_take_what_is_typed(plan: ProbePlan | None) -> Non
 @needs_environments
 @pytest.mark.slow
 def test_its_checks_refuse_what_is_refused_and_take_what_is_taken() -> None:
-    def words(settings: dict[str, Any]) -> list[str]:
-        trainer, candidate, task = asked(
+    def arguments(settings: dict[str, Any]) -> list[str]:
+        trainer, candidate, task = case_of(
             "skyrl", settings={"trainer.logger": "console", **settings}
         )
         assert isinstance(trainer, StandIn)
@@ -186,7 +191,7 @@ def test_its_checks_refuse_what_is_refused_and_take_what_is_taken() -> None:
         assert refusal("skyrl", settings=settings) is None, settings
     cases = [*(settings for settings, _ in REFUSED), *ALLOWED]
     problems = accepted(
-        "skyrl", "skyrl_config.py", "--each", json.dumps([words(one) for one in cases])
+        "skyrl", "skyrl_config.py", "--each", json.dumps([arguments(case) for case in cases])
     )
     assert [problem is not None for problem in problems] == [True] * len(REFUSED) + [False] * len(
         ALLOWED
@@ -197,7 +202,7 @@ def test_its_checks_refuse_what_is_refused_and_take_what_is_taken() -> None:
 @pytest.mark.slow
 def test_its_printed_configuration_is_read_back() -> None:
     """Read with the worker's reader, under SkyRL's own Python, whose OmegaConf reads YAML."""
-    trainer, candidate, _ = asked("skyrl", "grpo", **LENGTHS)
+    trainer, candidate, _ = case_of("skyrl", "grpo", **LENGTHS)
     assert isinstance(trainer, StandIn) and trainer.facts.reported_settings is not None
     lines = printed("skyrl", "skyrl_config.py", *rendered("skyrl", "grpo", ProbePlan()))
     spec = [asdict(trainer.facts.reported_settings), lines, list(candidate.settings)]
@@ -210,27 +215,27 @@ def test_its_printed_configuration_is_read_back() -> None:
         timeout=300,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    told = {
+    expected = {
         name: value
         for name, value in candidate.settings.items()
         if name not in trainer.facts.own_settings
     }
-    assert json.loads(done.stdout) == told
+    assert json.loads(done.stdout) == expected
 
 
 @needs_environments
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/data/it's: {a}/$x", "/data/${b}/c d", "/data/[1], é"])
 def test_its_parser_reads_any_path_as_it_was_given(path: str) -> None:
-    trainer, candidate, task = asked("skyrl", "grpo", settings={"trainer.logger": "console"})
+    trainer, candidate, task = case_of("skyrl", "grpo", settings={"trainer.logger": "console"})
     assert isinstance(trainer, StandIn)
-    named = {
+    settings = {
         **candidate.settings,
         **trainer.data(path),
         "trainer.policy.model.path": trainer.as_path(path),
     }
-    words = [word for line in trainer.arguments(named, task) for word in shlex.split(line)]
-    understood = accepted("skyrl", "skyrl_config.py", *words)
+    arguments = [word for line in trainer.arguments(settings, task) for word in shlex.split(line)]
+    understood = accepted("skyrl", "skyrl_config.py", *arguments)
     assert (
         understood["data"]["train_data"] == [path]
         and understood["trainer"]["policy"]["model"]["path"] == path
@@ -257,7 +262,7 @@ def test_its_own_words_are_those_that_are_read() -> None:
 
 
 def test_a_tied_output_layer_has_weights_of_its_own() -> None:
-    trainer, candidate, task = asked("skyrl", model="Qwen2.5-0.5B")
+    trainer, candidate, task = case_of("skyrl", model="Qwen2.5-0.5B")
     assert task.workload.model.config["tie_word_embeddings"] is True
-    made: Any = trainer.trace_request(candidate, task)
-    assert made["model"]["config"]["tie_word_embeddings"] is False
+    spec: Any = trainer.trace_request(candidate, task)
+    assert spec["model"]["config"]["tie_word_embeddings"] is False

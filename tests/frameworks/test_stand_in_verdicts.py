@@ -84,11 +84,11 @@ def foreseen(report: dict[str, Any]) -> Prediction:
 @pytest.mark.slow
 @pytest.mark.parametrize("report", REPORTS, ids=[report["id"] for report in REPORTS])
 def test_no_verdict_is_the_opposite_of_what_happened(report: dict[str, Any]) -> None:
-    found = foreseen(report)
-    assert found.basis == "generic"
-    assert found.fits is not (report["outcome"] == "oom")
-    if found.fits is None:
-        assert found.depends_on
+    prediction = foreseen(report)
+    assert prediction.basis == "generic"
+    assert prediction.fits is not (report["outcome"] == "oom")
+    if prediction.fits is None:
+        assert prediction.depends_on
 
 
 @pytest.mark.slow

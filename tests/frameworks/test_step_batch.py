@@ -25,7 +25,7 @@ COMPLETIONS = {
 
 def request_of(framework: str, **flags: object) -> ParsedRequest:
     gpus = "A100-80G" if framework == "unsloth" else "2xA100-80G"
-    given = {
+    all_flags = {
         "framework": framework,
         "model": "Qwen2.5-0.5B",
         "gpus": gpus,
@@ -33,7 +33,7 @@ def request_of(framework: str, **flags: object) -> ParsedRequest:
         "num_generations": 8,
         **flags,
     }
-    return parse_request(Flags(**given))  # type: ignore[arg-type]
+    return parse_request(Flags(**all_flags))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("framework", [*PROMPTS, *COMPLETIONS])

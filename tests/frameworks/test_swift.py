@@ -34,8 +34,8 @@ PYTHON = Path(ENVIRONMENTS or "") / "swift" / "bin" / "python"
 needs_swift = pytest.mark.skipif(not ENVIRONMENTS, reason="needs `make frameworks`")
 
 
-def asked(
-    method: str, *, ranks: int = 2, kind: str = "cuda", tuning: str = "lora", **held: Any
+def case_of(
+    method: str, *, ranks: int = 2, kind: str = "cuda", tuning: str = "lora", **settings_held: Any
 ) -> tuple[Swift, Candidate, Task]:
     trainer = frameworks.trainer("swift", method)
     assert isinstance(trainer, Swift)
@@ -45,18 +45,18 @@ def asked(
         framework="swift",
         method=method,
         tuning=tuning,
-        held=held,
+        held=settings_held,
     )
     return trainer, trainer.complete({}, task), task
 
 
 def refusal(method: str, **about: Any) -> str:
-    trainer, candidate, task = asked(method, **about)
+    trainer, candidate, task = case_of(method, **about)
     return trainer.why_illegal(candidate, task) or ""
 
 
 @pytest.mark.parametrize(
-    ("method", "about", "words"),
+    ("method", "about", "message"),
     [
         (
             "grpo",
@@ -82,13 +82,13 @@ def refusal(method: str, **about: Any) -> str:
 def test_what_it_refuses_is_refused_with_setting_and_value(
     method: str,
     about: dict[str, Any],
-    words: str,
+    message: str,
 ) -> None:
-    assert words in refusal(method, **about)
+    assert message in refusal(method, **about)
 
 
 def test_autotunes_flags_are_its_settings_under_other_names() -> None:
-    _, candidate, _ = asked(
+    _, candidate, _ = case_of(
         "grpo",
         lora_r=32,
         max_completion_length=256,
@@ -99,11 +99,11 @@ def test_autotunes_flags_are_its_settings_under_other_names() -> None:
         256,
     )
     assert "use_peft" not in candidate.settings and "lora_r" not in candidate.settings
-    assert "vllm_mode" not in asked("grpo", use_vllm=False)[1].settings
+    assert "vllm_mode" not in case_of("grpo", use_vllm=False)[1].settings
 
 
 def test_tokens_out_of_its_own_log() -> None:
-    trainer, candidate, task = asked("grpo", gradient_accumulation_steps=4)
+    trainer, candidate, task = case_of("grpo", gradient_accumulation_steps=4)
     reader = MetricReader(
         json.loads(json.dumps(dataclasses.asdict(trainer.launch(candidate, task).figures)))
     )
@@ -125,7 +125,7 @@ def test_its_own_parser_takes_what_is_rendered(
     tiny_model: Path,
 ) -> None:
     about: dict[str, Any] = {"gradient_accumulation_steps": 8, "deepspeed": "zero3"}
-    trainer, _, task = asked(method, **about, model_type="qwen2", template="qwen2_5")
+    trainer, _, task = case_of(method, **about, model_type="qwen2", template="qwen2_5")
     task = Task(
         workload=dataclasses.replace(task.workload, model=find_model(str(tiny_model))),
         hardware=task.hardware,
@@ -133,16 +133,16 @@ def test_its_own_parser_takes_what_is_rendered(
     candidate = trainer.complete({}, task)
     *_, command, first = trainer.launch(candidate, task, ProbePlan()).argv[:5]
     assert (command, first) == (kind, "--model")
-    words = [
+    arguments = [
         word.replace(OUT, "/run") for word in trainer.launch(candidate, task, ProbePlan()).argv[4:]
     ]
-    words += [
+    arguments += [
         "--use_cpu",
         "true",
     ]  # bfloat16 is refused where there is no GPU and none is done without
     program = Path(__file__).parent / "accepts" / "swift_arguments.py"
     done = subprocess.run(
-        [str(PYTHON), str(program), kind, *words],
+        [str(PYTHON), str(program), kind, *arguments],
         capture_output=True,
         text=True,
         timeout=900,
@@ -158,18 +158,18 @@ def test_its_own_parser_takes_what_is_rendered(
 @needs_swift
 @pytest.mark.slow
 def test_real_steps_of_sft_on_a_cpu(tiny_model: Path) -> None:
-    held = {
+    settings = {
         "max_length": 64,
         "model_type": "qwen2",
         "template": "qwen2_5",
         "per_device_train_batch_size": 2,
     }
-    trainer, _, task = asked(
+    trainer, _, task = case_of(
         "sft",
         ranks=1,
         kind="cpu",
         tuning="full",
-        **held,
+        **settings,
     )
     task = Task(
         workload=dataclasses.replace(
@@ -186,8 +186,8 @@ def test_real_steps_of_sft_on_a_cpu(tiny_model: Path) -> None:
             limit_bytes=3 * 2**30,
         ),
         RequestBuilders(
-            load=lambda one: trainer.load_request(one, task),
-            probe=lambda one, plan: trainer.probe_request(one, task, plan),
+            load=lambda probed: trainer.load_request(probed, task),
+            probe=lambda probed, plan: trainer.probe_request(probed, task, plan),
         ),
     )
     try:
@@ -200,7 +200,7 @@ def test_real_steps_of_sft_on_a_cpu(tiny_model: Path) -> None:
     assert set(measurement.worst.cycle_loss_tokens) == {2 * 64}
     assert measurement.memory.peak_bytes > 200 * 2**20
     assert measurement.effective["max_length"] == 64 and len(measurement.effective) > 5
-    assert [one.rank for one in measurement.memory.models] == [0]
+    assert [memory.rank for memory in measurement.memory.models] == [0]
     assert dict(measurement.memory.models[0].bytes) == in_float32(tiny_model)
 
 
@@ -220,24 +220,26 @@ def in_float32(model: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("held", "reason"),
+    ("settings", "reason"),
     [
         ({"teacher_model": "Qwen/Qwen3.5-9B"}, "another model"),
         ({"sequence_parallel_size": 2}, "divides a row"),
         ({"use_liger_kernel": True}, "without logits"),
     ],
 )
-def test_what_the_stand_in_step_lacks_is_refused_by_name(held: dict[str, Any], reason: str) -> None:
-    with pytest.raises(CannotPredict, match=f"{next(iter(held))}.*{reason}"):
-        asked("grpo", **held)
-    asked("grpo", sequence_parallel_size=1)
+def test_what_the_stand_in_step_lacks_is_refused_by_name(
+    settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(CannotPredict, match=f"{next(iter(settings))}.*{reason}"):
+        case_of("grpo", **settings)
+    case_of("grpo", sequence_parallel_size=1)
 
 
 def test_expert_parallelism_reaches_the_engine_that_serves() -> None:
-    held = {"use_vllm": True, "vllm_enable_expert_parallel": True}
-    trainer, candidate, task = asked("grpo", **held)
+    settings = {"use_vllm": True, "vllm_enable_expert_parallel": True}
+    trainer, candidate, task = case_of("grpo", **settings)
     assert "--vllm_enable_expert_parallel true" in " ".join(trainer.launch(candidate, task).argv)
-    trainer, candidate, task = asked("grpo", **held, vllm_mode="server")
+    trainer, candidate, task = case_of("grpo", **settings, vllm_mode="server")
     launch = trainer.launch(candidate, task)
     assert "--vllm_enable_expert_parallel true" in launch.files["rollout.sh"]
     assert "expert_parallel" not in " ".join(launch.argv)
@@ -245,7 +247,7 @@ def test_expert_parallelism_reaches_the_engine_that_serves() -> None:
 
 def test_trainer_and_server_get_the_same_name_of_a_model() -> None:
     """ms-swift asks for `model_type` where a config.json fits several."""
-    trainer, candidate, task = asked(
+    trainer, candidate, task = case_of(
         "grpo",
         use_vllm=True,
         vllm_mode="server",
@@ -253,17 +255,17 @@ def test_trainer_and_server_get_the_same_name_of_a_model() -> None:
         template="qwen2_5",
     )
     launch = trainer.launch(candidate, task)
-    for words in (" ".join(launch.argv), launch.files["rollout.sh"]):
-        assert "--model_type qwen2 --template qwen2_5" in words
+    for command in (" ".join(launch.argv), launch.files["rollout.sh"]):
+        assert "--model_type qwen2 --template qwen2_5" in command
 
 
 @pytest.mark.parametrize(
-    ("named", "traced"), [(None, "sdpa"), ("flash_attn", "flash_attention_2"), ("sdpa", "sdpa")]
+    ("attn_impl", "traced"), [(None, "sdpa"), ("flash_attn", "flash_attention_2"), ("sdpa", "sdpa")]
 )
 def test_flash_attn_is_its_name_of_transformers_flash_attention_2(
-    named: str | None, traced: str
+    attn_impl: str | None, traced: str
 ) -> None:
     """`AttnImpl.update_attn_impl` of ms-swift."""
-    trainer, candidate, task = asked("sft", attn_impl=named)
-    made: Any = trainer.trace_request(candidate, task)
-    assert made["model"]["attn_implementation"] == traced
+    trainer, candidate, task = case_of("sft", attn_impl=attn_impl)
+    spec: Any = trainer.trace_request(candidate, task)
+    assert spec["model"]["attn_implementation"] == traced

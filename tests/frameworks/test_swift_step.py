@@ -20,8 +20,8 @@ from tests.frameworks.conftest import make_task
 MODEL = find_model("Qwen2.5-7B")
 
 
-def asked(
-    ranks: int = 4, tuning: str = "lora", model: Any = MODEL, **held: Any
+def case_of(
+    ranks: int = 4, tuning: str = "lora", model: Any = MODEL, **settings_held: Any
 ) -> tuple[Any, Candidate, Task]:
     trainer: Any = frameworks.trainer("swift", "grpo")
     task = make_task(
@@ -30,7 +30,7 @@ def asked(
         framework="swift",
         method="grpo",
         tuning=tuning,
-        held=held,
+        held=settings_held,
         model=model,
     )
     candidate = trainer.complete({}, task)
@@ -38,12 +38,12 @@ def asked(
 
 
 def composed(**about: Any) -> Any:
-    trainer, candidate, task = asked(**about)
+    trainer, candidate, task = case_of(**about)
     return trainer.compose(candidate, task)
 
 
 def traced(**about: Any) -> Any:
-    trainer, candidate, task = asked(**about)
+    trainer, candidate, task = case_of(**about)
     return trainer.trace_request(candidate, task)
 
 
@@ -59,12 +59,12 @@ def test_a_servers_gpu_does_not_train() -> None:
 
 def test_a_server_needs_a_gpu_and_leaves_one() -> None:
     for gpus in (0, 4):
-        trainer, candidate, task = asked(vllm_mode="server", server_gpus=gpus)
+        trainer, candidate, task = case_of(vllm_mode="server", server_gpus=gpus)
         assert "leave one to train" in str(trainer.why_illegal(candidate, task))
 
 
 @pytest.mark.parametrize(
-    ("named", "kind", "offloads"),
+    ("config_name", "kind", "offloads"),
     [
         (None, "ddp", set()),
         ("zero2_offload", "zero2", {"offload_optimizer"}),
@@ -73,13 +73,13 @@ def test_a_server_needs_a_gpu_and_leaves_one() -> None:
     ],
 )
 def test_its_names_of_deepspeeds_configurations(
-    named: str | None,
+    config_name: str | None,
     kind: str,
     offloads: set[str],
 ) -> None:
-    made = traced(deepspeed=named)["sharding"]
-    options = made.get("options", {})
-    assert made["kind"] == kind and made["ranks"] == 4
+    sharding = traced(deepspeed=config_name)["sharding"]
+    options = sharding.get("options", {})
+    assert sharding["kind"] == kind and sharding["ranks"] == 4
     assert {name for name in options if name.startswith("offload")} == offloads
     # Stages 1 and 2 reduce 200 million elements at a time, stage 3 the square of the hidden size.
     buckets = {"ddp": None, "zero2": 200_000_000, "zero3": "auto"}
@@ -87,25 +87,25 @@ def test_its_names_of_deepspeeds_configurations(
 
 
 def test_only_completions_have_logits_and_prompts_are_as_long_as_they_may_be() -> None:
-    made = traced(
+    spec = traced(
         max_length=4096,
         max_completion_length=1024,
         per_device_train_batch_size=2,
     )
-    assert made["settings"]["loss_options"] == {"completion_alone": True}
+    assert spec["settings"]["loss_options"] == {"completion_alone": True}
     assert (
-        made["settings"]["per_device_train_batch_size"] == 2
-        and sum(made["lengths"][part] for part in ("prompt", "completion")) == 5120
+        spec["settings"]["per_device_train_batch_size"] == 2
+        and sum(spec["lengths"][part] for part in ("prompt", "completion")) == 5120
     )
 
 
 def test_vllms_window_ends_completions_and_shortens_no_prompt() -> None:
-    made = composed(
+    composition = composed(
         max_length=4096,
         max_completion_length=1024,
         vllm_max_model_len=4608,
     )
-    assert (made.prompt_length, made.completion_length) == (4096, 512)
+    assert (composition.prompt_length, composition.completion_length) == (4096, 512)
 
 
 def test_an_adapter_goes_over_alone_or_merged_and_in_parts() -> None:
@@ -128,26 +128,26 @@ def test_quantised_weights_are_quantised_in_the_engine_too() -> None:
         origin="catalogue",
     )
     assert traced(model=model)["model"]["gptq_bits"] == 4
-    made = composed(model=model)
-    assert made.engine.quantised_bits == 4 and made["policy"].quantised_bits == 4
+    composition = composed(model=model)
+    assert composition.engine.quantised_bits == 4 and composition["policy"].quantised_bits == 4
 
 
 def test_a_server_is_started_by_a_file_of_its_own(tmp_path: Path) -> None:
-    trainer, candidate, task = asked(vllm_mode="server", deepspeed="zero3")
+    trainer, candidate, task = case_of(vllm_mode="server", deepspeed="zero3")
     trainer.write_files(candidate, task, tmp_path)
     server, training = (tmp_path / "rollout.sh").read_text(), (tmp_path / "launch.sh").read_text()
     assert "CUDA_VISIBLE_DEVICES=3\n" in server and " rollout --model " in server
     assert "CUDA_VISIBLE_DEVICES=0,1,2" in training and "NPROC_PER_NODE=3" in training
-    words = shlex.split(training.splitlines()[-1])
+    arguments = shlex.split(training.splitlines()[-1])
     assert (
-        "--vllm_server_host" in words
-        and "--server_gpus" not in words
-        and "--vllm_gpu_memory_utilization" not in words
+        "--vllm_server_host" in arguments
+        and "--server_gpus" not in arguments
+        and "--vllm_gpu_memory_utilization" not in arguments
     )
     assert json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0])["messages"]
 
 
 def test_a_probe_starts_no_server() -> None:
-    trainer, candidate, task = asked(vllm_mode="server")
+    trainer, candidate, task = case_of(vllm_mode="server")
     with pytest.raises(IllegalConfiguration, match=r"cannot start ms-swift.s vLLM server"):
         trainer.probe_request(candidate, task, ProbePlan())

@@ -46,10 +46,12 @@ def test_at_a_constant_generation_batch_one_load_serves_every_split() -> None:
     assert (
         len({split.load_key for split in splits}) == 1 and len({split.id for split in splits}) == 6
     )
-    other = TRL.complete(
+    other_batch = TRL.complete(
         {"per_device_train_batch_size": 8, "use_vllm": True, "gradient_accumulation_steps": 8}, task
     )
-    assert other.load_key != splits[0].load_key, "another generation batch needs another engine"
+    assert other_batch.load_key != splits[0].load_key, (
+        "another generation batch needs another engine"
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,8 +102,8 @@ def test_the_engines_window_is_prompt_plus_completion() -> None:
 
 
 def test_settings_that_nothing_reads_do_not_tell_candidates_apart() -> None:
-    held = {"vllm_gpu_memory_utilization": 0.7, "lora_r": 64}
-    assert TRL.complete({}, make_task(held=held)).id == TRL.complete({}, make_task()).id
+    unread = {"vllm_gpu_memory_utilization": 0.7, "lora_r": 64}
+    assert TRL.complete({}, make_task(held=unread)).id == TRL.complete({}, make_task()).id
 
 
 @pytest.mark.parametrize(
@@ -113,13 +115,13 @@ def test_tuning_decides_the_adapter(
     peft: bool,
     four_bit: bool | None,
 ) -> None:
-    found = settings({"use_peft": None, "lora_r": 8}, tuning=tuning, kind="cuda")
-    assert found["use_peft"] is peft and found.get("load_in_4bit") is four_bit
-    assert found.get("lora_r") == (8 if peft else None)
+    chosen = settings({"use_peft": None, "lora_r": 8}, tuning=tuning, kind="cuda")
+    assert chosen["use_peft"] is peft and chosen.get("load_in_4bit") is four_bit
+    assert chosen.get("lora_r") == (8 if peft else None)
 
 
 def test_requests_are_json_and_leave_no_traces() -> None:
-    held = {
+    settings_held = {
         "output_dir": "mine",
         "report_to": "wandb",
         "push_to_hub": True,
@@ -135,20 +137,20 @@ def test_requests_are_json_and_leave_no_traces() -> None:
         "reward_funcs": ["a.b"],
     }
     task = make_task(
-        held=held,
+        held=settings_held,
         user_settings=user,
         typical_completion_length=900,
         dataset="some/data",
     )
     candidate = TRL.complete({"use_vllm": True, "max_completion_length": 512}, task)
     load, probe = (
-        json.loads(json.dumps(each))
-        for each in (
+        json.loads(json.dumps(request))
+        for request in (
             TRL.load_request(candidate, task),
             TRL.probe_request(candidate, task, ProbePlan()),
         )
     )
-    asked = probe["settings"]
+    probe_settings = probe["settings"]
     assert not {
         "output_dir",
         "report_to",
@@ -158,8 +160,8 @@ def test_requests_are_json_and_leave_no_traces() -> None:
         "run_name",
         "hub_model_id",
         "logging_dir",
-    } & set(asked)
-    assert asked["temperature"] == 0.9 and asked["reward_weights"] == [1.0]
+    } & set(probe_settings)
+    assert probe_settings["temperature"] == 0.9 and probe_settings["reward_weights"] == [1.0]
     assert probe["dataset"] == {"dataset_name": "some/data"} and probe["reward_funcs"] == ["a.b"]
     assert probe["lengths"] == {"prompt": 512, "completion": 512, "typical": 512}
     assert load["engine"]["max_num_seqs"] == 8 and load["engine"]["vllm_max_model_length"] == 1024

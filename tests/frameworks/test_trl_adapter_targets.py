@@ -21,7 +21,7 @@ from tests.frameworks.stand_ins import task
 ADAPTER = ("lora_target_modules", "lora_dropout")
 
 
-def made(model: str, **user: Any) -> tuple[Candidate, Task]:
+def case_of(model: str, **user: Any) -> tuple[Candidate, Task]:
     about = task(
         "trl",
         "sft",
@@ -43,16 +43,16 @@ def made(model: str, **user: Any) -> tuple[Candidate, Task]:
     ],
 )
 def test_peft_is_told_what_it_does_not_know(model: str, expected: tuple[object, object]) -> None:
-    candidate, _ = made(model)
+    candidate, _ = case_of(model)
     assert tuple(candidate.settings.get(name) for name in ADAPTER) == expected
 
 
 def test_layers_and_dropout_of_the_user_stay() -> None:
-    candidate, about = made("phi-4", user_settings={"lora_target_modules": ["qkv_proj"]})
+    candidate, about = case_of("phi-4", user_settings={"lora_target_modules": ["qkv_proj"]})
     request = frameworks.trainer("trl", "sft").load_request(candidate, about)
     assert "lora_target_modules" not in candidate.settings
     assert request["adapter"]["lora_target_modules"] == ["qkv_proj"]  # type: ignore[index]
-    assert made("Qwen3-30B-A3B", held={"lora_dropout": 0.1})[0].settings["lora_dropout"] == 0.1
+    assert case_of("Qwen3-30B-A3B", held={"lora_dropout": 0.1})[0].settings["lora_dropout"] == 0.1
 
 
 def test_it_is_written_and_said(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_it_is_written_and_said(tmp_path: Path) -> None:
 
 def test_the_table_is_pefts() -> None:
     constants = pytest.importorskip("peft.utils.constants")
-    known = set(constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING)
-    assert known - {"mixtral"} == types_known_to_peft()
+    peft_types = set(constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING)
+    assert peft_types - {"mixtral"} == types_known_to_peft()
 
 
 def test_peft_refuses_mixtral_by_default() -> None:

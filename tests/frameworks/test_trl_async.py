@@ -40,14 +40,17 @@ def task(
         folder=None,
         origin="catalogue",
     )
-    held = {**LENGTHS, **workload.pop("held", {})}
-    made = make_task(
-        gpus, kind="cuda", method="async-grpo", **{"model": model, "held": held, **workload}
+    settings_held = {**LENGTHS, **workload.pop("held", {})}
+    base_task = make_task(
+        gpus,
+        kind="cuda",
+        method="async-grpo",
+        **{"model": model, "held": settings_held, **workload},
     )
     return replace(
-        made,
+        base_task,
         hardware=replace(
-            made.hardware,
+            base_task.hardware,
             name=card,
             memory_bytes=80 * GIB,
             here=False,
@@ -55,8 +58,8 @@ def task(
     )
 
 
-def refusal(made: Task, **knobs: Any) -> str | None:
-    why: str | None = ASYNC.why_illegal(ASYNC.complete(knobs, made), made)
+def refusal(job_task: Task, **knobs: Any) -> str | None:
+    why: str | None = ASYNC.why_illegal(ASYNC.complete(knobs, job_task), job_task)
     return why
 
 
@@ -64,28 +67,28 @@ def refusal(made: Task, **knobs: Any) -> str | None:
 
 
 def test_a_row_is_filled_up_to_its_budget() -> None:
-    held = {**LENGTHS, "num_generations": 8}
-    assert fullest_row({**held, "token_budget": None}, 3) == PackedRow(
+    settings = {**LENGTHS, "num_generations": 8}
+    assert fullest_row({**settings, "token_budget": None}, 3) == PackedRow(
         rollouts=1,
         groups=1,
         completion=1024,
     )
-    full = fullest_row({**held, "token_budget": 8192}, 3)
+    full = fullest_row({**settings, "token_budget": 8192}, 3)
     assert (full.rollouts, full.groups) == (8, 1), "their prompt is there once"
     assert 8192 - 8 < 512 + 8 * full.completion + 7 <= 8192
-    beyond = fullest_row({**held, "token_budget": 16384}, 3)
+    beyond = fullest_row({**settings, "token_budget": 16384}, 3)
     assert (beyond.rollouts, beyond.groups) == (15, 2), "a second prompt for the second group"
 
 
 def test_a_counted_micro_batch_is_not_divided_evenly() -> None:
-    held = {**LENGTHS, "num_generations": 8, "token_budget": 0}
-    assert fullest_row({**held, "per_device_train_batch_size": 4}, 2) == PackedRow(
+    settings = {**LENGTHS, "num_generations": 8, "token_budget": 0}
+    assert fullest_row({**settings, "per_device_train_batch_size": 4}, 2) == PackedRow(
         rollouts=4,
         groups=1,
         completion=1024,
     )
     # 24 rollouts of three groups on two ranks: two groups on one of them.
-    assert fullest_row({**held, "per_device_train_batch_size": 12}, 2).rollouts == 16
+    assert fullest_row({**settings, "per_device_train_batch_size": 12}, 2).rollouts == 16
 
 
 @pytest.mark.slow
@@ -108,13 +111,13 @@ def test_no_row_of_trls_own_planners_is_fuller(seed: int) -> None:
         draw.randint(2, 9),
         draw.randint(1, 4),
     )
-    each = draw.randint(1, 12)
+    micro_batch = draw.randint(1, 12)
     budget = 0 if seed % 2 else draw.randint(prompt + completion, 5 * (prompt + completion))
     settings = {
         "max_prompt_length": prompt,
         "max_completion_length": completion,
         "num_generations": group,
-        "per_device_train_batch_size": each,
+        "per_device_train_batch_size": micro_batch,
         "token_budget": budget,
     }
     predicted = fullest_row(settings, ranks)
@@ -132,27 +135,28 @@ def test_no_row_of_trls_own_planners_is_fuller(seed: int) -> None:
         rollouts = async_grpo_method.rollouts(lengths, lambda number: number // group)
         names = ("input_ids", "completion_mask", "group_id")
         source = (
-            {name: getattr(one, name) for name in names} for one in itertools.islice(rollouts, 1000)
+            {name: getattr(rollout, name) for name in names}
+            for rollout in itertools.islice(rollouts, 1000)
         )
         planner: Any = (
             TokenBudgetBatcher(source, ranks, budget, {"batch/dropped_oversize_total": []})
             if budget
-            else FixedCountBatcher(source, ranks, each * ranks)
+            else FixedCountBatcher(source, ranks, micro_batch * ranks)
         )
         return max(len(row.tokens) for rows in planner for row in rows)
 
-    found = fullest(completion)
-    assert found <= tokens
+    longest = fullest(completion)
+    assert longest <= tokens
     if budget:
         assert fullest(1) <= budget and tokens >= budget - predicted.rollouts
     else:
-        assert found == tokens
+        assert longest == tokens
 
 
 def test_a_trace_counts_the_rollouts_of_the_fullest_row() -> None:
-    made = task(3, held={"token_budget": 16384, "gradient_accumulation_steps": 2})
-    candidate = ASYNC.complete({}, made)
-    request = json.loads(json.dumps(ASYNC.trace_request(candidate, made)))
+    job_task = task(3, held={"token_budget": 16384, "gradient_accumulation_steps": 2})
+    candidate = ASYNC.complete({}, job_task)
+    request = json.loads(json.dumps(ASYNC.trace_request(candidate, job_task)))
     step = request["settings"]
     assert (step["per_device_train_batch_size"], step["token_budget"], request["groups"]) == (
         15,
@@ -166,32 +170,32 @@ def test_a_trace_counts_the_rollouts_of_the_fullest_row() -> None:
         "options": {"find_unused_parameters": False},
     }
     assert request["model"]["dtype"] == "float32"
-    composition = ASYNC.compose(candidate, made)
+    composition = ASYNC.compose(candidate, job_task)
     assert (composition.ranks, composition.micro_batch, composition.generation_batch) == (2, 15, 60)
     assert composition.completion_length == request["lengths"]["completion"]
-    assert [one.role for one in composition.residents] == ["policy"], (
+    assert [resident.role for resident in composition.residents] == ["policy"], (
         "no reference, and no engine on these GPUs"
     )
 
 
 def test_the_server_has_its_own_gpus_and_is_ahead_within_staleness() -> None:
-    made = task(
+    job_task = task(
         8,
         held={"server_gpus": 4, "server_tensor_parallel_size": 2, "max_staleness": 2},
         global_batch=48,
     )
-    candidate = ASYNC.complete({}, made)
+    candidate = ASYNC.complete({}, job_task)
     assert (
         candidate.settings["gradient_accumulation_steps"] == 12
-        and ASYNC.why_illegal(candidate, made) is None
+        and ASYNC.why_illegal(candidate, job_task) is None
     )
-    split = ASYNC.compose(candidate, made).split
+    split = ASYNC.compose(candidate, job_task).split
     assert (split.gpus, split.engines, split.overlap, split.at_sync) == (4, 2, "stream", "pause")
     assert (
         split.batches_ahead == 2 and split.in_flight == 2 * 8 * 12 * 4
     )  # TRL's default, from the batch size it does not use
     assert split.engine.max_model_length == 1536
-    fewer = ASYNC.compose(ASYNC.complete({"max_inflight_tasks": 64}, made), made).split
+    fewer = ASYNC.compose(ASYNC.complete({"max_inflight_tasks": 64}, job_task), job_task).split
     assert fewer.in_flight == 64
 
 
@@ -199,7 +203,7 @@ def test_the_server_has_its_own_gpus_and_is_ahead_within_staleness() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "words"),
+    ("job_task", "message"),
     [
         (task(4), None),
         (task(4, card="A100-80G"), None),
@@ -238,9 +242,9 @@ def test_the_server_has_its_own_gpus_and_is_ahead_within_staleness() -> None:
         (task(4, global_batch=7), "is held at 7"),
     ],
 )
-def test_rules(made: Task, words: str | None) -> None:
-    why = refusal(made)
-    assert why is None if words is None else words in str(why)
+def test_rules(job_task: Task, message: str | None) -> None:
+    why = refusal(job_task)
+    assert why is None if message is None else message in str(why)
 
 
 def test_it_says_that_it_needs_gpus() -> None:
@@ -251,9 +255,9 @@ def test_it_says_that_it_needs_gpus() -> None:
 
 
 def test_a_probe_is_the_trainer_alone() -> None:
-    made = task(4, global_batch=48)
-    candidate = ASYNC.complete({"token_budget": 8192, "sharding": "fsdp2"}, made)
-    load = ASYNC.load_request(candidate, made)
+    job_task = task(4, global_batch=48)
+    candidate = ASYNC.complete({"token_budget": 8192, "sharding": "fsdp2"}, job_task)
+    load = ASYNC.load_request(candidate, job_task)
     assert (
         load["server"] is None and load["engine"] is None and load["launch"]["sharding"] == "fsdp2"
     )
@@ -261,14 +265,14 @@ def test_a_probe_is_the_trainer_alone() -> None:
         "the trainer must not see them: transformers would use them too"
     )
     assert candidate.load["ranks"] == 3
-    probe = json.loads(json.dumps(ASYNC.probe_request(candidate, made, ProbePlan())))
+    probe = json.loads(json.dumps(ASYNC.probe_request(candidate, job_task, ProbePlan())))
     assert probe["settings"]["token_budget"] == 8192 and "use_vllm" not in probe["settings"]
 
 
 def test_its_files_name_vllms_own_server(tmp_path: Path) -> None:
-    made = task(4, global_batch=48, held={"server_gpus": 2})
+    job_task = task(4, global_batch=48, held={"server_gpus": 2})
     paths = ASYNC.write_files(
-        ASYNC.complete({"token_budget": 8192, "sharding": "fsdp2"}, made), made, tmp_path
+        ASYNC.complete({"token_budget": 8192, "sharding": "fsdp2"}, job_task), job_task, tmp_path
     )
     assert {path.name for path in paths} == {
         "recommended.yaml",
@@ -294,14 +298,14 @@ def test_trl_accepts_the_written_fields(tmp_path: Path) -> None:
     be sent to a process.
     """
     pytest.importorskip("trl")
-    made = task(
+    job_task = task(
         4,
         global_batch=48,
         tuning="lora",
         held={"server_gpus": 2, "temperature": 0.7},
     )
     knobs = {"token_budget": 8192, "max_inflight_tasks": 256}
-    ASYNC.write_files(ASYNC.complete(knobs, made), made, tmp_path)
+    ASYNC.write_files(ASYNC.complete(knobs, job_task), job_task, tmp_path)
     caught = (
         "import json, pickle, runpy, sys\nimport transformers.training_args as"
         " t\nt.is_torch_bf16_gpu_available = lambda: True\nimport trl.experimental.async_grpo as"
@@ -333,20 +337,20 @@ def test_trl_accepts_the_written_fields(tmp_path: Path) -> None:
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
-    found = json.loads(ended.stdout.splitlines()[-1])
-    assert (found["token_budget"], found["max_inflight_tasks"], found["temperature"]) == (
+    parsed = json.loads(ended.stdout.splitlines()[-1])
+    assert (parsed["token_budget"], parsed["max_inflight_tasks"], parsed["temperature"]) == (
         8192,
         256,
         0.7,
     )
-    assert (found["dtype"], found["vllm_server_base_url"], found["model"], found["r"]) == (
+    assert (parsed["dtype"], parsed["vllm_server_base_url"], parsed["model"], parsed["r"]) == (
         "float32",
         "http://x:1",
         "made/up",
         16,
     )
     assert (
-        found["gradient_accumulation_steps"] == 3
-        and found["rows"] == 1024
-        and found["reward"] == [0]
+        parsed["gradient_accumulation_steps"] == 3
+        and parsed["rows"] == 1024
+        and parsed["reward"] == [0]
     )

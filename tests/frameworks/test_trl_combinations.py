@@ -22,18 +22,21 @@ GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
 
 
 def task(
-    gpus: int = 2, *, here: bool = False, config: dict[str, Any] | None = None, **workload: Any
+    gpus: int = 2, *, local: bool = False, config: dict[str, Any] | None = None, **workload: Any
 ) -> Task:
-    made = make_task(gpus, "cuda", tuning="lora", **workload)
-    model = replace(made.workload.model, config={"num_attention_heads": 28, **(config or {})})
+    base_task = make_task(gpus, "cuda", tuning="lora", **workload)
+    model = replace(base_task.workload.model, config={"num_attention_heads": 28, **(config or {})})
     return Task(
-        workload=replace(made.workload, model=model), hardware=replace(made.hardware, here=here)
+        workload=replace(base_task.workload, model=model),
+        hardware=replace(base_task.hardware, here=local),
     )
 
 
-def reason(asked: Task, **knobs: Any) -> str | None:
+def reason(job_task: Task, **knobs: Any) -> str | None:
     shape = {"per_device_train_batch_size": 8, "num_generations": 8}
-    return trainer("trl").why_illegal(trainer("trl").complete({**shape, **knobs}, asked), asked)
+    return trainer("trl").why_illegal(
+        trainer("trl").complete({**shape, **knobs}, job_task), job_task
+    )
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"])
@@ -47,12 +50,12 @@ def test_every_way_of_spreading_goes_with_every_way_of_generating(
     assert reason(replace_tuning(task(), "full"), sharding=sharding, **engine) is None
 
 
-def replace_tuning(asked: Task, tuning: str) -> Task:
-    return replace(asked, workload=replace(asked.workload, tuning=tuning))  # type: ignore[arg-type]
+def replace_tuning(job_task: Task, tuning: str) -> Task:
+    return replace(job_task, workload=replace(job_task.workload, tuning=tuning))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("knobs", "config", "words"),
+    ("knobs", "config", "fragments"),
     [
         (
             {"sharding": "zero3", "ds3_gather_for_generation": False, "use_vllm": True},
@@ -109,11 +112,11 @@ def replace_tuning(asked: Task, tuning: str) -> Task:
 def test_what_cannot_be_says_why(
     knobs: dict[str, Any],
     config: dict[str, Any],
-    words: list[str],
+    fragments: list[str],
 ) -> None:
     refused = reason(task(config=config), **knobs)
     assert refused is not None
-    for word in words:
+    for word in fragments:
         assert word in refused
 
 
@@ -150,11 +153,12 @@ def test_expandable_segments_beside_sleep_mode_depend_on_vllms_version(
     monkeypatch.setattr(combinations, "_installed", lambda python: {"vllm": version})
     knobs = {"use_vllm": True, "vllm_enable_sleep_mode": True, "vllm_gpu_memory_utilization": 0.3}
     assert (
-        reason(task(here=True), **knobs, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True") is None
+        reason(task(local=True), **knobs, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+        is None
     ) is legal
     # vLLM looks for this spelling alone.
     assert (
-        reason(task(here=True), **knobs, PYTORCH_CUDA_ALLOC_CONF="expandable_segments: True")
+        reason(task(local=True), **knobs, PYTORCH_CUDA_ALLOC_CONF="expandable_segments: True")
         is not None
     )
 
@@ -163,8 +167,8 @@ def test_expandable_segments_beside_sleep_mode_depend_on_vllms_version(
 def test_flash_attention_is_refused_where_the_gpu_is_too_old_for_its_kernels(
     gpu: str, has: str
 ) -> None:
-    asked = task()
-    old = replace(asked, hardware=replace(asked.hardware, name=gpu))
+    job_task = task()
+    old = replace(job_task, hardware=replace(job_task.hardware, name=gpu))
     refused = reason(
         old,
         attn_implementation="flash_attention_2",
@@ -173,22 +177,22 @@ def test_flash_attention_is_refused_where_the_gpu_is_too_old_for_its_kernels(
     )
     assert refused is not None
     assert all(word in refused for word in ("8.0", gpu, has, "sdpa"))
-    assert reason(asked, attn_implementation="flash_attention_2") is None
+    assert reason(job_task, attn_implementation="flash_attention_2") is None
 
 
 def test_a_package_that_is_missing_where_it_must_run_is_named() -> None:
-    asked = task(here=True)
+    job_task = task(local=True)
     for package, knobs in {
         "flash-attn": {"attn_implementation": "flash_attention_2"},
         "deepspeed": {"sharding": "zero2"},
         "bitsandbytes": {"optim": "adamw_8bit"},
     }.items():
-        refused = reason(asked, **knobs)
-        assert (refused is None) == here(package)
+        refused = reason(job_task, **knobs)
+        assert (refused is None) == is_installed(package)
         assert refused is None or f"pip install {package}" in refused
 
 
-def here(package: str) -> bool:
+def is_installed(package: str) -> bool:
     try:
         return bool(version(package))
     except PackageNotFoundError:
@@ -202,7 +206,7 @@ def test_four_bits_and_vllm_are_refused_exactly_where_vllm_lacks_them() -> None:
         Path(str(find_spec("vllm").origin)).parent
         / "model_executor/layers/quantization/__init__.py"
     ).read_text()  # type: ignore[union-attr]
-    refused = reason(task(here=True), load_in_4bit=True, use_vllm=True)
+    refused = reason(task(local=True), load_in_4bit=True, use_vllm=True)
     assert (refused is None) == ('"bitsandbytes"' in methods)
     assert refused is None or "bitsandbytes" in refused
 
@@ -216,11 +220,11 @@ def test_peft_has_no_merge_for_gptq() -> None:
 
 
 def test_the_topology_is_a_choice_of_its_own_space() -> None:
-    trl, asked, seen = trainer("trl"), replace_batch(task(4), 64), set()
+    trl, job_task, topologies = trainer("trl"), replace_batch(task(4), 64), set()
     for knobs in load_space("grpo-topology").on(4).assignments():
-        one = trl.complete(knobs, asked)
-        if trl.why_illegal(one, asked) is None:
-            seen.add(
+        candidate = trl.complete(knobs, job_task)
+        if trl.why_illegal(candidate, job_task) is None:
+            topologies.add(
                 (
                     knobs["sharding"],
                     knobs.get("vllm_mode"),
@@ -228,10 +232,13 @@ def test_the_topology_is_a_choice_of_its_own_space() -> None:
                     knobs.get("vllm_tensor_parallel_size"),
                 )
             )
-            assert one.load["ranks"] == ranks_of(one.settings, 4)
+            assert candidate.load["ranks"] == ranks_of(candidate.settings, 4)
     for sharding in ("zero3", "fsdp2", "zero2", "ddp"):
         ways = {
-            rest for kind, *rest in map(list, seen) for rest in [tuple(rest)] if kind == sharding
+            choices
+            for kind, *choices in map(list, topologies)
+            for choices in [tuple(choices)]
+            if kind == sharding
         }
         assert ways == {
             (None, None, None),
@@ -241,8 +248,8 @@ def test_the_topology_is_a_choice_of_its_own_space() -> None:
         }
 
 
-def replace_batch(asked: Task, global_batch: int) -> Task:
-    return replace(asked, workload=replace(asked.workload, global_batch=global_batch))
+def replace_batch(job_task: Task, global_batch: int) -> Task:
+    return replace(job_task, workload=replace(job_task.workload, global_batch=global_batch))
 
 
 def test_one_gpu_is_offered_no_topology() -> None:
@@ -252,29 +259,29 @@ def test_one_gpu_is_offered_no_topology() -> None:
 
 
 def test_the_launch_is_part_of_what_is_loaded_and_the_rest_is_not() -> None:
-    trl, asked = trainer("trl"), task()
+    trl, job_task = trainer("trl"), task()
     shape = {"per_device_train_batch_size": 8}
-    plain = trl.complete(shape, asked).load_key
+    plain = trl.complete(shape, job_task).load_key
     for knobs in ({"sharding": "zero2"}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}):
-        assert trl.complete({**shape, **knobs}, asked).load_key != plain
-    assert trl.complete({**shape, "sharding": "ddp"}, asked).load_key == plain
+        assert trl.complete({**shape, **knobs}, job_task).load_key != plain
+    assert trl.complete({**shape, "sharding": "ddp"}, job_task).load_key == plain
     gathers = [
-        trl.complete({**shape, "sharding": "zero3", "ds3_gather_for_generation": way}, asked)
+        trl.complete({**shape, "sharding": "zero3", "ds3_gather_for_generation": way}, job_task)
         for way in (True, False)
     ]
     assert gathers[0].load_key == gathers[1].load_key and gathers[0].id != gathers[1].id
 
 
 def test_dotted_knobs_become_parts_of_trls_own_mappings() -> None:
-    trl, asked = (
+    trl, job_task = (
         trainer("trl"),
         task(user_settings={"gradient_checkpointing_kwargs": {"preserve_rng_state": False}}),
     )
-    one = trl.complete(
+    candidate = trl.complete(
         {"per_device_train_batch_size": 8, "gradient_checkpointing_kwargs.use_reentrant": True},
-        asked,
+        job_task,
     )
-    settings = trl.probe_request(one, asked, ProbePlan())["settings"]
+    settings = trl.probe_request(candidate, job_task, ProbePlan())["settings"]
     assert settings["gradient_checkpointing_kwargs"] == {
         "preserve_rng_state": False,
         "use_reentrant": True,
@@ -282,5 +289,5 @@ def test_dotted_knobs_become_parts_of_trls_own_mappings() -> None:
 
 
 def test_versions_are_asked_once_and_of_the_training_environment() -> None:
-    assert combinations.installed(task(here=True)).get("trl") == version("trl")
-    assert combinations.installed(task(here=False)) == {}
+    assert combinations.installed(task(local=True)).get("trl") == version("trl")
+    assert combinations.installed(task(local=False)) == {}

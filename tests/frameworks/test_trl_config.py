@@ -71,7 +71,7 @@ def test_a_number_that_yaml_reads_as_text_is_a_number(written) -> None:  # type:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "words"),
+    ("text", "line", "fragments"),
     [
         ("beta: 0.1\nlearning_rat: 1.0\n", 2, ["learning_rat", "'learning_rate'"]),
         ("beta: 0.1\n  bad: [\n", 2, ["broken YAML"]),
@@ -100,13 +100,13 @@ def test_what_is_wrong_is_told_by_line(
     written,
     text: str,
     line: int,
-    words: list[str],
+    fragments: list[str],
 ) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(BadInput) as caught:
         read_user_config(written(text))
     message = str(caught.value)
     assert f"train.yaml, line {line}, column " in message
-    for word in words:
+    for word in fragments:
         assert word in message
     assert caught.value.way_out
 

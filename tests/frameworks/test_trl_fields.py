@@ -22,12 +22,12 @@ def known_names(listing: dict[str, Any]) -> dict[str, Any]:
     """Leave out keys that are read under another name: those of a transformers that is newer
     than the pinned one.
     """
-    kept = {
+    current = {
         name: facts
         for name, facts in listing["fields"].items()
         if name not in former_keys().renamed
     }
-    return {**listing, "fields": kept}
+    return {**listing, "fields": current}
 
 
 @pytest.fixture(scope="module")
@@ -85,16 +85,16 @@ def test_the_other_methods_lists_are_the_installed_trls(method: str) -> None:
         check=True,
         timeout=240,
     )
-    found = known_names(json.loads(done.stdout.splitlines()[-1]))
-    if found["versions"][0] != listed_versions()[-1]:
+    installed = known_names(json.loads(done.stdout.splitlines()[-1]))
+    if installed["versions"][0] != listed_versions()[-1]:
         pytest.skip("the newest listed TRL is not the installed one")
     listed = {
         name: field
         for name, field in fields(method).items()
-        if not field.versions or found["versions"][0] in field.versions
+        if not field.versions or installed["versions"][0] in field.versions
     }
-    assert set(listed) == set(found["fields"])
-    for name, facts in found["fields"].items():
+    assert set(listed) == set(installed["fields"])
+    for name, facts in installed["fields"].items():
         assert (listed[name].owner, list(listed[name].kinds), listed[name].default) == (
             facts["of"],
             facts["kinds"],
@@ -114,7 +114,7 @@ def test_the_losses_are_those_that_trl_computes() -> None:
     from trl import GRPOTrainer
 
     source = inspect.getsource(GRPOTrainer._compute_loss)
-    named = set(re.findall(r"loss_type == \"(\w+)\"", source))
+    losses = set(re.findall(r"loss_type == \"(\w+)\"", source))
     for group in re.findall(r"loss_type in \[([^\]]*)\]", source):
-        named |= set(re.findall(r"\"(\w+)\"", group))
-    assert named == set(GRPO_LOSSES)
+        losses |= set(re.findall(r"\"(\w+)\"", group))
+    assert losses == set(GRPO_LOSSES)

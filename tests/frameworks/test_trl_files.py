@@ -116,15 +116,15 @@ def run_for_two_steps(command: list[str], place: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(out.iterdir())]
 
 
-def agree(said: dict[str, Any], candidate: Any) -> None:
+def agree(report: dict[str, Any], candidate: Any) -> None:
     """The trainer's own settings against ours, one by one."""
     compared = [
         name for name in candidate.settings if name in fields() and fields()[name].owner == "config"
     ]
     assert len(compared) > 12
     for name in compared:
-        assert said[name] == candidate.settings[name], name
-    assert said["dtype"] == f"torch.{candidate.settings['dtype']}"
+        assert report[name] == candidate.settings[name], name
+    assert report["dtype"] == f"torch.{candidate.settings['dtype']}"
 
 
 @pytest.mark.slow
@@ -145,11 +145,11 @@ def test_trl_takes_the_files_and_uses_what_we_said(
     assert all(path.exists() for path in paths)
     ranks_said = run_for_two_steps([str(place / f"out {ranks}" / "launch.sh")], place)
     assert len(ranks_said) == ranks
-    for said in ranks_said:
-        agree(said, candidate)
-        assert said["world_size"] == ranks and said["steps"] == 2
-        assert said["generation_batch_size"] == 8 and said["rewards"] == ["spy"]
-        assert said["learning_rate"] == 1e-5
+    for report in ranks_said:
+        agree(report, candidate)
+        assert report["world_size"] == ranks and report["steps"] == 2
+        assert report["generation_batch_size"] == 8 and report["rewards"] == ["spy"]
+        assert report["learning_rate"] == 1e-5
 
 
 @pytest.mark.slow
@@ -162,11 +162,11 @@ def test_the_longest_prompt_that_the_trainer_sees_is_the_limit(
     task = task_at(1, user_settings={"reward_funcs": ["my_rewards.spy"]}, global_batch=None)
     unfiltered = measure_prompts(task, {"dataset_name": str(place / "data")}, limit=LIMIT, out=None)
     assert unfiltered["longest_prompt"] > LIMIT, "the dataset must have something to drop"  # type: ignore[operator]
-    kept = unfiltered["kept"]
-    assert isinstance(kept, int)
+    kept_rows = unfiltered["kept"]
+    assert isinstance(kept_rows, int)
     knobs = {
         **KNOBS,
-        "per_device_train_batch_size": kept,
+        "per_device_train_batch_size": kept_rows,
         "num_generations": 2,
         "gradient_accumulation_steps": 2,
         "max_completion_length": 4,
@@ -175,12 +175,14 @@ def test_the_longest_prompt_that_the_trainer_sees_is_the_limit(
     trainer("trl").write_files(candidate, task, place / "filtered")
     # `trl grpo --config` on the bare file, as the issue's users would type it.
     trl = str(Path(sys.executable).parent / "trl")
-    (said,) = run_for_two_steps(
+    (report,) = run_for_two_steps(
         [trl, "grpo", "--config", str(place / "filtered" / "recommended.yaml")], place
     )
-    assert said["rows"] == kept and len(said["prompts"]) == 2 * 2 * kept
-    assert max(said["prompts"]) == LIMIT == unfiltered["longest_kept"]
-    assert json.loads((place / "filtered" / "prompts.json").read_text())["dropped"] == 400 - kept
+    assert report["rows"] == kept_rows and len(report["prompts"]) == 2 * 2 * kept_rows
+    assert max(report["prompts"]) == LIMIT == unfiltered["longest_kept"]
+    assert (
+        json.loads((place / "filtered" / "prompts.json").read_text())["dropped"] == 400 - kept_rows
+    )
 
 
 @pytest.mark.slow
@@ -193,8 +195,8 @@ def test_without_a_dataset_or_rewards_the_file_still_runs(
     text = (folder / "recommended.yaml").read_text()
     assert "PLACEHOLDER dataset_name" in text and "PLACEHOLDER reward_funcs" in text
     moved = folder.rename(place / "moved elsewhere")
-    (said,) = run_for_two_steps([str(moved / "launch.sh")], place)
-    assert said["steps"] == 2 and max(said["prompts"]) <= LIMIT
+    (report,) = run_for_two_steps([str(moved / "launch.sh")], place)
+    assert report["steps"] == 2 and max(report["prompts"]) <= LIMIT
 
 
 @pytest.mark.slow
@@ -242,8 +244,8 @@ def test_with_vllm_on_a_cpu_the_launch_script_works(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     differences = [
-        float(each)
-        for each in re.findall(r"sampling_logp_difference/mean': '?([\d.e-]+)", done.stdout)
+        float(value)
+        for value in re.findall(r"sampling_logp_difference/mean': '?([\d.e-]+)", done.stdout)
     ]
     assert len(differences) == 3 and max(differences) < 0.1, done.stdout[-2000:]
 
@@ -261,17 +263,17 @@ def test_the_users_own_settings_are_kept(
         "num_processes": 4,
         "dataset_config": "main",
     }
-    held = {"learning_rate": 3e-6, "temperature": 0.7, "steps_per_generation": 4}
+    settings_held = {"learning_rate": 3e-6, "temperature": 0.7, "steps_per_generation": 4}
     task = task_at(
         1,
-        held=held,
+        held=settings_held,
         user_settings=user,
         dataset=str(place / "nothing here"),
     )
     trainer("trl").write_files(trainer("trl").complete(KNOBS, task), task, tmp_path)
     written = yaml.safe_load((tmp_path / "recommended.yaml").read_text())
     expected = {
-        **held,
+        **settings_held,
         **user,
         **{name: value for name, value in KNOBS.items() if name != "max_prompt_length"},
     }

@@ -55,13 +55,16 @@ def test_sharding_is_worded_as_trl_words_it(kind: str) -> None:
     written = launch_configuration(
         TrlGrpo().complete({"sharding": kind, "per_device_train_batch_size": 8}, task(4)), task(4)
     )
-    theirs = ready_made(kind)
+    trl_config = ready_made(kind)
     assert written["num_processes"] == 4
     for key in ("distributed_type", "fsdp_config", "mixed_precision"):
-        assert written.get(key) == theirs.get(key), key
+        assert written.get(key) == trl_config.get(key), key
     # TRL's own zero1 leaves out that nothing is offloaded, and pins the accumulation, which is the
     # trainer's to say.
-    stage, their_stage = written.get("deepspeed_config") or {}, theirs.get("deepspeed_config") or {}
+    stage, their_stage = (
+        written.get("deepspeed_config") or {},
+        trl_config.get("deepspeed_config") or {},
+    )
     assert isinstance(stage, dict) and isinstance(their_stage, dict)
     shared = stage.keys() & their_stage.keys()
     assert {name: stage[name] for name in shared} == {name: their_stage[name] for name in shared}
@@ -72,21 +75,23 @@ def test_fsdp1_trains_on_float32_masters_under_mixed_precision() -> None:
     """accelerate widens what trains, so that a shard has twice the bytes of its bfloat16
     weights.
     """
-    made = task(2)
+    job_task = task(2)
     for settings, masters in (({}, 4), ({"bf16": False}, None)):
         candidate = TrlGrpo().complete(
-            {"sharding": "fsdp1", "per_device_train_batch_size": 8, **settings}, made
+            {"sharding": "fsdp1", "per_device_train_batch_size": 8, **settings}, job_task
         )
-        assert Sharding.of(sharding_request(candidate, made)).master_bytes == masters
+        assert Sharding.of(sharding_request(candidate, job_task)).master_bytes == masters
 
 
 def test_a_trace_is_told_that_fsdp2_keeps_parameters_on_the_host() -> None:
     """Otherwise they are counted on the device."""
-    made = task(2)
-    candidate = TrlGrpo().complete({"sharding": "fsdp2", "per_device_train_batch_size": 8}, made)
-    assert "options" not in sharding_request(candidate, made)
+    job_task = task(2)
+    candidate = TrlGrpo().complete(
+        {"sharding": "fsdp2", "per_device_train_batch_size": 8}, job_task
+    )
+    assert "options" not in sharding_request(candidate, job_task)
     offloaded = replace(candidate, settings={**candidate.settings, "fsdp_offload_params": True})
-    assert sharding_request(offloaded, made)["options"] == {"offload_params": True}
+    assert sharding_request(offloaded, job_task)["options"] == {"offload_params": True}
 
 
 @pytest.mark.parametrize(("ranks", "kind"), [(1, "NO"), (2, "MULTI_GPU")])

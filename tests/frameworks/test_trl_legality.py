@@ -67,26 +67,28 @@ SLOW_FIRST = settings(
 
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_exactly_what_grpo_config_refuses_is_called_refused(ranks: int) -> None:
-    seen = {True: 0, False: 0}
+    counts = {True: 0, False: 0}
 
     @SLOW_FIRST
     @given(
         shape=st.fixed_dictionaries({}, optional=SHAPES),
-        other=st.fixed_dictionaries({}, optional=OTHERS),
+        extra=st.fixed_dictionaries({}, optional=OTHERS),
     )
-    def compare(shape: dict[str, Any], other: dict[str, Any]) -> None:
-        asked = {"use_cpu": True, "bf16": False, **shape, **other}
+    def compare(shape: dict[str, Any], extra: dict[str, Any]) -> None:
+        config = {"use_cpu": True, "bf16": False, **shape, **extra}
         if ranks > 1:
-            asked["use_cpu"] = (
+            config["use_cpu"] = (
                 # without it and without a GPU, transformers runs one process whatever it was told
                 True
             )
-        ours, theirs = (
-            next(config_refusals(asked, ranks, "cpu"), None),
-            refusal_of_trl(asked, ranks),
+        refusal, trl_refusal = (
+            next(config_refusals(config, ranks, "cpu"), None),
+            refusal_of_trl(config, ranks),
         )
-        seen[theirs is None] += 1
-        assert (ours is None) == (theirs is None), f"{asked}\nours: {ours}\nTRL's: {theirs}"
+        counts[trl_refusal is None] += 1
+        assert (refusal is None) == (trl_refusal is None), (
+            f"{config}\nours: {refusal}\nTRL's: {trl_refusal}"
+        )
 
     @SLOW_FIRST
     @given(shape=st.fixed_dictionaries({}, optional=SHAPES))
@@ -96,7 +98,7 @@ def test_exactly_what_grpo_config_refuses_is_called_refused(ranks: int) -> None:
     with world_of(ranks):
         compare()
         compare_shapes_alone()
-    assert min(seen.values()) >= 20, f"the property was hardly tried: {seen}"
+    assert min(counts.values()) >= 20, f"the property was hardly tried: {counts}"
 
 
 @pytest.mark.parametrize(
@@ -112,18 +114,18 @@ def test_every_legal_candidate_constructs(name: str, ranks: int) -> None:
     shapes: dict[tuple[Any, ...], tuple[str | None, dict[str, Any]]] = {}
     for knobs in space.assignments():
         candidate = trl.complete(knobs, task)
-        asked = dict(trl.probe_request(candidate, task, PLAN)["settings"])  # type: ignore[attr-defined]
+        config = dict(trl.probe_request(candidate, task, PLAN)["settings"])  # type: ignore[attr-defined]
         shapes.setdefault(
-            tuple(sorted(asked.items(), key=str)), (trl.why_illegal(candidate, task), asked)
+            tuple(sorted(config.items(), key=str)), (trl.why_illegal(candidate, task), config)
         )
     picked = sorted(shapes.items(), key=str)[:: max(1, len(shapes) // 120)]
     with world_of(ranks):
-        for _, (reason, asked) in picked:
-            theirs = refusal_of_trl(asked, ranks)
+        for _, (reason, config) in picked:
+            trl_refusal = refusal_of_trl(config, ranks)
             if reason is None:
-                assert theirs is None, f"{asked}: {theirs}"
-            elif theirs is not None:
-                assert next(config_refusals(asked, ranks, "cpu"), None) is not None
+                assert trl_refusal is None, f"{config}: {trl_refusal}"
+            elif trl_refusal is not None:
+                assert next(config_refusals(config, ranks, "cpu"), None) is not None
 
 
 def test_legal_means_that_no_list_refuses() -> None:
@@ -153,7 +155,7 @@ def test_legal_means_that_no_list_refuses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "held", "kind", "ranks", "words"),
+    ("knobs", "settings_held", "kind", "ranks", "fragments"),
     [
         (
             {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1},
@@ -224,15 +226,15 @@ def test_legal_means_that_no_list_refuses() -> None:
 )
 def test_reasons_state_the_rule_and_the_value(
     knobs: dict[str, Any],
-    held: dict[str, Any],
+    settings_held: dict[str, Any],
     kind: str,
     ranks: int,
-    words: list[str],
+    fragments: list[str],
 ) -> None:
-    task = make_task(ranks, kind, global_batch=16, held=held)
+    task = make_task(ranks, kind, global_batch=16, held=settings_held)
     reason = trainer("trl").why_illegal(trainer("trl").complete(knobs, task), task)
     assert reason is not None
-    for word in words:
+    for word in fragments:
         assert word in reason
 
 
@@ -259,14 +261,14 @@ def test_without_a_config_the_baseline_is_trls_shape_at_the_held_knobs(
 def test_the_users_own_configuration_is_the_baseline(
     space_with: Callable[..., SearchSpace],
 ) -> None:
-    held = {
+    settings_held = {
         "per_device_train_batch_size": 6,
         "gradient_accumulation_steps": 4,
         "num_generations": 12,
         "gradient_checkpointing": False,
     }
-    knobs = trainer("trl").baseline(space_with(), make_task(held=held))
-    assert {name: knobs[name] for name in held} == held
+    knobs = trainer("trl").baseline(space_with(), make_task(held=settings_held))
+    assert {name: knobs[name] for name in settings_held} == settings_held
 
 
 def test_what_the_users_file_leaves_out_is_trls_default_and_not_the_spaces_preference(

@@ -36,13 +36,16 @@ from tests.frameworks.conftest import make_task
 def test_a_probe_is_asked_for_in_the_methods_own_settings(
     method: str, lengths: tuple[int, int]
 ) -> None:
-    other, task = trainer("trl", method), make_task(method=method)
-    candidate = other.complete({"per_device_train_batch_size": 4}, task)
-    assert other.measures
-    load: Any = json.loads(json.dumps(other.load_request(candidate, task)))
-    probe: Any = json.loads(json.dumps(other.probe_request(candidate, task, ProbePlan())))
+    method_trainer, task = trainer("trl", method), make_task(method=method)
+    candidate = method_trainer.complete({"per_device_train_batch_size": 4}, task)
+    assert method_trainer.measures
+    load: Any = json.loads(json.dumps(method_trainer.load_request(candidate, task)))
+    probe: Any = json.loads(json.dumps(method_trainer.probe_request(candidate, task, ProbePlan())))
     assert load["method"] == method
-    assert set(probe["settings"]) <= set(other.fields()) and "output_dir" not in probe["settings"]
+    assert (
+        set(probe["settings"]) <= set(method_trainer.fields())
+        and "output_dir" not in probe["settings"]
+    )
     assert (probe["lengths"]["prompt"], probe["lengths"]["completion"]) == lengths
 
 
@@ -63,7 +66,7 @@ def test_rows_without_padding_are_not_cut_by_the_trainer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "held", "tuning", "words"),
+    ("method", "settings_held", "tuning", "message"),
     [
         ("kto", {"per_device_train_batch_size": 1}, "full", "at least 2"),
         ("kto", {"per_device_train_batch_size": 1, "loss_type": "apo_zero_unpaired"}, "full", None),
@@ -73,45 +76,45 @@ def test_rows_without_padding_are_not_cut_by_the_trainer() -> None:
 )
 def test_rules_of_their_own(
     method: str,
-    held: dict[str, Any],
+    settings_held: dict[str, Any],
     tuning: Any,
-    words: str | None,
+    message: str | None,
 ) -> None:
-    one, task = (
+    method_trainer, task = (
         trainer("trl", method),
         make_task(
             kind="cuda",
             method=method,
-            held=held,
+            held=settings_held,
             tuning=tuning,
         ),
     )
-    why = one.why_illegal(one.complete({}, task), task)
-    assert why is None if words is None else words in str(why)
+    why = method_trainer.why_illegal(method_trainer.complete({}, task), task)
+    assert why is None if message is None else message in str(why)
 
 
 @pytest.mark.parametrize(
-    ("held", "words"),
+    ("settings_held", "message"),
     [
         ({"activation_offloading": True}, "needs a GPU"),
         ({"load_in_4bit": True}, "use_peft must be on"),
     ],
 )
-def test_what_rows_can_not_be_trained_with(held: dict[str, Any], words: str) -> None:
-    sft, task = trainer("trl", "sft"), make_task(method="sft", held=held)
+def test_what_rows_can_not_be_trained_with(settings_held: dict[str, Any], message: str) -> None:
+    sft, task = trainer("trl", "sft"), make_task(method="sft", held=settings_held)
     reasons = [sft.why_illegal(sft.complete({}, task), task) or ""]
     on_gpu = make_task(
         kind="cuda",
         method="sft",
-        held=held,
+        held=settings_held,
     )
     reasons.append(sft.why_illegal(sft.complete({}, on_gpu), on_gpu) or "")
-    assert any(words in reason for reason in reasons)
+    assert any(message in reason for reason in reasons)
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo", "kto", "reward"])
 def test_offloading_of_activations_is_probed_and_traced_for_a_gpu(method: str) -> None:
-    other, task = (
+    method_trainer, task = (
         trainer("trl", method),
         make_task(
             kind="cuda",
@@ -119,17 +122,17 @@ def test_offloading_of_activations_is_probed_and_traced_for_a_gpu(method: str) -
             held={"activation_offloading": True},
         ),
     )
-    candidate = other.complete({}, task)
-    assert other.why_illegal(candidate, task) is None
-    probe: Any = other.probe_request(candidate, task, ProbePlan())
+    candidate = method_trainer.complete({}, task)
+    assert method_trainer.why_illegal(candidate, task) is None
+    probe: Any = method_trainer.probe_request(candidate, task, ProbePlan())
     assert probe["settings"]["activation_offloading"] is True
-    traced: Any = other.trace_request(candidate, task)
+    traced: Any = method_trainer.trace_request(candidate, task)
     assert traced["settings"]["activation_offloading"] is True
 
 
 @pytest.mark.parametrize("method", ["grpo", "rloo", "sft", "dpo", "kto", "reward", "online-dpo"])
 def test_what_is_to_be_followed_is_json_in_the_methods_own_settings(method: str) -> None:
-    other, task = (
+    method_trainer, task = (
         trainer("trl", method),
         make_task(
             4,
@@ -140,11 +143,13 @@ def test_what_is_to_be_followed_is_json_in_the_methods_own_settings(method: str)
     )
     request = json.loads(
         json.dumps(
-            other.trace_request(other.complete({"per_device_train_batch_size": 4}, task), task)
+            method_trainer.trace_request(
+                method_trainer.complete({"per_device_train_batch_size": 4}, task), task
+            )
         )
     )
     assert request["method"] == method
-    assert set(request["settings"]) <= set(other.fields())
+    assert set(request["settings"]) <= set(method_trainer.fields())
     # The Trainer's rule: with an adapter parameters may be unused.
     options = {"find_unused_parameters": True}
     assert request["sharding"] == {"kind": "ddp", "ranks": 4, "options": options}
@@ -167,8 +172,8 @@ def test_ddps_options_are_those_of_the_trainer() -> None:
         return request["sharding"]["options"]
 
     assert options() == {"find_unused_parameters": False}
-    given = options(ddp_find_unused_parameters=True, ddp_bucket_cap_mb=50)
-    assert given == {"find_unused_parameters": True, "bucket_cap_mb": 50}
+    chosen = options(ddp_find_unused_parameters=True, ddp_bucket_cap_mb=50)
+    assert chosen == {"find_unused_parameters": True, "bucket_cap_mb": 50}
 
 
 @pytest.mark.parametrize(
@@ -182,8 +187,8 @@ def test_ddps_options_are_those_of_the_trainer() -> None:
     ],
 )
 def test_the_longest_row_in_two_parts(knobs: dict[str, Any], lengths: tuple[int, int]) -> None:
-    held = {name: value for name, value in knobs.items() if value is not None}
-    sft, task = trainer("trl", "sft"), make_task(method="sft", held=held)
+    settings_held = {name: value for name, value in knobs.items() if value is not None}
+    sft, task = trainer("trl", "sft"), make_task(method="sft", held=settings_held)
     request: Any = sft.trace_request(sft.complete({}, task), task)
     assert (request["lengths"]["prompt"], request["lengths"]["completion"]) == lengths
 
@@ -240,8 +245,10 @@ def test_its_files_run_as_they_are(
     columns: set[str],
     tmp_path: Path,
 ) -> None:
-    other, task = trainer("trl", method), make_task(method=method)
-    paths = other.write_files(other.complete({"max_length": 256}, task), task, tmp_path)
+    method_trainer, task = trainer("trl", method), make_task(method=method)
+    paths = method_trainer.write_files(
+        method_trainer.complete({"max_length": 256}, task), task, tmp_path
+    )
     assert {path.name for path in paths} == {
         "recommended.yaml",
         "accelerate.yaml",
@@ -264,7 +271,7 @@ def test_its_files_run_as_they_are(
 
 
 @pytest.mark.parametrize(
-    ("held", "global_batch", "words"),
+    ("settings_held", "global_batch", "message"),
     [
         ({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}, 4, "make 8"),
         ({"max_new_tokens": 64, "max_length": 64}, None, "would contain no prompt"),
@@ -274,20 +281,20 @@ def test_its_files_run_as_they_are(
     ],
 )
 def test_what_pairs_can_not_be_written_with(
-    held: dict[str, Any],
+    settings_held: dict[str, Any],
     global_batch: int | None,
-    words: str,
+    message: str,
 ) -> None:
     pairs, task = (
         trainer("trl", "online-dpo"),
         make_task(
             kind="cuda",
             method="online-dpo",
-            held=held,
+            held=settings_held,
             global_batch=global_batch,
         ),
     )
-    assert words in (pairs.why_illegal(pairs.complete({}, task), task) or "")
+    assert message in (pairs.why_illegal(pairs.complete({}, task), task) or "")
 
 
 def test_a_pair_is_two_completions_wherever_completions_are_counted() -> None:
@@ -311,13 +318,13 @@ def test_a_pair_is_two_completions_wherever_completions_are_counted() -> None:
         2,
         16,
     )
-    assert [one.role for one in composition.residents] == ["policy", "reference"]
-    held = make_task(
+    assert [resident.role for resident in composition.residents] == ["policy", "reference"]
+    bounded = make_task(
         method="online-dpo", held={"max_completion_length": 100, "max_prompt_length": 20}
     )
     assert (
-        pairs.complete({}, held).settings["max_new_tokens"],
-        pairs.complete({}, held).settings["max_length"],
+        pairs.complete({}, bounded).settings["max_new_tokens"],
+        pairs.complete({}, bounded).settings["max_length"],
     ) == (100, 120)
 
 
@@ -325,7 +332,10 @@ def test_a_pair_is_two_completions_wherever_completions_are_counted() -> None:
 def test_a_reward_model_of_the_users_is_on_every_rank_and_cut_under_zero3_alone(
     method: str,
 ) -> None:
-    asking, named = trainer("trl", method), {"reward_model_name_or_path": "Qwen/Qwen2.5-0.5B"}
+    asking, reward_model = (
+        trainer("trl", method),
+        {"reward_model_name_or_path": "Qwen/Qwen2.5-0.5B"},
+    )
     for sharding, cut in (("zero3", "parameters"), ("zero2", "none"), ("fsdp2", "none")):
         task = make_task(
             4,
@@ -333,12 +343,12 @@ def test_a_reward_model_of_the_users_is_on_every_rank_and_cut_under_zero3_alone(
             method=method,
             tuning="lora",
             held={"sharding": sharding},
-            user_settings=named,
+            user_settings=reward_model,
         )
         (judge,) = [
-            one
-            for one in asking.compose(asking.complete({}, task), task).residents
-            if one.role == "reward"
+            resident
+            for resident in asking.compose(asking.complete({}, task), task).residents
+            if resident.role == "reward"
         ]
         assert (judge.model, judge.sharding, judge.trains) == ("Qwen/Qwen2.5-0.5B", cut, False)
 
@@ -354,7 +364,7 @@ def test_online_dpos_files_train_as_they_are(tiny_model: Path, tmp_path: Path) -
         folder=tiny_model,
         origin="f",
     )
-    held = {
+    settings_held = {
         "max_new_tokens": 8,
         "max_prompt_length": 24,
         "per_device_train_batch_size": 2,
@@ -366,7 +376,7 @@ def test_online_dpos_files_train_as_they_are(tiny_model: Path, tmp_path: Path) -
             method="online-dpo",
             model=model,
             tuning="lora",
-            held=held,
+            held=settings_held,
         ),
     )
     pairs.write_files(pairs.complete({}, task), task, tmp_path)

@@ -129,11 +129,11 @@ TAKEN = {
 
 
 def written(folder: Path, scripts: dict[str, str]) -> dict[str, Path]:
-    made = {}
+    files = {}
     for name, body in scripts.items():
-        made[name] = folder / f"{name}.py"
-        made[name].write_text(HEAD + body)
-    return made
+        files[name] = folder / f"{name}.py"
+        files[name].write_text(HEAD + body)
+    return files
 
 
 @pytest.fixture(scope="module")
@@ -202,11 +202,11 @@ def test_what_cannot_be_tuned_is_said(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _, kind, what, way_out = REFUSED[name]
+    _, kind, problem, way_out = REFUSED[name]
     with pytest.raises(AutotuneError) as caught:
         looked(looks, name, monkeypatch)
     assert type(caught.value) is kind
-    assert what in str(caught.value) and way_out in str(caught.value), str(caught.value)
+    assert problem in str(caught.value) and way_out in str(caught.value), str(caught.value)
 
 
 def test_one_of_two_branches_trains(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,16 +342,16 @@ def test_given_rows(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "what"),
+    ("flags", "message"),
     [
         ({"model": "x"}, "--model and --script"),
         ({"framework": "verl"}, "--script is for"),
         ({"config": "x"}, "--config and"),
     ],
 )
-def test_the_script_says_what_is_trained(more: dict[str, str], what: str) -> None:
-    with pytest.raises(BadInput, match=what):
-        parse_request(Flags(script="train.py", gpus="cpu", **more))
+def test_the_script_says_what_is_trained(flags: dict[str, str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        parse_request(Flags(script="train.py", gpus="cpu", **flags))
 
 
 def test_rewards_are_a_scripts() -> None:

@@ -27,17 +27,17 @@ args = GRPOConfig(
 """
 
 
-def call_in(source: str, **more: object) -> Call:
+def call_in(source: str, **fields: object) -> Call:
     node = next(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call))
     assert node.end_lineno is not None and node.end_col_offset is not None
     span = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
-    return Call(line=node.lineno, span=span, **more)  # type: ignore[arg-type]
+    return Call(line=node.lineno, span=span, **fields)  # type: ignore[arg-type]
 
 
 def patched(source: str, **changes: object) -> str:
-    made = patch(source.encode(), call_in(source), changes)  # type: ignore[arg-type]
-    assert not made.by_hand, made.by_hand
-    return made.text.decode()
+    edited = patch(source.encode(), call_in(source), changes)  # type: ignore[arg-type]
+    assert not edited.by_hand, edited.by_hand
+    return edited.text.decode()
 
 
 def test_a_literal_is_replaced_and_its_comment_stays() -> None:
@@ -89,7 +89,7 @@ def test_every_style_of_call_stays_itself(before: str, after: str | None) -> Non
 
 
 @pytest.mark.parametrize(
-    ("source", "more", "why"),
+    ("source", "fields", "why"),
     [
         ("c = GRPOConfig(n=args.n)\n", {}, "given as args.n"),
         ("c = GRPOConfig(**cfg)\n", {"expanded": ("n",)}, "through the **"),
@@ -99,19 +99,19 @@ def test_every_style_of_call_stays_itself(before: str, after: str | None) -> Non
 )
 def test_what_cannot_be_edited_stays_and_is_said(
     source: str,
-    more: dict[str, object],
+    fields: dict[str, object],
     why: str,
 ) -> None:
-    made = patch(source.encode(), call_in(source, **more), {"n": 4, "m": 1})
-    assert why in made.by_hand["n"]
-    assert b"n=4" not in made.text and (b"m=1" in made.text) == ("m" not in made.by_hand)
+    edited = patch(source.encode(), call_in(source, **fields), {"n": 4, "m": 1})
+    assert why in edited.by_hand["n"]
+    assert b"n=4" not in edited.text and (b"m=1" in edited.text) == ("m" not in edited.by_hand)
 
 
 def test_a_call_that_moved_is_not_guessed_at() -> None:
-    made = patch(("\n" + LONG).encode(), call_in(LONG), {"per_device_train_batch_size": 4})
+    edited = patch(("\n" + LONG).encode(), call_in(LONG), {"per_device_train_batch_size": 4})
     assert (
-        made.text == ("\n" + LONG).encode()
-        and "no such call" in made.by_hand["per_device_train_batch_size"]
+        edited.text == ("\n" + LONG).encode()
+        and "no such call" in edited.by_hand["per_device_train_batch_size"]
     )
 
 
@@ -129,16 +129,16 @@ def test_a_call_that_moved_is_not_guessed_at() -> None:
 )
 def test_what_was_asked_for_is_what_the_call_says(values: dict[str, object]) -> None:
     call = next(n for n in ast.walk(ast.parse(patched(LONG, **values))) if isinstance(n, ast.Call))
-    said = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+    keywords = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
     before = {"output_dir": "runs", "per_device_train_batch_size": 8, "learning_rate": 1e-6}
-    assert said == {**before, **values}
+    assert keywords == {**before, **values}
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_a_number_that_has_no_literal_is_left_to_do_by_hand(value: float) -> None:
-    made = patch(LONG.encode(), call_in(LONG), {"learning_rate": value, "x": 1})
-    assert "no plain value" in made.by_hand["learning_rate"] and "x" not in made.by_hand
-    assert "x=1" in made.text.decode() and "learning_rate=1e-6" in made.text.decode()
+    edited = patch(LONG.encode(), call_in(LONG), {"learning_rate": value, "x": 1})
+    assert "no plain value" in edited.by_hand["learning_rate"] and "x" not in edited.by_hand
+    assert "x=1" in edited.text.decode() and "learning_rate=1e-6" in edited.text.decode()
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="no program `patch`")

@@ -58,15 +58,15 @@ def test_plain_prompts_are_measured_by_the_tokenizer(model: Path, tmp_path: Path
     rows_in(tmp_path / "d", "train", PROMPTS)
     tokenizer = AutoTokenizer.from_pretrained(str(model))
     lengths = sorted(len(tokenizer(prompt)["input_ids"]) for prompt in PROMPTS)
-    told = ask(model, {"dataset_name": str(tmp_path / "d")}, lengths[19])
+    measured = ask(model, {"dataset_name": str(tmp_path / "d")}, lengths[19])
     assert (
-        told["rows"] == 40
-        and told["longest_prompt"] == lengths[-1]
-        and told["percentiles"]["50"] == lengths[19]
+        measured["rows"] == 40
+        and measured["longest_prompt"] == lengths[-1]
+        and measured["percentiles"]["50"] == lengths[19]
     )
     assert (
-        told["kept"] == sum(length <= lengths[19] for length in lengths)
-        and told["dropped"] == 40 - told["kept"]
+        measured["kept"] == sum(length <= lengths[19] for length in lengths)
+        and measured["dropped"] == 40 - measured["kept"]
     )
 
 
@@ -87,15 +87,15 @@ def test_the_filtered_dataset_loads_again_under_its_own_splits(model: Path, tmp_
     rows_in(tmp_path / "d", "train", PROMPTS)
     rows_in(tmp_path / "d", "test", PROMPTS[:5])
     limit = ask(model, {"dataset_name": str(tmp_path / "d")}, None)["percentiles"]["50"]
-    told = ask(model, {"dataset_name": str(tmp_path / "d")}, limit, tmp_path / "out")
-    again = load_dataset(told["dataset_name"])
+    measured = ask(model, {"dataset_name": str(tmp_path / "d")}, limit, tmp_path / "out")
+    again = load_dataset(measured["dataset_name"])
     assert {name: len(split) for name, split in again.items()} == {
-        name: each["kept"] for name, each in told["splits"].items()
+        name: counts["kept"] for name, counts in measured["splits"].items()
     }
     assert again["train"].column_names == ["prompt", "answer"] and set(again) == {"train", "test"}
     assert (
-        ask(model, {"dataset_name": told["dataset_name"]}, None)["longest_prompt"]
-        == told["longest_kept"]
+        ask(model, {"dataset_name": measured["dataset_name"]}, None)["longest_prompt"]
+        == measured["longest_kept"]
         <= limit
     )
     assert not list((tmp_path / "out").rglob(".*"))
@@ -106,9 +106,9 @@ def test_a_split_with_a_name_of_its_own(model: Path, tmp_path: Path) -> None:
 
     (tmp_path / "d" / "data").mkdir(parents=True)
     rows_in(tmp_path / "d" / "data", "train_rl-00000-of-00001", PROMPTS)
-    named = {"dataset_name": str(tmp_path / "d"), "dataset_train_split": "train_rl"}
-    told = ask(model, named, 1000, tmp_path / "out")
-    assert len(load_dataset(told["dataset_name"])["train_rl"]) == 40
+    dataset = {"dataset_name": str(tmp_path / "d"), "dataset_train_split": "train_rl"}
+    measured = ask(model, dataset, 1000, tmp_path / "out")
+    assert len(load_dataset(measured["dataset_name"])["train_rl"]) == 40
     with pytest.raises(ValueError, match=r"no split 'train'; it has \['train_rl'\]"):
         ask(model, {"dataset_name": str(tmp_path / "d")}, None)
 
@@ -117,8 +117,8 @@ def test_a_mixture_is_filtered_as_trl_mixes_it(model: Path, tmp_path: Path) -> N
     for name in ("one", "two"):
         rows_in(tmp_path / name, "train", PROMPTS)
     parts = [{"path": str(tmp_path / name)} for name in ("one", "two")]
-    told = ask(model, {"datasets": parts, "test_split_size": 0.25}, None, tmp_path / "out")
-    assert told["splits"]["train"]["rows"] == 60 and told["splits"]["test"]["rows"] == 20
+    measured = ask(model, {"datasets": parts, "test_split_size": 0.25}, None, tmp_path / "out")
+    assert measured["splits"]["train"]["rows"] == 60 and measured["splits"]["test"]["rows"] == 20
 
 
 def test_a_limit_that_leaves_nothing_is_refused(model: Path, tmp_path: Path) -> None:
@@ -141,10 +141,10 @@ def test_a_dataset_without_rows_is_refused() -> None:
 def test_a_percentile_is_the_smallest_length_that_covers_its_share(
     lengths: list[int], share: int
 ) -> None:
-    found = percentile(sorted(lengths), share)
-    covered = sum(length <= found for length in lengths)
-    below = sum(length < found for length in lengths)
-    assert found in lengths and covered * 100 >= share * len(lengths) > below * 100
+    quantile = percentile(sorted(lengths), share)
+    covered = sum(length <= quantile for length in lengths)
+    below = sum(length < quantile for length in lengths)
+    assert quantile in lengths and covered * 100 >= share * len(lengths) > below * 100
 
 
 def test_the_parent_hears_what_is_wrong(model: Path, tmp_path: Path) -> None:

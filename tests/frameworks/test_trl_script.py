@@ -23,32 +23,34 @@ RECORDER = (Path(__file__).parent / "programs/recorder.sh").read_text()
 
 
 def written(folder: Path, user_settings: Mapping[str, object] | None = None, **knobs: Any) -> Path:
-    asked: Task = make_task(4, "cuda")
+    job_task: Task = make_task(4, "cuda")
     workload = replace(
-        asked.workload, python=folder / "nowhere" / "python", user_settings=user_settings or {}
+        job_task.workload, python=folder / "nowhere" / "python", user_settings=user_settings or {}
     )
-    asked = replace(asked, workload=workload)
-    one = trainer("trl").complete(
-        {"per_device_train_batch_size": 8, "num_generations": 8, **knobs}, asked
+    job_task = replace(job_task, workload=workload)
+    candidate = trainer("trl").complete(
+        {"per_device_train_batch_size": 8, "num_generations": 8, **knobs}, job_task
     )
-    trainer("trl").write_files(one, asked, folder)
+    trainer("trl").write_files(candidate, job_task, folder)
     return folder
 
 
 def started(folder: Path, **environment: str) -> list[str]:
     """Return the command that the script runs, recorded by a substitute `python`."""
-    recorder, seen = folder / "python", folder / "seen"
+    recorder, record = folder / "python", folder / "seen"
     recorder.write_text(RECORDER)
     recorder.chmod(recorder.stat().st_mode | stat.S_IXUSR)
-    words = {**os.environ, "PYTHON": str(recorder), "SEEN": str(seen), **environment}
-    words.pop("CUDA_VISIBLE_DEVICES", None) if "CUDA_VISIBLE_DEVICES" not in environment else None
+    variables = {**os.environ, "PYTHON": str(recorder), "SEEN": str(record), **environment}
+    variables.pop(
+        "CUDA_VISIBLE_DEVICES", None
+    ) if "CUDA_VISIBLE_DEVICES" not in environment else None
     subprocess.run(
         [str(folder / "launch.sh"), "--max_steps", "3"],
-        env=words,
+        env=variables,
         check=True,
         timeout=60,
     )
-    return seen.read_text().splitlines()
+    return record.read_text().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -94,20 +96,20 @@ def test_gpus_are_numbered_as_in_probes_and_no_other_allocator_setting_is_left(
         '#!/usr/bin/env bash\necho "$CUDA_DEVICE_ORDER ${PYTORCH_ALLOC_CONF:-none}"\n'
     )
     (folder / "python").chmod(0o755)
-    words = {
+    variables = {
         **os.environ,
         "PYTHON": str(folder / "python"),
         "PYTORCH_ALLOC_CONF": "max_split_size_mb:64",
     }
-    said = subprocess.run(
+    output = subprocess.run(
         [str(folder / "launch.sh")],
-        env=words,
+        env=variables,
         check=True,
         capture_output=True,
         text=True,
         timeout=60,
     ).stdout
-    assert said == "PCI_BUS_ID none\n"
+    assert output == "PCI_BUS_ID none\n"
 
 
 def test_the_environment_of_the_users_file_is_set_before_the_ranks_start(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ PYTHON = Path(ENVIRONMENTS or "") / "unsloth" / "bin" / "python"
 ACCEPTS = Path(__file__).parent / "accepts" / "unsloth_signatures.py"
 
 
-def asked(
-    method: str, *, kind: str = "cuda", ranks: int = 1, tuning: str = "qlora", **held: Any
+def case_of(
+    method: str, *, kind: str = "cuda", ranks: int = 1, tuning: str = "qlora", **settings_held: Any
 ) -> tuple[Unsloth, Candidate, Task]:
     trainer = frameworks.trainer("unsloth", method)
     assert isinstance(trainer, Unsloth)
@@ -36,7 +36,7 @@ def asked(
         framework="unsloth",
         method=method,
         tuning=tuning,
-        held=held,
+        held=settings_held,
     )
     return trainer, trainer.complete({}, task), task
 
@@ -54,14 +54,14 @@ def constants(
         for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     ]
-    named = {
+    value_nodes = {
         node.targets[0].id: node.value for node in assigned if isinstance(node.targets[0], ast.Name)
     }
-    return {name: ast.literal_eval(named[name]) for name in ("MODEL", "ADAPTER", "CONFIG")}
+    return {name: ast.literal_eval(value_nodes[name]) for name in ("MODEL", "ADAPTER", "CONFIG")}
 
 
 @pytest.mark.parametrize(
-    ("method", "about", "words"),
+    ("method", "about", "message"),
     [
         (
             "grpo",
@@ -79,15 +79,15 @@ def constants(
 def test_what_it_would_refuse_or_rewrite_is_refused(
     method: str,
     about: dict[str, Any],
-    words: str,
+    message: str,
 ) -> None:
-    trainer, candidate, task = asked(method, **about)
-    assert words in (trainer.why_illegal(candidate, task) or "")
+    trainer, candidate, task = case_of(method, **about)
+    assert message in (trainer.why_illegal(candidate, task) or "")
 
 
 def test_the_tuning_is_what_is_loaded() -> None:
     loaded = {
-        tuning: constants(*asked("sft", tuning=tuning)) for tuning in ("full", "lora", "qlora")
+        tuning: constants(*case_of("sft", tuning=tuning)) for tuning in ("full", "lora", "qlora")
     }
     assert loaded["full"]["MODEL"]["full_finetuning"] and loaded["full"]["ADAPTER"] is None
     assert not loaded["lora"]["MODEL"]["load_in_4bit"] and loaded["lora"]["ADAPTER"]["r"] == 16
@@ -95,7 +95,7 @@ def test_the_tuning_is_what_is_loaded() -> None:
 
 
 def test_a_probe_is_bounded_saves_nothing_and_reads_back_what_it_came_to() -> None:
-    trainer, candidate, task = asked("grpo")
+    trainer, candidate, task = case_of("grpo")
     config = constants(trainer, candidate, task, ProbePlan())["CONFIG"]
     assert config["max_steps"] == 5 and config["save_strategy"] == "no"
     assert "max_steps" not in constants(trainer, candidate, task)["CONFIG"]
@@ -113,9 +113,9 @@ def test_a_probe_is_bounded_saves_nothing_and_reads_back_what_it_came_to() -> No
 
 
 def test_standby_keeps_the_share_that_was_chosen() -> None:
-    trainer, candidate, task = asked("grpo", vllm_standby=True)
+    trainer, candidate, task = case_of("grpo", vllm_standby=True)
     assert trainer.launch(candidate, task).environment["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] == "1"
-    assert trainer.launch(*asked("grpo")[1:]).environment == {}
+    assert trainer.launch(*case_of("grpo")[1:]).environment == {}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_tokens_out_of_trls_log(
     lines: list[str],
     tokens: int,
 ) -> None:
-    trainer, candidate, task = asked(method)
+    trainer, candidate, task = case_of(method)
     reader = MetricReader(probe_request(trainer.launch(candidate, task), ProbePlan())["figures"])  # type: ignore[arg-type]
     assert reader.read(lines[0], 1.0) is None
     figure = reader.read(lines[1], 5.0)
@@ -154,21 +154,21 @@ def test_its_own_source_takes_what_is_rendered() -> None:
         "float8_kv_cache": True,
     }
     for method in ("sft", "grpo"):
-        trainer, candidate, task = asked(method, **(everything if method == "grpo" else {}))
-        found = constants(trainer, candidate, task, ProbePlan())
-        assert set(found["MODEL"]) <= set(takes["from_pretrained"]) and set(
-            found["ADAPTER"]
+        trainer, candidate, task = case_of(method, **(everything if method == "grpo" else {}))
+        settings = constants(trainer, candidate, task, ProbePlan())
+        assert set(settings["MODEL"]) <= set(takes["from_pretrained"]) and set(
+            settings["ADAPTER"]
         ) <= set(takes["get_peft_model"])
         trls = set(frameworks.trainer("trl", method).fields())
-        assert set(found["CONFIG"]) - trls <= {*takes["added"], "output_dir", "report_to"}
+        assert set(settings["CONFIG"]) - trls <= {*takes["added"], "output_dir", "report_to"}
     assert takes["version"].startswith("2026.10.")
 
 
 def test_it_is_told_within_bounds_a_plain_step_the_most_and_the_state_the_least() -> None:
-    trainer, candidate, task = asked("grpo")
-    made = trainer.compose(candidate, task)
-    assert made.fused_parts == ("activations", "logits")
-    assert made.engine is not None and made.engine.shares_weights
+    trainer, candidate, task = case_of("grpo")
+    composition = trainer.compose(candidate, task)
+    assert composition.fused_parts == ("activations", "logits")
+    assert composition.engine is not None and composition.engine.shares_weights
     assert trainer.trace_request(candidate, task)["method"] == "generic"
-    offline = asked("sft")
+    offline = case_of("sft")
     assert offline[0].compose(*offline[1:]).engine is None

@@ -16,7 +16,7 @@ from autotune.prediction.service import open_prediction_service
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
-from tests.frameworks.stand_ins import asked, refusal
+from tests.frameworks.stand_ins import case_of, refusal
 
 ACTOR, ROLLOUT, MODEL = (
     "actor_rollout_ref.actor",
@@ -27,12 +27,12 @@ MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 
 
 def request(**about: Any) -> Any:
-    trainer, candidate, task = asked("verl", **about)
+    trainer, candidate, task = case_of("verl", **about)
     return trainer.trace_request(candidate, task)
 
 
 def test_the_defaults_are_verls_own_where_it_has_one() -> None:
-    _, candidate, _ = asked("verl")
+    _, candidate, _ = case_of("verl")
     assert candidate.settings["data.train_batch_size"] == 1024
     assert candidate.settings[f"{ROLLOUT}.gpu_memory_utilization"] == 0.5
     assert candidate.settings[f"{ROLLOUT}.tensor_model_parallel_size"] == 2
@@ -40,7 +40,7 @@ def test_the_defaults_are_verls_own_where_it_has_one() -> None:
 
 
 def test_autotunes_flags_are_its_settings_under_other_names() -> None:
-    _, candidate, _ = asked(
+    _, candidate, _ = case_of(
         "verl",
         max_prompt_length=300,
         max_completion_length=700,
@@ -54,13 +54,13 @@ def test_autotunes_flags_are_its_settings_under_other_names() -> None:
 
 
 def test_one_gpu_takes_no_tensor_parallel_engine() -> None:
-    trainer, candidate, task = asked("verl", gpus=1)
+    trainer, candidate, task = case_of("verl", gpus=1)
     assert candidate.settings[f"{ROLLOUT}.tensor_model_parallel_size"] == 1
     assert trainer.why_illegal(candidate, task) is None
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({MICRO: 3}, "not divisible by"),
         ({f"{ACTOR}.ppo_mini_batch_size": 2048}, "data.train_batch_size=1024 is less than"),
@@ -81,10 +81,10 @@ def test_one_gpu_takes_no_tensor_parallel_engine() -> None:
     ],
 )
 def test_what_verl_refuses_is_refused_with_setting_and_value(
-    settings: dict[str, Any], words: str
+    settings: dict[str, Any], message: str
 ) -> None:
-    said = refusal("verl", settings=settings)
-    assert said is not None and words in said
+    reason = refusal("verl", settings=settings)
+    assert reason is not None and message in reason
 
 
 def test_the_older_micro_batch_counts_over_all_gpus_and_excludes_the_newer() -> None:
@@ -94,32 +94,32 @@ def test_the_older_micro_batch_counts_over_all_gpus_and_excludes_the_newer() -> 
 
 
 def test_a_token_budget_is_filled_with_whole_rows_and_not_a_token_less() -> None:
-    made = request(
+    spec = request(
         settings={f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 5000}
     )
     rows, length = (
-        made["settings"]["per_device_train_batch_size"],
-        sum(made["lengths"][part] for part in ("prompt", "completion")),
+        spec["settings"]["per_device_train_batch_size"],
+        sum(spec["lengths"][part] for part in ("prompt", "completion")),
     )
     assert rows == 4 and 5000 <= rows * length < 5000 + rows
 
 
 def test_sequence_parallel_cuts_the_tokens_of_a_gpu() -> None:
-    whole, half = (
+    unsplit, half = (
         request(settings={MICRO: 4, f"{ACTOR}.ulysses_sequence_parallel_size": ranks})
         for ranks in (1, 2)
     )
     tokens = [
-        one["settings"]["per_device_train_batch_size"]
-        * sum(one["lengths"][p] for p in ("prompt", "completion"))
-        for one in (whole, half)
+        spec["settings"]["per_device_train_batch_size"]
+        * sum(spec["lengths"][p] for p in ("prompt", "completion"))
+        for spec in (unsplit, half)
     ]
     assert tokens == [4096, 2048]
 
 
 def test_weights_are_kept_in_float32_and_computed_with_in_bfloat16() -> None:
-    made = request()
-    assert made["sharding"] == {
+    spec = request()
+    assert spec["sharding"] == {
         "kind": "fsdp1",
         "ranks": 8,
         "options": {
@@ -129,17 +129,17 @@ def test_weights_are_kept_in_float32_and_computed_with_in_bfloat16() -> None:
             "reduce_bytes": 4,
         },
     }
-    assert made["model"]["dtype"] == "bfloat16"
+    assert spec["model"]["dtype"] == "bfloat16"
 
 
 def test_fsdp2_shards_layers_with_their_adapters() -> None:
-    made = request(tuning="lora", settings={f"{ACTOR}.strategy": "fsdp2"})
-    assert made["sharding"]["kind"] == "fsdp2" and made["sharding"]["options"]["units"] == "layers"
+    spec = request(tuning="lora", settings={f"{ACTOR}.strategy": "fsdp2"})
+    assert spec["sharding"]["kind"] == "fsdp2" and spec["sharding"]["options"]["units"] == "layers"
 
 
 def test_an_adapter_alone_is_sent_unless_it_is_merged() -> None:
     def sends_adapter(**about: Any) -> bool:
-        trainer, candidate, task = asked("verl", **about)
+        trainer, candidate, task = case_of("verl", **about)
         return trainer.compose(candidate, task).syncs_adapter_only
 
     assert sends_adapter(tuning="lora") and not sends_adapter()
@@ -148,10 +148,10 @@ def test_an_adapter_alone_is_sent_unless_it_is_merged() -> None:
 
 def test_entropies_cost_the_gradient_its_place() -> None:
     def losses(**settings: Any) -> tuple[Any, Any]:
-        made = request(settings={f"{ACTOR}.{name}": value for name, value in settings.items()})[
-            "settings"
-        ]
-        return made["loss_options"], made["score"]["loss_options"]
+        step_settings = request(
+            settings={f"{ACTOR}.{name}": value for name, value in settings.items()}
+        )["settings"]
+        return step_settings["loss_options"], step_settings["score"]["loss_options"]
 
     kernel = {"kernel_package": "flash_attn", "kernel_user": "verl"}
     assert losses() == ({"in_place": True, **kernel}, {"entropy": "compiled"})
@@ -165,9 +165,9 @@ def test_entropies_cost_the_gradient_its_place() -> None:
 
 
 def test_padded_rows_are_cut_out_of_their_logits_which_copies_them() -> None:
-    made = request(settings={f"{MODEL}.use_remove_padding": False})["settings"]
-    assert made["loss_options"]["copied"] is True
-    assert made["score"]["loss_options"] == {"entropy": "softmax", "entropy_widened": True}
+    step_settings = request(settings={f"{MODEL}.use_remove_padding": False})["settings"]
+    assert step_settings["loss_options"]["copied"] is True
+    assert step_settings["score"]["loss_options"] == {"entropy": "softmax", "entropy_widened": True}
 
 
 @pytest.mark.parametrize(
@@ -186,14 +186,14 @@ def test_weights_pass_through_a_buffer(
     settings: dict[str, Any],
     gathers: str,
 ) -> None:
-    trainer, candidate, task = asked("verl", tuning=tuning, settings=settings)
-    made = trainer.compose(candidate, task)
-    assert (made.sync_gathers, made.sync_buffer_bytes) == (gathers, 2048 * MIB)
+    trainer, candidate, task = case_of("verl", tuning=tuning, settings=settings)
+    composition = trainer.compose(candidate, task)
+    assert (composition.sync_gathers, composition.sync_buffer_bytes) == (gathers, 2048 * MIB)
 
 
 def test_nccl_needs_a_second_buffer() -> None:
     bucket = {f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": 512}
-    trainer, candidate, task = asked("verl", **{**SPLIT, **bucket, "trainer.n_gpus_per_node": 4})
+    trainer, candidate, task = case_of("verl", **{**SPLIT, **bucket, "trainer.n_gpus_per_node": 4})
     assert trainer.compose(candidate, task).sync_buffer_bytes == 2 * 512 * MIB
 
 
@@ -203,8 +203,11 @@ def test_fused_kernels_take_the_place_of_the_logits(backend: str, head: str) -> 
         f"{MODEL}.use_fused_kernels": True,
         f"{MODEL}.fused_kernel_options.impl_backend": backend,
     }
-    made = request(settings=fused)["settings"]
-    assert (made["loss"], made["loss_options"]) == ("logprobs_fused", {"head": head})
+    step_settings = request(settings=fused)["settings"]
+    assert (step_settings["loss"], step_settings["loss_options"]) == (
+        "logprobs_fused",
+        {"head": head},
+    )
 
 
 def test_log_probabilities_of_the_engine_spare_a_pass_unless_a_reference_needs_one() -> None:
@@ -214,7 +217,7 @@ def test_log_probabilities_of_the_engine_spare_a_pass_unless_a_reference_needs_o
     }
 
     def scored(settings: dict[str, Any]) -> Any:
-        trainer, candidate, task = asked("verl", settings=settings)
+        trainer, candidate, task = case_of("verl", settings=settings)
         return trainer.trace_request(candidate, task)["settings"]["score"]
 
     assert scored(bypass) is None
@@ -224,49 +227,52 @@ def test_log_probabilities_of_the_engine_spare_a_pass_unless_a_reference_needs_o
 
 def test_what_is_offloaded_leaves_for_the_rollout_alone() -> None:
     fsdp = f"{ACTOR}.fsdp_config"
-    trainer, candidate, task = asked(
+    trainer, candidate, task = case_of(
         "verl", settings={f"{fsdp}.param_offload": True, f"{fsdp}.optimizer_offload": True}
     )
-    made = trainer.compose(candidate, task)
-    assert made.offloaded_in_rollout == ("weights", "adapters", "optimizer")
+    composition = trainer.compose(candidate, task)
+    assert composition.offloaded_in_rollout == ("weights", "adapters", "optimizer")
     assert (
-        made.processes == 2 and made.engine is not None and made.engine.apart and made.engine.sleep
+        composition.processes == 2
+        and composition.engine is not None
+        and composition.engine.apart
+        and composition.engine.sleep
     )
 
 
 def test_ppo_brings_a_critic_that_stays_unless_all_is_offloaded() -> None:
-    trainer, candidate, task = asked("verl", "ppo")
+    trainer, candidate, task = case_of("verl", "ppo")
     critic = trainer.compose(candidate, task)["critic"]
     assert critic.trains and critic.awake is None and critic.dtype == "float32"
     everything = {
-        f"{part}.{what}_offload": True
+        f"{part}.{state}_offload": True
         for part in (f"{ACTOR}.fsdp_config", "critic.fsdp")
-        for what in ("param", "optimizer")
+        for state in ("param", "optimizer")
     }
-    trainer, candidate, task = asked("verl", "ppo", settings=everything)
+    trainer, candidate, task = case_of("verl", "ppo", settings=everything)
     assert trainer.compose(candidate, task)["critic"].awake == ()
-    assert "critic" not in asked("verl")[0].compose(*asked("verl")[1:])
+    assert "critic" not in case_of("verl")[0].compose(*case_of("verl")[1:])
 
 
 def test_packed_rows_may_be_as_few_as_one() -> None:
-    trainer, candidate, task = asked("verl", settings={MICRO: 8})
+    trainer, candidate, task = case_of("verl", settings={MICRO: 8})
     least = trainer.lower_bound_candidate(candidate, task)
     assert least is not None
-    made: Any = trainer.trace_request(least, task)
-    assert made["settings"]["per_device_train_batch_size"] == 1
-    padded = asked("verl", settings={MICRO: 8, f"{MODEL}.use_remove_padding": False})
+    spec: Any = trainer.trace_request(least, task)
+    assert spec["settings"]["per_device_train_batch_size"] == 1
+    padded = case_of("verl", settings={MICRO: 8, f"{MODEL}.use_remove_padding": False})
     assert padded[0].lower_bound_candidate(*padded[1:]) is None
 
 
 def test_untraceable_settings_are_refused() -> None:
     with pytest.raises(CannotPredict, match="impl_backend=liger is Liger's own kernel"):
-        asked("verl", settings={f"{MODEL}.fused_kernel_options.impl_backend": "liger"})
+        case_of("verl", settings={f"{MODEL}.fused_kernel_options.impl_backend": "liger"})
     with pytest.raises(CannotPredict, match="trtllm is neither vLLM nor SGLang"):
-        asked("verl", settings={f"{ROLLOUT}.name": "trtllm"})
+        case_of("verl", settings={f"{ROLLOUT}.name": "trtllm"})
 
 
 def test_a_probe_has_hydra_write_into_its_own_folder_and_is_read_there() -> None:
-    trainer, candidate, task = asked("verl")
+    trainer, candidate, task = case_of("verl")
     assert isinstance(trainer, StandIn)
     probe, final = trainer.launch(candidate, task, ProbePlan()), trainer.launch(candidate, task)
     (folder,) = [word.partition("=")[2] for word in probe.argv if word.startswith("hydra.run.dir=")]
@@ -285,11 +291,16 @@ SPLIT = {
 
 
 def test_separate_async_splits_the_gpus() -> None:
-    trainer, candidate, task = asked("verl", **{**SPLIT, "trainer.n_gpus_per_node": 4})
-    found = trainer.compose(candidate, task)
+    trainer, candidate, task = case_of("verl", **{**SPLIT, "trainer.n_gpus_per_node": 4})
+    composition = trainer.compose(candidate, task)
     assert trainer.why_illegal(candidate, task) is None
-    assert (found.ranks, found.generation, found.engine, found.processes) == (4, "server", None, 1)
-    split = found.split
+    assert (
+        composition.ranks,
+        composition.generation,
+        composition.engine,
+        composition.processes,
+    ) == (4, "server", None, 1)
+    split = composition.split
     assert (split.gpus, split.overlap, split.at_sync, split.engine.sleep) == (
         3,
         "stream",
@@ -303,7 +314,7 @@ def test_separate_async_splits_the_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         (
             {"data.train_batch_size": 512},
@@ -314,29 +325,29 @@ def test_separate_async_splits_the_gpus() -> None:
         ({f"{ROLLOUT}.checkpoint_engine.backend": "naive"}, "backend=nccl"),
     ],
 )
-def test_a_split_that_verl_refuses_is_refused(settings: dict[str, Any], words: str) -> None:
-    assert words in refusal("verl", **{**SPLIT, "trainer.n_gpus_per_node": 4, **settings})
+def test_a_split_that_verl_refuses_is_refused(settings: dict[str, Any], message: str) -> None:
+    assert message in refusal("verl", **{**SPLIT, "trainer.n_gpus_per_node": 4, **settings})
 
 
 def test_sglang_is_an_engine_besides_vllm() -> None:
-    trainer, candidate, task = asked("verl", settings={f"{ROLLOUT}.name": "sglang"})
-    made = trainer.compose(candidate, task)
+    trainer, candidate, task = case_of("verl", settings={f"{ROLLOUT}.name": "sglang"})
+    composition = trainer.compose(candidate, task)
     assert (
         trainer.why_illegal(candidate, task) is None
-        and made.engine is not None
-        and made.engine.kind == "sglang"
+        and composition.engine is not None
+        and composition.engine.kind == "sglang"
     )
-    assert any("free at its start" in note for note in made.notes)
+    assert any("free at its start" in note for note in composition.notes)
     assert any(
         "actor_rollout_ref.rollout.name=sglang" in word
         for word in trainer.launch(candidate, task).argv
     )  # type: ignore[attr-defined]
-    vllm = asked("verl")
-    other = vllm[0].compose(*vllm[1:])
+    vllm = case_of("verl")
+    on_vllm = vllm[0].compose(*vllm[1:])
     assert (
-        other.engine is not None
-        and other.engine.kind == "vllm"
-        and not any("SGLang" in note for note in other.notes)
+        on_vllm.engine is not None
+        and on_vllm.engine.kind == "vllm"
+        and not any("SGLang" in note for note in on_vllm.notes)
     )
 
 
@@ -357,7 +368,7 @@ def test_the_engine_starts_beside_the_loaded_weights_alone(strategy: str, tuning
     )
     understood = parse_request(flags)
     with contextlib.closing(open_prediction_service(understood.job, understood.trainer)) as service:
-        found = service.predict(candidate_of_job(understood))
-    by_phase = {phase.name: phase.peak_bytes for phase in found.phases}
+        prediction = service.predict(candidate_of_job(understood))
+    by_phase = {phase.name: phase.peak_bytes for phase in prediction.phases}
     assert by_phase["load"].high < by_phase["rollout"].low
-    assert found.peak_memory_bytes.high <= 1.25 * found.peak_memory_bytes.low
+    assert prediction.peak_memory_bytes.high <= 1.25 * prediction.peak_memory_bytes.low

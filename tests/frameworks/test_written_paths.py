@@ -26,7 +26,7 @@ from autotune.frameworks.hydra_strings import quoted
 from autotune.frameworks.trl.script_files import ScriptAdvice, how_to_apply
 from autotune.report.output_folder import publish
 from tests.frameworks.conftest import make_task
-from tests.frameworks.stand_ins import asked
+from tests.frameworks.stand_ins import case_of
 
 ODD = [
     "it's",
@@ -175,7 +175,7 @@ def test_a_command_line_carries_the_paths_as_they_are(
     stub: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    made, candidate, task = asked(framework)
+    writer, candidate, task = case_of(framework)
 
     @given(PATH, PATH)
     @FEW
@@ -185,20 +185,20 @@ def test_a_command_line_carries_the_paths_as_they_are(
             dataset=dataset,
             model=dataclasses.replace(task.workload.model, name=model, folder=Path(model)),
         )
-        (script,) = made.write_files(
+        (script,) = writer.write_files(
             candidate, dataclasses.replace(task, workload=workload), tmp_path
         )
-        words = said_by(script, stub)
+        arguments = said_by(script, stub)
         model = str(Path(model))
         expected = (model, dataset) if framework == "openrlhf" else (quoted(model), quoted(dataset))
-        assert all(any(one in word for word in words) for one in expected), words
+        assert all(any(part in word for word in arguments) for part in expected), arguments
 
     check()
 
 
 @pytest.mark.parametrize("name", ["swift", "openrlhf", "skyrl", "trl"])
 def test_scripts_are_as_open_as_the_umask_says(name: str, tmp_path: Path) -> None:
-    made = trainer(name, "grpo")
+    writer = trainer(name, "grpo")
     task = a_task(
         "/m",
         framework=name,
@@ -207,8 +207,8 @@ def test_scripts_are_as_open_as_the_umask_says(name: str, tmp_path: Path) -> Non
     )
     before = os.umask(0o027)
     try:
-        files = made.write_files(
-            made.complete(KNOBS if name == "trl" else {}, task), task, tmp_path / "out"
+        files = writer.write_files(
+            writer.complete(KNOBS if name == "trl" else {}, task), task, tmp_path / "out"
         )
     finally:
         os.umask(before)
@@ -221,7 +221,7 @@ def test_swift_and_its_shell(stub: dict[str, str], tmp_path: Path) -> None:
     @FEW
     def check(model: str, dataset: str) -> None:
         stub_python = Path(stub["PATH"].split(":")[0]) / "python"
-        made = trainer("swift", "sft")
+        writer = trainer("swift", "sft")
         task = a_task(
             model,
             framework="swift",
@@ -229,10 +229,10 @@ def test_swift_and_its_shell(stub: dict[str, str], tmp_path: Path) -> None:
             dataset=dataset,
             python=stub_python,
         )
-        paths = made.write_files(made.complete({}, task), task, tmp_path / "out")
-        words = said_by(next(path for path in paths if path.name == "launch.sh"), stub)
-        assert str(Path(model)) in words and dataset in words
-        assert f"{tmp_path / 'out'}/output" in words
+        paths = writer.write_files(writer.complete({}, task), task, tmp_path / "out")
+        arguments = said_by(next(path for path in paths if path.name == "launch.sh"), stub)
+        assert str(Path(model)) in arguments and dataset in arguments
+        assert f"{tmp_path / 'out'}/output" in arguments
 
     check()
 
@@ -240,7 +240,7 @@ def test_swift_and_its_shell(stub: dict[str, str], tmp_path: Path) -> None:
 @given(PATH, PATH)
 @FEW
 def test_the_script_of_unsloth(model: str, dataset: str) -> None:
-    made = trainer("unsloth", "sft")
+    writer = trainer("unsloth", "sft")
     task = dataclasses.replace(
         a_task(
             model,
@@ -250,7 +250,7 @@ def test_the_script_of_unsloth(model: str, dataset: str) -> None:
             tuning="qlora",
         )
     )
-    text = made.launch(made.complete({}, task), task).files["train.py"]  # type: ignore[attr-defined]
+    text = writer.launch(writer.complete({}, task), task).files["train.py"]  # type: ignore[attr-defined]
     tree = ast.parse(text)
     literals = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     assert {str(Path(model)), dataset} <= literals

@@ -41,7 +41,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         path: Any,
         target: Any = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        absent = any(name == one or name.startswith(f"{one}.") for one in GPU_ONLY)
+        absent = any(name == package or name.startswith(f"{package}.") for package in GPU_ONLY)
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if absent else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:

@@ -18,6 +18,6 @@ def understood() -> Any:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == "train":
             node.body = ast.parse("UNDERSTOOD.append(args)").body
-    found: list[Any] = []
-    exec(compile(tree, spec.origin, "exec"), {"__name__": "__main__", "UNDERSTOOD": found})
-    return found[0]
+    parsed: list[Any] = []
+    exec(compile(tree, spec.origin, "exec"), {"__name__": "__main__", "UNDERSTOOD": parsed})
+    return parsed[0]

@@ -23,10 +23,10 @@ spec.loader.exec_module(logging_utils)
 logger = logging_utils.init_logger("openrlhf.trainer.ppo_trainer")
 
 source = (root / "trainer" / "ppo_trainer.py").read_text(encoding="utf-8")
-words = re.search(r"logger\.info\((f\".*Global step.*\")\)", source)
-assert words is not None
+log_call = re.search(r"logger\.info\((f\".*Global step.*\")\)", source)
+assert log_call is not None
 for number, status in enumerate(json.loads(sys.argv[1]), start=1):
     assert all(f'"{name}"' in source for name in status), [
         name for name in status if f'"{name}"' not in source
     ]
-    logger.info(eval(words[1], {"global_step": number, "log_status": status}))
+    logger.info(eval(log_call[1], {"global_step": number, "log_status": status}))

@@ -16,7 +16,7 @@ absent.stand_in()
 
 def plain(value: object) -> object:
     fields = getattr(value, "__dict__", None)
-    return {name: plain(each) for name, each in fields.items()} if fields is not None else value
+    return {name: plain(field) for name, field in fields.items()} if fields is not None else value
 
 
 arguments = understood()

@@ -13,8 +13,8 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl  # type: ignore[
 from hydra.core.override_parser.overrides_parser import OverridesParser  # type: ignore[import-not-found]
 from omegaconf import OmegaConf  # type: ignore[import-not-found]
 
-made = OmegaConf.create()
+config = OmegaConf.create()
 ConfigLoaderImpl._apply_overrides_to_config(
-    OverridesParser.create().parse_overrides(overrides=sys.argv[1:]), made
+    OverridesParser.create().parse_overrides(overrides=sys.argv[1:]), config
 )
-print(json.dumps(OmegaConf.to_container(made)))
+print(json.dumps(OmegaConf.to_container(config)))

@@ -20,9 +20,9 @@ from skyrl.train.utils import validate_cfg  # type: ignore[import-not-found]  # 
 
 
 def understood(arguments: list[str]) -> SkyRLTrainConfig:
-    found = SkyRLTrainConfig.from_cli_overrides(arguments)
-    validate_cfg(found)
-    return found
+    config = SkyRLTrainConfig.from_cli_overrides(arguments)
+    validate_cfg(config)
+    return config
 
 
 if sys.argv[1:2] == ["--each"]:  # lists of arguments as JSON: the first problem of each, or null

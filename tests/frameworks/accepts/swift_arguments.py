@@ -11,9 +11,9 @@ import sys
 from swift.arguments import RLHFArguments, SftArguments  # type: ignore[import-not-found]
 from swift.utils import parse_args  # type: ignore[import-not-found]
 
-kind, *words = sys.argv[1:]
-arguments, rest = parse_args(SftArguments if kind == "sft" else RLHFArguments, words)
-assert not rest, f"not understood: {rest}"
+kind, *command_line = sys.argv[1:]
+arguments, unknown = parse_args(SftArguments if kind == "sft" else RLHFArguments, command_line)
+assert not unknown, f"not understood: {unknown}"
 plain = (bool, int, float, str, type(None))
 print(
     "\n"

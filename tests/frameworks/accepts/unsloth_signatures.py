@@ -28,10 +28,10 @@ def arguments(
     body = next(
         node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner
     )
-    found = next(
+    definition = next(
         node for node in body if isinstance(node, ast.FunctionDef) and node.name == function
     )
-    return [argument.arg for argument in (*found.args.args, *found.args.kwonlyargs)]
+    return [argument.arg for argument in (*definition.args.args, *definition.args.kwonlyargs)]
 
 
 print(

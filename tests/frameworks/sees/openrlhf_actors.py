@@ -57,8 +57,8 @@ def strategy_of(args: Any) -> Any:
     from openrlhf.utils.deepspeed import DeepspeedStrategy
 
     class Here(DeepspeedStrategy):  # type: ignore[misc, unused-ignore]
-        def get_ds_train_config(self, *about: Any, **rest: Any) -> Any:
-            config = super().get_ds_train_config(*about, **rest)
+        def get_ds_train_config(self, *about: Any, **options: Any) -> Any:
+            config = super().get_ds_train_config(*about, **options)
             config.get("optimizer", {}).get("params", {}).update(
                 {"torch_adam": True} if "optimizer" in config else {}
             )
@@ -111,12 +111,12 @@ def step(engine: Any) -> None:
 def policy(args: Any, strategy: Any) -> None:
     from openrlhf.trainer.ray import ppo_actor
 
-    made, optimizer, scheduler = strategy.prepare(
+    model, optimizer, scheduler = strategy.prepare(
         (model_of(strategy, strategy.get_ds_train_config()), optimizer_of(args, args.actor))
     )
     trainer = ppo_actor.ActorPPOTrainer(
         strategy,
-        made,
+        model,
         ema_model=None,
         actor_optim=optimizer,
         actor_scheduler=scheduler,
@@ -128,7 +128,7 @@ def critic(args: Any, strategy: Any) -> None:
     from openrlhf.models import get_llm_for_sequence_regression
     from openrlhf.trainer.ray.ppo_critic import CriticPPOTrainer
 
-    made = get_llm_for_sequence_regression(
+    model = get_llm_for_sequence_regression(
         MODEL,
         "critic",
         attn_implementation="eager",
@@ -137,10 +137,10 @@ def critic(args: Any, strategy: Any) -> None:
         init_value_head=True,
         value_head_prefix=args.ds.value_head_prefix,
     )
-    made, optimizer, scheduler = strategy.prepare((made, optimizer_of(args, args.critic)))
+    model, optimizer, scheduler = strategy.prepare((model, optimizer_of(args, args.critic)))
     trainer = CriticPPOTrainer(
         strategy,
-        critic=made,
+        critic=model,
         critic_optim=optimizer,
         critic_scheduler=scheduler,
     )
@@ -184,5 +184,7 @@ def without_a_gpu() -> None:
 
 if __name__ == "__main__":
     without_a_gpu()
-    given = parsed()
-    {"policy": policy, "critic": critic, "reference": reference}[WHICH](given, strategy_of(given))
+    parsed_arguments = parsed()
+    {"policy": policy, "critic": critic, "reference": reference}[WHICH](
+        parsed_arguments, strategy_of(parsed_arguments)
+    )

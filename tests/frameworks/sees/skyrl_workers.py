@@ -47,7 +47,7 @@ def on_a_cpu() -> None:
 
     fsdp_utils.init_device_mesh = lambda _, *of, **about: mesh("cpu", *of, **about)
     fsdp_utils.torch = SimpleNamespace(**{**vars(torch), "empty": empty_here})
-    torch.Tensor.cuda = lambda one, *_, **__: one  # type: ignore[assignment, method-assign]
+    torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[assignment, method-assign]
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
     torch.cuda.synchronize = torch.cuda.empty_cache = torch.cuda.manual_seed_all = lambda *_: None  # type: ignore[assignment]
 
@@ -65,7 +65,7 @@ def main() -> None:
 
     torch.distributed.init_process_group("gloo", rank=int(RANK), world_size=2)
 
-    def made(optimizer: Any) -> tuple[Any, Any]:
+    def prepared(optimizer: Any) -> tuple[Any, Any]:
         about = FSDPConfig(cpu_offload=False, reshard_after_forward=True)
         strategy = FSDPStrategy(about, optimizer, model_config=ModelConfig(), num_training_steps=4)
         strategy.setup_distributed()
@@ -88,10 +88,10 @@ def main() -> None:
                 return_output=True,
             )[0]
 
-    strategy, (model, optimizer, scheduler) = made(OptimizerConfig())
+    strategy, (model, optimizer, scheduler) = prepared(OptimizerConfig())
     policy, reference = (object.__new__(cls) for cls in (FSDPPolicyWorkerBase, FSDPRefWorkerBase))
     policy.model, policy.optimizer, policy.scheduler = model, optimizer, scheduler
-    _, reference.model = made(None)
+    _, reference.model = prepared(None)
     with torch.no_grad():
         passed(reference.model)
     strategy.backward(-passed(policy.model).mean(), policy.model, optimizer)

@@ -51,23 +51,23 @@ def engine(cls: Any, kind: str, **about: Any) -> Any:
             lr_warmup_steps=0,
         )
     )
-    made = cls(
+    instance = cls(
         model_config=model,
         engine_config=settings,
         optimizer_config=optimizer,
         checkpoint_config=None,
     )
-    made._build_model_optimizer()
-    return made
+    instance._build_model_optimizer()
+    return instance
 
 
-def step(one: Any) -> None:
+def step(instance: Any) -> None:
     import torch
 
-    for parameter in one.module.parameters():
+    for parameter in instance.module.parameters():
         parameter.grad = torch.ones_like(parameter)
-    one.optimizer_step()
-    one.optimizer_zero_grad()
+    instance.optimizer_step()
+    instance.optimizer_zero_grad()
 
 
 def on_a_cpu() -> None:
@@ -98,8 +98,8 @@ def on_a_cpu() -> None:
     from transformers import AutoModelForTokenClassification as Valued
 
     load = Valued.from_pretrained  # a critic's is asked for with flash attention alone
-    Valued.from_pretrained = lambda *of, attn_implementation, **rest: load(
-        *of, attn_implementation="eager", **rest
+    Valued.from_pretrained = lambda *of, attn_implementation, **options: load(
+        *of, attn_implementation="eager", **options
     )
     transformer_impl.CPUOffloadPolicy = lambda pin_memory: CPUOffloadPolicy(pin_memory=False)
 

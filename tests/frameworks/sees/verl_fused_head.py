@@ -24,9 +24,9 @@ def peak(step: Callable[[Any, Any], Any], *, trains: bool) -> int:
         activities=[ProfilerActivity.CPU],
         profile_memory=True,
         record_shapes=False,
-    ) as found:
+    ) as recording:
         step(hidden, weight).sum().backward()
-    sizes = list(allocations(found.profiler.kineto_results.experimental_event_tree()))
+    sizes = list(allocations(recording.profiler.kineto_results.experimental_event_tree()))
     live = top = 0
     for size in sizes:
         live += size
@@ -36,16 +36,16 @@ def peak(step: Callable[[Any, Any], Any], *, trains: bool) -> int:
 
 def allocations(events: Any) -> Iterator[int]:
     """Yield sizes in the order of time; what is freed is negative."""
-    found, left = [], list(events)
-    while left:
-        event = left.pop()
-        left += event.children
+    memory_events, pending = [], list(events)
+    while pending:
+        event = pending.pop()
+        pending += event.children
         if event.name == "[memory]":
-            found.append((event.start_time_ns, event.extra_fields.alloc_size))
-    return (size for _, size in sorted(found, key=lambda one: one[0]))
+            memory_events.append((event.start_time_ns, event.extra_fields.alloc_size))
+    return (size for _, size in sorted(memory_events, key=lambda entry: entry[0]))
 
 
-def own(hidden: Any, weight: Any) -> Any:
+def verl_head(hidden: Any, weight: Any) -> Any:
     return FusedLinearForPPO()(hidden, weight, torch.zeros(1, ROWS, dtype=torch.long))[0]
 
 
@@ -56,6 +56,9 @@ def stand_in(hidden: Any, weight: Any) -> Any:
 if __name__ == "__main__":
     print(
         json.dumps(
-            [[peak(step, trains=trains) for step in (own, stand_in)] for trains in (False, True)]
+            [
+                [peak(step, trains=trains) for step in (verl_head, stand_in)]
+                for trains in (False, True)
+            ]
         )
     )
