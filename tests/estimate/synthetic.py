@@ -109,12 +109,12 @@ def _step(
     layers: int,
 ) -> None:
     book.enter("forward", step)
-    kept = [book.make(30 * MIB * micro_batch, "activations") for _ in range(layers)]
+    activations = [book.make(30 * MIB * micro_batch, "activations") for _ in range(layers)]
     logits = book.make(50 * MIB * micro_batch, "logits")
     book.enter("backward", step)
     gradients = []
     book.drop(logits)
-    for number in reversed(kept):
+    for number in reversed(activations):
         gradients.append(book.make(25 * MIB, "gradients"))
         book.drop(number)
     book.enter("optimizer", step)
@@ -181,7 +181,7 @@ def composition(
     generation: CompletionSource = "none",
     engine: EngineSettings | None = None,
     adapter_rank: int | None = None,
-    others: tuple[Resident, ...] = (),
+    other_models: tuple[Resident, ...] = (),
 ) -> Composition:
     everywhere = tuple(range(ranks))
     policy = Resident(
@@ -206,7 +206,7 @@ def composition(
         )
     )
     return Composition(
-        residents=(policy, *engines, *others),
+        residents=(policy, *engines, *other_models),
         ranks=ranks,
         micro_batch=micro_batch,
         accumulation=1,

@@ -320,7 +320,7 @@ def test_blocks_of_a_segment_neither_overlap_nor_leave_gaps(
         assert block.size >= size
         for neighbour in (block.before, block.after):
             if neighbour is not None:
-                first, second = sorted((block, neighbour), key=lambda one: one.address)
+                first, second = sorted((block, neighbour), key=lambda entry: entry.address)
                 assert first.address + first.size == second.address
 
 

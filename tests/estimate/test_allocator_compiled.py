@@ -55,7 +55,7 @@ def written(sequence: list[int]) -> tuple[Trace, set[int]]:
     return book.trace(), emptied
 
 
-def both(
+def compiled_and_plain(
     track: Track,
     capacity: int | None,
     patched: pytest.MonkeyPatch,
@@ -65,8 +65,8 @@ def both(
         without.setattr(allocator_compiled, "numba", None)
         plain = track.replay(capacity_bytes=capacity)
     return [
-        (dataclasses.replace(one, out_of_memory=None), str(one.out_of_memory))
-        for one in (compiled, plain)
+        (dataclasses.replace(result, out_of_memory=None), str(result.out_of_memory))
+        for result in (compiled, plain)
     ]
 
 
@@ -76,8 +76,10 @@ def test_both_are_equal(sequence: list[int], capacity: int | None) -> None:
     trace, emptied = written(sequence)
     track = Track(trace, empty_cache_before=emptied, resting_before=len(trace.events) // 2)
     with pytest.MonkeyPatch.context() as patched:
-        one, other = both(track, None if capacity is None else capacity * MIB, patched)
-    assert one == other
+        compiled, plain = compiled_and_plain(
+            track, None if capacity is None else capacity * MIB, patched
+        )
+    assert compiled == plain
 
 
 @settings(max_examples=200, deadline=None)
@@ -91,8 +93,10 @@ def test_both_are_equal_on_several_streams(sequence: list[int], data: st.DataObj
         dataclasses.replace(trace, streams=streams, returns=returns), empty_cache_before=emptied
     )
     with pytest.MonkeyPatch.context() as patched:
-        one, other = both(track, data.draw(st.none() | st.integers(10 * MIB, 300 * MIB)), patched)
-    assert one == other
+        compiled, plain = compiled_and_plain(
+            track, data.draw(st.none() | st.integers(10 * MIB, 300 * MIB)), patched
+        )
+    assert compiled == plain
 
 
 def test_more_blocks_than_initially_allocated() -> None:
@@ -102,8 +106,8 @@ def test_more_blocks_than_initially_allocated() -> None:
         book.make(600, "activations")
     track = Track(book.trace())
     with pytest.MonkeyPatch.context() as patched:
-        one, other = both(track, None, patched)
-    assert one == other
+        compiled, plain = compiled_and_plain(track, None, patched)
+    assert compiled == plain
 
 
 def test_unsound_events_are_refused() -> None:

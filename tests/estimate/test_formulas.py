@@ -162,8 +162,8 @@ def test_two_examples_suffice_for_known_formulas() -> None:
     assert exactly.all()
     formulas, coefficients, exactly = formulas.fit(TWO, sizes(TWO))
     assert exactly.all()
-    found = coefficients @ formulas.basis.values(ELSEWHERE).T
-    np.testing.assert_allclose(found, sizes(ELSEWHERE), rtol=1e-9)
+    predicted = coefficients @ formulas.basis.values(ELSEWHERE).T
+    np.testing.assert_allclose(predicted, sizes(ELSEWHERE), rtol=1e-9)
 
 
 def test_a_new_formula_is_a_single_term_or_not_exact() -> None:
@@ -173,8 +173,8 @@ def test_a_new_formula_is_a_single_term_or_not_exact() -> None:
     )
     formulas, coefficients, exactly = formulas.fit(TWO, new)
     assert exactly.tolist() == [True, False]
-    found = coefficients[0] @ formulas.basis.values(ELSEWHERE)[0]
-    assert found == pytest.approx(10 * 7 * 300)
+    predicted = coefficients[0] @ formulas.basis.values(ELSEWHERE)[0]
+    assert predicted == pytest.approx(10 * 7 * 300)
 
 
 def test_new_formulas_are_added_to_the_known_ones() -> None:

@@ -45,10 +45,10 @@ def test_the_peak_of_the_events_is_that_of_the_formula(changed: dict[str, int]) 
         cached,
         0,
     )
-    found = prefill_events(len(shape.layers), frozenset(sizes))
+    prefill = prefill_events(len(shape.layers), frozenset(sizes))
     live = peak = 0
-    for entry in found.order:
-        live += sizes[found.names[abs(entry) - 1]] * (1 if entry > 0 else -1)
+    for entry in prefill.order:
+        live += sizes[prefill.names[abs(entry) - 1]] * (1 if entry > 0 else -1)
         peak = max(peak, live)
     expected = transformers_generation(
         shape,
@@ -59,9 +59,9 @@ def test_the_peak_of_the_events_is_that_of_the_formula(changed: dict[str, int]) 
     )
     assert peak == pytest.approx(sum(expected.values()), rel=0.05)
     assert live == 2 * len(shape.layers) * cached
-    assert {found.names[one - 1] for one in found.cache} == {CACHE} and len(found.cache) == 2 * len(
-        shape.layers
-    )
+    assert {prefill.names[number - 1] for number in prefill.cache} == {CACHE} and len(
+        prefill.cache
+    ) == 2 * len(shape.layers)
 
 
 def test_each_layer_makes_its_cache_before_the_next_one_begins() -> None:
@@ -75,10 +75,10 @@ def test_each_layer_makes_its_cache_before_the_next_one_begins() -> None:
         1000,
         0,
     )
-    found = prefill_events(3, frozenset(sizes))
-    made = [found.names[entry - 1] for entry in found.order if entry > 0]
-    places = [at for at, name in enumerate(made) if name == CACHE]
+    prefill = prefill_events(3, frozenset(sizes))
+    allocated = [prefill.names[entry - 1] for entry in prefill.order if entry > 0]
+    places = [at for at, name in enumerate(allocated) if name == CACHE]
     assert all(
-        "wide" in made[first:second]
+        "wide" in allocated[first:second]
         for first, second in zip(places[1::2], places[2::2], strict=False)
     )

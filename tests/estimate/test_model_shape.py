@@ -14,7 +14,7 @@ from autotune.estimate.model_shape import architectures, dtype_bytes, shape
 
 
 def config_of(name: str) -> Mapping[str, object]:
-    return next(known.config for known in catalog.models() if name in known.ids)
+    return next(model.config for model in catalog.models() if name in model.ids)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ def test_parameters_equal_the_published_count(name: str, billions: float) -> Non
 
 
 def test_a_token_uses_few_experts() -> None:
-    found = shape(config_of("Qwen/Qwen3-30B-A3B"))
-    assert (found.active_parameters + found.embedding) / 1e9 == pytest.approx(
+    model_shape = shape(config_of("Qwen/Qwen3-30B-A3B"))
+    assert (model_shape.active_parameters + model_shape.embedding) / 1e9 == pytest.approx(
         3.35, rel=0.02
     )  # published: 3.3B active
-    assert found.active_parameters < found.parameters / 8
+    assert model_shape.active_parameters < model_shape.parameters / 8
 
 
 def test_cache_per_token_equals_the_formula() -> None:
@@ -262,11 +262,11 @@ def test_unusual_models_have_the_parameters_of_transformers_models(kind: str, ti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("known", catalog.models(), ids=lambda known: known.ids[0])
+@pytest.mark.parametrize("model", catalog.models(), ids=lambda model: model.ids[0])
 def test_catalogued_models_have_the_parameters_of_transformers_models(
-    known: catalog.KnownModel,
+    model: catalog.KnownModel,
 ) -> None:
-    assert shape(known.config).parameters == built(known.config)
+    assert shape(model.config).parameters == built(model.config)
 
 
 def built(config: Mapping[str, object]) -> int:
@@ -281,7 +281,7 @@ def built(config: Mapping[str, object]) -> int:
         name: copy.deepcopy(value) for name, value in config.items() if name != "model_type"
     }
     kind = str(config["model_type"])
-    made = CONFIG_MAPPING[kind.removesuffix("_text") if kind in WITHIN else kind](
+    model_config = CONFIG_MAPPING[kind.removesuffix("_text") if kind in WITHIN else kind](
         **(
             {"text_config": {**fields, "model_type": kind}, **tied(config)}
             if kind in WITHIN
@@ -291,9 +291,9 @@ def built(config: Mapping[str, object]) -> int:
     architectures = config.get("architectures")
     with torch.device("meta"):
         if isinstance(architectures, list):
-            model = getattr(transformers, architectures[0])(made)
+            model = getattr(transformers, architectures[0])(model_config)
         elif kind in WITHIN:
-            model = transformers.AutoModelForImageTextToText.from_config(made)
+            model = transformers.AutoModelForImageTextToText.from_config(model_config)
             towers = [
                 parameter.numel()
                 for name, parameter in model.named_parameters()
@@ -301,7 +301,7 @@ def built(config: Mapping[str, object]) -> int:
             ]
             return sum(parameter.numel() for parameter in model.parameters()) - sum(towers)
         else:
-            model = transformers.AutoModelForCausalLM.from_config(made)
+            model = transformers.AutoModelForCausalLM.from_config(model_config)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

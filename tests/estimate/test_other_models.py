@@ -26,9 +26,9 @@ A_CRITIC_OF_7B = 7_615_616_512 - 152_064 * 3584
 """Parameters of a 7B critic: one value per token, no vocabulary."""
 
 
-def held(*others: Resident, **about: Any) -> Any:
-    made = dataclasses.replace(composition(others=others), **about)
-    return other_model_bytes(TRACE, made, stage_of(situation(trace=TRACE)).usage(), SMALL)
+def other_bytes(*residents: Resident, **about: Any) -> Any:
+    composed = dataclasses.replace(composition(other_models=residents), **about)
+    return other_model_bytes(TRACE, composed, stage_of(situation(trace=TRACE)).usage(), SMALL)
 
 
 def critic(**about: Any) -> Resident:
@@ -53,7 +53,7 @@ def test_a_model_counts_in_its_own_phases_alone() -> None:
         trains=False,
         awake=("score",),
     )
-    assert held(reference) == {"score": {"reference_weights": 100 * MIB}}
+    assert other_bytes(reference) == {"score": {"reference_weights": 100 * MIB}}
 
 
 def test_sharded_weights_are_divided_by_the_ranks() -> None:
@@ -65,35 +65,35 @@ def test_sharded_weights_are_divided_by_the_ranks() -> None:
         trains=False,
         sharding="parameters",
     )
-    assert held(reference)["score"] == {"reference_weights": 50 * MIB}
+    assert other_bytes(reference)["score"] == {"reference_weights": 50 * MIB}
 
 
 def test_a_critic_is_held_like_the_policy_and_its_state_may_be_offloaded() -> None:
-    stays, waits = held(critic()), held(critic(state_bytes_per_weight=0))
+    stays, waits = other_bytes(critic()), other_bytes(critic(state_bytes_per_weight=0))
     assert set(stays) == set(PHASES)
     assert stays["rollout"]["critic_optimizer"] > 0 and "critic_optimizer" not in waits["rollout"]
 
 
 def test_a_concurrently_trained_critic_has_its_own_step() -> None:
-    alone, along = held(critic()), held(critic(trains_concurrently=True))
+    sequential, along = other_bytes(critic()), other_bytes(critic(trains_concurrently=True))
     assert (
         along["backward"]["critic_activations"] > 0
-        and "critic_activations" not in alone["backward"]
+        and "critic_activations" not in sequential["backward"]
     )
-    assert along["rollout"] == alone["rollout"]
+    assert along["rollout"] == sequential["rollout"]
 
 
 def test_with_adapters_on_the_policy_a_critic_is_trained_in_full() -> None:
     adapted = dataclasses.replace(composition().residents[0], adapter_rank=8)
-    made = dataclasses.replace(composition(), residents=(adapted, critic()))
+    composed = dataclasses.replace(composition(), residents=(adapted, critic()))
     trace = dataclasses.replace(
         TRACE, inventory=dataclasses.replace(TRACE.inventory, parameters=1010)
     )
-    found = other_model_bytes(trace, made, stage_of(situation(trace=TRACE)).usage(), SMALL)
-    assert found["rollout"]["critic_optimizer"] == 8 * 1000
+    by_phase = other_model_bytes(trace, composed, stage_of(situation(trace=TRACE)).usage(), SMALL)
+    assert by_phase["rollout"]["critic_optimizer"] == 8 * 1000
     assert (
-        found["backward"]["critic_gradients"] == 2 * 1000
-        and "critic_gradients" not in found["rollout"]
+        by_phase["backward"]["critic_gradients"] == 2 * 1000
+        and "critic_gradients" not in by_phase["rollout"]
     )
 
 
@@ -105,13 +105,13 @@ def test_another_model_has_the_size_of_its_own_shape() -> None:
         dtype="bfloat16",
         trains=False,
     )
-    assert held(reward)["score"]["reward_weights"] == pytest.approx(494_032_768 * 2)
+    assert other_bytes(reward)["score"]["reward_weights"] == pytest.approx(494_032_768 * 2)
 
 
 def test_a_traced_step_contains_all_models_but_the_reward() -> None:
-    def found(*others: Resident) -> Any:
+    def traced_bytes(*residents: Resident) -> Any:
         return other_model_bytes(
-            training(), composition(others=others), stage_of(situation()).usage(), SMALL
+            training(), composition(other_models=residents), stage_of(situation()).usage(), SMALL
         )
 
     reward = Resident(
@@ -121,16 +121,16 @@ def test_a_traced_step_contains_all_models_but_the_reward() -> None:
         dtype="bfloat16",
         trains=False,
     )
-    assert found(critic()) == {}
-    assert set(found(critic(), reward)) == set(PHASES) and set(found(critic(), reward)["load"]) == {
-        "reward_weights"
-    }
+    assert traced_bytes(critic()) == {}
+    assert set(traced_bytes(critic(), reward)) == set(PHASES) and set(
+        traced_bytes(critic(), reward)["load"]
+    ) == {"reward_weights"}
 
 
-def excess(found: Any) -> int:
+def excess(by_phase: Any) -> int:
     return (
-        sum(size for part, size in found["backward"].items() if part.startswith("critic_"))
-        - found["rollout"]["critic_weights"]
+        sum(size for part, size in by_phase["backward"].items() if part.startswith("critic_"))
+        - by_phase["rollout"]["critic_weights"]
     )
 
 
@@ -143,18 +143,21 @@ def test_a_larger_critics_turn_has_its_own_shape() -> None:
     used = {use.phase: use.parts for use in stage_of(situation(trace=TRACE)).usage().phases}[
         "backward"
     ]
-    theirs = sum(used.get(part, 0) for part in ("gradients", "activations", "logits"))
-    own = round(used["activations"] * ratio) + 2 * count
-    waiting = held(critic(**about))
+    policy_turn = sum(used.get(part, 0) for part in ("gradients", "activations", "logits"))
+    critic_turn = round(used["activations"] * ratio) + 2 * count
+    waiting = other_bytes(critic(**about))
     assert waiting["rollout"] == {"critic_weights": 2 * count}
-    assert excess(waiting) == own - theirs
-    assert excess(held(critic(**about, offloaded_bytes_per_weight=12))) == own - theirs + 12 * count
-    leaving = held(
+    assert excess(waiting) == critic_turn - policy_turn
+    assert (
+        excess(other_bytes(critic(**about, offloaded_bytes_per_weight=12)))
+        == critic_turn - policy_turn + 12 * count
+    )
+    leaving = other_bytes(
         critic(**about, offloaded_bytes_per_weight=12),
         offloaded_in_rollout=("gradients", "optimizer"),
     )
-    assert excess(leaving) == own - theirs + 12 * count - used["optimizer"]
-    spread = held(
+    assert excess(leaving) == critic_turn - policy_turn + 12 * count - used["optimizer"]
+    spread = other_bytes(
         critic(
             **about,
             offloaded_bytes_per_weight=12,
@@ -167,15 +170,15 @@ def test_a_larger_critics_turn_has_its_own_shape() -> None:
 
 def test_a_smaller_critics_turn_is_no_peak() -> None:
     small = critic(model="Qwen/Qwen2.5-0.5B", state_bytes_per_weight=0)
-    big = dataclasses.replace(composition(others=(small,)))
+    big = dataclasses.replace(composition(other_models=(small,)))
     config = find_model("Qwen2.5-72B").config
     logits = dataclasses.replace(TRACE, sizes=tuple(size * 100 for size in TRACE.sizes))
-    found = other_model_bytes(logits, big, stage_of(situation(trace=logits)).usage(), config)
-    assert set(found["backward"]) == set(found["rollout"]) == {"critic_weights"}
+    by_phase = other_model_bytes(logits, big, stage_of(situation(trace=logits)).usage(), config)
+    assert set(by_phase["backward"]) == set(by_phase["rollout"]) == {"critic_weights"}
 
 
 def test_an_offloaded_critic_has_weights_in_its_turn_alone() -> None:
-    found = held(
+    by_phase = other_bytes(
         critic(
             model="Qwen/Qwen2.5-7B",
             awake=(),
@@ -184,47 +187,49 @@ def test_an_offloaded_critic_has_weights_in_its_turn_alone() -> None:
         ),
         offloaded_in_rollout=("weights",),
     )
-    assert "rollout" not in found and found["backward"]["critic_weights"] == 4 * A_CRITIC_OF_7B
+    assert (
+        "rollout" not in by_phase and by_phase["backward"]["critic_weights"] == 4 * A_CRITIC_OF_7B
+    )
 
 
 def test_a_concurrent_critic_of_another_model_has_activations_of_its_size() -> None:
     used = stage_of(situation(trace=TRACE)).usage()
-    most = max(use.parts.get("activations", 0) for use in used.phases)
-    found = held(critic(model="Qwen/Qwen2.5-7B", trains_concurrently=True))["backward"]
-    assert found["critic_activations"] == round(most * 28 * 3584 / (24 * 896))
-    assert found["critic_gradients"] == 2 * A_CRITIC_OF_7B, "once, without the policy's"
+    largest = max(use.parts.get("activations", 0) for use in used.phases)
+    parts = other_bytes(critic(model="Qwen/Qwen2.5-7B", trains_concurrently=True))["backward"]
+    assert parts["critic_activations"] == round(largest * 28 * 3584 / (24 * 896))
+    assert parts["critic_gradients"] == 2 * A_CRITIC_OF_7B, "once, without the policy's"
 
 
 def test_a_critic_quantised_differently_has_its_own_weights() -> None:
     policy = dataclasses.replace(composition().residents[0], quantised_bits=4)
-    made = dataclasses.replace(
+    composed = dataclasses.replace(
         composition(), residents=(policy, critic(trains_concurrently=True, model=policy.model))
     )
-    found = other_model_bytes(TRACE, made, stage_of(situation(trace=TRACE)).usage(), SMALL)
-    assert found["rollout"]["critic_weights"] == 2 * 494_032_768
+    by_phase = other_model_bytes(TRACE, composed, stage_of(situation(trace=TRACE)).usage(), SMALL)
+    assert by_phase["rollout"]["critic_weights"] == 2 * 494_032_768
 
 
 def test_gradients_exist_in_a_forward_pass_after_another_one() -> None:
     def gradients(accumulation: int) -> bool:
-        found = held(
+        by_phase = other_bytes(
             critic(model="Qwen/Qwen2.5-7B", trains_concurrently=True), accumulation=accumulation
         )
-        return "critic_gradients" in found["forward"]
+        return "critic_gradients" in by_phase["forward"]
 
     assert gradients(2) and not gradients(1)
 
 
 def test_kept_logits_stay_until_the_next_are_concatenated() -> None:
-    whole, last = (rows * 4 * 16 * 151_936 for rows in (8, 2))
-    keeping = held(
+    full, last = (rows * 4 * 16 * 151_936 for rows in (8, 2))
+    keeping = other_bytes(
         retained_logits=8,
         generation_micro_batch=2,
         completion_length=16,
     )
     assert {phase: parts["logits"] for phase, parts in keeping.items() if phase != "rollout"} == {
-        phase: whole for phase in PHASES if phase not in ("load", "rollout")
+        phase: full for phase in PHASES if phase not in ("load", "rollout")
     }
-    assert keeping["rollout"]["logits"] == 3 * whole, (
+    assert keeping["rollout"]["logits"] == 3 * full, (
         "nothing is generated in this trace: the old, the new and a copy"
     )
-    assert 2 * whole + last < 3 * whole
+    assert 2 * full + last < 3 * full

@@ -57,7 +57,7 @@ def test_every_breakdown_sums_to_its_total_to_the_byte(
         if utilization is None
         else dataclasses.replace(ENGINE, utilization=utilization, sleep=sleep)
     )
-    found = predicted(
+    prediction = predicted(
         composition=composition(
             micro_batch=micro_batch,
             ranks=ranks,
@@ -69,16 +69,16 @@ def test_every_breakdown_sums_to_its_total_to_the_byte(
         trace=training(micro_batch=micro_batch, high_extra_bytes=extra),
         allocator=AllocatorSettings(expandable_segments=expandable),
     )
-    assert sum(found.breakdown.values()) == found.peak_memory_bytes.value
-    assert all(isinstance(size, int) and size > 0 for size in found.breakdown.values())
-    for phase in found.phases:
+    assert sum(prediction.breakdown.values()) == prediction.peak_memory_bytes.value
+    assert all(isinstance(size, int) and size > 0 for size in prediction.breakdown.values())
+    for phase in prediction.phases:
         assert sum(phase.parts.values()) == phase.peak_bytes.value
         assert all(size > 0 for size in phase.parts.values()), phase
-        assert phase.peak_bytes.value <= found.peak_memory_bytes.value
+        assert phase.peak_bytes.value <= prediction.peak_memory_bytes.value
     allocated, reserved, peak = (
-        found.torch_peak_allocated_bytes,
-        found.torch_peak_reserved_bytes,
-        found.peak_memory_bytes,
+        prediction.torch_peak_allocated_bytes,
+        prediction.torch_peak_reserved_bytes,
+        prediction.peak_memory_bytes,
     )
     assert allocated.value <= reserved.value
     assert peak.high - peak.low >= reserved.high - reserved.low - 1 or engine is not None
@@ -115,9 +115,9 @@ def test_one_gpu_computed_by_hand() -> None:
     activations 4 x 30 and logits 50; two workspaces of 8.125, each in a segment of 20, whose rest
     stays unused here.
     """
-    found = predicted()
+    prediction = predicted()
     context = 108 * 3.05 + 195
-    parts = {name: size / MIB for name, size in found.breakdown.items()}
+    parts = {name: size / MIB for name, size in prediction.breakdown.items()}
     assert parts["weights"] == 100
     assert parts["optimizer"] == 200
     assert parts["activations"] == 120
@@ -125,21 +125,24 @@ def test_one_gpu_computed_by_hand() -> None:
     assert parts["workspaces"] == 2 * 8.125
     assert parts["context"] == pytest.approx(context, abs=1e-3)
     assert "engine" not in parts and "communication" not in parts
-    assert found.torch_peak_allocated_bytes.value == pytest.approx(
+    assert prediction.torch_peak_allocated_bytes.value == pytest.approx(
         (100 + 200 + 120 + 50 + 16.25 + 12) * MIB, abs=13 * MIB
     )
-    assert found.peak_memory_bytes.value == pytest.approx(
-        found.torch_peak_reserved_bytes.value + context * MIB, abs=1
+    assert prediction.peak_memory_bytes.value == pytest.approx(
+        prediction.torch_peak_reserved_bytes.value + context * MIB, abs=1
     )
-    assert found.peak_phase is not None
-    assert found.peak_phase.name == "forward"
-    assert found.fits is True
+    assert prediction.peak_phase is not None
+    assert prediction.peak_phase.name == "forward"
+    assert prediction.fits is True
 
 
 def test_a_second_gpu_adds_communication_buffers() -> None:
-    one, two = predicted(), predicted(composition=composition(ranks=2), hardware=hardware(count=2))
+    single, two = (
+        predicted(),
+        predicted(composition=composition(ranks=2), hardware=hardware(count=2)),
+    )
     assert (
-        two.peak_memory_bytes.value - one.peak_memory_bytes.value
+        two.peak_memory_bytes.value - single.peak_memory_bytes.value
         == two.breakdown["communication"]
         == 544 * MIB
     )
@@ -176,10 +179,10 @@ def test_communicators_that_carry_anything(
         generation="engine" if engine else "trainer",
         ranks=2,
     )
-    found = predicted(
+    prediction = predicted(
         composition=dataclasses.replace(ranked, sharded_by=sharded_by), hardware=hardware(count=2)
     )
-    parts = {phase.name: phase.parts for phase in found.phases}
+    parts = {phase.name: phase.parts for phase in prediction.phases}
     assert parts["load"].get("communication", 0) == at_start * 544 * MIB
     assert parts["backward"]["communication"] == in_all * 544 * MIB
 
@@ -193,12 +196,12 @@ def with_engine(**changed: Any) -> Prediction:
 
 
 def test_an_engine_adds_its_share_to_the_trainers() -> None:
-    alone, beside = predicted(), with_engine()
-    added = beside.peak_memory_bytes.value - alone.peak_memory_bytes.value
+    trainer_only, combined = predicted(), with_engine()
+    added = combined.peak_memory_bytes.value - trainer_only.peak_memory_bytes.value
     assert added == pytest.approx(0.3 * 39.5 * GIB, rel=0.1)
-    assert beside.engine is not None
-    assert beside.breakdown["kv_cache"] == pytest.approx(
-        beside.engine.kv_cache_bytes.value, rel=0.01
+    assert combined.engine is not None
+    assert combined.breakdown["kv_cache"] == pytest.approx(
+        combined.engine.kv_cache_bytes.value, rel=0.01
     )
 
 
@@ -217,7 +220,7 @@ def test_an_engine_starts_before_the_first_collective_of_ddp(
         tensor_parallel=tensor_parallel,
         sleep=True,
     )
-    beside = dataclasses.replace(
+    colocated = dataclasses.replace(
         composition(
             engine=engine,
             generation="engine",
@@ -225,8 +228,8 @@ def test_an_engine_starts_before_the_first_collective_of_ddp(
         ),
         sharded_by=sharded_by,
     )
-    found = predicted(composition=beside, hardware=hardware(count=2))
-    parts = {phase.name: phase.parts for phase in found.phases}
+    prediction = predicted(composition=colocated, hardware=hardware(count=2))
+    parts = {phase.name: phase.parts for phase in prediction.phases}
     assert ("communication" in parts["load"], "communication" in parts["rollout"]) == (
         connected,
         True,
@@ -249,38 +252,39 @@ def test_an_offloaded_engine_counts_in_the_rollout_alone() -> None:
 
 def test_during_the_sync_a_waking_engine_has_no_cache_yet() -> None:
     engine = dataclasses.replace(ENGINE, sleep=True)
-    found = predicted(
+    prediction = predicted(
         composition=composition(
             engine=engine,
             generation="engine",
             adapter_rank=16,
         )
     )
-    parts = {phase.name: phase.parts for phase in found.phases}
+    parts = {phase.name: phase.parts for phase in prediction.phases}
     assert "kv_cache" in parts["rollout"] and "kv_cache" not in parts["sync"]
     assert parts["sync"]["workspaces"] > parts["rollout"]["workspaces"]  # the merged matrix
 
 
 def test_a_sync_begins_beside_the_cache_of_the_step_before_it() -> None:
-    beside = composition(engine=dataclasses.replace(ENGINE, sleep=True), generation="engine")
-    found = predicted(
-        composition=beside, trace=training(micro_batch=40)
+    colocated = composition(engine=dataclasses.replace(ENGINE, sleep=True), generation="engine")
+    prediction = predicted(
+        composition=colocated, trace=training(micro_batch=40)
     )  # a step that takes more than the engine's wake
-    by_name = {phase.name: phase for phase in found.phases}
+    by_name = {phase.name: phase for phase in prediction.phases}
     assert by_name["sync"].peak_bytes == by_name["optimizer"].peak_bytes
     assert sum(by_name["sync"].parts.values()) == pytest.approx(
         by_name["sync"].peak_bytes.value, abs=1
     )
     assert "gradients" not in by_name["sync"].parts and "kv_cache" not in by_name["sync"].parts
-    assert found.peak_phase is not None and found.peak_phase.name != "sync"
+    assert prediction.peak_phase is not None and prediction.peak_phase.name != "sync"
 
 
 def test_an_engine_that_wakes_at_once_has_its_cache_during_the_sync() -> None:
-    later, whole = with_engine(sleep=True), with_engine(sleep=True, wakes_at_once=True)
-    parts = {phase.name: phase.parts for phase in whole.phases}
+    later, immediate = with_engine(sleep=True), with_engine(sleep=True, wakes_at_once=True)
+    parts = {phase.name: phase.parts for phase in immediate.phases}
     assert parts["sync"]["kv_cache"] == parts["rollout"]["kv_cache"] > 0
     peaks = [
-        {phase.name: phase.peak_bytes.value for phase in found.phases} for found in (later, whole)
+        {phase.name: phase.peak_bytes.value for phase in prediction.phases}
+        for prediction in (later, immediate)
     ]
     assert peaks[1]["sync"] == pytest.approx(peaks[0]["sync"] + parts["sync"]["kv_cache"], abs=2)
 
@@ -299,15 +303,15 @@ def test_the_installed_release_of_the_engine_decides_its_cache() -> None:
 
 
 def test_an_engine_without_room_fails_with_its_own_message() -> None:
-    found = with_engine(utilization=0.05)
-    assert found.fits is False
-    assert found.failure is not None and "gpu_memory_utilization" in found.failure
+    prediction = with_engine(utilization=0.05)
+    assert prediction.fits is False
+    assert prediction.failure is not None and "gpu_memory_utilization" in prediction.failure
 
 
 def test_an_engine_on_other_devices_takes_nothing_here_with_a_note() -> None:
-    found = predicted(composition=composition(generation="server"))
-    assert found.engine is None and "engine" not in found.breakdown
-    assert any("other devices" in assumption for assumption in found.assumptions)
+    prediction = predicted(composition=composition(generation="server"))
+    assert prediction.engine is None and "engine" not in prediction.breakdown
+    assert any("other devices" in assumption for assumption in prediction.assumptions)
 
 
 def test_transformers_generation_has_its_cache_in_the_trainers_memory() -> None:
@@ -334,21 +338,21 @@ def test_verdicts_by_the_interval_and_the_limit() -> None:
 
 def test_only_an_undecided_prediction_depends_on_something() -> None:
     for limit in (GIB // 4, GIB, 40 * GIB):
-        found = predicted(limit_bytes=limit)
-        assert bool(found.depends_on) is (found.fits is None)
+        prediction = predicted(limit_bytes=limit)
+        assert bool(prediction.depends_on) is (prediction.fits is None)
 
 
 def test_the_driver_keeps_a_part_of_the_device() -> None:
     """Within the limit, but above what CUDA has to give."""
     small = dataclasses.replace(A100, memory_mib=1300)
-    found = predicted(
+    prediction = predicted(
         gpu=small,
         hardware=hardware(small),
         limit_bytes=small.memory_bytes,
     )
-    assert found.peak_memory_bytes.value < small.memory_bytes
-    assert found.fits is not True
-    assert any("CUDA offers" in assumption for assumption in found.assumptions)
+    assert prediction.peak_memory_bytes.value < small.memory_bytes
+    assert prediction.fits is not True
+    assert any("CUDA offers" in assumption for assumption in prediction.assumptions)
 
 
 def test_near_the_limit_less_memory_suffices_after_emptying_the_cache() -> None:
@@ -371,13 +375,14 @@ def test_near_the_limit_less_memory_suffices_after_emptying_the_cache() -> None:
 def test_a_crowded_device_is_marked() -> None:
     peak = int(predicted().peak_memory_bytes.value)
     crowded = dataclasses.replace(A100, memory_mib=int(peak / 0.95 / MIB), seen_by="torch")
-    found = predicted(
+    prediction = predicted(
         gpu=crowded,
         hardware=hardware(crowded),
         limit_bytes=crowded.memory_bytes,
     )
     assert any(
-        "90%" in assumption or "empty its cache" in assumption for assumption in found.assumptions
+        "90%" in assumption or "empty its cache" in assumption
+        for assumption in prediction.assumptions
     )
     assert not any("90%" in assumption for assumption in predicted().assumptions)
 
@@ -410,13 +415,15 @@ def test_models_outside_a_generic_step_are_counted() -> None:
         trains=True,
     )
     plain = predicted(trace=training(basis="generic"))
-    more = predicted(
-        trace=training(basis="generic"), composition=composition(others=(reference, critic))
+    extended = predicted(
+        trace=training(basis="generic"), composition=composition(other_models=(reference, critic))
     )
-    assert more.breakdown["weights"] == plain.breakdown["weights"]
-    assert more.breakdown["reference_weights"] == more.breakdown["critic_weights"] == 100 * MIB
-    assert more.breakdown["critic_optimizer"] == 200 * MIB
-    traced = predicted(composition=composition(others=(reference,)))
+    assert extended.breakdown["weights"] == plain.breakdown["weights"]
+    assert (
+        extended.breakdown["reference_weights"] == extended.breakdown["critic_weights"] == 100 * MIB
+    )
+    assert extended.breakdown["critic_optimizer"] == 200 * MIB
+    traced = predicted(composition=composition(other_models=(reference,)))
     assert traced.breakdown == predicted().breakdown  # a traced step has its reference in it
 
 
@@ -427,8 +434,8 @@ def test_experts_only_raise_the_upper_end() -> None:
 
 
 def test_an_unknown_gpu_has_a_wider_interval_and_a_note() -> None:
-    known, unknown = predicted(), predicted(gpu=None, hardware=hardware(None))
-    assert unknown.peak_memory_bytes.high > known.peak_memory_bytes.high
+    catalogued, unknown = predicted(), predicted(gpu=None, hardware=hardware(None))
+    assert unknown.peak_memory_bytes.high > catalogued.peak_memory_bytes.high
     assert any("catalogue" in assumption for assumption in unknown.assumptions)
 
 
@@ -439,13 +446,13 @@ def test_an_unknown_gpu_has_a_wider_interval_and_a_note() -> None:
 def test_a_step_with_other_sizes_predicts_like_a_trace_of_those_sizes(
     engine: EngineSettings | None,
 ) -> None:
-    made = composition(
+    composed = composition(
         engine=engine,
         generation="none" if engine is None else "engine",
         adapter_rank=16,
     )
     small, large = (
-        situation(composition=made, trace=training(micro_batch=batch)) for batch in (1, 3)
+        situation(composition=composed, trace=training(micro_batch=batch)) for batch in (1, 3)
     )
     stage = StepStage(small.trace, step_context(small)).at(
         np.array(large.trace.sizes), step_context(large)
@@ -481,23 +488,23 @@ def on_cpu(**changed: Any) -> Prediction:
 
 
 def test_on_a_cpu_processes_count() -> None:
-    found = on_cpu()
-    assert found.breakdown["weights"] == 100 * MIB
-    assert found.breakdown["processes"] >= (345 + 40) * MIB
-    assert sum(found.breakdown.values()) == found.peak_memory_bytes.value
-    assert not {"context", "fragmentation", "workspaces"} & set(found.breakdown)
-    assert found.torch_peak_allocated_bytes.value == 470 * MIB
+    prediction = on_cpu()
+    assert prediction.breakdown["weights"] == 100 * MIB
+    assert prediction.breakdown["processes"] >= (345 + 40) * MIB
+    assert sum(prediction.breakdown.values()) == prediction.peak_memory_bytes.value
+    assert not {"context", "fragmentation", "workspaces"} & set(prediction.breakdown)
+    assert prediction.torch_peak_allocated_bytes.value == 470 * MIB
 
 
 def test_on_a_cpu_all_ranks_share_one_memory_but_the_imports_once() -> None:
-    one, two = on_cpu(), on_cpu(ranks=2)
+    single, two = on_cpu(), on_cpu(ranks=2)
     assert two.breakdown["weights"] == 200 * MIB
-    assert two.peak_memory_bytes.value < 2 * one.peak_memory_bytes.value
+    assert two.peak_memory_bytes.value < 2 * single.peak_memory_bytes.value
 
 
 def test_on_a_cpu_small_models_have_wide_intervals() -> None:
-    found = on_cpu().peak_memory_bytes
-    assert found.high / found.low > 2
+    peak = on_cpu().peak_memory_bytes
+    assert peak.high / peak.low > 2
 
 
 def test_a_reward_model_counts_on_a_cpu_as_on_a_gpu_and_on_every_rank() -> None:
@@ -518,24 +525,26 @@ def test_a_reward_model_counts_on_a_cpu_as_on_a_gpu_and_on_every_rank() -> None:
             memory_bytes=16 * GIB,
             here=True,
         )
-        made = composition(ranks=ranks, others=(judge,))
+        composed = composition(ranks=ranks, other_models=(judge,))
         return predicted(
             hardware=machine,
             gpu=None,
-            composition=made,
+            composition=composed,
             limit_bytes=16 * GIB,
         )
 
     for ranks in (1, 2):
-        found, without = with_judge(ranks), on_cpu(ranks=ranks)
-        assert found.breakdown["reward_weights"] == ranks * weights
-        assert sum(found.breakdown.values()) == found.peak_memory_bytes.value
+        prediction, without = with_judge(ranks), on_cpu(ranks=ranks)
+        assert prediction.breakdown["reward_weights"] == ranks * weights
+        assert sum(prediction.breakdown.values()) == prediction.peak_memory_bytes.value
         assert (
-            found.torch_peak_allocated_bytes.value - without.torch_peak_allocated_bytes.value
+            prediction.torch_peak_allocated_bytes.value - without.torch_peak_allocated_bytes.value
             == weights
         )
         for end in ("low", "value", "high"):
-            assert getattr(found.peak_memory_bytes, end) > getattr(without.peak_memory_bytes, end)
+            assert getattr(prediction.peak_memory_bytes, end) > getattr(
+                without.peak_memory_bytes, end
+            )
 
 
 def test_torchs_peak_includes_the_other_models() -> None:
@@ -546,24 +555,24 @@ def test_torchs_peak_includes_the_other_models() -> None:
         dtype="bfloat16",
         trains=False,
     )
-    found, without = predicted(composition=composition(others=(judge,))), predicted()
+    prediction, without = predicted(composition=composition(other_models=(judge,))), predicted()
     assert (
-        found.torch_peak_allocated_bytes.value - without.torch_peak_allocated_bytes.value
+        prediction.torch_peak_allocated_bytes.value - without.torch_peak_allocated_bytes.value
         == 2 * 494_032_768
     )
 
 
 def test_an_offloaded_optimizer_is_not_back_while_weights_are_sent() -> None:
     """Setups whose sync is modelled by the gathered bytes."""
-    made = composition(engine=dataclasses.replace(ENGINE, sleep=True), generation="engine")
-    sending = dataclasses.replace(made, sync_gathers="parameter", sync_buffer_bytes=64 * MIB)
+    composed = composition(engine=dataclasses.replace(ENGINE, sleep=True), generation="engine")
+    sending = dataclasses.replace(composed, sync_gathers="parameter", sync_buffer_bytes=64 * MIB)
     stays, leaves = (
         predicted(composition=dataclasses.replace(sending, offloaded_in_rollout=away))
         for away in ((), ("optimizer",))
     )
 
-    def at(found: Prediction, name: str) -> float:
-        return next(phase.peak_bytes.value for phase in found.phases if phase.name == name)
+    def at(prediction: Prediction, name: str) -> float:
+        return next(phase.peak_bytes.value for phase in prediction.phases if phase.name == name)
 
     assert at(stays, "sync") - at(leaves, "sync") == 200 * MIB
     assert at(stays, "backward") == at(leaves, "backward")

@@ -17,13 +17,13 @@ def test_phases_by_hand() -> None:
     """Weights 100; activations 4 x 30 and logits 50; in the backward pass one gradient per freed
     activation.
     """
-    found = {(held.phase, held.step): held for held in replay(training(steps=2)).phases}
-    assert found["load", 0].requested_bytes == 100 * MIB
-    assert found["forward", 0].requested_bytes == 270 * MIB
-    assert found["backward", 0].requested_bytes == 270 * MIB
-    assert found["optimizer", 0].requested_bytes == (100 + 100 + 200) * MIB
-    assert found["forward", 1].requested_bytes == (100 + 200 + 170) * MIB
-    assert found["forward", 1].parts == {
+    phases = {(use.phase, use.step): use for use in replay(training(steps=2)).phases}
+    assert phases["load", 0].requested_bytes == 100 * MIB
+    assert phases["forward", 0].requested_bytes == 270 * MIB
+    assert phases["backward", 0].requested_bytes == 270 * MIB
+    assert phases["optimizer", 0].requested_bytes == (100 + 100 + 200) * MIB
+    assert phases["forward", 1].requested_bytes == (100 + 200 + 170) * MIB
+    assert phases["forward", 1].parts == {
         "weights": 100 * MIB,
         "optimizer": 200 * MIB,
         "activations": 120 * MIB,
@@ -35,34 +35,34 @@ def test_segments_by_hand() -> None:
     """25 MiB in segments of 26, the rest too small to split off; 30 and 50 in segments of their
     own size.
     """
-    found = {(held.phase, held.step): held for held in replay(training(steps=1)).phases}
-    assert found["load", 0].reserved_bytes == 4 * 26 * MIB
-    assert found["load", 0].allocated_bytes == 4 * 26 * MIB
-    assert found["forward", 0].reserved_bytes == (4 * 26 + 4 * 30 + 50) * MIB
+    phases = {(use.phase, use.step): use for use in replay(training(steps=1)).phases}
+    assert phases["load", 0].reserved_bytes == 4 * 26 * MIB
+    assert phases["load", 0].allocated_bytes == 4 * 26 * MIB
+    assert phases["forward", 0].reserved_bytes == (4 * 26 + 4 * 30 + 50) * MIB
 
 
 def test_later_phases_include_the_cache_of_earlier_ones() -> None:
-    held = replay(training(steps=2)).phases
-    reserved = [one.reserved_bytes for one in held]
+    phases = replay(training(steps=2)).phases
+    reserved = [use.reserved_bytes for use in phases]
     assert reserved == sorted(reserved)
 
 
 def test_the_requested_peak_equals_the_traces() -> None:
     trace = training(micro_batch=3)
-    assert max(held.requested_bytes for held in replay(trace).phases) == trace.peak_bytes
+    assert max(use.requested_bytes for use in replay(trace).phases) == trace.peak_bytes
 
 
 def test_expandable_segments_reserve_what_is_allocated_up_to_a_page() -> None:
-    found = replay(training(), settings=AllocatorSettings(expandable_segments=True))
-    assert max(held.allocated_bytes for held in found.phases) == 470 * MIB
-    assert max(held.requested_bytes for held in found.phases) == 470 * MIB
-    assert found.reserved_bytes == 480 * MIB
+    replayed = replay(training(), settings=AllocatorSettings(expandable_segments=True))
+    assert max(use.allocated_bytes for use in replayed.phases) == 470 * MIB
+    assert max(use.requested_bytes for use in replayed.phases) == 470 * MIB
+    assert replayed.reserved_bytes == 480 * MIB
 
 
 def test_out_of_memory_reports_the_phase_and_stops() -> None:
-    found = replay(training(), capacity_bytes=200 * MIB)
-    assert found.out_of_memory is not None
-    assert [held.phase for held in found.phases] == ["load", "forward"]
+    replayed = replay(training(), capacity_bytes=200 * MIB)
+    assert replayed.out_of_memory is not None
+    assert [use.phase for use in replayed.phases] == ["load", "forward"]
 
 
 def test_just_enough_room_is_enough() -> None:
@@ -76,18 +76,22 @@ def test_less_suffices_with_the_cache_emptied() -> None:
     first = book.make(60 * MIB, "weights")
     book.drop(first)
     book.make(80 * MIB, "weights")
-    found = replay(book.trace(), capacity_bytes=100 * MIB)
-    assert (found.retries, found.reserved_bytes, found.out_of_memory) == (1, 80 * MIB, None)
+    replayed = replay(book.trace(), capacity_bytes=100 * MIB)
+    assert (replayed.retries, replayed.reserved_bytes, replayed.out_of_memory) == (
+        1,
+        80 * MIB,
+        None,
+    )
 
 
 def test_the_resting_state_has_an_emptied_cache() -> None:
     trace = training(steps=2)
     second = next(mark.event for mark in trace.marks if mark.step == 1)
-    kept = replay(trace, resting_before=second).resting
+    cached = replay(trace, resting_before=second).resting
     emptied = replay(trace, resting_before=second, empty_cache_before=[second]).resting
-    assert kept is not None and emptied is not None
-    assert kept.parts == emptied.parts == {"weights": 100 * MIB, "optimizer": 200 * MIB}
-    assert emptied.reserved_bytes < kept.reserved_bytes
+    assert cached is not None and emptied is not None
+    assert cached.parts == emptied.parts == {"weights": 100 * MIB, "optimizer": 200 * MIB}
+    assert emptied.reserved_bytes < cached.reserved_bytes
     assert emptied.reserved_bytes >= emptied.allocated_bytes
 
 
@@ -149,32 +153,32 @@ def test_a_deferred_block_is_reused_after_the_other_stream_passed(
     """Three in a row; the first returns before the second, the third, or never. The second
     always waits.
     """
-    found = replay(trace(1, -1, 2, -2, 3, returns={0: before, 1: 99}))
-    assert found.reserved_bytes == (reserved if before == 2 else max(reserved, 40 * MIB))
-    (held,) = found.phases
-    assert held.allocated_bytes == held.requested_bytes == 20 * MIB, (
+    replayed = replay(trace(1, -1, 2, -2, 3, returns={0: before, 1: 99}))
+    assert replayed.reserved_bytes == (reserved if before == 2 else max(reserved, 40 * MIB))
+    (use,) = replayed.phases
+    assert use.allocated_bytes == use.requested_bytes == 20 * MIB, (
         "a deferred block is not allocated"
     )
 
 
 def test_emptying_the_cache_waits_for_every_stream() -> None:
-    both = CachingAllocator(streams={1: 1}, returns={0: 99, 1: 99})
+    allocator = CachingAllocator(streams={1: 1}, returns={0: 99, 1: 99})
     for number in (0, 1):
-        both.malloc(number, 20 * MIB)
-        both.free(number)
-    assert both.reserved == 40 * MIB and both.allocated == both.requested == 0
-    both.empty_cache()
-    assert both.reserved == 0
+        allocator.malloc(number, 20 * MIB)
+        allocator.free(number)
+    assert allocator.reserved == 40 * MIB and allocator.allocated == allocator.requested == 0
+    allocator.empty_cache()
+    assert allocator.reserved == 0
 
 
 def test_streams_share_the_device_and_empty_the_cache_together() -> None:
-    held = trace(1, 2, streams={1: 1})
-    assert replay(held, capacity_bytes=30 * MIB).out_of_memory is not None
-    assert replay(held, capacity_bytes=40 * MIB).out_of_memory is None
+    two_streams = trace(1, 2, streams={1: 1})
+    assert replay(two_streams, capacity_bytes=30 * MIB).out_of_memory is not None
+    assert replay(two_streams, capacity_bytes=40 * MIB).out_of_memory is None
     cached = replay(trace(1, -1, 2, streams={1: 1}), capacity_bytes=30 * MIB)
     assert cached.out_of_memory is None and cached.retries == 1
 
 
 def test_a_block_that_returns_before_the_next_request_changes_nothing() -> None:
-    one = trace(1, 2, -2, 3)
-    assert replay(replace(one, returns={1: 2})).reserved_bytes == replay(one).reserved_bytes
+    plain = trace(1, 2, -2, 3)
+    assert replay(replace(plain, returns={1: 2})).reserved_bytes == replay(plain).reserved_bytes

@@ -43,14 +43,14 @@ def requests(
     ]
 
 
-def watched(given: Sequence[Request], limits: EngineLimits) -> tuple[Rollout, list[Pass]]:
+def watched(batch: Sequence[Request], limits: EngineLimits) -> tuple[Rollout, list[Pass]]:
     passes: list[Pass] = []
 
-    def seconds(one: Pass) -> float:
-        passes.append(one)
+    def seconds(engine_pass: Pass) -> float:
+        passes.append(engine_pass)
         return 1.0
 
-    return simulate(given, limits, seconds), passes
+    return simulate(batch, limits, seconds), passes
 
 
 def drawn(count: int, seed: int) -> list[int]:
@@ -59,8 +59,8 @@ def drawn(count: int, seed: int) -> list[int]:
 
 
 def test_all_at_once_take_as_many_passes_as_the_longest_has_tokens() -> None:
-    found, _ = watched(requests([5, 80, 200, 1]), ENOUGH)
-    assert found.passes == 200 and found.seconds == 200 and found.preemptions == 0
+    rollout, _ = watched(requests([5, 80, 200, 1]), ENOUGH)
+    assert rollout.passes == 200 and rollout.seconds == 200 and rollout.preemptions == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -74,32 +74,37 @@ def test_no_schedule_beats_the_longest_completion_or_the_batch(
         max_batched_tokens=512,
         blocks=blocks,
     )
-    found, passes = watched(requests(lengths), limits)
-    assert found.passes >= max(max(lengths), sum(lengths) / limits.max_num_seqs)
-    assert all(one.decoding <= limits.max_num_seqs for one in passes)
-    assert all(one.decoding + one.prefilled <= limits.max_batched_tokens for one in passes)
+    rollout, passes = watched(requests(lengths), limits)
+    assert rollout.passes >= max(max(lengths), sum(lengths) / limits.max_num_seqs)
+    assert all(engine_pass.decoding <= limits.max_num_seqs for engine_pass in passes)
+    assert all(
+        engine_pass.decoding + engine_pass.prefilled <= limits.max_batched_tokens
+        for engine_pass in passes
+    )
     # Every token but the first of each admission is decoded.
-    assert found.mean_decoding * found.passes == sum(lengths) - len(lengths) - found.preemptions
+    assert (
+        rollout.mean_decoding * rollout.passes == sum(lengths) - len(lengths) - rollout.preemptions
+    )
 
 
 def test_freed_places_are_taken_at_once() -> None:
     limits = EngineLimits(max_num_seqs=2, max_batched_tokens=4096)
-    found, _ = watched(requests([10, 100, 90]), limits)
-    assert found.passes == 100
+    rollout, _ = watched(requests([10, 100, 90]), limits)
+    assert rollout.passes == 100
 
 
 def test_long_prompts_are_read_in_chunks() -> None:
     _, passes = watched(
         requests([1], prompt=1000), EngineLimits(max_num_seqs=1, max_batched_tokens=256)
     )
-    assert [one.prefilled for one in passes] == [256, 256, 256, 232]
+    assert [engine_pass.prefilled for engine_pass in passes] == [256, 256, 256, 232]
 
 
 def test_a_group_reads_the_full_blocks_of_its_prompt_once() -> None:
-    alone = watched(requests([4] * 8, prompt=100), ENOUGH)[1]
+    ungrouped = watched(requests([4] * 8, prompt=100), ENOUGH)[1]
     together = watched(requests([4] * 8, prompt=100, group=8), ENOUGH)[1]
-    assert sum(one.prefilled for one in alone) == 8 * 100
-    assert sum(one.prefilled for one in together) == 100 + 7 * (100 - 96)
+    assert sum(engine_pass.prefilled for engine_pass in ungrouped) == 8 * 100
+    assert sum(engine_pass.prefilled for engine_pass in together) == 100 + 7 * (100 - 96)
 
 
 def test_a_full_cache_preempts_the_last_admitted() -> None:
@@ -108,17 +113,22 @@ def test_a_full_cache_preempts_the_last_admitted() -> None:
         max_batched_tokens=4096,
         blocks=30,
     )
-    found, _ = watched(requests([100] * 8), tight)
+    rollout, _ = watched(requests([100] * 8), tight)
     free, _ = watched(requests([100] * 8), ENOUGH)
-    assert found.preemptions > 0 and found.passes > free.passes
+    assert rollout.preemptions > 0 and rollout.passes > free.passes
 
 
 def test_passes_computed_at_once_cost_what_single_ones_do() -> None:
     """A cost that is linear in the context: the mean context of equal passes is exact."""
-    given = requests(drawn(20, 1))
+    batch = requests(drawn(20, 1))
 
-    def cost(one: Pass) -> float:
-        return 1 + 0.1 * one.decoding + 0.001 * one.context + 0.01 * one.prefilled
+    def cost(engine_pass: Pass) -> float:
+        return (
+            1
+            + 0.1 * engine_pass.decoding
+            + 0.001 * engine_pass.context
+            + 0.01 * engine_pass.prefilled
+        )
 
     one_by_one = EngineLimits(
         max_num_seqs=20,
@@ -126,8 +136,8 @@ def test_passes_computed_at_once_cost_what_single_ones_do() -> None:
         block_tokens=1,
         blocks=20 * 232 + 19,
     )
-    at_once = simulate(given, EngineLimits(max_num_seqs=20, max_batched_tokens=4096), cost)
-    assert simulate(given, one_by_one, cost).seconds == pytest.approx(at_once.seconds)
+    at_once = simulate(batch, EngineLimits(max_num_seqs=20, max_batched_tokens=4096), cost)
+    assert simulate(batch, one_by_one, cost).seconds == pytest.approx(at_once.seconds)
 
 
 def test_a_sequence_that_never_fits_is_refused() -> None:
@@ -139,7 +149,7 @@ def test_a_sequence_that_never_fits_is_refused() -> None:
                 max_batched_tokens=4096,
                 blocks=5,
             ),
-            lambda one: 1.0,
+            lambda engine_pass: 1.0,
         )
 
 
@@ -172,28 +182,28 @@ def cycle(split: SplitEngines, lengths: TokenLengths | None = TAIL, **changes: A
     )
 
 
-def period(found: Cycle) -> float:
-    return sum(spent.value for spent in found.seconds.values())
+def period(result: Cycle) -> float:
+    return sum(spent.value for spent in result.seconds.values())
 
 
-def both(found: Cycle) -> tuple[float, float]:
-    assert found.pipeline is not None
-    return found.pipeline.generation.value, found.pipeline.training.value
+def generation_and_training(result: Cycle) -> tuple[float, float]:
+    assert result.pipeline is not None
+    return result.pipeline.generation.value, result.pipeline.training.value
 
 
 def test_by_turns_training_waits_for_all_of_the_generation() -> None:
-    found = cycle(SPLIT)
-    generation, training = both(found)
-    assert found.seconds["rollout"].value == generation
-    assert period(found) == pytest.approx(generation + training)
+    result = cycle(SPLIT)
+    generation, training = generation_and_training(result)
+    assert result.seconds["rollout"].value == generation
+    assert period(result) == pytest.approx(generation + training)
 
 
 @pytest.mark.parametrize("gpus", [1, 4, 64])
 def test_one_batch_ahead_the_slower_side_sets_the_pace(gpus: int) -> None:
-    found = cycle(replace(SPLIT, gpus=gpus, overlap="batch"), generation_batch=512)
-    generation, training = both(found)
-    sync = found.seconds["sync"].value
-    assert period(found) == pytest.approx(max(generation, training - sync) + sync)
+    result = cycle(replace(SPLIT, gpus=gpus, overlap="batch"), generation_batch=512)
+    generation, training = generation_and_training(result)
+    sync = result.seconds["sync"].value
+    assert period(result) == pytest.approx(max(generation, training - sync) + sync)
 
 
 def test_a_stream_of_completions_has_no_tail() -> None:
@@ -204,7 +214,7 @@ def test_a_stream_of_completions_has_no_tail() -> None:
         at_sync="pause",
     )
     (stream, _), (batch, _) = (
-        both(cycle(split)) for split in (ahead, replace(SPLIT, overlap="batch"))
+        generation_and_training(cycle(split)) for split in (ahead, replace(SPLIT, overlap="batch"))
     )
     assert stream < 0.8 * batch, "the longest completion of a batch no longer holds the others up"
 
@@ -221,7 +231,8 @@ def test_equal_lengths_leave_no_tail_to_gain() -> None:
         at_sync="pause",
     )
     (stream, _), (batch, _) = (
-        both(cycle(split, None)) for split in (ahead, replace(full, overlap="batch"))
+        generation_and_training(cycle(split, None))
+        for split in (ahead, replace(full, overlap="batch"))
     )
     assert stream == pytest.approx(batch, rel=0.02)
 
@@ -229,7 +240,8 @@ def test_equal_lengths_leave_no_tail_to_gain() -> None:
 def test_completions_that_end_early_keep_the_tail_and_interrupted_ones_are_read_again() -> None:
     ahead = replace(SPLIT, overlap="stream", batches_ahead=1.0)
     times = {
-        how: both(cycle(replace(ahead, at_sync=how)))[0] for how in ("pause", "recompute", "drain")
+        how: generation_and_training(cycle(replace(ahead, at_sync=how)))[0]
+        for how in ("pause", "recompute", "drain")
     }  # type: ignore[arg-type]
     assert times["pause"] < times["recompute"] < times["drain"]
 
@@ -243,9 +255,14 @@ def test_a_stream_without_completions_ahead_lies_between_turns_and_one_batch_ahe
 
 
 def test_replicas_and_tensor_parallelism_share_the_completions() -> None:
-    one, two = both(cycle(SPLIT))[0], both(cycle(replace(SPLIT, gpus=2)))[0]
-    split = both(cycle(replace(SPLIT, gpus=2, engine=replace(SPLIT.engine, tensor_parallel=2))))[0]
-    assert two < one and split < one
+    single, two = (
+        generation_and_training(cycle(SPLIT))[0],
+        generation_and_training(cycle(replace(SPLIT, gpus=2)))[0],
+    )
+    split = generation_and_training(
+        cycle(replace(SPLIT, gpus=2, engine=replace(SPLIT.engine, tensor_parallel=2)))
+    )[0]
+    assert two < single and split < single
 
 
 def test_fewer_tasks_in_flight_generate_more_slowly() -> None:
@@ -255,12 +272,18 @@ def test_fewer_tasks_in_flight_generate_more_slowly() -> None:
         batches_ahead=1.0,
         at_sync="pause",
     )
-    assert both(cycle(replace(stream, in_flight=4)))[0] > 3 * both(cycle(stream))[0]
+    assert (
+        generation_and_training(cycle(replace(stream, in_flight=4)))[0]
+        > 3 * generation_and_training(cycle(stream))[0]
+    )
 
 
 def test_training_ranks_do_not_generate() -> None:
     """The server's time depends on its own GPUs alone."""
-    assert both(cycle(SPLIT, ranks=1))[0] == both(cycle(SPLIT, ranks=4, sharded_by="zero3"))[0]
+    assert (
+        generation_and_training(cycle(SPLIT, ranks=1))[0]
+        == generation_and_training(cycle(SPLIT, ranks=4, sharded_by="zero3"))[0]
+    )
 
 
 @pytest.mark.parametrize("overlap", ["none", "batch", "stream"])

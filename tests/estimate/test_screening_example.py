@@ -35,9 +35,9 @@ def step(point: Point, layers: int) -> Trace:
     batch, length = point.micro_batch, point.prompt + point.completion
     hidden = 2 * batch * length
     weights = list(range(1, layers + 1))
-    kept = list(range(layers + 1, 2 * layers + 1))
+    activations = list(range(layers + 1, 2 * layers + 1))
     optimizer_list = 2 * layers + 1
-    events = [*weights, *kept, *(-number for number in reversed(kept))]
+    events = [*weights, *activations, *(-number for number in reversed(activations))]
     events += [optimizer_list, -optimizer_list]
 
     marks = [
@@ -185,15 +185,15 @@ def test_each_instance_frees_what_it_has_made() -> None:
 
 def test_the_full_trace_has_six_layers() -> None:
     model = surveyed()
-    whole = step(FIRST, LAYERS)
+    full = step(FIRST, LAYERS)
     # fmt: off
     assert model.trace.events == (
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, -12, -11, -10, -9, -8, -7, 13, -13,
     )
     # fmt: on
-    assert model.trace.events == whole.events and model.trace.marks == whole.marks
+    assert model.trace.events == full.events and model.trace.marks == full.marks
     assert model.trace.sizes == (*[100] * 6, *[32] * 6, 64)
-    assert model.trace.inventory == whole.inventory
+    assert model.trace.inventory == full.inventory
     # The short model's allocations; the weights of the three further layers have none.
     assert model.stretched.origin.tolist() == [-1, -1, -1, 0, 1, 2, 3, 4, 4, 4, 4, 5, 6]
     assert model.stretched.growth.tolist() == [100] * 3 + [0] * 9 + [24]

@@ -60,12 +60,12 @@ def test_the_table_of_requests_is_most_of_what_the_pools_take_besides(row: dict[
 
 @pytest.mark.parametrize("row", CAPTURED, ids=name)
 def test_captured_graphs_are_in_the_interval(row: dict[str, Any]) -> None:
-    found = graph_bytes(shape_of(row), 2, row.get("tensor_parallel", 1), row["captured"], 8192)
-    assert found.low <= row["graphs"] * GIB <= found.high
+    estimate = graph_bytes(shape_of(row), 2, row.get("tensor_parallel", 1), row["captured"], 8192)
+    assert estimate.low <= row["graphs"] * GIB <= estimate.high
 
 
 def fitted(**about: Any) -> EngineUse:
-    other = about.pop("other", 0)
+    other_bytes = about.pop("other", 0)
     settings = EngineSettings(
         **{
             "utilization": 0.5,
@@ -81,16 +81,18 @@ def fitted(**about: Any) -> EngineUse:
         dtype="bfloat16",
         gpu=None,
         device_memory_bytes=80 * GIB,
-        other_bytes=other,
+        other_bytes=other_bytes,
     )
 
 
 def test_the_share_is_one_of_the_free_memory() -> None:
-    alone, beside = fitted(), fitted(other=20 * GIB)
-    assert alone.kv is not None and beside.kv is not None
-    assert alone.kv.kv_cache_bytes.value - beside.kv.kv_cache_bytes.value == pytest.approx(10 * GIB)
-    assert alone.failure is None and sum(alone.parts.values()) == pytest.approx(
-        alone.reserved_bytes.value
+    unshared, shared = fitted(), fitted(other=20 * GIB)
+    assert unshared.kv is not None and shared.kv is not None
+    assert unshared.kv.kv_cache_bytes.value - shared.kv.kv_cache_bytes.value == pytest.approx(
+        10 * GIB
+    )
+    assert unshared.failure is None and sum(unshared.parts.values()) == pytest.approx(
+        unshared.reserved_bytes.value
     )
 
 

@@ -87,10 +87,10 @@ def plain(
             )
         )
         uses.append((len(events), 0, 0))
-        held = []
+        activations = []
         for layer in range(layers):
             uses.append((len(events), 1, layer))
-            held.append(new(10, "activations"))
+            activations.append(new(10, "activations"))
             uses.append((len(events), 2, layer))
         marks.append(
             Mark(
@@ -104,7 +104,7 @@ def plain(
             uses.append((len(events), 3, layer))
             gradients[layer] = new(SIZE, "gradients")
             uses.append((len(events), 5, layer, gradients[layer]))
-            gone(held[layer])
+            gone(activations[layer])
             uses.append((len(events), 4, layer))
         marks.append(
             Mark(
@@ -174,11 +174,11 @@ def test_every_kind_writes_a_consistent_trace(kind: str, device: str) -> None:
         trace, Sharding.of({"kind": kind, "ranks": 3, "options": {"reduce_bucket_size": 1500}})
     ).trace
     assert balanced(sharded)
-    ours, theirs = (
-        [(mark.phase, mark.step) for mark in one.marks if mark.phase != "load"]
-        for one in (sharded, trace)
+    sharded_phases, traced_phases = (
+        [(mark.phase, mark.step) for mark in written.marks if mark.phase != "load"]
+        for written in (sharded, trace)
     )
-    assert ours == theirs
+    assert sharded_phases == traced_phases
     assert [mark.event for mark in sharded.marks] == sorted(mark.event for mark in sharded.marks)
     assert sharded.marks[-1].event <= len(sharded.events)
 
@@ -202,7 +202,7 @@ def test_a_trace_without_an_optimizer_step_is_refused() -> None:
 
 def test_ddp_adds_one_copy_of_the_gradients_unless_they_are_views_of_it() -> None:
     trace = plain()
-    beside = apply(trace, Sharding(kind="ddp", ranks=2)).trace
+    copies = apply(trace, Sharding(kind="ddp", ranks=2)).trace
     views = apply(
         trace,
         Sharding(
@@ -211,8 +211,8 @@ def test_ddp_adds_one_copy_of_the_gradients_unless_they_are_views_of_it() -> Non
             gradient_as_bucket_view=True,
         ),
     ).trace
-    assert beside.peak_bytes == trace.peak_bytes + 4 * SIZE
-    assert live_at_end(beside)["communication"] == 4 * SIZE
+    assert copies.peak_bytes == trace.peak_bytes + 4 * SIZE
+    assert live_at_end(copies)["communication"] == 4 * SIZE
     # A gradient is copied into its bucket at once: one extra at a time.
     assert max_of(views, "gradients") == SIZE
 
@@ -222,12 +222,13 @@ def test_ddp_rebuilds_its_buckets_in_the_order_of_the_gradients() -> None:
     assert trace.usage is not None
     sizes = [(at + 1) * MIB for at in range(len(trace.usage.parameters))]
     big = tuple(
-        replace(one, size=size) for one, size in zip(trace.usage.parameters, sizes, strict=True)
+        replace(parameter, size=size)
+        for parameter, size in zip(trace.usage.parameters, sizes, strict=True)
     )
     trace = replace(trace, usage=replace(trace.usage, parameters=big))
 
     def buckets(step: int, **options: Any) -> list[int]:
-        found = apply(
+        sharded = apply(
             trace,
             Sharding(
                 kind="ddp",
@@ -238,14 +239,16 @@ def test_ddp_rebuilds_its_buckets_in_the_order_of_the_gradients() -> None:
         ).trace
         spans = [
             span
-            for mark, span in found.stretches()
+            for mark, span in sharded.stretches()
             if (mark.phase == "load") == (step == 0) and mark.step == step
         ]
-        made = [found.events[at] - 1 for span in spans for at in span if found.events[at] > 0]
+        allocated = [
+            sharded.events[at] - 1 for span in spans for at in span if sharded.events[at] > 0
+        ]
         return [
-            found.sizes[one] // MIB
-            for one in made
-            if found.part_names[found.parts[one]] == "communication"
+            sharded.sizes[number] // MIB
+            for number in allocated
+            if sharded.part_names[sharded.parts[number]] == "communication"
         ]
 
     assert buckets(0)[-1:] == [10]  # of all gradients
@@ -286,8 +289,8 @@ def test_the_rank_with_most_reduced_gradients_is_one_of_those_compared() -> None
     assert trace.usage is not None
     counts = (5 * MIB, MIB, MIB, 5 * MIB)
     parameters = tuple(
-        replace(one, count=count, size=2 * count)
-        for one, count in zip(trace.usage.parameters, counts, strict=True)
+        replace(parameter, count=count, size=2 * count)
+        for parameter, count in zip(trace.usage.parameters, counts, strict=True)
     )
     trace = replace(trace, usage=replace(trace.usage, parameters=parameters))
     assert trace.usage is not None
@@ -297,7 +300,7 @@ def test_the_rank_with_most_reduced_gradients_is_one_of_those_compared() -> None
         ranks=3,
         reduce_bucket_size=100,
     )
-    first, middle, last = (one.trace for one in compared_ranks(trace, sharding))
+    first, middle, last = (rank.trace for rank in compared_ranks(trace, sharding))
     assert middle == apply(trace, replace(sharding, rank=1)).trace
     assert middle.peak_bytes > max(first.peak_bytes, last.peak_bytes)
 
@@ -320,7 +323,7 @@ def test_one_tensor_that_fills_a_partition_is_not_flattened() -> None:
             reduce_bucket_size=100,
         ),
     ).trace
-    both = apply(
+    longer = apply(
         plain(layers=4, steps=1),
         Sharding(
             kind="zero2",
@@ -331,19 +334,21 @@ def test_one_tensor_that_fills_a_partition_is_not_flattened() -> None:
 
     def at_step(trace: Trace) -> list[int]:
         spans = [span for mark, span in trace.stretches() if mark.phase == "optimizer"]
-        made = [trace.events[at] - 1 for span in spans for at in span if trace.events[at] > 0]
+        allocated = [trace.events[at] - 1 for span in spans for at in span if trace.events[at] > 0]
         return [
-            trace.sizes[one] for one in made if trace.part_names[trace.parts[one]] == "gradients"
+            trace.sizes[number]
+            for number in allocated
+            if trace.part_names[trace.parts[number]] == "gradients"
         ]
 
     assert at_step(half) == [2 * SIZE]  # float32 of one whole parameter
     assert at_step(quarter) == [SIZE]
-    assert at_step(both) == [2 * SIZE, 4 * SIZE]
+    assert at_step(longer) == [2 * SIZE, 4 * SIZE]
 
 
 def test_zero1_and_zero2_keep_a_partition_of_masters_and_state() -> None:
     for kind in ("zero1", "zero2"):
-        kept = live_at_end(
+        live_bytes = live_at_end(
             apply(
                 plain(),
                 Sharding(
@@ -353,8 +358,8 @@ def test_zero1_and_zero2_keep_a_partition_of_masters_and_state() -> None:
                 ),
             ).trace
         )  # type: ignore[arg-type]
-        assert kept["weights"] == 4 * SIZE
-        assert kept["optimizer"] == 4 * COUNT // 2 * (
+        assert live_bytes["weights"] == 4 * SIZE
+        assert live_bytes["optimizer"] == 4 * COUNT // 2 * (
             4 + 4 + 4
         )  # float32: masters and both moments
 
@@ -370,7 +375,7 @@ def test_zero2_holds_less_gradient_than_zero1() -> None:
 
 
 def test_overlapping_reductions_take_a_second_bucket() -> None:
-    one = apply(
+    single = apply(
         plain(),
         Sharding(
             kind="zero2",
@@ -387,7 +392,7 @@ def test_overlapping_reductions_take_a_second_bucket() -> None:
             overlap_comm=True,
         ),
     ).trace
-    assert max_of(two, "communication") - max_of(one, "communication") == 5000 * 2
+    assert max_of(two, "communication") - max_of(single, "communication") == 5000 * 2
 
 
 def test_zero3_keeps_a_part_of_everything() -> None:
@@ -398,11 +403,11 @@ def test_zero3_keeps_a_part_of_everything() -> None:
         param_persistence_threshold=0,
         max_reuse_distance=0,
     )
-    kept = live_at_end(apply(plain(), sharding).trace)
-    assert kept["weights"] == 4 * SIZE // 4
-    assert kept["optimizer"] == 4 * COUNT // 4 * (4 + 4 + 4)
-    assert kept["gradients"] == 4 * SIZE // 4  # one permanent flat buffer
-    assert kept["communication"] == 10 * 2
+    live_bytes = live_at_end(apply(plain(), sharding).trace)
+    assert live_bytes["weights"] == 4 * SIZE // 4
+    assert live_bytes["optimizer"] == 4 * COUNT // 4 * (4 + 4 + 4)
+    assert live_bytes["gradients"] == 4 * SIZE // 4  # one permanent flat buffer
+    assert live_bytes["communication"] == 10 * 2
 
 
 def test_zero3_keeps_small_and_soon_reused_parameters_whole() -> None:
@@ -414,7 +419,7 @@ def test_zero3_keeps_small_and_soon_reused_parameters_whole() -> None:
         max_reuse_distance=0,
         prefetch_bucket_size=0,
     )
-    whole = replace(lean, param_persistence_threshold=COUNT)
+    persistent = replace(lean, param_persistence_threshold=COUNT)
     near = replace(lean, max_reuse_distance=100 * COUNT)
     ahead = replace(lean, prefetch_bucket_size=2 * COUNT)
 
@@ -422,7 +427,7 @@ def test_zero3_keeps_small_and_soon_reused_parameters_whole() -> None:
         return max_of(apply(plain(), sharding).trace, "communication", "forward") - 10 * 2
 
     assert gathered(lean) == SIZE
-    assert gathered(whole) == gathered(near) == 4 * SIZE
+    assert gathered(persistent) == gathered(near) == 4 * SIZE
     # This layer, the next two in one buffer, and that buffer until it is copied apart.
     assert gathered(ahead) > 2 * SIZE
 
@@ -456,11 +461,11 @@ def test_a_rollout_without_the_coordinators_hooks_makes_zero3_record_the_order_a
     sharding = replace(LEAN, prefetch_bucket_size=4 * COUNT)
     trace = plain()
     assert trace.usage is not None
-    kept, forgot = (
+    remembered, forgot = (
         apply(replace(trace, usage=replace(trace.usage, forgets_order=forgets)), sharding).trace
         for forgets in (False, True)
     )
-    assert max(kept.sizes[number] for number in kept.streams) > SIZE
+    assert max(remembered.sizes[number] for number in remembered.streams) > SIZE
     assert max(forgot.sizes[number] for number in forgot.streams) == SIZE
 
 
@@ -478,7 +483,7 @@ def test_a_reference_model_has_a_coordinator_of_its_own() -> None:
         (PASS, 4),
         *((kind, module) for module in range(4, 8) for kind in (FORWARD, FORWARD_DONE)),
     ]
-    others = [(event, kind, module) for event in scored for kind, module in one_pass]
+    reference_uses = [(event, kind, module) for event in scored for kind, module in one_pass]
     copies = tuple(
         replace(parameter, trains=False, number=None) for parameter in trace.usage.parameters
     )
@@ -486,17 +491,27 @@ def test_a_reference_model_has_a_coordinator_of_its_own() -> None:
         trace.usage,
         parameters=(*trace.usage.parameters, *copies),
         modules=(*trace.usage.modules, *((index,) for index in range(4, 8))),
-        uses=tuple(sorted((*trace.usage.uses, *others), key=lambda use: use[0])),
+        uses=tuple(sorted((*trace.usage.uses, *reference_uses), key=lambda use: use[0])),
     )
-    alone, both = apply(trace, sharding).trace, apply(replace(trace, usage=usage), sharding).trace
+    policy_only, with_reference = (
+        apply(trace, sharding).trace,
+        apply(replace(trace, usage=usage), sharding).trace,
+    )
 
-    def gathers(made: Trace, stream: int) -> list[int]:
-        return [made.sizes[number] for number, one in made.streams.items() if one == stream]
+    def gathers(sharded: Trace, stream: int) -> list[int]:
+        return [
+            sharded.sizes[number]
+            for number, block_stream in sharded.streams.items()
+            if block_stream == stream
+        ]
 
-    assert gathers(both, 1) == gathers(alone, 1)
-    assert gathers(both, 3)[:4] == [SIZE] * 4
-    assert max(gathers(both, 3)) > SIZE  # ahead, once its own order is known
-    shares = [made.parts.count(made.part_names.index("weights")) for made in (alone, both)]
+    assert gathers(with_reference, 1) == gathers(policy_only, 1)
+    assert gathers(with_reference, 3)[:4] == [SIZE] * 4
+    assert max(gathers(with_reference, 3)) > SIZE  # ahead, once its own order is known
+    shares = [
+        sharded.parts.count(sharded.part_names.index("weights"))
+        for sharded in (policy_only, with_reference)
+    ]
     assert shares[1] == shares[0] + 4
 
 
@@ -507,30 +522,31 @@ def test_weights_recomputed_for_an_outer_module_are_free_before_the_optimizer() 
     trace = plain(steps=2)
     assert trace.usage is not None
     frozen = tuple(
-        replace(one, trains=index == 0) for index, one in enumerate(trace.usage.parameters)
+        replace(parameter, trains=index == 0)
+        for index, parameter in enumerate(trace.usage.parameters)
     )
     uses: list[tuple[int, ...]] = []
-    for event, kind, which, *rest in trace.usage.uses:
+    for event, kind, which, *fields in trace.usage.uses:
         if kind == BACKWARD:
             if which == 3:
                 uses.append((event, BACKWARD, 4))
             uses += [(event, FORWARD, which), (event, FORWARD_DONE, which)]
         if kind != GRADIENT or which == 0:
-            uses.append((event, kind, which, *rest))
+            uses.append((event, kind, which, *fields))
     usage = replace(
         trace.usage,
         parameters=frozen,
         modules=(*trace.usage.modules, ()),
         uses=tuple(uses),
     )
-    made = apply(replace(trace, usage=usage), replace(LEAN, prefetch_bucket_size=0)).trace
-    gathered = {number for number, stream in made.streams.items() if stream == 1}
+    sharded = apply(replace(trace, usage=usage), replace(LEAN, prefetch_bucket_size=0)).trace
+    gathered = {number for number, stream in sharded.streams.items() if stream == 1}
     live, counts = 0, [0]
-    for entry in made.events:
+    for entry in sharded.events:
         live += ((entry > 0) - (entry < 0)) * (abs(entry) - 1 in gathered)
         counts.append(live)
     assert max(counts) == 4  # three frozen ones, and the trained one in its own backward
-    assert [counts[mark.event] for mark in made.marks if mark.phase == "optimizer"] == [0, 0]
+    assert [counts[mark.event] for mark in sharded.marks if mark.phase == "optimizer"] == [0, 0]
 
 
 @pytest.mark.parametrize("kind", ["zero2", "zero3"])
@@ -556,18 +572,19 @@ def test_small_temporary_tensors_are_no_copies_of_the_optimizer(
     trace = plain()
     if smallest is not None:
         assert trace.usage is not None
-        *others, last = trace.usage.parameters
+        *leading, last = trace.usage.parameters
         trace = replace(
             trace,
             usage=replace(
-                trace.usage, parameters=(*others, replace(last, count=smallest // 4, size=smallest))
+                trace.usage,
+                parameters=(*leading, replace(last, count=smallest // 4, size=smallest)),
             ),
         )
     first = next(mark.event for mark in trace.marks if mark.phase == "optimizer")
     at = first + 8  # after the state
     events = [*trace.events[:at], len(trace.sizes) + 1, -(len(trace.sizes) + 1), *trace.events[at:]]
     assert trace.usage is not None
-    later = tuple((event + 2 * (event > at), *rest) for event, *rest in trace.usage.uses)
+    later = tuple((event + 2 * (event > at), *fields) for event, *fields in trace.usage.uses)
     noted = replace(
         trace,
         sizes=(*trace.sizes, noted_bytes),
@@ -602,15 +619,19 @@ def test_offloaded_state_is_on_the_host() -> None:
     assert "optimizer" not in live_at_end(second.trace)
     # Masters, moments, gradients in float32; weights to copy back; one gradient in transit.
     assert second.host_bytes == 2 * COUNT * (4 + 8 + 4 + 2) + SIZE
-    both = {**options, "offload_param": {"device": "cpu"}, "stage3_param_persistence_threshold": 0}
-    third = apply(plain(), Sharding.of({"kind": "zero3", "ranks": 2, "options": both}))
+    offloading = {
+        **options,
+        "offload_param": {"device": "cpu"},
+        "stage3_param_persistence_threshold": 0,
+    }
+    third = apply(plain(), Sharding.of({"kind": "zero3", "ranks": 2, "options": offloading}))
     assert live_at_end(third.trace).get("weights", 0) == 0
     assert third.host_bytes >= 2 * COUNT * (4 + 8) + 4 * SIZE // 2
 
 
 def test_fsdp1_gathers_a_layer_at_a_time_and_one_ahead_in_backward() -> None:
     trace = apply(plain(), Sharding(kind="fsdp1", ranks=4)).trace
-    alone = apply(
+    unprefetched = apply(
         plain(),
         Sharding(
             kind="fsdp1",
@@ -618,7 +639,7 @@ def test_fsdp1_gathers_a_layer_at_a_time_and_one_ahead_in_backward() -> None:
             prefetches_backward=False,
         ),
     ).trace
-    kept = apply(
+    unresharded = apply(
         plain(),
         Sharding(
             kind="fsdp1",
@@ -629,8 +650,8 @@ def test_fsdp1_gathers_a_layer_at_a_time_and_one_ahead_in_backward() -> None:
     assert live_at_end(trace)["weights"] == 4 * SIZE // 4
     assert max_of(trace, "communication", "forward") == SIZE
     assert max_of(trace, "communication", "backward") == 2 * SIZE
-    assert max_of(alone, "communication", "backward") == SIZE
-    assert max_of(kept, "communication", "forward") == 4 * SIZE
+    assert max_of(unprefetched, "communication", "backward") == SIZE
+    assert max_of(unresharded, "communication", "forward") == 4 * SIZE
 
 
 def test_fsdp1_gathers_and_reduces_on_streams_of_their_own() -> None:
@@ -662,27 +683,29 @@ def test_fsdp1_blocks_return_after_the_rate_limiter_waited() -> None:
     forward = [
         span for mark, span in trace.stretches() if (mark.phase, mark.step) == ("forward", 0)
     ]
-    made = [trace.events[at] - 1 for span in forward for at in span if trace.events[at] > 0]
-    gathered = [number for number in made if trace.streams.get(number) == fsdp1.GATHERING]
+    allocated = [trace.events[at] - 1 for span in forward for at in span if trace.events[at] > 0]
+    gathered = [number for number in allocated if trace.streams.get(number) == fsdp1.GATHERING]
     assert [gathered.index(trace.returns[number]) for number in gathered[:2]] == [2, 3]
 
 
 def test_ranks_that_begin_on_meta_run_ahead_of_broadcasts() -> None:
-    given = Sharding(
+    sharding = Sharding(
         kind="fsdp1",
         ranks=4,
         begins_on_meta=True,
         records_streams=True,
     )
-    first, last = (loaded(apply(large(), replace(given, rank=rank)).trace) for rank in (0, 3))
+    first, last = (loaded(apply(large(), replace(sharding, rank=rank)).trace) for rank in (0, 3))
     assert (
-        first == loaded(apply(large(), replace(given, rank=3, begins_on_meta=False)).trace) < last
+        first
+        == loaded(apply(large(), replace(sharding, rank=3, begins_on_meta=False)).trace)
+        < last
     )
-    assert [loaded(one.trace) for one in compared_ranks(large(), given)] == [last]
+    assert [loaded(compared.trace) for compared in compared_ranks(large(), sharding)] == [last]
 
 
 def loaded(trace: Trace) -> int:
-    return next(held.reserved_bytes for held in replay(trace).phases if held.phase == "load")
+    return next(use.reserved_bytes for use in replay(trace).phases if use.phase == "load")
 
 
 def large() -> Trace:
@@ -693,12 +716,12 @@ def large() -> Trace:
     assert trace.usage is not None
     parameters = tuple(
         replace(
-            one,
-            count=one.count * times,
-            size=one.size * times,
-            layer=None if one.layer is None else one.layer // 2,
+            parameter,
+            count=parameter.count * times,
+            size=parameter.size * times,
+            layer=None if parameter.layer is None else parameter.layer // 2,
         )
-        for one in trace.usage.parameters
+        for parameter in trace.usage.parameters
     )
     sizes = tuple(size * times for size in trace.sizes)
     return replace(trace, sizes=sizes, usage=replace(trace.usage, parameters=parameters))
@@ -717,8 +740,8 @@ def test_the_optimizer_gets_pieces_of_parameters_or_flat_ones() -> None:
 
 
 def test_fsdp1_mixed_precision_keeps_float32_shards_of_trainable_parameters() -> None:
-    given = {"kind": "fsdp1", "ranks": 4, "options": {"mixed_precision": "bf16"}}
-    trace = apply(plain(), Sharding.of(given)).trace
+    description = {"kind": "fsdp1", "ranks": 4, "options": {"mixed_precision": "bf16"}}
+    trace = apply(plain(), Sharding.of(description)).trace
     assert live_at_end(trace)["weights"] == 4 * COUNT // 4 * 4
     assert live_at_end(trace)["optimizer"] == 2 * 4 * COUNT // 4 * 4
     assert (
@@ -733,7 +756,7 @@ def test_ranks_differ_by_indivisible_parts_alone() -> None:
         reduce_bucket_size=500,
     )
     assert (
-        max(one.trace.peak_bytes for one in compared_ranks(plain(), sharding))
+        max(rank.trace.peak_bytes for rank in compared_ranks(plain(), sharding))
         >= apply(plain(), sharding).trace.peak_bytes
     )
 
@@ -786,15 +809,15 @@ def max_of(
         for mark, span in trace.stretches()
         if phase is None or (mark.phase, mark.step) == (phase, last)
     ]
-    wanted = {event for span in spans for event in span}
-    live = most = 0
+    counted_events = {event for span in spans for event in span}
+    live = peak = 0
     for at, event in enumerate(trace.events):
         number = abs(event) - 1
         if trace.part_names[trace.parts[number]] == part:
             live += trace.sizes[number] if event > 0 else -trace.sizes[number]
-        if at in wanted:
-            most = max(most, live)
-    return most
+        if at in counted_events:
+            peak = max(peak, live)
+    return peak
 
 
 def test_torch_broadcasts_a_tensor_that_fills_a_bucket_without_a_copy() -> None:
@@ -816,8 +839,8 @@ def in_two_groups() -> Trace:
     """The last parameter is a group of its own, as norms and biases are."""
     trace = plain()
     assert trace.usage is not None
-    *others, last = trace.usage.parameters
-    return replace(trace, usage=replace(trace.usage, parameters=(*others, replace(last, group=1))))
+    *leading, last = trace.usage.parameters
+    return replace(trace, usage=replace(trace.usage, parameters=(*leading, replace(last, group=1))))
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -833,10 +856,10 @@ def test_zero_keeps_reduced_gradients_until_the_last_group_has_its_turn(groups: 
         if at > first and entry > 0 and names[entry - 1] == "optimizer"
     )
     owned = {1: 2 * COUNT, 2: 1500}[groups]  # of the first group
-    whole = {1: 0, 2: 3 * SIZE}[
+    full_bytes = {1: 0, 2: 3 * SIZE}[
         groups
     ]  # of all parameters that this rank has a part of, in bfloat16
-    assert trace.live_parts_at(state)["gradients"] == whole + owned * 4
+    assert trace.live_parts_at(state)["gradients"] == full_bytes + owned * 4
 
 
 def with_adapters() -> Trace:
@@ -847,22 +870,22 @@ def with_adapters() -> Trace:
     assert trace.usage is not None
     frozen = tuple(
         replace(
-            one,
+            parameter,
             count=100 * COUNT,
             size=100 * SIZE,
             trains=False,
             number=None,
         )
-        for one in trace.usage.parameters
+        for parameter in trace.usage.parameters
     )
     uses: list[tuple[int, ...]] = []
-    for event, kind, which, *rest in trace.usage.uses:
+    for event, kind, which, *fields in trace.usage.uses:
         before = kind in (FORWARD, BACKWARD)
         after = kind in (FORWARD_DONE, BACKWARD_DONE)
         outer = (event, kind, layers + which)
         if before:
             uses.append(outer)
-        uses.append((event, kind, which, *rest))
+        uses.append((event, kind, which, *fields))
         if after:
             uses.append(outer)
     usage = replace(
@@ -888,17 +911,21 @@ def test_fsdp1_has_a_unit_for_each_matrix_of_an_adapter() -> None:
         span for mark, span in sharded.stretches() if (mark.phase, mark.step) == ("backward", 2)
     ]
     events = [sharded.events[at] for span in spans for at in span]
-    made = [event for event in events if event > 0 and sharded.sizes[event - 1] == 100 * SIZE]
-    assert len(made) == 4, "a frozen matrix stays gathered when its adapter's gradient is ready"
+    frozen_gathers = [
+        event for event in events if event > 0 and sharded.sizes[event - 1] == 100 * SIZE
+    ]
+    assert len(frozen_gathers) == 4, (
+        "a frozen matrix stays gathered when its adapter's gradient is ready"
+    )
 
 
 def test_fsdp1_shards_a_unit_beside_its_originals() -> None:
     """The shard is made while the moved parameters and the flat one are there."""
     sharded = apply(plain(), Sharding(kind="fsdp1", ranks=4)).trace
-    most = max_of(sharded, "weights")
-    alone = live_at_end(sharded)["weights"]
+    peak = max_of(sharded, "weights")
+    resting = live_at_end(sharded)["weights"]
     assert (
-        most == alone - SIZE // 4 + SIZE + SIZE + SIZE // 4
+        peak == resting - SIZE // 4 + SIZE + SIZE + SIZE // 4
     )  # the last unit: moved, flat, and its shard
 
 
@@ -926,16 +953,18 @@ def test_collectives_mark_their_tensors_up_to_torch_2_7(torch: str, marks: bool)
 
 def test_a_rollout_under_fsdp_gathers_as_the_first_forward_pass_does() -> None:
     sharded = apply(plain(), Sharding(kind="fsdp1", ranks=4)).trace
-    found = places_in(sharded).gathering
+    gathering = places_in(sharded).gathering
     assert (
-        found is not None and set(found.sizes) == {SIZE} and set(found.streams) == {fsdp1.GATHERING}
+        gathering is not None
+        and set(gathering.sizes) == {SIZE}
+        and set(gathering.streams) == {fsdp1.GATHERING}
     )
-    assert sum(entry > 0 for entry in found.order) == len(found.sizes) == 4
-    whole = inserted(
+    assert sum(entry > 0 for entry in gathering.order) == len(gathering.sizes) == 4
+    extended = inserted(
         sharded,
         insertions(places_in(sharded), TraceContext(generation=generation(gathers_like_step=True))),
     )
-    assert balanced(whole)
-    assert sum(stream == fsdp1.GATHERING for stream in whole.streams.values()) > sum(
+    assert balanced(extended)
+    assert sum(stream == fsdp1.GATHERING for stream in extended.streams.values()) > sum(
         stream == fsdp1.GATHERING for stream in sharded.streams.values()
     )

@@ -29,12 +29,12 @@ MATRIX = 1536 * 8960
 
 
 def around(
-    made: Composition, *, trace: Trace | None = None, on_cpu: bool = False, **settings: Any
+    composed: Composition, *, trace: Trace | None = None, on_cpu: bool = False, **settings: Any
 ) -> TraceContext:
     device = dataclasses.replace(hardware(), kind="cpu") if on_cpu else hardware()
     return step_context(
         situation(
-            composition=made,
+            composition=composed,
             hardware=device,
             trace=trace or training(),
             settings=settings,
@@ -46,9 +46,9 @@ def sharded(kind: str, **changed: Any) -> Composition:
     return dataclasses.replace(composition(ranks=4, **changed), sharded_by=kind)
 
 
-def synced(found: TraceContext) -> int:
+def synced(context: TraceContext) -> int:
     """Return the bytes that the weight sync holds at its peak."""
-    return sum(size for _, size in found.sync)
+    return sum(size for _, size in context.sync)
 
 
 def test_workspaces_depend_on_the_gpu() -> None:
@@ -93,28 +93,30 @@ def test_the_largest_adapted_matrix_follows_from_its_adapter() -> None:
     inventory = dataclasses.replace(
         trace.inventory, trainable_parameters=2 * 1100, trainable_bytes=sum(sizes)
     )
-    beside = composition(
+    colocated = composition(
         engine=ENGINE,
         generation="engine",
         adapter_rank=2,
     )
     assert (
-        synced(around(beside, trace=dataclasses.replace(book.trace(), inventory=inventory)))
+        synced(around(colocated, trace=dataclasses.replace(book.trace(), inventory=inventory)))
         == 10 * 300 * 200
     )
 
 
 def test_an_engine_in_the_trainers_process_makes_the_first_product() -> None:
-    made = composition(engine=ENGINE, generation="engine")
-    context, places = around(made), places_in(training())
-    beside, backward = (one for one in insertions(places, context) if "workspaces" in one.parts)
-    assert (beside.event, beside.parts, beside.sizes[0]) == (
+    composed = composition(engine=ENGINE, generation="engine")
+    context, places = around(composed), places_in(training())
+    first, backward = (
+        insertion for insertion in insertions(places, context) if "workspaces" in insertion.parts
+    )
+    assert (first.event, first.parts, first.sizes[0]) == (
         4,
         ("inputs", "workspaces"),
         4096 * 1536 * 2,
     )
     assert backward.event == places.multiplying[1]
-    apart = dataclasses.replace(made, engine=dataclasses.replace(ENGINE, apart=True))
+    apart = dataclasses.replace(composed, engine=dataclasses.replace(ENGINE, apart=True))
     assert around(apart).engine_inputs_bytes is None
 
 
@@ -156,9 +158,9 @@ def test_an_adapter_alone_gathers_nothing_and_sync_parts_gather_a_part() -> None
         generation="engine",
         adapter_rank=16,
     )
-    alone = dataclasses.replace(merged, syncs_adapter_only=True)
-    assert synced(around(alone)) == 0
-    base_once = around(dataclasses.replace(alone, first_sync_is_whole=True))
+    adapter_only = dataclasses.replace(merged, syncs_adapter_only=True)
+    assert synced(around(adapter_only)) == 0
+    base_once = around(dataclasses.replace(adapter_only, first_sync_is_whole=True))
     assert synced(base_once) == pytest.approx(10 * MATRIX + 100 * MIB, abs=8)
     assert sum(size for _, size in base_once.first_sync) == pytest.approx(
         100 * MIB, abs=8
@@ -193,12 +195,12 @@ def test_what_is_held_while_weights_are_sent(gathers: Any, expected: int) -> Non
     trace = dataclasses.replace(
         training(), inventory=inventory
     )  # of 100 MiB, 40 in each of two layers
-    found = around(sending, trace=trace)
-    assert found.sync == (("communication", pytest.approx(expected, abs=8)),)
-    alone = synced(around(dataclasses.replace(sending, ranks=1), trace=trace))
-    assert alone == 64 * MIB + (200 * MIB + 4 * 151936 * 1536 if gathers == "shards" else 0), (
-        "nothing is gathered on one rank"
-    )
+    context = around(sending, trace=trace)
+    assert context.sync == (("communication", pytest.approx(expected, abs=8)),)
+    single_rank = synced(around(dataclasses.replace(sending, ranks=1), trace=trace))
+    assert single_rank == 64 * MIB + (
+        200 * MIB + 4 * 151936 * 1536 if gathers == "shards" else 0
+    ), "nothing is gathered on one rank"
 
 
 def test_weights_are_packed_into_two_buffers_that_exceed_their_size() -> None:
@@ -210,18 +212,20 @@ def test_weights_are_packed_into_two_buffers_that_exceed_their_size() -> None:
     plain = composition(ranks=4, generation="server")
     sending = dataclasses.replace(
         plain,
-        residents=tuple(dataclasses.replace(one, **wide) for one in plain.residents),
+        residents=tuple(dataclasses.replace(resident, **wide) for resident in plain.residents),
         sync_gathers="packed",
         sync_buffer_bytes=64 * MIB,
     )
-    whole = around(sending, trace=trace)
+    packed = around(sending, trace=trace)
     # 40 MiB outside the layers, then quarters of a layer, 20 each: 80, 80 and the last 40 where the
     # first was.
     assert (
-        whole.sync == (("communication", 80 * MIB), ("communication", 80 * MIB))
-        and whole.sync_streams == 2
+        packed.sync == (("communication", 80 * MIB), ("communication", 80 * MIB))
+        and packed.sync_streams == 2
     )
-    cut = tuple(dataclasses.replace(one, sharding="parameters") for one in sending.residents)
+    cut = tuple(
+        dataclasses.replace(resident, sharding="parameters") for resident in sending.residents
+    )
     assert synced(around(dataclasses.replace(sending, residents=cut), trace=trace)) == 3 * 80 * MIB
     small = dataclasses.replace(sending, sync_buffer_bytes=1024 * MIB)
     assert synced(around(small, trace=trace)) == 200 * MIB, "no more than there is to send"
@@ -242,12 +246,12 @@ def test_a_server_without_room_for_the_buffers_fails() -> None:
 
 
 def test_zero_3_gathers_the_model_for_its_own_generation_by_default() -> None:
-    whole = around(sharded("zero3", generation="trainer")).generation
+    full_model = around(sharded("zero3", generation="trainer")).generation
     layers = around(
         dataclasses.replace(sharded("zero3", generation="trainer"), gathers_per_token=True)
     ).generation
-    assert whole is not None and layers is not None
-    assert sum(whole.gathered) == 100 * MIB, "all weights, beside this rank's part"
+    assert full_model is not None and layers is not None
+    assert sum(full_model.gathered) == 100 * MIB, "all weights, beside this rank's part"
     assert sum(layers.gathered) == 2 * 40 * MIB
     plain = around(sharded("ddp", generation="trainer")).generation
     assert plain is not None and not plain.gathered
@@ -269,13 +273,13 @@ def test_weights_are_loaded_at_once_by_newer_releases(version: str, expected: bo
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("framework_settings", "expected"),
     [({}, None), ({"torch_empty_cache_steps": None}, None), ({"torch_empty_cache_steps": 3}, 3)],
 )
 def test_the_frameworks_interval_of_emptying_the_cache(
-    given: dict[str, Any], expected: int | None
+    framework_settings: dict[str, Any], expected: int | None
 ) -> None:
-    assert around(composition(), **given).empty_cache_steps == expected
+    assert around(composition(), **framework_settings).empty_cache_steps == expected
 
 
 def small() -> Trace:
@@ -283,11 +287,11 @@ def small() -> Trace:
     book.enter("load")
     weights = book.make(100, "weights")
     book.enter("forward")
-    kept = book.make(10, "activations")
-    other = book.make(20, "activations")
-    book.drop(kept)
+    first = book.make(10, "activations")
+    second = book.make(20, "activations")
+    book.drop(first)
     book.enter("backward")
-    book.drop(other)
+    book.drop(second)
     assert weights == 1
     return book.trace()
 
@@ -395,8 +399,8 @@ def test_several_insertions_keep_the_order_and_the_trace() -> None:
             ),
         ],
     )
-    own = [entry for entry in trace.events if abs(entry) <= len(plain.sizes)]
-    assert tuple(own) == plain.events
+    original = [entry for entry in trace.events if abs(entry) <= len(plain.sizes)]
+    assert tuple(original) == plain.events
     assert trace.sizes == (100, 10, 20, 9, 5, 6)
     assert trace.live_parts_at(len(trace.events) - 1) == {
         "weights": 100,

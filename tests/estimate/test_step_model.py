@@ -114,20 +114,21 @@ def step(
     for _ in range(layers):
         writer.make(100_000, "weights")
     for number in (0, 1):
-        kept = []
+        activations = []
         for layer in range(layers):
             writer.enter("forward", number, layer)
             inner = writer.make(
                 50 * point.micro_batch * length * (300 if layer == odd_layer else 1), "activations"
             )
-            kept.append(writer.make(7 * point.micro_batch * length, "activations"))
+            activations.append(writer.make(7 * point.micro_batch * length, "activations"))
             writer.drop(inner)
         writer.enter("forward", number)
         writer.drop(writer.make(1000 * min(1024, point.micro_batch * point.completion), "logits"))
         for layer in reversed(range(layers)):
             writer.enter("backward", number, layer)
             writer.drop(
-                writer.make(3 * point.micro_batch * length**2 // 8, "activations"), kept[layer]
+                writer.make(3 * point.micro_batch * length**2 // 8, "activations"),
+                activations[layer],
             )
         writer.enter("optimizer", number)
         norms = [writer.make(2, "optimizer") for _ in range(3 * layers + 2)]
@@ -150,9 +151,9 @@ def test_a_short_model_determines_every_point_of_a_long_one(layers: int) -> None
     assert model.sizes.is_exact and model.residual == 0.0
     track = Track(model.trace)
     for point, sizes in ((point, sizes_at(model, point)) for point in SPACE):
-        whole = step(point, layers)
-        assert track.replay(sizes) == replay(whole)
-        assert phase_peaks(model.trace, sizes) == phase_peaks(whole)
+        full = step(point, layers)
+        assert track.replay(sizes) == replay(full)
+        assert phase_peaks(model.trace, sizes) == phase_peaks(full)
     assert (
         len(
             {
@@ -193,11 +194,11 @@ def test_the_check_measures_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_points_with_other_phases_are_refused() -> None:
     first, second = picked_points(SPACE)[:2]
-    whole = step(second, 3)
+    full = step(second, 3)
     cut = Trace(
         **{
-            **{name: getattr(whole, name) for name in whole.__dataclass_fields__},
-            "marks": whole.marks[:-1],
+            **{name: getattr(full, name) for name in full.__dataclass_fields__},
+            "marks": full.marks[:-1],
         }
     )
     with pytest.raises(NotUniform):
@@ -214,8 +215,8 @@ def test_samples_are_reproduced_exactly() -> None:
         period=1,
         copies=0,
     )
-    whole, sizes = stretched(samples[0].trace, None, plan), fit_sizes(samples, None)
-    assert [error_at(whole, sizes, sample) for sample in samples] == [0.0] * len(samples)
+    extended, sizes = stretched(samples[0].trace, None, plan), fit_sizes(samples, None)
+    assert [error_at(extended, sizes, sample) for sample in samples] == [0.0] * len(samples)
 
 
 def test_a_repetition_of_other_events_elsewhere_grows_as_a_whole() -> None:
@@ -227,13 +228,13 @@ def test_a_repetition_of_other_events_elsewhere_grows_as_a_whole() -> None:
         writer.make(100_000, "weights")
         for number in (0, 1):
             writer.enter("score", number)
-            kept = []
+            activations = []
             for _ in range(point.micro_batch):
                 inner = writer.make(64 * point.completion, "logits")
-                kept.append(writer.make(8 * point.completion, "activations"))
+                activations.append(writer.make(8 * point.completion, "activations"))
                 writer.drop(inner)
             writer.enter("forward", number)
-            writer.drop(writer.make(4 * point.completion, "activations"), *kept)
+            writer.drop(writer.make(4 * point.completion, "activations"), *activations)
         return writer.trace(1)
 
     model = survey(lambda point, _: looped(point), SPACE, None)

@@ -26,7 +26,7 @@ TENSTORRENT = "https://github.com/tenstorrent/tt-inference-server/issues"
 
 
 def config_of(name: str) -> Mapping[str, object]:
-    return next(known.config for known in catalog.models() if name in known.ids)
+    return next(model.config for model in catalog.models() if name in model.ids)
 
 
 def gpu(name: str) -> catalog.Gpu:
@@ -157,7 +157,7 @@ def trace(*, micro_steps: int = 1) -> Trace:
     )
 
 
-def given(**changes: Any) -> PredictionInput:
+def prediction_input(**changes: Any) -> PredictionInput:
     facts: dict[str, Any] = {
         "candidate_id": "c",
         "composition": composition(),
@@ -179,8 +179,8 @@ def seconds(
     ).seconds
 
 
-def total(found: Mapping[Any, Estimate]) -> float:
-    return sum(estimate.value for estimate in found.values())
+def total(seconds_by_phase: Mapping[Any, Estimate]) -> float:
+    return sum(estimate.value for estimate in seconds_by_phase.values())
 
 
 # Properties of all predictions.
@@ -199,14 +199,14 @@ def test_scoring_counts_for_the_whole_batch() -> None:
 
 
 def test_without_completions_of_its_own_a_cycle_is_one_optimizer_step() -> None:
-    found = seconds(
+    by_phase = seconds(
         generation="none",
         engine=None,
         generation_batch=0,
         accumulation=8,
     )
-    assert found["forward"].value == pytest.approx(2 * seconds()["forward"].value)
-    assert "rollout" not in found and "sync" not in found
+    assert by_phase["forward"].value == pytest.approx(2 * seconds()["forward"].value)
+    assert "rollout" not in by_phase and "sync" not in by_phase
 
 
 def test_given_rows_have_a_speed_by_the_tokens_in_their_loss() -> None:
@@ -228,11 +228,11 @@ def test_given_rows_have_a_speed_by_the_tokens_in_their_loss() -> None:
         * rows.accumulation
         / sum(estimate.value for estimate in cycle.values())
     )
-    found, answers = (
+    all_tokens, answers = (
         throughput.tokens_per_second(cycle, rows),
         throughput.tokens_per_second(cycle, replace(rows, loss_tokens=100)),
     )
-    assert found is not None and found.value == pytest.approx(
+    assert all_tokens is not None and all_tokens.value == pytest.approx(
         per_second * (rows.prompt_length + rows.completion_length)
     )
     assert answers is not None and answers.value == pytest.approx(per_second * 100)
@@ -257,10 +257,10 @@ def test_iterations_repeat_training_but_not_scoring() -> None:
 
 
 def test_tokens_are_completions_over_whole_cycles() -> None:
-    found = seconds()
-    rate = throughput.tokens_per_second(found, composition())
+    by_phase = seconds()
+    rate = throughput.tokens_per_second(by_phase, composition())
     assert rate is not None
-    assert rate.value == pytest.approx(16 * 1024 / total(found))
+    assert rate.value == pytest.approx(16 * 1024 / total(by_phase))
     assert rate.low < rate.value < rate.high
 
 
@@ -303,15 +303,15 @@ def test_float32_does_not_run_on_the_tensor_cores() -> None:
 
 
 def test_a_gpu_without_bfloat16_runs_it_as_float32_with_a_wide_interval() -> None:
-    found = gpu("T4")
-    assert "bfloat16" not in found.tflops and "float16" in found.tflops
+    t4 = gpu("T4")
+    assert "bfloat16" not in t4.tflops and "float16" in t4.tflops
     work = Work(
         phase="forward",
         flops={"bfloat16": 1e13},
         moved_bytes=0,
         kernels=0,
     )
-    estimate = throughput.phase_seconds(work, found)
+    estimate = throughput.phase_seconds(work, t4)
     assert estimate.high / estimate.value > 2
 
 
@@ -346,8 +346,10 @@ def test_decoding_together_costs_little_more_than_alone() -> None:
             by_engine=True,
         )
 
-    alone, together = (generation.seconds(writing(size), gpu("A100-80G")).value for size in (1, 32))
-    assert alone < together < 1.5 * alone
+    single, together = (
+        generation.seconds(writing(size), gpu("A100-80G")).value for size in (1, 32)
+    )
+    assert single < together < 1.5 * single
 
 
 def test_exchanges_depend_on_the_sharding() -> None:
@@ -377,20 +379,20 @@ def test_weights_are_gathered_in_the_precision_of_their_products() -> None:
     )
 
     def sent(parameters: float) -> float:
-        held = replace(
+        inventory = replace(
             trace().inventory,
             parameters=int(parameters),
             weight_bytes=int(14e9),
             trainable_bytes=0,
         )
-        return throughput.exchanged_bytes(replace(trace(), inventory=held), spread, counts)
+        return throughput.exchanged_bytes(replace(trace(), inventory=inventory), spread, counts)
 
     assert sent(7e9) == sent(28e9) == 4 * 2 * 7e9
     assert sent(3.5e9) == sent(7e9) / 2
 
 
 def test_ranks_divide_the_optimizer_and_wait_for_each_sharded_layer() -> None:
-    alone, spread = (
+    single, spread = (
         seconds(),
         seconds(
             ranks=4,
@@ -398,7 +400,7 @@ def test_ranks_divide_the_optimizer_and_wait_for_each_sharded_layer() -> None:
             sharded_by="fsdp1",
         ),
     )
-    assert spread["optimizer"].value == pytest.approx(alone["optimizer"].value / 4)
+    assert spread["optimizer"].value == pytest.approx(single["optimizer"].value / 4)
     short, deep = (
         replace(trace(), inventory=replace(trace().inventory, layer_bytes=(1,) * layers))
         for layers in (8, 80)
@@ -459,14 +461,16 @@ def test_matrices_of_an_adapter_are_units_of_fsdp1_alone() -> None:
             sharded_by=kind,
         )["backward"]
 
-    more = backward(adapted, "fsdp1").value - backward(plain, "fsdp1").value
-    each = constants("efficiency.yaml")["adapter_unit_milliseconds"]
-    assert more == pytest.approx(4 * 8 * 3 * each.value / 1000)  # micro-steps, matrices, exchanges
+    added = backward(adapted, "fsdp1").value - backward(plain, "fsdp1").value
+    per_unit = constants("efficiency.yaml")["adapter_unit_milliseconds"]
+    assert added == pytest.approx(
+        4 * 8 * 3 * per_unit.value / 1000
+    )  # micro-steps, matrices, exchanges
     assert backward(adapted, "fsdp2") == backward(plain, "fsdp2")
 
 
 def test_independent_errors_widen_less_than_their_sum() -> None:
-    one, other = (
+    first, second = (
         Estimate(
             value=4,
             low=1,
@@ -478,9 +482,9 @@ def test_independent_errors_widen_less_than_their_sum() -> None:
             high=9,
         ),
     )
-    both = generation.independent(one, other)
-    assert (both.value, both.low, both.high) == (9, 4, 14)
-    assert generation.independent(one) == one
+    combined = generation.independent(first, second)
+    assert (combined.value, combined.low, combined.high) == (9, 4, 14)
+    assert generation.independent(first) == first
 
 
 def test_attention_runs_at_a_lower_rate_than_products() -> None:
@@ -492,8 +496,8 @@ def test_attention_runs_at_a_lower_rate_than_products() -> None:
 
 def test_a_gpu_without_a_measured_best_shape_has_a_wider_interval() -> None:
     def width(card: str) -> float:
-        found = generation.compute_seconds({"bfloat16": 1e14}, gpu(card))
-        return found.high / found.low
+        estimate = generation.compute_seconds({"bfloat16": 1e14}, gpu(card))
+        return estimate.high / estimate.low
 
     assert gpu("A100-80G").matmul_share is not None and gpu("L4").matmul_share is None
     assert width("L4") > width("A100-80G")
@@ -538,30 +542,33 @@ def test_a_long_tail_makes_the_rollout_longer_at_the_same_mean() -> None:
 
 
 def test_the_trainers_own_model_generates_until_the_longest_ends() -> None:
-    found = at_lengths(generation="trainer", engine=None)["rollout"].value
+    rollout_seconds = at_lengths(generation="trainer", engine=None)["rollout"].value
     assert (
-        found
+        rollout_seconds
         > at_lengths(TokenLengths("x", (300,)), generation="trainer", engine=None)["rollout"].value
     )
 
 
 def test_both_speeds_are_predicted_where_lengths_are_given() -> None:
-    both = throughput.with_speed(given(lengths=LENGTHS), prediction())
-    longest = throughput.with_speed(given(), prediction())
+    predicted = throughput.with_speed(prediction_input(lengths=LENGTHS), prediction())
+    longest = throughput.with_speed(prediction_input(), prediction())
     assert (
-        both.tokens_per_second == longest.tokens_per_second
+        predicted.tokens_per_second == longest.tokens_per_second
         and longest.ranking_rate == longest.tokens_per_second
     )
-    assert both.ranking_rate == both.tokens_per_second_at_lengths is not None
-    assert both.phases == longest.phases and both.peak_memory_bytes == longest.peak_memory_bytes
+    assert predicted.ranking_rate == predicted.tokens_per_second_at_lengths is not None
+    assert (
+        predicted.phases == longest.phases
+        and predicted.peak_memory_bytes == longest.peak_memory_bytes
+    )
 
 
 def test_gathering_every_layer_for_every_token_waits_for_the_link() -> None:
     spread = {"ranks": 4, "sharded_by": "zero3", "generation": "trainer", "engine": None}
-    alone = seconds(**{**spread, "sharded_by": "zero2"})["rollout"]
+    unsharded = seconds(**{**spread, "sharded_by": "zero2"})["rollout"]
     once = seconds(**spread)["rollout"]
     each_time = seconds(**spread, gathers_per_token=True)["rollout"]
-    assert alone.value < once.value < 1.2 * alone.value
+    assert unsharded.value < once.value < 1.2 * unsharded.value
     sent = composition(**spread).completion_length * 14e9 * 3 / 4
     link = gpu("A100-80G").link_gb_per_second
     assert link is not None
@@ -571,15 +578,22 @@ def test_gathering_every_layer_for_every_token_waits_for_the_link() -> None:
 
 def test_a_device_of_unknown_speed_has_no_prediction() -> None:
     bare = prediction()
-    assert throughput.with_speed(given(gpu=None), bare) == bare
-    assert throughput.with_speed(given(settings={"activation_offloading": True}), bare) == bare
+    assert throughput.with_speed(prediction_input(gpu=None), bare) == bare
+    assert (
+        throughput.with_speed(prediction_input(settings={"activation_offloading": True}), bare)
+        == bare
+    )
 
 
 def test_phases_get_their_seconds() -> None:
-    known = throughput.with_speed(given(gpu=gpu("H100")), prediction())
-    told = {phase.name: phase.seconds for phase in known.phases}
-    assert told["load"] is None and told["rollout"] is not None and told["backward"] is not None
-    assert known.tokens_per_second is not None
+    predicted = throughput.with_speed(prediction_input(gpu=gpu("H100")), prediction())
+    seconds_by_phase = {phase.name: phase.seconds for phase in predicted.phases}
+    assert (
+        seconds_by_phase["load"] is None
+        and seconds_by_phase["rollout"] is not None
+        and seconds_by_phase["backward"] is not None
+    )
+    assert predicted.tokens_per_second is not None
 
 
 def prediction() -> Prediction:
@@ -806,7 +820,7 @@ def test_steps_of_full_rows_have_more_of_the_shorter_completions() -> None:
         steps_by_rows=True,
     )
     config = config_of("Qwen/Qwen2.5-7B")
-    found = throughput.cycle(
+    by_phase = throughput.cycle(
         trace(),
         refilled,
         gpu=gpu("A100-80G"),
@@ -814,7 +828,7 @@ def test_steps_of_full_rows_have_more_of_the_shorter_completions() -> None:
         lengths=short,
     ).seconds
     assert {
-        phase: found[phase].value for phase in ("forward", "backward", "optimizer")
+        phase: by_phase[phase].value for phase in ("forward", "backward", "optimizer")
     } == pytest.approx(
         {phase: longest[phase].value for phase in ("forward", "backward", "optimizer")}
     )
@@ -825,9 +839,9 @@ def test_changing_lengths_count_by_all_completions_and_all_seconds() -> None:
     another.
     """
     short, long = (TokenLengths("x", (tokens,)) for tokens in (128, 1024))
-    both = TokenLengths.changing("x", (short, long))
+    changing = TokenLengths.changing("x", (short, long))
     times = [total(at_lengths(part)) for part in (short, long)]
-    predicted = throughput.with_speed(given(lengths=both), prediction())
+    predicted = throughput.with_speed(prediction_input(lengths=changing), prediction())
     rate = predicted.tokens_per_second_at_lengths
     assert rate is not None and rate.value == pytest.approx(
         composition().generation_batch * (128 + 1024) / sum(times)
@@ -847,8 +861,8 @@ def test_an_adapter_alone_and_packed_weights_take_less_time_than_merged_ones_one
         largest_parameter=10**8,
     )
     spent = [
-        throughput._sync(inventory, made, config_of("Qwen/Qwen2.5-7B"), gpu("A100-80G"))
-        for made in (
+        throughput._sync(inventory, composed, config_of("Qwen/Qwen2.5-7B"), gpu("A100-80G"))
+        for composed in (
             merged,
             replace(merged, syncs_adapter_only=True),
             replace(merged, sync_gathers="packed", sync_buffer_bytes=2**30),

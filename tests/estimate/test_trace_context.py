@@ -27,20 +27,20 @@ def usage(
     return StepStage(trace, context or TraceContext()).usage(capacity_bytes)
 
 
-def phase(found: TraceUsage, name: str) -> PhaseUse:
-    return next(use for use in found.phases if use.phase == name)
+def phase(trace_usage: TraceUsage, name: str) -> PhaseUse:
+    return next(use for use in trace_usage.phases if use.phase == name)
 
 
 def test_cublas_workspaces_come_with_the_first_forward_and_the_first_backward_pass() -> None:
-    found = usage(training(), TraceContext(cublas_workspace_bytes=WORKSPACE))
-    assert "workspaces" not in phase(found, "load").parts
-    assert found.resting.parts["workspaces"] == 2 * WORKSPACE
+    trace_usage = usage(training(), TraceContext(cublas_workspace_bytes=WORKSPACE))
+    assert "workspaces" not in phase(trace_usage, "load").parts
+    assert trace_usage.resting.parts["workspaces"] == 2 * WORKSPACE
     assert (
-        phase(found, "forward").parts["workspaces"] == 2 * WORKSPACE
+        phase(trace_usage, "forward").parts["workspaces"] == 2 * WORKSPACE
     )  # of the second step, which is higher
     plain = usage(training())
     assert (
-        phase(found, "forward").requested_bytes - phase(plain, "forward").requested_bytes
+        phase(trace_usage, "forward").requested_bytes - phase(plain, "forward").requested_bytes
         == 2 * WORKSPACE
     )
 
@@ -69,29 +69,29 @@ def test_clipping_after_the_backward_pass_is_no_forward_pass() -> None:
     ):
         book.enter(phase_name)
         book.drop(book.make(size * MIB, "activations"))
-    found = usage(book.trace())
-    assert phase(found, "forward").reserved_bytes == 120 * MIB
-    assert phase(found, "backward").reserved_bytes >= 300 * MIB
+    trace_usage = usage(book.trace())
+    assert phase(trace_usage, "forward").reserved_bytes == 120 * MIB
+    assert phase(trace_usage, "backward").reserved_bytes >= 300 * MIB
 
 
 def test_a_phase_has_the_peak_of_its_highest_step() -> None:
-    found = usage(training(steps=2))
-    assert phase(found, "forward").requested_bytes == 470 * MIB  # with the optimizer's state
-    assert [use.phase for use in found.phases] == ["load", "forward", "backward", "optimizer"]
+    trace_usage = usage(training(steps=2))
+    assert phase(trace_usage, "forward").requested_bytes == 470 * MIB  # with the optimizer's state
+    assert [use.phase for use in trace_usage.phases] == ["load", "forward", "backward", "optimizer"]
 
 
 def test_resting_is_the_state_between_two_steps() -> None:
     for steps in (1, 2):
-        found = usage(training(steps=steps)).resting
-        assert found.parts == {"weights": 100 * MIB, "optimizer": 200 * MIB}
-        assert found.requested_bytes == 300 * MIB
+        resting_use = usage(training(steps=steps)).resting
+        assert resting_use.parts == {"weights": 100 * MIB, "optimizer": 200 * MIB}
+        assert resting_use.requested_bytes == 300 * MIB
 
 
 def test_shorter_batches_leave_an_unusable_cache() -> None:
-    found = usage(training(micro_batch=4))
-    high = max(use.reserved_high_bytes for use in found.phases)
+    trace_usage = usage(training(micro_batch=4))
+    high = max(use.reserved_high_bytes for use in trace_usage.phases)
     # at most the cache of the first, shorter step is added
-    assert 0 < high - found.reserved_bytes <= 0.9 * 4 * 170 * MIB
+    assert 0 < high - trace_usage.reserved_bytes <= 0.9 * 4 * 170 * MIB
 
 
 def generation(*, wide: int = 2 * MIB, **changed: Any) -> Generation:
@@ -124,13 +124,15 @@ def test_a_rollout_comes_before_the_first_step_too() -> None:
 
 
 def test_a_rollout_holds_the_longest_cache_and_temporary_memory() -> None:
-    found = phase(usage(training(), TraceContext(generation=generation())), "rollout")
-    one = 256 * MIB // 8  # keys or values of one layer
-    resting, kept = 300 * MIB, 24 * MIB  # kept from token to token: scores and probabilities
+    rollout = phase(usage(training(), TraceContext(generation=generation())), "rollout")
+    layer_bytes = 256 * MIB // 8  # keys or values of one layer
+    resting, retained = 300 * MIB, 24 * MIB  # kept from token to token: scores and probabilities
     assert (
-        0.97 * one < found.requested_bytes - (resting + 256 * MIB + kept) < one
+        0.97 * layer_bytes
+        < rollout.requested_bytes - (resting + 256 * MIB + retained)
+        < layer_bytes
     )  # the last one grows beside its old copy
-    assert found.parts["kv_cache"] > 256 * MIB
+    assert rollout.parts["kv_cache"] > 256 * MIB
 
 
 def test_a_prompt_longer_than_its_completion_peaks_in_the_prefill() -> None:
@@ -139,16 +141,17 @@ def test_a_prompt_longer_than_its_completion_peaks_in_the_prefill() -> None:
         completion_length=1,
         prompt_length=256,
     )
-    found = phase(usage(training(), TraceContext(generation=wide)), "rollout")
+    rollout = phase(usage(training(), TraceContext(generation=wide)), "rollout")
     # Embeddings, a layer's input, its residual and its norm; both rotary tables; three tensors of
     # the MLP.
-    assert found.requested_bytes == 300 * MIB + 256 * MIB + (4 + 2) * MIB + 3 * 400 * MIB
+    assert rollout.requested_bytes == 300 * MIB + 256 * MIB + (4 + 2) * MIB + 3 * 400 * MIB
 
 
 def test_a_cache_that_grows_token_by_token_fragments() -> None:
-    found = usage(training(), TraceContext(generation=generation()))
+    trace_usage = usage(training(), TraceContext(generation=generation()))
     assert (
-        phase(found, "rollout").reserved_bytes > phase(found, "rollout").requested_bytes + 26 * MIB
+        phase(trace_usage, "rollout").reserved_bytes
+        > phase(trace_usage, "rollout").requested_bytes + 26 * MIB
     )
 
 
@@ -161,10 +164,10 @@ def test_an_offloaded_engine_empties_the_cache() -> None:
 
 
 def test_merging_an_adapter_counts_in_the_sync() -> None:
-    found = usage(
+    trace_usage = usage(
         training(), TraceContext(sync=(("workspaces", 70 * MIB),), empties_before_rollout=True)
     )
-    assert phase(found, "sync").requested_bytes == 370 * MIB
+    assert phase(trace_usage, "sync").requested_bytes == 370 * MIB
 
 
 def test_the_frameworks_interval_of_emptying_the_cache() -> None:
@@ -177,8 +180,8 @@ def test_the_frameworks_interval_of_emptying_the_cache() -> None:
         book.drop(book.make(400 * MIB, "activations"))
         book.enter("backward", step)
         book.drop(book.make(100 * MIB, "gradients"))
-    kept, emptied = usage(book.trace()), usage(book.trace(), TraceContext(empty_cache_steps=1))
-    assert phase(kept, "backward").reserved_bytes == 420 * MIB
+    unemptied, emptied = usage(book.trace()), usage(book.trace(), TraceContext(empty_cache_steps=1))
+    assert phase(unemptied, "backward").reserved_bytes == 420 * MIB
     assert phase(emptied, "backward").reserved_bytes == 120 * MIB
     every_other = usage(book.trace(), TraceContext(empty_cache_steps=2))
     assert (
@@ -207,9 +210,9 @@ def test_preparation_between_phases_is_not_loading() -> None:
     book.drop(book.make(30 * MIB, "inputs"))
     book.enter("forward")
     book.drop(book.make(100 * MIB, "activations"))
-    found = usage(book.trace())
-    assert found.loaded_bytes == phase(found, "load").reserved_bytes == 20 * MIB
-    assert phase(found, "score").reserved_bytes == 420 * MIB
+    trace_usage = usage(book.trace())
+    assert trace_usage.loaded_bytes == phase(trace_usage, "load").reserved_bytes == 20 * MIB
+    assert phase(trace_usage, "score").reserved_bytes == 420 * MIB
 
 
 def test_an_offloaded_engine_empties_the_cache_around_its_rollout_alone() -> None:
@@ -225,21 +228,21 @@ def test_an_offloaded_engine_empties_the_cache_around_its_rollout_alone() -> Non
         book.drop(book.make(2 * MIB, "inputs"))
         book.enter("forward", step)
         book.drop(book.make(300 * MIB, "activations"))
-    found = usage(book.trace(), TraceContext(empties_before_rollout=True))
+    trace_usage = usage(book.trace(), TraceContext(empties_before_rollout=True))
     assert (
-        phase(found, "rollout").reserved_bytes == 40 * MIB
+        phase(trace_usage, "rollout").reserved_bytes == 40 * MIB
     )  # weights, and a segment of twenty for the inputs
     assert (
-        phase(found, "forward").reserved_bytes >= (20 + 200 + 300) * MIB
+        phase(trace_usage, "forward").reserved_bytes >= (20 + 200 + 300) * MIB
     )  # the score's cache is still there
 
 
 def test_an_offloaded_part_is_in_no_figure() -> None:
-    found = phase(usage(training(steps=2), TraceContext(sync=(("workspaces", 64 * MIB),))), "sync")
-    less = found.without(("optimizer",))
+    sync = phase(usage(training(steps=2), TraceContext(sync=(("workspaces", 64 * MIB),))), "sync")
+    less = sync.without(("optimizer",))
     assert (
-        found.allocated_bytes - less.allocated_bytes
-        == found.reserved_bytes - less.reserved_bytes
+        sync.allocated_bytes - less.allocated_bytes
+        == sync.reserved_bytes - less.reserved_bytes
         == 200 * MIB
     )
     assert "optimizer" not in less.parts and sum(less.parts.values()) == less.requested_bytes

@@ -130,8 +130,8 @@ def _really_held(
     fields: dict[str, Any] = {
         name: value for name, value in config.items() if name != "model_type"
     } | {"eos_token_id": None}
-    made = CONFIG_MAPPING[str(config["model_type"])](**fields)
-    model = AutoModelForCausalLM.from_config(made, dtype=getattr(torch, dtype)).eval()
+    model_config = CONFIG_MAPPING[str(config["model_type"])](**fields)
+    model = AutoModelForCausalLM.from_config(model_config, dtype=getattr(torch, dtype)).eval()
     ids = torch.randint(5, 500, (batch, prompt))
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
@@ -162,10 +162,10 @@ def _counting() -> Iterator[dict[str, int]]:
     from torch.utils._pytree import tree_leaves
 
     counted = {"live": 0, "peak": 0}
-    seen: set[int] = set()
+    live_storages: set[int] = set()
 
     def gone(key: int, size: int) -> None:
-        seen.discard(key)
+        live_storages.discard(key)
         counted["live"] -= size
 
     class Counting(TorchDispatchMode):
@@ -188,9 +188,9 @@ def _counting() -> Iterator[dict[str, int]]:
                 if not isinstance(leaf, torch.Tensor):
                     continue
                 storage = leaf.untyped_storage()
-                if storage._cdata in seen or storage._cdata in before:
+                if storage._cdata in live_storages or storage._cdata in before:
                     continue
-                seen.add(storage._cdata)
+                live_storages.add(storage._cdata)
                 counted["live"] += storage.nbytes()
                 counted["peak"] = max(counted["peak"], counted["live"])
                 weakref.finalize(storage, gone, storage._cdata, storage.nbytes())

@@ -54,7 +54,7 @@ def prediction(
     )
 
 
-def variant(facts: Mapping[str, KnobValue], found: Prediction) -> FactVariant:
+def variant(facts: Mapping[str, KnobValue], prediction: Prediction) -> FactVariant:
     return FactVariant(
         facts=facts,
         candidate=Candidate(
@@ -62,7 +62,7 @@ def variant(facts: Mapping[str, KnobValue], found: Prediction) -> FactVariant:
             settings=facts,
             load={},
         ),
-        prediction=found,
+        prediction=prediction,
     )
 
 
@@ -74,8 +74,8 @@ def test_one_variant_is_unchanged() -> None:
 
 
 def test_the_interval_covers_all_variants_and_the_value_is_the_worst() -> None:
-    found = agreed([variant({"batch": 1}, SMALL), variant({"batch": 8}, LARGE)])
-    assert found.peak_memory_bytes == Estimate(
+    agreement = agreed([variant({"batch": 1}, SMALL), variant({"batch": 8}, LARGE)])
+    assert agreement.peak_memory_bytes == Estimate(
         value=50 * GIB,
         low=9 * GIB,
         high=52 * GIB,
@@ -89,22 +89,22 @@ def test_the_deciding_fact_is_named() -> None:
         for batch in (1, 8)
         for seed in (1, 2)
     ]
-    found = agreed(variants)
-    assert found.fits is None
-    assert found.depends_on == ("batch, which is not given: fits with 1, does not fit with 8",)
+    agreement = agreed(variants)
+    assert agreement.fits is None
+    assert agreement.depends_on == ("batch, which is not given: fits with 1, does not fit with 8",)
 
 
 def test_agreement_gives_a_verdict_without_causes() -> None:
     larger = dataclasses.replace(LARGE, peak_memory_bytes=Estimate.exactly(60 * GIB))
-    found = agreed([variant({"batch": 4}, LARGE), variant({"batch": 8}, larger)])
-    assert found.fits is False and found.depends_on == ()
+    agreement = agreed([variant({"batch": 4}, LARGE), variant({"batch": 8}, larger)])
+    assert agreement.fits is False and agreement.depends_on == ()
 
 
 def test_an_undecided_variant_adds_its_own_causes() -> None:
-    found = agreed(
+    agreement = agreed(
         [variant({"batch": 1}, SMALL), variant({"batch": 2}, prediction(38, 40, 42, fits=None))]
     )
-    assert found.depends_on == (
+    assert agreement.depends_on == (
         "batch, which is not given: fits with 1, may or may not fit with 2",
         "the context",
     )
@@ -124,15 +124,15 @@ def test_every_combination_is_a_variant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "message"),
     [
         (Flags(unknown=("a=1,2",), set=("a=1",)), "both given and unknown"),
         (Flags(unknown=("a=,",)), "--unknown a was given no value"),
         (Flags(unknown=("a=1,2,3,4,5", "b=1,2,3,4")), "20 ways"),
     ],
 )
-def test_invalid_unknown_facts_are_refused(flags: Flags, words: str) -> None:
-    with pytest.raises(BadInput, match=words):
+def test_invalid_unknown_facts_are_refused(flags: Flags, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         read_sources(flags).variants()
 
 
@@ -158,14 +158,14 @@ def test_a_fit_of_the_longest_rows_is_a_fit() -> None:
 
 
 def test_a_misfit_of_one_row_is_a_misfit() -> None:
-    found = with_lower_bound(at(200, False), at(120, False))
-    assert found.fits is False and found.depends_on == ()
+    combined = with_lower_bound(at(200, False), at(120, False))
+    assert combined.fits is False and combined.depends_on == ()
 
 
 def test_otherwise_the_verdict_depends_on_the_data() -> None:
-    found = with_lower_bound(at(200, False), at(50, True))
-    assert found.fits is None and found.depends_on == (ROW_LENGTHS,)
-    assert found.peak_memory_bytes == dataclasses.replace(
+    combined = with_lower_bound(at(200, False), at(50, True))
+    assert combined.fits is None and combined.depends_on == (ROW_LENGTHS,)
+    assert combined.peak_memory_bytes == dataclasses.replace(
         at(200, False).peak_memory_bytes, low=at(50, True).peak_memory_bytes.low
     )
     assert with_lower_bound(at(100, None), at(50, True)).depends_on == (ROW_LENGTHS, "else")
@@ -197,11 +197,11 @@ def composed(**about: Any) -> Composition:
 
 
 def test_packed_rows_have_their_own_lengths_and_the_fullest_micro_batch_counts() -> None:
-    whole = fullest_rows(composed(micro_batch=64), COMPLETIONS, PROMPTS)
+    all_rows = fullest_rows(composed(micro_batch=64), COMPLETIONS, PROMPTS)
     part = fullest_rows(composed(), COMPLETIONS, PROMPTS)
-    assert whole is not None and part is not None
-    assert abs(whole[0] - 100) < 5 and abs(whole[1] - 300) < 15
-    assert sum(part) > 1.03 * sum(whole)
+    assert all_rows is not None and part is not None
+    assert abs(all_rows[0] - 100) < 5 and abs(all_rows[1] - 300) < 15
+    assert sum(part) > 1.03 * sum(all_rows)
 
 
 def test_padded_rows_have_the_longest_of_their_ranks_batch() -> None:
@@ -213,8 +213,8 @@ def test_padded_rows_have_the_longest_of_their_ranks_batch() -> None:
 
 
 def test_unknown_prompts_are_the_longest_and_completions_end_at_the_longest() -> None:
-    made = fullest_rows(composed(packs_rows=False, completion_length=400), COMPLETIONS, None)
-    assert made is not None and made[0] == 512 and made[1] <= 400
+    rows = fullest_rows(composed(packs_rows=False, completion_length=400), COMPLETIONS, None)
+    assert rows is not None and rows[0] == 512 and rows[1] <= 400
 
 
 def test_a_token_budget_is_filled_at_any_lengths() -> None:

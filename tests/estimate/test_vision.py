@@ -70,7 +70,7 @@ def test_an_image_has_as_many_tokens_as_its_processor_makes(
 
 def test_gemma_3_gives_every_image_the_same_number() -> None:
     config = find_model("google/gemma-3-4b-it").config
-    made = [
+    image_sets = [
         vision.images_of(
             config,
             None,
@@ -80,8 +80,8 @@ def test_gemma_3_gives_every_image_the_same_number() -> None:
         )
         for side in (100, 3000)
     ]
-    assert {one.tokens for one in made} == {256}
-    assert made[0].row_tokens == 512
+    assert {image_set.tokens for image_set in image_sets} == {256}
+    assert image_sets[0].row_tokens == 512
 
 
 def test_the_folders_own_bounds_apply(tmp_path: Any) -> None:
@@ -100,14 +100,14 @@ def test_the_folders_own_bounds_apply(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "what"),
+    ("name", "message"),
     [
         ("Qwen/Qwen3-8B", "language model"),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "not known"),
     ],
 )
-def test_models_without_a_rule_are_refused(name: str, what: str) -> None:
-    with pytest.raises(BadInput, match=what):
+def test_models_without_a_rule_are_refused(name: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         vision.images_of(
             find_model(name).config,
             None,

@@ -28,7 +28,7 @@ LOGS = [
 
 
 def config_of(name: str) -> Mapping[str, object]:
-    return next(known.config for known in catalog.models() if name in known.ids)
+    return next(model.config for model in catalog.models() if name in model.ids)
 
 
 def gpu(name: str) -> catalog.Gpu:
@@ -36,10 +36,10 @@ def gpu(name: str) -> catalog.Gpu:
 
 
 def used(name: str = "Qwen/Qwen2.5-7B", **changes: Any) -> EngineUse:
-    own = {field.name for field in dataclasses.fields(EngineSettings)}
+    engine_fields = {field.name for field in dataclasses.fields(EngineSettings)}
     settings = EngineSettings(
         **{"utilization": 0.5, "max_model_length": 4096, "max_num_seqs": 32, "sleep": True}
-        | {name: value for name, value in changes.items() if name in own}
+        | {name: value for name, value in changes.items() if name in engine_fields}
     )
     place: dict[str, Any] = {
         "dtype": "bfloat16",
@@ -50,7 +50,7 @@ def used(name: str = "Qwen/Qwen2.5-7B", **changes: Any) -> EngineUse:
     return fit(
         config_of(name),
         settings,
-        **place | {name: value for name, value in changes.items() if name not in own},
+        **place | {name: value for name, value in changes.items() if name not in engine_fields},
     )
 
 
@@ -81,13 +81,13 @@ def test_a_graph_that_is_compiled_while_the_engine_profiles_takes_cache_from_it(
 
 def test_sleep_mode_gives_a_tied_head_of_its_own_to_the_cache() -> None:
     """Llama's class makes one and ties it then; Qwen's makes none."""
-    given: dict[str, dict[bool, float]] = {}
+    cache_bytes: dict[str, dict[bool, float]] = {}
     for name in ("meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-0.5B"):
         kv = {sleep: used(name, sleep=sleep).kv for sleep in (False, True)}
-        given[name] = {
-            sleep: one.kv_cache_bytes.value for sleep, one in kv.items() if one is not None
+        cache_bytes[name] = {
+            sleep: cache.kv_cache_bytes.value for sleep, cache in kv.items() if cache is not None
         }
-    llama, qwen = (given[name][True] - given[name][False] for name in given)
+    llama, qwen = (cache_bytes[name][True] - cache_bytes[name][False] for name in cache_bytes)
     assert llama == 128_256 * 2048 * 2 and qwen == 0
 
 
@@ -124,10 +124,10 @@ def test_eager_captures_nothing() -> None:
 
 
 def test_tensor_parallel_divides_weights_and_heads_down_to_one() -> None:
-    one, two, eight = (used(tensor_parallel=ranks) for ranks in (1, 2, 8))
-    assert two.weights_bytes == pytest.approx(one.weights_bytes / 2, rel=0.01)
+    single, two, eight = (used(tensor_parallel=ranks) for ranks in (1, 2, 8))
+    assert two.weights_bytes == pytest.approx(single.weights_bytes / 2, rel=0.01)
     assert (
-        eight.weights_bytes > one.weights_bytes / 8
+        eight.weights_bytes > single.weights_bytes / 8
     )  # four key heads on eight ranks: two copies of each
     paged = [
         pages(
@@ -143,7 +143,7 @@ def test_tensor_parallel_divides_weights_and_heads_down_to_one() -> None:
 
 def test_expert_parallelism_spreads_whole_experts_over_replicas() -> None:
     moe = shape(config_of("Qwen/Qwen3-30B-A3B"))
-    one, split, spread = (
+    unsplit, split, spread = (
         engine_memory.weight_bytes(
             moe,
             dtype="bfloat16",
@@ -152,7 +152,7 @@ def test_expert_parallelism_spreads_whole_experts_over_replicas() -> None:
         )
         for ranks, experts in ((1, 1), (2, 2), (1, 8))
     )
-    assert spread == one - 2 * sum(layer.experts for layer in moe.layers) * 7 // 8
+    assert spread == unsplit - 2 * sum(layer.experts for layer in moe.layers) * 7 // 8
     assert split == engine_memory.weight_bytes(moe, dtype="bfloat16", tensor_parallel=2)
 
 
@@ -198,22 +198,24 @@ def test_quantising_leaves_free_segments_behind() -> None:
     )
     # vLLM 0.26 on emulated cards: 1,206, 696 and 1,576 MiB of segments without a block when the
     # weights are loaded.
-    found = [
-        engine_memory.quantised_in_blocks(one, 2, 1, makes_head_first=one is llama)
-        for one in (llama, six, seven)
+    quantised = [
+        engine_memory.quantised_in_blocks(model, 2, 1, makes_head_first=model is llama)
+        for model in (llama, six, seven)
     ]
-    assert [one.left_bytes / MIB for one in found] == pytest.approx([1206, 696, 1576], rel=0.03)
+    assert [loaded.left_bytes / MIB for loaded in quantised] == pytest.approx(
+        [1206, 696, 1576], rel=0.03
+    )
     # 5,844 MiB of segments with one, in which 5,695 are allocated.
-    assert found[2].open_bytes == pytest.approx(149 * MIB, rel=0.06)
-    assert found[2].unsplit_bytes == pytest.approx(
+    assert quantised[2].open_bytes == pytest.approx(149 * MIB, rel=0.06)
+    assert quantised[2].unsplit_bytes == pytest.approx(
         28 * (1.25 + 1.625) * MIB, rel=0.02
     )  # 64.75 in 66, 32.375 in 34
 
 
 def test_quantisation_excludes_embeddings() -> None:
-    whole, four = used(), used(quantised_bits=4)
+    unquantised, four = used(), used(quantised_bits=4)
     tables = 2 * 152_064 * 3584 * 2
-    assert (four.weights_bytes - tables) / (whole.weights_bytes - tables) == pytest.approx(
+    assert (four.weights_bytes - tables) / (unquantised.weights_bytes - tables) == pytest.approx(
         4.5 / 16, rel=0.03
     )  # in blocks
 
@@ -312,7 +314,7 @@ def test_profiling_peaks_equal_public_logs(row: Mapping[str, Any]) -> None:
     """Within 4 percent; a release that does not compile holds more at a time, which the interval
     covers.
     """
-    found = engine_passes.activation_bytes(
+    activations = engine_passes.activation_bytes(
         shape(config_of(row["model"])),
         2,
         row["tensor_parallel"],
@@ -322,9 +324,9 @@ def test_profiling_peaks_equal_public_logs(row: Mapping[str, Any]) -> None:
     )
     logged = row["logged"]["activations_gib"] * GIB
     if "not compiled" in row.get("note", ""):
-        assert found.value < logged < 1.05 * found.high
+        assert activations.value < logged < 1.05 * activations.high
     else:
-        assert found.value == pytest.approx(logged, rel=0.04)
+        assert activations.value == pytest.approx(logged, rel=0.04)
 
 
 def test_cache_sizes_equal_public_logs() -> None:
@@ -362,8 +364,8 @@ def test_blocks_and_concurrency_of_a_logged_cache(
         tensor_parallel=ranks,
         max_num_batched_tokens=length,
     )
-    found = paged.blocks(round(logged_gib * GIB))
-    assert abs(found - blocks) <= 0.005 * GIB / paged.block_bytes + 1
+    block_count = paged.blocks(round(logged_gib * GIB))
+    assert abs(block_count - blocks) <= 0.005 * GIB / paged.block_bytes + 1
     assert blocks / paged.blocks_per_sequence(length) == pytest.approx(concurrency, abs=0.006)
 
 
@@ -416,9 +418,9 @@ def test_attention_pages_grow_to_the_state_of_recurrent_layers(name: str, logged
     """Log line of vLLM 0.11 and 0.19: "Setting attention block size to 784 tokens ..." with
     0.13% of padding.
     """
-    found = shape(config_of(name))
+    model_shape = shape(config_of(name))
     paged = pages(
-        found,
+        model_shape,
         element_bytes=2,
         tensor_parallel=1,
         max_num_batched_tokens=4096,
@@ -434,19 +436,19 @@ def test_attention_pages_grow_to_the_state_of_recurrent_layers(name: str, logged
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_blocks_tokens_and_refusals_equal_the_installed_vllms(name: str, ranks: int) -> None:
     utils = pytest.importorskip("vllm.v1.core.kv_cache_utils")
-    found = shape(config_of(name))
+    model_shape = shape(config_of(name))
     paged = pages(
-        found,
+        model_shape,
         element_bytes=2,
         tensor_parallel=ranks,
         max_num_batched_tokens=4096,
     )
     for available in (1, 300 * MIB, 3 * GIB + 12_345, 40 * GIB):
         for length in (100, 4096, 8190, 131_072):
-            told = _told_by_vllm(utils, _specs(name, ranks, paged), available, length)
+            vllm_answer = _told_by_vllm(utils, _specs(name, ranks, paged), available, length)
             refusal = paged.refusal(available, length)
-            if isinstance(told, str):
-                assert refusal == told
+            if isinstance(vllm_answer, str):
+                assert refusal == vllm_answer
             else:
                 assert refusal is None
                 expected = (
@@ -454,7 +456,7 @@ def test_blocks_tokens_and_refusals_equal_the_installed_vllms(name: str, ranks: 
                     paged.tokens(available, length),
                     paged.concurrency(available, length),
                 )
-                assert told == pytest.approx(expected, rel=1e-12)
+                assert vllm_answer == pytest.approx(expected, rel=1e-12)
 
 
 def _specs(
@@ -471,9 +473,9 @@ def _specs(
         SlidingWindowSpec,
     )
 
-    found = shape(config_of(name))
+    model_shape = shape(config_of(name))
     specs: dict[str, Any] = {}
-    for index, layer in enumerate(found.layers):
+    for index, layer in enumerate(model_shape.layers):
         heads = max(1, layer.cache_heads // ranks)
         if not layer.cached:
             if layer.state or layer.wide_state:  # else: it reads an earlier layer's cache
@@ -481,7 +483,7 @@ def _specs(
                     block_size=paged.block_tokens,
                     shapes=((layer.state // ranks,), (layer.wide_state // ranks,)),
                     dtypes=(torch.bfloat16, torch.float32),
-                    page_size_padded=attention_page(found, ranks) * paged.block_tokens,
+                    page_size_padded=attention_page(model_shape, ranks) * paged.block_tokens,
                     mamba_cache_mode="align",
                 )
             continue
@@ -501,11 +503,11 @@ def _specs(
     return specs
 
 
-def attention_page(found: Shape, ranks: int) -> int:
+def attention_page(model_shape: Shape, ranks: int) -> int:
     """Bytes per token of one attention layer in bfloat16."""
     return max(
         2 * layer.cached // layer.cache_heads * max(1, layer.cache_heads // ranks)
-        for layer in found.layers
+        for layer in model_shape.layers
         if layer.cached
     )
 
@@ -541,11 +543,11 @@ def _told_by_vllm(
         device_config=SimpleNamespace(device_type="cuda"),
     )
     try:
-        (made,) = utils.get_kv_cache_configs(config, [specs], [available])
+        (cache_config,) = utils.get_kv_cache_configs(config, [specs], [available])
     except ValueError as error:
         return str(error)
-    tokens, concurrency = utils.get_kv_cache_capacity(config, made)
-    return made.num_blocks, tokens, concurrency
+    tokens, concurrency = utils.get_kv_cache_capacity(config, cache_config)
+    return cache_config.num_blocks, tokens, concurrency
 
 
 def test_an_adapter_has_a_slot_with_a_and_b_of_every_product() -> None:

@@ -62,7 +62,7 @@ def one_pass(
         ),
         "kernels": times * (90 + 4 * tiles),
     }
-    total = {what: inside[what] + outside[what] for what in inside}
+    total = {unit: inside[unit] + outside[unit] for unit in inside}
     return Work(
         phase=phase,
         flops={"bfloat16": total["bfloat16"]},
@@ -93,22 +93,22 @@ def tracer_of(*, recomputed: bool) -> Callable[[Point, int | None], Trace]:
 
 
 def largest_error(model: StepModel, *, recomputed: bool) -> dict[tuple[str, str], float]:
-    found: dict[tuple[str, str], float] = {}
+    errors: dict[tuple[str, str], float] = {}
     for point, predicted in zip(FAR, model.work.work_at(rows_of(FAR)), strict=True):
-        for seen, true in zip(
+        for estimate, true in zip(
             predicted, worked(point, LAYERS, recomputed=recomputed).work, strict=True
         ):
-            assert seen.phase == true.phase
+            assert estimate.phase == true.phase
             pairs = {
-                "flops": (seen.flops["bfloat16"], true.flops["bfloat16"]),
-                "moved_bytes": (seen.moved_bytes, true.moved_bytes),
-                "kernels": (seen.kernels, true.kernels),
+                "flops": (estimate.flops["bfloat16"], true.flops["bfloat16"]),
+                "moved_bytes": (estimate.moved_bytes, true.moved_bytes),
+                "kernels": (estimate.kernels, true.kernels),
             }
-            for what, (one, other) in pairs.items():
-                found[true.phase, what] = max(
-                    abs(one / other - 1), found.get((true.phase, what), 0.0)
+            for quantity, (estimated, traced) in pairs.items():
+                errors[true.phase, quantity] = max(
+                    abs(estimated / traced - 1), errors.get((true.phase, quantity), 0.0)
                 )
-    return found
+    return errors
 
 
 @pytest.fixture(name="reference", scope="module")
