@@ -16,31 +16,33 @@ from tests.cli.command import PROGRAM, environment
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 
 
-def seen(*arguments: str, cwd: Path, columns: int, **variables: str) -> str:
+def terminal_output(*arguments: str, cwd: Path, columns: int, **variables: str) -> str:
     """Its bytes, colours and all."""
-    told = environment(TERM="xterm-256color", **{"COLUMNS": str(columns), **variables})
+    variables_set = environment(TERM="xterm-256color", **{"COLUMNS": str(columns), **variables})
     if "NO_COLOR" not in variables:
-        told.pop("NO_COLOR", None)
-    written, _ = watched([*PROGRAM, *arguments], ("stdout", "stderr", "stdin"), env=told, cwd=cwd)
+        variables_set.pop("NO_COLOR", None)
+    written, _ = watched(
+        [*PROGRAM, *arguments], ("stdout", "stderr", "stdin"), env=variables_set, cwd=cwd
+    )
     return written
 
 
 def watched(command: Sequence[str], streams: Sequence[str], **how: Any) -> tuple[str, int]:
     """Return the terminal output of a command and its exit code."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(command, **dict.fromkeys(streams, theirs), **how) as process:
-        os.close(theirs)
+    controller, terminal = pty.openpty()
+    with subprocess.Popen(command, **dict.fromkeys(streams, terminal), **how) as process:
+        os.close(terminal)
         written = b""
-        while select.select([ours], [], [], 120)[0]:
+        while select.select([controller], [], [], 120)[0]:
             try:
-                block = os.read(ours, 65536)
+                block = os.read(controller, 65536)
             except OSError:  # Linux's way to say that the other side is closed
                 break
             if not block:
                 break
             written += block
         code = process.wait(timeout=60)
-    os.close(ours)
+    os.close(controller)
     return written.decode(), code
 
 

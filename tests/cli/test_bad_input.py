@@ -16,41 +16,41 @@ CLONE = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A working folder with a model in it."""
     shape_only(tmp_path / "model")
     return tmp_path
 
 
 def refused(
-    here: Path, *arguments: str, says: str, instead: str, model: bool = True, **variables: str
+    folder: Path, *arguments: str, says: str, instead: str, model: bool = True, **variables: str
 ) -> Done:
-    before = set(here.rglob("*"))
-    given = [*(["--model", "model"] if model else []), *arguments]
+    before = set(folder.rglob("*"))
+    flags = [*(["--model", "model"] if model else []), *arguments]
     if "--gpus" not in arguments:
-        given += ["--gpus", "cpu"]
-    done = autotune("run", *given, cwd=here, **variables)
+        flags += ["--gpus", "cpu"]
+    done = autotune("run", *flags, cwd=folder, **variables)
     assert done.code == 2, done.err
     assert done.out == "", "an error says nothing on stdout"
     assert "Traceback" not in done.err
     assert done.err.startswith("Error: ") and done.err.count("\n") == 1, done.err
     assert says in done.err and instead in done.err, done.err
-    assert set(here.rglob("*")) == before, "something was left behind"
+    assert set(folder.rglob("*")) == before, "something was left behind"
     return done
 
 
-def test_no_model(here: Path) -> None:
+def test_no_model(folder: Path) -> None:
     refused(
-        here,
+        folder,
         model=False,
         says="No model was named",
         instead="--model Qwen2.5-7B",
     )
 
 
-def test_an_unknown_model(here: Path) -> None:
+def test_an_unknown_model(folder: Path) -> None:
     refused(
-        here,
+        folder,
         "--model",
         "Qwen2.5-7X",
         model=False,
@@ -59,9 +59,9 @@ def test_an_unknown_model(here: Path) -> None:
     )
 
 
-def test_an_ambiguous_model(here: Path) -> None:
+def test_an_ambiguous_model(folder: Path) -> None:
     refused(
-        here,
+        folder,
         "--model",
         "Mistral-7B",
         model=False,
@@ -70,9 +70,9 @@ def test_an_ambiguous_model(here: Path) -> None:
     )
 
 
-def test_an_argument_that_is_not_text(here: Path) -> None:
+def test_an_argument_that_is_not_text(folder: Path) -> None:
     refused(
-        here,
+        folder,
         "--out",
         os.fsdecode(b"out-\xff"),
         says=r"'out-\udcff' is not UTF-8 text",
@@ -80,34 +80,34 @@ def test_an_argument_that_is_not_text(here: Path) -> None:
     )
 
 
-def test_a_pipe_that_a_library_would_wait_for(here: Path) -> None:
-    os.mkfifo(here / "prompts.jsonl")
+def test_a_pipe_that_a_library_would_wait_for(folder: Path) -> None:
+    os.mkfifo(folder / "prompts.jsonl")
     refused(
-        here,
+        folder,
         "--dataset",
         "prompts.jsonl",
         says="prompts.jsonl is a pipe or a device",
         instead="dataset's folder",
     )
-    os.mkfifo(here / "model" / "tokenizer.json")
+    os.mkfifo(folder / "model" / "tokenizer.json")
     refused(
-        here,
+        folder,
         says="model/tokenizer.json is a pipe or a device",
         instead="Save or download the model again",
     )
 
 
-def test_a_dataset_file_that_is_missing_or_holds_no_rows(here: Path) -> None:
+def test_a_dataset_file_that_is_missing_or_holds_no_rows(folder: Path) -> None:
     refused(
-        here,
+        folder,
         "--dataset",
         "data/rows.jsonl",
         says="Dataset data/rows.jsonl: there is no such file",
         instead="full one",
     )
-    (here / "rows.txt").write_text("a row\n")
+    (folder / "rows.txt").write_text("a row\n")
     refused(
-        here,
+        folder,
         "--dataset",
         "rows.txt",
         says="Dataset rows.txt: not a file of rows (.json,",
@@ -115,25 +115,25 @@ def test_a_dataset_file_that_is_missing_or_holds_no_rows(here: Path) -> None:
     )
 
 
-def test_an_unknown_gpu(here: Path) -> None:
-    refused(here, "--gpus", "2xA101-40G", says="Unknown GPU 'A101-40G'", instead="'A100-40G'")
+def test_an_unknown_gpu(folder: Path) -> None:
+    refused(folder, "--gpus", "2xA101-40G", says="Unknown GPU 'A101-40G'", instead="'A100-40G'")
 
 
-def test_an_ambiguous_gpu(here: Path) -> None:
+def test_an_ambiguous_gpu(folder: Path) -> None:
     refused(
-        here, "--gpus", "A100", says="different amounts of memory", instead="A100-40G or A100-80G"
+        folder, "--gpus", "A100", says="different amounts of memory", instead="A100-40G or A100-80G"
     )
 
 
-def test_missing_hardware_is_reported_first(here: Path) -> None:
-    asked = ["--gpus", "64xB200", "--mode", "probe"]
-    done = refused(here, *asked, says="64xB200 is not on this machine", instead="--gpus cpu")
+def test_missing_hardware_is_reported_first(folder: Path) -> None:
+    flags = ["--gpus", "64xB200", "--mode", "probe"]
+    done = refused(folder, *flags, says="64xB200 is not on this machine", instead="--gpus cpu")
     assert "can't be measured" in done.err.splitlines()[0]
 
 
-def test_what_no_probe_can_use(here: Path) -> None:
+def test_what_no_probe_can_use(folder: Path) -> None:
     refused(
-        here,
+        folder,
         "--gpus",
         "MI300X",
         "--mode",
@@ -143,20 +143,20 @@ def test_what_no_probe_can_use(here: Path) -> None:
     )
 
 
-def test_more_devices_than_are_here(here: Path) -> None:
-    refused(here, "--gpus", "9999xcpu", says="9999 CPU ranks", instead="xcpu.")
+def test_more_devices_than_are_here(folder: Path) -> None:
+    refused(folder, "--gpus", "9999xcpu", says="9999 CPU ranks", instead="xcpu.")
 
 
-def test_an_unknown_knob(here: Path) -> None:
+def test_an_unknown_knob(folder: Path) -> None:
     refused(
-        here,
+        folder,
         "--hold",
         "num_generation=8",
         says="Unknown knob 'num_generation'",
         instead="'num_generations'",
     )
     refused(
-        here,
+        folder,
         "--search",
         "max_completion=8,16",
         says="Unknown knob",
@@ -164,32 +164,32 @@ def test_an_unknown_knob(here: Path) -> None:
     )
 
 
-def test_a_bad_value(here: Path) -> None:
+def test_a_bad_value(folder: Path) -> None:
     refused(
-        here,
+        folder,
         "--hold",
         "num_generations=many",
         says="can't be 'many'",
         instead="a whole number, like 16, 8 or 4",
     )
     refused(
-        here,
+        folder,
         "--search",
         "use_vllm=true,perhaps",
         says="can't be 'perhaps'",
         instead="true or false",
     )
     refused(
-        here, "--hold", "num_generations", says="not of the form K=V", instead="num_generations=8"
+        folder, "--hold", "num_generations", says="not of the form K=V", instead="num_generations=8"
     )
-    refused(here, "--budget", "soon", says="'soon' is not a duration", instead="20m")
-    refused(here, "--max-completion-length", "0", says="not above zero", instead="at least 1")
-    refused(here, "--sampler", "genetic", says="'genetic' is not one of", instead="'tpe'")
+    refused(folder, "--budget", "soon", says="'soon' is not a duration", instead="20m")
+    refused(folder, "--max-completion-length", "0", says="not above zero", instead="at least 1")
+    refused(folder, "--sampler", "genetic", says="'genetic' is not one of", instead="'tpe'")
 
 
-def test_a_value_that_no_candidate_can_have(here: Path) -> None:
+def test_a_value_that_no_candidate_can_have(folder: Path) -> None:
     refused(
-        here,
+        folder,
         "--gpus",
         "cpu",
         "--search",
@@ -199,9 +199,9 @@ def test_a_value_that_no_candidate_can_have(here: Path) -> None:
     )
 
 
-def test_a_knob_given_twice(here: Path) -> None:
+def test_a_knob_given_twice(folder: Path) -> None:
     refused(
-        here,
+        folder,
         "--num-generations",
         "8",
         "--search",
@@ -211,9 +211,9 @@ def test_a_knob_given_twice(here: Path) -> None:
     )
 
 
-def test_a_limit_above_the_device(here: Path) -> None:
+def test_a_limit_above_the_device(folder: Path) -> None:
     refused(
-        here,
+        folder,
         "--gpus",
         "cpu",
         "--memory-limit",
@@ -222,10 +222,16 @@ def test_a_limit_above_the_device(here: Path) -> None:
         instead="at most",
     )
     refused(
-        here, "--gpus", "cpu", "--memory-limit", "lots", says="'lots' is not a size", instead="38G"
+        folder,
+        "--gpus",
+        "cpu",
+        "--memory-limit",
+        "lots",
+        says="'lots' is not a size",
+        instead="38G",
     )
     refused(
-        here,
+        folder,
         "--gpus",
         "cpu",
         "--memory-limit",
@@ -235,7 +241,7 @@ def test_a_limit_above_the_device(here: Path) -> None:
     )
 
 
-def test_a_window_below_prompt_and_completion(here: Path) -> None:
+def test_a_window_below_prompt_and_completion(folder: Path) -> None:
     flags = [
         "--gpus",
         "cpu",
@@ -247,7 +253,7 @@ def test_a_window_below_prompt_and_completion(here: Path) -> None:
         "64",
     ]
     done = refused(
-        here,
+        folder,
         *flags,
         "--hold",
         "vllm_max_model_length=100",
@@ -257,28 +263,28 @@ def test_a_window_below_prompt_and_completion(here: Path) -> None:
     assert "must be at least" in done.err
 
 
-def test_such_a_window_while_the_engine_is_only_one_choice(here: Path) -> None:
+def test_such_a_window_while_the_engine_is_only_one_choice(folder: Path) -> None:
     flags = ["--gpus", "cpu", "--space", "demo", "--hold", "vllm_max_model_length=100"]
-    refused(here, *flags, says="vllm_max_model_length (100)", instead="another value")
+    refused(folder, *flags, says="vllm_max_model_length (100)", instead="another value")
 
 
-def test_such_a_window_in_the_configuration(here: Path) -> None:
-    (here / "train.yaml").write_text(
+def test_such_a_window_in_the_configuration(folder: Path) -> None:
+    (folder / "train.yaml").write_text(
         "use_vllm: true\nvllm_mode: colocate\nvllm_max_model_length: 100\nmax_completion_length:"
         " 64\n"
     )
     flags = ["--gpus", "cpu", "--config", "train.yaml", "--max-prompt-length", "64"]
     refused(
-        here,
+        folder,
         *flags,
         says="train.yaml can't be trained as it is",
         instead="vllm_max_model_length (100)",
     )
 
 
-def test_an_empty_space(here: Path) -> None:
+def test_an_empty_space(folder: Path) -> None:
     refused(
-        here,
+        folder,
         "--gpus",
         "cpu",
         "--global-batch",
@@ -286,20 +292,22 @@ def test_an_empty_space(here: Path) -> None:
         says="holds no legal candidate",
         instead="--search",
     )
-    (here / "space.yaml").write_text(
+    (folder / "space.yaml").write_text(
         "about: x\nmethod: grpo\nframework: trl\nobjective: preference\nknobs: []\n"
     )
-    refused(here, "--space", "./space.yaml", says="no knobs", instead="List at least one knob")
-    refused(here, "--search", "num_generations=,", says="no value", instead="num_generations=V1,V2")
-
-
-def test_an_unknown_space(here: Path) -> None:
-    refused(here, "--space", "grpo-wild", says="Unknown search space", instead="'grpo-wide'")
-
-
-def test_a_space_of_another_method(here: Path) -> None:
+    refused(folder, "--space", "./space.yaml", says="no knobs", instead="List at least one knob")
     refused(
-        here,
+        folder, "--search", "num_generations=,", says="no value", instead="num_generations=V1,V2"
+    )
+
+
+def test_an_unknown_space(folder: Path) -> None:
+    refused(folder, "--space", "grpo-wild", says="Unknown search space", instead="'grpo-wide'")
+
+
+def test_a_space_of_another_method(folder: Path) -> None:
+    refused(
+        folder,
         "--space",
         "sft",
         "--method",
@@ -309,10 +317,10 @@ def test_a_space_of_another_method(here: Path) -> None:
     )
 
 
-def test_broken_yaml_with_its_place(here: Path) -> None:
-    (here / "train.yaml").write_text("learning_rate: 1e-6\nnum_generations: [8\n")
+def test_broken_yaml_with_its_place(folder: Path) -> None:
+    (folder / "train.yaml").write_text("learning_rate: 1e-6\nnum_generations: [8\n")
     refused(
-        here,
+        folder,
         "--config",
         "train.yaml",
         says="train.yaml, line 3, column 1: broken YAML",
@@ -320,10 +328,10 @@ def test_broken_yaml_with_its_place(here: Path) -> None:
     )
 
 
-def test_an_unknown_key_with_its_place(here: Path) -> None:
-    (here / "train.yaml").write_text("learning_rate: 1e-6\n\n  \nnum_generation: 8\n")
+def test_an_unknown_key_with_its_place(folder: Path) -> None:
+    (folder / "train.yaml").write_text("learning_rate: 1e-6\n\n  \nnum_generation: 8\n")
     refused(
-        here,
+        folder,
         "--config",
         "train.yaml",
         says="train.yaml, line 4, column 1",
@@ -331,10 +339,10 @@ def test_an_unknown_key_with_its_place(here: Path) -> None:
     )
 
 
-def test_a_bad_value_with_its_place(here: Path) -> None:
-    (here / "train.yaml").write_text("learning_rate: fast\n")
+def test_a_bad_value_with_its_place(folder: Path) -> None:
+    (folder / "train.yaml").write_text("learning_rate: fast\n")
     refused(
-        here,
+        folder,
         "--config",
         "train.yaml",
         says="train.yaml, line 1, column 1: learning_rate takes",
@@ -342,22 +350,22 @@ def test_a_bad_value_with_its_place(here: Path) -> None:
     )
 
 
-def test_a_configuration_that_is_not_there(here: Path) -> None:
-    refused(here, "--config", "nope.yaml", says="no file 'nope.yaml'", instead="Check the path")
+def test_a_configuration_that_is_not_there(folder: Path) -> None:
+    refused(folder, "--config", "nope.yaml", says="no file 'nope.yaml'", instead="Check the path")
 
 
-def test_a_broken_space_with_its_place(here: Path) -> None:
+def test_a_broken_space_with_its_place(folder: Path) -> None:
     knob = "  - {name: beta, choices: [0.0], effect: magic, says: x}\n"
-    (here / "space.yaml").write_text(
+    (folder / "space.yaml").write_text(
         "about: x\nmethod: grpo\nframework: trl\nobjective: preference\nknobs:\n" + knob
     )
-    refused(here, "--space", "./space.yaml", says="space.yaml, line 6", instead="magic")
+    refused(folder, "--space", "./space.yaml", says="space.yaml, line 6", instead="magic")
 
 
-def test_an_output_folder_that_is_a_file(here: Path) -> None:
-    (here / "taken").write_text("mine")
+def test_an_output_folder_that_is_a_file(folder: Path) -> None:
+    (folder / "taken").write_text("mine")
     refused(
-        here,
+        folder,
         "--gpus",
         "cpu",
         "--out",
@@ -390,10 +398,10 @@ def mounted(tmp_path: Path) -> Iterator[object]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_read_only_output_folder(here: Path, mounted: object) -> None:
+def test_a_read_only_output_folder(folder: Path, mounted: object) -> None:
     place = mounted("size=64m,ro")  # type: ignore[operator]
     refused(
-        here,
+        folder,
         "--gpus",
         "cpu",
         "--out",
@@ -403,10 +411,10 @@ def test_a_read_only_output_folder(here: Path, mounted: object) -> None:
     )
 
 
-def test_a_full_output_folder(here: Path, mounted: object) -> None:
+def test_a_full_output_folder(folder: Path, mounted: object) -> None:
     place = mounted("size=64k")  # type: ignore[operator]
     refused(
-        here,
+        folder,
         "--gpus",
         "cpu",
         "--out",
@@ -415,16 +423,16 @@ def test_a_full_output_folder(here: Path, mounted: object) -> None:
         instead="Free some space",
     )
     (place / "filler").write_bytes(b"x" * (64 * 1024 - 4096))
-    refused(here, "--gpus", "cpu", "--out", str(place), says="--out", instead="another folder")
+    refused(folder, "--gpus", "cpu", "--out", str(place), says="--out", instead="another folder")
 
 
-def test_a_folder_of_another_user(here: Path) -> None:
+def test_a_folder_of_another_user(folder: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
-    closed = here / "closed"
+    closed = folder / "closed"
     closed.mkdir(mode=0o500)
     refused(
-        here,
+        folder,
         "--gpus",
         "cpu",
         "--out",
@@ -434,7 +442,7 @@ def test_a_folder_of_another_user(here: Path) -> None:
     )
 
 
-def test_a_missing_extra(here: Path) -> None:
+def test_a_missing_extra(folder: Path) -> None:
     url = "postgresql+psycopg://nobody@localhost/none"
     script = (
         "import sys; sys.modules['psycopg'] = None; sys.modules['psycopg2'] = None\n"
@@ -457,7 +465,7 @@ def test_a_missing_extra(here: Path) -> None:
         [sys.executable, "-c", script, *flags],
         capture_output=True,
         text=True,
-        cwd=here,
+        cwd=folder,
         timeout=120,
     )
     assert done.returncode == 2, done.stderr
@@ -466,7 +474,7 @@ def test_a_missing_extra(here: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_training_packages_missing_from_our_own_environment(here: Path) -> None:
+def test_training_packages_missing_from_our_own_environment(folder: Path) -> None:
     # The interpreter is ours and has no TRL: an interpreter without its site packages is one such.
     script = (
         "import importlib.util, sys\nfrom autotune.machine import environment\nenvironment._QUERY ="
@@ -478,14 +486,14 @@ def test_training_packages_missing_from_our_own_environment(here: Path) -> None:
         [sys.executable, "-c", script, *flags],
         capture_output=True,
         text=True,
-        cwd=here,
+        cwd=folder,
         timeout=60,
     )
     assert done.returncode == 2
     assert f"pip install '{CLONE}[train]'" in done.stderr
 
 
-def test_a_storage_that_cant_be_opened(here: Path) -> None:
+def test_a_storage_that_cant_be_opened(folder: Path) -> None:
     for url in ("sqlite:////nowhere/at/all/study.db", "nonsense", "oracle9://x/y"):
         done = autotune(
             "run",
@@ -499,27 +507,27 @@ def test_a_storage_that_cant_be_opened(here: Path) -> None:
             url,
             "--out",
             "out",
-            cwd=here,
+            cwd=folder,
         )
         assert done.code == 2, done.err
         assert "can't be opened" in done.err and "sqlite:///path/to/study.db" in done.err
         assert "Traceback" not in done.err
-        assert not (here / "out").exists()
+        assert not (folder / "out").exists()
 
 
-def test_resume_and_fresh_exclude_each_other(here: Path) -> None:
+def test_resume_and_fresh_exclude_each_other(folder: Path) -> None:
     refused(
-        here, "--resume", "--fresh", says="--resume continues a study", instead="one of the two"
+        folder, "--resume", "--fresh", says="--resume continues a study", instead="one of the two"
     )
 
 
-def test_real_weights_that_are_not_here(here: Path) -> None:
-    refused(here, "--weights", "real", says="needs the weights", instead="leave --weights out")
+def test_real_weights_that_are_not_here(folder: Path) -> None:
+    refused(folder, "--weights", "real", says="needs the weights", instead="leave --weights out")
 
 
-def test_an_adapter_rank_without_an_adapter(here: Path) -> None:
+def test_an_adapter_rank_without_an_adapter(folder: Path) -> None:
     refused(
-        here,
+        folder,
         "--tuning",
         "full",
         "--lora-rank",
@@ -529,14 +537,14 @@ def test_an_adapter_rank_without_an_adapter(here: Path) -> None:
     )
 
 
-def test_an_unknown_flag_and_an_unknown_command(here: Path) -> None:
-    refused(here, "--bugdet", "5m", says="No such option '--bugdet'", instead="--budget")
-    done = autotune("rnu", cwd=here)
+def test_an_unknown_flag_and_an_unknown_command(folder: Path) -> None:
+    refused(folder, "--bugdet", "5m", says="No such option '--bugdet'", instead="--budget")
+    done = autotune("rnu", cwd=folder)
     assert done.code == 2 and "rnu" in done.err and "autotune --help" in done.err
 
 
-def test_with_json_the_error_is_a_document_too(here: Path) -> None:
-    done = autotune("run", "--model", "model", "--gpus", "A100", "--json", cwd=here)
+def test_with_json_the_error_is_a_document_too(folder: Path) -> None:
+    done = autotune("run", "--model", "model", "--gpus", "A100", "--json", cwd=folder)
     assert done.code == 2
     assert done.document["status"] == "error"
     assert done.document["error"]["exit_code"] == 2

@@ -18,7 +18,7 @@ SPEED = r"(?P<tokens_per_second>[\d.]+) tok/s"
 def run(
     *arguments: str, cwd: Path, command: tuple[str, ...] = (), timeout: float = 60, **variables: str
 ) -> Done:
-    words = (
+    command_line = (
         "run",
         "--framework",
         "command",
@@ -28,7 +28,7 @@ def run(
         *(("--", *command) if command else ()),
     )
     return autotune(
-        *words,
+        *command_line,
         cwd=cwd,
         timeout=timeout,
         XDG_DATA_HOME=str(cwd / "data"),
@@ -40,7 +40,7 @@ TRAIN = (sys.executable, str(SCRIPT), "--bs", "{bs}")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "command", "said"),
+    ("arguments", "command", "message"),
     [
         (("--speed-pattern", SPEED), (), "needs a command"),
         (("--search", "bs=1,2"), TRAIN, "--speed-pattern"),
@@ -73,11 +73,11 @@ TRAIN = (sys.executable, str(SCRIPT), "--bs", "{bs}")
 def test_missing_arguments_are_reported_with_the_fix(
     arguments: tuple[str, ...],
     command: tuple[str, ...],
-    said: str,
+    message: str,
     tmp_path: Path,
 ) -> None:
     done = run(*arguments, cwd=tmp_path, command=command)
-    assert done.code == 2 and said in done.err and "Traceback" not in done.err
+    assert done.code == 2 and message in done.err and "Traceback" not in done.err
     assert not (tmp_path / "autotune-out").exists()
 
 
@@ -129,12 +129,12 @@ def test_a_plain_torch_script_is_tuned_under_a_limit(tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.code == 0, done.err
-    found = done.document
-    assert found["counts"]["out_of_memory"] == 1 and found["counts"]["failed"] == 0
-    chosen = found["recommendation"]
+    document = done.document
+    assert document["counts"]["out_of_memory"] == 1 and document["counts"]["failed"] == 0
+    chosen = document["recommendation"]
     assert chosen["knobs"]["bs"] in (8, 64) and chosen["peak_memory_bytes"] < 500 * 2**20
     assert chosen["tokens_per_second"]["worst"] > 0
-    assert found["baseline"]["outcome"] == "ok" and found["baseline"]["knobs"] == {"bs": 8}
+    assert document["baseline"]["outcome"] == "ok" and document["baseline"]["knobs"] == {"bs": 8}
     assert _the_script_runs(tmp_path, chosen["knobs"]["bs"])
     assert not (tmp_path / "log.jsonl").exists(), "a probe wrote outside of its own folder"
 
@@ -142,29 +142,29 @@ def test_a_plain_torch_script_is_tuned_under_a_limit(tmp_path: Path) -> None:
 def _the_script_runs(folder: Path, batch: int) -> bool:
     """The recommended command line, as it was written down, for three steps."""
     script = folder / "autotune-out" / "launch.sh"
-    own = folder / "own"
+    output = folder / "own"
     done = subprocess.run(
         ["bash", str(script), "--steps", "3"],
         capture_output=True,
         text=True,
         timeout=120,
         cwd=folder,
-        env={**os.environ, "OUT": str(own), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OUT": str(output), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    return f'"tokens": {batch * 64}' in (own / "log.jsonl").read_text()
+    return f'"tokens": {batch * 64}' in (output / "log.jsonl").read_text()
 
 
 @pytest.mark.slow
 def test_a_command_that_tells_no_speed_is_quoted(tmp_path: Path) -> None:
-    words = (*TRAIN, "--steps", "2")
+    training = (*TRAIN, "--steps", "2")
     done = run(
         "--speed-pattern",
         r"(?P<tokens>\d+) TOKENS",
         "--hold",
         "bs=2",
         cwd=tmp_path,
-        command=words,
+        command=training,
         timeout=120,
     )
     assert done.code == 1

@@ -16,9 +16,9 @@ from tests.cli.command import PROGRAM, Done, autotune, environment
 from tests.diagnosis.around import FORWARD, FRAMES, SHAPES, sample
 
 
-def diagnosed(folder: Path, log: str | bytes, *more: str) -> Done:
+def diagnosed(folder: Path, log: str | bytes, *arguments: str) -> Done:
     (folder / "train.log").write_bytes(log if isinstance(log, bytes) else log.encode())
-    done = autotune("diagnose", "train.log", *more, cwd=folder)
+    done = autotune("diagnose", "train.log", *arguments, cwd=folder)
     assert done.err == ""
     return done
 
@@ -26,8 +26,8 @@ def diagnosed(folder: Path, log: str | bytes, *more: str) -> Done:
 def test_a_known_failure_is_0_and_one_document(tmp_path: Path) -> None:
     done = diagnosed(tmp_path, SHAPES["on_rank_1"](sample("vllm_kv_too_small.earlier")), "--json")
     assert done.code == 0
-    told = done.document
-    assert set(told) == {
+    document = done.document
+    assert set(document) == {
         "schema",
         "known",
         "is_memory",
@@ -42,18 +42,22 @@ def test_a_known_failure_is_0_and_one_document(tmp_path: Path) -> None:
         "framework",
         "row",
     }
-    assert (told["schema"], told["known"], told["is_memory"], told["cause"]) == (
+    assert (document["schema"], document["known"], document["is_memory"], document["cause"]) == (
         1,
         True,
         True,
         "kv_cache",
     )
-    assert (told["phase"], told["rank"], told["numbers"]["longest_length"]) == ("load", 1, 34736)
-    assert told["evidence"].startswith("ValueError: To serve at least one request")
-    assert told["remedies"] and all(
-        set(each) == {"change", "why", "predicted"} for each in told["remedies"]
+    assert (document["phase"], document["rank"], document["numbers"]["longest_length"]) == (
+        "load",
+        1,
+        34736,
     )
-    assert all(each["predicted"] is None for each in told["remedies"]), (
+    assert document["evidence"].startswith("ValueError: To serve at least one request")
+    assert document["remedies"] and all(
+        set(remedy) == {"change", "why", "predicted"} for remedy in document["remedies"]
+    )
+    assert all(remedy["predicted"] is None for remedy in document["remedies"]), (
         "without a configuration nothing can be"
     )
 
@@ -61,15 +65,15 @@ def test_a_known_failure_is_0_and_one_document(tmp_path: Path) -> None:
 def test_text_names_cause_place_line_and_remedy(tmp_path: Path) -> None:
     done = diagnosed(tmp_path, SHAPES["on_rank_1"](sample("vllm_kv_too_small.earlier")))
     assert done.code == 0
-    words = " ".join(done.out.split())
-    assert "memory ran out, on rank 1, while loading: the KV cache (kv_cache)." in words
-    assert "line ValueError: To serve at least one request" in words
+    text = " ".join(done.out.split())
+    assert "memory ran out, on rank 1, while loading: the KV cache (kv_cache)." in text
+    assert "line ValueError: To serve at least one request" in text
     assert (
         "numbers requested 24 GiB, free 3.18 GiB, length requested 262144 tokens, longest length"
-        " 34736 tokens" in words
+        " 34736 tokens" in text
     )
-    assert "try vllm_max_model_length: lower, to at most 34736 (" in words
-    assert "vllm_gpu_memory_utilization: raise (" in words
+    assert "try vllm_max_model_length: lower, to at most 34736 (" in text
+    assert "vllm_gpu_memory_utilization: raise (" in text
     assert max(len(line) for line in done.out.splitlines()) <= 120 and "\x1b" not in done.out
 
 
@@ -97,8 +101,8 @@ def test_an_unknown_failure_is_5_and_a_document_too(tmp_path: Path) -> None:
     )
     done = diagnosed(tmp_path, log, "--json")
     assert done.code == 5
-    told = done.document
-    assert (told["known"], told["is_memory"], told["cause"], told["remedies"]) == (
+    document = done.document
+    assert (document["known"], document["is_memory"], document["cause"], document["remedies"]) == (
         False,
         None,
         None,
@@ -170,12 +174,12 @@ def test_bad_input_is_2_with_a_way_out(tmp_path: Path) -> None:
         assert done.err.count("\n") == 1 and "Traceback" not in done.err
         failed = autotune("diagnose", log, "--json", cwd=tmp_path)
         assert failed.code == 2 and failed.document["error"]["exit_code"] == 2
-    for given, says in (
+    for arguments, says in (
         ((), "No log was named. Name a log file"),
         (("train.log", "--gpus", "A100-40G"), "--gpus needs a configuration, and none was given"),
         (("--check", "--config", "train.yaml"), "--config is about a log, and none was named"),
     ):
-        done = autotune("diagnose", *given, cwd=tmp_path)
+        done = autotune("diagnose", *arguments, cwd=tmp_path)
         assert done.code == 2 and says in done.err and done.out == "", done
 
 
@@ -230,19 +234,20 @@ def test_a_configuration_gives_each_remedy_its_predicted_effect(tmp_path: Path) 
         timeout=280,
     )
     assert done.code == 0, done
-    told = done.document
+    document = done.document
     assert (
-        told["configured"]["fits"] is False
-        and told["configured"]["peak_memory_bytes"]["value"] > 24 * 2**30
+        document["configured"]["fits"] is False
+        and document["configured"]["peak_memory_bytes"]["value"] > 24 * 2**30
     )
-    smaller = told["remedies"][0]
+    smaller = document["remedies"][0]
     assert "per_device_train_batch_size" in smaller["change"]
     predicted = smaller["predicted"]
     change = predicted["change"]
     assert change["per_device_train_batch_size"] * change["gradient_accumulation_steps"] == 64
     assert predicted["saved_bytes"] > 0 and not predicted["changes_what_is_learned"]
     assert (
-        predicted["peak_memory_bytes"]["value"] < told["configured"]["peak_memory_bytes"]["value"]
+        predicted["peak_memory_bytes"]["value"]
+        < document["configured"]["peak_memory_bytes"]["value"]
     )
 
 
@@ -253,17 +258,17 @@ def test_the_check_of_an_environment(tmp_path: Path) -> None:
     assert set(trap) == {"name", "says", "helps", "sources"} and trap["sources"][0].startswith(
         "https://"
     )
-    words = autotune("diagnose", "--check", cwd=tmp_path, CUDA_LAUNCH_BLOCKING="1")
+    check = autotune("diagnose", "--check", cwd=tmp_path, CUDA_LAUNCH_BLOCKING="1")
     assert (
-        words.code == 0
-        and "(launch_blocking)" in words.out
-        and "https://docs.pytorch.org" in words.out
+        check.code == 0
+        and "(launch_blocking)" in check.out
+        and "https://docs.pytorch.org" in check.out
     )
     (tmp_path / "train.log").write_text(FRAMES + sample("disk"))
-    both = autotune(
+    combined = autotune(
         "diagnose", "train.log", "--check", "--json", cwd=tmp_path, CUDA_LAUNCH_BLOCKING="1"
     )
-    assert both.document["cause"] == "disk_or_permission" and both.document["traps"]
+    assert combined.document["cause"] == "disk_or_permission" and combined.document["traps"]
     gone = autotune("diagnose", "--check", "--python", "no/such/python", cwd=tmp_path)
     assert gone.code == 4 and "--python no/such/python is no program" in gone.err
 

@@ -59,9 +59,9 @@ def test_a_fault_of_ours_is_1_and_keeps_its_traceback(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "Traceback (" not in done.stderr
     assert "internal error of autotune: RuntimeError: first line." in done.stderr
-    kept = Path(re.search(r"traceback is in (\S+)\.$", done.stderr.strip())[1])  # type: ignore[index]
-    assert "second line" in kept.read_text()
-    kept.unlink()
+    traceback = Path(re.search(r"traceback is in (\S+)\.$", done.stderr.strip())[1])  # type: ignore[index]
+    assert "second line" in traceback.read_text()
+    traceback.unlink()
 
 
 def test_the_details_begin_a_sentence_of_their_own(tmp_path: Path) -> None:
@@ -149,12 +149,12 @@ def test_only_what_works_is_offered(tmp_path: Path) -> None:
     assert "--script" in autotune("run", "--help", cwd=tmp_path).out
 
 
-@pytest.mark.parametrize("what", ["models", "gpus", "spaces", "knobs"])
-def test_show_prints_a_table_or_one_document(what: str, tmp_path: Path) -> None:
-    table = autotune("show", what, cwd=tmp_path)
-    document = autotune("show", what, "--json", cwd=tmp_path)
+@pytest.mark.parametrize("table_name", ["models", "gpus", "spaces", "knobs"])
+def test_show_prints_a_table_or_one_document(table_name: str, tmp_path: Path) -> None:
+    table = autotune("show", table_name, cwd=tmp_path)
+    document = autotune("show", table_name, "--json", cwd=tmp_path)
     assert table.code == document.code == 0
-    rows = document.document[what]
+    rows = document.document[table_name]
     assert len(rows) >= 3 and document.document["schema"] == 1
     assert all(row["name"] in table.out for row in rows)
     assert table.err == document.err == ""
@@ -179,12 +179,12 @@ def test_an_exit_code_does_not_depend_on_the_reader(tmp_path: Path) -> None:
     """Exit code 5, no known failure, with nobody reading the answer: rich and print alike."""
     (tmp_path / "train.log").write_text("nothing that anybody knows\n")
     for flag in ("", "--json"):
-        words = (
+        script = (
             f"{sys.executable} -m autotune diagnose train.log {flag} | true; exit"
             " ${PIPESTATUS[0]}"
         )
         done = subprocess.run(
-            ["bash", "-c", words],
+            ["bash", "-c", script],
             capture_output=True,
             text=True,
             cwd=tmp_path,

@@ -87,19 +87,19 @@ def test_a_deleted_output_folder_is_said_and_created_again(tmp_path: Path) -> No
             if line.startswith("probe 2"):
                 break
         shutil.rmtree(tmp_path / "out")
-        _, rest = process.communicate(timeout=120)
-    assert process.returncode == 1, "".join(begun) + rest
-    assert "--out out was deleted meanwhile; it is created again." in rest
+        _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1, "".join(begun) + stderr
+    assert "--out out was deleted meanwhile; it is created again." in stderr
     assert (
-        "was deleted. Its trials are lost with it" in rest
-        and "Go on with: autotune run" in rest
-        and "--resume" in rest
+        "was deleted. Its trials are lost with it" in stderr
+        and "Go on with: autotune run" in stderr
+        and "--resume" in stderr
     )
-    assert "Traceback" not in rest and "budget spent" not in rest
+    assert "Traceback" not in stderr and "budget spent" not in stderr
     answer = json.loads((tmp_path / "out" / "recommendation.json").read_text())
     assert (
         answer["status"] == "interrupted"
         and answer["proven"] == "stopped by a fault"
-        and any("was deleted" in words for words in answer["warnings"])
+        and any("was deleted" in warning for warning in answer["warnings"])
     )
     assert (tmp_path / "out" / "launch.sh").exists()

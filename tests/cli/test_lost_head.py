@@ -43,34 +43,36 @@ FLAGS = [
 ]
 
 
-def command(address: str, folder: Path, *more: str) -> list[str]:
-    where = ["--executor", "ray", "--address", address, "--out", str(folder / "out"), *more]
-    return [*PROGRAM, "run", *FLAGS, *where, "--", sys.executable, str(folder / "train.py"), "{b}"]
+def command(address: str, folder: Path, *arguments: str) -> list[str]:
+    flags = ["--executor", "ray", "--address", address, "--out", str(folder / "out"), *arguments]
+    return [*PROGRAM, "run", *FLAGS, *flags, "--", sys.executable, str(folder / "train.py"), "{b}"]
 
 
 def test_a_killed_head_ends_the_run_with_what_was_measured(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "slow").touch()
     store = environment(XDG_DATA_HOME=str(tmp_path / "data"))
-    with cluster(nodes=1) as made:
+    with cluster(nodes=1) as ray_cluster:
         began = subprocess.Popen(
-            command(made.address, tmp_path),
+            command(ray_cluster.address, tmp_path),
             env=store,
             stderr=subprocess.PIPE,
             text=True,
         )
         assert began.stderr is not None
-        said = []
+        stderr_lines = []
         for line in began.stderr:
-            said.append(line)
+            stderr_lines.append(line)
             if line.startswith("probe 2"):
                 break
-        made.head_node.all_processes["gcs_server"][0].process.kill()
+        ray_cluster.head_node.all_processes["gcs_server"][0].process.kill()
         killed = time.monotonic()
-        said += began.communicate(timeout=120)[1].splitlines(keepends=True)
+        stderr_lines += began.communicate(timeout=120)[1].splitlines(keepends=True)
         seconds = time.monotonic() - killed
-        made.remove_node(made.head_node, allow_graceful=False)  # to drain it would need the server
-    text = "".join(said)
+        ray_cluster.remove_node(
+            ray_cluster.head_node, allow_graceful=False
+        )  # to drain it would need the server
+    text = "".join(stderr_lines)
     assert began.returncode == 1, text
     assert seconds < 55, "Ray itself ends a process after a minute without a head"
     assert (
@@ -85,9 +87,9 @@ def test_a_killed_head_ends_the_run_with_what_was_measured(tmp_path: Path) -> No
     assert measured(answer) == 1
 
     (tmp_path / "slow").unlink()
-    with cluster(nodes=1) as made:
+    with cluster(nodes=1) as ray_cluster:
         done = subprocess.run(
-            command(made.address, tmp_path, "--resume"),
+            command(ray_cluster.address, tmp_path, "--resume"),
             env=store,
             capture_output=True,
             text=True,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import autotune, environment, shape_only
-from tests.cli.pseudo_terminal import lines, seen
+from tests.cli.pseudo_terminal import lines, terminal_output
 from tests.diagnosis.around import FRAMES, sample
 
 COMMANDS = (
@@ -27,14 +27,14 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("columns", [60, 100, 200])
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_nothing_is_wider_than_the_terminal(
-    words: list[str],
+    arguments: list[str],
     columns: int,
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.log").write_text(FRAMES + sample("cuda_out_of_memory.container"))
-    shown = lines(seen(*words, cwd=tmp_path, columns=columns))
+    shown = lines(terminal_output(*arguments, cwd=tmp_path, columns=columns))
     # A name that is longer than its column is told whole, on a line of its own.
     assert [line for line in shown if len(line) > columns and " " in line.strip()] == []
     assert len(shown) > 5
@@ -42,14 +42,14 @@ def test_nothing_is_wider_than_the_terminal(
 
 @pytest.mark.parametrize("columns", [60, 200])
 def test_errors_are_wrapped_to_the_terminal(columns: int, tmp_path: Path) -> None:
-    shown = lines(seen("run", "--model", "no-such-model", cwd=tmp_path, columns=columns))
+    shown = lines(terminal_output("run", "--model", "no-such-model", cwd=tmp_path, columns=columns))
     assert shown and [line for line in shown if len(line) > columns] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 200])
 def test_a_prediction_is_as_wide_as_the_terminal_and_no_wider(columns: int, tmp_path: Path) -> None:
-    words = (
+    arguments = (
         "predict",
         "--model",
         str(shape_only(tmp_path / "m")),
@@ -58,17 +58,17 @@ def test_a_prediction_is_as_wide_as_the_terminal_and_no_wider(columns: int, tmp_
         "--tuning",
         "full",
     )
-    shown = lines(seen(*words, cwd=tmp_path, columns=columns))
+    shown = lines(terminal_output(*arguments, cwd=tmp_path, columns=columns))
     assert any("by phase" in line for line in shown), shown
     assert [line for line in shown if len(line) > columns and not line.startswith("grpo of")] == []
 
 
 def test_no_colour_in_a_pipe_nor_where_none_is_wanted(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(FRAMES + sample("disk"))
-    for words in COMMANDS:
-        assert "\x1b" not in autotune(*words, cwd=tmp_path, FORCE_COLOR="").out
-        assert "\x1b[3" not in seen(
-            *words,
+    for arguments in COMMANDS:
+        assert "\x1b" not in autotune(*arguments, cwd=tmp_path, FORCE_COLOR="").out
+        assert "\x1b[3" not in terminal_output(
+            *arguments,
             cwd=tmp_path,
             columns=100,
             NO_COLOR="1",
@@ -84,20 +84,20 @@ def _completed(typed: str, tmp_path: Path) -> list[str]:
     programs.mkdir(exist_ok=True)
     (programs / "autotune").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m autotune "$@"\n')
     (programs / "autotune").chmod(0o755)
-    words = typed.split(" ")
+    words_typed = typed.split(" ")
     asking = (
         "source autotune.bash\n"
-        f"COMP_WORDS=({' '.join(words)}); [ -n '{words[-1]}' ] || COMP_WORDS+=('')\n"
-        f"COMP_CWORD={len(words) - 1}\n"
+        f"COMP_WORDS=({' '.join(words_typed)}); [ -n '{words_typed[-1]}' ] || COMP_WORDS+=('')\n"
+        f"COMP_CWORD={len(words_typed) - 1}\n"
         "complete -p autotune >&2\n"
         '_autotune_completion autotune "${COMP_WORDS[COMP_CWORD]}" ""\n'
         "printf '%s\\n' \"${COMPREPLY[@]}\"\n"
     )
-    told = environment(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}")
+    variables = environment(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}")
     done = subprocess.run(
         ["bash", "-c", asking],
         cwd=tmp_path,
-        env=told,
+        env=variables,
         capture_output=True,
         text=True,
         timeout=120,

@@ -42,24 +42,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trace cache shared by the tests of this module."""
     return tmp_path_factory.mktemp("cache")
 
 
 def predict(
     model: Path,
-    kept: Path,
+    cache: Path,
     cwd: Path,
     *arguments: str,
     command: str = "predict",
 ) -> Done:
-    asked = [command, "--model", str(model), *LENGTHS, *arguments]
+    flags = [command, "--model", str(model), *LENGTHS, *arguments]
     return autotune(
-        *asked,
+        *flags,
         cwd=cwd,
         timeout=240,
-        XDG_CACHE_HOME=str(kept),
+        XDG_CACHE_HOME=str(cache),
     )
 
 
@@ -88,10 +88,10 @@ def assert_contract(document: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_unknown_facts_are_undecided_and_named(
     model: Path,
-    kept: Path,
+    cache: Path,
     tmp_path: Path,
 ) -> None:
-    asked = [
+    flags = [
         "--gpus",
         "A100-40G",
         "--global-batch",
@@ -100,14 +100,14 @@ def test_unknown_facts_are_undecided_and_named(
         "per_device_train_batch_size=8,512",
         "--json",
     ]
-    both = predict(model, kept, tmp_path, *asked)
-    assert both.code == 0, both.err
-    assert_contract(both.document)
-    small, large = (way["peak_memory_bytes"] for way in both.document["unknown"])
-    assert both.document["peak_memory_bytes"] == {**large, "low": small["low"]}
+    unlimited = predict(model, cache, tmp_path, *flags)
+    assert unlimited.code == 0, unlimited.err
+    assert_contract(unlimited.document)
+    small, large = (way["peak_memory_bytes"] for way in unlimited.document["unknown"])
+    assert unlimited.document["peak_memory_bytes"] == {**large, "low": small["low"]}
     assert small["high"] < large["low"], (small, large)
     limit = f"{(small['high'] + large['low']) // 2}B"
-    between = predict(model, kept, tmp_path, *asked, "--memory-limit", limit)
+    between = predict(model, cache, tmp_path, *flags, "--memory-limit", limit)
     assert between.code == 5 and between.document["fits"] is None
     assert between.document["depends_on"] == [
         "per_device_train_batch_size, which is not given: fits with 8, does not fit with 512"
@@ -117,10 +117,10 @@ def test_unknown_facts_are_undecided_and_named(
 @pytest.mark.slow
 def test_fits_does_not_fit_and_can_not_be_decided(
     model: Path,
-    kept: Path,
+    cache: Path,
     tmp_path: Path,
 ) -> None:
-    fits = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--json")
+    fits = predict(model, cache, tmp_path, "--gpus", "A100-40G", "--json")
     assert fits.code == 0, fits.err
     assert_contract(fits.document)
     assert fits.document["fits"] is True and fits.document["limit_bytes"] == 40 * GIB
@@ -128,14 +128,21 @@ def test_fits_does_not_fit_and_can_not_be_decided(
 
     peak = fits.document["peak_memory_bytes"]
     between = predict(
-        model, kept, tmp_path, "--gpus", "A100-40G", "--memory-limit", f"{peak['value']}B", "--json"
+        model,
+        cache,
+        tmp_path,
+        "--gpus",
+        "A100-40G",
+        "--memory-limit",
+        f"{peak['value']}B",
+        "--json",
     )
     assert between.code == 5, between.err
     assert between.document["fits"] is None and between.document["depends_on"]
 
     over = predict(
         model,
-        kept,
+        cache,
         tmp_path,
         "--gpus",
         "A100-40G",
@@ -149,7 +156,7 @@ def test_fits_does_not_fit_and_can_not_be_decided(
 
 
 @pytest.mark.slow
-def test_advice_makes_it_fit(kept: Path, tmp_path: Path) -> None:
+def test_advice_makes_it_fit(cache: Path, tmp_path: Path) -> None:
     """A reported change makes the configuration fit when it is applied."""
     model = shape_only(tmp_path / "large", **LARGE)
     arguments = [
@@ -161,7 +168,7 @@ def test_advice_makes_it_fit(kept: Path, tmp_path: Path) -> None:
         "gradient_checkpointing=false",
         "--json",
     ]
-    over = predict(model, kept, tmp_path, *arguments, "--set", "per_device_train_batch_size=8")
+    over = predict(model, cache, tmp_path, *arguments, "--set", "per_device_train_batch_size=8")
     assert over.code == 3, over.err
     ways = over.document["ways_to_fit"]
     assert ways, over.err
@@ -174,7 +181,7 @@ def test_advice_makes_it_fit(kept: Path, tmp_path: Path) -> None:
         for word in ("--set", f"{name}={json.dumps(value)}")
     ]
     again = predict(
-        model, kept, tmp_path, "--gpus", "A100-40G", "--memory-limit", "4G", "--json", *typed
+        model, cache, tmp_path, "--gpus", "A100-40G", "--memory-limit", "4G", "--json", *typed
     )
     assert again.code == 0, again.err
 
@@ -182,11 +189,11 @@ def test_advice_makes_it_fit(kept: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_second_question_starts_no_framework(
     model: Path,
-    kept: Path,
+    cache: Path,
     tmp_path: Path,
 ) -> None:
-    first = predict(model, kept, tmp_path, "--gpus", "A100-80G", "--json")
-    second = predict(model, kept, tmp_path, "--gpus", "A100-80G", "--json")
+    first = predict(model, cache, tmp_path, "--gpus", "A100-80G", "--json")
+    second = predict(model, cache, tmp_path, "--gpus", "A100-80G", "--json")
     assert first.code == second.code == 0
     assert first.document == second.document
 
@@ -194,11 +201,11 @@ def test_a_second_question_starts_no_framework(
 @pytest.mark.slow
 def test_run_where_the_hardware_is_not_here(
     model: Path,
-    kept: Path,
+    cache: Path,
     tmp_path: Path,
 ) -> None:
     done = predict(
-        model, kept, tmp_path, "--gpus", "A100-40G", "--out", "there", "--json", command="run"
+        model, cache, tmp_path, "--gpus", "A100-40G", "--out", "there", "--json", command="run"
     )
     assert done.code == 0, done.err
     document = done.document
@@ -223,21 +230,21 @@ def test_run_where_the_hardware_is_not_here(
 @pytest.mark.slow
 def test_run_reports_that_nothing_fits(
     model: Path,
-    kept: Path,
+    cache: Path,
     tmp_path: Path,
 ) -> None:
-    asked = ("--gpus", "A100-40G", "--memory-limit", "300M", "--out", "there", "--json")
-    done = predict(model, kept, tmp_path, *asked, command="run")
+    flags = ("--gpus", "A100-40G", "--memory-limit", "300M", "--out", "there", "--json")
+    done = predict(model, cache, tmp_path, *flags, command="run")
     assert done.code == 3, done.err
     assert done.document["status"] == "nothing_fits" and done.document["recommendation"] is None
     assert done.document["nearest_miss"]["prediction"]["peak_memory_bytes"]["low"] > 300 * 2**20
 
 
 @pytest.mark.slow
-def test_run_advises_a_change_where_nothing_fits(kept: Path, tmp_path: Path) -> None:
+def test_run_advises_a_change_where_nothing_fits(cache: Path, tmp_path: Path) -> None:
     """Full tuning does not fit; the predicted change does, if it is held."""
     model = shape_only(tmp_path / "large", **LARGE)
-    asked = [
+    flags = [
         "--gpus",
         "A100-40G",
         "--memory-limit",
@@ -250,16 +257,18 @@ def test_run_advises_a_change_where_nothing_fits(kept: Path, tmp_path: Path) -> 
         "there",
         "--json",
     ]
-    over = predict(model, kept, tmp_path, *asked, "--mode", "predict", command="run")
+    over = predict(model, cache, tmp_path, *flags, "--mode", "predict", command="run")
     assert over.code == 3, over.err
     (change,) = [
         way["change"] for way in over.document["ways_to_fit"] if "use_peft" in way["change"]
     ]
-    held = [
+    holds = [
         word for name, value in change.items() for word in ("--hold", f"{name}={json.dumps(value)}")
     ]
-    assert " ".join(held) in over.err and "Predicted changes that make the baseline fit" in over.err
-    again = predict(model, kept, tmp_path, *asked, *held, "--mode", "predict", command="run")
+    assert (
+        " ".join(holds) in over.err and "Predicted changes that make the baseline fit" in over.err
+    )
+    again = predict(model, cache, tmp_path, *flags, *holds, "--mode", "predict", command="run")
     assert again.code == 0, again.err
 
 
@@ -277,12 +286,12 @@ def test_run_advises_a_change_where_nothing_fits(kept: Path, tmp_path: Path) -> 
 )
 def test_trls_other_methods(
     model: Path,
-    kept: Path,
+    cache: Path,
     tmp_path: Path,
     method: str,
     arguments: list[str],
 ) -> None:
-    asked = [
+    flags = [
         "predict",
         "--model",
         str(model),
@@ -294,10 +303,10 @@ def test_trls_other_methods(
         *arguments,
     ]
     done = autotune(
-        *asked,
+        *flags,
         cwd=tmp_path,
         timeout=240,
-        XDG_CACHE_HOME=str(kept),
+        XDG_CACHE_HOME=str(cache),
     )
     assert done.code == 0, done.err
     assert_contract(done.document)
@@ -306,13 +315,13 @@ def test_trls_other_methods(
 @pytest.mark.slow
 def test_trls_asynchronous_trainer(
     model: Path,
-    kept: Path,
+    cache: Path,
     tmp_path: Path,
 ) -> None:
     """Rows decide the batch: a number of micro-steps is taken as it is, without a batch that is
     held.
     """
-    asked = [
+    flags = [
         "predict",
         "--model",
         str(model),
@@ -323,12 +332,12 @@ def test_trls_asynchronous_trainer(
         "--json",
     ]
     done = autotune(
-        *asked,
+        *flags,
         "--set",
         "gradient_accumulation_steps=5",
         cwd=tmp_path,
         timeout=240,
-        XDG_CACHE_HOME=str(kept),
+        XDG_CACHE_HOME=str(cache),
     )
     assert done.code == 0, done.err
     assert_contract(done.document)
@@ -343,11 +352,11 @@ def test_trls_asynchronous_trainer(
 
 def test_bad_input_is_answered_before_anything_starts(
     model: Path,
-    kept: Path,
+    cache: Path,
     tmp_path: Path,
 ) -> None:
     def refused(*arguments: str) -> str:
-        done = predict(model, kept, tmp_path, "--gpus", "A100-40G", *arguments)
+        done = predict(model, cache, tmp_path, "--gpus", "A100-40G", *arguments)
         assert done.code == 2, done.err
         assert done.out == "" and done.err.startswith("Error: ") and done.err.count("\n") == 1
         return done.err
@@ -360,8 +369,8 @@ def test_bad_input_is_answered_before_anything_starts(
 
 
 @pytest.mark.slow
-def test_a_model_that_can_not_be_followed(kept: Path, tmp_path: Path) -> None:
+def test_a_model_that_can_not_be_followed(cache: Path, tmp_path: Path) -> None:
     strange = shape_only(tmp_path / "strange", model_type="no_such_architecture")
-    done = predict(strange, kept, tmp_path, "--gpus", "A100-40G", "--json")
+    done = predict(strange, cache, tmp_path, "--gpus", "A100-40G", "--json")
     assert done.code == 2, done.err
     assert "no_such_architecture" in done.err and "Traceback" not in done.err

@@ -30,7 +30,7 @@ def test_a_framework_that_is_not_here_is_predicted(
     framework: str,
     method: str,
 ) -> None:
-    asked = [
+    flags = [
         "predict",
         "--framework",
         framework,
@@ -44,7 +44,7 @@ def test_a_framework_that_is_not_here_is_predicted(
         "--json",
     ]
     done = autotune(
-        *asked,
+        *flags,
         cwd=tmp_path,
         timeout=400,
         XDG_CACHE_HOME=str(tmp_path / "cache"),
@@ -53,15 +53,15 @@ def test_a_framework_that_is_not_here_is_predicted(
     document = done.document
     assert_contract(document)
     assert document["basis"] == "generic" and document["fits"] is True
-    assert any("a generic step replaces" in words for words in document["assumptions"])
-    assert any("process" in words for words in document["assumptions"])
+    assert any("a generic step replaces" in assumption for assumption in document["assumptions"])
+    assert any("process" in assumption for assumption in document["assumptions"])
     peak = document["torch_peak_allocated_bytes"]
     assert peak["high"] > peak["value"] > peak["low"]
 
 
 @pytest.mark.slow
 def test_a_search_by_prediction_ends_with_its_budget(model: Path, tmp_path: Path) -> None:
-    asked = [
+    flags = [
         "run",
         "--framework",
         "openrlhf",
@@ -75,7 +75,7 @@ def test_a_search_by_prediction_ends_with_its_budget(model: Path, tmp_path: Path
         "out",
     ]
     done = autotune(
-        *asked,
+        *flags,
         "--json",
         cwd=tmp_path,
         timeout=400,
@@ -90,7 +90,7 @@ def test_a_search_by_prediction_ends_with_its_budget(model: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (
             ("--set", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gp=4"),
@@ -109,7 +109,7 @@ def test_bad_input_contains_the_fix(
     model: Path,
     tmp_path: Path,
     arguments: tuple[str, ...],
-    words: str,
+    message: str,
 ) -> None:
     done = autotune(
         "predict",
@@ -123,4 +123,4 @@ def test_bad_input_contains_the_fix(
         cwd=tmp_path,
     )
     assert done.code == 2, done.err
-    assert words in done.err
+    assert message in done.err

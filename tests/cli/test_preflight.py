@@ -22,7 +22,7 @@ from tests.simulated import MIB, ToyTrainer, toy_job, toy_space
 CONFIG = "train.yaml"
 
 
-@pytest.fixture(name="here")
+@pytest.fixture(name="folder")
 def a_folder_with_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / CONFIG).write_text("model_name_or_path: model\n")
     monkeypatch.chdir(tmp_path)
@@ -49,7 +49,7 @@ def test_a_note_is_shown_once(
 
 
 @pytest.mark.parametrize(
-    ("words", "says", "instead"),
+    ("arguments", "says", "instead"),
     [
         (["none.yaml"], "none.yaml is no file", "trl grpo --config"),
         (
@@ -64,42 +64,42 @@ def test_a_note_is_shown_once(
     ids=["no file", "no program", "a tuned file would not arrive", "too many ranks", "not here"],
 )
 def test_bad_input_is_2_before_anything_is_measured(
-    here: Path,
-    words: list[str],
+    folder: Path,
+    arguments: list[str],
     says: str,
     instead: str,
 ) -> None:
-    (here / "model").mkdir()
-    (here / "model" / "config.json").write_text('{"model_type": "qwen2"}')
-    done = autotune("preflight", *words, cwd=here)
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text('{"model_type": "qwen2"}')
+    done = autotune("preflight", *arguments, cwd=folder)
     assert done.code == 2, done.err
     assert says in done.err and instead in done.err
 
 
-def test_an_interpreter_that_is_none_is_4(here: Path) -> None:
-    (here / "model").mkdir()
-    (here / "model" / "config.json").write_text('{"model_type": "qwen2"}')
+def test_an_interpreter_that_is_none_is_4(folder: Path) -> None:
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text('{"model_type": "qwen2"}')
     done = autotune(
-        "preflight", CONFIG, "--gpus", "cpu", "--python", "/bin/false", "--json", cwd=here
+        "preflight", CONFIG, "--gpus", "cpu", "--python", "/bin/false", "--json", cwd=folder
     )
     assert done.code == 4 and done.document["error"]["exit_code"] == 4
 
 
-def test_the_tuned_file_replaces_the_configuration(here: Path) -> None:
-    words = [
+def test_the_tuned_file_replaces_the_configuration(folder: Path) -> None:
+    command = [
         "trl",
         "grpo",
         "--config",
         CONFIG,
         f"--again=./{CONFIG}",
-        str(here / CONFIG),
+        str(folder / CONFIG),
         "--run_name",
         "train",
         "x=train.yaml",
     ]
     use = Path("out/recommended.yaml")
-    said = with_file(words, CONFIG, use)
-    assert said == [
+    replaced = with_file(command, CONFIG, use)
+    assert replaced == [
         "trl",
         "grpo",
         "--config",
@@ -110,7 +110,9 @@ def test_the_tuned_file_replaces_the_configuration(here: Path) -> None:
         "train",
         "x=train.yaml",
     ]
-    assert with_file(words, CONFIG, Path(CONFIG)) == words, "what fits as it is is named as it was"
+    assert with_file(command, CONFIG, Path(CONFIG)) == command, (
+        "what fits as it is is named as it was"
+    )
     assert not names("", CONFIG) and not names("\0", CONFIG) and not names("--config", CONFIG)
 
 
@@ -123,13 +125,13 @@ become([sys.executable, "-c", sys.argv[1], "train.yaml"], Path("out/recommended.
 
 
 def test_the_command_gets_this_process_its_streams_and_its_signals(tmp_path: Path) -> None:
-    told = (
+    program = (
         "import os, signal, sys, json; print(json.dumps([os.getpid(), sys.argv[1:],"
         " os.environ['AUTOTUNE_CONFIG']])); assert sys.stdin.read() == 'typed'; sys.exit(17)"
     )
 
     process = subprocess.Popen(
-        [sys.executable, "-c", BECOME, told],
+        [sys.executable, "-c", BECOME, program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

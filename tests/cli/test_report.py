@@ -19,13 +19,15 @@ def test_a_page_is_made_from_a_folder(tmp_path: Path) -> None:
     done = autotune("report", ".", cwd=tmp_path)
     assert (done.code, done.out) == (0, "Written: report.html\n")
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
-    told = autotune("report", "recommendation.json", "--to", "a page.html", "--json", cwd=tmp_path)
-    assert told.document == {"schema": 1, "page": "a page.html"}
+    result = autotune(
+        "report", "recommendation.json", "--to", "a page.html", "--json", cwd=tmp_path
+    )
+    assert result.document == {"schema": 1, "page": "a page.html"}
     assert (tmp_path / "a page.html").exists()
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (None, "can't be read"),
         ("", "holds no JSON"),
@@ -37,13 +39,13 @@ def test_a_page_is_made_from_a_folder(tmp_path: Path) -> None:
 def test_a_file_without_an_answer_is_refused(
     tmp_path: Path,
     content: str | None,
-    said: str,
+    message: str,
 ) -> None:
     if content is not None:
         (tmp_path / "recommendation.json").write_bytes(content.encode("latin-1"))
     done = autotune("report", ".", cwd=tmp_path)
     assert done.code == 2
-    assert said in done.err
+    assert message in done.err
     assert "Traceback" not in done.err
 
 

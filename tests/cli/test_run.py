@@ -44,12 +44,12 @@ FEW = [
 
 def _run(
     model: Path,
-    *more: str,
+    *arguments: str,
     cwd: Path,
     timeout: float = 280,
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*PROGRAM, "run", "--model", str(model), *SMALL, *FEW, *more],
+        [*PROGRAM, "run", "--model", str(model), *SMALL, *FEW, *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,
@@ -61,15 +61,18 @@ def _run(
 def test_a_whole_run_and_its_follow_ups(tiny_model: Path, tmp_path: Path) -> None:
     done = _run(tiny_model, "--budget", "3m", "--out", "out", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told == json.loads((tmp_path / "out" / "recommendation.json").read_text())
-    assert told["status"] == "ok" and told["recommendation"]["certificate"]["optimizer_steps"] >= 4
-    assert told["counts"]["candidates"] == told["counts"]["probed"] == 2
+    document = json.loads(done.stdout)
+    assert document == json.loads((tmp_path / "out" / "recommendation.json").read_text())
+    assert (
+        document["status"] == "ok"
+        and document["recommendation"]["certificate"]["optimizer_steps"] >= 4
+    )
+    assert document["counts"]["candidates"] == document["counts"]["probed"] == 2
     assert "assumed  full fine-tuning, global batch 16" in done.stderr
     assert re.search(r"^probe 1 \(baseline, loading first\): .*left\]$", done.stderr, re.MULTILINE)
     names = {"recommended.yaml", "accelerate.yaml", "launch.sh"}
-    assert names <= {Path(file).name for file in told["recommendation"]["files"]}
-    assert all((tmp_path / file).exists() for file in told["recommendation"]["files"])
+    assert names <= {Path(file).name for file in document["recommendation"]["files"]}
+    assert all((tmp_path / file).exists() for file in document["recommendation"]["files"])
     assert str(tmp_path / "out") in (tmp_path / "out" / "recommended.yaml").read_text()
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
 
@@ -92,8 +95,8 @@ def test_nothing_fits_is_3(tiny_model: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 3, done.stdout + done.stderr
     assert "Nothing fits into 420 MiB" in done.stdout and "Nearest miss" in done.stdout
-    told = json.loads((tmp_path / "out" / "recommendation.json").read_text())
-    assert told["status"] == "nothing_fits" and told["counts"]["out_of_memory"] >= 1
+    document = json.loads((tmp_path / "out" / "recommendation.json").read_text())
+    assert document["status"] == "nothing_fits" and document["counts"]["out_of_memory"] >= 1
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "recommendation.json",
         "report.html",
@@ -173,22 +176,22 @@ def test_two_cpu_ranks(tiny_model: Path, tmp_path: Path) -> None:
         env=environment(),
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["question"]["hardware"] == "2xcpu"
-    knobs = told["recommendation"]["knobs"]
+    document = json.loads(done.stdout)
+    assert document["question"]["hardware"] == "2xcpu"
+    knobs = document["recommendation"]["knobs"]
     assert knobs["per_device_train_batch_size"] * knobs["gradient_accumulation_steps"] * 2 == 16
 
 
 def _still_running(mark: str) -> list[str]:
     """Processes that inherited our mark, given a moment to end."""
     deadline = time.monotonic() + 10
-    while (left := _marked(mark)) and time.monotonic() < deadline:
+    while (processes := _marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return left
+    return processes
 
 
 def _marked(mark: str) -> list[str]:
-    found = []
+    command_lines = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -197,10 +200,10 @@ def _marked(mark: str) -> list[str]:
                 mark.encode() in (entry / "environ").read_bytes()
                 and "State:\tZ" not in (entry / "status").read_text()
             ):
-                found.append((entry / "cmdline").read_text().replace("\0", " "))
+                command_lines.append((entry / "cmdline").read_text().replace("\0", " "))
         except OSError:
             continue
-    return found
+    return command_lines
 
 
 def test_the_mark_is_seen_where_there_is_a_process() -> None:

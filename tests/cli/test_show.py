@@ -8,11 +8,11 @@ import pytest
 
 from autotune.catalog import gpus, models
 from tests.cli.command import autotune
-from tests.cli.pseudo_terminal import lines, seen
+from tests.cli.pseudo_terminal import lines, terminal_output
 
 
 @pytest.mark.parametrize(
-    ("what", "columns", "beside", "below"),
+    ("kind", "columns", "side_by_side", "below"),
     [
         ("gpus", 60, ["name", "memory", "GB/s", "bf16 TFLOPS"], "seen by: "),
         ("gpus", 20, ["name", "memory", "GB/s", "bf16 TFLOPS"], "seen by: "),
@@ -22,23 +22,23 @@ from tests.cli.pseudo_terminal import lines, seen
     ],
 )
 def test_a_table_fits_the_terminal_and_loses_nothing(
-    what: str,
+    kind: str,
     columns: int,
-    beside: list[str],
+    side_by_side: list[str],
     below: str | None,
     tmp_path: Path,
 ) -> None:
     table = (
-        "\n".join(lines(seen("show", what, cwd=tmp_path, columns=columns)))
+        "\n".join(lines(terminal_output("show", kind, cwd=tmp_path, columns=columns)))
         .split("\n\n")[0]
         .splitlines()
     )
     assert all(len(line) <= max(60, columns) for line in table)
-    places = [table[0].index(column) for column in beside]
+    places = [table[0].index(column) for column in side_by_side]
     assert places == sorted(places)
-    known = len(gpus()) if what == "gpus" else len(models())
-    assert len([line for line in table if not line.startswith("    ")]) == 1 + known
-    assert below is None or "\n".join(table).count(below.strip()) == known
+    entries = len(gpus()) if kind == "gpus" else len(models())
+    assert len([line for line in table if not line.startswith("    ")]) == 1 + entries
+    assert below is None or "\n".join(table).count(below.strip()) == entries
 
 
 def test_one_gpus_row(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_documents_are_complete(tmp_path: Path) -> None:
     assert all(row["source"] and row["memory_bytes"] for row in of_gpus)
     assert all(row["tflops"] for row in of_gpus if row.get("speed_source"))
     of_models = autotune("show", "models", "--json", cwd=tmp_path).document["models"]
-    assert [row["ids"] for row in of_models] == [list(known.ids) for known in models()]
+    assert [row["ids"] for row in of_models] == [list(model.ids) for model in models()]
     assert all(
         row["source"] and row["page"] and row["config"] and row["layers"] and row["context"]
         for row in of_models

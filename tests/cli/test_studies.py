@@ -42,8 +42,8 @@ def test_a_study_of_another_space_under_the_same_name(tmp_path: Path) -> None:
         "--out",
         "out",
     ]
-    for more in ([], ["--resume"]):
-        done = autotune("run", *flags, *more, cwd=tmp_path)
+    for resume in ([], ["--resume"]):
+        done = autotune("run", *flags, *resume, cwd=tmp_path)
         assert done.code == 2, done.err
         assert "The study 'toy' was made for another request" in done.err and "space" in done.err
         assert "--study NAME" in done.err and "--fresh" in done.err

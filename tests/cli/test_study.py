@@ -76,10 +76,10 @@ def test_there_and_back(tmp_path: Path) -> None:
     url = _made(tmp_path)
     out = autotune("study", "export", "--storage", url, "moved.json", cwd=tmp_path)
     assert (out.code, out.out) == (0, "Written: moved.json (2 trials of study 'one')\n")
-    other = f"sqlite:///{tmp_path}/two.db"
-    back = autotune("study", "import", "--storage", other, "moved.json", "--json", cwd=tmp_path)
+    target = f"sqlite:///{tmp_path}/two.db"
+    back = autotune("study", "import", "--storage", target, "moved.json", "--json", cwd=tmp_path)
     assert back.document == {"schema": 1, "study": "one", "trials": 2}
-    assert _content(other, "one") == _content(url, "one")
+    assert _content(target, "one") == _content(url, "one")
 
 
 def test_the_url_comes_from_a_file_too(tmp_path: Path) -> None:
@@ -112,10 +112,10 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert again.code == 2
     assert "already holds a study 'one'" in again.err
     assert _content(url, "one") == before
-    named = autotune(
+    renamed = autotune(
         "study", "import", "--storage", url, "moved.json", "--study", "another", cwd=tmp_path
     )
-    assert named.code == 0
+    assert renamed.code == 0
     assert _content(url, "another") == before
 
 
@@ -128,7 +128,7 @@ def _broken(tmp_path: Path, change: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda document: document.update(schema=7), "schema 7"),
         (lambda document: document.pop("trials"), "unexpected content"),
@@ -140,19 +140,19 @@ def _broken(tmp_path: Path, change: Any) -> Path:
 def test_a_broken_file_leaves_no_study_behind(
     tmp_path: Path,
     change: Any,
-    said: str,
+    message: str,
 ) -> None:
     folder = _broken(tmp_path, change)
     done = autotune("study", "import", "--storage", "sqlite:///three.db", "broken.json", cwd=folder)
     assert done.code == 2
-    assert said in done.err
+    assert message in done.err
     assert "Traceback" not in done.err
-    left = (
+    storage = (
         optuna.storages.RDBStorage(f"sqlite:///{folder}/three.db")
         if (folder / "three.db").exists()
         else None
     )
-    assert left is None or left.get_all_studies() == []
+    assert storage is None or storage.get_all_studies() == []
 
 
 def test_a_storage_with_several_studies_requires_a_name(tmp_path: Path) -> None:
