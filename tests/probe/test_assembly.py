@@ -63,14 +63,14 @@ def test_one_rank_is_reported_unchanged() -> None:
 
 
 def test_several_ranks_give_the_least_counts_and_the_worst_peak() -> None:
-    other = {
+    second_rank = {
         **FIRST,
         "checkpoint_saves": 0,
         "shortest_completion": 100,
         "seconds": 4.0,
         "cycles": [{"steps": 1, "seconds": 1.5, "peak_bytes": 30, "held_bytes": 1}],
     }
-    merged = activity_of([reported(exercised=FIRST), reported(exercised=other)])
+    merged = activity_of([reported(exercised=FIRST), reported(exercised=second_rank)])
     assert merged is not None
     assert (merged.checkpoint_saves, merged.shortest_completion, merged.seconds) == (0, 100, 4.0)
     assert merged.cycles == (

@@ -29,8 +29,8 @@ def resident_mib(pid: int) -> float:
 def test_ballast_holds_releases_and_ends() -> None:
     ballast = host_ballast(96)
     try:
-        held = ballast.leave(32 * MIB)
-        assert (held.held_bytes, held.free_bytes, held.total_bytes) == (
+        reply = ballast.leave(32 * MIB)
+        assert (reply.held_bytes, reply.free_bytes, reply.total_bytes) == (
             64 * MIB,
             32 * MIB,
             96 * MIB,
@@ -134,8 +134,8 @@ def test_free_memory_is_as_requested_or_slightly_less(
     card = PaperCard(total, context, largest)
     ballast = HeldBallast(card)
     for wish in wishes:
-        wanted = int(wish * (total - context))
-        answer = ballast.leave(wanted)
+        requested = int(wish * (total - context))
+        answer = ballast.leave(requested)
         assert answer["free_bytes"] == card.figures()[0]
         # Where hardly anything is to be left, its last grain may not be had whole.
-        assert wanted - SLACK_BYTES <= answer["free_bytes"] <= max(wanted, GRAIN_BYTES + 4096)
+        assert requested - SLACK_BYTES <= answer["free_bytes"] <= max(requested, GRAIN_BYTES + 4096)

@@ -26,12 +26,13 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
-    made = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
+    library = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
     source = Path(__file__).parent / "fork_shy_driver.c"
     subprocess.run(
-        [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", made, source], check=True
+        [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, source],
+        check=True,
     )
-    return str(made)
+    return str(library)
 
 
 def probes(
@@ -42,12 +43,12 @@ def probes(
     ranks: int = 1,
 ) -> list[Measurement]:
     """Measure a candidate several times; each rank uses the driver."""
-    made = executor(tmp_path, hint=hint, ranks=ranks)
-    one = toy({"do": "driver", "path": driver}, load=({"do": "driver", "path": driver},))
+    probe_executor = executor(tmp_path, hint=hint, ranks=ranks)
+    candidate = toy({"do": "driver", "path": driver}, load=({"do": "driver", "path": driver},))
     try:
-        return [made.open(one).measure(one, plan()) for _ in range(times)]
+        return [probe_executor.open(candidate).measure(candidate, plan()) for _ in range(times)]
     finally:
-        made.close()
+        probe_executor.close()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -56,27 +57,31 @@ def test_ranks_work_after_imports_that_initialise_the_driver(
     driver: str,
     ranks: int,
 ) -> None:
-    found = probes(tmp_path, driver, {"driver": driver}, times=2, ranks=ranks)
-    assert [one.outcome for one in found] == [Outcome.OK, Outcome.OK], found[0].failure
-    assert all("CUDA's driver was initialised" in one.caveats[-1] for one in found)
-    assert found[0].effective["pid"] == found[1].effective["pid"], (
+    measurements = probes(tmp_path, driver, {"driver": driver}, times=2, ranks=ranks)
+    assert [measurement.outcome for measurement in measurements] == [Outcome.OK, Outcome.OK], (
+        measurements[0].failure
+    )
+    assert all(
+        "CUDA's driver was initialised" in measurement.caveats[-1] for measurement in measurements
+    )
+    assert measurements[0].effective["pid"] == measurements[1].effective["pid"], (
         "started afresh for every load, not for every probe"
     )
 
 
 def test_ranks_are_forked_after_imports_without_the_driver(tmp_path: Path, driver: str) -> None:
-    (found,) = probes(tmp_path, driver, {})
-    assert found.outcome is Outcome.OK, found.failure
-    assert found.caveats == ()
+    (measurement,) = probes(tmp_path, driver, {})
+    assert measurement.outcome is Outcome.OK, measurement.failure
+    assert measurement.caveats == ()
 
 
 def test_cpu_rank_is_forked_regardless_of_cuda(tmp_path: Path, driver: str) -> None:
-    made = executor(tmp_path, hint={"driver": driver, "device": "cpu"})
+    probe_executor = executor(tmp_path, hint={"driver": driver, "device": "cpu"})
     try:
-        found = made.open(toy()).measure(toy(), plan())
+        measurement = probe_executor.open(toy()).measure(toy(), plan())
     finally:
-        made.close()
-    assert (found.outcome, found.caveats) == (Outcome.OK, ())
+        probe_executor.close()
+    assert (measurement.outcome, measurement.caveats) == (Outcome.OK, ())
 
 
 class _Cuda:
@@ -119,14 +124,14 @@ def test_queries_of_imports_are_answered_without_the_device() -> None:
     with cuda_before_fork.query_in_child_process(torch):
         original = torch.cuda.get_device_properties
         assert torch._C._cuda_getDeviceCount() == 2
-        found = [original(index) for index in (0, 1, None)]
+        properties_queried = [original(index) for index in (0, 1, None)]
         with pytest.raises(AssertionError, match="Invalid device id"):
             original(2)
-    assert [(one.major, one.name, one.total_memory) for one in found[:2]] == [
+    assert [(card.major, card.name, card.total_memory) for card in properties_queried[:2]] == [
         (9, "card 0", 2**30),
         (9, "card 1", 2**31),
     ]
-    assert found[2].name == "card 0"
+    assert properties_queried[2].name == "card 0"
     assert torch.reached == 0
     assert (torch._C._cuda_getDeviceCount, torch.cuda.get_device_properties) == (count, properties)
     assert original(1).name == "card 1" and torch.reached == os.getpid(), (
@@ -135,17 +140,17 @@ def test_queries_of_imports_are_answered_without_the_device() -> None:
 
 
 def test_query_goes_to_cuda_if_the_child_fails() -> None:
-    ours = os.getpid()
+    launcher = os.getpid()
 
     def capability() -> tuple[int, int]:
-        if os.getpid() != ours:
+        if os.getpid() != launcher:
             os._exit(1)
         return 8, 0
 
     torch = _Cuda(capability)
     with cuda_before_fork.query_in_child_process(torch):
         assert torch.cuda.get_device_properties(0).major == 8
-    assert torch.reached == ours
+    assert torch.reached == launcher
 
 
 @pytest.mark.gpu
@@ -157,6 +162,6 @@ def test_with_bitsandbytes_installed_ranks_are_forked_and_have_its_cuda_kernels(
     if importlib.util.find_spec("bitsandbytes") is None:
         pytest.skip("bitsandbytes is not installed")
     for tuning in ("lora", "qlora"):
-        found = measured(gpu_request(tmp_path / tuning, tuning=tuning))
-        check_well(found)
-        assert not any("each load" in words for words in found.caveats), found.caveats
+        measurement = measured(gpu_request(tmp_path / tuning, tuning=tuning))
+        check_well(measurement)
+        assert not any("each load" in caveat for caveat in measurement.caveats), measurement.caveats

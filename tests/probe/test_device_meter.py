@@ -42,7 +42,7 @@ def until(holds: Callable[[], bool]) -> bool:
 def metered(
     recording: str,
     *uuids: str,
-    ours: tuple[int, ...] = (9007001, 9007002),
+    own_pids: tuple[int, ...] = (9007001, 9007002),
     is_visible: bool = True,
 ) -> Iterator[tuple[Playback, DeviceMeter]]:
     library = Playback(recording)
@@ -52,7 +52,7 @@ def metered(
         nvml,
         uuids,
         before,
-        lambda: ours,
+        lambda: own_pids,
         is_visible=lambda pid: is_visible,
         interval_seconds=0.001,
         list_seconds=0.002,
@@ -99,7 +99,7 @@ def test_thread_samples_and_mark_resets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recording", "here", "own_mib", "why"),
+    ("recording", "visible", "own_mib", "why"),
     [
         ("no_process_memory", True, 9220 - 1028, HIDDEN),
         ("no_permission", True, 6148 - 4, "Insufficient Permissions"),
@@ -108,18 +108,18 @@ def test_thread_samples_and_mark_resets() -> None:
 )
 def test_without_a_process_list_the_device_total_is_used(
     recording: str,
-    here: bool,
+    visible: bool,
     own_mib: int,
     why: str,
 ) -> None:
-    with metered(recording, FIRST, is_visible=here) as (library, meter):
+    with metered(recording, FIRST, is_visible=visible) as (library, meter):
         meter.look()
         library.at(1)
         meter.look()
-        seen = meter.peaks()[FIRST]
-    assert seen.peak_bytes == own_mib * MIB
-    assert seen.listed_peak_bytes is None
-    assert seen.why is not None and why in seen.why
+        peaks = meter.peaks()[FIRST]
+    assert peaks.peak_bytes == own_mib * MIB
+    assert peaks.listed_peak_bytes is None
+    assert peaks.why is not None and why in peaks.why
 
 
 def test_mig_slice_is_metered_alone() -> None:
@@ -131,13 +131,13 @@ def test_mig_slice_is_metered_alone() -> None:
 
 
 def test_newcomer_is_reported_and_not_counted_as_ours() -> None:
-    with metered("newcomer", FIRST, ours=(9007001,)) as (library, meter):
+    with metered("newcomer", FIRST, own_pids=(9007001,)) as (library, meter):
         for moment in (1, 2):
             library.at(moment)
             meter.look()
-        seen = meter.peaks()[FIRST]
-    assert seen.newcomers == {9008080: 20480 * MIB}
-    assert seen.listed_peak_bytes == 10240 * MIB
+        peaks = meter.peaks()[FIRST]
+    assert peaks.newcomers == {9008080: 20480 * MIB}
+    assert peaks.listed_peak_bytes == 10240 * MIB
 
 
 def test_lost_gpu_ends_the_metering_and_is_recorded() -> None:
@@ -160,23 +160,23 @@ def nowhere(pid: int) -> bool:
 
 def test_listed_others_and_unlisted_bytes_are_foreign() -> None:
     before = Reading(used_bytes=110, processes={1: 100})
-    found = split(
+    shares = split(
         Reading(used_bytes=560, processes={1: 130, 9007001: 400}), before, OURS, everywhere
     )
-    assert (found.foreign_bytes, found.listed_bytes, found.others, found.why) == (
+    assert (shares.foreign_bytes, shares.listed_bytes, shares.others, shares.why) == (
         140,
         400,
         {1: 130},
         None,
     )
-    assert newcomers(found, before) == {1: 30}
+    assert newcomers(shares, before) == {1: 30}
 
 
 def test_without_bytes_per_process_all_growth_is_ours() -> None:
     for processes in (None, {1: None, 9007001: None}):
         before = Reading(used_bytes=110, processes={1: 100})
-        found = split(Reading(used_bytes=560, processes=processes), before, OURS, everywhere)
-        assert (found.foreign_bytes, found.listed_bytes, found.why) == (110, None, HIDDEN)
+        shares = split(Reading(used_bytes=560, processes=processes), before, OURS, everywhere)
+        assert (shares.foreign_bytes, shares.listed_bytes, shares.why) == (110, None, HIDDEN)
 
 
 def test_reason_for_a_missing_list_is_passed_on() -> None:
@@ -193,8 +193,8 @@ def test_reason_for_a_missing_list_is_passed_on() -> None:
 
 def test_pids_of_another_namespace_are_not_other_processes() -> None:
     before = Reading(used_bytes=4, processes={})
-    found = split(Reading(used_bytes=904, processes={9194301: 890}), before, OURS, nowhere)
-    assert (found.foreign_bytes, found.why, newcomers(found, before)) == (4, ELSEWHERE, {})
+    shares = split(Reading(used_bytes=904, processes={9194301: 890}), before, OURS, nowhere)
+    assert (shares.foreign_bytes, shares.why, newcomers(shares, before)) == (4, ELSEWHERE, {})
     # A pid of our namespace is another process all the same.
     assert split(
         Reading(used_bytes=904, processes={4242: 890}), before, OURS, everywhere
@@ -207,17 +207,17 @@ def test_pids_of_another_namespace_are_not_other_processes() -> None:
 
 def test_a_number_that_held_memory_before_is_not_ours() -> None:
     before = Reading(used_bytes=110, processes={9007001: 100})
-    found = split(
+    shares = split(
         Reading(used_bytes=510, processes={9007001: 100, 9007002: 400}), before, OURS, everywhere
     )
-    assert (found.foreign_bytes, found.listed_bytes, found.others) == (110, 400, {9007001: 100})
+    assert (shares.foreign_bytes, shares.listed_bytes, shares.others) == (110, 400, {9007001: 100})
 
 
 def test_in_a_namespace_of_its_own_one_unknown_number_makes_all_of_them_doubtful() -> None:
     before = Reading(used_bytes=4, processes={})
     now = Reading(used_bytes=904, processes={9194301: 800, 9007001: 90})
-    found = split(now, before, OURS, lambda pid: pid in OURS, own_namespace=True)
-    assert (found.foreign_bytes, found.why, newcomers(found, before)) == (4, ELSEWHERE, {})
+    shares = split(now, before, OURS, lambda pid: pid in OURS, own_namespace=True)
+    assert (shares.foreign_bytes, shares.why, newcomers(shares, before)) == (4, ELSEWHERE, {})
     assert split(now, before, OURS, everywhere, own_namespace=True).others == {9194301: 800}
 
 
@@ -225,21 +225,24 @@ BYTES = st.integers(min_value=0, max_value=10**12)
 
 
 @given(
-    own=st.dictionaries(st.sampled_from([9007001, 9007002]), BYTES, min_size=1),
-    others=st.dictionaries(st.integers(1, 50), BYTES),
+    own_bytes=st.dictionaries(st.sampled_from([9007001, 9007002]), BYTES, min_size=1),
+    other_bytes=st.dictionaries(st.integers(1, 50), BYTES),
     joined=st.dictionaries(st.integers(51, 99), BYTES),
     unbooked=BYTES,
 )
 def test_parts_add_up_for_any_processes(
-    own: dict[int, int],
-    others: dict[int, int],
+    own_bytes: dict[int, int],
+    other_bytes: dict[int, int],
     joined: dict[int, int],
     unbooked: int,
 ) -> None:
-    before = Reading(used_bytes=unbooked + sum(others.values()), processes=others)
-    used = unbooked + sum(others.values()) + sum(joined.values()) + sum(own.values())
-    found = split(
-        Reading(used_bytes=used, processes={**others, **joined, **own}), before, OURS, everywhere
+    before = Reading(used_bytes=unbooked + sum(other_bytes.values()), processes=other_bytes)
+    used = unbooked + sum(other_bytes.values()) + sum(joined.values()) + sum(own_bytes.values())
+    shares = split(
+        Reading(used_bytes=used, processes={**other_bytes, **joined, **own_bytes}),
+        before,
+        OURS,
+        everywhere,
     )
-    assert used - found.foreign_bytes == sum(own.values()) == found.listed_bytes
-    assert sum(newcomers(found, before).values()) == sum(joined.values())
+    assert used - shares.foreign_bytes == sum(own_bytes.values()) == shares.listed_bytes
+    assert sum(newcomers(shares, before).values()) == sum(joined.values())

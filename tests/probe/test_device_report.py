@@ -23,12 +23,12 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     return Gpus(1, 40960 * MIB, Path(sys.executable), library=Playback("two_a100"))
 
 
-def seen(**given: Any) -> DevicePeaks:
-    return DevicePeaks(before=Reading(used_bytes=0, processes={}), foreign_bytes=0, **given)
+def peaks_of(**figures: Any) -> DevicePeaks:
+    return DevicePeaks(before=Reading(used_bytes=0, processes={}), foreign_bytes=0, **figures)
 
 
 def test_a_peak_between_two_samples_is_taken_from_the_rank(gpus: Gpus) -> None:
-    peaks = seen(
+    peaks = peaks_of(
         peak_bytes=900,
         phase_peak_bytes={"backward": 900, "rollout": 500},
         listed_peak_bytes=880,
@@ -46,7 +46,7 @@ def test_a_peak_between_two_samples_is_taken_from_the_rank(gpus: Gpus) -> None:
 
 
 def test_growth_of_others_invalidates_a_ranks_own_figure(gpus: Gpus) -> None:
-    peaks = seen(
+    peaks = peaks_of(
         peak_bytes=900,
         listed_peak_bytes=880,
         newcomers={7: 300},
@@ -71,15 +71,15 @@ def test_others_that_left_do_not_hide_what_torch_reserved(gpus: Gpus) -> None:
         torch_by_phase={"backward": figures},
     )
     (device,) = device_report.device_memories(
-        gpus, {UUID: seen(peak_bytes=900, why="hidden")}, {0: result}
+        gpus, {UUID: peaks_of(peak_bytes=900, why="hidden")}, {0: result}
     )
     assert (device.peak_bytes, device.phase_peak_bytes) == (1500, {"backward": 1500})
 
 
 def test_unusable_list_is_reported(gpus: Gpus) -> None:
     for peaks, why in (
-        (seen(peak_bytes=9, why="hidden"), "hidden"),
-        (seen(peak_bytes=9), device_report.UNLISTED),
+        (peaks_of(peak_bytes=9, why="hidden"), "hidden"),
+        (peaks_of(peak_bytes=9), device_report.UNLISTED),
     ):
         (device,) = device_report.device_memories(gpus, {UUID: peaks}, {})
         assert (device.measured_by, device.why, device.processes_peak_bytes) == (
@@ -101,7 +101,7 @@ def test_without_nvml_ranks_report_except_under_sleep_mode() -> None:
     assert (first.peak_bytes, first.measured_by, first.others_bytes) == (5, "torch", None)
     assert first.why == "NVML: NVML Shared Library Not Found"
     assert second.peak_bytes is None and "sleep mode" in str(second.why)
-    assert any("NVML was not in use" in words for words in device_report.caveats(blind))
+    assert any("NVML was not in use" in caveat for caveat in device_report.caveats(blind))
 
 
 def test_peak_of_a_load_is_included() -> None:
@@ -116,8 +116,8 @@ def test_peak_of_a_load_is_included() -> None:
             processes_peak_bytes=peak,
         )
 
-    (both,) = device_report.higher_of_each([device(9, load=9)], [device(5, rollout=5, load=2)])
-    assert (both.peak_bytes, both.processes_peak_bytes, both.phase_peak_bytes) == (
+    (combined,) = device_report.higher_of_each([device(9, load=9)], [device(5, rollout=5, load=2)])
+    assert (combined.peak_bytes, combined.processes_peak_bytes, combined.phase_peak_bytes) == (
         9,
         9,
         {"load": 9, "rollout": 5},
@@ -159,20 +159,25 @@ def test_torchs_figures_by_phase_are_the_worst_ranks_and_the_counts_all_ranks() 
 
 
 def test_processes_with_large_growth_are_named(gpus: Gpus) -> None:
-    assert device_report.taken_meanwhile(gpus, {UUID: seen(newcomers={9004711: 255 * MIB})}) is None
-    words = device_report.taken_meanwhile(gpus, {UUID: seen(newcomers={9004711: 20480 * MIB})})
     assert (
-        words is not None
-        and "GPU 0 was taken by others" in words
-        and "pid 9004711): 20 GiB" in words
+        device_report.taken_meanwhile(gpus, {UUID: peaks_of(newcomers={9004711: 255 * MIB})})
+        is None
+    )
+    message = device_report.taken_meanwhile(
+        gpus, {UUID: peaks_of(newcomers={9004711: 20480 * MIB})}
+    )
+    assert (
+        message is not None
+        and "GPU 0 was taken by others" in message
+        and "pid 9004711): 20 GiB" in message
     )
 
 
 def test_rank_on_another_gpu_is_detected(gpus: Gpus) -> None:
     assert device_report.on_another_device(gpus, {0: RankResult(device_uuid=UUID)}) is None
     assert device_report.on_another_device(gpus, {0: RankResult()}) is None
-    words = device_report.on_another_device(gpus, {0: RankResult(device_uuid="GPU-x")})
-    assert words is not None and "CUDA_DEVICE_ORDER=PCI_BUS_ID" in words
+    message = device_report.on_another_device(gpus, {0: RankResult(device_uuid="GPU-x")})
+    assert message is not None and "CUDA_DEVICE_ORDER=PCI_BUS_ID" in message
 
 
 def test_known_processes_are_removed_from_torchs_error() -> None:

@@ -33,8 +33,8 @@ WHOLE = 40960 * MIB
 
 
 def gpus(library: Playback, count: int = 1, limit: int = WHOLE, **options: Any) -> Gpus:
-    given = {"variable": None, "patience_seconds": 0.3, **options}
-    return Gpus(count, limit, Path(sys.executable), library=library, **given)
+    gpu_options = {"variable": None, "patience_seconds": 0.3, **options}
+    return Gpus(count, limit, Path(sys.executable), library=library, **gpu_options)
 
 
 @pytest.fixture(autouse=True)
@@ -43,72 +43,72 @@ def no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_of_others_is_listed_and_reduces_the_limit() -> None:
-    found = gpus(Playback("two_a100"), count=2)
-    found.settle()
-    first, second = found.slots
+    gpu_set = gpus(Playback("two_a100"), count=2)
+    gpu_set.settle()
+    first, second = gpu_set.slots
     assert (first.others_bytes, second.others_bytes) == (3080 * MIB, 0)
     assert (
-        len(first.others_in_words(found.nvml)) == 1
-        and "pid 9004711" in first.others_in_words(found.nvml)[0]
+        len(first.others_in_words(gpu_set.nvml)) == 1
+        and "pid 9004711" in first.others_in_words(gpu_set.nvml)[0]
     )
-    assert found.effective_limit_bytes == (40960 - 3080) * MIB
-    assert found.bound_by == "device"
-    assert found.for_ranks()[0] == {
+    assert gpu_set.effective_limit_bytes == (40960 - 3080) * MIB
+    assert gpu_set.bound_by == "device"
+    assert gpu_set.for_ranks()[0] == {
         "others_bytes": 3080 * MIB,
         "cap_bytes": None,
         "engine_share_scale": 1.0,
     }
-    found.close()
+    gpu_set.close()
 
 
 def test_gpus_of_the_ranks_are_those_visible_to_cuda() -> None:
-    found = gpus(Playback("two_a100"), variable="GPU-5c0f3e01")
-    assert [slot.visible[:12] for slot in found.slots] == ["GPU-5c0f3e01"]
+    gpu_set = gpus(Playback("two_a100"), variable="GPU-5c0f3e01")
+    assert [slot.visible[:12] for slot in gpu_set.slots] == ["GPU-5c0f3e01"]
     with pytest.raises(ProbeError, match="2 GPUs are needed, and CUDA_VISIBLE_DEVICES=1 leaves 1"):
         gpus(Playback("two_a100"), count=2, variable="1")
 
 
 def test_memory_taken_between_probes_is_a_fault_with_the_process() -> None:
     library = Playback("newcomer")
-    found = gpus(library)
-    found.settle()
+    gpu_set = gpus(library)
+    gpu_set.settle()
     library.at(3)
     with pytest.raises(
         ProbeError,
         match=r"GPU 0 is not as empty.*20 GiB more.*pid 9008080.*Autotune ends only processes",
     ):
-        found.settle()
+        gpu_set.settle()
     library.at(0)
-    found.settle()
+    gpu_set.settle()
 
 
 def test_vanished_process_is_ignored() -> None:
-    found = gpus(Playback("vanishing_process"))
-    found.settle()
-    assert "pid 9194999" in found.slots[0].others_in_words(found.nvml)[0]
+    gpu_set = gpus(Playback("vanishing_process"))
+    gpu_set.settle()
+    assert "pid 9194999" in gpu_set.slots[0].others_in_words(gpu_set.nvml)[0]
 
 
 def test_a_gpu_that_is_lost_is_a_fault() -> None:
     library = Playback("lost")
-    found = gpus(library)
+    gpu_set = gpus(library)
     library.at(1)
     with pytest.raises(ProbeError, match=r"can't be read any more.*lost"):
-        found.settle()
+        gpu_set.settle()
 
 
 def test_a_limit_just_below_the_card_is_left_to_torchs_cap() -> None:
-    found = gpus(Playback("mixed"), limit=143000 * MIB)
-    found.settle()
-    assert found.bound_by == "torch"
-    assert found.for_ranks()[0]["cap_bytes"] == 143000 * MIB
-    found.close()
+    gpu_set = gpus(Playback("mixed"), limit=143000 * MIB)
+    gpu_set.settle()
+    assert gpu_set.bound_by == "torch"
+    assert gpu_set.for_ranks()[0]["cap_bytes"] == 143000 * MIB
+    gpu_set.close()
 
 
 def test_a_gpu_for_one_process_cannot_have_a_ballast() -> None:
-    found = gpus(Playback("exclusive"), limit=WHOLE // 2, make_ballast=SmallCards(64))
-    found.settle()
-    assert found.bound_by == "torch"
-    assert found.for_ranks()[0]["engine_share_scale"] == pytest.approx(
+    gpu_set = gpus(Playback("exclusive"), limit=WHOLE // 2, make_ballast=SmallCards(64))
+    gpu_set.settle()
+    assert gpu_set.bound_by == "torch"
+    assert gpu_set.for_ranks()[0]["engine_share_scale"] == pytest.approx(
         (20480 - 600) / (40960 - 600)
     )
 
@@ -116,20 +116,20 @@ def test_a_gpu_for_one_process_cannot_have_a_ballast() -> None:
 def test_ballast_holds_the_rest_and_the_engine_share_is_scaled() -> None:
     # The stand-in card has 64 MiB, of which a card of 640 MiB with 600 reserved leaves 40.
     cards = SmallCards(64)
-    found = gpus(Playback("two_a100"), limit=640 * MIB, make_ballast=cards)
+    gpu_set = gpus(Playback("two_a100"), limit=640 * MIB, make_ballast=cards)
     try:
-        found.settle()
-        assert found.bound_by == "ballast"
-        assert found.slots[0].held is not None and found.slots[0].held.free_bytes == 40 * MIB
-        assert found.for_ranks()[0]["engine_share_scale"] == pytest.approx(40 / 64)
-        assert found.for_ranks()[0]["cap_bytes"] is None
-        found.check()
-        found.settle()
+        gpu_set.settle()
+        assert gpu_set.bound_by == "ballast"
+        assert gpu_set.slots[0].held is not None and gpu_set.slots[0].held.free_bytes == 40 * MIB
+        assert gpu_set.for_ranks()[0]["engine_share_scale"] == pytest.approx(40 / 64)
+        assert gpu_set.for_ranks()[0]["cap_bytes"] is None
+        gpu_set.check()
+        gpu_set.settle()
         assert len(cards.made) == 1, "one ballast for all loads"
     finally:
-        found.close()
+        gpu_set.close()
     assert gone(*(ballast.pid for ballast in cards.made))
-    found.close()
+    gpu_set.close()
 
 
 def test_context_of_a_ballast_is_not_memory_of_others() -> None:
@@ -141,56 +141,56 @@ def test_context_of_a_ballast_is_not_memory_of_others() -> None:
         )  # the driver lists no process here, and 400 MiB are used that were not before
         return cards(python, device)
 
-    found = gpus(library, limit=640 * MIB, make_ballast=start)
+    gpu_set = gpus(library, limit=640 * MIB, make_ballast=start)
     try:
-        found.settle()
-        assert (found.slots[0].ballast_bytes, found.slots[0].others_bytes) == (424 * MIB, 0)
-        assert found.for_ranks()[0]["others_bytes"] == 404 * MIB, "none of it is a rank's"
+        gpu_set.settle()
+        assert (gpu_set.slots[0].ballast_bytes, gpu_set.slots[0].others_bytes) == (424 * MIB, 0)
+        assert gpu_set.for_ranks()[0]["others_bytes"] == 404 * MIB, "none of it is a rank's"
     finally:
-        found.close()
+        gpu_set.close()
 
 
 def test_ended_ballast_voids_the_measurement_and_is_replaced() -> None:
     cards = SmallCards(64)
-    found = gpus(Playback("two_a100"), limit=640 * MIB, make_ballast=cards)
+    gpu_set = gpus(Playback("two_a100"), limit=640 * MIB, make_ballast=cards)
     try:
-        found.settle()
+        gpu_set.settle()
         os.kill(cards.made[0].pid, signal.SIGKILL)
         assert gone(cards.made[0].pid)
         with pytest.raises(ProbeError, match=r"ballast on GPU 0 ended.*void"):
-            found.check()
-        found.settle()
-        found.check()
+            gpu_set.check()
+        gpu_set.settle()
+        gpu_set.check()
         assert len(cards.made) == 2
     finally:
-        found.close()
+        gpu_set.close()
 
 
 @pytest.mark.parametrize("recording", ["library_not_found", "driver_mismatch"])
 def test_without_nvml_the_ballast_reports_the_size(recording: str) -> None:
     cards = SmallCards(2048)
-    found = gpus(
+    gpu_set = gpus(
         Playback(recording),
         count=1,
         limit=2000 * MIB,
         make_ballast=cards,
     )
-    assert found.why_not is not None and found.why_not.startswith("NVML")
-    assert found.meter(lambda: ()) is None
-    found.settle()
-    assert found.bound_by == "torch", "48 MiB are less than a context takes"
-    assert found.for_ranks() == [
+    assert gpu_set.why_not is not None and gpu_set.why_not.startswith("NVML")
+    assert gpu_set.meter(lambda: ()) is None
+    gpu_set.settle()
+    assert gpu_set.bound_by == "torch", "48 MiB are less than a context takes"
+    assert gpu_set.for_ranks() == [
         {"others_bytes": None, "cap_bytes": 2000 * MIB, "engine_share_scale": 2000 / 2048}
     ]
-    found.settle()
+    gpu_set.settle()
     assert len(cards.made) == 1, "the size is requested once"
-    found.close()
+    gpu_set.close()
     assert gone(*(ballast.pid for ballast in cards.made))
 
 
 def test_without_nvml_gpus_are_named_by_the_variable() -> None:
-    found = gpus(Playback("library_not_found"), count=2, variable="3,1")
-    assert [slot.visible for slot in found.slots] == ["3", "1"]
+    gpu_set = gpus(Playback("library_not_found"), count=2, variable="3,1")
+    assert [slot.visible for slot in gpu_set.slots] == ["3", "1"]
     assert [slot.visible for slot in gpus(Playback("library_not_found"), count=2).slots] == [
         "0",
         "1",
@@ -199,18 +199,18 @@ def test_without_nvml_gpus_are_named_by_the_variable() -> None:
 
 def test_without_nvml_a_ballast_holds_memory() -> None:
     cards = SmallCards(1200)
-    found = gpus(Playback("library_not_found"), limit=1100 * MIB, make_ballast=cards)
-    found.settle()
-    assert found.bound_by == "torch"
-    found.close()
-    found = gpus(Playback("library_not_found"), limit=100 * MIB, make_ballast=cards)
+    gpu_set = gpus(Playback("library_not_found"), limit=1100 * MIB, make_ballast=cards)
+    gpu_set.settle()
+    assert gpu_set.bound_by == "torch"
+    gpu_set.close()
+    gpu_set = gpus(Playback("library_not_found"), limit=100 * MIB, make_ballast=cards)
     try:
-        found.settle()
-        assert (found.bound_by, found.slots[0].others_bytes) == ("ballast", None)
-        assert found.for_ranks()[0]["others_bytes"] == 1100 * MIB
-        assert found.for_ranks()[0]["engine_share_scale"] == pytest.approx(100 / 1200)
+        gpu_set.settle()
+        assert (gpu_set.bound_by, gpu_set.slots[0].others_bytes) == ("ballast", None)
+        assert gpu_set.for_ranks()[0]["others_bytes"] == 1100 * MIB
+        assert gpu_set.for_ranks()[0]["engine_share_scale"] == pytest.approx(100 / 1200)
     finally:
-        found.close()
+        gpu_set.close()
 
 
 GIB = 2**30
@@ -254,8 +254,8 @@ def test_the_engine_gets_the_same_bytes_as_on_the_small_card(
     if usable == 0:
         return
     # vLLM takes its share of all that the device shows; on the small card that would be `usable`.
-    here, there = share * share_scale(usable, total) * total, share * min(usable, total)
-    assert here == pytest.approx(there, rel=1e-9)
+    engine_bytes, expected = share * share_scale(usable, total) * total, share * min(usable, total)
+    assert engine_bytes == pytest.approx(expected, rel=1e-9)
     assert 0 < share * share_scale(usable, total) <= share
 
 
@@ -330,14 +330,14 @@ def test_other_processes_are_listed_with_the_remaining_memory() -> None:
 
 
 def test_smaller_card_on_a_larger_one_is_noted() -> None:
-    others, held = gpu_notes(A100, 16384 * MIB, library=Playback("two_a100"))
-    assert "the limit there" not in others, "there is enough beside them"
+    others_note, held_note = gpu_notes(A100, 16384 * MIB, library=Playback("two_a100"))
+    assert "the limit there" not in others_note, "there is enough beside them"
     assert (
-        held.startswith("all but 16 GiB of each A100-40G is held back")
-        and "speeds are those of A100-40G" in held
+        held_note.startswith("all but 16 GiB of each A100-40G is held back")
+        and "speeds are those of A100-40G" in held_note
     )
-    (alone,) = gpu_notes(A100, 16384 * MIB, library=Playback("exclusive"))
-    assert "one process at a time" in alone
+    (exclusive_note,) = gpu_notes(A100, 16384 * MIB, library=Playback("exclusive"))
+    assert "one process at a time" in exclusive_note
 
 
 def test_no_notes_without_a_reason() -> None:

@@ -103,33 +103,33 @@ def test_a_machine_that_others_filled_is_no_verdict(device: DeviceKind) -> None:
     answer = CommandReply(
         failures=[{"event": "lost", "rank": 0, "signal": 9, "exit": None, "phase": "rollout"}]
     )
-    others = KernelReport(
+    report_of_others = KernelReport(
         out_of_memory=True,
         own_limit=False,
         full=False,
         mostly_own=False,
     )
-    outcome, failure = failure_of(answer, others, device, 1.0)
+    outcome, failure = failure_of(answer, report_of_others, device, 1.0)
     assert (
         outcome == "interrupted"
         and failure.from_outside
         and "used up by others" in failure.evidence
     )
-    own = KernelReport(
+    own_report = KernelReport(
         out_of_memory=True,
         own_limit=False,
         full=False,
     )
-    assert failure_of(answer, own, device, 1.0)[0] == "oom_host"
+    assert failure_of(answer, own_report, device, 1.0)[0] == "oom_host"
 
 
 def test_a_message_about_a_killed_process_needs_the_kernels_counter() -> None:
-    words = "[2026-11-23] Signal 9 (SIGKILL) received by PID 7"
+    text = "[2026-11-23] Signal 9 (SIGKILL) received by PID 7"
     failed = {
         "event": "failed",
         "rank": 0,
         "phase": "forward",
-        "error": {"type": "RuntimeError", "text": words},
+        "error": {"type": "RuntimeError", "text": text},
     }
     answer = CommandReply(failures=[failed])
     unseen = KernelReport(

@@ -64,11 +64,11 @@ def test_meter_samples_another_process_and_its_release(nvml: Nvml) -> None:
             assert word == "held"
             pids.append(pid)
             meter.look()
-        seen = meter.peaks()[uuid]
+        peaks = meter.peaks()[uuid]
     finally:
         meter.close()
-    assert 2 * GIB < seen.peak_bytes < 4 * GIB
-    assert seen.listed_peak_bytes is None or 2 * GIB < seen.listed_peak_bytes < 4 * GIB
+    assert 2 * GIB < peaks.peak_bytes < 4 * GIB
+    assert peaks.listed_peak_bytes is None or 2 * GIB < peaks.listed_peak_bytes < 4 * GIB
     assert wait_until_released(lambda: nvml.used_bytes(uuid), before.used_bytes) == 0
 
 
@@ -77,8 +77,8 @@ def test_ballast_leaves_the_requested_size(nvml: Nvml) -> None:
     before = nvml.used_bytes(uuid)
     ballast = Ballast(Path(sys.executable), uuid)
     try:
-        held = ballast.leave(8 * GIB)
-        assert 8 * GIB - 2**24 <= held.free_bytes <= 8 * GIB
+        reply = ballast.leave(8 * GIB)
+        assert 8 * GIB - 2**24 <= reply.free_bytes <= 8 * GIB
         with holding(6, uuid) as (_, word):
             assert word == "held"
         with holding(8, uuid) as (_, word):

@@ -29,11 +29,11 @@ MIB = 2**20
 
 
 def test_half_a_line_loses_only_itself() -> None:
-    left, right = socket.socketpair()
-    speaker, listener = Wire(left), Wire(right)
-    left.sendall(b'{"event": "ha')
+    near_end, right = socket.socketpair()
+    speaker, listener = Wire(near_end), Wire(right)
+    near_end.sendall(b'{"event": "ha')
     speaker.send({"event": "whole"})
-    left.sendall(b"[1]\n\n" + b"[" * 50_000 + b"\n")
+    near_end.sendall(b"[1]\n\n" + b"[" * 50_000 + b"\n")
     assert listener.take(1) + listener.take_rest() == [{"event": "whole"}]
     assert listener.broken_lines == 3
     speaker.close()
@@ -50,8 +50,8 @@ def test_the_guard_refuses_and_lifts() -> None:
     with Guard(None):
         assert len(bytearray(128 * MIB)) == 128 * MIB
     before = own_bytes()
-    held = b"x" * (32 * MIB)
-    assert own_bytes() - before == pytest.approx(len(held), rel=0.02)
+    block = b"x" * (32 * MIB)
+    assert own_bytes() - before == pytest.approx(len(block), rel=0.02)
 
 
 def hog(mebibytes: int) -> subprocess.Popen[bytes]:
@@ -111,10 +111,10 @@ def test_without_a_cgroup_the_limit_is_an_rlimit(
 
 
 def test_cgroups_of_a_container_are_found() -> None:
-    whole = "36 32 0:33 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory\n"
+    root_mount = "36 32 0:33 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory\n"
     part = "36 32 0:33 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
     unified = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"
-    assert place_of(whole, "/user/one", "cgroup", "memory") == Path(
+    assert place_of(root_mount, "/user/one", "cgroup", "memory") == Path(
         "/sys/fs/cgroup/memory/user/one"
     )
     assert place_of(part, "/docker/abc/x", "cgroup", "memory") == Path("/sys/fs/cgroup/memory/x")
@@ -126,14 +126,14 @@ def test_a_page_shared_with_a_fork_is_counted_once() -> None:
     shared = mmap.mmap(-1, 48 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     shared.write(b"x" * len(shared))
     give_back()
-    alone = TreeMemory(os.getpid()).exact()
+    before_fork = TreeMemory(os.getpid()).exact()
     child = os.fork()
     if child == 0:
         time.sleep(30)
         os._exit(0)
     try:
         time.sleep(0.05)
-        assert TreeMemory(os.getpid()).exact() == pytest.approx(alone, abs=8 * MIB)
+        assert TreeMemory(os.getpid()).exact() == pytest.approx(before_fork, abs=8 * MIB)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -191,7 +191,7 @@ def test_log_is_bounded_and_its_tail_is_available(tmp_path: Path) -> None:
 
 
 def test_folder_is_removed_only_without_an_owner(tmp_path: Path) -> None:
-    mine = WorkFolder(tmp_path)
+    own_folder = WorkFolder(tmp_path)
     code = "import os; from pathlib import Path; from autotune.probe.spawn import WorkFolder; "
     code += f"WorkFolder(Path({str(tmp_path)!r})); os._exit(0)"
     subprocess.run(
@@ -200,15 +200,15 @@ def test_folder_is_removed_only_without_an_owner(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert len(list(tmp_path.iterdir())) == 2
-    assert mine.scratch.is_dir()
-    other = WorkFolder(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([mine.path, other.path])
-    mine.close()
-    other.close()
+    assert own_folder.scratch.is_dir()
+    second_folder = WorkFolder(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([own_folder.path, second_folder.path])
+    own_folder.close()
+    second_folder.close()
 
 
 def test_environment_of_a_probe_lacks_launcher_variables(tmp_path: Path) -> None:
-    ours = {
+    launcher_variables = {
         "PATH": "/bin",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "3",
@@ -216,25 +216,25 @@ def test_environment_of_a_probe_lacks_launcher_variables(tmp_path: Path) -> None
         "RANKING": "x",
         "TORCHELASTIC_RUN_ID": "x",
     }
-    given = environment(ours, tmp_path, "m")
-    remaining = {name: given.get(name) for name in ours}
-    assert remaining == {**ours, "RANK": None, "TORCHELASTIC_RUN_ID": None}
-    assert given["TMPDIR"] == str(tmp_path)
-    assert given["WANDB_MODE"] == "disabled"
+    probe_variables = environment(launcher_variables, tmp_path, "m")
+    remaining = {name: probe_variables.get(name) for name in launcher_variables}
+    assert remaining == {**launcher_variables, "RANK": None, "TORCHELASTIC_RUN_ID": None}
+    assert probe_variables["TMPDIR"] == str(tmp_path)
+    assert probe_variables["WANDB_MODE"] == "disabled"
 
 
 def test_started_processes_are_found_by_their_mark(tmp_path: Path) -> None:
     with subprocess.Popen(
         ["/bin/sleep", "30"], env=environment({}, tmp_path, "abc123"), start_new_session=True
-    ) as ours:
+    ) as process:
         try:
             deadline = time.monotonic() + 2
-            while marked("abc123") != [ours.pid] and time.monotonic() < deadline:
+            while marked("abc123") != [process.pid] and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert marked("abc123") == [ours.pid]
+            assert marked("abc123") == [process.pid]
             assert marked("abc12") == []
         finally:
-            ours.kill()
+            process.kill()
 
 
 def test_ranks_are_merged_by_the_slowest_of_each_cycle() -> None:

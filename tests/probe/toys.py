@@ -50,14 +50,14 @@ def executor(
 
 
 def settings(tmp_path: Path, *, limit_mib: int = 256, **options: Any) -> RunnerSettings:
-    given = {
+    runner_options = {
         "python": Path(sys.executable),
         "adapter": str(ADAPTER),
         "ranks": 1,
         "scratch_root": tmp_path,
         **options,
     }
-    return RunnerSettings(limit_bytes=limit_mib * MIB, **given)
+    return RunnerSettings(limit_bytes=limit_mib * MIB, **runner_options)
 
 
 def requests(hint: dict[str, Any] | None = None) -> RequestBuilders:
