@@ -41,13 +41,13 @@ def cluster(
         "object_store_memory": 80 * MIB,
         "include_dashboard": False,
     }
-    made = Cluster(initialize_head=True, head_node_args=small)
+    ray_cluster = Cluster(initialize_head=True, head_node_args=small)
     try:
         for _ in range(nodes - 1):
-            made.add_node(**small)
-        yield made
+            ray_cluster.add_node(**small)
+        yield ray_cluster
     finally:
-        made.shutdown()
+        ray_cluster.shutdown()
         if before is None:
             del os.environ["PYTHONPATH"]
         else:
@@ -62,16 +62,16 @@ def ray_executor(
     slots: int | None = None,
     **options: Any,
 ) -> RayExecutor:
-    given = settings(tmp_path, **options)
+    runner_settings = settings(tmp_path, **options)
     hardware = Hardware(
         kind="cpu",
         name="cpu",
-        count=given.ranks,
-        memory_bytes=given.limit_bytes,
+        count=runner_settings.ranks,
+        memory_bytes=runner_settings.limit_bytes,
         here=True,
     )
     return RayExecutor(
-        given,
+        runner_settings,
         requests(hint),
         hardware=hardware,
         address=address,

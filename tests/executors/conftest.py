@@ -15,5 +15,5 @@ def two_nodes() -> Iterator[Any]:
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     from tests.executors.clusters import cluster
 
-    with cluster() as made:
-        yield made
+    with cluster() as ray_cluster:
+        yield ray_cluster

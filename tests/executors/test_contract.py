@@ -58,9 +58,9 @@ def simulate(candidate: Candidate, probe: ProbePlan) -> Measurement:
     ids=lambda name: str(name),
 )
 def any_executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Executor]:
-    made: Executor = _MADE[request.param](tmp_path, request)
-    yield made
-    made.close()
+    probe_executor: Executor = _MADE[request.param](tmp_path, request)
+    yield probe_executor
+    probe_executor.close()
 
 
 def _on_ray(tmp_path: Path, request: pytest.FixtureRequest) -> Executor:
@@ -100,13 +100,13 @@ def test_interrupted_probe_ends_at_once_and_close_restores(any_executor: Executo
     any_executor.open(ONE).measure(ONE, plan())
     if isinstance(any_executor, InlineExecutor):
         return  # a function can't be interrupted
-    found: list[object] = []
+    outcomes: list[object] = []
 
     def measure() -> None:
         try:
-            found.append(any_executor.open(LONG).measure(LONG, plan(60)))
+            outcomes.append(any_executor.open(LONG).measure(LONG, plan(60)))
         except ProbeError as error:
-            found.append(error)
+            outcomes.append(error)
 
     thread = threading.Thread(target=measure)
     thread.start()
@@ -115,7 +115,7 @@ def test_interrupted_probe_ends_at_once_and_close_restores(any_executor: Executo
     any_executor.interrupt()
     thread.join(20)
     assert time.monotonic() - began < 15
-    assert len(found) == 1 and isinstance(found[0], ProbeError)
+    assert len(outcomes) == 1 and isinstance(outcomes[0], ProbeError)
     any_executor.close()
     assert any_executor.open(ONE).measure(ONE, plan()).outcome is Outcome.OK
 

@@ -108,11 +108,11 @@ def test_measurement_contains_every_gpu(tmp_path: Path) -> None:
 
     with runner(tmp_path, library, ranks=2) as running:
         with meanwhile(use, running):
-            found = running.open(toy(*steps())).measure(toy(*steps()), plan())
+            measurement = running.open(toy(*steps())).measure(toy(*steps()), plan())
         pids = [running.worker.pid]
-    memory = found.memory
+    memory = measurement.memory
     first, second = memory.devices
-    assert found.outcome is Outcome.OK
+    assert measurement.outcome is Outcome.OK
     assert (first.peak_bytes, first.processes_peak_bytes, first.measured_by) == (
         9000 * MIB,
         8900 * MIB,
@@ -123,10 +123,12 @@ def test_measurement_contains_every_gpu(tmp_path: Path) -> None:
     assert second.measured_by == "nvml-device" and second.why is not None
     assert memory.limit_bytes == (40960 - 3080) * MIB
     assert memory.bound_by == "device"
-    assert any("others hold memory" in words for words in found.caveats)
-    assert found.cost.device_seconds == pytest.approx(2 * found.cost.total_seconds)
-    assert judge(found).margin_bytes == (40960 - 3080 - 9000) * MIB
-    assert msgspec.convert(msgspec.to_builtins(found, str_keys=True), Measurement) == found
+    assert any("others hold memory" in caveat for caveat in measurement.caveats)
+    assert measurement.cost.device_seconds == pytest.approx(2 * measurement.cost.total_seconds)
+    assert judge(measurement).margin_bytes == (40960 - 3080 - 9000) * MIB
+    assert (
+        msgspec.convert(msgspec.to_builtins(measurement, str_keys=True), Measurement) == measurement
+    )
     assert gone(*(pid for pid in pids if pid is not None))
 
 
@@ -136,13 +138,13 @@ def test_ballast_enforces_the_limit_and_is_no_cause(tmp_path: Path) -> None:
         {"do": "phase", "name": "backward"}, {"do": "raise", "type": "RuntimeError", "text": OOM}
     )
     with runner(tmp_path, library, limit_mib=640, cards=cards) as running:
-        found = running.open(failing).measure(failing, plan())
-        assert found.outcome is Outcome.OOM_BACKWARD
-        assert found.failure is not None and found.failure.cause == "activations"
-        assert "Process 4242" not in found.failure.evidence
-        assert found.memory.bound_by == "ballast"
-        assert found.memory.devices[0].ballast_bytes == 24 * MIB
-        assert any("speeds are this GPU's" in words for words in found.caveats)
+        measurement = running.open(failing).measure(failing, plan())
+        assert measurement.outcome is Outcome.OOM_BACKWARD
+        assert measurement.failure is not None and measurement.failure.cause == "activations"
+        assert "Process 4242" not in measurement.failure.evidence
+        assert measurement.memory.bound_by == "ballast"
+        assert measurement.memory.devices[0].ballast_bytes == 24 * MIB
+        assert any("speeds are this GPU's" in caveat for caveat in measurement.caveats)
         again = running.open(toy()).measure(toy(), plan())
         assert again.outcome is Outcome.OK and len(cards.made) == 1
     assert gone(cards.made[0].pid)
@@ -182,12 +184,12 @@ def test_out_of_memory_caused_by_a_newcomer_is_a_fault(tmp_path: Path) -> None:
 
 def test_memory_left_on_a_gpu_is_reported_before_the_next_load(tmp_path: Path) -> None:
     library = Playback("newcomer")
-    first, other = toy(), toy(load=({"do": "hold", "mib": 1},))
+    first, second = toy(), toy(load=({"do": "hold", "mib": 1},))
     with runner(tmp_path, library) as running:
         running.open(first).measure(first, plan())
         library.at(3)
         with pytest.raises(ProbeError, match=r"not as empty as it was.*pid 9008080"):
-            running.open(other).measure(other, plan())
+            running.open(second).measure(second, plan())
 
 
 def test_a_gpu_that_is_lost_is_no_failure_of_the_candidate(tmp_path: Path) -> None:
@@ -203,19 +205,22 @@ def test_a_gpu_that_is_lost_is_no_failure_of_the_candidate(tmp_path: Path) -> No
 def test_without_nvml_figures_of_the_ranks_carry_a_caveat(tmp_path: Path) -> None:
     cards = SmallCards(1024)
     with runner(tmp_path, Playback("library_not_found"), limit_mib=1024, cards=cards) as running:
-        found = running.open(toy()).measure(
+        measurement = running.open(toy()).measure(
             toy({"do": "phase", "name": "forward"}, {"do": "hold", "mib": 4}), plan()
         )
-    (device,) = found.memory.devices
+    (device,) = measurement.memory.devices
     assert (device.measured_by, device.uuid, device.others_bytes) == ("torch", None, None)
     assert device.why == "NVML: NVML Shared Library Not Found"
-    assert found.memory.peak_bytes is not None
-    assert any("NVML was not in use" in words for words in found.caveats)
+    assert measurement.memory.peak_bytes is not None
+    assert any("NVML was not in use" in caveat for caveat in measurement.caveats)
 
 
 def test_rank_killed_with_free_host_memory_is_no_out_of_memory(tmp_path: Path) -> None:
     candidate = toy({"do": "phase", "name": "rollout"}, {"do": "kill", "signal": "SIGKILL"})
     with runner(tmp_path, Playback("newcomer")) as running:
-        found = running.open(candidate).measure(candidate, plan())
-    assert found.ended_from_outside
-    assert found.failure is not None and "sent from outside the probe" in found.failure.evidence
+        measurement = running.open(candidate).measure(candidate, plan())
+    assert measurement.ended_from_outside
+    assert (
+        measurement.failure is not None
+        and "sent from outside the probe" in measurement.failure.evidence
+    )

@@ -63,10 +63,10 @@ def test_folder_of_a_killed_parent_is_removed_by_the_next(tmp_path: Path) -> Non
     parent.kill()
     parent.wait()
     assert gone(worker)
-    left = list((tmp_path / "scratch").iterdir())
-    assert len(left) == 1
+    folders = list((tmp_path / "scratch").iterdir())
+    assert len(folders) == 1
     following = WorkFolder(tmp_path / "scratch")
-    assert not left[0].exists()
+    assert not folders[0].exists()
     following.close()
 
 

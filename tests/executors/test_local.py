@@ -27,25 +27,25 @@ WELL = toy(phase("rollout"), {"do": "hold", "mib": 8})
 
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[LocalExecutor]:
-    made = executor(tmp_path)
-    yield made
-    made.close()
+    local_executor = executor(tmp_path)
+    yield local_executor
+    local_executor.close()
 
 
 def measure(
-    made: LocalExecutor,
+    local_executor: LocalExecutor,
     candidate: object,
     seconds: float = 20.0,
 ) -> Measurement:
-    return made.open(candidate).measure(candidate, plan(seconds))  # type: ignore[arg-type]
+    return local_executor.open(candidate).measure(candidate, plan(seconds))  # type: ignore[arg-type]
 
 
 def pid_of(measurement: Measurement) -> int:
     return int(str(measurement.effective["pid"]))
 
 
-def still_works(made: LocalExecutor) -> Measurement:
-    again = measure(made, WELL)
+def still_works(local_executor: LocalExecutor) -> Measurement:
+    again = measure(local_executor, WELL)
     assert again.outcome is Outcome.OK
     return again
 
@@ -76,13 +76,13 @@ def test_timeline_and_output_are_recorded(local: LocalExecutor) -> None:
         {"do": "sleep", "seconds": 0.3},
     )
     steps = (phase("rollout"), {"do": "hold", "mib": 10}, {"do": "sleep", "seconds": 0.3})
-    more = (
+    backward_steps = (
         phase("backward"),
         {"do": "hold", "mib": 50},
         {"do": "sleep", "seconds": 0.3},
         {"do": "say", "text": "done"},
     )
-    first = measure(local, toy(*steps, *more, load=load))
+    first = measure(local, toy(*steps, *backward_steps, load=load))
     again = measure(local, toy(*steps, load=load))
     course = first.memory.timeline
     assert [moment.seconds for moment in course] == sorted(moment.seconds for moment in course)
@@ -164,21 +164,21 @@ def test_without_a_cgroup_the_meter_kills_what_the_guard_cannot_refuse(
     from autotune.probe.limits import Rlimit
 
     monkeypatch.setattr(worker_process, "best_limit", Rlimit)
-    made = executor(tmp_path)
+    local_executor = executor(tmp_path)
     try:
-        before = still_works(made)
+        before = still_works(local_executor)
         assert before.memory.bound_by == "rlimit"
-        refused = measure(made, toy(phase("forward"), {"do": "hold", "mib": 400}))
+        refused = measure(local_executor, toy(phase("forward"), {"do": "hold", "mib": 400}))
         assert refused.outcome is Outcome.OOM_FORWARD
-        assert pid_of(still_works(made)) == pid_of(before)
-        ended = measure(made, toy(phase("sync"), {"do": "share", "mib": 2000}))
+        assert pid_of(still_works(local_executor)) == pid_of(before)
+        ended = measure(local_executor, toy(phase("sync"), {"do": "share", "mib": 2000}))
         assert ended.outcome is Outcome.OOM_SYNC
-        still_works(made)
+        still_works(local_executor)
         with_cgroup = 8 * MIB
         assert before.memory.peak_bytes is not None
         assert with_cgroup < before.memory.peak_bytes < 60 * MIB
     finally:
-        made.close()
+        local_executor.close()
 
 
 def test_untouched_mappings_do_not_count(local: LocalExecutor) -> None:
@@ -192,20 +192,20 @@ def test_untouched_mappings_do_not_count(local: LocalExecutor) -> None:
 
 def test_torch_reports_a_refused_allocation_and_continues(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    made = executor(tmp_path, limit_mib=700)
+    local_executor = executor(tmp_path, limit_mib=700)
     try:
-        first = measure(made, toy(phase("forward"), {"do": "torch", "mib": 16}))
+        first = measure(local_executor, toy(phase("forward"), {"do": "torch", "mib": 16}))
         assert first.outcome is Outcome.OK
-        failed = measure(made, toy(phase("forward"), {"do": "torch", "mib": 1500}))
+        failed = measure(local_executor, toy(phase("forward"), {"do": "torch", "mib": 1500}))
         assert failed.outcome is Outcome.OOM_FORWARD
         assert failed.failure is not None
         assert "DefaultCPUAllocator" in failed.failure.evidence
         assert failed.failure.numbers == {"asked_bytes": 1500 * MIB}
-        again = measure(made, toy(phase("forward"), {"do": "torch", "mib": 300}))
+        again = measure(local_executor, toy(phase("forward"), {"do": "torch", "mib": 300}))
         assert again.outcome is Outcome.OK
         assert pid_of(again) == pid_of(first)
     finally:
-        made.close()
+        local_executor.close()
 
 
 def test_a_rank_that_keeps_its_memory_is_replaced(local: LocalExecutor) -> None:
@@ -220,7 +220,7 @@ def test_a_rank_that_keeps_its_memory_is_replaced(local: LocalExecutor) -> None:
 def test_result_of_a_rank_that_exits_afterwards_is_valid(tmp_path: Path) -> None:
     """It has measured before it goes, and its peer still measures then."""
     with contextlib.closing(executor(tmp_path, ranks=2, limit_mib=512)) as two:
-        found = measure(
+        measurement = measure(
             two,
             toy(
                 phase("forward"),
@@ -228,7 +228,7 @@ def test_result_of_a_rank_that_exits_afterwards_is_valid(tmp_path: Path) -> None
                 {"do": "sleep", "seconds": 1, "rank": 0},
             ),
         )
-        assert found.outcome is Outcome.OK, found.failure
+        assert measurement.outcome is Outcome.OK, measurement.failure
         assert measure(two, toy(phase("forward"))).outcome is Outcome.OK
 
 
@@ -282,19 +282,19 @@ def test_every_exit_is_classified(
 
 
 def test_a_disturbed_machine_is_no_fault_of_the_candidate(local: LocalExecutor) -> None:
-    words = (
+    text = (
         "Error in memory profiling. Initial free memory 39.01 GiB, current free memory 41.55 GiB."
     )
     with pytest.raises(ProbeError, match="disturbed"):
-        measure(local, toy({"do": "raise", "type": "RuntimeError", "text": words}))
+        measure(local, toy({"do": "raise", "type": "RuntimeError", "text": text}))
     still_works(local)
 
 
 def test_native_out_of_memory_abort_is_recognised_by_its_output(local: LocalExecutor) -> None:
-    words = "terminate called after throwing an instance of 'std::bad_alloc'"
+    text = "terminate called after throwing an instance of 'std::bad_alloc'"
     failed = measure(
         local,
-        toy(phase("score"), {"do": "say", "text": words}, {"do": "kill", "signal": "SIGABRT"}),
+        toy(phase("score"), {"do": "say", "text": text}, {"do": "kill", "signal": "SIGABRT"}),
     )
     assert failed.outcome is Outcome.OOM_SCORE
 
@@ -387,7 +387,7 @@ def test_killed_worker_is_a_fault_and_its_ranks_exit(local: LocalExecutor, tmp_p
 
 
 def test_two_ranks_are_measured_as_one(tmp_path: Path) -> None:
-    made = executor(tmp_path, ranks=2)
+    local_executor = executor(tmp_path, ranks=2)
     try:
         script = (
             phase("rollout"),
@@ -395,56 +395,59 @@ def test_two_ranks_are_measured_as_one(tmp_path: Path) -> None:
             {"do": "meet"},
             {"do": "sleep", "seconds": 0.2, "rank": 1},
         )
-        both = measure(made, toy(*script))
-        assert both.outcome is Outcome.OK
-        assert both.worst is not None
-        assert both.worst.cycle_loss_tokens == (200, 200)
-        assert all(seconds >= 0.2 for seconds in both.worst.cycle_seconds)
-        assert both.memory.phase_peak_bytes["rollout"] > 40 * MIB
-        assert both.effective["rank"] == "0"
+        measurement = measure(local_executor, toy(*script))
+        assert measurement.outcome is Outcome.OK
+        assert measurement.worst is not None
+        assert measurement.worst.cycle_loss_tokens == (200, 200)
+        assert all(seconds >= 0.2 for seconds in measurement.worst.cycle_seconds)
+        assert measurement.memory.phase_peak_bytes["rollout"] > 40 * MIB
+        assert measurement.effective["rank"] == "0"
     finally:
-        made.close()
+        local_executor.close()
 
 
 def test_wrong_world_size_is_a_fault(tmp_path: Path) -> None:
-    made = executor(tmp_path, ranks=2)
+    local_executor = executor(tmp_path, ranks=2)
     try:
         with pytest.raises(ProbeError, match="world size"):
-            measure(made, toy(world_size=1))
+            measure(local_executor, toy(world_size=1))
     finally:
-        made.close()
+        local_executor.close()
 
 
 def test_one_rank_out_of_memory_ends_both_at_once(tmp_path: Path) -> None:
-    made = executor(tmp_path, ranks=2)
+    local_executor = executor(tmp_path, ranks=2)
     try:
         for too_much in ("hold", "share"):
             started = time.monotonic()
             failed = measure(
-                made,
+                local_executor,
                 toy(phase("backward"), {"do": "peer"}, {"do": too_much, "mib": 400, "rank": 1}),
             )
             assert failed.outcome is Outcome.OOM_BACKWARD, too_much
             assert failed.failure is not None
             assert failed.failure.rank == 1
             assert time.monotonic() - started < 5.0
-        assert made.worker.pid is not None
-        assert tree_of(made.worker.pid) == [made.worker.pid]
-        still_works(made)
+        assert local_executor.worker.pid is not None
+        assert tree_of(local_executor.worker.pid) == [local_executor.worker.pid]
+        still_works(local_executor)
     finally:
-        made.close()
+        local_executor.close()
 
 
 def test_thirty_runners_leave_no_open_file(tmp_path: Path) -> None:
-    made = executor(tmp_path)
+    local_executor = executor(tmp_path)
     counts: set[int] = set()
     for turn in range(30):
-        assert measure(made, toy(load=({"do": "hold", "mib": turn % 3},))).outcome is Outcome.OK
+        assert (
+            measure(local_executor, toy(load=({"do": "hold", "mib": turn % 3},))).outcome
+            is Outcome.OK
+        )
         if turn % 10 == 9:
-            made.close()
+            local_executor.close()
             counts.add(len(list(Path("/proc/self/fd").iterdir())))
     assert len(counts) == 1
-    assert made.loads == 30
+    assert local_executor.loads == 30
 
 
 def test_bad_interpreter_is_an_environment_error(tmp_path: Path) -> None:
@@ -452,10 +455,10 @@ def test_bad_interpreter_is_an_environment_error(tmp_path: Path) -> None:
         (tmp_path / "nothing", "cannot be started"),
         (Path("/bin/true"), "did not start the worker"),
     ):
-        made = executor(tmp_path, python=python)
+        local_executor = executor(tmp_path, python=python)
         with pytest.raises(TrainingEnvironmentError, match=expected):
-            made.prepare()
-        made.close()
+            local_executor.prepare()
+        local_executor.close()
 
 
 def test_unsupported_framework_is_reported_with_a_command(tmp_path: Path) -> None:
@@ -467,30 +470,35 @@ def test_unsupported_framework_is_reported_with_a_command(tmp_path: Path) -> Non
         ),
         ("pytest", ("0.1", "0.2"), r"has pytest \d.*supports pytest from 0.1 to below 0.2"),
     ):
-        made = executor(tmp_path, supported={package: span})
+        local_executor = executor(tmp_path, supported={package: span})
         with pytest.raises(TrainingEnvironmentError, match=expected):
-            made.prepare()
-        made.close()
+            local_executor.prepare()
+        local_executor.close()
 
 
 def test_import_error_of_a_framework_is_quoted(tmp_path: Path) -> None:
-    made = executor(tmp_path, hint={"warm_fails": True}, supported={"pytest": ("1", "99")})
+    local_executor = executor(
+        tmp_path, hint={"warm_fails": True}, supported={"pytest": ("1", "99")}
+    )
     try:
         with pytest.raises(
             TrainingEnvironmentError,
             match=r"No module named 'framework'.*pip install 'pytest>=1,<99'",
         ):
-            measure(made, WELL)
+            measure(local_executor, WELL)
     finally:
-        made.close()
+        local_executor.close()
 
 
 def test_a_limit_below_the_imports_themselves_is_an_out_of_memory_load(tmp_path: Path) -> None:
-    made = executor(tmp_path, limit_mib=12)
+    local_executor = executor(tmp_path, limit_mib=12)
     try:
-        assert measure(made, toy(load=({"do": "hold", "mib": 50},))).outcome is Outcome.OOM_LOAD
+        assert (
+            measure(local_executor, toy(load=({"do": "hold", "mib": 50},))).outcome
+            is Outcome.OOM_LOAD
+        )
     finally:
-        made.close()
+        local_executor.close()
 
 
 def test_nothing_is_left_behind(local: LocalExecutor, tmp_path: Path) -> None:

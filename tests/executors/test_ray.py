@@ -79,52 +79,54 @@ def test_bad_interpreter_is_reported_with_its_node(two_nodes: Any, tmp_path: Pat
 def test_a_hang_is_ended_at_its_deadline_and_the_slot_goes_on(
     two_nodes: Any, tmp_path: Path
 ) -> None:
-    made = ray_executor(two_nodes.address, tmp_path, slots=1)
+    executor = ray_executor(two_nodes.address, tmp_path, slots=1)
     try:
-        made.open(WELL).measure(WELL, plan())
+        executor.open(WELL).measure(WELL, plan())
         hung = toy(phase("reward"), {"do": "spin"})
         began = time.monotonic()
-        assert made.open(hung).measure(hung, plan(1.0)).outcome is Outcome.TIMEOUT
+        assert executor.open(hung).measure(hung, plan(1.0)).outcome is Outcome.TIMEOUT
         assert time.monotonic() - began < 10
-        assert made.open(WELL).measure(WELL, plan()).outcome is Outcome.OK
+        assert executor.open(WELL).measure(WELL, plan()).outcome is Outcome.OK
     finally:
-        made.close()
+        executor.close()
 
 
 def test_a_job_that_spans_nodes_is_one_job(two_nodes: Any, tmp_path: Path) -> None:
     """Four ranks on two nodes of two processors each see all numbers, and give one measurement."""
-    made = ray_executor(two_nodes.address, tmp_path, ranks=4)
+    executor = ray_executor(two_nodes.address, tmp_path, ranks=4)
     try:
-        made.prepare()
-        assert len(made.slots) == 1
+        executor.prepare()
+        assert len(executor.slots) == 1
         script = (
             phase("rollout"),
             {"do": "hold", "mib": 10},
             {"do": "sleep", "seconds": 0.2, "rank": 3},
         )
-        both = made.open(toy(*script)).measure(toy(*script), plan())
-        assert both.outcome is Outcome.OK and both.worst is not None
-        assert both.worst.cycle_loss_tokens == (400, 400)
-        assert all(seconds >= 0.2 for seconds in both.worst.cycle_seconds)
-        assert both.effective["rank"] == "0"
+        measurement = executor.open(toy(*script)).measure(toy(*script), plan())
+        assert measurement.outcome is Outcome.OK and measurement.worst is not None
+        assert measurement.worst.cycle_loss_tokens == (400, 400)
+        assert all(seconds >= 0.2 for seconds in measurement.worst.cycle_seconds)
+        assert measurement.effective["rank"] == "0"
         too_much = toy(phase("backward"), {"do": "peer"}, {"do": "hold", "mib": 400, "rank": 3})
         began = time.monotonic()
-        failed = made.open(too_much).measure(too_much, plan(40))
+        failed = executor.open(too_much).measure(too_much, plan(40))
         assert failed.outcome is Outcome.OOM_BACKWARD
         assert failed.failure is not None and failed.failure.rank == 3
         assert time.monotonic() - began < 20
-        assert made.open(toy(*script)).measure(toy(*script), plan()).outcome is Outcome.OK
+        assert executor.open(toy(*script)).measure(toy(*script), plan()).outcome is Outcome.OK
     finally:
-        made.close()
+        executor.close()
 
 
 def test_a_lost_node_is_a_fault_and_its_slot_moves_or_is_lost(tmp_path: Path) -> None:
     """A third node has room for one slot of the node that is lost; when that is lost as well,
     there is none.
     """
-    with cluster(nodes=1, cpus=1) as made:
-        others = [made.add_node(num_cpus=1, object_store_memory=80 * 2**20) for _ in range(2)]
-        running = ray_executor(made.address, tmp_path, slots=2)
+    with cluster(nodes=1, cpus=1) as ray_cluster:
+        workers = [
+            ray_cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20) for _ in range(2)
+        ]
+        running = ray_executor(ray_cluster.address, tmp_path, slots=2)
         try:
             running.prepare()
             pids = {}
@@ -133,22 +135,22 @@ def test_a_lost_node_is_a_fault_and_its_slot_moves_or_is_lost(tmp_path: Path) ->
                 candidate = toy({"do": "grandchild", "pid_file": str(file)})
                 running.open(candidate, slot).measure(candidate, plan())
                 pids[slot] = int(file.read_text())
-            where = _node_of(running, 0), _node_of(running, 1)
+            node_ids = _node_of(running, 0), _node_of(running, 1)
             lost = next(
                 node
-                for node in (*others, made.head_node)
-                if node.node_id in where and node is not made.head_node
+                for node in (*workers, ray_cluster.head_node)
+                if node.node_id in node_ids and node is not ray_cluster.head_node
             )
-            slot = where.index(lost.node_id)
-            made.remove_node(lost, allow_graceful=False)
+            slot = node_ids.index(lost.node_id)
+            ray_cluster.remove_node(lost, allow_graceful=False)
             assert gone(pids[slot], within=60)  # until its worker notices, the slot still answers
             with pytest.raises(ProbeError, match="was lost"):
                 running.open(WELL, slot).measure(WELL, plan())
             assert running.open(WELL, slot).measure(WELL, plan()).outcome is Outcome.OK
             assert running.open(WELL, 1 - slot).measure(WELL, plan()).outcome is Outcome.OK
-            second = next(node for node in others if node is not lost)
+            second = next(node for node in workers if node is not lost)
             slot = 0 if _node_of(running, 0) == second.node_id else 1
-            made.remove_node(second, allow_graceful=False)
+            ray_cluster.remove_node(second, allow_graceful=False)
             with pytest.raises(ProbeError):
                 for _ in range(600):  # until its worker notices, the slot still answers
                     running.open(WELL, slot).measure(WELL, plan())
@@ -178,22 +180,22 @@ def test_a_killed_driver_leaves_nothing_on_the_cluster(two_nodes: Any, tmp_path:
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     assert gone(grandchild, within=60)
-    made = ray_executor(two_nodes.address, tmp_path, slots=2)
+    executor = ray_executor(two_nodes.address, tmp_path, slots=2)
     try:
-        assert len(made.slots) == 2  # nothing of the cluster is still held
+        assert len(executor.slots) == 2  # nothing of the cluster is still held
     finally:
-        made.close()
+        executor.close()
 
 
 def test_closing_while_a_probe_runs_leaves_nothing(two_nodes: Any, tmp_path: Path) -> None:
-    made = ray_executor(two_nodes.address, tmp_path, slots=1)
+    executor = ray_executor(two_nodes.address, tmp_path, slots=1)
     file = tmp_path / "grandchild"
     long = toy({"do": "grandchild", "pid_file": str(file)}, {"do": "sleep", "seconds": 60})
     ended: list[BaseException] = []
 
     def measure() -> None:
         try:
-            made.open(long).measure(long, plan(100))
+            executor.open(long).measure(long, plan(100))
         except ProbeError as error:
             ended.append(error)
 
@@ -201,7 +203,7 @@ def test_closing_while_a_probe_runs_leaves_nothing(two_nodes: Any, tmp_path: Pat
     thread.start()
     grandchild = wait_for(file)
     assert len(tree_of(grandchild)) >= 1
-    made.interrupt()
+    executor.interrupt()
     thread.join(10)
-    made.close()
+    executor.close()
     assert gone(grandchild, within=15) and len(ended) == 1

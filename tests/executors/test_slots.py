@@ -50,26 +50,26 @@ def all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_eight_gpus_in_bridged_pairs_make_four_slots_of_two() -> None:
     """Topology of a PCIe machine with NVLink bridges between 0 and 4, 1 and 5, 2 and 6, 3 and 7."""
-    found = groups_of(
+    groups = groups_of(
         range(8),
         2,
-        lambda one, other: 0 if abs(one - other) == 4 else 20 if one // 4 == other // 4 else 50,
+        lambda gpu, peer: 0 if abs(gpu - peer) == 4 else 20 if gpu // 4 == peer // 4 else 50,
     )
-    assert found == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert groups == [(0, 4), (1, 5), (2, 6), (3, 7)]
 
 
 def test_four_of_eight_share_a_socket_and_a_rest_is_unused() -> None:
     sockets = [0, 1, 0, 1, 0, 1, 0, 1, 1]
-    found = groups_of(range(9), 4, lambda one, other: 10 if sockets[one] == sockets[other] else 50)
-    assert found == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    groups = groups_of(range(9), 4, lambda gpu, peer: 10 if sockets[gpu] == sockets[peer] else 50)
+    assert groups == [(0, 2, 4, 6), (1, 3, 5, 7)]
 
 
 def test_unknown_distances_keep_the_order() -> None:
-    assert groups_of(range(5), 2, lambda one, other: None) == [(0, 1), (2, 3)]
+    assert groups_of(range(5), 2, lambda gpu, peer: None) == [(0, 1), (2, 3)]
 
 
 def test_a_very_large_machine_is_grouped_in_time() -> None:
-    assert groups_of(range(64), 32, lambda one, other: abs(one - other))[0] == tuple(range(32))
+    assert groups_of(range(64), 32, lambda gpu, peer: abs(gpu - peer))[0] == tuple(range(32))
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 7])
@@ -97,10 +97,10 @@ class Linked(Playback):
 
     def __init__(self, busy: tuple[int, ...] = (), reported: bool = True) -> None:
         super().__init__("two_a100")
-        one = self._recording["devices"][0]
+        device = self._recording["devices"][0]
         self._recording = {
             **self._recording,
-            "devices": [{**one, "uuid": f"GPU-{number:08d}"} for number in range(8)],
+            "devices": [{**device, "uuid": f"GPU-{number:08d}"} for number in range(8)],
         }
         self._moment = [
             {"used_mib": 20000 if number in busy else 4, "compute": []} for number in range(8)
@@ -109,19 +109,19 @@ class Linked(Playback):
 
     def nvmlDeviceGetP2PStatus(
         self,
-        one: Any,
-        other: Any,
+        handle: Any,
+        peer: Any,
         index: int,
     ) -> int:
-        return 0 if self._reported and abs(one[0] - other[0]) == 4 else 5
+        return 0 if self._reported and abs(handle[0] - peer[0]) == 4 else 5
 
-    def nvmlDeviceGetTopologyCommonAncestor(self, one: Any, other: Any) -> int:
+    def nvmlDeviceGetTopologyCommonAncestor(self, handle: Any, peer: Any) -> int:
         if not self._reported:
             raise self.NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
-        return 20 if one[0] // 4 == other[0] // 4 else 50
+        return 20 if handle[0] // 4 == peer[0] // 4 else 50
 
-    def nvmlDeviceGetCpuAffinity(self, handle: Any, words: int) -> list[int]:
-        return [0b01 if handle[0] < 4 else 0b10] + [0] * (words - 1)
+    def nvmlDeviceGetCpuAffinity(self, handle: Any, word_count: int) -> list[int]:
+        return [0b01 if handle[0] < 4 else 0b10] + [0] * (word_count - 1)
 
 
 def visible(places: Any) -> list[str]:
@@ -135,8 +135,8 @@ def test_slots_are_derived_from_the_job_and_the_machine() -> None:
     places = local_places(gpus(2), 40 * GIB, None, Linked())
     assert visible(places) == ["0,4", "1,5", "2,6", "3,7"]
     assert places[0].words == "GPUs 0, 4"
-    here = frozenset(available_cores())
-    assert all(place.cores is None or place.cores <= here for place in places)
+    available = frozenset(available_cores())
+    assert all(place.cores is None or place.cores <= available for place in places)
     assert visible(local_places(gpus(4), 40 * GIB, None, Linked())) == ["0,1,2,3", "4,5,6,7"]
     assert visible(local_places(gpus(2), 40 * GIB, 3, Linked())) == ["0,4", "1,5", "2,6"]
 
@@ -208,32 +208,37 @@ def node(
 
 
 def test_a_clusters_gpus_are_packed_node_by_node() -> None:
-    found = plan([node("a", gpus=8), node("b", gpus=3), node("c")], gpus(2), 40 * GIB, None)
-    assert (found.slots, found.ranks, found.bundle["GPU"]) == (5, (2,), 2)
-    assert not found.spans
+    slot_plan = plan([node("a", gpus=8), node("b", gpus=3), node("c")], gpus(2), 40 * GIB, None)
+    assert (slot_plan.slots, slot_plan.ranks, slot_plan.bundle["GPU"]) == (5, (2,), 2)
+    assert not slot_plan.spans
 
 
 def test_a_job_larger_than_a_node_spans_equal_parts_of_several() -> None:
-    found = plan([node(name, gpus=8) for name in "abcd"], gpus(16), 40 * GIB, None)
-    assert (found.slots, found.ranks, found.spans) == (2, (8, 8), True)
+    slot_plan = plan([node(name, gpus=8) for name in "abcd"], gpus(16), 40 * GIB, None)
+    assert (slot_plan.slots, slot_plan.ranks, slot_plan.spans) == (2, (8, 8), True)
 
 
 def test_unlike_gpus_are_left_out_and_named() -> None:
-    found = plan([node("a", gpus=4), node("b", gpus=8, kind="H100-80G")], gpus(2), 40 * GIB, None)
-    assert [one.id for one in found.nodes] == ["a"] and found.slots == 2
-    assert "1 node of 8 H100-80G is left out" in found.notes[0]
+    slot_plan = plan(
+        [node("a", gpus=4), node("b", gpus=8, kind="H100-80G")], gpus(2), 40 * GIB, None
+    )
+    assert [cluster_node.id for cluster_node in slot_plan.nodes] == ["a"] and slot_plan.slots == 2
+    assert "1 node of 8 H100-80G is left out" in slot_plan.notes[0]
 
 
 def test_unlike_processors_are_left_out_too() -> None:
     nodes = [node("a"), node("b"), node("c", model="Xeon")]
-    found = plan(nodes, cpus(), 16 * GIB, None)
-    assert [one.id for one in found.nodes] == ["a", "b"] and found.slots == 2
-    assert found.notes and "left out" in found.notes[0]
+    slot_plan = plan(nodes, cpus(), 16 * GIB, None)
+    assert [cluster_node.id for cluster_node in slot_plan.nodes] == [
+        "a",
+        "b",
+    ] and slot_plan.slots == 2
+    assert slot_plan.notes and "left out" in slot_plan.notes[0]
 
 
 def test_cpu_slots_per_node_are_limited_by_memory() -> None:
-    found = plan([node("a"), node("b")], cpus(), 16 * GIB, 4)
-    assert (found.per_node, found.bundle["CPU"]) == (2, 4)
+    slot_plan = plan([node("a"), node("b")], cpus(), 16 * GIB, 4)
+    assert (slot_plan.per_node, slot_plan.bundle["CPU"]) == (2, 4)
     with pytest.raises(
         BadInput, match=r"9 slots of cpu were requested, and the cluster has room for 8"
     ):
