@@ -14,9 +14,9 @@ from tests.report.answers import answered
 
 
 def best_so_far() -> BestChanged:
-    found = answered(1024)
+    case = answered(1024)
     return BestChanged(
-        job=found.job, answer=dataclasses.replace(found.answer, interrupted=True, certificate=None)
+        job=case.job, answer=dataclasses.replace(case.answer, interrupted=True, certificate=None)
     )
 
 

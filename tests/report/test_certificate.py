@@ -38,14 +38,22 @@ WHOLE = LoopActivity(
 
 
 def proof(ran: LoopActivity | None, **memory: Any) -> Trial:
-    found = CASE.answer.certificate
-    assert found is not None
-    settings = {**found.candidate.settings, "max_prompt_length": 64, "max_completion_length": 256}
+    certificate = CASE.answer.certificate
+    assert certificate is not None
+    settings = {
+        **certificate.candidate.settings,
+        "max_prompt_length": 64,
+        "max_completion_length": 256,
+    }
     measured = replace(
-        found.measurement, exercised=ran, memory=replace(found.measurement.memory, **memory)
+        certificate.measurement,
+        exercised=ran,
+        memory=replace(certificate.measurement.memory, **memory),
     )
     return replace(
-        found, candidate=replace(found.candidate, settings=settings), measurement=measured
+        certificate,
+        candidate=replace(certificate.candidate, settings=settings),
+        measurement=measured,
     )
 
 
@@ -59,7 +67,7 @@ def test_everything_that_happened_is_done() -> None:
 
 
 def test_what_the_run_has_not_is_not_applicable() -> None:
-    found = states(
+    state_by_name = states(
         replace(
             WHOLE,
             weight_syncs=None,
@@ -68,12 +76,12 @@ def test_what_the_run_has_not_is_not_applicable() -> None:
             evaluations=None,
         )
     )
-    assert {name for name, state in found.items() if state == "not applicable"} == {
+    assert {name for name, state in state_by_name.items() if state == "not applicable"} == {
         "weight sync",
         "sleep and wake",
         "evaluation",
     }
-    assert "not done" not in found.values()
+    assert "not done" not in state_by_name.values()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +105,7 @@ def test_what_did_not_happen_is_never_assumed(change: dict[str, int], item: str)
 
 
 @pytest.mark.parametrize(
-    ("taken", "state", "says"),
+    ("effective", "state", "says"),
     [
         ({}, "not applicable", "does not report its settings"),
         ({"max_prompt_length": 64, "beta": 0}, "done", "none of them changed"),
@@ -116,28 +124,28 @@ def test_what_did_not_happen_is_never_assumed(change: dict[str, int], item: str)
     ],
 )
 def test_a_setting_that_a_launched_framework_took_otherwise_is_named(
-    taken: dict[str, Any],
+    effective: dict[str, Any],
     state: str,
     says: str,
 ) -> None:
-    made = proof(LoopActivity(watched="outside", optimizer_steps=4))
-    asked = {
-        **made.candidate.settings,
+    trial = proof(LoopActivity(watched="outside", optimizer_steps=4))
+    settings = {
+        **trial.candidate.settings,
         "optim": "adamw_torch",
         "deepspeed": "zero3",
         "bf16": True,
         "beta": 0.0,
         "dtype": "bfloat16",
     }
-    made = replace(
-        made,
-        candidate=replace(made.candidate, settings=asked),
-        measurement=replace(made.measurement, effective=taken),
+    trial = replace(
+        trial,
+        candidate=replace(trial.candidate, settings=settings),
+        measurement=replace(trial.measurement, effective=effective),
     )
-    item = next(item for item in items_of(CASE.job, made) if item["name"] == "settings as asked")
+    item = next(item for item in items_of(CASE.job, trial) if item["name"] == "settings as asked")
     assert item["state"] == state and says in item["says"]
-    row = certificate_row(CASE.job, made)
-    assert row is not None and row["complete"] is (state != "not done" and made.verdict.fits)
+    row = certificate_row(CASE.job, trial)
+    assert row is not None and row["complete"] is (state != "not done" and trial.verdict.fits)
 
 
 def test_a_probe_without_counters_certifies_nothing() -> None:
@@ -152,15 +160,15 @@ def test_model_tensors_are_described_for_the_fullest_rank_and_recorded_for_all()
             bytes={"weights": 100 * MIB, "optimizer": 300 * MIB, "reference_weights": 200 * MIB},
         ),
     )
-    made = proof(WHOLE, models=models)
-    said = describe_models(made.measurement)
+    trial = proof(WHOLE, models=models)
+    description = describe_models(trial.measurement)
     assert (
-        said is not None
-        and "rank 1" in said
-        and said.index("optimizer 300 MiB") < said.index("reference weights 200 MiB")
+        description is not None
+        and "rank 1" in description
+        and description.index("optimizer 300 MiB") < description.index("reference weights 200 MiB")
     )
-    row = certificate_row(CASE.job, made)
-    assert row is not None and [one["rank"] for one in row["models"]] == [0, 1]
+    row = certificate_row(CASE.job, trial)
+    assert row is not None and [row_of_rank["rank"] for row_of_rank in row["models"]] == [0, 1]
     assert row["models"][1]["bytes"]["reference_weights"] == 200 * MIB
     assert describe_models(proof(WHOLE, models=()).measurement) is None
 

@@ -61,8 +61,8 @@ def test_the_document_keeps_the_contract() -> None:
 
 def test_figures_are_the_measured_ones_and_unknown_is_null() -> None:
     case = answered(900)
-    told = document(case.job, case.answer, [])
-    best = told["recommendation"]
+    row = document(case.job, case.answer, [])
+    best = row["recommendation"]
     assert case.answer.winner is not None
     assert (
         best["peak_memory_bytes"]
@@ -75,7 +75,7 @@ def test_figures_are_the_measured_ones_and_unknown_is_null() -> None:
         "typical": None,
     }
     assert best["certificate"]["torch_reserved_bytes"] is None
-    assert told["gpu_seconds"] is None, "there is no GPU here"
+    assert row["gpu_seconds"] is None, "there is no GPU here"
 
 
 def test_a_password_in_the_storage_is_not_written_down() -> None:
@@ -83,22 +83,22 @@ def test_a_password_in_the_storage_is_not_written_down() -> None:
 
     case = answered(900)
     job = replace(case.job, storage="postgresql+psycopg://me:secret@host/db")
-    told = json.dumps(document(job, case.answer, []))
-    assert "secret" not in told and "host/db" in told
+    text = json.dumps(document(job, case.answer, []))
+    assert "secret" not in text and "host/db" in text
 
 
 def test_a_baseline_that_ran_out_of_memory_has_no_speed() -> None:
     case = answered(450)
-    told = document(case.job, case.answer, [])["baseline"]
-    assert told["outcome"] == "oom_backward" and told["tokens_per_second"] is None
+    baseline = document(case.job, case.answer, [])["baseline"]
+    assert baseline["outcome"] == "oom_backward" and baseline["tokens_per_second"] is None
 
 
 def test_nothing_fits() -> None:
     case = answered(100)
-    told = document(case.job, case.answer, [])
-    assert told["status"] == "nothing_fits" and told["recommendation"] is None
-    assert told["nearest_miss"]["phase"] == "backward"
-    assert told["counts"]["out_of_memory"] == len(case.answer.trials)
+    answer_document = document(case.job, case.answer, [])
+    assert answer_document["status"] == "nothing_fits" and answer_document["recommendation"] is None
+    assert answer_document["nearest_miss"]["phase"] == "backward"
+    assert answer_document["counts"]["out_of_memory"] == len(case.answer.trials)
 
 
 def test_there_is_a_nearest_miss_only_where_nothing_fits() -> None:
@@ -109,8 +109,8 @@ def test_there_is_a_nearest_miss_only_where_nothing_fits() -> None:
 def test_failures_without_memory_errors_do_not_mean_nothing_fits() -> None:
     case = answered(900, everything_crashes=True)
     assert case.answer.winner is None
-    told = document(case.job, case.answer, [])
-    assert told["status"] == "failed" and told["nearest_miss"] is None
+    answer_document = document(case.job, case.answer, [])
+    assert answer_document["status"] == "failed" and answer_document["nearest_miss"] is None
 
 
 def test_a_budget_that_ended_every_probe_does_not_mean_nothing_fits() -> None:
@@ -119,8 +119,8 @@ def test_a_budget_that_ended_every_probe_does_not_mean_nothing_fits() -> None:
         replace(trial, measurement=replace(trial.measurement, outcome=Outcome.INTERRUPTED))
         for trial in case.answer.trials
     ]
-    told = document(case.job, replace(case.answer, winner=None, trials=tuple(ended)), [])
-    assert told["status"] == "undecided" and told["recommendation"] is None
+    answer_document = document(case.job, replace(case.answer, winner=None, trials=tuple(ended)), [])
+    assert answer_document["status"] == "undecided" and answer_document["recommendation"] is None
 
 
 def test_the_checked_in_schema_is_that_of_the_types() -> None:
@@ -135,11 +135,12 @@ def test_the_checked_in_schema_is_that_of_the_types() -> None:
 def test_a_document_agrees_with_the_schema_and_has_no_field_beyond_it(limit_mib: int) -> None:
     case = answered(limit_mib)
     schema = json.loads(document_types.json_schema())
-    made = document(case.job, case.answer, ["out/recommended.yaml"])
-    jsonschema.validate(json.loads(json.dumps(made)), schema)
-    assert made.keys() <= schema["$defs"]["AnswerDocument"]["properties"].keys()
+    answer_document = document(case.job, case.answer, ["out/recommended.yaml"])
+    jsonschema.validate(json.loads(json.dumps(answer_document)), schema)
+    assert answer_document.keys() <= schema["$defs"]["AnswerDocument"]["properties"].keys()
     assert all(
-        row.keys() <= schema["$defs"]["CandidateRow"]["properties"].keys() for row in made["trials"]
+        row.keys() <= schema["$defs"]["CandidateRow"]["properties"].keys()
+        for row in answer_document["trials"]
     )
 
 
@@ -171,9 +172,10 @@ def test_a_confirmation_that_crashed_does_not_mean_nothing_fits(
     answer = replace(case.answer, winner=None, trials=(*fitting, confirmed))
     assert document(case.job, answer, [])["status"] == "failed"
     show_answer(Console(width=200), case.job, answer, [])
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "What fitted failed in the longer run that confirms it" in said and "fits into" not in said
+        "What fitted failed in the longer run that confirms it" in output
+        and "fits into" not in output
     )
     failed = replace(confirmed, purpose="search")
     show_answer(Console(width=200), case.job, replace(answer, trials=(*fitting, failed)), [])

@@ -135,7 +135,7 @@ def test_the_speed_at_the_lengths_given_stands_beside_that_at_the_longest(job: J
         peak_bytes=gib(20, 19, 21),
         seconds=Estimate.exactly(1.0),
     )
-    both = replace(
+    prediction = replace(
         PREDICTION,
         phases=(rollout, *PREDICTION.phases),
         tokens_per_second_at_lengths=Estimate(
@@ -145,12 +145,12 @@ def test_the_speed_at_the_lengths_given_stands_beside_that_at_the_longest(job: J
         ),
         seconds_at_lengths={"rollout": Estimate.exactly(1.0), "backward": Estimate.exactly(4.0)},
     )
-    text = shown(job, both)
+    text = shown(job, prediction)
     assert "1,000 tokens/s (500 to 2,000) at the longest completions" in text
     assert "300 tokens/s (200 to 400) at the lengths given; rollout 20%, backward 80%" in text
     assert "at the lengths given" not in shown(job, PREDICTION)
     assert "1,000 tokens/s (500 to 2,000) at the longest rows" in shown(job, PREDICTION)
-    row = prediction_row(both)
+    row = prediction_row(prediction)
     assert (
         row["tokens_per_second"]["value"] == 1000
         and row["tokens_per_second_at_lengths"]["value"] == 300
@@ -158,11 +158,13 @@ def test_the_speed_at_the_lengths_given_stands_beside_that_at_the_longest(job: J
 
 
 def test_both_peaks_are_shown_where_lengths_are_given(job: Job) -> None:
-    both = replace(PREDICTION, peak_memory_bytes_at_lengths=gib(20, 19, 22), fits_at_lengths=True)
-    text = shown(job, both)
+    prediction = replace(
+        PREDICTION, peak_memory_bytes_at_lengths=gib(20, 19, 22), fits_at_lengths=True
+    )
+    text = shown(job, prediction)
     assert "does not fit: 50 GiB" in text
     assert "At the lengths given: fits, 20 GiB (19 GiB to 22 GiB)." in text
-    row = prediction_row(both)
+    row = prediction_row(prediction)
     assert (
         row["peak_memory_bytes_at_lengths"]["value"] == 20 * GIB and row["fits_at_lengths"] is True
     )

@@ -22,7 +22,7 @@ WORDS = (
 )
 
 
-def told(
+def printed(
     text: str,
     width: int,
     *,
@@ -51,20 +51,20 @@ def test_continuation_lines_are_below_the_text(
     under: int,
     width: int,
 ) -> None:
-    first, *others = told(before + WORDS, width)
-    assert first.startswith(f"{before}num_generations=8") and others
-    assert all(line.startswith(" " * under) and line[under] != " " for line in others)
-    assert max(map(len, (first, *others))) <= width
-    assert " ".join([first.removeprefix(before), *(line.strip() for line in others)]) == WORDS
+    first, *continuation = printed(before + WORDS, width)
+    assert first.startswith(f"{before}num_generations=8") and continuation
+    assert all(line.startswith(" " * under) and line[under] != " " for line in continuation)
+    assert max(map(len, (first, *continuation))) <= width
+    assert " ".join([first.removeprefix(before), *(line.strip() for line in continuation)]) == WORDS
 
 
 def test_a_word_longer_than_the_terminal_is_cut_rather_than_lost() -> None:
-    lines = told("out      /" + "x" * 100, 60)
+    lines = printed("out      /" + "x" * 100, 60)
     assert max(map(len, lines)) <= 60 and "".join(line.strip() for line in lines).count("x") == 100
 
 
 def test_a_pipe_gets_the_line_as_it_is() -> None:
-    assert told("held     " + WORDS, 60, soft=True) == ["held     " + WORDS]
+    assert printed("held     " + WORDS, 60, soft=True) == ["held     " + WORDS]
 
 
 def test_plain_lines_where_there_is_no_terminal() -> None:
@@ -99,18 +99,18 @@ def _on_a_terminal(**variables: str) -> str:
         **variables,
     }
     environment.pop("NO_COLOR", None) if "NO_COLOR" not in variables else None
-    seen, code = watched(
+    output, code = watched(
         [sys.executable, "-c", SHOW], ("stderr",), stdout=subprocess.DEVNULL, env=environment
     )
     assert code == 0
-    return seen
+    return output
 
 
 def test_a_live_line_on_a_terminal() -> None:
-    seen = _on_a_terminal()
-    assert "\x1b[" in seen, "a live display moves the cursor"
-    assert "probe 1 (anchor" in seen and " left" in seen
-    assert "fits: " in seen and "best so far" in seen
+    output = _on_a_terminal()
+    assert "\x1b[" in output, "a live display moves the cursor"
+    assert "probe 1 (anchor" in output and " left" in output
+    assert "fits: " in output and "best so far" in output
 
 
 def test_no_live_display_on_a_dumb_terminal() -> None:
@@ -120,8 +120,8 @@ def test_no_live_display_on_a_dumb_terminal() -> None:
 def test_no_color_means_no_color() -> None:
     import re
 
-    seen = _on_a_terminal(NO_COLOR="1")
+    output = _on_a_terminal(NO_COLOR="1")
     colours = [
-        code for code in re.findall(r"\x1b\[([0-9;]*)m", seen) if code not in ("", "0", "1", "2")
+        code for code in re.findall(r"\x1b\[([0-9;]*)m", output) if code not in ("", "0", "1", "2")
     ]
     assert colours == []

@@ -42,21 +42,21 @@ def test_the_job_is_described_before_the_search(tmp_path: Path) -> None:
         assumed=["LoRA of rank 16", "global batch 64"],
         notes=["vLLM is not installed there"],
     )
-    said = page.getvalue()
-    assert "grpo of toy (made up) with trl, on cpu" in said
-    assert "assumed  LoRA of rank 16, global batch 64" in said
-    assert "held     num_generations=8" in said
-    learning, neutral = said.split("changes what is learned\n")[1].split(
+    text = page.getvalue()
+    assert "grpo of toy (made up) with trl, on cpu" in text
+    assert "assumed  LoRA of rank 16, global batch 64" in text
+    assert "held     num_generations=8" in text
+    learning, neutral = text.split("changes what is learned\n")[1].split(
         "changes only speed and memory\n"
     )
     assert "max_completion_length: 64, 32" in learning and "batch" not in learning
     assert "batch: 1, 2, 4, 8" in neutral and "checkpointing: true, false" in neutral
-    assert "note     vLLM is not installed there" in said
+    assert "note     vLLM is not installed there" in text
 
 
 def test_the_answer_has_values_reasons_and_evidence() -> None:
-    said = _shown(answered(900))
-    for words in (
+    text = _shown(answered(900))
+    for part in (
         "baseline",
         "recommended",
         "peak memory",
@@ -66,22 +66,22 @@ def test_the_answer_has_values_reasons_and_evidence() -> None:
         "Runner-ups",
         "Confirmed by",
     ):
-        assert words in said, words
-    assert "enforced by formula" in said
-    assert "completions of the longest length only" in said
-    assert "Written: out/recommended.yaml" in said
-    assert "Result: no better candidate possible." in said
-    assert "± 1 %" in said, "a speed comes with its interval, though its cycles are equal"
-    assert "Measurably faster: " in said
-    assert "forward" in said and "100 %" in said
+        assert part in text, part
+    assert "enforced by formula" in text
+    assert "completions of the longest length only" in text
+    assert "Written: out/recommended.yaml" in text
+    assert "Result: no better candidate possible." in text
+    assert "± 1 %" in text, "a speed comes with its interval, though its cycles are equal"
+    assert "Measurably faster: " in text
+    assert "forward" in text and "100 %" in text
 
 
 def test_a_baseline_that_the_budget_left_no_time_for_is_not_called_illegal() -> None:
     case = answered(900)
     change = case.answer.changes[0]
-    said = _shown(replace(case, answer=replace(case.answer, baseline=None)))
-    assert "not measured" in said and "not legal" not in said
-    shown = next(line.split() for line in said.splitlines() if line.split()[:1] == [change.name])
+    text = _shown(replace(case, answer=replace(case.answer, baseline=None)))
+    assert "not measured" in text and "not legal" not in text
+    shown = next(line.split() for line in text.splitlines() if line.split()[:1] == [change.name])
     assert shown[1] == str(change.baseline).lower(), "what it is, is known without measuring it"
 
 
@@ -94,21 +94,21 @@ def test_a_relaxed_learning_knob_is_first() -> None:
 
 
 def test_nothing_fits_tells_how_close_it_came() -> None:
-    said = _shown(answered(100))
-    assert said.startswith("Nothing fits into 100 MiB.")
-    assert "Nearest miss: batch=" in said
-    assert "Given up without success: num_generations (tried 8, 4)" in said
-    assert "--memory-limit" in said and "--search num_generations" in said
-    assert "recommended" not in said
+    text = _shown(answered(100))
+    assert text.startswith("Nothing fits into 100 MiB.")
+    assert "Nearest miss: batch=" in text
+    assert "Given up without success: num_generations (tried 8, 4)" in text
+    assert "--memory-limit" in text and "--search num_generations" in text
+    assert "recommended" not in text
 
 
 def test_predicted_changes_of_the_baseline_follow_where_nothing_fits() -> None:
     case = answered(100)
     assert "changes that make the baseline fit" not in _shown(case)
-    said = _shown(replace(case, answer=replace(case.answer, ways_to_fit=(WAY,))))
+    text = _shown(replace(case, answer=replace(case.answer, ways_to_fit=(WAY,))))
     assert (
         "Predicted changes that make the baseline fit, the cheapest first:\n  --hold batch=4\n"
-        in said
+        in text
     )
 
 
@@ -120,7 +120,7 @@ def test_a_larger_budget_is_suggested_only_if_candidates_are_undecided() -> None
         implied=3,
         screened=4,
     )
-    said = {
+    text_by_count = {
         candidates: _shown(
             replace(
                 case,
@@ -133,14 +133,16 @@ def test_a_larger_budget_is_suggested_only_if_candidates_are_undecided() -> None
         )
         for candidates in (10, 11)
     }
-    assert "larger --budget" in said[11]
-    assert "larger --budget" not in said[10] and "raise --memory-limit" in said[10]
+    assert "larger --budget" in text_by_count[11]
+    assert (
+        "larger --budget" not in text_by_count[10] and "raise --memory-limit" in text_by_count[10]
+    )
 
 
 def test_failures_are_not_called_a_lack_of_memory() -> None:
-    said = _shown(answered(900, everything_crashes=True))
-    assert said.startswith("No candidate ran to its end, and none for lack of memory")
-    assert "Nothing fits" not in said
+    text = _shown(answered(900, everything_crashes=True))
+    assert text.startswith("No candidate ran to its end, and none for lack of memory")
+    assert "Nothing fits" not in text
 
 
 def test_trade_offs_are_offered_only_where_they_were_measured() -> None:

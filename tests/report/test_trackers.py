@@ -64,7 +64,7 @@ def test_a_tracker_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPa
 def test_a_tracker_that_fails_is_a_sentence(
     answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def init(**given: object) -> None:
+    def init(**settings: object) -> None:
         raise ConnectionError("no network")
 
     broken = types.ModuleType("wandb")
@@ -95,8 +95,8 @@ def test_mlflow_in_a_file(
     expected = [
         trial["peak_memory_bytes"] for trial in answer["trials"] if trial["peak_memory_bytes"]
     ]
-    assert [one.value for one in sorted(history, key=lambda one: one.step)] == expected
-    assert {one.path for one in client.list_artifacts(run.info.run_id)} == {
+    assert [item.value for item in sorted(history, key=lambda item: item.step)] == expected
+    assert {item.path for item in client.list_artifacts(run.info.run_id)} == {
         "recommended.yaml",
         "recommendation.json",
     }

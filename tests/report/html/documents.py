@@ -17,9 +17,9 @@ EXAMPLE = (
 
 
 def of_a_search(limit_mib: int = 900, **options: bool) -> dict[str, Any]:
-    found = answered(limit_mib, **options)
+    case = answered(limit_mib, **options)
     # As a reader of the file gets it: through JSON.
-    return json.loads(json.dumps(document(found.job, found.answer, ["recommended.yaml"])))
+    return json.loads(json.dumps(document(case.job, case.answer, ["recommended.yaml"])))
 
 
 def of_a_real_run() -> dict[str, Any]:
@@ -30,8 +30,8 @@ def with_predictions(limit_mib: int = 900) -> dict[str, Any]:
     """A search whose candidates had been predicted, as on GPUs: the figures are made up, their
     form is the document's.
     """
-    made = of_a_search(limit_mib)
-    for row in made["trials"]:
+    answer = of_a_search(limit_mib)
+    for row in answer["trials"]:
         if row["outcome"] == "ok":
             peak, speed = row["peak_memory_bytes"], row["tokens_per_second"]["worst"]
             row["prediction"] = {
@@ -44,5 +44,5 @@ def with_predictions(limit_mib: int = 900) -> dict[str, Any]:
         "peak_bytes": {"value": 1.5 * 2**30, "low": 2**30, "high": 2**31},
         "breakdown": parts,
     }
-    made["recommendation"]["prediction"] = {"phases": [phase]}
-    return made
+    answer["recommendation"]["prediction"] = {"phases": [phase]}
+    return answer

@@ -53,7 +53,9 @@ def test_every_figure_is_drawn_and_nothing_complains(
         assert all(titles), "every figure names its axes"
         assert opened.complaints == []
         assert [
-            asked for asked in opened.asked_for if not asked.startswith(("file:", "data:", "blob:"))
+            address
+            for address in opened.asked_for
+            if not address.startswith(("file:", "data:", "blob:"))
         ] == []
 
 

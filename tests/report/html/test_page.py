@@ -50,7 +50,7 @@ def _read(page: str) -> _Text:
 
 
 def test_the_page_has_the_interference_of_concurrent_probes() -> None:
-    found = answered(900)
+    case = answered(900)
     disturbance = Disturbance(
         candidate_id="c",
         beside=3,
@@ -60,10 +60,10 @@ def test_the_page_has_the_interference_of_concurrent_probes() -> None:
         uncertainty=0.02,
         by_phase={"rollout": 0.125, "backward": -0.01},
     )
-    made = json.loads(
-        json.dumps(document(found.job, replace(found.answer, disturbance=disturbance), []))
+    answer = json.loads(
+        json.dumps(document(case.job, replace(case.answer, disturbance=disturbance), []))
     )
-    text = " ".join(_read(render(made)).seen)
+    text = " ".join(_read(render(answer)).seen)
     assert "10.0% ± 2.0% slower beside 3 others on its machine than alone" in text
     assert "rollout +12.5%, backward -1.0%" in text
     assert "Probes ran at the same time" not in " ".join(_read(render(of_a_search())).seen)
@@ -86,14 +86,14 @@ def test_the_answer_is_first() -> None:
 
 
 def test_the_page_lists_model_tensors_by_rank() -> None:
-    made = of_a_search()
-    certificate = made["recommendation"]["certificate"]
-    assert 'id="models"' not in render(made)
+    answer = of_a_search()
+    certificate = answer["recommendation"]["certificate"]
+    assert 'id="models"' not in render(answer)
     certificate["models"] = [
         {"rank": 0, "bytes": {"weights": 2**30, "reference_weights": 3 * 2**29}},
         {"rank": 1, "bytes": {"weights<b>": 2**28}},
     ]
-    page = render(made)
+    page = render(answer)
     cells = re.findall(
         r"<tr><td>(\d)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", page.partition('id="models"')[2]
     )
@@ -104,7 +104,7 @@ def test_the_page_lists_model_tensors_by_rank() -> None:
     ]
     certificate["models"] = [{"rank": 0, "bytes": {"weights": "many"}}]
     with pytest.raises(BadInput):
-        render(made)
+        render(answer)
 
 
 def test_the_page_lists_every_certificate_item() -> None:
@@ -213,14 +213,14 @@ def test_predictions_are_never_shown_as_measured() -> None:
 
 
 def test_a_predicted_answer_is_marked_everywhere() -> None:
-    made = of_a_search()
-    made.update(
+    answer = of_a_search()
+    answer.update(
         basis="predicted",
         trials=[],
         confirm_with="autotune run --mode probe",
     )
-    made["recommendation"]["certificate"] = None
-    text = " ".join(_read(render(made)).seen)
+    answer["recommendation"]["certificate"] = None
+    text = " ".join(_read(render(answer)).seen)
     assert "Predicted:" in text
     assert "Nothing was measured: every figure on this page is a prediction." in text
     assert "autotune run --mode probe" in text
@@ -228,7 +228,7 @@ def test_a_predicted_answer_is_marked_everywhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "message"),
     [
         ({}, "schema"),
         ({"schema": 2}, "schema"),
@@ -236,8 +236,8 @@ def test_a_predicted_answer_is_marked_everywhere() -> None:
         ({"schema": 1, "status": 3}, "not one of"),
     ],
 )
-def test_other_documents_are_refused(broken: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_other_documents_are_refused(broken: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         read_answer(broken)
 
 
@@ -272,18 +272,22 @@ def test_the_dashboards_figures_carry_their_titles() -> None:
 
 
 def test_a_prediction_at_given_lengths_shows_both_peaks() -> None:
-    made = of_a_search()
-    assert "two-peaks" not in render(made)
-    made["recommendation"]["prediction"] = _peaks(10, True, 6, True)
-    made["baseline"] |= {"prediction": _peaks(50, False, 9, True)}
-    made["nearest_miss"] = {"knobs": {"use_vllm": True}, "prediction": _peaks(40, None, 30, True)}
-    made["question"]["completion_lengths"] = {
+    answer = of_a_search()
+    assert "two-peaks" not in render(answer)
+    answer["recommendation"]["prediction"] = _peaks(10, True, 6, True)
+    answer["baseline"] |= {"prediction": _peaks(50, False, 9, True)}
+    answer["nearest_miss"] = {"knobs": {"use_vllm": True}, "prediction": _peaks(40, None, 30, True)}
+    answer["question"]["completion_lengths"] = {
         "source": "<lengths>.jsonl",
         "mean": 300.0,
         "p95": 1700,
     }
-    made["question"]["prompt_lengths"] = {"source": "lognormal:100,200", "mean": 100.0, "p95": 200}
-    text = " ".join(" ".join(_read(render(made)).seen).split())
+    answer["question"]["prompt_lengths"] = {
+        "source": "lognormal:100,200",
+        "mean": 100.0,
+        "p95": 200,
+    }
+    text = " ".join(" ".join(_read(render(answer)).seen).split())
     assert (
         "completions of 300 tokens on average, 95% up to 1,700 (<lengths>.jsonl); prompts of 100"
         " tokens" in text
@@ -297,23 +301,23 @@ def test_a_prediction_at_given_lengths_shows_both_peaks() -> None:
 
 
 def test_predicted_speeds_are_compared_at_the_same_lengths() -> None:
-    made = of_a_search()
+    answer = of_a_search()
     speed = {"value": 500.0, "low": 400.0, "high": 600.0}
-    made |= {"basis": "predicted", "trials": [], "advantage": None}
-    made["baseline"] = {
-        "knobs": made["baseline"]["knobs"],
+    answer |= {"basis": "predicted", "trials": [], "advantage": None}
+    answer["baseline"] = {
+        "knobs": answer["baseline"]["knobs"],
         "basis": "predicted",
         "fits": True,
         "tokens_per_second": 2000.0,
         "peak_memory_bytes": 2**30,
         "prediction": {"tokens_per_second_at_lengths": speed},
     }
-    made["recommendation"] |= {
+    answer["recommendation"] |= {
         "tokens_per_second": {"worst": 4000.0, "typical": 1100.0},
         "changed_learning_knobs": {},
     }
-    made["question"]["typical_completion_length"] = 300
-    page = render(made)
+    answer["question"]["typical_completion_length"] = 300
+    page = render(answer)
     assert "1,100 tokens/s at a peak of" in page and "2.20 times the baseline&#39;s speed" in page
     assert "memory at the longest lengths, speed at typical ones" in page
 
