@@ -24,17 +24,17 @@ def written(folder: Path, *rows: list[tuple[int, int]], column: str = "images") 
     values = pictures if column == "images" else [row[0] for row in pictures]
     feature = datasets.Image() if column == "image" else datasets.Sequence(datasets.Image())
     features = datasets.Features({"prompt": datasets.Value("string"), column: feature})
-    made = datasets.Dataset.from_dict(
+    rows_dataset = datasets.Dataset.from_dict(
         {"prompt": ["What is it?"] * len(rows), column: values}, features=features
     )
     file = folder / "rows.parquet"
-    made.to_parquet(str(file))
+    rows_dataset.to_parquet(str(file))
     return str(file)
 
 
-def parsed(dataset: str, **more: Any) -> ParsedRequest:
+def parsed(dataset: str, **flags: Any) -> ParsedRequest:
     return parse_request(
-        Flags(**{"model": QWEN, "gpus": "A100-80G", "dataset": dataset, "mode": "predict", **more})
+        Flags(**{"model": QWEN, "gpus": "A100-80G", "dataset": dataset, "mode": "predict", **flags})
     )
 
 

@@ -40,21 +40,21 @@ def test_numbers_are_taken_as_they_are(tmp_path: Path) -> None:
 
 def test_a_log_of_trl_gives_its_means_with_a_tail_up_to_the_longest(tmp_path: Path) -> None:
     lines = ["loading", *(TRL % mean for mean in (300, 400)), "done in 3 s"]
-    found = length_sources.read(written(tmp_path, "\n".join(lines)))
-    assert found.mean == pytest.approx(350.5, rel=0.03)
-    assert 700 < max(found.sample) <= 900 and found.quantile(0.5) < found.mean
+    lengths = length_sources.read(written(tmp_path, "\n".join(lines)))
+    assert lengths.mean == pytest.approx(350.5, rel=0.03)
+    assert 700 < max(lengths.sample) <= 900 and lengths.quantile(0.5) < lengths.mean
 
 
 def test_a_log_of_verl_has_the_share_that_was_cut_off(tmp_path: Path) -> None:
-    found = length_sources.read(written(tmp_path, "\n".join(VERL % step for step in range(3))))
-    assert found.sample.count(900) / len(found.sample) == pytest.approx(0.25, abs=0.02)
-    assert found.mean == pytest.approx(412.5, rel=0.03)
+    lengths = length_sources.read(written(tmp_path, "\n".join(VERL % step for step in range(3))))
+    assert lengths.sample.count(900) / len(lengths.sample) == pytest.approx(0.25, abs=0.02)
+    assert lengths.mean == pytest.approx(412.5, rel=0.03)
 
 
 def test_a_wandb_export_is_read_by_its_header(tmp_path: Path) -> None:
     text = "\n".join([WANDB, '"0","200","1","600"', '"1","","",""', '"2","400","1","800"'])
-    found = length_sources.read(written(tmp_path, text))
-    assert found.mean == pytest.approx(300, rel=0.03) and max(found.sample) <= 800
+    lengths = length_sources.read(written(tmp_path, text))
+    assert lengths.mean == pytest.approx(300, rel=0.03) and max(lengths.sample) <= 800
 
 
 def test_tables_of_trl_are_read(tmp_path: Path) -> None:
@@ -71,9 +71,9 @@ def test_tables_of_trl_are_read(tmp_path: Path) -> None:
 
 
 def test_a_distribution() -> None:
-    found = length_sources.read("lognormal:600,1500")
-    assert fmean(found.sample) == pytest.approx(600, rel=0.02)
-    assert "mean 60" in lengths_note(found) or "mean 59" in lengths_note(found)
+    lengths = length_sources.read("lognormal:600,1500")
+    assert fmean(lengths.sample) == pytest.approx(600, rel=0.02)
+    assert "mean 60" in lengths_note(lengths) or "mean 59" in lengths_note(lengths)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_an_output_folder_has_the_steps_of_its_longest_trainer_state(tmp_path: P
 def test_an_earlier_study_passes_on_the_lengths_that_it_was_given(tmp_path: Path) -> None:
     question = {"completion_lengths": {"source": "x", "mean": 300.0, "p95": 700.0}}
     (tmp_path / "recommendation.json").write_text(json.dumps({"question": question}))
-    found = length_sources.read(str(tmp_path))
-    assert (found.mean, found.quantile(0.95)) == (
+    lengths = length_sources.read(str(tmp_path))
+    assert (lengths.mean, lengths.quantile(0.95)) == (
         pytest.approx(300, rel=0.02),
         pytest.approx(700, rel=0.02),
     )
@@ -127,17 +127,17 @@ def test_an_earlier_study_passes_on_the_lengths_that_it_was_given(tmp_path: Path
 
 
 def test_lengths_change_over_training_as_in_the_log(tmp_path: Path) -> None:
-    found = length_sources.read(f"growing:{state(tmp_path, *range(100, 500, 10))}")
-    means = [part.mean for part in found.stages]
+    lengths = length_sources.read(f"growing:{state(tmp_path, *range(100, 500, 10))}")
+    means = [part.mean for part in lengths.stages]
     assert (
         len(means) == length_sources.STAGES and means == sorted(means) and means[-1] > 2 * means[0]
     )
-    assert "over training" in lengths_note(found)
+    assert "over training" in lengths_note(lengths)
 
 
 def test_lengths_change_from_one_distribution_to_another() -> None:
-    found = length_sources.read("growing:lognormal:100,200,1600,3200")
-    assert [part.mean for part in found.stages] == pytest.approx([141, 283, 566, 1131], rel=0.05)
+    lengths = length_sources.read("growing:lognormal:100,200,1600,3200")
+    assert [part.mean for part in lengths.stages] == pytest.approx([141, 283, 566, 1131], rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ num_generations: 4
 """
 
 
-def asked(tmp_path: Path, **flags: Any) -> ParsedRequest:
+def request_with(tmp_path: Path, **flags: Any) -> ParsedRequest:
     file = tmp_path / "train.yaml"
     file.write_text(FILE)
     return parse_request(
@@ -38,24 +38,24 @@ def asked(tmp_path: Path, **flags: Any) -> ParsedRequest:
 
 
 def test_the_baseline_is_a_candidate(tmp_path: Path) -> None:
-    request = asked(tmp_path)
+    request = request_with(tmp_path)
     baseline = baseline_candidate(request.job, request.trainer)
     assert baseline is not None and baseline.settings["vllm_gpu_memory_utilization"] == 0.62
     assert baseline in legal_candidates(request.job, request.trainer)
 
 
 @pytest.mark.parametrize(
-    ("name", "own"), [("vllm_gpu_memory_utilization", 0.62), ("per_device_train_batch_size", 12)]
+    ("name", "value"), [("vllm_gpu_memory_utilization", 0.62), ("per_device_train_batch_size", 12)]
 )
 def test_its_numbers_take_their_place_in_the_order_of_memory(
     tmp_path: Path,
     name: str,
-    own: float,
+    value: float,
 ) -> None:
-    choices = asked(tmp_path).job.space[name].choices
-    assert own in choices and list(choices) == sorted(choices) and len(choices) > 2
+    choices = request_with(tmp_path).job.space[name].choices
+    assert value in choices and list(choices) == sorted(choices) and len(choices) > 2
 
 
 def test_what_is_searched_by_name_is_searched_alone(tmp_path: Path) -> None:
-    request = asked(tmp_path, search=("vllm_gpu_memory_utilization=0.3,0.5",))
+    request = request_with(tmp_path, search=("vllm_gpu_memory_utilization=0.3,0.5",))
     assert request.job.space["vllm_gpu_memory_utilization"].choices == (0.3, 0.5)

@@ -320,9 +320,11 @@ def test_the_global_batch_of_a_flag_wins_over_the_file_and_that_over_the_space(
 
 def test_a_micro_batch_of_a_flag_drops_the_accumulation_of_the_file(config: Path) -> None:
     file = write(config, per_device_train_batch_size=8, gradient_accumulation_steps=2)
-    held = request_of(config=file, hold=("per_device_train_batch_size=16",)).job.task.workload.held
-    assert held["per_device_train_batch_size"] == 16
-    assert "gradient_accumulation_steps" not in held
+    settings = request_of(
+        config=file, hold=("per_device_train_batch_size=16",)
+    ).job.task.workload.held
+    assert settings["per_device_train_batch_size"] == 16
+    assert "gradient_accumulation_steps" not in settings
 
 
 def test_a_micro_batch_of_a_flag_drops_the_default_accumulation_of_a_launch(tmp_path: Path) -> None:
@@ -365,8 +367,8 @@ def test_each_held_setting_has_an_origin(config: Path) -> None:
         hold=("beta=0.1",),
         lora_rank=8,
     )
-    held = request.job.task.workload.held
-    assert held == {name: setting.value for name, setting in request.held.items()}
+    settings = request.job.task.workload.held
+    assert settings == {name: setting.value for name, setting in request.held.items()}
     origins = {name: str(setting.origin) for name, setting in request.held.items()}
     assert origins["dtype"] == f"{file}, line 2", "under its former name in the file"
     assert origins["sharding"] == file, "from accelerate's configuration"

@@ -59,7 +59,7 @@ def test_every_candidate_has_the_longest_prompt(config: Path) -> None:
         and longest > 512
         and request.job.task.workload.held["max_prompt_length"] == longest
     )
-    assert any(f"prompts of up to {longest} tokens" in words for words in request.assumed)
+    assert any(f"prompts of up to {longest} tokens" in assumption for assumption in request.assumed)
     shorter = request.whole_space["max_prompt_length"].choices
     assert shorter[0] == longest and list(shorter) == sorted(set(shorter), reverse=True)
 
