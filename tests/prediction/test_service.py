@@ -102,7 +102,7 @@ def synthetic_prediction(size: float) -> Prediction:
     )
 
 
-def space(task: Task, **held: Any) -> list[Candidate]:
+def space(task: Task, **settings: Any) -> list[Candidate]:
     trainer = frameworks.trainer("trl", task.workload.method)
     lengths: dict[str, list[Any]] = (
         {
@@ -119,10 +119,10 @@ def space(task: Task, **held: Any) -> list[Candidate]:
         **lengths,
     }
     knobs = [
-        {**dict(zip(axes, values, strict=True)), **held}
+        {**dict(zip(axes, values, strict=True)), **settings}
         for values in itertools.product(*axes.values())
     ]
-    return [trainer.complete(one, task) for one in knobs]
+    return [trainer.complete(assignment, task) for assignment in knobs]
 
 
 def compare_requested(
@@ -144,7 +144,7 @@ def compare_requested(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "knobs"),
+    ("configuration", "knobs"),
     [
         ({"tuning": "lora"}, {"gradient_checkpointing": True}),
         ({"tuning": "full"}, {"gradient_checkpointing": False}),
@@ -155,33 +155,39 @@ def compare_requested(
 )
 def test_screened_peaks_equal_those_of_each_trace(
     tracer: TracerPool,
-    what: dict[str, Any],
+    configuration: dict[str, Any],
     knobs: dict[str, Any],
 ) -> None:
-    task = task_of(**what)
+    task = task_of(**configuration)
     service = service_of(task, tracer)
     candidates = space(task, **knobs)
     screened = service.screen(candidates)
-    assert set(screened) == {one.id for one in candidates}
+    assert set(screened) == {candidate.id for candidate in candidates}
     assert not [
-        text for one in screened.values() for text in one.assumptions if "experts" in text
+        text
+        for candidate in screened.values()
+        for text in candidate.assumptions
+        if "experts" in text
     ], "a dense model"
     (family,) = service._families.values()
     trainer = frameworks.trainer("trl", task.workload.method)
     seed = random.randrange(10**6)
-    for one in random.Random(seed).sample(candidates, 2):
+    for candidate in random.Random(seed).sample(candidates, 2):
         compare_requested(
-            tracer, family, trainer.trace_request(one, task), f"seed {seed}: {dict(one.knobs)}"
+            tracer,
+            family,
+            trainer.trace_request(candidate, task),
+            f"seed {seed}: {dict(candidate.knobs)}",
         )
-        direct = service.predict(one)
-        allocated = screened[one.id].torch_peak_allocated_bytes.value
+        direct = service.predict(candidate)
+        allocated = screened[candidate.id].torch_peak_allocated_bytes.value
         # In a small model the blocks that torch does not split, up to 1 MiB too large each, are
         # percents of the total.
         assert allocated == pytest.approx(
             direct.torch_peak_allocated_bytes.value, rel=0.005, abs=4 * MIB
         ), f"seed {seed}"
         if direct.tokens_per_second is not None:
-            speed = screened[one.id].tokens_per_second
+            speed = screened[candidate.id].tokens_per_second
             assert speed is not None and speed.value == pytest.approx(
                 direct.tokens_per_second.value, rel=0.05
             )
@@ -192,29 +198,29 @@ def test_screened_peaks_equal_those_of_each_trace(
 def test_a_family_reuses_the_formulas_of_another(tracer: TracerPool, gpus: str) -> None:
     task = task_of(gpus=gpus)
     service = service_of(task, tracer)
-    reference, other = (space(task, gradient_checkpointing=on) for on in (True, False))
+    reference, variants = (space(task, gradient_checkpointing=on) for on in (True, False))
     service.screen(reference)
     before = tracer.traced
-    screened = service.screen([*reference, *other])
+    screened = service.screen([*reference, *variants])
     assert service.families == 2
     assert tracer.traced - before <= 4, "two points, one more group of layers, and the check"
     trainer = frameworks.trainer("trl", task.workload.method)
     seed = random.randrange(10**6)
-    for one in random.Random(seed).sample(other, 2):
+    for candidate in random.Random(seed).sample(variants, 2):
         compare_requested(
             tracer,
-            family_of(service, one),
-            trainer.trace_request(one, task),
-            f"seed {seed}: {dict(one.knobs)}",
+            family_of(service, candidate),
+            trainer.trace_request(candidate, task),
+            f"seed {seed}: {dict(candidate.knobs)}",
         )
-        direct, seen = service.predict(one), screened[one.id]
+        direct, estimated = service.predict(candidate), screened[candidate.id]
         # Blocks that torch does not split are counted as in the reference, which has half as many
         # of them.
-        assert seen.torch_peak_allocated_bytes.value == pytest.approx(
+        assert estimated.torch_peak_allocated_bytes.value == pytest.approx(
             direct.torch_peak_allocated_bytes.value, rel=0.005, abs=8 * MIB
-        ), f"seed {seed}: {dict(one.knobs)}"
-        assert direct.tokens_per_second is not None and seen.tokens_per_second is not None
-        assert seen.tokens_per_second.value == pytest.approx(
+        ), f"seed {seed}: {dict(candidate.knobs)}"
+        assert direct.tokens_per_second is not None and estimated.tokens_per_second is not None
+        assert estimated.tokens_per_second.value == pytest.approx(
             direct.tokens_per_second.value, rel=0.05
         ), f"seed {seed}"
 
@@ -222,13 +228,15 @@ def test_a_family_reuses_the_formulas_of_another(tracer: TracerPool, gpus: str) 
 @pytest.mark.slow
 def test_a_time_limit_omits_the_families_not_reached(tracer: TracerPool) -> None:
     task = task_of()
-    several = [one for on in (True, False) for one in space(task, gradient_checkpointing=on)]
+    candidates = [
+        candidate for on in (True, False) for candidate in space(task, gradient_checkpointing=on)
+    ]
     some, every = (
-        service_of(task, tracer).screen(several, seconds=0),
-        service_of(task, tracer).screen(several),
+        service_of(task, tracer).screen(candidates, seconds=0),
+        service_of(task, tracer).screen(candidates),
     )
-    assert 0 < len(some) < len(every) == len(several)
-    assert all(every[name].fits == one.fits for name, one in some.items())
+    assert 0 < len(some) < len(every) == len(candidates)
+    assert all(every[name].fits == candidate.fits for name, candidate in some.items())
 
 
 def test_nothing_is_predicted_on_a_cpu() -> None:
@@ -243,7 +251,7 @@ def test_a_screened_family_is_not_traced_again(tracer: TracerPool) -> None:
     candidates = space(task_of(), gradient_checkpointing=True)
     service.screen(candidates)
     before = tracer.traced
-    assert service.screen(candidates[3:9]).keys() == {one.id for one in candidates[3:9]}
+    assert service.screen(candidates[3:9]).keys() == {candidate.id for candidate in candidates[3:9]}
     assert tracer.traced == before
 
 

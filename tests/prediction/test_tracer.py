@@ -28,8 +28,8 @@ def make_tracer() -> Iterator[Tracer]:
         yield tracer
 
 
-def spec(**more: Any) -> dict[str, Any]:
-    return {"model": {"name": "synthetic/model", "folder": None}, **more}
+def spec(**fields: Any) -> dict[str, Any]:
+    return {"model": {"name": "synthetic/model", "folder": None}, **fields}
 
 
 def test_one_process_answers_several_requests(tracer: Tracer) -> None:
@@ -71,9 +71,9 @@ def test_a_trace_names_the_engine_installed_beside_it_and_holds_for_every_other(
             cache=TraceCache(tmp_path),
             versions=upgraded,
         )
-    ) as other:
-        assert other.trace(spec()).versions["vllm"] == "0.1.0"
-        assert other.traced == 0
+    ) as reader:
+        assert reader.trace(spec()).versions["vllm"] == "0.1.0"
+        assert reader.traced == 0
 
 
 def test_versions_need_no_import(tracer: Tracer) -> None:
@@ -189,20 +189,20 @@ def test_requests_versions_and_code_change_the_key(tmp_path: Path) -> None:
     adapter.write_text("one = 1")
     base = key_of(spec(), {"torch": "2.13.0"}, str(adapter))
     assert base == key_of(spec(), {"torch": "2.13.0"}, str(adapter))
-    other = tmp_path / "other.py"
-    other.write_text("one = 2")
+    changed_adapter = tmp_path / "other.py"
+    changed_adapter.write_text("one = 2")
     folder = {
         "model": {"name": "synthetic/model", "folder": str(tmp_path)},
         "trust_remote_code": True,
     }
-    theirs = key_of(folder, {"torch": "2.13.0"}, str(adapter))
+    unchanged_key = key_of(folder, {"torch": "2.13.0"}, str(adapter))
     (tmp_path / "modeling.py").write_text("changed")
     keys = {
         base,
         key_of(spec(steps=3), {"torch": "2.13.0"}, str(adapter)),
         key_of(spec(), {"torch": "2.13.1"}, str(adapter)),
-        key_of(spec(), {"torch": "2.13.0"}, str(other)),
-        theirs,
+        key_of(spec(), {"torch": "2.13.0"}, str(changed_adapter)),
+        unchanged_key,
         key_of(folder, {"torch": "2.13.0"}, str(adapter)),
     }
     assert len(keys) == 6
@@ -263,8 +263,11 @@ def test_an_error_of_the_trainer_does_not_blame_the_gpu() -> None:
         "type": "ValueError",
         "text": "Number of reward weights (2) must match number of reward functions (1)",
     }
-    told = str(_refusal({"error": {**raised, "chain": [raised]}}, {"model": {"name": "m"}}))
-    assert "GPU" not in told and "could not be traced: ValueError: Number of reward weights" in told
+    message = str(_refusal({"error": {**raised, "chain": [raised]}}, {"model": {"name": "m"}}))
+    assert (
+        "GPU" not in message
+        and "could not be traced: ValueError: Number of reward weights" in message
+    )
     unknown = {"type": "Untraceable", "text": "aten::odd has no formula"}
     assert "without a GPU: aten::odd" in str(
         _refusal({"error": {**unknown, "chain": [unknown]}}, {"model": {"name": "m"}})

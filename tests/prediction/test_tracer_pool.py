@@ -37,14 +37,14 @@ def two_tracers() -> Iterator[TracerPool]:
     tracers.close()
 
 
-def spec(**more: Any) -> dict[str, Any]:
-    return {"model": {"name": "synthetic/model", "folder": None}, **more}
+def spec(**fields: Any) -> dict[str, Any]:
+    return {"model": {"name": "synthetic/model", "folder": None}, **fields}
 
 
 def test_announced_traces_are_distributed_and_computed_once(tracers: TracerPool) -> None:
     requests = [spec(allocations=count) for count in range(2, 12)]
     tracers.expect([*requests, *requests])
-    traces = [tracers.trace(one) for one in requests]
+    traces = [tracers.trace(request) for request in requests]
     assert [trace.peak_bytes for trace in traces] == [
         sum(range(1, count + 1)) for count in range(2, 12)
     ]
@@ -96,6 +96,6 @@ def test_cached_traces_start_no_framework(tmp_path: Path) -> None:
         tracers = TracerPool(cached, most=2)
         requests = [spec(allocations=count) for count in (2, 3, 4)]
         tracers.expect(requests)
-        assert [tracers.trace(one).peak_bytes for one in requests] == [3, 6, 10]
+        assert [tracers.trace(request).peak_bytes for request in requests] == [3, 6, 10]
         assert tracers.traced == computed
         tracers.close()
