@@ -44,8 +44,8 @@ def in_the_project(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def ask(**asked: object) -> Preflight:
-    return autotune.preflight("train.yaml", gpus="cpu", memory_limit="2G", **asked)  # type: ignore[arg-type]
+def ask(**options: object) -> Preflight:
+    return autotune.preflight("train.yaml", gpus="cpu", memory_limit="2G", **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", name="proven")
@@ -66,7 +66,7 @@ def a_probe_is_told(
     """Everything is real but the probe itself, which would take its time again: that it would
     run is what is to be seen.
     """
-    said: list[str] = []
+    notes: list[str] = []
 
     def would_measure(*_: object) -> None:
         raise Measured
@@ -74,36 +74,36 @@ def a_probe_is_told(
     monkeypatch.setattr(
         importlib.import_module("autotune.preflight.check"), "_measured", would_measure
     )
-    return said
+    return notes
 
 
-def why_measured(said: list[str]) -> str:
+def why_measured(notes: list[str]) -> str:
     def listen(event: Event) -> None:
         if isinstance(event, Note):
-            said.append(event.text)
+            notes.append(event.text)
 
     with pytest.raises(Measured):
         ask(listener=listen)
-    return " ".join(said)
+    return " ".join(notes)
 
 
 def test_it_is_measured_at_its_worst_case(
     proven: tuple[Preflight, list[Event]], project: Path
 ) -> None:
-    found, heard = proven
+    answer, heard = proven
     assert (
-        found.fits
-        and not found.from_record
-        and found.missed == "nothing like it was measured here before"
+        answer.fits
+        and not answer.from_record
+        and answer.missed == "nothing like it was measured here before"
     )
-    assert found.use == Path("train.yaml") and found.tuned is None
-    assert found.proof.certificate is not None and found.proof.certificate["complete"]
-    assert found.candidate.settings["max_prompt_length"] == 4 * 6 - 1, (
+    assert answer.use == Path("train.yaml") and answer.tuned is None
+    assert answer.proof.certificate is not None and answer.proof.certificate["complete"]
+    assert answer.candidate.settings["max_prompt_length"] == 4 * 6 - 1, (
         "the longest row, as its tokenizer has it"
     )
     kinds = [type(event) for event in heard]
     assert kinds[0] is JobStarted and kinds[-1] is ProbeEnded
-    document = json.loads(json.dumps(found.document))
+    document = json.loads(json.dumps(answer.document))
     assert (
         document["status"] == "fits"
         and document["peak_memory_bytes"] < document["limit_bytes"] == 2 * 2**30
@@ -212,7 +212,7 @@ def test_a_configuration_that_does_not_fit_is_tuned_to_learn_the_same(
         "gradient_accumulation_steps": [8],
         "gradient_checkpointing": [True],
     }
-    found = autotune.preflight(
+    answer = autotune.preflight(
         file,
         tune=True,
         gpus="cpu",
@@ -222,12 +222,14 @@ def test_a_configuration_that_does_not_fit_is_tuned_to_learn_the_same(
         budget="10m",
         search=space,
     )
-    assert found.fits is False and found.proof.trial.measurement.outcome.is_out_of_memory
+    assert answer.fits is False and answer.proof.trial.measurement.outcome.is_out_of_memory
     assert (
-        found.tuned is not None and found.tuned.recommendation is not None and found.use is not None
+        answer.tuned is not None
+        and answer.tuned.recommendation is not None
+        and answer.use is not None
     )
-    assert found.tuned.winner is not None
-    before, after = found.candidate.settings, found.tuned.winner.settings
+    assert answer.tuned.winner is not None
+    before, after = answer.candidate.settings, answer.tuned.winner.settings
     for name in (
         "num_generations",
         "max_completion_length",
@@ -240,7 +242,7 @@ def test_a_configuration_that_does_not_fit_is_tuned_to_learn_the_same(
     shape = ("per_device_train_batch_size", "gradient_accumulation_steps")
     assert before[shape[0]] * before[shape[1]] == after[shape[0]] * after[shape[1]] == 32  # type: ignore[operator]
     assert (
-        found.document["status"] == "tuned"
-        and found.use.name == "recommended.yaml"
-        and found.use.is_file()
+        answer.document["status"] == "tuned"
+        and answer.use.name == "recommended.yaml"
+        and answer.use.is_file()
     )

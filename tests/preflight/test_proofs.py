@@ -52,13 +52,13 @@ def job(
     *,
     prompt: int = 512,
     config: dict[str, object] = CONFIG,
-    held: dict[str, object] | None = None,
+    settings_held: dict[str, object] | None = None,
 ) -> Job:
     settings = {
         "max_prompt_length": prompt,
         "per_device_train_batch_size": 8,
         "num_generations": 8,
-        **(held or {}),
+        **(settings_held or {}),
     }
     workload = Workload(
         model=Model(
@@ -86,17 +86,17 @@ def job(
     )
 
 
-def candidate(asked: Job) -> Candidate:
+def candidate(request: Job) -> Candidate:
     trainer = TrlGrpo()
-    return trainer.complete(trainer.baseline(asked.space, asked.task), asked.task)
+    return trainer.complete(trainer.baseline(request.space, request.task), request.task)
 
 
-def proofs(asked: Job, versions: dict[str, str] = VERSIONS) -> Proofs:
-    return Proofs(asked, TrlGrpo(), candidate(asked), versions)
+def proofs(request: Job, versions: dict[str, str] = VERSIONS) -> Proofs:
+    return Proofs(request, TrlGrpo(), candidate(request), versions)
 
 
 def trial(
-    asked: Job,
+    request: Job,
     outcome: Outcome = Outcome.OK,
     peak: int | None = 20 * 1024 * MIB,
 ) -> Trial:
@@ -116,7 +116,7 @@ def trial(
     )
     cost = Cost(total_seconds=30.0, load_seconds=20.0)
     measured = Measurement(
-        candidate_id=candidate(asked).id,
+        candidate_id=candidate(request).id,
         outcome=outcome,
         memory=memory,
         cost=cost,
@@ -124,20 +124,20 @@ def trial(
     return Trial(
         number=0,
         purpose="confirm",
-        candidate=candidate(asked),
+        candidate=candidate(request),
         measurement=measured,
         verdict=judge(measured),
     )
 
 
-def prove(asked: Job) -> None:
-    proofs(asked).keep(trial(asked), {"complete": True})
+def prove(request: Job) -> None:
+    proofs(request).keep(trial(request), {"complete": True})
 
 
-def missed(asked: Job, versions: dict[str, str] = VERSIONS) -> str:
-    found = proofs(asked, versions).find()
-    assert isinstance(found, str), "the record answered"
-    return found
+def missed(request: Job, versions: dict[str, str] = VERSIONS) -> str:
+    proof = proofs(request, versions).find()
+    assert isinstance(proof, str), "the record answered"
+    return proof
 
 
 @pytest.mark.parametrize(
@@ -153,23 +153,27 @@ def test_room_is_left_for_the_context_of_the_launching_process(
     torch: str,
     mib: int,
 ) -> None:
-    asked = job()
-    asked = dataclasses.replace(asked, task=dataclasses.replace(asked.task, hardware=hardware))
-    assert launcher_bytes(asked, {"torch": torch}) == pytest.approx(mib * MIB, rel=0.02)
+    request = job()
+    request = dataclasses.replace(
+        request, task=dataclasses.replace(request.task, hardware=hardware)
+    )
+    assert launcher_bytes(request, {"torch": torch}) == pytest.approx(mib * MIB, rel=0.02)
 
 
-@pytest.mark.parametrize(("limit", "left"), [(40960, 40460 - 330), (30000, 30000 - 330)])
-def test_room_comes_out_of_what_cuda_offers(limit: int, left: int) -> None:
-    asked = dataclasses.replace(job(), memory_limit_bytes=limit * MIB)
-    assert with_room(asked, 330 * MIB).memory_limit_bytes == pytest.approx(left * MIB, rel=0.001)
+@pytest.mark.parametrize(("limit", "left_mib"), [(40960, 40460 - 330), (30000, 30000 - 330)])
+def test_room_comes_out_of_what_cuda_offers(limit: int, left_mib: int) -> None:
+    request = dataclasses.replace(job(), memory_limit_bytes=limit * MIB)
+    assert with_room(request, 330 * MIB).memory_limit_bytes == pytest.approx(
+        left_mib * MIB, rel=0.001
+    )
 
 
 def test_the_very_same_is_answered_from_the_record() -> None:
     prove(job())
-    found = proofs(job()).find()
-    assert isinstance(found, Proof)
-    assert found.trial == trial(job()) and found.certificate == {"complete": True}
-    assert found.trial.measurement.memory.devices[0].others_bytes == OTHERS
+    proof = proofs(job()).find()
+    assert isinstance(proof, Proof)
+    assert proof.trial == trial(job()) and proof.certificate == {"complete": True}
+    assert proof.trial.measurement.memory.devices[0].others_bytes == OTHERS
 
 
 def test_an_empty_record_is_reported_and_fresh_skips_it() -> None:
@@ -225,19 +229,19 @@ def test_a_few_mebibytes_of_others_are_no_change(driver: Playback) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda asked: dataclasses.replace(asked, memory_limit_bytes=38 * 1024 * MIB),
-        lambda asked: job(held={"gradient_checkpointing": False}),
-        lambda asked: job(held={"max_completion_length": 64}),
-        lambda asked: dataclasses.replace(
-            asked, task=_with_lists(asked.task, lora_target_modules=["q_proj"])
+        lambda request: dataclasses.replace(request, memory_limit_bytes=38 * 1024 * MIB),
+        lambda request: job(settings_held={"gradient_checkpointing": False}),
+        lambda request: job(settings_held={"max_completion_length": 64}),
+        lambda request: dataclasses.replace(
+            request, task=_with_lists(request.task, lora_target_modules=["q_proj"])
         ),
     ],
     ids=["limit", "a neutral setting", "a length", "a list"],
 )
 def test_another_setting_is_a_miss(change: Change) -> None:
-    prove(job(held={"use_peft": True}))
-    asked = change(job(held={"use_peft": True}))
-    assert "changed" in missed(asked)
+    prove(job(settings_held={"use_peft": True}))
+    request = change(job(settings_held={"use_peft": True}))
+    assert "changed" in missed(request)
 
 
 def _with_lists(task: Task, **lists: object) -> Task:
@@ -254,33 +258,35 @@ def test_an_allocator_variable_is_a_miss_and_its_value_is_not_stored(
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:secret")
     assert "environment.PYTORCH_CUDA_ALLOC_CONF" in missed(job())
     prove(job())
-    kept = "".join(file.read_text() for file in (Store().folder / "proofs").iterdir())
-    assert "PYTORCH_CUDA_ALLOC_CONF" in kept and "secret" not in kept
+    text = "".join(file.read_text() for file in (Store().folder / "proofs").iterdir())
+    assert "PYTORCH_CUDA_ALLOC_CONF" in text and "secret" not in text
 
 
 def test_where_the_output_goes_changes_nothing() -> None:
-    prove(job(held={"output_dir": "runs/1", "run_name": "one"}))
-    assert isinstance(proofs(job(held={"output_dir": "runs/2", "run_name": "two"})).find(), Proof)
+    prove(job(settings_held={"output_dir": "runs/1", "run_name": "one"}))
+    assert isinstance(
+        proofs(job(settings_held={"output_dir": "runs/2", "run_name": "two"})).find(), Proof
+    )
 
 
 def test_only_decided_proofs_are_stored() -> None:
-    asked = job()
-    assert decided(trial(asked)) is True
-    assert decided(trial(asked, Outcome.OOM_BACKWARD)) is False
-    assert decided(trial(asked, peak=50 * 1024 * MIB)) is False, (
+    request = job()
+    assert decided(trial(request)) is True
+    assert decided(trial(request, Outcome.OOM_BACKWARD)) is False
+    assert decided(trial(request, peak=50 * 1024 * MIB)) is False, (
         "it ran and took more than the limit"
     )
     for undecided in (
-        trial(asked, Outcome.CRASH),
-        trial(asked, Outcome.TIMEOUT),
-        trial(asked, peak=None),
+        trial(request, Outcome.CRASH),
+        trial(request, Outcome.TIMEOUT),
+        trial(request, peak=None),
     ):
         assert decided(undecided) is None
-        proofs(asked).keep(undecided, None)
-        assert missed(asked) == "nothing like it was measured here before"
-    proofs(asked).keep(trial(asked, Outcome.OOM_BACKWARD), None)
-    found = proofs(asked).find()
-    assert isinstance(found, Proof) and not found.trial.verdict.fits
+        proofs(request).keep(undecided, None)
+        assert missed(request) == "nothing like it was measured here before"
+    proofs(request).keep(trial(request, Outcome.OOM_BACKWARD), None)
+    proof = proofs(request).find()
+    assert isinstance(proof, Proof) and not proof.trial.verdict.fits
 
 
 def test_on_a_cpu_a_fuller_machine_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,13 +297,13 @@ def test_on_a_cpu_a_fuller_machine_is_a_miss(monkeypatch: pytest.MonkeyPatch) ->
         memory_bytes=2**40,
         here=True,
     )
-    asked = dataclasses.replace(
+    request = dataclasses.replace(
         job(), task=dataclasses.replace(job().task, hardware=cpu), memory_limit_bytes=2**40
     )
-    proofs(asked).keep(trial(asked, peak=1), None)
-    assert isinstance(proofs(asked).find(), Proof)
-    proofs(asked).keep(trial(asked, peak=2**39), None)
-    assert "of this machine's memory" in missed(asked)
+    proofs(request).keep(trial(request, peak=1), None)
+    assert isinstance(proofs(request).find(), Proof)
+    proofs(request).keep(trial(request, peak=2**39), None)
+    assert "of this machine's memory" in missed(request)
 
 
 def test_a_proof_that_was_cut_short_is_none() -> None:
