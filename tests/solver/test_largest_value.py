@@ -37,7 +37,7 @@ def solved(
             low=low,
             high=high,
         )
-        found = Prediction(
+        prediction = Prediction(
             candidate_id=str(value),
             basis="traced",
             fits=fits,
@@ -46,7 +46,7 @@ def solved(
             torch_peak_allocated_bytes=peak,
             torch_peak_reserved_bytes=peak,
         )
-        return Tried(value=value, prediction=found)
+        return Tried(value=value, prediction=prediction)
 
     return LargestValueSearch(
         setting="x",
@@ -75,22 +75,22 @@ def test_the_largest_value_of_all(
 
     if divides:
         start = min(start, 8) if divides % min(start, 8) == 0 else 1
-    found = solved(start, limit, lambda value: fixed + 100 * int(value), legal)
+    result = solved(start, limit, lambda value: fixed + 100 * int(value), legal)
     everyone = [value for value in values_from(start) if legal(value)]
     surely = [value for value in everyone if int(1.2 * (fixed + 100 * value)) <= limit]
     possibly = [value for value in everyone if fixed + 100 * value <= limit]
-    assert (found.surely and found.surely.value) == max(surely, default=None)
+    assert (result.surely and result.surely.value) == max(surely, default=None)
     expected = max(possibly, default=None)
-    assert (found.possibly and found.possibly.value) == (
+    assert (result.possibly and result.possibly.value) == (
         None if expected == max(surely, default=None) else expected
     )
-    assert len(found.tried) <= 40
+    assert len(result.tried) <= 40
 
 
 def test_a_share_is_searched_in_hundredths() -> None:
-    found = solved(0.3, 84, lambda value: int(100 * value), lambda value: True)
-    assert found.surely is not None and found.surely.value == 0.7
-    assert found.possibly is not None and found.possibly.value == 0.84
+    result = solved(0.3, 84, lambda value: int(100 * value), lambda value: True)
+    assert result.surely is not None and result.surely.value == 0.7
+    assert result.possibly is not None and result.possibly.value == 0.84
 
 
 def test_memory_that_falls_or_stays_is_refused() -> None:

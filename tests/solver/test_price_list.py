@@ -16,7 +16,7 @@ def test_offers_are_in_order_of_their_price(tmp_path: Path) -> None:
     file = tmp_path / "prices.yaml"
     file.write_text("currency: EUR\n8xH100: 24\nA100-40G: 1.1\n2xH300=280G: 9.5\n")
     offers, currency = read_prices(file)
-    assert [(one.gpus, one.per_hour) for one in offers] == [
+    assert [(offer.gpus, offer.per_hour) for offer in offers] == [
         ("A100-40G", 1.1),
         ("2xH300=280G", 9.5),
         ("8xH100", 24.0),
@@ -54,7 +54,7 @@ def test_the_cost_of_a_step_is_its_seconds_at_the_price() -> None:
         hardware=hardware("L4", here=()),
         per_hour=7.2,
     )
-    one = PredictedOffer(
+    prediction = PredictedOffer(
         offer=offer,
         step_seconds=Estimate(
             value=10,
@@ -62,10 +62,10 @@ def test_the_cost_of_a_step_is_its_seconds_at_the_price() -> None:
             high=20,
         ),
     )
-    assert one.step_cost == Estimate(
+    assert prediction.step_cost == Estimate(
         value=0.02,
         low=0.01,
         high=0.04,
     )
-    nothing = CheapestHardware(offers=(one,), currency="")
+    nothing = CheapestHardware(offers=(prediction,), currency="")
     assert nothing.per_hour is None and nothing.per_step is None
