@@ -16,8 +16,8 @@ from autotune.core.errors import BadInput
 from autotune.core.units import GIB
 from autotune.estimate.model_shape import shape
 
-MODELS = {known.ids[0]: known for known in models()}
-IDS = [hub_id for known in models() for hub_id in known.ids]
+MODELS = {model.ids[0]: model for model in models()}
+IDS = [hub_id for model in models() for hub_id in model.ids]
 GPUS = {gpu.name: gpu for gpu in gpus()}
 
 EXACT = {
@@ -41,7 +41,7 @@ EXACT = {
 
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite")
 COUNTED = {
-    hub_id: known for hub_id, known in MODELS.items() if known.config["model_type"] in LIKE_LLAMA
+    hub_id: model for hub_id, model in MODELS.items() if model.config["model_type"] in LIKE_LLAMA
 }
 PROMISED = [
     *[
@@ -137,7 +137,7 @@ def parameters(config: dict[str, Any]) -> int:
     return int(embeddings + layers * layer + hidden)
 
 
-def built(known: KnownModel) -> int:
+def built(known_model: KnownModel) -> int:
     """Count the weights of the model that transformers builds from the config; quantised ones
     count as unquantised.
     """
@@ -145,19 +145,19 @@ def built(known: KnownModel) -> int:
     transformers = pytest.importorskip("transformers")
     fields = {
         name: copy.deepcopy(value)
-        for name, value in known.config.items()
+        for name, value in known_model.config.items()
         if name != "quantization_config"
     }
     config = transformers.AutoConfig.for_model(**fields)
     with torch.device("meta"):
-        model = getattr(transformers, known.config["architectures"][0])(config)
+        model = getattr(transformers, known_model.config["architectures"][0])(config)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("known", COUNTED.values(), ids=COUNTED)
-def test_the_shape_has_as_many_weights_as_its_authors_say(known: KnownModel) -> None:
-    assert parameters(dict(known.config)) == pytest.approx(
-        known.parameters_billions * 1e9, rel=0.015
+@pytest.mark.parametrize("model", COUNTED.values(), ids=COUNTED)
+def test_the_shape_has_as_many_weights_as_its_authors_say(model: KnownModel) -> None:
+    assert parameters(dict(model.config)) == pytest.approx(
+        model.parameters_billions * 1e9, rel=0.015
     )
 
 
@@ -166,33 +166,33 @@ def test_transformers_builds_every_model_with_as_many_weights_as_its_authors_say
     """Within their rounding: 1.72 is called 1.7. And the shape's own count and the library's
     agree to the last weight.
     """
-    for hub_id, known in MODELS.items():
-        weights = built(known)
-        assert weights == pytest.approx(known.parameters_billions * 1e9, rel=0.015), hub_id
+    for hub_id, model in MODELS.items():
+        weights = built(model)
+        assert weights == pytest.approx(model.parameters_billions * 1e9, rel=0.015), hub_id
         if hub_id in COUNTED:
-            assert weights == parameters(dict(known.config)), hub_id
+            assert weights == parameters(dict(model.config)), hub_id
 
 
 def test_sizes_in_names_are_the_sizes_of_the_shapes() -> None:
     """A name rounds to its last digit, with or without the towers, or without the embedding."""
     checked = 0
     for hub_id in (hub_id for name in NEW for hub_id in IDS if hub_id.split("/")[1] == name):
-        named, found = (
+        size, model_shape = (
             SIZE.search(hub_id),
-            shape(next(known.config for known in models() if hub_id in known.ids)),
+            shape(next(model.config for model in models() if hub_id in model.ids)),
         )
         if (
-            named is None or named["size"] is None or "Llama-4" in hub_id
+            size is None or size["size"] is None or "Llama-4" in hub_id
         ):  # Llama 4 names what a token uses
             continue
-        half = 0.5 * 10.0 ** -len(named["size"].partition(".")[2])
+        half = 0.5 * 10.0 ** -len(size["size"].partition(".")[2])
         counts = [
-            found.parameters,
-            found.parameters - found.towers,
-            found.parameters - found.towers - found.embedding,
+            model_shape.parameters,
+            model_shape.parameters - model_shape.towers,
+            model_shape.parameters - model_shape.towers - model_shape.embedding,
         ]
-        away = min(abs(count / 1e9 - float(named["size"])) for count in counts)
-        assert away <= max(half, 0.02 * float(named["size"])), hub_id
+        away = min(abs(count / 1e9 - float(size["size"])) for count in counts)
+        assert away <= max(half, 0.02 * float(size["size"])), hub_id
         checked += 1
     assert checked >= 30
 
@@ -202,18 +202,21 @@ def test_to_the_last_weight(hub_id: str, weights: int) -> None:
     assert built(MODELS[hub_id]) == weights
 
 
-@pytest.mark.parametrize("known", MODELS.values(), ids=MODELS)
-def test_every_model_has_its_sources(known: KnownModel) -> None:
-    assert all(part.startswith("https://") for part in known.source.split("; "))
-    assert known.page == f"https://huggingface.co/{known.ids[0]}/blob/main/config.json"
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_every_model_has_its_sources(model: KnownModel) -> None:
+    assert all(part.startswith("https://") for part in model.source.split("; "))
+    assert model.page == f"https://huggingface.co/{model.ids[0]}/blob/main/config.json"
 
 
-@pytest.mark.parametrize("known", MODELS.values(), ids=MODELS)
-def test_each_model_matches_the_table(known: KnownModel) -> None:
-    found = shape(known.config)
-    assert 1 < len(found.layers) < 200 and 500 < found.hidden < 20_000
-    assert 1000 < found.positions <= 10 * 2**20 and 30_000 < found.vocabulary < 2**18 + 2**10
-    assert known.config["architectures"] and isinstance(known.config["tie_word_embeddings"], bool)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_each_model_matches_the_table(model: KnownModel) -> None:
+    model_shape = shape(model.config)
+    assert 1 < len(model_shape.layers) < 200 and 500 < model_shape.hidden < 20_000
+    assert (
+        1000 < model_shape.positions <= 10 * 2**20
+        and 30_000 < model_shape.vocabulary < 2**18 + 2**10
+    )
+    assert model.config["architectures"] and isinstance(model.config["tie_word_embeddings"], bool)
 
 
 def test_the_models_that_were_promised_are_there() -> None:
@@ -253,15 +256,15 @@ def test_a_name_of_several_is_an_error_that_lists_them(
 
 def test_transformers_takes_every_config() -> None:
     transformers = pytest.importorskip("transformers")
-    for hub_id, known in MODELS.items():
+    for hub_id, model in MODELS.items():
         config = transformers.AutoConfig.for_model(
-            **copy.deepcopy(dict(known.config))
+            **copy.deepcopy(dict(model.config))
         ).get_text_config()
-        found = shape(known.config)
-        assert config.num_hidden_layers == len(found.layers), hub_id
-        assert config.hidden_size == found.hidden, hub_id
-        assert config.vocab_size == found.vocabulary, hub_id
-        assert config.max_position_embeddings == found.positions, hub_id
+        model_shape = shape(model.config)
+        assert config.num_hidden_layers == len(model_shape.layers), hub_id
+        assert config.hidden_size == model_shape.hidden, hub_id
+        assert config.vocab_size == model_shape.vocabulary, hub_id
+        assert config.max_position_embeddings == model_shape.positions, hub_id
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)

@@ -22,22 +22,22 @@ def test_every_constant_has_its_figures_in_order_a_reason_and_a_public_source() 
 
 def test_a_context_grows_with_the_multiprocessors() -> None:
     """MiB of a bare context: each public figure behind the constant is inside its interval."""
-    for multiprocessors, seen in ((34, 107), (82, 256), (142, 426), (188, 555)):
+    for multiprocessors, measured_mib in ((34, 107), (82, 256), (142, 426), (188, 555)):
         bare = estimate("context_mib_per_multiprocessor", MIB * multiprocessors)
-        assert bare.low - MIB <= seen * MIB <= bare.high + MIB, multiprocessors
+        assert bare.low - MIB <= measured_mib * MIB <= bare.high + MIB, multiprocessors
 
 
 def test_a_context_of_an_unknown_gpu_is_wider_than_of_a_known_one() -> None:
-    known, unknown = context(A100), context(None)
-    assert unknown.high - unknown.low > known.high - known.low
-    assert unknown.low < known.value < unknown.high
+    a100, unknown = context(A100), context(None)
+    assert unknown.high - unknown.low > a100.high - a100.low
+    assert unknown.low < a100.value < unknown.high
 
 
 def test_device_memory_above_reserved_on_an_a100_is_inside() -> None:
     """0.51 GiB in most of the runs that the constant cites, 0.3 to 0.9 in others."""
-    found = context(A100)
-    assert found.low <= 0.4 * 1024 * MIB and found.high >= 0.9 * 1024 * MIB
-    assert found.value == pytest.approx(0.51 * 1024 * MIB, rel=0.02)
+    estimate = context(A100)
+    assert estimate.low <= 0.4 * 1024 * MIB and estimate.high >= 0.9 * 1024 * MIB
+    assert estimate.value == pytest.approx(0.51 * 1024 * MIB, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -23,18 +23,18 @@ def _folder(path: Path, **config: object) -> Path:
 
 @pytest.mark.parametrize("text", ["Qwen2.5-7B", "qwen2.5-7b", "Qwen/Qwen2.5-7B", "qwen/QWEN2.5-7b"])
 def test_short_names_and_hub_ids_in_any_case(text: str) -> None:
-    found = find_model(text)
-    assert (found.name, found.origin, found.folder) == ("Qwen/Qwen2.5-7B", "catalogue", None)
-    assert found.config["num_hidden_layers"] == 28
+    model = find_model(text)
+    assert (model.name, model.origin, model.folder) == ("Qwen/Qwen2.5-7B", "catalogue", None)
+    assert model.config["num_hidden_layers"] == 28
 
 
 @pytest.mark.parametrize(
-    "rest",
+    "suffix",
     ["", "/", "/tree/main", "/blob/main/config.json", "/resolve/main/config.json?download=true"],
 )
-def test_the_address_of_a_page_is_its_models_hub_id(rest: str) -> None:
+def test_the_address_of_a_page_is_its_models_hub_id(suffix: str) -> None:
     for host in ("https://huggingface.co", "http://www.huggingface.co", "hf.co"):
-        assert find_model(f"{host}/Qwen/Qwen2.5-7B{rest}").name == "Qwen/Qwen2.5-7B"
+        assert find_model(f"{host}/Qwen/Qwen2.5-7B{suffix}").name == "Qwen/Qwen2.5-7B"
     with pytest.raises(BadInput, match=r"There is no folder .*other/config\.json"):
         find_model("https://huggingface.co/Qwen/Qwen2.5-7B/blob/other/config.json")
 
@@ -64,15 +64,15 @@ def test_an_unknown_hub_id_is_reported_with_the_download_command() -> None:
 
 
 def test_a_local_folder(tmp_path: Path) -> None:
-    found = find_model(str(_folder(tmp_path / "mine", hidden_size=64)))
-    assert (found.origin, found.config["hidden_size"], found.folder) == (
+    model = find_model(str(_folder(tmp_path / "mine", hidden_size=64)))
+    assert (model.origin, model.config["hidden_size"], model.folder) == (
         "local folder",
         64,
         tmp_path / "mine",
     )
-    assert not has_weights(found.folder)
+    assert not has_weights(model.folder)
     (tmp_path / "mine" / "model.safetensors").touch()
-    assert has_weights(found.folder)
+    assert has_weights(model.folder)
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"hidden_size": 3}'])
@@ -98,8 +98,8 @@ def test_the_hub_cache_comes_before_the_catalogue(empty_cache: Path) -> None:
     newest = _folder(repo / "snapshots" / "new", hidden_size=2)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("new")
-    found = find_model("qwen2.5-7b")
-    assert (found.origin, found.config["hidden_size"], found.folder) == ("hub cache", 2, newest)
+    model = find_model("qwen2.5-7b")
+    assert (model.origin, model.config["hidden_size"], model.folder) == ("hub cache", 2, newest)
 
 
 def test_a_cached_model_that_the_catalogue_lacks(empty_cache: Path) -> None:

@@ -102,13 +102,13 @@ def test_every_knob_is_one_of_the_frameworks_or_autotunes_own() -> None:
 
     for name in names():
         space = load_space(name)
-        known = trainers.trainer(space.framework, space.method).fields()
+        fields = trainers.trainer(space.framework, space.method).fields()
         for knob in space.knobs:
-            assert knob.name in known or (space.framework == "trl" and knob.name in OWN_SETTINGS), (
-                knob.name
-            )
+            assert knob.name in fields or (
+                space.framework == "trl" and knob.name in OWN_SETTINGS
+            ), knob.name
             for setting in (*knob.learning_when, *knob.learning_unless):
-                assert setting in known, setting
+                assert setting in fields, setting
 
 
 def test_a_file_of_ones_own(written) -> None:  # type: ignore[no-untyped-def]
@@ -118,7 +118,7 @@ def test_a_file_of_ones_own(written) -> None:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "words"),
+    ("old", "new", "line", "expected"),
     [
         ("[512, 256]", "[512, 256", 8, ["broken YAML"]),
         ("choices: [1, 2]", "choises: [1, 2]", 12, ["choises", "'choices'"]),
@@ -146,16 +146,16 @@ def test_errors_of_a_file_name_the_line(
     old: str,
     new: str,
     line: int,
-    words: list[str],
+    expected: list[str],
 ) -> None:  # type: ignore[no-untyped-def]
     assert old in GOOD
     with pytest.raises(BadInput) as caught:
         read_space(written(GOOD.replace(old, new, 1)))
     message = str(caught.value)
     place = message.split("mine.yaml, ")[1].split(":")[0]
-    near = range(line, line + 2) if "broken" in words[0] else [line]
+    near = range(line, line + 2) if "broken" in expected[0] else [line]
     assert int(place.split(",")[0].removeprefix("line ")) in near and "column" in place, message
-    for word in words:
+    for word in expected:
         assert word in message
 
 
