@@ -27,10 +27,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "DEMO_MODEL": str(folder / "model"),
         "DEMO_OUT": str(folder / "out"),
     }
-    named = [f"{name}={value}" for name, value in set_up.items()]
-    made = ["make", "-C", str(ROOT), f"--old-file={sys.prefix}/.ready", "demo", *named]
+    variables = [f"{name}={value}" for name, value in set_up.items()]
+    command = ["make", "-C", str(ROOT), f"--old-file={sys.prefix}/.ready", "demo", *variables]
     done = subprocess.run(
-        made,
+        command,
         env=environment(),
         capture_output=True,
         text=True,
@@ -69,7 +69,7 @@ def test_memory_really_runs_out_in_more_than_one_phase(
     """The search avoids candidates that must fail; with no others in the space, it measures
     them.
     """
-    asked = [
+    arguments = [
         "--gpus",
         "cpu",
         "--space",
@@ -90,7 +90,7 @@ def test_memory_really_runs_out_in_more_than_one_phase(
         "--hold",
         "gradient_checkpointing=false",
     ]
-    tight = autotune("run", "--model", str(demo["model"]), *asked, cwd=tmp_path, timeout=200)
+    tight = autotune("run", "--model", str(demo["model"]), *arguments, cwd=tmp_path, timeout=200)
     assert tight.code == 3, tight.err
     met = [trial["outcome"] for trial in (*demo["told"]["trials"], *tight.document["trials"])]
     assert len({outcome for outcome in met if outcome.startswith("oom_")}) >= 2, met
@@ -99,13 +99,13 @@ def test_memory_really_runs_out_in_more_than_one_phase(
 def test_the_recommendation_is_confirmed_within_the_limit_and_written_down(
     demo: dict[str, Any],
 ) -> None:
-    told = demo["told"]["recommendation"]
-    assert told["certificate"]["outcome"] == "ok"
-    assert told["certificate"]["optimizer_steps"] >= 4
-    assert 0 < told["peak_memory_bytes"] <= told["limit_bytes"]
+    recommendation = demo["told"]["recommendation"]
+    assert recommendation["certificate"]["outcome"] == "ok"
+    assert recommendation["certificate"]["optimizer_steps"] >= 4
+    assert 0 < recommendation["peak_memory_bytes"] <= recommendation["limit_bytes"]
     assert (
-        told["certificate"]["effective"]["per_device_train_batch_size"]
-        == told["knobs"]["per_device_train_batch_size"]
+        recommendation["certificate"]["effective"]["per_device_train_batch_size"]
+        == recommendation["knobs"]["per_device_train_batch_size"]
     )
     out = demo["folder"] / "out"
     assert {"recommended.yaml", "accelerate.yaml", "launch.sh"} <= {
@@ -124,7 +124,9 @@ def test_what_ran_out_of_memory_fits_under_a_higher_limit(demo: dict[str, Any], 
         # A share of what there is: of six times as much, the same share leaves the trainer as
         # little again.
         knobs["vllm_gpu_memory_utilization"] = round(knobs["vllm_gpu_memory_utilization"] / 5, 3)
-    held = [f"--hold={name}={_typed(value)}" for name, value in knobs.items() if value is not None]
+    flags_held = [
+        f"--hold={name}={_typed(value)}" for name, value in knobs.items() if value is not None
+    ]
     flags = re.sub(r"--memory-limit \S+", "--memory-limit 6G", " ".join(demo_flags())).split()
     folder = demo["folder"] / phase
     folder.mkdir()
@@ -133,7 +135,7 @@ def test_what_ran_out_of_memory_fits_under_a_higher_limit(demo: dict[str, Any], 
         "--model",
         str(demo["model"]),
         *flags,
-        *held,
+        *flags_held,
         "--out",
         "out",
         "--json",
@@ -151,5 +153,5 @@ def _typed(value: object) -> str:
 
 
 def test_nothing_was_written_beside_the_output_folder(demo: dict[str, Any]) -> None:
-    ours = {"model", "out", "oom_load", "oom_backward", "oom_forward", "oom_rollout"}
-    assert {path.name for path in Path(demo["folder"]).iterdir()} <= ours
+    expected = {"model", "out", "oom_load", "oom_backward", "oom_forward", "oom_rollout"}
+    assert {path.name for path in Path(demo["folder"]).iterdir()} <= expected

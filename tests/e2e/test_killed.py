@@ -44,9 +44,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return demo_model(tmp_path_factory.mktemp("killed") / "model")
 
 
-def _start(model: Path, cwd: Path, mark: str, *more: str) -> subprocess.Popen[str]:
+def _start(model: Path, cwd: Path, mark: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*PROGRAM, "run", "--model", str(model), *FLAGS, *more],
+        [*PROGRAM, "run", "--model", str(model), *FLAGS, *arguments],
         cwd=cwd,
         env=environment(AUTOTUNE_TEST_MARK=mark),
         stderr=subprocess.PIPE,
@@ -109,8 +109,8 @@ def test_a_probe_is_killed(
         rank = _youngest_below(process.pid)
         os.kill(rank, signal.SIGKILL)
         assert process.stderr is not None
-        rest = process.stderr.read()
-        assert process.wait(timeout=200) == 0, rest
+        stderr = process.stderr.read()
+        assert process.wait(timeout=200) == 0, stderr
     assert _still_running(mark) == []
     study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path}/out/study.db")
     outcomes = [trial.user_attrs.get("outcome") for trial in study.get_trials()]

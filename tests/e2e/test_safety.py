@@ -59,7 +59,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
                 }
             )
         )
-        asked = [
+        arguments = [
             "--config",
             "train.yaml",
             "--gpus",
@@ -86,9 +86,17 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         Path(places["TMPDIR"]).mkdir()
         variables = {**SECRETS, **places, "PYTHONPATH": str(folder)}
         done = autotune(
-            "run", *asked, "--study", "well", "--out", "out", cwd=folder, timeout=400, **variables
+            "run",
+            *arguments,
+            "--study",
+            "well",
+            "--out",
+            "out",
+            cwd=folder,
+            timeout=400,
+            **variables,
         )
-        failing = [*asked, "--study", "ill", "--out", "ill", "--fresh", "--json"]
+        failing = [*arguments, "--study", "ill", "--out", "ill", "--fresh", "--json"]
         failed = autotune(
             "run",
             *failing,
@@ -122,12 +130,12 @@ def test_a_reward_that_fails_is_named_and_what_it_told_is_not(ran: Ran) -> None:
 @pytest.mark.parametrize("secret", [*SECRETS, "the password of the storage"])
 def test_nothing_secret_is_told_or_written_anywhere(ran: Ran, secret: str) -> None:
     value = SECRETS.get(secret, PASSWORD)
-    told = {
+    outputs = {
         "stdout": ran.done.out + ran.failed.out,
         "stderr": ran.done.err + ran.failed.err,
         "the exported study": ran.exported,
     }
-    assert [place for place, text in told.items() if value in text] == []
+    assert [place for place, text in outputs.items() if value in text] == []
     files = [file for file in ran.folder.rglob("*") if file.is_file()]
     assert len(files) > 10
     assert [
@@ -157,8 +165,8 @@ def test_files_are_the_users_own_and_like_any_other_of_theirs(ran: Ran) -> None:
     (out / "mine").touch()
     assert page == stat.S_IMODE((out / "mine").stat().st_mode)
     assert script == page | 0o111 & ~_taken_away()
-    kept = [file for file in (ran.folder / "xdg_data_home").rglob("*") if file.is_file()]
-    assert kept and all(stat.S_IMODE(file.stat().st_mode) & 0o077 == 0 for file in kept)
+    files = [file for file in (ran.folder / "xdg_data_home").rglob("*") if file.is_file()]
+    assert files and all(stat.S_IMODE(file.stat().st_mode) & 0o077 == 0 for file in files)
 
 
 def test_the_launch_script_takes_the_name_as_it_is(ran: Ran) -> None:
@@ -175,10 +183,10 @@ def test_the_launch_script_takes_the_name_as_it_is(ran: Ran) -> None:
 
 
 def _taken_away() -> int:
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", "import os; print(os.umask(0))"],
         capture_output=True,
         text=True,
         check=True,
     )
-    return int(told.stdout)
+    return int(process.stdout)
