@@ -39,7 +39,7 @@ def compiled(folder: Path | None = None) -> Path:
     if library.exists():
         return library
     headers = [f"-I{path}" for path in include_paths()]
-    where = Path(torch.__file__).parent / "lib"
+    libraries = Path(torch.__file__).parent / "lib"
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
     half = library.with_suffix(f".{os.getpid()}")
     command = [
@@ -55,7 +55,7 @@ def compiled(folder: Path | None = None) -> Path:
         str(half),
     ]
     subprocess.run(
-        [*command, f"-L{where}", "-lc10", f"-Wl,-rpath,{where}"],
+        [*command, f"-L{libraries}", "-lc10", f"-Wl,-rpath,{libraries}"],
         check=True,
         capture_output=True,
         timeout=200,

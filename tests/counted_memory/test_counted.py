@@ -48,14 +48,14 @@ OLDER = (
 
 
 def run(specifications: list[dict[str, Any]], **environment: str) -> list[dict[str, Any]]:
-    known = {**os.environ, **counting.QUIET, **environment}
+    variables = {**os.environ, **counting.QUIET, **environment}
     done = subprocess.run(
         [sys.executable, "-m", "tests.counted_memory.counted", str(counting.compiled())],
         input=json.dumps(specifications),
         capture_output=True,
         text=True,
         timeout=800,
-        env=known,
+        env=variables,
         cwd=Path(__file__).parents[2],
     )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
@@ -67,19 +67,20 @@ def off(answer: dict[str, Any]) -> dict[str, float]:
     """Return the relative errors of the whole peak and of each phase's."""
     for side in ("traced", "counted"):
         assert "error" not in answer[side], answer[side]["error"]
-    predicted, found = answer["traced"], answer["counted"]
-    assert predicted["phases"].keys() == found["phases"].keys()
+    predicted, measured = answer["traced"], answer["counted"]
+    assert predicted["phases"].keys() == measured["phases"].keys()
     errors = {
         phase: predicted["phases"][phase] / counted - 1
-        for phase, counted in found["phases"].items()
+        for phase, counted in measured["phases"].items()
     }
-    return {"peak": predicted["peak"] / found["peak"] - 1, **errors}
+    return {"peak": predicted["peak"] / measured["peak"] - 1, **errors}
 
 
-def report(named: dict[str, dict[str, float]]) -> list[str]:
-    worst = sorted(named, key=lambda name: -max(map(abs, named[name].values())))
+def report(errors_by_name: dict[str, dict[str, float]]) -> list[str]:
+    worst = sorted(errors_by_name, key=lambda name: -max(map(abs, errors_by_name[name].values())))
     return [
-        f"{name}: " + ", ".join(f"{what} {error:+.4%}" for what, error in named[name].items())
+        f"{name}: "
+        + ", ".join(f"{part} {error:+.4%}" for part, error in errors_by_name[name].items())
         for name in worst
     ]
 
@@ -95,7 +96,9 @@ def test_fixed_configurations_match_the_prediction() -> None:
     )
     assert len(errors) >= 40
     outside = {
-        name: found for name, found in errors.items() if max(map(abs, found.values())) > CLOSE
+        name: by_phase
+        for name, by_phase in errors.items()
+        if max(map(abs, by_phase.values())) > CLOSE
     }
     assert len(outside) <= 0.01 * len(errors), "\n".join(report(outside))
     # Peaks are in different phases, and every phase is checked.
@@ -109,11 +112,13 @@ def test_random_configurations_match_the_prediction() -> None:
     draw = random.Random(SEED)
     specifications = [cases.drawn(draw) for _ in range(DRAWN)]
     errors = {
-        json.dumps(each): off(answer)
-        for each, answer in zip(specifications, run(specifications), strict=True)
+        json.dumps(specification): off(answer)
+        for specification, answer in zip(specifications, run(specifications), strict=True)
     }
     outside = {
-        name: found for name, found in errors.items() if max(map(abs, found.values())) > CLOSE
+        name: by_phase
+        for name, by_phase in errors.items()
+        if max(map(abs, by_phase.values())) > CLOSE
     }
     print(*report(errors)[:2], sep="\n")
     assert not outside, f"AUTOTUNE_FORESIGHT_SEED={SEED}\n" + "\n".join(report(outside))
@@ -130,6 +135,6 @@ def test_older_releases_match_the_prediction(release: str) -> None:
     answers = run([cases.FIXED[name] for name in OLDER], PYTHONPATH=str(overlay))
     errors = {name: off(answer) for name, answer in zip(OLDER, answers, strict=True)}
     print(*report(errors), sep="\n")
-    assert max(max(map(abs, found.values())) for found in errors.values()) <= CLOSE, "\n".join(
-        report(errors)
+    assert max(max(map(abs, by_phase.values())) for by_phase in errors.values()) <= CLOSE, (
+        "\n".join(report(errors))
     )

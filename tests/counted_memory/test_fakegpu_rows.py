@@ -49,7 +49,7 @@ def test_packed_layers_store_what_the_page_lists(nested: bool, stored: int) -> N
 def test_rows_that_differ_in_what_runs_have_different_traces() -> None:
     keys = {}
     for number, row in enumerate(ROWS, 1):
-        what = tuple(
+        step = tuple(
             row[name]
             for name in (
                 "model",
@@ -62,5 +62,5 @@ def test_rows_that_differ_in_what_runs_have_different_traces() -> None:
                 "length",
             )
         )
-        keys.setdefault(what, fakegpu.expressed(number, row).key)
+        keys.setdefault(step, fakegpu.expressed(number, row).key)
     assert len(set(keys.values())) == len(keys)

@@ -25,7 +25,9 @@ def test_steps_with_images_match_the_prediction() -> None:
         name: off(answer) for name, answer in zip(CASES, run(list(CASES.values())), strict=True)
     }
     outside = {
-        name: found for name, found in errors.items() if max(map(abs, found.values())) > CLOSE
+        name: by_phase
+        for name, by_phase in errors.items()
+        if max(map(abs, by_phase.values())) > CLOSE
     }
     print(*report(errors), sep="\n")
     assert not outside, "\n".join(report(outside))

@@ -26,10 +26,10 @@ ROWS: list[dict[str, Any]] = CHOICE["rows"]
 
 def test_every_record_is_chosen_or_excluded_once() -> None:
     first = [row["id"] for row in ROWS if row.get("set", "first") == "first"]
-    ids = first + [name for one in CHOICE["excluded"] for name in one["ids"]]
+    ids = first + [name for exclusion in CHOICE["excluded"] for name in exclusion["ids"]]
     assert len(ids) == len(set(ids)) == 725
     assert len({row["id"] for row in ROWS}) == len(ROWS)
-    assert all(len(one["reason"]) > 10 for one in CHOICE["excluded"])
+    assert all(len(exclusion["reason"]) > 10 for exclusion in CHOICE["excluded"])
 
 
 def test_enough_rows_of_both_kinds_are_chosen() -> None:
@@ -48,14 +48,16 @@ def test_a_chosen_row_has_a_public_page_and_its_environment_is_pinned() -> None:
 
 def test_rows_with_different_steps_request_different_traces() -> None:
     cases = [express.fms(row) for row in ROWS if row["class"] == "fms"]
-    seen: dict[str, Any] = {}
+    specifications: dict[str, Any] = {}
     for case in cases:
-        seen.setdefault(case.key, case.specification)
-        assert seen[case.key] == case.specification
+        specifications.setdefault(case.key, case.specification)
+        assert specifications[case.key] == case.specification
     environments = {(case.key, case.row["environment"]) for case in cases}
-    assert len(environments) == len(seen), "the same step under other versions is another trace"
+    assert len(environments) == len(specifications), (
+        "the same step under other versions is another trace"
+    )
     batches = {(case.row["model"], case.row["tuning"], case.row["micro_batch"]) for case in cases}
-    assert len(seen) >= len(batches)
+    assert len(specifications) >= len(batches)
 
 
 VERL = [row for row in ROWS if row["class"] == "verdict" and "verl" in row["framework"].lower()]
@@ -107,9 +109,11 @@ def test_calculators_are_applied_as_far_as_they_go() -> None:
         next(row for row in mistral if row["tuning"] == tuning and row["gpus"] == 1)
         for tuning in ("full", "lora")
     )
-    found = {row["tuning"]: calculators.estimates(express.fms(row)) for row in (full, lora)}
-    assert found["full"]["accelerate"] == found["lora"]["accelerate"], "the command has no adapters"
+    estimates = {row["tuning"]: calculators.estimates(express.fms(row)) for row in (full, lora)}
+    assert estimates["full"]["accelerate"] == estimates["lora"]["accelerate"], (
+        "the command has no adapters"
+    )
     states = 16 * 7_241_732_096  # gradients and Adam's states of Mistral-7B's parameters
-    saved = found["full"]["closed formula"] - found["lora"]["closed formula"]
+    saved = estimates["full"]["closed formula"] - estimates["lora"]["closed formula"]
     tokens = full["length"] - lora["length"]
     assert saved == pytest.approx(states + 34 * tokens * 4 * 4096 * 32, rel=0.01)

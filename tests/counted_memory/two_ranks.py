@@ -28,8 +28,8 @@ def on_real_ranks(case: dict[str, Any], folder: Path) -> list[dict[str, int]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [_start(file, rank, port) for rank in range(2)]
-    said = [process.communicate(timeout=280)[0] for process in ranks]
-    for process, text in zip(ranks, said, strict=True):
+    outputs = [process.communicate(timeout=280)[0] for process in ranks]
+    for process, text in zip(ranks, outputs, strict=True):
         assert process.returncode == 0, text[-3000:]
     return [json.loads(Path(f"{file}.{rank}").read_text()) for rank in range(2)]
 
@@ -62,8 +62,8 @@ def predicted(case: dict[str, Any], rank: int) -> Trace:
     """Return the trace of one rank: traced sharded for FSDP2, rewritten from a plain trace for
     the other kinds.
     """
-    given = {"kind": case["kind"], "ranks": 2, "rank": rank, "options": case.get("options", {})}
-    return apply(followed(case, rank), Sharding.of(given)).trace
+    sharding = {"kind": case["kind"], "ranks": 2, "rank": rank, "options": case.get("options", {})}
+    return apply(followed(case, rank), Sharding.of(sharding)).trace
 
 
 def followed(
@@ -77,7 +77,7 @@ def followed(
     spec = {**two_ranks_loop.specification(case), "device": device}
     annotator = StepAnnotator(spec)
     ledger, tracker = annotator.ledger, annotator.tracker
-    log, wanted = (
+    log, logged = (
         parameter_uses.ParameterUses(ledger, own_nodes=case["kind"] == "zero3"),
         case["kind"] in parameter_uses.KINDS,
     )
@@ -90,7 +90,7 @@ def followed(
             fake_models.materialise(model)
             model = fsdp2.shard(two_ranks_loop.ready(model, case), spec, tracker)
             gc.collect()
-            if wanted:
+            if logged:
                 log.watch(model, tracker)
 
             def enter(phase: str, step: int) -> None:
@@ -99,7 +99,7 @@ def followed(
 
             with parameter_uses.zero3_linear(spec):
                 log.note_groups(two_ranks_loop.train(model, case, enter).param_groups)
-    return _trace(ledger, log if wanted else None, device)
+    return _trace(ledger, log if logged else None, device)
 
 
 def _trace(
@@ -133,14 +133,14 @@ def peaks(trace: Trace) -> dict[str, int]:
     """Return peaks by phase and step, like `on_real_ranks`; memory held at the start of a phase
     counts.
     """
-    found: dict[str, int] = {}
+    peak_bytes: dict[str, int] = {}
     live, key, marks = 0, "", list(trace.marks)
     for at, event in enumerate((*trace.events, 0)):
         while marks and marks[0].event <= at:
             mark = marks.pop(0)
             key = f"{mark.phase}{mark.step}"
-            found[key] = max(live, found.get(key, 0))
+            peak_bytes[key] = max(live, peak_bytes.get(key, 0))
         if event:
             live += trace.sizes[event - 1] if event > 0 else -trace.sizes[-event - 1]
-            found[key] = max(live, found.get(key, 0))
-    return found
+            peak_bytes[key] = max(live, peak_bytes.get(key, 0))
+    return peak_bytes

@@ -57,19 +57,19 @@ def fill(model: Any) -> Any:
     """Allocate every parameter and buffer, real or fake depending on the active modes."""
     import torch
 
-    made: dict[int, Any] = {}
+    filled_by_id: dict[int, Any] = {}
 
     def filled(tensor: Any, parameter: bool) -> Any:
-        if id(tensor) not in made:
+        if id(tensor) not in filled_by_id:
             new = torch.empty_strided(
                 tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu"
             )
             if new.is_floating_point():
                 new.zero_().add_(0.01)
-            made[id(tensor)] = (
+            filled_by_id[id(tensor)] = (
                 torch.nn.Parameter(new, requires_grad=tensor.requires_grad) if parameter else new
             )
-        return made[id(tensor)]
+        return filled_by_id[id(tensor)]
 
     for module in model.modules():
         for name, tensor in list(module._parameters.items()):

@@ -25,29 +25,30 @@ def flash_attn_varlen_func(
 ) -> Any:
     """Each sequence by itself; its last query sees its last key."""
     assert causal
-    starts_q, starts_k, found = cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), []
+    starts_q, starts_k, outputs = cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), []
     assert max_seqlen_q == max(end - start for start, end in pairwise(starts_q))
     for at in range(len(starts_q) - 1):
         queries = q[starts_q[at] : starts_q[at + 1]].transpose(0, 1).unsqueeze(0)
         keys, values = (
-            one[starts_k[at] : starts_k[at + 1]].transpose(0, 1).unsqueeze(0) for one in (k, v)
+            states[starts_k[at] : starts_k[at + 1]].transpose(0, 1).unsqueeze(0)
+            for states in (k, v)
         )
-        more = keys.shape[2] - queries.shape[2]
-        seen = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril(
-            more
+        offset = keys.shape[2] - queries.shape[2]
+        mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril(
+            offset
         )
         if window_size[0] >= 0:
-            seen = seen & ~torch.ones_like(seen).tril(more - window_size[0] - 1)
+            mask = mask & ~torch.ones_like(mask).tril(offset - window_size[0] - 1)
         out = torch.nn.functional.scaled_dot_product_attention(
             queries,
             keys,
             values,
-            attn_mask=seen,
+            attn_mask=mask,
             scale=softmax_scale,
             enable_gqa=True,
         )
-        found.append(out.squeeze(0).transpose(0, 1))
-    return torch.cat(found)
+        outputs.append(out.squeeze(0).transpose(0, 1))
+    return torch.cat(outputs)
 
 
 def install() -> None:
