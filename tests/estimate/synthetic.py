@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from autotune import catalog
 from autotune.catalog import Gpu
 from autotune.core.composition import CompletionSource, Composition, EngineSettings, Resident
 from autotune.core.job import Hardware
@@ -28,6 +29,16 @@ PARTS: tuple[Part, ...] = (
     "kv_cache",
     "communication",
 )
+
+
+def config_of(name: str) -> Mapping[str, object]:
+    """Return the configuration of a catalogued model."""
+    return next(model.config for model in catalog.models() if name in model.ids)
+
+
+def gpu_of(name: str) -> Gpu:
+    """Return a catalogued GPU."""
+    return next(gpu for gpu in catalog.gpus() if gpu.name == name)
 
 
 class Book:

@@ -59,9 +59,8 @@ def test_the_peak_of_the_events_is_that_of_the_formula(changed: dict[str, int]) 
     )
     assert peak == pytest.approx(sum(expected.values()), rel=0.05)
     assert live == 2 * len(shape.layers) * cached
-    assert {prefill.names[number - 1] for number in prefill.cache} == {CACHE} and len(
-        prefill.cache
-    ) == 2 * len(shape.layers)
+    assert {prefill.names[number - 1] for number in prefill.cache} == {CACHE}
+    assert len(prefill.cache) == 2 * len(shape.layers)
 
 
 def test_each_layer_makes_its_cache_before_the_next_one_begins() -> None:
@@ -78,7 +77,5 @@ def test_each_layer_makes_its_cache_before_the_next_one_begins() -> None:
     prefill = prefill_events(3, frozenset(sizes))
     allocated = [prefill.names[entry - 1] for entry in prefill.order if entry > 0]
     places = [at for at, name in enumerate(allocated) if name == CACHE]
-    assert all(
-        "wide" in allocated[first:second]
-        for first, second in zip(places[1::2], places[2::2], strict=False)
-    )
+    for first, second in zip(places[1::2], places[2::2], strict=False):
+        assert "wide" in allocated[first:second]

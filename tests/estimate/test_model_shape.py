@@ -11,10 +11,7 @@ import pytest
 from autotune import catalog
 from autotune.core.errors import BadInput
 from autotune.estimate.model_shape import architectures, dtype_bytes, shape
-
-
-def config_of(name: str) -> Mapping[str, object]:
-    return next(model.config for model in catalog.models() if name in model.ids)
+from tests.estimate.synthetic import config_of
 
 
 @pytest.mark.parametrize(

@@ -220,15 +220,16 @@ def test_gradients_exist_in_a_forward_pass_after_another_one() -> None:
 
 
 def test_kept_logits_stay_until_the_next_are_concatenated() -> None:
-    full, last = (rows * 4 * 16 * 151_936 for rows in (8, 2))
+    full, last = 8 * 4 * 16 * 151_936, 2 * 4 * 16 * 151_936
     keeping = other_bytes(
         retained_logits=8,
         generation_micro_batch=2,
         completion_length=16,
     )
-    assert {phase: parts["logits"] for phase, parts in keeping.items() if phase != "rollout"} == {
-        phase: full for phase in PHASES if phase not in ("load", "rollout")
-    }
+    training_phases = set(PHASES) - {"load", "rollout"}
+    assert set(keeping) == {*training_phases, "rollout"}
+    for phase in training_phases:
+        assert keeping[phase]["logits"] == full
     assert keeping["rollout"]["logits"] == 3 * full, (
         "nothing is generated in this trace: the old, the new and a copy"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from autotune.core.composition import EngineSettings, Resident
 from autotune.core.job import Hardware
-from autotune.core.prediction import Prediction
+from autotune.core.prediction import EngineFit, PhasePrediction, Prediction
 from autotune.core.units import GIB, MIB
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.predictor import predict
@@ -26,6 +27,22 @@ ENGINE = EngineSettings(
     max_model_length=1024,
     max_num_seqs=8,
 )
+
+
+def notes_of(prediction: Prediction) -> str:
+    return "\n".join(prediction.assumptions)
+
+
+def phase_of(prediction: Prediction, name: str) -> PhasePrediction:
+    return next(phase for phase in prediction.phases if phase.name == name)
+
+
+def peak_in(prediction: Prediction, name: str) -> float:
+    return phase_of(prediction, name).peak_bytes.value
+
+
+def parts_by_phase(prediction: Prediction) -> dict[str, Mapping[str, int]]:
+    return {phase.name: phase.parts for phase in prediction.phases}
 
 
 def predicted(**changed: Any) -> Prediction:
@@ -182,7 +199,7 @@ def test_communicators_that_carry_anything(
     prediction = predicted(
         composition=dataclasses.replace(ranked, sharded_by=sharded_by), hardware=hardware(count=2)
     )
-    parts = {phase.name: phase.parts for phase in prediction.phases}
+    parts = parts_by_phase(prediction)
     assert parts["load"].get("communication", 0) == at_start * 544 * MIB
     assert parts["backward"]["communication"] == in_all * 544 * MIB
 
@@ -229,7 +246,7 @@ def test_an_engine_starts_before_the_first_collective_of_ddp(
         sharded_by=sharded_by,
     )
     prediction = predicted(composition=colocated, hardware=hardware(count=2))
-    parts = {phase.name: phase.parts for phase in prediction.phases}
+    parts = parts_by_phase(prediction)
     assert ("communication" in parts["load"], "communication" in parts["rollout"]) == (
         connected,
         True,
@@ -239,11 +256,9 @@ def test_an_engine_starts_before_the_first_collective_of_ddp(
 
 def test_an_offloaded_engine_counts_in_the_rollout_alone() -> None:
     awake, sleeping = with_engine(), with_engine(sleep=True)
-    by_name = {phase.name: phase.peak_bytes.value for phase in sleeping.phases}
-    assert by_name["rollout"] > by_name["forward"] + 8 * GIB
-    assert {phase.name: phase.peak_bytes.value for phase in awake.phases}["forward"] > by_name[
-        "forward"
-    ] + 8 * GIB
+    forward = peak_in(sleeping, "forward")
+    assert peak_in(sleeping, "rollout") > forward + 8 * GIB
+    assert peak_in(awake, "forward") > forward + 8 * GIB
     assert sleeping.peak_phase is not None and sleeping.peak_phase.name in ("rollout", "load")
     # The pool of one that sleeps is on the device in whole segments, whose free parts serve nothing
     # else.
@@ -259,7 +274,7 @@ def test_during_the_sync_a_waking_engine_has_no_cache_yet() -> None:
             adapter_rank=16,
         )
     )
-    parts = {phase.name: phase.parts for phase in prediction.phases}
+    parts = parts_by_phase(prediction)
     assert "kv_cache" in parts["rollout"] and "kv_cache" not in parts["sync"]
     assert parts["sync"]["workspaces"] > parts["rollout"]["workspaces"]  # the merged matrix
 
@@ -269,34 +284,28 @@ def test_a_sync_begins_beside_the_cache_of_the_step_before_it() -> None:
     prediction = predicted(
         composition=colocated, trace=training(micro_batch=40)
     )  # a step that takes more than the engine's wake
-    by_name = {phase.name: phase for phase in prediction.phases}
-    assert by_name["sync"].peak_bytes == by_name["optimizer"].peak_bytes
-    assert sum(by_name["sync"].parts.values()) == pytest.approx(
-        by_name["sync"].peak_bytes.value, abs=1
-    )
-    assert "gradients" not in by_name["sync"].parts and "kv_cache" not in by_name["sync"].parts
+    sync = phase_of(prediction, "sync")
+    assert sync.peak_bytes == phase_of(prediction, "optimizer").peak_bytes
+    assert sum(sync.parts.values()) == pytest.approx(sync.peak_bytes.value, abs=1)
+    assert "gradients" not in sync.parts and "kv_cache" not in sync.parts
     assert prediction.peak_phase is not None and prediction.peak_phase.name != "sync"
 
 
 def test_an_engine_that_wakes_at_once_has_its_cache_during_the_sync() -> None:
     later, immediate = with_engine(sleep=True), with_engine(sleep=True, wakes_at_once=True)
-    parts = {phase.name: phase.parts for phase in immediate.phases}
+    parts = parts_by_phase(immediate)
     assert parts["sync"]["kv_cache"] == parts["rollout"]["kv_cache"] > 0
-    peaks = [
-        {phase.name: phase.peak_bytes.value for phase in prediction.phases}
-        for prediction in (later, immediate)
-    ]
-    assert peaks[1]["sync"] == pytest.approx(peaks[0]["sync"] + parts["sync"]["kv_cache"], abs=2)
+    expected = peak_in(later, "sync") + parts["sync"]["kv_cache"]
+    assert peak_in(immediate, "sync") == pytest.approx(expected, abs=2)
 
 
 def test_the_installed_release_of_the_engine_decides_its_cache() -> None:
-    engine = composition(engine=ENGINE, generation="engine")
-    older, current, unknown = (
-        predicted(
-            composition=engine, trace=dataclasses.replace(training(), versions=versions)
-        ).engine
-        for versions in ({"vllm": "0.10.2"}, {"vllm": "0.31.0"}, {})
-    )
+    def engine_of(**versions: str) -> EngineFit | None:
+        trace = dataclasses.replace(training(), versions=versions)
+        engine = composition(engine=ENGINE, generation="engine")
+        return predicted(composition=engine, trace=trace).engine
+
+    older, current, unknown = engine_of(vllm="0.10.2"), engine_of(vllm="0.31.0"), engine_of()
     assert older is not None and current is not None
     assert older.kv_cache_bytes.value != current.kv_cache_bytes.value
     assert current == unknown
@@ -311,14 +320,14 @@ def test_an_engine_without_room_fails_with_its_own_message() -> None:
 def test_an_engine_on_other_devices_takes_nothing_here_with_a_note() -> None:
     prediction = predicted(composition=composition(generation="server"))
     assert prediction.engine is None and "engine" not in prediction.breakdown
-    assert any("other devices" in assumption for assumption in prediction.assumptions)
+    assert "other devices" in notes_of(prediction)
 
 
 def test_transformers_generation_has_its_cache_in_the_trainers_memory() -> None:
     long = dataclasses.replace(
         composition(generation="trainer"), prompt_length=64, completion_length=2000
     )
-    rollout = next(phase for phase in predicted(composition=long).phases if phase.name == "rollout")
+    rollout = phase_of(predicted(composition=long), "rollout")
     tokens = 8 * (64 + 1999)  # the last token's keys are never needed
     assert rollout.parts["kv_cache"] == pytest.approx(tokens * 28 * 2 * 2 * 128 * 2, rel=0.01)
     assert rollout.parts["logits"] >= 8 * 151936 * 4
@@ -333,7 +342,7 @@ def test_verdicts_by_the_interval_and_the_limit() -> None:
     assert predicted(limit_bytes=int(peak.low) - 1).fits is False
     between = predicted(limit_bytes=int((peak.low + peak.value) / 2))
     assert between.fits is None
-    assert between.depends_on and all(cause for cause in between.depends_on)
+    assert between.depends_on and all(between.depends_on)
 
 
 def test_only_an_undecided_prediction_depends_on_something() -> None:
@@ -352,7 +361,7 @@ def test_the_driver_keeps_a_part_of_the_device() -> None:
     )
     assert prediction.peak_memory_bytes.value < small.memory_bytes
     assert prediction.fits is not True
-    assert any("CUDA offers" in assumption for assumption in prediction.assumptions)
+    assert "CUDA offers" in notes_of(prediction)
 
 
 def test_near_the_limit_less_memory_suffices_after_emptying_the_cache() -> None:
@@ -369,7 +378,7 @@ def test_near_the_limit_less_memory_suffices_after_emptying_the_cache() -> None:
     assert limit < loose.peak_memory_bytes.high
     assert tight.fits is True
     assert tight.peak_memory_bytes.high <= limit
-    assert any("empty its cache" in assumption for assumption in tight.assumptions)
+    assert "empty its cache" in notes_of(tight)
 
 
 def test_a_crowded_device_is_marked() -> None:
@@ -380,11 +389,8 @@ def test_a_crowded_device_is_marked() -> None:
         hardware=hardware(crowded),
         limit_bytes=crowded.memory_bytes,
     )
-    assert any(
-        "90%" in assumption or "empty its cache" in assumption
-        for assumption in prediction.assumptions
-    )
-    assert not any("90%" in assumption for assumption in predicted().assumptions)
+    assert "90%" in notes_of(prediction) or "empty its cache" in notes_of(prediction)
+    assert "90%" not in notes_of(predicted())
 
 
 # Less certain inputs: wider intervals.
@@ -396,7 +402,7 @@ def test_a_generic_step_has_a_wider_interval_except_for_weights() -> None:
     assert generic.torch_peak_allocated_bytes.value == traced.torch_peak_allocated_bytes.value
     width = generic.torch_peak_allocated_bytes.high - traced.torch_peak_allocated_bytes.high
     assert width == pytest.approx(0.4 * (120 + 50 + 16.25) * MIB, rel=0.02)
-    assert any("a generic step replaces" in assumption for assumption in generic.assumptions)
+    assert "a generic step replaces" in notes_of(generic)
 
 
 def test_models_outside_a_generic_step_are_counted() -> None:
@@ -436,7 +442,7 @@ def test_experts_only_raise_the_upper_end() -> None:
 def test_an_unknown_gpu_has_a_wider_interval_and_a_note() -> None:
     catalogued, unknown = predicted(), predicted(gpu=None, hardware=hardware(None))
     assert unknown.peak_memory_bytes.high > catalogued.peak_memory_bytes.high
-    assert any("catalogue" in assumption for assumption in unknown.assumptions)
+    assert "catalogue" in notes_of(unknown)
 
 
 # Two ways to the same figures.
@@ -451,9 +457,8 @@ def test_a_step_with_other_sizes_predicts_like_a_trace_of_those_sizes(
         generation="none" if engine is None else "engine",
         adapter_rank=16,
     )
-    small, large = (
-        situation(composition=composed, trace=training(micro_batch=batch)) for batch in (1, 3)
-    )
+    small = situation(composition=composed, trace=training(micro_batch=1))
+    large = situation(composition=composed, trace=training(micro_batch=3))
     stage = StepStage(small.trace, step_context(small)).at(
         np.array(large.trace.sizes), step_context(large)
     )
@@ -566,13 +571,7 @@ def test_an_offloaded_optimizer_is_not_back_while_weights_are_sent() -> None:
     """Setups whose sync is modelled by the gathered bytes."""
     composed = composition(engine=dataclasses.replace(ENGINE, sleep=True), generation="engine")
     sending = dataclasses.replace(composed, sync_gathers="parameter", sync_buffer_bytes=64 * MIB)
-    stays, leaves = (
-        predicted(composition=dataclasses.replace(sending, offloaded_in_rollout=away))
-        for away in ((), ("optimizer",))
-    )
-
-    def at(prediction: Prediction, name: str) -> float:
-        return next(phase.peak_bytes.value for phase in prediction.phases if phase.name == name)
-
-    assert at(stays, "sync") - at(leaves, "sync") == 200 * MIB
-    assert at(stays, "backward") == at(leaves, "backward")
+    offloading = dataclasses.replace(sending, offloaded_in_rollout=("optimizer",))
+    stays, leaves = predicted(composition=sending), predicted(composition=offloading)
+    assert peak_in(stays, "sync") - peak_in(leaves, "sync") == 200 * MIB
+    assert peak_in(stays, "backward") == peak_in(leaves, "backward")

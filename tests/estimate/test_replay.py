@@ -10,14 +10,23 @@ import pytest
 from autotune.core.trace import Inventory, Mark, Trace
 from autotune.core.units import MIB
 from autotune.estimate.allocator import AllocatorSettings, CachingAllocator
+from autotune.estimate.replay import PhaseUse, Replay
 from tests.estimate.synthetic import Book, replay, training
+
+
+def phases_of(trace: Trace) -> dict[tuple[str, int], PhaseUse]:
+    return {(use.phase, use.step): use for use in replay(trace).phases}
+
+
+def requested_peak(replayed: Replay) -> int:
+    return max(use.requested_bytes for use in replayed.phases)
 
 
 def test_phases_by_hand() -> None:
     """Weights 100; activations 4 x 30 and logits 50; in the backward pass one gradient per freed
     activation.
     """
-    phases = {(use.phase, use.step): use for use in replay(training(steps=2)).phases}
+    phases = phases_of(training(steps=2))
     assert phases["load", 0].requested_bytes == 100 * MIB
     assert phases["forward", 0].requested_bytes == 270 * MIB
     assert phases["backward", 0].requested_bytes == 270 * MIB
@@ -35,7 +44,7 @@ def test_segments_by_hand() -> None:
     """25 MiB in segments of 26, the rest too small to split off; 30 and 50 in segments of their
     own size.
     """
-    phases = {(use.phase, use.step): use for use in replay(training(steps=1)).phases}
+    phases = phases_of(training(steps=1))
     assert phases["load", 0].reserved_bytes == 4 * 26 * MIB
     assert phases["load", 0].allocated_bytes == 4 * 26 * MIB
     assert phases["forward", 0].reserved_bytes == (4 * 26 + 4 * 30 + 50) * MIB
@@ -49,13 +58,13 @@ def test_later_phases_include_the_cache_of_earlier_ones() -> None:
 
 def test_the_requested_peak_equals_the_traces() -> None:
     trace = training(micro_batch=3)
-    assert max(use.requested_bytes for use in replay(trace).phases) == trace.peak_bytes
+    assert requested_peak(replay(trace)) == trace.peak_bytes
 
 
 def test_expandable_segments_reserve_what_is_allocated_up_to_a_page() -> None:
     replayed = replay(training(), settings=AllocatorSettings(expandable_segments=True))
     assert max(use.allocated_bytes for use in replayed.phases) == 470 * MIB
-    assert max(use.requested_bytes for use in replayed.phases) == 470 * MIB
+    assert requested_peak(replayed) == 470 * MIB
     assert replayed.reserved_bytes == 480 * MIB
 
 

@@ -22,7 +22,8 @@ from autotune.estimate.throughput.rollout_simulation import (
     Rollout,
     simulate,
 )
-from tests.estimate.test_throughput import composition, config_of, gpu, trace
+from tests.estimate.synthetic import config_of, gpu_of
+from tests.estimate.test_throughput import composition, trace
 
 ENOUGH = EngineLimits(max_num_seqs=64, max_batched_tokens=4096)
 
@@ -76,11 +77,9 @@ def test_no_schedule_beats_the_longest_completion_or_the_batch(
     )
     rollout, passes = watched(requests(lengths), limits)
     assert rollout.passes >= max(max(lengths), sum(lengths) / limits.max_num_seqs)
-    assert all(engine_pass.decoding <= limits.max_num_seqs for engine_pass in passes)
-    assert all(
-        engine_pass.decoding + engine_pass.prefilled <= limits.max_batched_tokens
-        for engine_pass in passes
-    )
+    for engine_pass in passes:
+        assert engine_pass.decoding <= limits.max_num_seqs
+        assert engine_pass.decoding + engine_pass.prefilled <= limits.max_batched_tokens
     # Every token but the first of each admission is decoded.
     assert (
         rollout.mean_decoding * rollout.passes == sum(lengths) - len(lengths) - rollout.preemptions
@@ -97,14 +96,19 @@ def test_long_prompts_are_read_in_chunks() -> None:
     _, passes = watched(
         requests([1], prompt=1000), EngineLimits(max_num_seqs=1, max_batched_tokens=256)
     )
-    assert [engine_pass.prefilled for engine_pass in passes] == [256, 256, 256, 232]
+    assert prefilled(passes) == [256, 256, 256, 232]
 
 
 def test_a_group_reads_the_full_blocks_of_its_prompt_once() -> None:
     ungrouped = watched(requests([4] * 8, prompt=100), ENOUGH)[1]
     together = watched(requests([4] * 8, prompt=100, group=8), ENOUGH)[1]
-    assert sum(engine_pass.prefilled for engine_pass in ungrouped) == 8 * 100
-    assert sum(engine_pass.prefilled for engine_pass in together) == 100 + 7 * (100 - 96)
+    assert sum(prefilled(ungrouped)) == 8 * 100
+    assert sum(prefilled(together)) == 100 + 7 * (100 - 96)
+
+
+def prefilled(passes: list[Pass]) -> list[int]:
+    """Return the prompt tokens that each pass reads."""
+    return [engine_pass.prefilled for engine_pass in passes]
 
 
 def test_a_full_cache_preempts_the_last_admitted() -> None:
@@ -175,7 +179,7 @@ def cycle(split: SplitEngines, lengths: TokenLengths | None = TAIL, **changes: A
     return throughput.cycle(
         trace(),
         shape,
-        gpu=gpu("A100-80G"),
+        gpu=gpu_of("A100-80G"),
         config=config,
         num_generations=8,
         lengths=lengths,
@@ -213,9 +217,8 @@ def test_a_stream_of_completions_has_no_tail() -> None:
         batches_ahead=1.0,
         at_sync="pause",
     )
-    (stream, _), (batch, _) = (
-        generation_and_training(cycle(split)) for split in (ahead, replace(SPLIT, overlap="batch"))
-    )
+    stream, _ = generation_and_training(cycle(ahead))
+    batch, _ = generation_and_training(cycle(replace(SPLIT, overlap="batch")))
     assert stream < 0.8 * batch, "the longest completion of a batch no longer holds the others up"
 
 
@@ -230,10 +233,8 @@ def test_equal_lengths_leave_no_tail_to_gain() -> None:
         batches_ahead=1.0,
         at_sync="pause",
     )
-    (stream, _), (batch, _) = (
-        generation_and_training(cycle(split, None))
-        for split in (ahead, replace(full, overlap="batch"))
-    )
+    stream, _ = generation_and_training(cycle(ahead, None))
+    batch, _ = generation_and_training(cycle(replace(full, overlap="batch"), None))
     assert stream == pytest.approx(batch, rel=0.02)
 
 

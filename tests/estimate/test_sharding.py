@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +47,52 @@ INVENTORY = Inventory(
     layer_trainable=(COUNT,) * 4,
     largest_parameter=COUNT,
 )
+
+
+def spans_of(trace: Trace, phase: str, step: int | None = None) -> list[range]:
+    """Return the stretches of events of a phase, in one step or in all."""
+    spans = []
+    for mark, span in trace.stretches():
+        if mark.phase == phase and step in (None, mark.step):
+            spans.append(span)
+    return spans
+
+
+def allocated_in(trace: Trace, spans: Iterable[range]) -> list[int]:
+    """Return the numbers of the blocks that are allocated in these stretches."""
+    numbers = []
+    for span in spans:
+        for at in span:
+            if trace.events[at] > 0:
+                numbers.append(trace.events[at] - 1)
+    return numbers
+
+
+def part_of(trace: Trace, number: int) -> Part:
+    return trace.part_names[trace.parts[number]]
+
+
+def sizes_of(trace: Trace, part: Part, numbers: Iterable[int]) -> list[int]:
+    """Return the sizes of those of the blocks that belong to a part."""
+    return [trace.sizes[number] for number in numbers if part_of(trace, number) == part]
+
+
+def on_stream(trace: Trace, stream: int) -> list[int]:
+    """Return the numbers of the blocks that belong to a stream."""
+    return [number for number, used_on in trace.streams.items() if used_on == stream]
+
+
+def parts_on_stream(trace: Trace, stream: int) -> set[Part]:
+    return {part_of(trace, number) for number in on_stream(trace, stream)}
+
+
+def largest_of(trace: Trace, numbers: Iterable[int]) -> int:
+    return max(trace.sizes[number] for number in numbers)
+
+
+def trained_phases(trace: Trace) -> list[tuple[str, int]]:
+    """Return phases and steps in their order, without the load."""
+    return [(mark.phase, mark.step) for mark in trace.marks if mark.phase != "load"]
 
 
 def plain(
@@ -174,12 +222,9 @@ def test_every_kind_writes_a_consistent_trace(kind: str, device: str) -> None:
         trace, Sharding.of({"kind": kind, "ranks": 3, "options": {"reduce_bucket_size": 1500}})
     ).trace
     assert balanced(sharded)
-    sharded_phases, traced_phases = (
-        [(mark.phase, mark.step) for mark in written.marks if mark.phase != "load"]
-        for written in (sharded, trace)
-    )
-    assert sharded_phases == traced_phases
-    assert [mark.event for mark in sharded.marks] == sorted(mark.event for mark in sharded.marks)
+    assert trained_phases(sharded) == trained_phases(trace)
+    events = [mark.event for mark in sharded.marks]
+    assert events == sorted(events)
     assert sharded.marks[-1].event <= len(sharded.events)
 
 
@@ -220,12 +265,10 @@ def test_ddp_adds_one_copy_of_the_gradients_unless_they_are_views_of_it() -> Non
 def test_ddp_rebuilds_its_buckets_in_the_order_of_the_gradients() -> None:
     trace = plain(steps=2)
     assert trace.usage is not None
-    sizes = [(at + 1) * MIB for at in range(len(trace.usage.parameters))]
-    big = tuple(
-        replace(parameter, size=size)
-        for parameter, size in zip(trace.usage.parameters, sizes, strict=True)
-    )
-    trace = replace(trace, usage=replace(trace.usage, parameters=big))
+    parameters = []
+    for number, parameter in enumerate(trace.usage.parameters, 1):
+        parameters.append(replace(parameter, size=number * MIB))
+    trace = replace(trace, usage=replace(trace.usage, parameters=tuple(parameters)))
 
     def buckets(step: int, **options: Any) -> list[int]:
         sharded = apply(
@@ -237,19 +280,12 @@ def test_ddp_rebuilds_its_buckets_in_the_order_of_the_gradients() -> None:
                 **options,
             ),
         ).trace
-        spans = [
-            span
-            for mark, span in sharded.stretches()
-            if (mark.phase == "load") == (step == 0) and mark.step == step
-        ]
-        allocated = [
-            sharded.events[at] - 1 for span in spans for at in span if sharded.events[at] > 0
-        ]
-        return [
-            sharded.sizes[number] // MIB
-            for number in allocated
-            if sharded.part_names[sharded.parts[number]] == "communication"
-        ]
+        spans = []
+        for mark, span in sharded.stretches():
+            if (mark.phase == "load") == (step == 0) and mark.step == step:
+                spans.append(span)
+        sizes = sizes_of(sharded, "communication", allocated_in(sharded, spans))
+        return [size // MIB for size in sizes]
 
     assert buckets(0)[-1:] == [10]  # of all gradients
     assert buckets(1) == [4, 3, 2, 1]  # the last layer's comes first
@@ -333,13 +369,8 @@ def test_one_tensor_that_fills_a_partition_is_not_flattened() -> None:
     ).trace
 
     def at_step(trace: Trace) -> list[int]:
-        spans = [span for mark, span in trace.stretches() if mark.phase == "optimizer"]
-        allocated = [trace.events[at] - 1 for span in spans for at in span if trace.events[at] > 0]
-        return [
-            trace.sizes[number]
-            for number in allocated
-            if trace.part_names[trace.parts[number]] == "gradients"
-        ]
+        allocated = allocated_in(trace, spans_of(trace, "optimizer"))
+        return sizes_of(trace, "gradients", allocated)
 
     assert at_step(half) == [2 * SIZE]  # float32 of one whole parameter
     assert at_step(quarter) == [SIZE]
@@ -444,12 +475,8 @@ LEAN = Sharding(
 
 def test_zero3_gathers_and_reduces_on_streams_of_its_own() -> None:
     sharded = apply(plain(), LEAN).trace
-    gathers = [number for number, stream in sharded.streams.items() if stream == 1]
-    reductions = [number for number, stream in sharded.streams.items() if stream == 2]
-    assert {sharded.part_names[sharded.parts[number]] for number in (*gathers, *reductions)} == {
-        "communication"
-    }
-    assert max(sharded.sizes[number] for number in gathers) >= SIZE
+    assert parts_on_stream(sharded, 1) | parts_on_stream(sharded, 2) == {"communication"}
+    assert largest_of(sharded, on_stream(sharded, 1)) >= SIZE
     assert not apply(plain(), replace(LEAN, overlap_comm=False)).trace.streams
     assert not apply(plain("cpu"), LEAN).trace.streams
 
@@ -461,12 +488,11 @@ def test_a_rollout_without_the_coordinators_hooks_makes_zero3_record_the_order_a
     sharding = replace(LEAN, prefetch_bucket_size=4 * COUNT)
     trace = plain()
     assert trace.usage is not None
-    remembered, forgot = (
-        apply(replace(trace, usage=replace(trace.usage, forgets_order=forgets)), sharding).trace
-        for forgets in (False, True)
-    )
-    assert max(remembered.sizes[number] for number in remembered.streams) > SIZE
-    assert max(forgot.sizes[number] for number in forgot.streams) == SIZE
+    remembered = apply(trace, sharding).trace
+    forgetful = replace(trace, usage=replace(trace.usage, forgets_order=True))
+    forgot = apply(forgetful, sharding).trace
+    assert largest_of(remembered, remembered.streams) > SIZE
+    assert largest_of(forgot, forgot.streams) == SIZE
 
 
 def test_a_reference_model_has_a_coordinator_of_its_own() -> None:
@@ -478,19 +504,18 @@ def test_a_reference_model_has_a_coordinator_of_its_own() -> None:
     begins = [
         event for event, kind, *_ in trace.usage.uses if kind == BACKWARD
     ]  # at the last layer first
-    scored = [event for at, event in enumerate(begins) if at % 4 == 0]
-    one_pass = [
-        (PASS, 4),
-        *((kind, module) for module in range(4, 8) for kind in (FORWARD, FORWARD_DONE)),
-    ]
-    reference_uses = [(event, kind, module) for event in scored for kind, module in one_pass]
-    copies = tuple(
-        replace(parameter, trains=False, number=None) for parameter in trace.usage.parameters
-    )
+    reference_uses = []
+    for event in begins[::4]:
+        reference_uses.append((event, PASS, 4))
+        for module in range(4, 8):
+            reference_uses += [(event, FORWARD, module), (event, FORWARD_DONE, module)]
+    copies = []
+    for parameter in trace.usage.parameters:
+        copies.append(replace(parameter, trains=False, number=None))
     usage = replace(
         trace.usage,
         parameters=(*trace.usage.parameters, *copies),
-        modules=(*trace.usage.modules, *((index,) for index in range(4, 8))),
+        modules=(*trace.usage.modules, (4,), (5,), (6,), (7,)),
         uses=tuple(sorted((*trace.usage.uses, *reference_uses), key=lambda use: use[0])),
     )
     policy_only, with_reference = (
@@ -499,20 +524,14 @@ def test_a_reference_model_has_a_coordinator_of_its_own() -> None:
     )
 
     def gathers(sharded: Trace, stream: int) -> list[int]:
-        return [
-            sharded.sizes[number]
-            for number, block_stream in sharded.streams.items()
-            if block_stream == stream
-        ]
+        return [sharded.sizes[number] for number in on_stream(sharded, stream)]
 
     assert gathers(with_reference, 1) == gathers(policy_only, 1)
     assert gathers(with_reference, 3)[:4] == [SIZE] * 4
     assert max(gathers(with_reference, 3)) > SIZE  # ahead, once its own order is known
-    shares = [
-        sharded.parts.count(sharded.part_names.index("weights"))
-        for sharded in (policy_only, with_reference)
-    ]
-    assert shares[1] == shares[0] + 4
+    weights = policy_only.part_names.index("weights")
+    assert with_reference.part_names == policy_only.part_names
+    assert with_reference.parts.count(weights) == policy_only.parts.count(weights) + 4
 
 
 def test_weights_recomputed_for_an_outer_module_are_free_before_the_optimizer() -> None:
@@ -521,10 +540,8 @@ def test_weights_recomputed_for_an_outer_module_are_free_before_the_optimizer() 
     """
     trace = plain(steps=2)
     assert trace.usage is not None
-    frozen = tuple(
-        replace(parameter, trains=index == 0)
-        for index, parameter in enumerate(trace.usage.parameters)
-    )
+    first, *following = trace.usage.parameters
+    frozen = [replace(parameter, trains=False) for parameter in following]
     uses: list[tuple[int, ...]] = []
     for event, kind, which, *fields in trace.usage.uses:
         if kind == BACKWARD:
@@ -535,12 +552,12 @@ def test_weights_recomputed_for_an_outer_module_are_free_before_the_optimizer() 
             uses.append((event, kind, which, *fields))
     usage = replace(
         trace.usage,
-        parameters=frozen,
+        parameters=(replace(first, trains=True), *frozen),
         modules=(*trace.usage.modules, ()),
         uses=tuple(uses),
     )
     sharded = apply(replace(trace, usage=usage), replace(LEAN, prefetch_bucket_size=0)).trace
-    gathered = {number for number, stream in sharded.streams.items() if stream == 1}
+    gathered = set(on_stream(sharded, 1))
     live, counts = 0, [0]
     for entry in sharded.events:
         live += ((entry > 0) - (entry < 0)) * (abs(entry) - 1 in gathered)
@@ -552,11 +569,7 @@ def test_weights_recomputed_for_an_outer_module_are_free_before_the_optimizer() 
 @pytest.mark.parametrize("kind", ["zero2", "zero3"])
 def test_zero_makes_each_moment_a_tensor_of_its_own(kind: str) -> None:
     sharded = apply(plain(), replace(LEAN, kind=kind)).trace  # type: ignore[arg-type]
-    state = [
-        sharded.sizes[number]
-        for number, part in enumerate(sharded.parts)
-        if sharded.part_names[part] == "optimizer"
-    ]
+    state = sizes_of(sharded, "optimizer", range(len(sharded.sizes)))
     masters = 4 * COUNT // 4 * 4
     assert state.count(masters) >= 3  # masters and two moments
 
@@ -580,20 +593,18 @@ def test_small_temporary_tensors_are_no_copies_of_the_optimizer(
                 parameters=(*leading, replace(last, count=smallest // 4, size=smallest)),
             ),
         )
-    first = next(mark.event for mark in trace.marks if mark.phase == "optimizer")
-    at = first + 8  # after the state
+    at = spans_of(trace, "optimizer")[0].start + 8  # after the state
     events = [*trace.events[:at], len(trace.sizes) + 1, -(len(trace.sizes) + 1), *trace.events[at:]]
     assert trace.usage is not None
-    later = tuple((event + 2 * (event > at), *fields) for event, *fields in trace.usage.uses)
+    uses = [(event + 2 * (event > at), *fields) for event, *fields in trace.usage.uses]
+    marks = [replace(mark, event=mark.event + 2 * (mark.event > at)) for mark in trace.marks]
     noted = replace(
         trace,
         sizes=(*trace.sizes, noted_bytes),
         parts=(*trace.parts, 3),
         events=tuple(events),
-        marks=tuple(
-            replace(mark, event=mark.event + 2 * (mark.event > at)) for mark in trace.marks
-        ),
-        usage=replace(trace.usage, uses=later),
+        marks=tuple(marks),
+        usage=replace(trace.usage, uses=tuple(uses)),
     )
     assert optimizer_of(noted, noted.usage).temporary_copies == 0  # type: ignore[arg-type]
 
@@ -656,16 +667,8 @@ def test_fsdp1_gathers_a_layer_at_a_time_and_one_ahead_in_backward() -> None:
 
 def test_fsdp1_gathers_and_reduces_on_streams_of_their_own() -> None:
     trace = apply(plain(), Sharding(kind="fsdp1", ranks=4)).trace
-    part_of = {number: trace.part_names[part] for number, part in enumerate(trace.parts)}
-    assert {
-        part_of[number] for number, stream in trace.streams.items() if stream == fsdp1.GATHERING
-    } == {
-        "communication",
-        "gradients",
-    }
-    assert {
-        part_of[number] for number, stream in trace.streams.items() if stream == fsdp1.REDUCING
-    } == {"gradients"}
+    assert parts_on_stream(trace, fsdp1.GATHERING) == {"communication", "gradients"}
+    assert parts_on_stream(trace, fsdp1.REDUCING) == {"gradients"}
     assert not apply(plain("cpu"), Sharding(kind="fsdp1", ranks=4)).trace.streams, (
         "on a CPU there are none"
     )
@@ -680,10 +683,7 @@ def test_fsdp1_blocks_return_after_the_rate_limiter_waited() -> None:
             sync_module_states=False,
         ),
     ).trace
-    forward = [
-        span for mark, span in trace.stretches() if (mark.phase, mark.step) == ("forward", 0)
-    ]
-    allocated = [trace.events[at] - 1 for span in forward for at in span if trace.events[at] > 0]
+    allocated = allocated_in(trace, spans_of(trace, "forward", 0))
     gathered = [number for number in allocated if trace.streams.get(number) == fsdp1.GATHERING]
     assert [gathered.index(trace.returns[number]) for number in gathered[:2]] == [2, 3]
 
@@ -695,12 +695,10 @@ def test_ranks_that_begin_on_meta_run_ahead_of_broadcasts() -> None:
         begins_on_meta=True,
         records_streams=True,
     )
-    first, last = (loaded(apply(large(), replace(sharding, rank=rank)).trace) for rank in (0, 3))
-    assert (
-        first
-        == loaded(apply(large(), replace(sharding, rank=3, begins_on_meta=False)).trace)
-        < last
-    )
+    last_rank = replace(sharding, rank=3)
+    first = loaded(apply(large(), replace(sharding, rank=0)).trace)
+    last = loaded(apply(large(), last_rank).trace)
+    assert first == loaded(apply(large(), replace(last_rank, begins_on_meta=False)).trace) < last
     assert [loaded(compared.trace) for compared in compared_ranks(large(), sharding)] == [last]
 
 
@@ -714,27 +712,25 @@ def large() -> Trace:
     """
     trace, times = plain(layers=16), 20_000
     assert trace.usage is not None
-    parameters = tuple(
-        replace(
+    parameters = []
+    for parameter in trace.usage.parameters:
+        assert parameter.layer is not None
+        enlarged = replace(
             parameter,
             count=parameter.count * times,
             size=parameter.size * times,
-            layer=None if parameter.layer is None else parameter.layer // 2,
+            layer=parameter.layer // 2,
         )
-        for parameter in trace.usage.parameters
-    )
-    sizes = tuple(size * times for size in trace.sizes)
-    return replace(trace, sizes=sizes, usage=replace(trace.usage, parameters=parameters))
+        parameters.append(enlarged)
+    usage = replace(trace.usage, parameters=tuple(parameters))
+    return replace(trace, sizes=tuple(size * times for size in trace.sizes), usage=usage)
 
 
 def test_the_optimizer_gets_pieces_of_parameters_or_flat_ones() -> None:
     def states(**options: bool) -> list[int]:
-        trace = apply(plain(), Sharding(kind="fsdp1", ranks=4, **options)).trace  # type: ignore[arg-type]
-        return [
-            size
-            for size, part in zip(trace.sizes, trace.parts, strict=True)
-            if trace.part_names[part] == "optimizer"
-        ]
+        sharding = Sharding(kind="fsdp1", ranks=4, **options)  # type: ignore[arg-type]
+        trace = apply(plain(), sharding).trace
+        return sizes_of(trace, "optimizer", range(len(trace.sizes)))
 
     assert sum(states()) == sum(states(use_orig_params=False))
 
@@ -804,12 +800,9 @@ def max_of(
 ) -> int:
     """Return the peak of a part, in a phase of the last step or at any time."""
     last = max(mark.step for mark in trace.marks)
-    spans = [
-        span
-        for mark, span in trace.stretches()
-        if phase is None or (mark.phase, mark.step) == (phase, last)
-    ]
-    counted_events = {event for span in spans for event in span}
+    counted_events = set(range(len(trace.events)))
+    if phase is not None:
+        counted_events = set(itertools.chain(*spans_of(trace, phase, last)))
     live = peak = 0
     for at, event in enumerate(trace.events):
         number = abs(event) - 1
@@ -829,10 +822,10 @@ def test_torch_broadcasts_a_tensor_that_fills_a_bucket_without_a_copy() -> None:
 
 def test_zero_empties_the_cache_before_each_group_of_parameters() -> None:
     trace = apply(in_two_groups(), Sharding(kind="zero2", ranks=2)).trace
-    spans = [span for mark, span in trace.stretches() if mark.phase == "load"]
-    begins = [trace.events[span.start] - 1 for span in spans[1:]]
+    starts = [span.start for span in spans_of(trace, "load")[1:]]
+    begins = [trace.events[start] - 1 for start in starts]
     assert list(trace.emptied) == begins and len(begins) == 2
-    assert set(emptied(trace, TraceContext())) == {span.start for span in spans[1:]}
+    assert set(emptied(trace, TraceContext())) == set(starts)
 
 
 def in_two_groups() -> Trace:
@@ -848,13 +841,9 @@ def test_zero_keeps_reduced_gradients_until_the_last_group_has_its_turn(groups: 
     trace = apply(
         in_two_groups() if groups == 2 else plain(), Sharding(kind="zero2", ranks=2)
     ).trace
-    names = [trace.part_names[part] for part in trace.parts]
-    first = next(span.start for mark, span in trace.stretches() if mark.phase == "optimizer")
-    state = next(
-        at
-        for at, entry in enumerate(trace.events)
-        if at > first and entry > 0 and names[entry - 1] == "optimizer"
-    )
+    state = spans_of(trace, "optimizer")[0].start + 1
+    while trace.events[state] < 0 or part_of(trace, trace.events[state] - 1) != "optimizer":
+        state += 1
     owned = {1: 2 * COUNT, 2: 1500}[groups]  # of the first group
     full_bytes = {1: 0, 2: 3 * SIZE}[
         groups
@@ -868,16 +857,16 @@ def with_adapters() -> Trace:
     """
     trace, layers = plain(), 4
     assert trace.usage is not None
-    frozen = tuple(
-        replace(
+    frozen = []
+    for parameter in trace.usage.parameters:
+        matrix = replace(
             parameter,
             count=100 * COUNT,
             size=100 * SIZE,
             trains=False,
             number=None,
         )
-        for parameter in trace.usage.parameters
-    )
+        frozen.append(matrix)
     uses: list[tuple[int, ...]] = []
     for event, kind, which, *fields in trace.usage.uses:
         before = kind in (FORWARD, BACKWARD)
@@ -907,14 +896,9 @@ def test_fsdp1_has_a_unit_for_each_matrix_of_an_adapter() -> None:
     }
     sharded = apply(trace, sharding).trace
     assert balanced(sharded)
-    spans = [
-        span for mark, span in sharded.stretches() if (mark.phase, mark.step) == ("backward", 2)
-    ]
-    events = [sharded.events[at] for span in spans for at in span]
-    frozen_gathers = [
-        event for event in events if event > 0 and sharded.sizes[event - 1] == 100 * SIZE
-    ]
-    assert len(frozen_gathers) == 4, (
+    allocated = allocated_in(sharded, spans_of(sharded, "backward", 2))
+    sizes = [sharded.sizes[number] for number in allocated]
+    assert sizes.count(100 * SIZE) == 4, (
         "a frozen matrix stays gathered when its adapter's gradient is ready"
     )
 
@@ -934,21 +918,15 @@ def test_fsdp1_shards_a_unit_beside_its_originals() -> None:
 )
 def test_collectives_mark_their_tensors_up_to_torch_2_7(torch: str, marks: bool) -> None:
     trace = replace(large(), versions={"torch": torch})
-    loads = {
-        loaded(
-            apply(
-                replace(trace, versions=versions),
-                Sharding(
-                    kind="fsdp1",
-                    ranks=4,
-                    rank=3,
-                    begins_on_meta=True,
-                ),
-            ).trace
-        )
-        for versions in ({"torch": torch}, {"torch": "2.13.0"})
-    }
-    assert (len(loads) == 2) is marks
+    newest = replace(trace, versions={"torch": "2.13.0"})
+    sharding = Sharding(
+        kind="fsdp1",
+        ranks=4,
+        rank=3,
+        begins_on_meta=True,
+    )
+    loads = loaded(apply(trace, sharding).trace), loaded(apply(newest, sharding).trace)
+    assert (loads[0] != loads[1]) is marks
 
 
 def test_a_rollout_under_fsdp_gathers_as_the_first_forward_pass_does() -> None:
@@ -965,6 +943,4 @@ def test_a_rollout_under_fsdp_gathers_as_the_first_forward_pass_does() -> None:
         insertions(places_in(sharded), TraceContext(generation=generation(gathers_like_step=True))),
     )
     assert balanced(extended)
-    assert sum(stream == fsdp1.GATHERING for stream in extended.streams.values()) > sum(
-        stream == fsdp1.GATHERING for stream in sharded.streams.values()
-    )
+    assert len(on_stream(extended, fsdp1.GATHERING)) > len(on_stream(sharded, fsdp1.GATHERING))

@@ -150,19 +150,14 @@ def test_a_short_model_determines_every_point_of_a_long_one(layers: int) -> None
     model = survey(lambda point, short: step(point, short or layers), SPACE, repetition_of(config))
     assert model.sizes.is_exact and model.residual == 0.0
     track = Track(model.trace)
-    for point, sizes in ((point, sizes_at(model, point)) for point in SPACE):
-        full = step(point, layers)
+    highest_phases = set()
+    for point in SPACE:
+        full, sizes = step(point, layers), sizes_at(model, point)
+        peaks = phase_peaks(full)
         assert track.replay(sizes) == replay(full)
-        assert phase_peaks(model.trace, sizes) == phase_peaks(full)
-    assert (
-        len(
-            {
-                max(peaks, key=lambda phase: peaks[phase])
-                for peaks in map(phase_peaks, (step(p, layers) for p in SPACE))
-            }
-        )
-        > 1
-    )
+        assert phase_peaks(model.trace, sizes) == peaks
+        highest_phases.add(max(peaks, key=peaks.__getitem__))
+    assert len(highest_phases) > 1
     assert model.trace.layers == layers and len(model.trace.inventory.layer_bytes) == layers
 
 
@@ -195,12 +190,7 @@ def test_the_check_measures_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_points_with_other_phases_are_refused() -> None:
     first, second = picked_points(SPACE)[:2]
     full = step(second, 3)
-    cut = Trace(
-        **{
-            **{name: getattr(full, name) for name in full.__dataclass_fields__},
-            "marks": full.marks[:-1],
-        }
-    )
+    cut = replace(full, marks=full.marks[:-1])
     with pytest.raises(NotUniform):
         fit_sizes(
             [Sample(point=first, trace=step(first, 3)), Sample(point=second, trace=cut)], None
@@ -216,7 +206,8 @@ def test_samples_are_reproduced_exactly() -> None:
         copies=0,
     )
     extended, sizes = stretched(samples[0].trace, None, plan), fit_sizes(samples, None)
-    assert [error_at(extended, sizes, sample) for sample in samples] == [0.0] * len(samples)
+    for sample in samples:
+        assert error_at(extended, sizes, sample) == 0.0
 
 
 def test_a_repetition_of_other_events_elsewhere_grows_as_a_whole() -> None:
@@ -238,7 +229,8 @@ def test_a_repetition_of_other_events_elsewhere_grows_as_a_whole() -> None:
         return writer.trace(1)
 
     model = survey(lambda point, _: looped(point), SPACE, None)
-    for point, sizes in ((point, sizes_at(model, point)) for point in SPACE):
+    for point in SPACE:
+        sizes = sizes_at(model, point)
         assert phase_peaks(model.trace, sizes) == phase_peaks(looped(point))
 
 

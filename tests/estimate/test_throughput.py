@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from autotune import catalog
 from autotune.catalog import constants
 from autotune.core.composition import Composition, EngineSettings, Resident
 from autotune.core.dataset import TokenLengths
@@ -19,18 +18,10 @@ from autotune.estimate import throughput
 from autotune.estimate.throughput import generation
 from autotune.estimate.throughput.generation import GenerationLoad
 from autotune.estimate.trace_context import PredictionInput
-from tests.estimate.synthetic import hardware
+from tests.estimate.synthetic import config_of, gpu_of, hardware
 
 QWEN = "https://github.com/QwenLM/Qwen2.5/blob/main/docs/source/benchmark/speed_benchmark.rst"
 TENSTORRENT = "https://github.com/tenstorrent/tt-inference-server/issues"
-
-
-def config_of(name: str) -> Mapping[str, object]:
-    return next(model.config for model in catalog.models() if name in model.ids)
-
-
-def gpu(name: str) -> catalog.Gpu:
-    return next(gpu for gpu in catalog.gpus() if gpu.name == name)
 
 
 def composition(**changes: Any) -> Composition:
@@ -162,7 +153,7 @@ def prediction_input(**changes: Any) -> PredictionInput:
         "candidate_id": "c",
         "composition": composition(),
         "hardware": hardware(),
-        "gpu": gpu("A100-80G"),
+        "gpu": gpu_of("A100-80G"),
         "limit_bytes": 1,
         "config": config_of("Qwen/Qwen2.5-7B"),
         "trace": trace(),
@@ -175,7 +166,7 @@ def seconds(
 ) -> Mapping[Any, Estimate]:
     config = config_of("Qwen/Qwen2.5-7B")
     return throughput.cycle(
-        traced or trace(), composition(**changes), gpu=gpu(on), config=config
+        traced or trace(), composition(**changes), gpu=gpu_of(on), config=config
     ).seconds
 
 
@@ -248,7 +239,7 @@ def test_iterations_repeat_training_but_not_scoring() -> None:
     again = throughput.cycle(
         trace(),
         composition(),
-        gpu=gpu("A100-80G"),
+        gpu=gpu_of("A100-80G"),
         config=config,
         iterations=2,
     ).seconds
@@ -275,8 +266,8 @@ def test_small_work_is_bound_by_the_host() -> None:
         moved_bytes=1e6,
         kernels=2000,
     )
-    assert throughput.phase_seconds(tiny, gpu("H100")) == throughput.phase_seconds(
-        tiny, gpu("A100-80G")
+    assert throughput.phase_seconds(tiny, gpu_of("H100")) == throughput.phase_seconds(
+        tiny, gpu_of("A100-80G")
     )
 
 
@@ -288,7 +279,7 @@ def test_float32_does_not_run_on_the_tensor_cores() -> None:
             moved_bytes=0,
             kernels=0,
         ),
-        gpu("A100-80G"),
+        gpu_of("A100-80G"),
     )
     full = throughput.phase_seconds(
         Work(
@@ -297,13 +288,13 @@ def test_float32_does_not_run_on_the_tensor_cores() -> None:
             moved_bytes=0,
             kernels=0,
         ),
-        gpu("A100-80G"),
+        gpu_of("A100-80G"),
     )
     assert full.value > 10 * half.value
 
 
 def test_a_gpu_without_bfloat16_runs_it_as_float32_with_a_wide_interval() -> None:
-    t4 = gpu("T4")
+    t4 = gpu_of("T4")
     assert "bfloat16" not in t4.tflops and "float16" in t4.tflops
     work = Work(
         phase="forward",
@@ -327,7 +318,7 @@ def test_an_engine_reads_a_shared_prompt_once() -> None:
             batch=64,
             by_engine=by_engine,
         )
-        return generation.seconds(writing, gpu("A100-80G")).value
+        return generation.seconds(writing, gpu_of("A100-80G")).value
 
     assert prefill(True, 8) < 0.3 * prefill(True, 64)
     assert prefill(False, 8) == prefill(False, 64)
@@ -346,9 +337,8 @@ def test_decoding_together_costs_little_more_than_alone() -> None:
             by_engine=True,
         )
 
-    single, together = (
-        generation.seconds(writing(size), gpu("A100-80G")).value for size in (1, 32)
-    )
+    single = generation.seconds(writing(1), gpu_of("A100-80G")).value
+    together = generation.seconds(writing(32), gpu_of("A100-80G")).value
     assert single < together < 1.5 * single
 
 
@@ -401,10 +391,11 @@ def test_ranks_divide_the_optimizer_and_wait_for_each_sharded_layer() -> None:
         ),
     )
     assert spread["optimizer"].value == pytest.approx(single["optimizer"].value / 4)
-    short, deep = (
-        replace(trace(), inventory=replace(trace().inventory, layer_bytes=(1,) * layers))
-        for layers in (8, 80)
-    )
+
+    def with_layers(layers: int) -> Trace:
+        return replace(trace(), inventory=replace(trace().inventory, layer_bytes=(1,) * layers))
+
+    short, deep = with_layers(8), with_layers(80)
     shallow = seconds(
         short,
         ranks=2,
@@ -434,19 +425,17 @@ def test_ranks_divide_the_optimizer_and_wait_for_each_sharded_layer() -> None:
 
 
 def test_matrices_of_an_adapter_are_units_of_fsdp1_alone() -> None:
-    frozen, matrix = (
-        Parameter(
-            count=9,
-            size=18,
-            trains=trains,
-            layer=0,
-            number=None,
-        )
-        for trains in (False, True)
+    frozen = Parameter(
+        count=9,
+        size=18,
+        trains=False,
+        layer=0,
+        number=None,
     )
+    matrix = replace(frozen, trains=True)
     used = ModuleUse(
         parameters=(frozen, *[matrix] * 8),
-        modules=((0,), *((index,) for index in range(1, 9))),
+        modules=tuple((index,) for index in range(9)),
         uses=(),
     )
     plain, adapted = trace(), replace(trace(), usage=used)
@@ -489,17 +478,17 @@ def test_independent_errors_widen_less_than_their_sum() -> None:
 
 def test_attention_runs_at_a_lower_rate_than_products() -> None:
     def spent(key: str) -> float:
-        return generation.compute_seconds({key: 1e14}, gpu("A100-80G")).value
+        return generation.compute_seconds({key: 1e14}, gpu_of("A100-80G")).value
 
     assert 1.2 * spent("bfloat16") < spent("attention:bfloat16") < 2.5 * spent("bfloat16")
 
 
 def test_a_gpu_without_a_measured_best_shape_has_a_wider_interval() -> None:
     def width(card: str) -> float:
-        estimate = generation.compute_seconds({"bfloat16": 1e14}, gpu(card))
+        estimate = generation.compute_seconds({"bfloat16": 1e14}, gpu_of(card))
         return estimate.high / estimate.low
 
-    assert gpu("A100-80G").matmul_share is not None and gpu("L4").matmul_share is None
+    assert gpu_of("A100-80G").matmul_share is not None and gpu_of("L4").matmul_share is None
     assert width("L4") > width("A100-80G")
 
 
@@ -511,7 +500,7 @@ def at_lengths(lengths: TokenLengths = LENGTHS, **changes: Any) -> Mapping[Any, 
     return throughput.cycle(
         trace(),
         composition(**changes),
-        gpu=gpu("A100-80G"),
+        gpu=gpu_of("A100-80G"),
         config=config,
         lengths=lengths,
     ).seconds
@@ -519,10 +508,8 @@ def at_lengths(lengths: TokenLengths = LENGTHS, **changes: Any) -> Mapping[Any, 
 
 def test_shorter_completions_take_less_time_in_every_phase_that_handles_them() -> None:
     longest, drawn = seconds(), at_lengths()
-    assert all(
-        drawn[phase].value < longest[phase].value
-        for phase in ("rollout", "score", "forward", "backward")
-    )
+    for phase in ("rollout", "score", "forward", "backward"):
+        assert drawn[phase].value < longest[phase].value
     assert drawn["optimizer"] == longest["optimizer"] and drawn["sync"] == longest["sync"]
 
 
@@ -570,7 +557,7 @@ def test_gathering_every_layer_for_every_token_waits_for_the_link() -> None:
     each_time = seconds(**spread, gathers_per_token=True)["rollout"]
     assert unsharded.value < once.value < 1.2 * unsharded.value
     sent = composition(**spread).completion_length * 14e9 * 3 / 4
-    link = gpu("A100-80G").link_gb_per_second
+    link = gpu_of("A100-80G").link_gb_per_second
     assert link is not None
     assert each_time.low >= sent / (link * 1e9)
     assert each_time.value > 2 * once.value
@@ -586,7 +573,7 @@ def test_a_device_of_unknown_speed_has_no_prediction() -> None:
 
 
 def test_phases_get_their_seconds() -> None:
-    predicted = throughput.with_speed(prediction_input(gpu=gpu("H100")), prediction())
+    predicted = throughput.with_speed(prediction_input(gpu=gpu_of("H100")), prediction())
     seconds_by_phase = {phase.name: phase.seconds for phase in predicted.phases}
     assert (
         seconds_by_phase["load"] is None
@@ -620,11 +607,9 @@ def prediction() -> Prediction:
 def test_every_constant_has_an_interval_a_reason_and_a_source() -> None:
     for constant in constants("efficiency.yaml").values():
         assert constant.low <= constant.value <= constant.high
-        assert (
-            constant.why
-            and constant.sources
-            and all(source.startswith("https://") for source in constant.sources)
-        )
+        assert constant.why and constant.sources
+        for source in constant.sources:
+            assert source.startswith("https://")
 
 
 # Public figures.
@@ -700,7 +685,7 @@ def stepped(row: tuple[Any, ...]) -> Estimate:
         by_engine=by_engine,
         tensor_parallel=ranks,
     )
-    return generation.step(writing, gpu(card)).scaled(1000)
+    return generation.step(writing, gpu_of(card)).scaled(1000)
 
 
 @pytest.mark.parametrize(
@@ -736,7 +721,7 @@ def test_public_training_speed_of_a_7b_model() -> None:
     for batch, adapter, measured in TRAINED:
         spent = Estimate.exactly(0)
         for work in traced_work(batch=batch, adapter=adapter):
-            spent = spent + throughput.phase_seconds(work, gpu("A100-80G"))
+            spent = spent + throughput.phase_seconds(work, gpu_of("A100-80G"))
         tokens = batch * 4096
         assert tokens / spent.high <= measured <= tokens / spent.low
         ratios.append(tokens / spent.value / measured)
@@ -823,28 +808,25 @@ def test_steps_of_full_rows_have_more_of_the_shorter_completions() -> None:
     by_phase = throughput.cycle(
         trace(),
         refilled,
-        gpu=gpu("A100-80G"),
+        gpu=gpu_of("A100-80G"),
         config=config,
         lengths=short,
     ).seconds
-    assert {
-        phase: by_phase[phase].value for phase in ("forward", "backward", "optimizer")
-    } == pytest.approx(
-        {phase: longest[phase].value for phase in ("forward", "backward", "optimizer")}
-    )
+    for phase in ("forward", "backward", "optimizer"):
+        assert by_phase[phase].value == pytest.approx(longest[phase].value)
 
 
 def test_changing_lengths_count_by_all_completions_and_all_seconds() -> None:
     """Short and long parts of a training do not share a batch: no part pays for the tail of
     another.
     """
-    short, long = (TokenLengths("x", (tokens,)) for tokens in (128, 1024))
+    short, long = TokenLengths("x", (128,)), TokenLengths("x", (1024,))
     changing = TokenLengths.changing("x", (short, long))
-    times = [total(at_lengths(part)) for part in (short, long)]
+    seconds_of_both = total(at_lengths(short)) + total(at_lengths(long))
     predicted = throughput.with_speed(prediction_input(lengths=changing), prediction())
     rate = predicted.tokens_per_second_at_lengths
     assert rate is not None and rate.value == pytest.approx(
-        composition().generation_batch * (128 + 1024) / sum(times)
+        composition().generation_batch * (128 + 1024) / seconds_of_both
     )
 
 
@@ -860,15 +842,12 @@ def test_an_adapter_alone_and_packed_weights_take_less_time_than_merged_ones_one
         layer_trainable=(),
         largest_parameter=10**8,
     )
-    spent = [
-        throughput._sync(inventory, composed, config_of("Qwen/Qwen2.5-7B"), gpu("A100-80G"))
-        for composed in (
-            merged,
-            replace(merged, syncs_adapter_only=True),
-            replace(merged, sync_gathers="packed", sync_buffer_bytes=2**30),
-        )
-    ]
-    assert spent[1].value < spent[0].value
-    assert spent[2].value < spent[0].value and spent[2].high == pytest.approx(spent[0].high), (
-        "whole buffers are pushed"
-    )
+    config, card = config_of("Qwen/Qwen2.5-7B"), gpu_of("A100-80G")
+
+    def sync(**changes: Any) -> Estimate:
+        return throughput._sync(inventory, replace(merged, **changes), config, card)
+
+    packed = sync(sync_gathers="packed", sync_buffer_bytes=2**30)
+    assert sync(syncs_adapter_only=True).value < sync().value
+    assert packed.value < sync().value
+    assert packed.high == pytest.approx(sync().high), "whole buffers are pushed"

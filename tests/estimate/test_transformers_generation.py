@@ -62,16 +62,17 @@ def test_long_prompts_peak_in_the_prefill() -> None:
 
 def test_a_window_bounds_the_cache() -> None:
     windowed = {**CONFIG, "model_type": "mistral", "sliding_window": 128}
-    short, long = (
-        transformers_generation(
+
+    def cache_of(completion: int) -> int:
+        return transformers_generation(
             shape(windowed),
             dtype="float32",
             batch=2,
             prompt=256,
-            completion=size,
+            completion=completion,
         )["kv_cache"]
-        for size in (1024, 2048)
-    )
+
+    short, long = cache_of(1024), cache_of(2048)
     assert short == long
 
 

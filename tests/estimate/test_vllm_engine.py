@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from autotune.estimate.engine_memory import Pages, pages
 from autotune.estimate.engine_use import EngineUse
 from autotune.estimate.model_shape import Shape, shape
 from autotune.estimate.rollout_engine import fit
+from tests.estimate.synthetic import config_of, gpu_of
 
 LOGS = [
     json.loads(line)
@@ -27,31 +27,23 @@ LOGS = [
 ]
 
 
-def config_of(name: str) -> Mapping[str, object]:
-    return next(model.config for model in catalog.models() if name in model.ids)
-
-
-def gpu(name: str) -> catalog.Gpu:
-    return next(gpu for gpu in catalog.gpus() if gpu.name == name)
-
-
 def used(name: str = "Qwen/Qwen2.5-7B", **changes: Any) -> EngineUse:
-    engine_fields = {field.name for field in dataclasses.fields(EngineSettings)}
-    settings = EngineSettings(
-        **{"utilization": 0.5, "max_model_length": 4096, "max_num_seqs": 32, "sleep": True}
-        | {name: value for name, value in changes.items() if name in engine_fields}
-    )
+    settings: dict[str, Any] = {
+        "utilization": 0.5,
+        "max_model_length": 4096,
+        "max_num_seqs": 32,
+        "sleep": True,
+    }
     place: dict[str, Any] = {
         "dtype": "bfloat16",
-        "gpu": gpu("A100-80G"),
-        "device_memory_bytes": gpu("A100-80G").memory_bytes,
+        "gpu": gpu_of("A100-80G"),
+        "device_memory_bytes": gpu_of("A100-80G").memory_bytes,
         "other_bytes": 20 * GIB,
     }
-    return fit(
-        config_of(name),
-        settings,
-        **place | {name: value for name, value in changes.items() if name not in engine_fields},
-    )
+    for change, value in changes.items():
+        belongs_to = settings if change in EngineSettings.__dataclass_fields__ else place
+        belongs_to[change] = value
+    return fit(config_of(name), EngineSettings(**settings), **place)
 
 
 # What it takes.
@@ -59,7 +51,7 @@ def used(name: str = "Qwen/Qwen2.5-7B", **changes: Any) -> EngineUse:
 
 def test_an_engine_that_starts_takes_its_share_to_the_byte() -> None:
     use = used(vllm="0.24.0")
-    offered = round(catalog.offered(gpu("A100-80G").memory_bytes, gpu("A100-80G")).value)
+    offered = round(catalog.offered(gpu_of("A100-80G").memory_bytes, gpu_of("A100-80G")).value)
     assert use.failure is None and use.kv is not None
     assert sum(use.parts.values()) == use.reserved_bytes.value == -(-offered // 2)
 
@@ -81,21 +73,21 @@ def test_a_graph_that_is_compiled_while_the_engine_profiles_takes_cache_from_it(
 
 def test_sleep_mode_gives_a_tied_head_of_its_own_to_the_cache() -> None:
     """Llama's class makes one and ties it then; Qwen's makes none."""
-    cache_bytes: dict[str, dict[bool, float]] = {}
-    for name in ("meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-0.5B"):
-        kv = {sleep: used(name, sleep=sleep).kv for sleep in (False, True)}
-        cache_bytes[name] = {
-            sleep: cache.kv_cache_bytes.value for sleep, cache in kv.items() if cache is not None
-        }
-    llama, qwen = (cache_bytes[name][True] - cache_bytes[name][False] for name in cache_bytes)
-    assert llama == 128_256 * 2048 * 2 and qwen == 0
+
+    def added(name: str) -> float:
+        standing, sleeping = used(name, sleep=False).kv, used(name, sleep=True).kv
+        assert standing is not None and sleeping is not None
+        return sleeping.kv_cache_bytes.value - standing.kv_cache_bytes.value
+
+    assert added("meta-llama/Llama-3.2-1B") == 128_256 * 2048 * 2
+    assert added("Qwen/Qwen2.5-0.5B") == 0
 
 
 def test_the_rest_of_the_share_is_the_cache() -> None:
     small, large = used(utilization=0.4).kv, used(utilization=0.5).kv
     assert small is not None and large is not None
     tokens = large.kv_cache_tokens - small.kv_cache_tokens
-    offered = round(catalog.offered(gpu("A100-80G").memory_bytes, gpu("A100-80G")).value)
+    offered = round(catalog.offered(gpu_of("A100-80G").memory_bytes, gpu_of("A100-80G")).value)
     assert tokens * 28 * 2 * 4 * 128 * 2 == pytest.approx(0.1 * offered, rel=1e-3)
 
 
@@ -124,36 +116,38 @@ def test_eager_captures_nothing() -> None:
 
 
 def test_tensor_parallel_divides_weights_and_heads_down_to_one() -> None:
-    single, two, eight = (used(tensor_parallel=ranks) for ranks in (1, 2, 8))
+    single, two = used(tensor_parallel=1), used(tensor_parallel=2)
+    eight = used(tensor_parallel=8)
     assert two.weights_bytes == pytest.approx(single.weights_bytes / 2, rel=0.01)
     assert (
         eight.weights_bytes > single.weights_bytes / 8
     )  # four key heads on eight ranks: two copies of each
-    paged = [
-        pages(
+
+    def block_bytes(ranks: int) -> int:
+        return pages(
             shape(config_of("Qwen/Qwen2.5-7B")),
             element_bytes=2,
-            tensor_parallel=n,
+            tensor_parallel=ranks,
             max_num_batched_tokens=4096,
-        )
-        for n in (4, 8)
-    ]
-    assert paged[0].block_bytes == paged[1].block_bytes
+        ).block_bytes
+
+    assert block_bytes(4) == block_bytes(8)
 
 
 def test_expert_parallelism_spreads_whole_experts_over_replicas() -> None:
     moe = shape(config_of("Qwen/Qwen3-30B-A3B"))
-    unsplit, split, spread = (
-        engine_memory.weight_bytes(
+
+    def weights(ranks: int, experts: int) -> int:
+        return engine_memory.weight_bytes(
             moe,
             dtype="bfloat16",
             tensor_parallel=ranks,
             expert_parallel=experts,
         )
-        for ranks, experts in ((1, 1), (2, 2), (1, 8))
-    )
-    assert spread == unsplit - 2 * sum(layer.experts for layer in moe.layers) * 7 // 8
-    assert split == engine_memory.weight_bytes(moe, dtype="bfloat16", tensor_parallel=2)
+
+    experts = sum(layer.experts for layer in moe.layers)
+    assert weights(1, 8) == weights(1, 1) - 2 * experts * 7 // 8
+    assert weights(2, 2) == engine_memory.weight_bytes(moe, dtype="bfloat16", tensor_parallel=2)
 
 
 def test_weights_from_20_mib_on_are_loaded_into_blocks_of_their_own() -> None:
@@ -166,7 +160,8 @@ def test_weights_from_20_mib_on_are_loaded_into_blocks_of_their_own() -> None:
     loaded = engine_memory.loaded_in_blocks(narrow, 2, 1)
     assert loaded.unsplit_bytes == pytest.approx(28 * 3.25 * MIB, rel=0.05)
     assert engine_memory.loaded_in_blocks(even, 2, 1).unsplit_bytes <= MIB
-    before, after = (used("Qwen/Qwen2.5-1.5B", vllm=version) for version in ("0.20.2", "0.21.0"))
+    before = used("Qwen/Qwen2.5-1.5B", vllm="0.20.2")
+    after = used("Qwen/Qwen2.5-1.5B", vllm="0.21.0")
     assert after.weights_bytes - before.weights_bytes == loaded.unsplit_bytes
     # Free parts of the segments of 20 count in sleep mode alone, whose pool nothing else uses.
     assert after.parts["open_segments"] == loaded.open_bytes > 10 * MIB
@@ -234,14 +229,14 @@ def test_on_a_cpu_there_are_no_graphs_and_no_driver() -> None:
 
 
 def test_releases_differ_in_sampling_and_graphs() -> None:
-    old, between, now = (
-        used(
-            vllm=version,
+    def released(vllm: str) -> EngineUse:
+        return used(
+            vllm=vllm,
             max_num_seqs=1024,
             utilization=0.7,
         )
-        for version in ("0.11.2", "0.24.0", "0.31.0+cpu")
-    )
+
+    old, between, now = released("0.11.2"), released("0.24.0"), released("0.31.0+cpu")
     assert (
         old.parts["activations"] > 2 * between.parts["activations"] > 2 * now.parts["activations"]
     )
