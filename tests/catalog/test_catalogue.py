@@ -15,6 +15,7 @@ from autotune.catalog.model_lookup import find_model
 from autotune.core.errors import BadInput
 from autotune.core.units import GIB
 from autotune.estimate.model_shape import shape
+from tests.estimate.synthetic import config_of
 
 MODELS = {model.ids[0]: model for model in models()}
 IDS = [hub_id for model in models() for hub_id in model.ids]
@@ -43,42 +44,33 @@ LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite")
 COUNTED = {
     hub_id: model for hub_id, model in MODELS.items() if model.config["model_type"] in LIKE_LLAMA
 }
+QWEN2_SIZES = "0.5B 1.5B 3B 7B 14B 32B 72B"
+
+
+def in_sizes(pattern: str, sizes: str) -> list[str]:
+    """Return the names of a family: its pattern with each of the sizes."""
+    return [pattern.format(size) for size in sizes.split()]
+
+
 PROMISED = [
-    *[
-        f"Qwen/Qwen2.5-{size}{tail}"
-        for size in ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")
-        for tail in ("", "-Instruct")
-    ],
-    *[
-        f"Qwen/Qwen3-{size}"
-        for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")
-    ],
-    *[f"meta-llama/Llama-2-{size}-hf" for size in ("7b", "13b", "70b")],
-    *[
-        f"meta-llama/Llama-{size}"
-        for size in ("3.1-8B", "3.1-70B", "3.2-1B", "3.2-3B", "3.3-70B-Instruct")
-    ],
-    *[f"google/gemma-2-{size}" for size in ("2b", "9b", "27b")],
-    *[
-        f"deepseek-ai/DeepSeek-R1-Distill-{size}"
-        for size in ("Qwen-1.5B", "Qwen-7B", "Qwen-14B", "Qwen-32B", "Llama-8B")
-    ],
-    *[
-        "mistralai/Mistral-7B-v0.3",
-        "mistralai/Mistral-Nemo-Base-2407",
-        "mistralai/Mixtral-8x7B-v0.1",
-    ],
-    *[
-        "microsoft/Phi-3.5-mini-instruct",
-        "microsoft/phi-4",
-        "HuggingFaceTB/SmolLM2-135M",
-        "HuggingFaceTB/SmolLM3-3B",
-    ],
-    *[
-        "ibm-granite/granite-3.3-8b-instruct",
-        "TheBloke/Mistral-7B-v0.1-GPTQ",
-        "bigcode/gpt_bigcode-santacoder",
-    ],
+    *in_sizes("Qwen/Qwen2.5-{}", QWEN2_SIZES),
+    *in_sizes("Qwen/Qwen2.5-{}-Instruct", QWEN2_SIZES),
+    *in_sizes("Qwen/Qwen3-{}", "0.6B 1.7B 4B 8B 14B 32B 30B-A3B 235B-A22B"),
+    *in_sizes("meta-llama/Llama-2-{}-hf", "7b 13b 70b"),
+    *in_sizes("meta-llama/Llama-{}", "3.1-8B 3.1-70B 3.2-1B 3.2-3B 3.3-70B-Instruct"),
+    *in_sizes("google/gemma-2-{}", "2b 9b 27b"),
+    *in_sizes("deepseek-ai/DeepSeek-R1-Distill-Qwen-{}", "1.5B 7B 14B 32B"),
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+    "mistralai/Mistral-7B-v0.3",
+    "mistralai/Mistral-Nemo-Base-2407",
+    "mistralai/Mixtral-8x7B-v0.1",
+    "microsoft/Phi-3.5-mini-instruct",
+    "microsoft/phi-4",
+    "HuggingFaceTB/SmolLM2-135M",
+    "HuggingFaceTB/SmolLM3-3B",
+    "ibm-granite/granite-3.3-8b-instruct",
+    "TheBloke/Mistral-7B-v0.1-GPTQ",
+    "bigcode/gpt_bigcode-santacoder",
 ]
 
 
@@ -102,17 +94,17 @@ NEW = [
     "Olmo-3-7B-Instruct",
     "Olmo-3-1025-7B",
     "Olmo-3-32B-Think",
-    *[
-        f"Qwen3.5-{size}"
-        for size in ("0.8B", "2B", "4B", "9B", "27B", "35B-A3B", "122B-A10B", "397B-A17B")
-    ],
-    *[f"Qwen3-VL-{size}-Instruct" for size in ("2B", "4B", "8B", "32B", "30B-A3B", "235B-A22B")],
-    *[f"Qwen2.5-VL-{size}-Instruct" for size in ("3B", "7B", "32B", "72B")],
-    *[f"gemma-4-{size}-it" for size in ("E2B", "E4B", "12B", "26B-A4B", "31B")],
-    *[f"granite-4.0-{size}" for size in ("micro", "h-micro", "h-tiny", "h-small")],
-    *["Qwen3.6-27B", "Qwen3.6-35B-A3B", "Qwen3-Next-80B-A3B-Instruct", "DeepSeek-V3.2"],
-    *["GLM-4.5", "GLM-4.5-Air", "GLM-4.6", "GLM-4.7", "GLM-5", "GLM-5.1", "GLM-5.2"],
-    *["Llama-4-Scout-17B-16E-Instruct", "Llama-4-Maverick-17B-128E-Instruct"],
+    *in_sizes("Qwen3.5-{}", "0.8B 2B 4B 9B 27B 35B-A3B 122B-A10B 397B-A17B"),
+    *in_sizes("Qwen3-VL-{}-Instruct", "2B 4B 8B 32B 30B-A3B 235B-A22B"),
+    *in_sizes("Qwen2.5-VL-{}-Instruct", "3B 7B 32B 72B"),
+    *in_sizes("gemma-4-{}-it", "E2B E4B 12B 26B-A4B 31B"),
+    *in_sizes("granite-4.0-{}", "micro h-micro h-tiny h-small"),
+    *in_sizes("Qwen3.6-{}", "27B 35B-A3B"),
+    *in_sizes("GLM-{}", "4.5 4.5-Air 4.6 4.7 5 5.1 5.2"),
+    "Qwen3-Next-80B-A3B-Instruct",
+    "DeepSeek-V3.2",
+    "Llama-4-Scout-17B-16E-Instruct",
+    "Llama-4-Maverick-17B-128E-Instruct",
 ]
 """Short names of models of 2025 and 2026."""
 
@@ -176,23 +168,23 @@ def test_transformers_builds_every_model_with_as_many_weights_as_its_authors_say
 def test_sizes_in_names_are_the_sizes_of_the_shapes() -> None:
     """A name rounds to its last digit, with or without the towers, or without the embedding."""
     checked = 0
-    for hub_id in (hub_id for name in NEW for hub_id in IDS if hub_id.split("/")[1] == name):
-        size, model_shape = (
-            SIZE.search(hub_id),
-            shape(next(model.config for model in models() if hub_id in model.ids)),
-        )
-        if (
-            size is None or size["size"] is None or "Llama-4" in hub_id
-        ):  # Llama 4 names what a token uses
+    for hub_id in IDS:
+        size = SIZE.search(hub_id)
+        # Llama 4 names what a token uses.
+        if hub_id.split("/")[1] not in NEW or "Llama-4" in hub_id:
             continue
+        if size is None or size["size"] is None:
+            continue
+        model_shape = shape(config_of(hub_id))
+        billions = float(size["size"])
         half = 0.5 * 10.0 ** -len(size["size"].partition(".")[2])
         counts = [
             model_shape.parameters,
             model_shape.parameters - model_shape.towers,
             model_shape.parameters - model_shape.towers - model_shape.embedding,
         ]
-        away = min(abs(count / 1e9 - float(size["size"])) for count in counts)
-        assert away <= max(half, 0.02 * float(size["size"])), hub_id
+        away = min(abs(count / 1e9 - billions) for count in counts)
+        assert away <= max(half, 0.02 * billions), hub_id
         checked += 1
     assert checked >= 30
 
@@ -221,13 +213,17 @@ def test_each_model_matches_the_table(model: KnownModel) -> None:
 
 def test_the_models_that_were_promised_are_there() -> None:
     assert set(PROMISED) <= set(IDS)
-    assert {name.lower() for name in NEW} <= {hub_id.split("/")[1].lower() for hub_id in IDS}
+    assert set(map(str.lower, NEW)) <= set(short_names())
 
 
 def test_no_name_is_claimed_twice() -> None:
     """Neither as a hub id nor as a short name."""
-    assert len({hub_id.lower() for hub_id in IDS}) == len(IDS)
-    assert len({hub_id.split("/")[1].lower() for hub_id in IDS}) == len(IDS)
+    assert len(set(map(str.lower, IDS))) == len(IDS)
+    assert len(set(short_names())) == len(IDS)
+
+
+def short_names() -> list[str]:
+    return [hub_id.split("/")[1].lower() for hub_id in IDS]
 
 
 @pytest.mark.parametrize("hub_id", IDS)
@@ -274,12 +270,14 @@ def test_every_gpu_has_a_source_and_a_plausible_size(gpu: Gpu) -> None:
 
 
 WITH_SPEEDS = {name: gpu for name, gpu in GPUS.items() if gpu.speed_source is not None}
+PROBED = [gpu for gpu in WITH_SPEEDS.values() if gpu.probes]
 
 
 def test_a_gpu_without_a_source_of_its_speeds_has_none() -> None:
     without = [gpu for gpu in GPUS.values() if gpu.speed_source is None]
     assert [gpu.name for gpu in without] == ["GB200", "GH200"]
-    assert not any(gpu.tflops or gpu.bandwidth_gb_per_second for gpu in without)
+    for gpu in without:
+        assert not gpu.tflops and not gpu.bandwidth_gb_per_second
 
 
 @pytest.mark.parametrize("gpu", WITH_SPEEDS.values(), ids=WITH_SPEEDS)
@@ -295,13 +293,11 @@ def test_every_other_gpu_has_sourced_and_plausible_speeds(gpu: Gpu) -> None:
     assert {"float32" if gpu.probes else "float16", "float16"} <= set(gpu.tflops)
 
 
-@pytest.mark.parametrize(
-    "gpu", [gpu for gpu in WITH_SPEEDS.values() if gpu.probes], ids=lambda gpu: gpu.name
-)
+@pytest.mark.parametrize("gpu", PROBED, ids=lambda gpu: gpu.name)
 def test_peaks_are_dense_and_fit_the_generation(gpu: Gpu) -> None:
     """A figure with sparsity, or summed in float16, is twice what its neighbours allow."""
     assert gpu.compute_capability is not None
-    major, minor = (int(part) for part in gpu.compute_capability.split("."))
+    major, minor = map(int, gpu.compute_capability.split("."))
     tensor = gpu.tflops["float16"]
     assert ("bfloat16" in gpu.tflops) == ("tf32" in gpu.tflops) == (major >= 8)
     assert ("float8" in gpu.tflops) == ((major, minor) >= (8, 9)), (
@@ -318,9 +314,7 @@ def test_peaks_are_dense_and_fit_the_generation(gpu: Gpu) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "gpu", [gpu for gpu in WITH_SPEEDS.values() if gpu.probes], ids=lambda gpu: gpu.name
-)
+@pytest.mark.parametrize("gpu", PROBED, ids=lambda gpu: gpu.name)
 def test_float32_peaks_fit_the_number_of_multiprocessors(gpu: Gpu) -> None:
     """64 or 128 lanes of two operations each, at a clock between 1.3 and 2.7 GHz."""
     lanes = 64 if gpu.compute_capability in ("7.0", "7.5", "8.0") else 128
@@ -340,7 +334,9 @@ def test_sizes_in_names_are_the_sizes() -> None:
 
 
 def test_no_spelling_means_two_gpus() -> None:
-    spellings = [spelling.lower() for gpu in gpus() for spelling in (gpu.name, *gpu.aliases)]
+    spellings = []
+    for gpu in gpus():
+        spellings += [gpu.name.lower(), *map(str.lower, gpu.aliases)]
     assert len(spellings) == len(set(spellings))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,14 +44,16 @@ def written(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 def test_the_shipped_spaces_are_there() -> None:
     frameworks = {
-        f"{name}{method}"
-        for name in ("verl", "openrlhf", "open-reasoner-zero")
-        for method in ("", "-ppo")
-    }
-    frameworks |= {
-        f"{name}-{method}" for name in ("swift", "unsloth") for method in ("grpo", "sft")
-    }
-    frameworks |= {
+        "verl",
+        "verl-ppo",
+        "openrlhf",
+        "openrlhf-ppo",
+        "open-reasoner-zero",
+        "open-reasoner-zero-ppo",
+        "swift-grpo",
+        "swift-sft",
+        "unsloth-grpo",
+        "unsloth-sft",
         "skyrl",
         "prime-rl",
         "verl-async",
@@ -91,9 +94,9 @@ def test_a_shipped_space_orders_its_choices_as_knob_promises(name: str) -> None:
     outcomes read them.
     """
     for knob in load_space(name).knobs:
-        values = [value for value in knob.choices if value is not None]
+        values: list[Any] = [value for value in knob.choices if value is not None]
         if knob.effect == "neutral" and knob.memory in ("grows", "shrinks"):
-            assert values == sorted(values, reverse=knob.memory == "shrinks"), knob.name  # type: ignore[type-var]
+            assert values == sorted(values, reverse=knob.memory == "shrinks"), knob.name
 
 
 def test_every_knob_is_one_of_the_frameworks_or_autotunes_own() -> None:
