@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from autotune.core.errors import BadInput
+from autotune.core.job import Workload
 from autotune.frameworks.trl.field_list import installed_defaults
 from autotune.request import precedence
 from autotune.request.flags import Flags
@@ -44,22 +45,34 @@ def request_of(**flags: Any) -> ParsedRequest:
     return parse_request(Flags(**{"gpus": "A100-40G", "mode": "predict", **flags}))
 
 
+def workload_of(request: ParsedRequest) -> Workload:
+    return request.job.task.workload
+
+
 def stated(request: ParsedRequest, name: str) -> tuple[object, Source]:
-    return request.job.task.workload.held[name], request.origin(name).source
+    return workload_of(request).held[name], request.origin(name).source
 
 
 def test_the_table_lists_every_source_in_its_order() -> None:
-    rows = [line.split()[0] for line in (precedence.__doc__ or "").splitlines() if line.strip()]
-    names = [row for row in rows if row in Source.__members__]
-    assert names == [source.name for source in sorted(Source, reverse=True)]
+    assert precedence.__doc__ is not None
+    rows = filter(str.strip, precedence.__doc__.splitlines())
+    assert sources_in([row.split()[0] for row in rows]) == SOURCES
 
 
 def test_the_documentation_has_the_same_table() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
-    rows = [line.split("|") for line in page.read_text().splitlines() if line.startswith("| `")]
-    names = [row[1].strip(" `") for row in rows]
-    listed = [name for name in names if name in Source.__members__]
-    assert listed == [source.name for source in sorted(Source, reverse=True)]
+    names = []
+    for line in page.read_text().splitlines():
+        if line.startswith("| `"):
+            names.append(line.split("|")[1].strip(" `"))
+    assert sources_in(names) == SOURCES
+
+
+SOURCES = [source.name for source in sorted(Source, reverse=True)]
+
+
+def sources_in(names: list[str]) -> list[str]:
+    return [name for name in names if name in Source.__members__]
 
 
 # Row by row.
@@ -67,7 +80,7 @@ def test_the_documentation_has_the_same_table() -> None:
 
 def test_the_space_wins_over_the_frameworks_default() -> None:
     request = request_of(model="Qwen2.5-0.5B")
-    assert installed_defaults(request.job.task.workload.python, "grpo")["num_generations"] == 8
+    assert installed_defaults(workload_of(request).python, "grpo")["num_generations"] == 8
     assert candidate_of_job(request).settings["num_generations"] == 16
     assert request.origin("num_generations").source is Source.SPACE
     assert request.origin("warmup_steps").source is Source.FRAMEWORK
@@ -90,8 +103,13 @@ def a_model_with_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
     return {"model": "Qwen2.5-0.5B", "dataset": str(rows), "gpus": "A100-40G", "mode": "predict"}
 
 
+def with_prompts(flags: dict[str, Any], **more_flags: Any) -> ParsedRequest:
+    """Return the request for which the prompts of the data are measured."""
+    return parse_request(Flags(**flags, **more_flags), limit_prompts=True)
+
+
 def test_the_longest_prompt_of_the_data_wins_over_the_space(with_data: dict[str, Any]) -> None:
-    request = parse_request(Flags(**with_data), limit_prompts=True)
+    request = with_prompts(with_data)
     assert stated(request, "max_prompt_length") == (23, Source.DATA)
     assert request.job.space["max_prompt_length"].choices == (23,)
 
@@ -99,15 +117,13 @@ def test_the_longest_prompt_of_the_data_wins_over_the_space(with_data: dict[str,
 def test_data_and_the_defaults_of_a_file_stand_side_by_side(
     with_data: dict[str, Any], config: Path
 ) -> None:
-    flags = Flags(**with_data, config=write(config, beta=0.1))
-    request = parse_request(flags, limit_prompts=True)
+    request = with_prompts(with_data, config=write(config, beta=0.1))
     assert stated(request, "max_prompt_length") == (23, Source.DATA)
     assert stated(request, "num_generations") == (8, Source.FILE_DEFAULT)
 
 
 def test_a_file_wins_over_the_data(with_data: dict[str, Any], config: Path) -> None:
-    flags = Flags(**with_data, config=write(config, max_prompt_length=64))
-    request = parse_request(flags, limit_prompts=True)
+    request = with_prompts(with_data, config=write(config, max_prompt_length=64))
     assert stated(request, "max_prompt_length") == (64, Source.FILE)
 
 
@@ -137,15 +153,15 @@ def test_a_file_wins_over_an_exported_variable(
     monkeypatch.setenv(ALLOCATOR, "max_split_size_mb:64")
     value = "expandable_segments:True"
     request = request_of(config=write(config, env={variable: value}), mode="emulate")
-    assert ALLOCATOR not in request.job.task.workload.held
-    assert request.job.task.workload.user_settings["env"] == {variable: value}
+    assert ALLOCATOR not in workload_of(request).held
+    assert workload_of(request).user_settings["env"] == {variable: value}
 
     script = tmp_path / "run.sh"
     script.write_text(
         f"export {variable}={value}\ntrl grpo --model_name_or_path Qwen/Qwen2.5-0.5B\n"
     )
     request = request_of(from_command=str(script), mode="emulate")
-    assert ALLOCATOR not in request.job.task.workload.held
+    assert ALLOCATOR not in workload_of(request).held
 
 
 def test_a_file_wins_over_the_defaults(config: Path) -> None:
@@ -158,7 +174,7 @@ def test_the_tuning_wins_over_a_file(config: Path) -> None:
     request = request_of(config=file, tuning="full")
     assert stated(request, "use_peft") == (False, Source.TUNING)
     assert stated(request, "load_in_4bit") == (False, Source.TUNING)
-    assert request.job.task.workload.tuning == "full"
+    assert workload_of(request).tuning == "full"
 
 
 def test_the_tuning_and_a_search_stand_side_by_side() -> None:
@@ -174,7 +190,7 @@ def test_the_tuning_and_a_search_stand_side_by_side() -> None:
 def test_a_search_wins_over_a_file_whose_value_stays_the_baseline(config: Path) -> None:
     request = request_of(config=write(config, num_generations=2), search=("num_generations=4,8",))
     assert request.job.space["num_generations"].choices == (4, 8)
-    assert request.job.task.workload.held["num_generations"] == 2
+    assert workload_of(request).held["num_generations"] == 2
     assert request.origin("num_generations").source is Source.SEARCH
 
 
@@ -218,10 +234,11 @@ def test_the_tuning_of_the_job_is_that_of_the_settings_that_won(
         hold=(hold,),
     )
     settings = candidate_of_job(request).settings
-    assert request.job.task.workload.tuning == trained
+    assert workload_of(request).tuning == trained
     assert settings["use_peft"] is (trained != "full")
     assert bool(settings.get("load_in_4bit")) is (trained == "qlora")
-    assert not any(note.startswith(("LoRA", "full fine")) for note in request.assumed)
+    for assumption in request.assumed:
+        assert not assumption.startswith(("LoRA", "full fine"))
 
 
 def test_a_held_adapter_has_a_rank() -> None:
@@ -299,10 +316,10 @@ def test_model_and_dataset_of_a_flag_win_over_a_file(config: Path, tmp_path: Pat
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n')
     file = write(config, dataset_name="trl-lib/tldr")
-    workload = request_of(config=file).job.task.workload
+    workload = workload_of(request_of(config=file))
     assert (workload.model.name, workload.dataset) == ("Qwen/Qwen2.5-0.5B", "trl-lib/tldr")
     flags = {"model": "Qwen2.5-1.5B", "dataset": str(rows)}
-    workload = request_of(config=file, **flags).job.task.workload
+    workload = workload_of(request_of(config=file, **flags))
     assert (workload.model.name, workload.dataset) == ("Qwen/Qwen2.5-1.5B", str(rows))
 
 
@@ -310,10 +327,10 @@ def test_the_global_batch_of_a_flag_wins_over_the_file_and_that_over_the_space(
     config: Path,
 ) -> None:
     file = write(config, per_device_train_batch_size=8, gradient_accumulation_steps=2)
-    assert request_of(model="Qwen2.5-0.5B").job.task.workload.global_batch == 64
-    assert request_of(config=file).job.task.workload.global_batch == 16
+    assert workload_of(request_of(model="Qwen2.5-0.5B")).global_batch == 64
+    assert workload_of(request_of(config=file)).global_batch == 16
     flags = {"global_batch": 32, "hold": ("per_device_train_batch_size=16",)}
-    assert request_of(config=file, **flags).job.task.workload.global_batch == 32
+    assert workload_of(request_of(config=file, **flags)).global_batch == 32
     with pytest.raises(BadInput, match=r"the global batch is held at 32, and .* makes 16"):
         request_of(config=file, global_batch=32)
 
@@ -337,19 +354,19 @@ def test_a_micro_batch_of_a_flag_drops_the_default_accumulation_of_a_launch(tmp_
         gpus="8xA100-80G",
         set=("per_device_train_batch_size=4",),
     )
-    assert "gradient_accumulation_steps" not in request.job.task.workload.defaults
+    assert "gradient_accumulation_steps" not in workload_of(request).defaults
     assert candidate_of_job(request).settings["gradient_accumulation_steps"] == 2
 
 
 def test_the_higher_source_wins_in_any_order() -> None:
-    settings = [
-        HeldSetting(
+    settings = []
+    for source in Source:
+        setting = HeldSetting(
             name="x",
             value=source.name,
             origin=Origin(source=source, place=""),
         )
-        for source in Source
-    ]
+        settings.append(setting)
     for order in (settings, settings[::-1]):
         assert precedence.merged(order)["x"].value == max(Source).name
 
@@ -367,9 +384,12 @@ def test_each_held_setting_has_an_origin(config: Path) -> None:
         hold=("beta=0.1",),
         lora_rank=8,
     )
-    settings = request.job.task.workload.held
+    settings = workload_of(request).held
     assert settings == {name: setting.value for name, setting in request.held.items()}
-    origins = {name: str(setting.origin) for name, setting in request.held.items()}
-    assert origins["dtype"] == f"{file}, line 2", "under its former name in the file"
-    assert origins["sharding"] == file, "from accelerate's configuration"
-    assert (origins["beta"], origins["lora_r"]) == ("--hold", "--lora-rank")
+
+    def origin(name: str) -> str:
+        return str(request.held[name].origin)
+
+    assert origin("dtype") == f"{file}, line 2", "under its former name in the file"
+    assert origin("sharding") == file, "from accelerate's configuration"
+    assert (origin("beta"), origin("lora_r")) == ("--hold", "--lora-rank")

@@ -31,11 +31,11 @@ def in_the_project(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
 
 
 def write_prompts(folder: Path, *, longest: int) -> None:
-    rows = [
-        json.dumps({"prompt": " ".join(["one"] * (longest * (1 + row) // ROWS))}) + "\n"
-        for row in range(ROWS)
-    ]
-    (folder / "prompts" / "train.jsonl").write_text("".join(rows))
+    lines = []
+    for row in range(1, ROWS + 1):
+        tokens = longest * row // ROWS
+        lines.append(json.dumps({"prompt": " ".join(["one"] * tokens)}) + "\n")
+    (folder / "prompts" / "train.jsonl").write_text("".join(lines))
 
 
 def limited(config: Path, **flags: Any) -> ParsedRequest:
@@ -50,16 +50,17 @@ def limited(config: Path, **flags: Any) -> ParsedRequest:
     )
 
 
+def limits_of(request: ParsedRequest) -> tuple[Any, ...]:
+    return request.job.space["max_prompt_length"].choices
+
+
 def test_every_candidate_has_the_longest_prompt(config: Path) -> None:
     write_prompts(config.parent, longest=700)
     request = limited(config)
-    (longest,) = request.job.space["max_prompt_length"].choices
-    assert (
-        isinstance(longest, int)
-        and longest > 512
-        and request.job.task.workload.held["max_prompt_length"] == longest
-    )
-    assert any(f"prompts of up to {longest} tokens" in assumption for assumption in request.assumed)
+    (longest,) = limits_of(request)
+    assert isinstance(longest, int) and longest > 512
+    assert request.job.task.workload.held["max_prompt_length"] == longest
+    assert f"prompts of up to {longest} tokens" in "\n".join(request.assumed)
     shorter = request.whole_space["max_prompt_length"].choices
     assert shorter[0] == longest and list(shorter) == sorted(set(shorter), reverse=True)
 
@@ -68,7 +69,7 @@ def test_other_data_have_another_limit(config: Path) -> None:
     limits = []
     for longest in (40, 90):
         write_prompts(config.parent, longest=longest)
-        limits.append(limited(config).job.space["max_prompt_length"].choices[0])
+        limits.append(limits_of(limited(config))[0])
     assert limits[0] < limits[1] < 512
 
 
@@ -76,12 +77,12 @@ def test_other_data_have_another_limit(config: Path) -> None:
     "flags", [{"max_prompt_length": 64}, {"search": ("max_prompt_length=64,32",)}]
 )
 def test_a_given_limit_is_kept(config: Path, flags: dict[str, Any]) -> None:
-    assert limited(config, **flags).job.space["max_prompt_length"].choices[0] == 64
+    assert limits_of(limited(config, **flags))[0] == 64
 
 
 def test_unreadable_data_are_noted_with_the_limit(config: Path) -> None:
     request = limited(config, dataset="absent/data")
-    assert request.job.space["max_prompt_length"].choices == (512, 256)
+    assert limits_of(request) == (512, 256)
     assert any(
         "'absent/data' could not be measured" in note and "--max-prompt-length" in note
         for note in request.notes
