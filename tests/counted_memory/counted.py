@@ -106,7 +106,11 @@ def in_fork(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, A
     with os.fdopen(read, "rb") as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
-    return json.loads(text) if text else {"error": "the process ended without an answer"}  # type: ignore[no-any-return]
+    if not text:
+        return {"error": "the process ended without an answer"}
+    answer = json.loads(text)
+    assert isinstance(answer, dict)
+    return answer
 
 
 def main() -> None:

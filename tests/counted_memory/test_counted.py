@@ -8,6 +8,8 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -77,49 +79,59 @@ def off(answer: dict[str, Any]) -> dict[str, float]:
 
 
 def report(errors_by_name: dict[str, dict[str, float]]) -> list[str]:
-    worst = sorted(errors_by_name, key=lambda name: -max(map(abs, errors_by_name[name].values())))
-    return [
-        f"{name}: "
-        + ", ".join(f"{part} {error:+.4%}" for part, error in errors_by_name[name].items())
-        for name in worst
-    ]
+    """Return a line for each configuration, the worst first."""
+    lines = []
+    for name in sorted(errors_by_name, key=lambda name: -largest_error(errors_by_name[name])):
+        errors = [f"{part} {error:+.4%}" for part, error in errors_by_name[name].items()]
+        lines.append(f"{name}: " + ", ".join(errors))
+    return lines
+
+
+def largest_error(by_phase: dict[str, float]) -> float:
+    return max(map(abs, by_phase.values()))
+
+
+def too_far(errors_by_name: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the configurations whose prediction is not close."""
+    return {
+        name: by_phase
+        for name, by_phase in errors_by_name.items()
+        if largest_error(by_phase) > CLOSE
+    }
+
+
+def errors_of(names: Iterable[str], answers: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    return dict(zip(names, map(off, answers), strict=True))
 
 
 def test_fixed_configurations_match_the_prediction() -> None:
     began = time.monotonic()
-    answers = dict(zip(cases.FIXED, run(list(cases.FIXED.values())), strict=True))
-    errors = {name: off(answer) for name, answer in answers.items()}
+    answers = run(list(cases.FIXED.values()))
+    errors = errors_of(cases.FIXED, answers)
     print(
         f"{len(errors)} configurations in {time.monotonic() - began:.0f} s; the worst:",
         *report(errors)[:5],
         sep="\n",
     )
     assert len(errors) >= 40
-    outside = {
-        name: by_phase
-        for name, by_phase in errors.items()
-        if max(map(abs, by_phase.values())) > CLOSE
-    }
+    outside = too_far(errors)
     assert len(outside) <= 0.01 * len(errors), "\n".join(report(outside))
     # Peaks are in different phases, and every phase is checked.
-    phases = [answer["counted"]["phases"] for answer in answers.values()]
-    assert len({max(peaks, key=peaks.__getitem__) for peaks in phases}) > 1
-    assert all(sum(phase in peaks for peaks in phases) >= 40 for phase in PHASES)
+    highest, checked = set(), Counter[str]()
+    for answer in answers:
+        peaks = answer["counted"]["phases"]
+        highest.add(max(peaks, key=peaks.__getitem__))
+        checked.update(peaks.keys())
+    assert len(highest) > 1
+    assert min(checked[phase] for phase in PHASES) >= 40
 
 
 def test_random_configurations_match_the_prediction() -> None:
     print(f"AUTOTUNE_FORESIGHT_SEED={SEED}")
     draw = random.Random(SEED)
     specifications = [cases.drawn(draw) for _ in range(DRAWN)]
-    errors = {
-        json.dumps(specification): off(answer)
-        for specification, answer in zip(specifications, run(specifications), strict=True)
-    }
-    outside = {
-        name: by_phase
-        for name, by_phase in errors.items()
-        if max(map(abs, by_phase.values())) > CLOSE
-    }
+    errors = errors_of(map(json.dumps, specifications), run(specifications))
+    outside = too_far(errors)
     print(*report(errors)[:2], sep="\n")
     assert not outside, f"AUTOTUNE_FORESIGHT_SEED={SEED}\n" + "\n".join(report(outside))
 
@@ -133,8 +145,6 @@ def test_older_releases_match_the_prediction(release: str) -> None:
     overlay = Path(OVERLAYS or "") / f"trl-{release}"
     assert overlay.is_dir(), overlay
     answers = run([cases.FIXED[name] for name in OLDER], PYTHONPATH=str(overlay))
-    errors = {name: off(answer) for name, answer in zip(OLDER, answers, strict=True)}
+    errors = errors_of(OLDER, answers)
     print(*report(errors), sep="\n")
-    assert max(max(map(abs, by_phase.values())) for by_phase in errors.values()) <= CLOSE, (
-        "\n".join(report(errors))
-    )
+    assert not too_far(errors), "\n".join(report(errors))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.counted_memory import counting
 from tests.counted_memory.image_cases import CASES
-from tests.counted_memory.test_counted import CLOSE, off, report, run
+from tests.counted_memory.test_counted import errors_of, report, run, too_far
 
 pytest.importorskip("trl")
 pytestmark = [
@@ -21,13 +21,7 @@ pytestmark = [
 
 
 def test_steps_with_images_match_the_prediction() -> None:
-    errors = {
-        name: off(answer) for name, answer in zip(CASES, run(list(CASES.values())), strict=True)
-    }
-    outside = {
-        name: by_phase
-        for name, by_phase in errors.items()
-        if max(map(abs, by_phase.values())) > CLOSE
-    }
+    errors = errors_of(CASES, run(list(CASES.values())))
+    outside = too_far(errors)
     print(*report(errors), sep="\n")
     assert not outside, "\n".join(report(outside))

@@ -22,21 +22,23 @@ import foresight_verl  # noqa: E402
 
 CHOICE: dict[str, Any] = json.loads((BENCHMARKS / "foresight-rows.json").read_text())
 ROWS: list[dict[str, Any]] = CHOICE["rows"]
+FMS = [row for row in ROWS if row["class"] == "fms"]
+VERDICTS = [row for row in ROWS if row["class"] == "verdict"]
 
 
 def test_every_record_is_chosen_or_excluded_once() -> None:
-    first = [row["id"] for row in ROWS if row.get("set", "first") == "first"]
-    ids = first + [name for exclusion in CHOICE["excluded"] for name in exclusion["ids"]]
+    ids = [row["id"] for row in ROWS if row.get("set", "first") == "first"]
+    for exclusion in CHOICE["excluded"]:
+        ids += exclusion["ids"]
+        assert len(exclusion["reason"]) > 10
     assert len(ids) == len(set(ids)) == 725
     assert len({row["id"] for row in ROWS}) == len(ROWS)
-    assert all(len(exclusion["reason"]) > 10 for exclusion in CHOICE["excluded"])
 
 
 def test_enough_rows_of_both_kinds_are_chosen() -> None:
-    fms = [row for row in ROWS if row["class"] == "fms"]
-    assert len(fms) >= 60
-    assert {row["gpus"] for row in fms} >= {1, 2, 4}
-    assert any(row["outcome"] == "oom" for row in ROWS if row["class"] == "verdict")
+    assert len(FMS) >= 60
+    assert {row["gpus"] for row in FMS} >= {1, 2, 4}
+    assert "oom" in {row["outcome"] for row in VERDICTS}
 
 
 def test_a_chosen_row_has_a_public_page_and_its_environment_is_pinned() -> None:
@@ -47,21 +49,22 @@ def test_a_chosen_row_has_a_public_page_and_its_environment_is_pinned() -> None:
 
 
 def test_rows_with_different_steps_request_different_traces() -> None:
-    cases = [express.fms(row) for row in ROWS if row["class"] == "fms"]
     specifications: dict[str, Any] = {}
-    for case in cases:
+    environments, batches = set(), set()
+    for row in FMS:
+        case = express.fms(row)
         specifications.setdefault(case.key, case.specification)
         assert specifications[case.key] == case.specification
-    environments = {(case.key, case.row["environment"]) for case in cases}
+        environments.add((case.key, row["environment"]))
+        batches.add((row["model"], row["tuning"], row["micro_batch"]))
     assert len(environments) == len(specifications), (
         "the same step under other versions is another trace"
     )
-    batches = {(case.row["model"], case.row["tuning"], case.row["micro_batch"]) for case in cases}
     assert len(specifications) >= len(batches)
 
 
-VERL = [row for row in ROWS if row["class"] == "verdict" and "verl" in row["framework"].lower()]
-OTHERS = [row for row in ROWS if row["class"] == "verdict" and row not in VERL]
+VERL = [row for row in VERDICTS if "verl" in row["framework"].lower()]
+OTHERS = [row for row in VERDICTS if row not in VERL]
 
 
 @pytest.mark.parametrize("row", OTHERS, ids=lambda row: str(row["id"]))
@@ -98,22 +101,20 @@ def test_an_out_of_memory_called_a_fit_fails_the_bar() -> None:
 
 
 def test_calculators_are_applied_as_far_as_they_go() -> None:
-    mistral = [
-        row
-        for row in ROWS
-        if row["class"] == "fms"
-        and row["model"].startswith("mistralai")
-        and row["micro_batch"] == 4
-    ]
-    full, lora = (
-        next(row for row in mistral if row["tuning"] == tuning and row["gpus"] == 1)
-        for tuning in ("full", "lora")
-    )
-    estimates = {row["tuning"]: calculators.estimates(express.fms(row)) for row in (full, lora)}
-    assert estimates["full"]["accelerate"] == estimates["lora"]["accelerate"], (
-        "the command has no adapters"
-    )
+    full, lora = mistral_row("full"), mistral_row("lora")
+    of_full = calculators.estimates(express.fms(full))
+    of_lora = calculators.estimates(express.fms(lora))
+    assert of_full["accelerate"] == of_lora["accelerate"], "the command has no adapters"
     states = 16 * 7_241_732_096  # gradients and Adam's states of Mistral-7B's parameters
-    saved = estimates["full"]["closed formula"] - estimates["lora"]["closed formula"]
+    saved = of_full["closed formula"] - of_lora["closed formula"]
     tokens = full["length"] - lora["length"]
     assert saved == pytest.approx(states + 34 * tokens * 4 * 4096 * 32, rel=0.01)
+
+
+def mistral_row(tuning: str) -> dict[str, Any]:
+    """Return the first row of Mistral on one GPU at a micro-batch of 4."""
+    for row in FMS:
+        mistral = row["model"].startswith("mistralai")
+        if mistral and (row["tuning"], row["gpus"], row["micro_batch"]) == (tuning, 1, 4):
+            return row
+    raise AssertionError(f"no row with {tuning} tuning")

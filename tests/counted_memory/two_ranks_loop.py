@@ -106,11 +106,9 @@ def optimizer_of(model: Any, case: dict[str, Any]) -> Any:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not case.get("spares_norms"):
         return torch.optim.AdamW(parameters, lr=1e-5)
-    groups = [
-        [parameter for parameter in parameters if (parameter.dim() < 2) is spared]
-        for spared in (False, True)
-    ]
-    return torch.optim.AdamW([{"params": group} for group in groups], lr=1e-5)
+    decayed = {"params": [parameter for parameter in parameters if parameter.dim() >= 2]}
+    spared = {"params": [parameter for parameter in parameters if parameter.dim() < 2]}
+    return torch.optim.AdamW([decayed, spared], lr=1e-5)
 
 
 def train(
