@@ -55,10 +55,8 @@ def test_its_report_opens_in_a_browser(demo: dict[str, Any]) -> None:
 
 def test_it_measures_what_it_promises(demo: dict[str, Any]) -> None:
     trials = [trial for trial in demo["told"]["trials"] if trial["purpose"] != "confirm"]
-    with_engine = [
-        trial for trial in trials if trial["knobs"].get("use_vllm") and trial["outcome"] == "ok"
-    ]
-    assert len(trials) >= 8 and with_engine
+    with_engine = [trial for trial in trials if trial["knobs"].get("use_vllm")]
+    assert len(trials) >= 8 and "ok" in outcomes_of(with_engine)
     assert demo["told"]["counts"]["loads"] < len(trials), "candidates share what was loaded"
     assert demo["told"]["elapsed_seconds"] < 240
 
@@ -92,8 +90,12 @@ def test_memory_really_runs_out_in_more_than_one_phase(
     ]
     tight = autotune("run", "--model", str(demo["model"]), *arguments, cwd=tmp_path, timeout=200)
     assert tight.code == 3, tight.err
-    met = [trial["outcome"] for trial in (*demo["told"]["trials"], *tight.document["trials"])]
-    assert len({outcome for outcome in met if outcome.startswith("oom_")}) >= 2, met
+    met = outcomes_of(demo["told"]["trials"]) | outcomes_of(tight.document["trials"])
+    assert sum(outcome.startswith("oom_") for outcome in met) >= 2, met
+
+
+def outcomes_of(trials: list[dict[str, Any]]) -> set[str]:
+    return {trial["outcome"] for trial in trials}
 
 
 def test_the_recommendation_is_confirmed_within_the_limit_and_written_down(
@@ -108,25 +110,24 @@ def test_the_recommendation_is_confirmed_within_the_limit_and_written_down(
         == recommendation["knobs"]["per_device_train_batch_size"]
     )
     out = demo["folder"] / "out"
-    assert {"recommended.yaml", "accelerate.yaml", "launch.sh"} <= {
-        path.name for path in out.iterdir()
-    }
+    for name in ("recommended.yaml", "accelerate.yaml", "launch.sh"):
+        assert (out / name).exists()
 
 
 @pytest.mark.parametrize("phase", ["oom_load", "oom_backward", "oom_forward", "oom_rollout"])
 def test_what_ran_out_of_memory_fits_under_a_higher_limit(demo: dict[str, Any], phase: str) -> None:
     out = [trial for trial in demo["told"]["trials"] if trial["outcome"] == phase]
     if not out:
-        assert phase not in {trial["outcome"] for trial in demo["told"]["trials"]}
         return
     knobs = {**out[0]["knobs"]}
     if knobs.get("vllm_gpu_memory_utilization"):
         # A share of what there is: of six times as much, the same share leaves the trainer as
         # little again.
         knobs["vllm_gpu_memory_utilization"] = round(knobs["vllm_gpu_memory_utilization"] / 5, 3)
-    flags_held = [
-        f"--hold={name}={_typed(value)}" for name, value in knobs.items() if value is not None
-    ]
+    flags_held = []
+    for name, value in knobs.items():
+        if value is not None:
+            flags_held.append(f"--hold={name}={_typed(value)}")
     flags = re.sub(r"--memory-limit \S+", "--memory-limit 6G", " ".join(demo_flags())).split()
     folder = demo["folder"] / phase
     folder.mkdir()

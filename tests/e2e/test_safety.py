@@ -80,8 +80,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
             database.url,
         ]
         places = {
-            name: str(folder / name.lower())
-            for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "TMPDIR")
+            "XDG_DATA_HOME": str(folder / "xdg_data_home"),
+            "XDG_CACHE_HOME": str(folder / "xdg_cache_home"),
+            "TMPDIR": str(folder / "tmpdir"),
         }
         Path(places["TMPDIR"]).mkdir()
         variables = {**SECRETS, **places, "PYTHONPATH": str(folder)}
