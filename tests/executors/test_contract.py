@@ -14,14 +14,15 @@ from autotune.core.measurement import Cost, Measurement, Memory, Outcome, ProbeP
 from autotune.core.space import Candidate
 from autotune.probe.executors.base import Executor, ProbeRunner
 from autotune.probe.executors.local import SlotPlace
+from tests.executors.measuring import hold, measured, phase, sleep
 from tests.inline_executor import InlineExecutor
 from tests.probe.toys import executor, plan, toy
 
-ONE = toy({"do": "phase", "name": "rollout"}, {"do": "sleep", "seconds": 0.01})
-SAME_LOAD = toy({"do": "phase", "name": "backward"}, {"do": "sleep", "seconds": 0.01})
-OTHER_LOAD = toy(load=({"do": "hold", "mib": 2},))
-LONG = toy({"do": "phase", "name": "backward"}, {"do": "sleep", "seconds": 50})
-TOO_LARGE = toy({"do": "phase", "name": "backward"}, {"do": "hold", "mib": 300})
+ONE = toy(phase("rollout"), sleep(0.01))
+SAME_LOAD = toy(phase("backward"), sleep(0.01))
+OTHER_LOAD = toy(load=(hold(2),))
+LONG = toy(phase("backward"), sleep(50))
+TOO_LARGE = toy(phase("backward"), hold(300))
 
 
 def simulate(candidate: Candidate, probe: ProbePlan) -> Measurement:
@@ -89,22 +90,22 @@ def test_slots_are_numbered_from_zero_with_their_hosts(any_executor: Executor) -
 def test_every_slot_has_its_own_runner(any_executor: Executor) -> None:
     any_executor.prepare()
     for slot in any_executor.slots:
-        assert any_executor.open(ONE, slot.number).measure(ONE, plan()).outcome is Outcome.OK
+        assert measured(any_executor, ONE, slot=slot.number).outcome is Outcome.OK
         assert any_executor.loads == slot.number + 1
     for slot in any_executor.slots:
-        any_executor.open(SAME_LOAD, slot.number).measure(SAME_LOAD, plan())
+        measured(any_executor, SAME_LOAD, slot=slot.number)
     assert any_executor.loads == len(any_executor.slots)
 
 
 def test_interrupted_probe_ends_at_once_and_close_restores(any_executor: Executor) -> None:
-    any_executor.open(ONE).measure(ONE, plan())
+    measured(any_executor, ONE)
     if isinstance(any_executor, InlineExecutor):
         return  # a function can't be interrupted
     outcomes: list[object] = []
 
     def measure() -> None:
         try:
-            outcomes.append(any_executor.open(LONG).measure(LONG, plan(60)))
+            outcomes.append(measured(any_executor, LONG, 60))
         except ProbeError as error:
             outcomes.append(error)
 
@@ -117,7 +118,7 @@ def test_interrupted_probe_ends_at_once_and_close_restores(any_executor: Executo
     assert time.monotonic() - began < 15
     assert len(outcomes) == 1 and isinstance(outcomes[0], ProbeError)
     any_executor.close()
-    assert any_executor.open(ONE).measure(ONE, plan()).outcome is Outcome.OK
+    assert measured(any_executor, ONE).outcome is Outcome.OK
 
 
 def test_one_load_serves_every_candidate_of_its_key(any_executor: Executor) -> None:
@@ -131,7 +132,7 @@ def test_one_load_serves_every_candidate_of_its_key(any_executor: Executor) -> N
 
 def test_another_load_key_loads_again(any_executor: Executor) -> None:
     for candidate in (ONE, OTHER_LOAD, ONE):
-        any_executor.open(candidate).measure(candidate, plan())
+        measured(any_executor, candidate)
     assert any_executor.loads == 3
 
 
@@ -142,7 +143,7 @@ def test_nothing_is_loaded_before_the_first_measure(any_executor: Executor) -> N
 
 
 def test_a_measurement_is_about_its_candidate(any_executor: Executor) -> None:
-    measurement = any_executor.open(ONE).measure(ONE, plan())
+    measurement = measured(any_executor, ONE)
     assert measurement.candidate_id == ONE.id
     assert measurement.outcome is Outcome.OK
     assert measurement.worst is not None
@@ -157,10 +158,10 @@ def test_a_measurement_is_about_its_candidate(any_executor: Executor) -> None:
 def test_a_candidate_that_does_not_fit_is_a_measurement_and_the_next_one_runs(
     any_executor: Executor,
 ) -> None:
-    failed = any_executor.open(TOO_LARGE).measure(TOO_LARGE, plan())
+    failed = measured(any_executor, TOO_LARGE)
     assert failed.outcome is Outcome.OOM_BACKWARD
     assert failed.worst is None
-    assert any_executor.open(ONE).measure(ONE, plan()).outcome is Outcome.OK
+    assert measured(any_executor, ONE).outcome is Outcome.OK
 
 
 def test_runner_refuses_a_candidate_of_another_load(any_executor: Executor) -> None:
@@ -175,5 +176,5 @@ def test_closing_twice_is_harmless_and_opening_again_works(any_executor: Executo
     runner.close()
     any_executor.close()
     any_executor.close()
-    assert any_executor.open(ONE).measure(ONE, plan()).outcome is Outcome.OK
+    assert measured(any_executor, ONE).outcome is Outcome.OK
     assert any_executor.loads == 2

@@ -21,6 +21,7 @@ from autotune.core.measurement import Measurement, Outcome, judge
 from autotune.probe.executors.local import LocalExecutor
 from autotune.probe.gpu_set import Gpus
 from autotune.worker.processes import descendants
+from tests.executors.measuring import hold, measured, phase, sleep
 from tests.probe.ballasts import SmallCards
 from tests.probe.nvml_playback import Playback
 from tests.probe.toys import executor, gone, plan, toy
@@ -97,7 +98,7 @@ def all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def steps(seconds: float = 0.8) -> tuple[dict[str, object], ...]:
-    return ({"do": "phase", "name": "backward"}, {"do": "sleep", "seconds": seconds})
+    return (phase("backward"), sleep(seconds))
 
 
 def test_measurement_contains_every_gpu(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_measurement_contains_every_gpu(tmp_path: Path) -> None:
 
     with runner(tmp_path, library, ranks=2) as running:
         with meanwhile(use, running):
-            measurement = running.open(toy(*steps())).measure(toy(*steps()), plan())
+            measurement = measured(running, toy(*steps()))
         pids = [running.worker.pid]
     memory = measurement.memory
     first, second = memory.devices
@@ -134,18 +135,16 @@ def test_measurement_contains_every_gpu(tmp_path: Path) -> None:
 
 def test_ballast_enforces_the_limit_and_is_no_cause(tmp_path: Path) -> None:
     cards, library = SmallCards(64), Playback("newcomer")
-    failing = toy(
-        {"do": "phase", "name": "backward"}, {"do": "raise", "type": "RuntimeError", "text": OOM}
-    )
+    failing = toy(phase("backward"), {"do": "raise", "type": "RuntimeError", "text": OOM})
     with runner(tmp_path, library, limit_mib=640, cards=cards) as running:
-        measurement = running.open(failing).measure(failing, plan())
+        measurement = measured(running, failing)
         assert measurement.outcome is Outcome.OOM_BACKWARD
         assert measurement.failure is not None and measurement.failure.cause == "activations"
         assert "Process 4242" not in measurement.failure.evidence
         assert measurement.memory.bound_by == "ballast"
         assert measurement.memory.devices[0].ballast_bytes == 24 * MIB
         assert any("speeds are this GPU's" in caveat for caveat in measurement.caveats)
-        again = running.open(toy()).measure(toy(), plan())
+        again = measured(running, toy())
         assert again.outcome is Outcome.OK and len(cards.made) == 1
     assert gone(cards.made[0].pid)
 
@@ -158,8 +157,8 @@ def test_ballast_that_exits_during_a_probe_voids_it(tmp_path: Path) -> None:
             meanwhile(lambda rank: os.kill(cards.made[0].pid, signal.SIGKILL), running),
             pytest.raises(ProbeError, match="is void"),
         ):
-            running.open(candidate).measure(candidate, plan())
-        assert running.open(candidate).measure(candidate, plan()).outcome is Outcome.OK
+            measured(running, candidate)
+        assert measured(running, candidate).outcome is Outcome.OK
         assert len(cards.made) == 2
 
 
@@ -177,19 +176,19 @@ def test_out_of_memory_caused_by_a_newcomer_is_a_fault(tmp_path: Path) -> None:
             meanwhile(come, running),
             pytest.raises(ProbeError, match=r"GPU 0 was taken by others.*pid 9008080\): 20 GiB"),
         ):
-            running.open(failing).measure(failing, plan())
+            measured(running, failing)
         library.at(0)
-        assert running.open(toy()).measure(toy(), plan()).outcome is Outcome.OK
+        assert measured(running, toy()).outcome is Outcome.OK
 
 
 def test_memory_left_on_a_gpu_is_reported_before_the_next_load(tmp_path: Path) -> None:
     library = Playback("newcomer")
-    first, second = toy(), toy(load=({"do": "hold", "mib": 1},))
+    first, second = toy(), toy(load=(hold(1),))
     with runner(tmp_path, library) as running:
-        running.open(first).measure(first, plan())
+        measured(running, first)
         library.at(3)
         with pytest.raises(ProbeError, match=r"not as empty as it was.*pid 9008080"):
-            running.open(second).measure(second, plan())
+            measured(running, second)
 
 
 def test_a_gpu_that_is_lost_is_no_failure_of_the_candidate(tmp_path: Path) -> None:
@@ -199,15 +198,13 @@ def test_a_gpu_that_is_lost_is_no_failure_of_the_candidate(tmp_path: Path) -> No
         meanwhile(lambda rank: library.at(1), running),
     ):
         with pytest.raises(ProbeError, match="stopped answering"):
-            running.open(candidate).measure(candidate, plan())
+            measured(running, candidate)
 
 
 def test_without_nvml_figures_of_the_ranks_carry_a_caveat(tmp_path: Path) -> None:
     cards = SmallCards(1024)
     with runner(tmp_path, Playback("library_not_found"), limit_mib=1024, cards=cards) as running:
-        measurement = running.open(toy()).measure(
-            toy({"do": "phase", "name": "forward"}, {"do": "hold", "mib": 4}), plan()
-        )
+        measurement = running.open(toy()).measure(toy(phase("forward"), hold(4)), plan())
     (device,) = measurement.memory.devices
     assert (device.measured_by, device.uuid, device.others_bytes) == ("torch", None, None)
     assert device.why == "NVML: NVML Shared Library Not Found"
@@ -216,9 +213,9 @@ def test_without_nvml_figures_of_the_ranks_carry_a_caveat(tmp_path: Path) -> Non
 
 
 def test_rank_killed_with_free_host_memory_is_no_out_of_memory(tmp_path: Path) -> None:
-    candidate = toy({"do": "phase", "name": "rollout"}, {"do": "kill", "signal": "SIGKILL"})
+    candidate = toy(phase("rollout"), {"do": "kill", "signal": "SIGKILL"})
     with runner(tmp_path, Playback("newcomer")) as running:
-        measurement = running.open(candidate).measure(candidate, plan())
+        measurement = measured(running, candidate)
     assert measurement.ended_from_outside
     assert (
         measurement.failure is not None

@@ -15,14 +15,10 @@ import pytest
 from autotune.core.errors import ProbeError, TrainingEnvironmentError
 from autotune.core.measurement import Measurement, Outcome
 from autotune.probe.executors.local import LocalExecutor
-from tests.probe.toys import MIB, executor, gone, plan, running, toy, tree_of
+from tests.executors.measuring import hold, measured, phase, sleep
+from tests.probe.toys import MIB, executor, gone, running, toy, tree_of
 
-
-def phase(name: str) -> dict[str, str]:
-    return {"do": "phase", "name": name}
-
-
-WELL = toy(phase("rollout"), {"do": "hold", "mib": 8})
+WELL = toy(phase("rollout"), hold(8))
 
 
 @pytest.fixture
@@ -32,33 +28,25 @@ def local(tmp_path: Path) -> Iterator[LocalExecutor]:
     local_executor.close()
 
 
-def measure(
-    local_executor: LocalExecutor,
-    candidate: object,
-    seconds: float = 20.0,
-) -> Measurement:
-    return local_executor.open(candidate).measure(candidate, plan(seconds))  # type: ignore[arg-type]
-
-
 def pid_of(measurement: Measurement) -> int:
     return int(str(measurement.effective["pid"]))
 
 
 def still_works(local_executor: LocalExecutor) -> Measurement:
-    again = measure(local_executor, WELL)
+    again = measured(local_executor, WELL)
     assert again.outcome is Outcome.OK
     return again
 
 
 def test_the_peak_is_what_was_held_and_each_phase_has_its_own(local: LocalExecutor) -> None:
     small = still_works(local)
-    large = measure(
+    large = measured(
         local,
         toy(
             phase("rollout"),
-            {"do": "hold", "mib": 40},
+            hold(40),
             phase("backward"),
-            {"do": "hold", "mib": 60},
+            hold(60),
         ),
     )
     assert large.memory.peak_bytes is not None
@@ -71,19 +59,19 @@ def test_the_peak_is_what_was_held_and_each_phase_has_its_own(local: LocalExecut
 
 def test_timeline_and_output_are_recorded(local: LocalExecutor) -> None:
     load = (
-        {"do": "hold", "mib": 60},
+        hold(60),
         {"do": "say", "text": "loading"},
-        {"do": "sleep", "seconds": 0.3},
+        sleep(0.3),
     )
-    steps = (phase("rollout"), {"do": "hold", "mib": 10}, {"do": "sleep", "seconds": 0.3})
+    steps = (phase("rollout"), hold(10), sleep(0.3))
     backward_steps = (
         phase("backward"),
-        {"do": "hold", "mib": 50},
-        {"do": "sleep", "seconds": 0.3},
+        hold(50),
+        sleep(0.3),
         {"do": "say", "text": "done"},
     )
-    first = measure(local, toy(*steps, *backward_steps, load=load))
-    again = measure(local, toy(*steps, load=load))
+    first = measured(local, toy(*steps, *backward_steps, load=load))
+    again = measured(local, toy(*steps, load=load))
     course = first.memory.timeline
     assert [moment.seconds for moment in course] == sorted(moment.seconds for moment in course)
     met = [moment.phase for moment in course if moment.phase]
@@ -102,7 +90,7 @@ def test_timeline_and_output_are_recorded(local: LocalExecutor) -> None:
 
 def test_refused_allocation_keeps_the_runner(local: LocalExecutor) -> None:
     before = still_works(local)
-    failed = measure(local, toy(phase("backward"), {"do": "hold", "mib": 900, "piece": 900}))
+    failed = measured(local, toy(phase("backward"), hold(900, piece=900)))
     assert failed.outcome is Outcome.OOM_BACKWARD
     assert failed.failure is not None
     assert failed.failure.phase == "backward"
@@ -114,7 +102,7 @@ def test_refused_allocation_keeps_the_runner(local: LocalExecutor) -> None:
 
 
 def test_refused_load_is_the_measurement_of_its_candidate(local: LocalExecutor) -> None:
-    failed = measure(local, toy(load=({"do": "hold", "mib": 400},)))
+    failed = measured(local, toy(load=(hold(400),)))
     assert failed.outcome is Outcome.OOM_LOAD
     assert failed.failure is not None
     assert failed.failure.cause == "weights"
@@ -138,11 +126,11 @@ def test_cgroup_kills_what_no_allocator_refuses(local: LocalExecutor) -> None:
     worker = still_works(local) and local.worker.pid
     if not local.worker.alive or "cgroup" not in local.worker.bound_by:
         pytest.skip("no memory cgroup can be made here")
-    failed = measure(
+    failed = measured(
         local,
         toy(
             phase("rollout"),
-            {"do": "hold", "mib": 10},
+            hold(10),
             phase("optimizer"),
             {"do": "share", "mib": 400},
         ),
@@ -168,10 +156,10 @@ def test_without_a_cgroup_the_meter_kills_what_the_guard_cannot_refuse(
     try:
         before = still_works(local_executor)
         assert before.memory.bound_by == "rlimit"
-        refused = measure(local_executor, toy(phase("forward"), {"do": "hold", "mib": 400}))
+        refused = measured(local_executor, toy(phase("forward"), hold(400)))
         assert refused.outcome is Outcome.OOM_FORWARD
         assert pid_of(still_works(local_executor)) == pid_of(before)
-        ended = measure(local_executor, toy(phase("sync"), {"do": "share", "mib": 2000}))
+        ended = measured(local_executor, toy(phase("sync"), {"do": "share", "mib": 2000}))
         assert ended.outcome is Outcome.OOM_SYNC
         still_works(local_executor)
         with_cgroup = 8 * MIB
@@ -185,7 +173,7 @@ def test_untouched_mappings_do_not_count(local: LocalExecutor) -> None:
     touched = still_works(local)
     if not touched.memory.bound_by.startswith("cgroup"):
         return  # there the guard is all there is, and it counts what is mapped
-    mapped = measure(local, toy(phase("forward"), {"do": "map", "mib": 250}))
+    mapped = measured(local, toy(phase("forward"), {"do": "map", "mib": 250}))
     assert mapped.outcome is Outcome.OK
     assert mapped.memory.peak_bytes == pytest.approx(touched.memory.peak_bytes, abs=16 * MIB)
 
@@ -194,14 +182,14 @@ def test_torch_reports_a_refused_allocation_and_continues(tmp_path: Path) -> Non
     pytest.importorskip("torch")
     local_executor = executor(tmp_path, limit_mib=700)
     try:
-        first = measure(local_executor, toy(phase("forward"), {"do": "torch", "mib": 16}))
+        first = measured(local_executor, toy(phase("forward"), {"do": "torch", "mib": 16}))
         assert first.outcome is Outcome.OK
-        failed = measure(local_executor, toy(phase("forward"), {"do": "torch", "mib": 1500}))
+        failed = measured(local_executor, toy(phase("forward"), {"do": "torch", "mib": 1500}))
         assert failed.outcome is Outcome.OOM_FORWARD
         assert failed.failure is not None
         assert "DefaultCPUAllocator" in failed.failure.evidence
         assert failed.failure.numbers == {"asked_bytes": 1500 * MIB}
-        again = measure(local_executor, toy(phase("forward"), {"do": "torch", "mib": 300}))
+        again = measured(local_executor, toy(phase("forward"), {"do": "torch", "mib": 300}))
         assert again.outcome is Outcome.OK
         assert pid_of(again) == pid_of(first)
     finally:
@@ -210,7 +198,7 @@ def test_torch_reports_a_refused_allocation_and_continues(tmp_path: Path) -> Non
 
 def test_a_rank_that_keeps_its_memory_is_replaced(local: LocalExecutor) -> None:
     before = still_works(local)
-    assert measure(local, toy(phase("forward"), {"do": "leak", "mib": 150})).outcome is Outcome.OK
+    assert measured(local, toy(phase("forward"), {"do": "leak", "mib": 150})).outcome is Outcome.OK
     after = still_works(local)
     assert pid_of(after) != pid_of(before)
     assert gone(pid_of(before))
@@ -220,16 +208,16 @@ def test_a_rank_that_keeps_its_memory_is_replaced(local: LocalExecutor) -> None:
 def test_result_of_a_rank_that_exits_afterwards_is_valid(tmp_path: Path) -> None:
     """It has measured before it goes, and its peer still measures then."""
     with contextlib.closing(executor(tmp_path, ranks=2, limit_mib=512)) as two:
-        measurement = measure(
+        measurement = measured(
             two,
             toy(
                 phase("forward"),
                 {"do": "leak", "mib": 150, "rank": 1},
-                {"do": "sleep", "seconds": 1, "rank": 0},
+                sleep(1, rank=0),
             ),
         )
         assert measurement.outcome is Outcome.OK, measurement.failure
-        assert measure(two, toy(phase("forward"))).outcome is Outcome.OK
+        assert measured(two, toy(phase("forward"))).outcome is Outcome.OK
 
 
 @pytest.mark.parametrize(
@@ -273,7 +261,7 @@ def test_every_exit_is_classified(
     outcome: Outcome,
     evidence: str,
 ) -> None:
-    failed = measure(local, toy(phase("score"), last_words))
+    failed = measured(local, toy(phase("score"), last_words))
     assert failed.outcome is outcome
     assert failed.failure is not None
     assert evidence in failed.failure.evidence
@@ -286,13 +274,13 @@ def test_a_disturbed_machine_is_no_fault_of_the_candidate(local: LocalExecutor) 
         "Error in memory profiling. Initial free memory 39.01 GiB, current free memory 41.55 GiB."
     )
     with pytest.raises(ProbeError, match="disturbed"):
-        measure(local, toy({"do": "raise", "type": "RuntimeError", "text": text}))
+        measured(local, toy({"do": "raise", "type": "RuntimeError", "text": text}))
     still_works(local)
 
 
 def test_native_out_of_memory_abort_is_recognised_by_its_output(local: LocalExecutor) -> None:
     text = "terminate called after throwing an instance of 'std::bad_alloc'"
-    failed = measure(
+    failed = measured(
         local,
         toy(phase("score"), {"do": "say", "text": text}, {"do": "kill", "signal": "SIGABRT"}),
     )
@@ -303,7 +291,7 @@ def test_a_hang_is_ended_at_its_deadline(local: LocalExecutor) -> None:
     still_works(local)
     worker = local.worker.pid
     started = time.monotonic()
-    hung = measure(local, toy(phase("reward"), {"do": "spin"}), seconds=0.7)
+    hung = measured(local, toy(phase("reward"), {"do": "spin"}), seconds=0.7)
     assert 0.7 <= time.monotonic() - started < 3.0
     assert hung.outcome is Outcome.TIMEOUT
     assert hung.failure is not None
@@ -314,8 +302,8 @@ def test_a_hang_is_ended_at_its_deadline(local: LocalExecutor) -> None:
 
 def test_slow_and_hung_differ_at_the_deadline(local: LocalExecutor) -> None:
     still_works(local)
-    slow = measure(local, toy(phase("rollout"), {"do": "write"}), seconds=4.0)
-    hung = measure(local, toy(phase("rollout"), {"do": "spin"}), seconds=4.0)
+    slow = measured(local, toy(phase("rollout"), {"do": "write"}), seconds=4.0)
+    hung = measured(local, toy(phase("rollout"), {"do": "spin"}), seconds=4.0)
     assert slow.outcome is hung.outcome is Outcome.TIMEOUT
     assert slow.failure is not None and hung.failure is not None
     assert "slow and not hung" in slow.failure.evidence and "(token " in slow.failure.evidence
@@ -329,24 +317,24 @@ def test_a_grandchild_of_its_own_session_does_not_outlive_its_rank(
     local: LocalExecutor, tmp_path: Path
 ) -> None:
     orphan, second = tmp_path / "orphan", tmp_path / "second"
-    measure(local, toy({"do": "grandchild", "pid_file": str(orphan)}, {"do": "exit", "code": 1}))
+    measured(local, toy({"do": "grandchild", "pid_file": str(orphan)}, {"do": "exit", "code": 1}))
     assert gone(int(orphan.read_text()))
-    measure(local, toy({"do": "grandchild", "pid_file": str(second)}))
+    measured(local, toy({"do": "grandchild", "pid_file": str(second)}))
     assert running(int(second.read_text()))
     local.close()
     assert gone(int(second.read_text()))
 
 
 def test_a_gibibyte_of_output_is_read_and_bounded(local: LocalExecutor, tmp_path: Path) -> None:
-    chatty = measure(local, toy({"do": "print", "mib": 1024}), seconds=120.0)
+    chatty = measured(local, toy({"do": "print", "mib": 1024}), seconds=120.0)
     assert chatty.outcome is Outcome.OK
     assert sum(file.stat().st_size for file in tmp_path.rglob("log*")) < 3 * MIB
 
 
 def test_malformed_lines_are_skipped(local: LocalExecutor) -> None:
-    garbled = measure(
+    garbled = measured(
         local,
-        toy(phase("forward"), {"do": "garble"}, {"do": "sleep", "seconds": 0.05}),
+        toy(phase("forward"), {"do": "garble"}, sleep(0.05)),
         seconds=3.0,
     )
     assert garbled.outcome is Outcome.OK
@@ -376,9 +364,9 @@ def test_killed_worker_is_a_fault_and_its_ranks_exit(local: LocalExecutor, tmp_p
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(ProbeError, match="worker process exited"):
-        measure(
+        measured(
             local,
-            toy({"do": "grandchild", "pid_file": str(orphan)}, {"do": "sleep", "seconds": 30}),
+            toy({"do": "grandchild", "pid_file": str(orphan)}, sleep(30)),
         )
     killer.join()
     assert len(tree) >= 3
@@ -391,11 +379,11 @@ def test_two_ranks_are_measured_as_one(tmp_path: Path) -> None:
     try:
         script = (
             phase("rollout"),
-            {"do": "hold", "mib": 20},
+            hold(20),
             {"do": "meet"},
-            {"do": "sleep", "seconds": 0.2, "rank": 1},
+            sleep(0.2, rank=1),
         )
-        measurement = measure(local_executor, toy(*script))
+        measurement = measured(local_executor, toy(*script))
         assert measurement.outcome is Outcome.OK
         assert measurement.worst is not None
         assert measurement.worst.cycle_loss_tokens == (200, 200)
@@ -410,7 +398,7 @@ def test_wrong_world_size_is_a_fault(tmp_path: Path) -> None:
     local_executor = executor(tmp_path, ranks=2)
     try:
         with pytest.raises(ProbeError, match="world size"):
-            measure(local_executor, toy(world_size=1))
+            measured(local_executor, toy(world_size=1))
     finally:
         local_executor.close()
 
@@ -420,7 +408,7 @@ def test_one_rank_out_of_memory_ends_both_at_once(tmp_path: Path) -> None:
     try:
         for too_much in ("hold", "share"):
             started = time.monotonic()
-            failed = measure(
+            failed = measured(
                 local_executor,
                 toy(phase("backward"), {"do": "peer"}, {"do": too_much, "mib": 400, "rank": 1}),
             )
@@ -439,10 +427,7 @@ def test_thirty_runners_leave_no_open_file(tmp_path: Path) -> None:
     local_executor = executor(tmp_path)
     counts: set[int] = set()
     for turn in range(30):
-        assert (
-            measure(local_executor, toy(load=({"do": "hold", "mib": turn % 3},))).outcome
-            is Outcome.OK
-        )
+        assert measured(local_executor, toy(load=(hold(turn % 3),))).outcome is Outcome.OK
         if turn % 10 == 9:
             local_executor.close()
             counts.add(len(list(Path("/proc/self/fd").iterdir())))
@@ -485,7 +470,7 @@ def test_import_error_of_a_framework_is_quoted(tmp_path: Path) -> None:
             TrainingEnvironmentError,
             match=r"No module named 'framework'.*pip install 'pytest>=1,<99'",
         ):
-            measure(local_executor, WELL)
+            measured(local_executor, WELL)
     finally:
         local_executor.close()
 
@@ -493,10 +478,7 @@ def test_import_error_of_a_framework_is_quoted(tmp_path: Path) -> None:
 def test_a_limit_below_the_imports_themselves_is_an_out_of_memory_load(tmp_path: Path) -> None:
     local_executor = executor(tmp_path, limit_mib=12)
     try:
-        assert (
-            measure(local_executor, toy(load=({"do": "hold", "mib": 50},))).outcome
-            is Outcome.OOM_LOAD
-        )
+        assert measured(local_executor, toy(load=(hold(50),))).outcome is Outcome.OOM_LOAD
     finally:
         local_executor.close()
 

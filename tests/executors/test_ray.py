@@ -23,18 +23,15 @@ from autotune.core.errors import (
     TrainingEnvironmentError,
 )
 from autotune.core.measurement import Outcome
-from tests.probe.toys import gone, plan, toy, tree_of
+from tests.executors.measuring import hold, measured, phase, sleep
+from tests.probe.toys import gone, toy, tree_of
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 from tests.executors.clusters import ROOT, cluster, ray_executor
 
 pytestmark = pytest.mark.slow
 
-WELL = toy({"do": "phase", "name": "rollout"}, {"do": "sleep", "seconds": 0.01})
-
-
-def phase(name: str) -> dict[str, Any]:
-    return {"do": "phase", "name": name}
+WELL = toy(phase("rollout"), sleep(0.01))
 
 
 def wait_for(file: Path, seconds: float = 60.0) -> int:
@@ -81,12 +78,12 @@ def test_a_hang_is_ended_at_its_deadline_and_the_slot_goes_on(
 ) -> None:
     executor = ray_executor(two_nodes.address, tmp_path, slots=1)
     try:
-        executor.open(WELL).measure(WELL, plan())
+        measured(executor, WELL)
         hung = toy(phase("reward"), {"do": "spin"})
         began = time.monotonic()
-        assert executor.open(hung).measure(hung, plan(1.0)).outcome is Outcome.TIMEOUT
+        assert measured(executor, hung, 1.0).outcome is Outcome.TIMEOUT
         assert time.monotonic() - began < 10
-        assert executor.open(WELL).measure(WELL, plan()).outcome is Outcome.OK
+        assert measured(executor, WELL).outcome is Outcome.OK
     finally:
         executor.close()
 
@@ -99,21 +96,21 @@ def test_a_job_that_spans_nodes_is_one_job(two_nodes: Any, tmp_path: Path) -> No
         assert len(executor.slots) == 1
         script = (
             phase("rollout"),
-            {"do": "hold", "mib": 10},
-            {"do": "sleep", "seconds": 0.2, "rank": 3},
+            hold(10),
+            sleep(0.2, rank=3),
         )
-        measurement = executor.open(toy(*script)).measure(toy(*script), plan())
+        measurement = measured(executor, toy(*script))
         assert measurement.outcome is Outcome.OK and measurement.worst is not None
         assert measurement.worst.cycle_loss_tokens == (400, 400)
         assert all(seconds >= 0.2 for seconds in measurement.worst.cycle_seconds)
         assert measurement.effective["rank"] == "0"
-        too_much = toy(phase("backward"), {"do": "peer"}, {"do": "hold", "mib": 400, "rank": 3})
+        too_much = toy(phase("backward"), {"do": "peer"}, hold(400, rank=3))
         began = time.monotonic()
-        failed = executor.open(too_much).measure(too_much, plan(40))
+        failed = measured(executor, too_much, 40)
         assert failed.outcome is Outcome.OOM_BACKWARD
         assert failed.failure is not None and failed.failure.rank == 3
         assert time.monotonic() - began < 20
-        assert executor.open(toy(*script)).measure(toy(*script), plan()).outcome is Outcome.OK
+        assert measured(executor, toy(*script)).outcome is Outcome.OK
     finally:
         executor.close()
 
@@ -133,7 +130,7 @@ def test_a_lost_node_is_a_fault_and_its_slot_moves_or_is_lost(tmp_path: Path) ->
             for slot in (0, 1):
                 file = tmp_path / f"pid-{slot}"
                 candidate = toy({"do": "grandchild", "pid_file": str(file)})
-                running.open(candidate, slot).measure(candidate, plan())
+                measured(running, candidate, slot=slot)
                 pids[slot] = int(file.read_text())
             node_ids = _node_of(running, 0), _node_of(running, 1)
             lost = next(
@@ -145,19 +142,19 @@ def test_a_lost_node_is_a_fault_and_its_slot_moves_or_is_lost(tmp_path: Path) ->
             ray_cluster.remove_node(lost, allow_graceful=False)
             assert gone(pids[slot], within=60)  # until its worker notices, the slot still answers
             with pytest.raises(ProbeError, match="was lost"):
-                running.open(WELL, slot).measure(WELL, plan())
-            assert running.open(WELL, slot).measure(WELL, plan()).outcome is Outcome.OK
-            assert running.open(WELL, 1 - slot).measure(WELL, plan()).outcome is Outcome.OK
+                measured(running, WELL, slot=slot)
+            assert measured(running, WELL, slot=slot).outcome is Outcome.OK
+            assert measured(running, WELL, slot=1 - slot).outcome is Outcome.OK
             second = next(node for node in workers if node is not lost)
             slot = 0 if _node_of(running, 0) == second.node_id else 1
             ray_cluster.remove_node(second, allow_graceful=False)
             with pytest.raises(ProbeError):
                 for _ in range(600):  # until its worker notices, the slot still answers
-                    running.open(WELL, slot).measure(WELL, plan())
+                    measured(running, WELL, slot=slot)
                     time.sleep(0.1)
             with pytest.raises(SlotLost):
-                running.open(WELL, slot).measure(WELL, plan())
-            assert running.open(WELL, 1 - slot).measure(WELL, plan()).outcome is Outcome.OK
+                measured(running, WELL, slot=slot)
+            assert measured(running, WELL, slot=1 - slot).outcome is Outcome.OK
         finally:
             running.close()
 
@@ -190,12 +187,12 @@ def test_a_killed_driver_leaves_nothing_on_the_cluster(two_nodes: Any, tmp_path:
 def test_closing_while_a_probe_runs_leaves_nothing(two_nodes: Any, tmp_path: Path) -> None:
     executor = ray_executor(two_nodes.address, tmp_path, slots=1)
     file = tmp_path / "grandchild"
-    long = toy({"do": "grandchild", "pid_file": str(file)}, {"do": "sleep", "seconds": 60})
+    long = toy({"do": "grandchild", "pid_file": str(file)}, sleep(60))
     ended: list[BaseException] = []
 
     def measure() -> None:
         try:
-            executor.open(long).measure(long, plan(100))
+            measured(executor, long, 100)
         except ProbeError as error:
             ended.append(error)
 

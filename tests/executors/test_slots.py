@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from autotune.probe.executors.local import (
     local_places,
     shares_of,
 )
-from autotune.probe.executors.ray_node import Node, in_words, plan
+from autotune.probe.executors.ray_node import Node, Plan, in_words, plan
 from tests.probe.nvml_playback import Playback
 
 GIB = 2**30
@@ -50,18 +51,22 @@ def all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_eight_gpus_in_bridged_pairs_make_four_slots_of_two() -> None:
     """Topology of a PCIe machine with NVLink bridges between 0 and 4, 1 and 5, 2 and 6, 3 and 7."""
-    groups = groups_of(
-        range(8),
-        2,
-        lambda gpu, peer: 0 if abs(gpu - peer) == 4 else 20 if gpu // 4 == peer // 4 else 50,
-    )
-    assert groups == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+    def distance(gpu: int, peer: int) -> int:
+        if abs(gpu - peer) == 4:
+            return 0
+        return 20 if gpu // 4 == peer // 4 else 50
+
+    assert groups_of(range(8), 2, distance) == [(0, 4), (1, 5), (2, 6), (3, 7)]
 
 
 def test_four_of_eight_share_a_socket_and_a_rest_is_unused() -> None:
     sockets = [0, 1, 0, 1, 0, 1, 0, 1, 1]
-    groups = groups_of(range(9), 4, lambda gpu, peer: 10 if sockets[gpu] == sockets[peer] else 50)
-    assert groups == [(0, 2, 4, 6), (1, 3, 5, 7)]
+
+    def distance(gpu: int, peer: int) -> int:
+        return 10 if sockets[gpu] == sockets[peer] else 50
+
+    assert groups_of(range(9), 4, distance) == [(0, 2, 4, 6), (1, 3, 5, 7)]
 
 
 def test_unknown_distances_keep_the_order() -> None:
@@ -98,13 +103,12 @@ class Linked(Playback):
     def __init__(self, busy: tuple[int, ...] = (), reported: bool = True) -> None:
         super().__init__("two_a100")
         device = self._recording["devices"][0]
-        self._recording = {
-            **self._recording,
-            "devices": [{**device, "uuid": f"GPU-{number:08d}"} for number in range(8)],
-        }
-        self._moment = [
-            {"used_mib": 20000 if number in busy else 4, "compute": []} for number in range(8)
-        ]
+        devices, self._moment = [], []
+        for number in range(8):
+            used_mib = 20000 if number in busy else 4
+            devices.append({**device, "uuid": f"GPU-{number:08d}"})
+            self._moment.append({"used_mib": used_mib, "compute": []})
+        self._recording = {**self._recording, "devices": devices}
         self._reported = reported
 
     def nvmlDeviceGetP2PStatus(
@@ -125,10 +129,17 @@ class Linked(Playback):
 
 
 def visible(places: Any) -> list[str]:
-    return [
-        ",".join(str(int(uuid.removeprefix("GPU-"))) for uuid in place.visible.split(","))
-        for place in places
-    ]
+    """Return the numbers of the GPUs of each slot."""
+    return [re.sub("GPU-0*(?=[0-9])", "", place.visible) for place in places]
+
+
+def visible_here(
+    count: int,
+    slots: int | None = None,
+    library: Linked | None = None,
+) -> list[str]:
+    """Return the GPUs of each slot for jobs of so many GPUs."""
+    return visible(local_places(gpus(count), 40 * GIB, slots, library or Linked()))
 
 
 def test_slots_are_derived_from_the_job_and_the_machine() -> None:
@@ -136,9 +147,10 @@ def test_slots_are_derived_from_the_job_and_the_machine() -> None:
     assert visible(places) == ["0,4", "1,5", "2,6", "3,7"]
     assert places[0].words == "GPUs 0, 4"
     available = frozenset(available_cores())
-    assert all(place.cores is None or place.cores <= available for place in places)
-    assert visible(local_places(gpus(4), 40 * GIB, None, Linked())) == ["0,1,2,3", "4,5,6,7"]
-    assert visible(local_places(gpus(2), 40 * GIB, 3, Linked())) == ["0,4", "1,5", "2,6"]
+    for place in places:
+        assert place.cores is None or place.cores <= available
+    assert visible_here(4) == ["0,1,2,3", "4,5,6,7"]
+    assert visible_here(2, slots=3) == ["0,4", "1,5", "2,6"]
 
 
 def test_single_slot_keeps_the_affinity() -> None:
@@ -147,8 +159,8 @@ def test_single_slot_keeps_the_affinity() -> None:
 
 
 def test_busy_gpus_serve_only_a_single_slot() -> None:
-    assert visible(local_places(gpus(2), 40 * GIB, None, Linked(busy=(1, 5, 7)))) == ["0,4", "2,6"]
-    assert visible(local_places(gpus(8), 40 * GIB, None, Linked(busy=(1,)))) == ["0,1,2,3,4,5,6,7"]
+    assert visible_here(2, library=Linked(busy=(1, 5, 7))) == ["0,4", "2,6"]
+    assert visible_here(8, library=Linked(busy=(1,))) == ["0,1,2,3,4,5,6,7"]
     with pytest.raises(
         BadInput,
         match=(
@@ -159,12 +171,8 @@ def test_busy_gpus_serve_only_a_single_slot() -> None:
 
 
 def test_without_topology_gpus_are_taken_in_order() -> None:
-    assert visible(local_places(gpus(2), 40 * GIB, None, Linked(reported=False))) == [
-        "0,1",
-        "2,3",
-        "4,5",
-        "6,7",
-    ]
+    library = Linked(reported=False)
+    assert visible_here(2, library=library) == ["0,1", "2,3", "4,5", "6,7"]
 
 
 def test_cpu_slots_have_their_own_cores_and_memory_or_are_refused() -> None:
@@ -222,18 +230,19 @@ def test_unlike_gpus_are_left_out_and_named() -> None:
     slot_plan = plan(
         [node("a", gpus=4), node("b", gpus=8, kind="H100-80G")], gpus(2), 40 * GIB, None
     )
-    assert [cluster_node.id for cluster_node in slot_plan.nodes] == ["a"] and slot_plan.slots == 2
+    assert ids_of(slot_plan) == ["a"] and slot_plan.slots == 2
     assert "1 node of 8 H100-80G is left out" in slot_plan.notes[0]
 
 
 def test_unlike_processors_are_left_out_too() -> None:
     nodes = [node("a"), node("b"), node("c", model="Xeon")]
     slot_plan = plan(nodes, cpus(), 16 * GIB, None)
-    assert [cluster_node.id for cluster_node in slot_plan.nodes] == [
-        "a",
-        "b",
-    ] and slot_plan.slots == 2
+    assert ids_of(slot_plan) == ["a", "b"] and slot_plan.slots == 2
     assert slot_plan.notes and "left out" in slot_plan.notes[0]
+
+
+def ids_of(slot_plan: Plan) -> list[str]:
+    return [cluster_node.id for cluster_node in slot_plan.nodes]
 
 
 def test_cpu_slots_per_node_are_limited_by_memory() -> None:
