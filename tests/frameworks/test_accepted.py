@@ -311,7 +311,8 @@ def test_a_step_printed_by_openrlhfs_own_logger_is_read() -> None:
 
 RECORDED = {
     "verl": (
-        '{"step":2,"data":{"response_length/mean":650.5,"perf/time_per_step":41.5,"perf/throughput":310.2}}'
+        '{"step":2,"data":{"response_length/mean":650.5,'
+        '"perf/time_per_step":41.5,"perf/throughput":310.2}}'
     ),
     "openrlhf": (
         "(PPOTrainer pid=71) \u2728 Global step 2: {'policy_loss': 0.01,"

@@ -51,7 +51,8 @@ def test_every_way_of_spreading_goes_with_every_way_of_generating(
 
 
 def replace_tuning(job_task: Task, tuning: str) -> Task:
-    return replace(job_task, workload=replace(job_task.workload, tuning=tuning))  # type: ignore[arg-type]
+    workload = replace(job_task.workload, tuning=tuning)  # type: ignore[arg-type]
+    return replace(job_task, workload=workload)
 
 
 @pytest.mark.parametrize(
@@ -234,12 +235,7 @@ def test_the_topology_is_a_choice_of_its_own_space() -> None:
             )
             assert candidate.load["ranks"] == ranks_of(candidate.settings, 4)
     for sharding in ("zero3", "fsdp2", "zero2", "ddp"):
-        ways = {
-            choices
-            for kind, *choices in map(list, topologies)
-            for choices in [tuple(choices)]
-            if kind == sharding
-        }
+        ways = {tuple(choices) for kind, *choices in topologies if kind == sharding}
         assert ways == {
             (None, None, None),
             ("colocate", None, 1),

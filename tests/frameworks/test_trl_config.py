@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,9 @@ def test_target_modules_may_be_a_word(written) -> None:  # type: ignore[no-untyp
     }
 
 
-def test_a_number_that_yaml_reads_as_text_is_a_number(written) -> None:  # type: ignore[no-untyped-def]
+def test_a_number_that_yaml_reads_as_text_is_a_number(
+    written: Callable[[str], Path],
+) -> None:
     """`1e-6` has no dot, so YAML calls it text; TRL makes it a number, and so do we."""
     assert read_user_config(written("learning_rate: 1e-6\n")).settings == {"learning_rate": 1e-6}
     assert read_user_config(written("beta: 0\n")).settings == {"beta": 0.0}

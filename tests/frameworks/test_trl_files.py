@@ -161,9 +161,9 @@ def test_the_longest_prompt_that_the_trainer_sees_is_the_limit(
     """
     task = task_at(1, user_settings={"reward_funcs": ["my_rewards.spy"]}, global_batch=None)
     unfiltered = measure_prompts(task, {"dataset_name": str(place / "data")}, limit=LIMIT, out=None)
-    assert unfiltered["longest_prompt"] > LIMIT, "the dataset must have something to drop"  # type: ignore[operator]
-    kept_rows = unfiltered["kept"]
-    assert isinstance(kept_rows, int)
+    longest, kept_rows = unfiltered["longest_prompt"], unfiltered["kept"]
+    assert isinstance(longest, int) and isinstance(kept_rows, int)
+    assert longest > LIMIT, "the dataset must have something to drop"
     knobs = {
         **KNOBS,
         "per_device_train_batch_size": kept_rows,

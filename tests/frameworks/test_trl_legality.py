@@ -114,7 +114,8 @@ def test_every_legal_candidate_constructs(name: str, ranks: int) -> None:
     shapes: dict[tuple[Any, ...], tuple[str | None, dict[str, Any]]] = {}
     for knobs in space.assignments():
         candidate = trl.complete(knobs, task)
-        config = dict(trl.probe_request(candidate, task, PLAN)["settings"])  # type: ignore[attr-defined]
+        request: Any = trl.probe_request(candidate, task, PLAN)
+        config = dict(request["settings"])
         shapes.setdefault(
             tuple(sorted(config.items(), key=str)), (trl.why_illegal(candidate, task), config)
         )

@@ -206,14 +206,16 @@ def test_sharding_is_autotunes_own_setting() -> None:
         launch["sharding"] == "zero3"
         and launch["accelerate"]["deepspeed_config"]["zero_stage"] == 3
     )
-    assert "sharding" not in grpo.probe_request(candidate, task, ProbePlan())["settings"]  # type: ignore[operator]
+    probe: Any = grpo.probe_request(candidate, task, ProbePlan())
+    assert "sharding" not in probe["settings"]
     bad = make_task(4, kind="cuda", held={"sharding": "zero9"})
     assert "sharding must be one of" in (grpo.why_illegal(grpo.complete({}, bad), bad) or "")
 
 
 def test_weights_that_are_quantised_on_the_hub_are_told() -> None:
     grpo, task = trainer("trl"), make_task(kind="cuda", tuning="lora")
-    task.workload.model.config["quantization_config"] = {"quant_method": "gptq", "bits": 4}  # type: ignore[index]
+    config: Any = task.workload.model.config
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     request: Any = grpo.trace_request(grpo.complete({}, task), task)
     assert request["model"]["gptq_bits"] == 4
     with pytest.raises(

@@ -131,7 +131,8 @@ def test_tokens_out_of_trls_log(
     tokens: int,
 ) -> None:
     trainer, candidate, task = case_of(method)
-    reader = MetricReader(probe_request(trainer.launch(candidate, task), ProbePlan())["figures"])  # type: ignore[arg-type]
+    request: Any = probe_request(trainer.launch(candidate, task), ProbePlan())
+    reader = MetricReader(request["figures"])
     assert reader.read(lines[0], 1.0) is None
     figure = reader.read(lines[1], 5.0)
     assert figure is not None and (figure.tokens, figure.seconds) == (tokens, 4.0)

@@ -250,7 +250,8 @@ def test_the_script_of_unsloth(model: str, dataset: str) -> None:
             tuning="qlora",
         )
     )
-    text = writer.launch(writer.complete({}, task), task).files["train.py"]  # type: ignore[attr-defined]
+    launch = writer.launch(writer.complete({}, task), task)  # type: ignore[attr-defined]
+    text = launch.files["train.py"]
     tree = ast.parse(text)
     literals = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     assert {str(Path(model)), dataset} <= literals

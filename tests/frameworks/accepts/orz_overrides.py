@@ -10,11 +10,11 @@ import json
 import sys
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl  # type: ignore[import-not-found]
-from hydra.core.override_parser.overrides_parser import OverridesParser  # type: ignore[import-not-found]
+from hydra.core.override_parser import overrides_parser  # type: ignore[import-not-found]
 from omegaconf import OmegaConf  # type: ignore[import-not-found]
 
 config = OmegaConf.create()
 ConfigLoaderImpl._apply_overrides_to_config(
-    OverridesParser.create().parse_overrides(overrides=sys.argv[1:]), config
+    overrides_parser.OverridesParser.create().parse_overrides(overrides=sys.argv[1:]), config
 )
 print(json.dumps(OmegaConf.to_container(config)))

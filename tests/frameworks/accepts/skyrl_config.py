@@ -15,7 +15,11 @@ import absent  # type: ignore[import-not-found]
 
 absent.GPU_ONLY = (*absent.GPU_ONLY, "ray", "tensordict", "skyrl.tinker")
 absent.stand_in()
-from skyrl.train.config import SkyRLTrainConfig, get_config_as_dict, get_config_as_yaml_str  # type: ignore[import-not-found]  # noqa: E402
+from skyrl.train.config import (  # type: ignore[import-not-found]  # noqa: E402
+    SkyRLTrainConfig,
+    get_config_as_dict,
+    get_config_as_yaml_str,
+)
 from skyrl.train.utils import validate_cfg  # type: ignore[import-not-found]  # noqa: E402
 
 

@@ -23,7 +23,8 @@ MODEL, RANK, PORT = sys.argv[1:4]
 os.environ.update(
     {"RANK": RANK, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": PORT}
 )
-typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]  # vllm-router's types need Python 3.12
+# The types of vllm-router need Python 3.12.
+typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
 
 
 def on_a_cpu() -> None:
@@ -49,7 +50,8 @@ def on_a_cpu() -> None:
     fsdp_utils.torch = SimpleNamespace(**{**vars(torch), "empty": empty_here})
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[assignment, method-assign]
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
-    torch.cuda.synchronize = torch.cuda.empty_cache = torch.cuda.manual_seed_all = lambda *_: None  # type: ignore[assignment]
+    for name in ("synchronize", "empty_cache", "manual_seed_all"):
+        setattr(torch.cuda, name, lambda *_: None)
 
 
 def main() -> None:
