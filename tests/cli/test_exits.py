@@ -59,7 +59,9 @@ def test_a_fault_of_ours_is_1_and_keeps_its_traceback(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "Traceback (" not in done.stderr
     assert "internal error of autotune: RuntimeError: first line." in done.stderr
-    traceback = Path(re.search(r"traceback is in (\S+)\.$", done.stderr.strip())[1])  # type: ignore[index]
+    place = re.search(r"traceback is in (\S+)\.$", done.stderr.strip())
+    assert place is not None
+    traceback = Path(place[1])
     assert "second line" in traceback.read_text()
     traceback.unlink()
 
