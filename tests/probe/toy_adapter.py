@@ -198,7 +198,8 @@ def _grandchild(
                 file.write(str(os.getpid()))
             time.sleep(600)
         os._exit(0)
-    while not os.path.exists(step["pid_file"]) or not os.path.getsize(step["pid_file"]):  # noqa: PTH110, PTH202
+    pid_file = step["pid_file"]
+    while not os.path.exists(pid_file) or not os.path.getsize(pid_file):  # noqa: PTH110, PTH202
         time.sleep(0.005)
 
 
