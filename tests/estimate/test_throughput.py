@@ -710,8 +710,8 @@ TRAINED = [
     (4, True, 3324.2),
     (8, True, 3353.8),
 ]
-"""Rows without fused kernels of
-https://github.com/foundation-model-stack/fms-acceleration/blob/main/scripts/benchmarks/refs/a100_80gb.csv
+"""Rows without fused kernels of scripts/benchmarks/refs/a100_80gb.csv in
+https://github.com/foundation-model-stack/fms-acceleration.
 """
 
 
