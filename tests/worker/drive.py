@@ -163,9 +163,9 @@ def run(
         _allow(None)
         gc.collect()
         trl.release(loaded)
-        held = stage._meter.now()
+        held_bytes = stage._meter.now()
         answer["measures"].append(
-            {**outcome, "seconds": clock() - began, "held_after": held, "events": len(events)}
+            {**outcome, "seconds": clock() - began, "held_after": held_bytes, "events": len(events)}
         )
     return answer
 
@@ -189,7 +189,7 @@ def run_apart(
     base = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
     started = []
     for rank in range(ranks):
-        ours = {
+        rank_variables = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(ranks),
@@ -200,7 +200,7 @@ def run_apart(
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(
             subprocess.Popen(
-                command, env={**base, **(ours if ranks > 1 else {})}, cwd=folder, **pipes
+                command, env={**base, **(rank_variables if ranks > 1 else {})}, cwd=folder, **pipes
             )
         )
     answers = []

@@ -21,9 +21,9 @@ def test_the_engine_takes_its_share_of_the_smaller_card(
     )
     built: list[dict[str, object]] = []
     engines._real = lambda **arguments: built.append(arguments)
-    asked = {"model": "m", "gpu_memory_utilization": 0.3, "enable_sleep_mode": sleeps}
-    engines.get(asked)
+    arguments = {"model": "m", "gpu_memory_utilization": 0.3, "enable_sleep_mode": sleeps}
+    engines.get(arguments)
     assert built[0]["gpu_memory_utilization"] == pytest.approx(share)
     assert built[0]["enable_sleep_mode"] is sleeps
     # What is reported is what the files will say, on the card that is asked about.
-    assert engines.arguments["gpu_memory_utilization"] == asked["gpu_memory_utilization"] == 0.3
+    assert engines.arguments["gpu_memory_utilization"] == arguments["gpu_memory_utilization"] == 0.3

@@ -25,8 +25,8 @@ def test_models_of_a_launched_run_need_a_rank_and_bytes() -> None:
     measured = {"event": protocol.MEASURED, "id": 1, "rank": 0}
     good = {**measured, "result": {"models": [{"rank": 1, "bytes": {"weights": 7}}]}}
     bad = {**measured, "result": {"models": [{"rank": "first", "bytes": {"weights": 7}}]}}
-    kept, refused = message_validation.valid_messages([good, bad], Secrets({}))
-    assert kept == good
+    valid, refused = message_validation.valid_messages([good, bad], Secrets({}))
+    assert valid == good
     assert refused["error"]["type"] == "MalformedAnswer" and "rank" in refused["error"]["text"]
 
 

@@ -216,9 +216,9 @@ def test_efficient_backward_inside(
         torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
     ]
     with traced_gpu({"capability": capability}):
-        taken = table(workspaces.OperationCall((q, q, q, q), {}, None))
+        allocated = table(workspaces.OperationCall((q, q, q, q), {}, None))
     tiles = math.ceil(300 / rows_) * math.ceil(size / columns) * (16 + rows_ * columns * 4)
-    assert taken == 2 * 8 * (tiles + 300 * 4)
+    assert allocated == 2 * 8 * (tiles + 300 * 4)
 
 
 def test_efficient_backward_splits_the_keys_beyond_the_registers() -> None:
@@ -227,9 +227,9 @@ def test_efficient_backward_splits_the_keys_beyond_the_registers() -> None:
         torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
     ]
     with traced_gpu({"capability": RTX4090}):
-        taken = table(workspaces.OperationCall((q, q, q, q), {}, None))
+        allocated = table(workspaces.OperationCall((q, q, q, q), {}, None))
     tiles, splits = 8 * 2 * (16 + 64 * 64 * 4), 8
-    assert taken == 1 * 2 * (tiles + splits * 64 * (128 + 128) * 4 + 512 * 4)
+    assert allocated == 1 * 2 * (tiles + splits * 64 * (128 + 128) * 4 + 512 * 4)
 
 
 def test_workspaces_are_freed_within_the_operation() -> None:

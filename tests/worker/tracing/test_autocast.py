@@ -186,24 +186,24 @@ def test_the_lists_are_the_installed_torchs() -> None:
     if not header.is_file() or "AT_FORALL_LOWER_PRECISION_FP" not in header.read_text():
         pytest.skip("this torch comes without the header")
     text = header.read_text()
-    for macro, ours in (
+    for macro, operations in (
         ("LOWER_PRECISION_FP", autocast.LOWER_PRECISION),
         ("FP32", autocast.FP32),
         ("FP32_SET_OPT_DTYPE", autocast.FP32_UNLESS_DTYPE_GIVEN),
         ("PROMOTE", autocast.WIDEST),
     ):
-        assert set(ours) == listed(text, macro), macro
-    theirs = set(re.findall(r'"(norm\.\w+)"', text))
-    assert set(autocast.FP32_BY_OVERLOAD) == theirs
+        assert set(operations) == listed(text, macro), macro
+    overloads = set(re.findall(r'"(norm\.\w+)"', text))
+    assert set(autocast.FP32_BY_OVERLOAD) == overloads
 
 
 def listed(text: str, macro: str) -> set[str]:
     body = re.search(rf"#define AT_FORALL_{macro}\(_\)\s*\\\n((?:.*\\\n)*.*)", text)
     assert body is not None
-    return {", ".join(found).replace(", ", ".") for found in entries(body[1])}
+    return {", ".join(entry).replace(", ", ".") for entry in entries(body[1])}
 
 
 def entries(body: str) -> list[list[str]]:
     return [
-        [part.strip() for part in found.split(",")] for found in re.findall(r"_\(([^)]*)\)", body)
+        [part.strip() for part in entry.split(",")] for entry in re.findall(r"_\(([^)]*)\)", body)
     ]

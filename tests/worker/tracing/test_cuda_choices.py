@@ -29,12 +29,12 @@ NUMBERS, COUNT = 4096, 8
 def step(optimizer: Any, spec: Any = None, **options: Any) -> Any:
     def code() -> Any:
         parameters = [torch.nn.Parameter(torch.empty(NUMBERS)) for _ in range(COUNT)]
-        made = optimizer(parameters, lr=1e-3, **options)
+        instance = optimizer(parameters, lr=1e-3, **options)
         for parameter in parameters:
             parameter.grad = torch.empty(NUMBERS)
         for _ in range(2):
-            made.step()
-        return parameters, made
+            instance.step()
+        return parameters, instance
 
     return traced(code, spec)
 
@@ -71,42 +71,43 @@ def test_clipping_computes_all_norms_at_once() -> None:
     assert table(workspaces.OperationCall((gradients,), {}, None)) == 2 * 4 * 4
 
 
-def kept(
+def saved_bytes(
     code: Any,
     dtype: Any,
     device: str = "cuda",
 ) -> int:
-    def whole() -> Any:
+    def forward() -> Any:
         x = torch.empty(64, 128, dtype=dtype, requires_grad=True)
         return x, code(x)
 
-    return traced(whole, {"device": device}).left - 64 * 128 * dtype.itemsize
+    return traced(forward, {"device": device}).left - 64 * 128 * dtype.itemsize
 
 
 def test_dropout_saves_a_byte_per_element() -> None:
     numbers = 64 * 128
     assert (
-        kept(lambda x: torch.nn.functional.dropout(x, 0.1), torch.bfloat16) == numbers * 2 + numbers
+        saved_bytes(lambda x: torch.nn.functional.dropout(x, 0.1), torch.bfloat16)
+        == numbers * 2 + numbers
     )
     assert (
-        kept(lambda x: torch.nn.functional.dropout(x, 0.1), torch.bfloat16, "cpu")
+        saved_bytes(lambda x: torch.nn.functional.dropout(x, 0.1), torch.bfloat16, "cpu")
         == numbers * 2 + numbers * 2
     )
-    assert kept(lambda x: torch.nn.functional.dropout(x, 0.0), torch.bfloat16) == 0
+    assert saved_bytes(lambda x: torch.nn.functional.dropout(x, 0.0), torch.bfloat16) == 0
 
 
 def test_softmax_widens_float16_inside_the_kernel() -> None:
     numbers = 64 * 128
 
-    def most(dtype: Any) -> int:
+    def peak(dtype: Any) -> int:
         def code() -> Any:
             x = torch.empty(64, 128, dtype=dtype)
             return x, torch.softmax(x, -1, dtype=torch.float32)
 
         return traced(code).most
 
-    assert most(torch.float16) == numbers * 2 + numbers * 4
-    assert most(torch.bfloat16) == numbers * 2 + numbers * 4 + numbers * 4
+    assert peak(torch.float16) == numbers * 2 + numbers * 4
+    assert peak(torch.bfloat16) == numbers * 2 + numbers * 4 + numbers * 4
 
 
 def test_logsumexp_allocates_the_exponentials_on_any_device() -> None:
@@ -173,7 +174,7 @@ def test_all_patches_are_undone() -> None:
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
 
-    def seen() -> list[Any]:
+    def patched() -> list[Any]:
         return [
             torch.autocast.__init__,
             torch.is_autocast_enabled,
@@ -189,13 +190,13 @@ def test_all_patches_are_undone() -> None:
             torch.get_autocast_dtype("cpu"),
         ]
 
-    before = seen()
+    before = patched()
     with (
         pytest.raises(ZeroDivisionError),
         cuda_choices.as_on_cuda({"settings": {"optim": "adamw_8bit"}}),
     ):
         _ = 1 / 0
-    assert seen() == before
+    assert patched() == before
 
 
 @pytest.mark.parametrize(("method", "dtype"), [("sft", "float32")])
@@ -203,10 +204,10 @@ def test_float16_trains_with_accelerate(method: str, dtype: str) -> None:
     accelerate = pytest.importorskip("accelerate")
     with cuda_choices.as_on_cuda({}):
         accelerate.state.AcceleratorState._reset_state(True)
-        made = accelerate.Accelerator(mixed_precision="fp16", cpu=True)
+        accelerator = accelerate.Accelerator(mixed_precision="fp16", cpu=True)
         try:
-            assert made.native_amp and made.scaler is not None
-            with made.autocast():
+            assert accelerator.native_amp and accelerator.scaler is not None
+            with accelerator.autocast():
                 assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float16
         finally:
             accelerate.state.AcceleratorState._reset_state(True)
@@ -219,8 +220,8 @@ def checks(tensor: Any) -> str:
     return "gpu" if tensor.device.type == "cuda" else "elsewhere"
 
 
-def checks_twice(tensor: Any, *, more: int = 1) -> tuple[bool, bool, int]:
-    return tensor.device.type in ("cuda", "xpu"), tensor.device.type != "cuda", more
+def checks_twice(tensor: Any, *, count: int = 1) -> tuple[bool, bool, int]:
+    return tensor.device.type in ("cuda", "xpu"), tensor.device.type != "cuda", count
 
 
 def no_check(tensor: Any) -> bool:
@@ -231,7 +232,7 @@ def test_device_checks_are_answered_as_on_cuda() -> None:
     tensor = torch.empty(1)
     assert checks(tensor) == "elsewhere" and kernels.recompiled(checks)(tensor) == "gpu"
     assert kernels.recompiled(checks_twice)(tensor) == (True, False, 1)
-    assert kernels.recompiled(checks_twice)(tensor, more=3) == (True, False, 3)
+    assert kernels.recompiled(checks_twice)(tensor, count=3) == (True, False, 3)
     assert kernels.recompiled(no_check) is None
 
 
@@ -320,13 +321,13 @@ def test_a_product_is_added_in_a_type_of_its_own_whatever_the_release_of_torch(
 
     def up_to_2_11(
         sums: Any,
-        left: Any,
+        factor: Any,
         right: Any,
         beta: int = 1,
         alpha: int = 1,
         out: Any = None,
     ) -> Any:
-        return torch.mm(left, right) + beta * sums
+        return torch.mm(factor, right) + beta * sums
 
     up_to_2_11.__module__, up_to_2_11.__name__ = "torch._decomp.decompositions", "addmm"
     for form in (torch.ops.aten.addmm.dtype, torch.ops.aten.addmm.dtype_out):
@@ -334,12 +335,12 @@ def test_a_product_is_added_in_a_type_of_its_own_whatever_the_release_of_torch(
     rows, inner, columns = 32, 16, 64
 
     def code() -> Any:
-        left, right = (
+        factor, right = (
             torch.empty(rows, inner, dtype=torch.bfloat16),
             torch.empty(inner, columns, dtype=torch.bfloat16),
         )
         sums = torch.empty(rows, columns)
-        return left, right, torch.addmm(sums, left, right, out_dtype=torch.float32, out=sums)
+        return factor, right, torch.addmm(sums, factor, right, out_dtype=torch.float32, out=sums)
 
     peaks = traced(code)
     assert peaks.most == peaks.left == 2 * (rows + columns) * inner + 4 * rows * columns

@@ -69,18 +69,18 @@ def traced_model(
     **spec: Any,
 ) -> Any:
     def code() -> Any:
-        made = model(kind, implementation, dtype, attention)
-        fake_models.materialise(made)
+        built = model(kind, implementation, dtype, attention)
+        fake_models.materialise(built)
         ids = torch.zeros(1, TOKENS, dtype=torch.long)
         with (
             fake_models.real_tensor_paths(),
-            experts.routed(made, {"routing": routing}),
+            experts.routed(built, {"routing": routing}),
             torch.set_grad_enabled(grad),
         ):
-            loss = made(input_ids=ids, labels=ids).loss
+            loss = built(input_ids=ids, labels=ids).loss
             if grad:
                 loss.backward()
-        return made
+        return built
 
     return traced(code, spec)
 
@@ -146,8 +146,8 @@ def test_a_dense_model_is_unchanged() -> None:
         intermediate_size=64,
         vocab_size=64,
     )
-    made = fake_models.build(dense, torch.bfloat16, "sdpa")
-    assert experts.routing_of(made) is None
-    with experts.routed(made, {}):
-        assert not experts.depends_on_routing(made)
+    dense_model = fake_models.build(dense, torch.bfloat16, "sdpa")
+    assert experts.routing_of(dense_model) is None
+    with experts.routed(dense_model, {}):
+        assert not experts.depends_on_routing(dense_model)
     assert experts.routing_of(model("mixtral", None)) == (COUNT, CHOSEN)

@@ -26,9 +26,9 @@ def model(attention: str) -> Any:
         vocab_size=512,
         use_cache=False,
     )
-    made = fake_models.build(config, torch.bfloat16, attention)
-    fake_models.materialise(made)
-    return made
+    built = fake_models.build(config, torch.bfloat16, attention)
+    fake_models.materialise(built)
+    return built
 
 
 def forward(
@@ -38,7 +38,7 @@ def forward(
     train: bool = True,
 ) -> Any:
     def code() -> Any:
-        made = model(attention)
+        built = model(attention)
         inputs: dict[str, Any] = {"input_ids": torch.zeros(BATCH, LENGTH, dtype=torch.long)}
         if padded:
             inputs["attention_mask"] = torch.ones(BATCH, LENGTH, dtype=torch.long)
@@ -47,7 +47,7 @@ def forward(
             inputs = {"input_ids": torch.zeros(1, BATCH * LENGTH, dtype=torch.long)}
             inputs["position_ids"] = torch.arange(LENGTH).repeat(BATCH)[None]
         with torch.set_grad_enabled(train), fake_models.real_tensor_paths():
-            return made, made(**inputs).logits
+            return built, built(**inputs).logits
 
     return traced(code)
 
@@ -73,17 +73,17 @@ def test_a_padded_batch_has_no_mask_over_pairs() -> None:
 @pytest.mark.parametrize("how", [{}, {"padded": True}, {"packed": True}])
 def test_the_backward_pass_runs(how: dict[str, Any]) -> None:
     def code() -> None:
-        made = model("flash_attention_2")
+        built = model("flash_attention_2")
         batch = (1, BATCH * LENGTH) if "packed" in how else (BATCH, LENGTH)
         mask = torch.ones(BATCH, LENGTH, dtype=torch.long)
         mask[0, :16] = 0
-        more = {"attention_mask": mask} if "padded" in how else {}
-        more |= (
+        inputs = {"attention_mask": mask} if "padded" in how else {}
+        inputs |= (
             {"position_ids": torch.arange(LENGTH).repeat(BATCH)[None]} if "packed" in how else {}
         )
         with fake_models.real_tensor_paths():
-            made(input_ids=torch.zeros(*batch, dtype=torch.long), **more).logits.sum().backward()
-        assert all(parameter.grad is not None for parameter in made.parameters())
+            built(input_ids=torch.zeros(*batch, dtype=torch.long), **inputs).logits.sum().backward()
+        assert all(parameter.grad is not None for parameter in built.parameters())
 
     assert traced(code).flops > 0
 

@@ -97,11 +97,11 @@ def peak(loss: Any, rows: int, **settings: Any) -> float:
 
 def test_a_loss_with_full_logits_grows_by_2028_mib_per_row() -> None:
     peaks = {rows: peak(materialised, rows) for rows in MATERIALISED}
-    for fewer, more in ((2, 4), (4, 8), (8, 16)):
-        slope = (peaks[more] - peaks[fewer]) / (more - fewer)
+    for fewer, many in ((2, 4), (4, 8), (8, 16)):
+        slope = (peaks[many] - peaks[fewer]) / (many - fewer)
         assert slope == pytest.approx(2028, abs=0.1)
         assert slope == pytest.approx(
-            (MATERIALISED[more] - MATERIALISED[fewer]) / (more - fewer), rel=0.0005
+            (MATERIALISED[many] - MATERIALISED[fewer]) / (many - fewer), rel=0.0005
         )
 
 
@@ -137,9 +137,9 @@ def test_ligers_chunked_loss_grows_by_32_mib_per_row() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     peaks = dict(zip((2, 4, 8), json.loads(done.stdout.splitlines()[-1]), strict=True))
-    for fewer, more in ((2, 4), (4, 8)):
-        slope = (peaks[more] - peaks[fewer]) / (more - fewer)
-        assert slope == pytest.approx((CHUNKED[more] - CHUNKED[fewer]) / (more - fewer), rel=0.001)
+    for fewer, many in ((2, 4), (4, 8)):
+        slope = (peaks[many] - peaks[fewer]) / (many - fewer)
+        assert slope == pytest.approx((CHUNKED[many] - CHUNKED[fewer]) / (many - fewer), rel=0.001)
 
 
 def test_trls_chunked_loss_does_not_grow_with_the_vocabulary() -> None:
