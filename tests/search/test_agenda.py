@@ -63,14 +63,17 @@ def foreseen(job: Job, machine: Machine, **oracle: float) -> Mapping[str, Predic
 
 def best_speed(job: Job, machine: Machine) -> float:
     fitting = [
-        one for one in legal_candidates(job, TRAINER) if machine.need(one) <= machine.limit_bytes
+        candidate
+        for candidate in legal_candidates(job, TRAINER)
+        if machine.need(candidate) <= machine.limit_bytes
     ]
     preferred = [
-        one
-        for one in fitting
-        if one.knobs["num_generations"] == 8 and one.knobs["max_completion_length"] == 64
+        candidate
+        for candidate in fitting
+        if candidate.knobs["num_generations"] == 8
+        and candidate.knobs["max_completion_length"] == 64
     ]
-    return max(machine.speed(one) for one in preferred)
+    return max(machine.speed(candidate) for candidate in preferred)
 
 
 @pytest.mark.parametrize("limit", [450, 600, 900, 2500])
@@ -101,11 +104,13 @@ def test_where_nothing_else_is_as_safe_the_baseline_is_the_first(tmp_path: Path)
     assert baseline is not None
     doubtful = {
         name: (
-            one
+            prediction
             if name == baseline.id
-            else replace(one, peak_memory_bytes=one.peak_memory_bytes.scaled(5.0), fits=None)
+            else replace(
+                prediction, peak_memory_bytes=prediction.peak_memory_bytes.scaled(5.0), fits=None
+            )
         )
-        for name, one in completed.items()
+        for name, prediction in completed.items()
     }
     _, probes = search(job, machine, predictions=doubtful)
     assert probes[0].trial.candidate == baseline
@@ -171,10 +176,12 @@ def test_a_resumed_studys_own_trials_count_once(tmp_path: Path) -> None:
     assert len(resumed.trials) == len(probes) and resumed.problem.earlier == ()
     of_others = tuple(
         replace(
-            one,
-            measurement=replace(one.measurement, cost=Cost(total_seconds=0.123, load_seconds=0.0)),
+            trial,
+            measurement=replace(
+                trial.measurement, cost=Cost(total_seconds=0.123, load_seconds=0.0)
+            ),
         )
-        for one in first.trials
+        for trial in first.trials
     )
     assert (
         open_study(
@@ -237,17 +244,19 @@ def test_many_tiers_are_not_tried_one_by_one(tmp_path: Path) -> None:
     answer, _ = search(job, machine)
     assert answer.winner is not None
     fitting = [
-        one for one in legal_candidates(job, TRAINER) if machine.need(one) <= machine.limit_bytes
+        candidate
+        for candidate in legal_candidates(job, TRAINER)
+        if machine.need(candidate) <= machine.limit_bytes
     ]
     assert answer.learning["max_completion_length"] == max(
-        int(one.knobs["max_completion_length"] or 0) for one in fitting
+        int(candidate.knobs["max_completion_length"] or 0) for candidate in fitting
     )
     assert answer.counts.out_of_memory <= 13
 
 
 def _wide(values: int) -> SearchSpace:
     """Five thousand candidates."""
-    more = tuple(
+    neutral_knobs = tuple(
         Knob(
             name=f"knob_{number}",
             choices=tuple(range(1, values + 1)),
@@ -258,7 +267,7 @@ def _wide(values: int) -> SearchSpace:
         for number in range(3)
     )
     space = toy_space(num_generations=(8,), max_completion_length=(64,))
-    return replace(space, knobs=(*space.knobs, *more))
+    return replace(space, knobs=(*space.knobs, *neutral_knobs))
 
 
 def test_thousands_of_candidates_are_searched_like_dozens(tmp_path: Path) -> None:
@@ -267,7 +276,7 @@ def test_thousands_of_candidates_are_searched_like_dozens(tmp_path: Path) -> Non
     assert len(candidates) >= 5000
     study = open_study(job, candidates, None, foreseen(job, machine))
     for _ in range(4):
-        asked = study.ask(RemainingBudget(seconds=600.0, probes=100))
-        assert isinstance(asked, TrialRequest)
-        study.tell(asked, machine.measure(asked.candidate, ProbePlan()))
+        request = study.ask(RemainingBudget(seconds=600.0, probes=100))
+        assert isinstance(request, TrialRequest)
+        study.tell(request, machine.measure(request.candidate, ProbePlan()))
     assert study.view.best() is not None

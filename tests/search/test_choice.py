@@ -43,14 +43,15 @@ class Noisy(Machine):
         return 1000 * self.gains.get(str(candidate.knobs.get("sharding")), 1.0)
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
-        found = super().measure(candidate, plan)
-        if found.worst is None:
-            return found
+        measurement = super().measure(candidate, plan)
+        if measurement.worst is None:
+            return measurement
         run = math.exp(self.dice.gauss(0, self.noise))
         cycles = tuple(
-            run * math.exp(self.dice.gauss(0, self.noise / 2)) for _ in found.worst.cycle_seconds
+            run * math.exp(self.dice.gauss(0, self.noise / 2))
+            for _ in measurement.worst.cycle_seconds
         )
-        return replace(found, worst=replace(found.worst, cycle_seconds=cycles))
+        return replace(measurement, worst=replace(measurement.worst, cycle_seconds=cycles))
 
 
 class Sharded(ToyTrainer):
@@ -110,13 +111,15 @@ def test_a_gain_within_the_noise_keeps_the_baseline(tmp_path: Path) -> None:
         for seed in range(20)
     ]
     answers = [_search(job, machine) for machine in machines]
-    kept = [
-        one
-        for one in answers
-        if one.winner and one.baseline and one.winner.candidate == one.baseline.candidate
+    keeping = [
+        answer
+        for answer in answers
+        if answer.winner
+        and answer.baseline
+        and answer.winner.candidate == answer.baseline.candidate
     ]
-    assert len(kept) >= 18
-    for answer in kept:
+    assert len(keeping) >= 18
+    for answer in keeping:
         assert (
             not answer.changes and answer.advantage is None
         ) or answer.advantage.why == "within the noise"
@@ -194,10 +197,10 @@ def test_of_candidates_predicted_equally_fast_the_simplest_is_taken(tmp_path: Pa
     assert answer.winner is not None and answer.winner.candidate.knobs["sharding"] == "ddp"
 
 
-@pytest.mark.parametrize(("gain", "taken"), [(1.03, "zero3"), (1.2, "ddp")])
+@pytest.mark.parametrize(("gain", "sharding"), [(1.03, "zero3"), (1.2, "ddp")])
 def test_on_emulated_cards_a_gain_must_exceed_what_predictions_resolve(
     gain: float,
-    taken: str,
+    sharding: str,
     tmp_path: Path,
 ) -> None:
     class Emulated(Noisy):
@@ -208,13 +211,17 @@ def test_on_emulated_cards_a_gain_must_exceed_what_predictions_resolve(
     machine = Emulated(limit_bytes=900 * MIB, gains={"ddp": gain})
     predictions = Oracle(machine=machine).screen(legal_candidates(job, Sharded()))
     answer = _search(job, machine, predictions=predictions)
-    assert answer.winner is not None and answer.winner.candidate.knobs["sharding"] == taken
+    assert answer.winner is not None and answer.winner.candidate.knobs["sharding"] == sharding
 
 
 def test_the_order_of_simplicity_is_strategy_offload_checkpointing_and_the_number_of_changes() -> (
     None
 ):
-    assert [one.criterion for one in criteria()] == ["strategy", "offload", "checkpointing"]
+    assert [criterion.criterion for criterion in criteria()] == [
+        "strategy",
+        "offload",
+        "checkpointing",
+    ]
 
     def candidate(**settings: object) -> Candidate:
         return Candidate(
@@ -231,7 +238,7 @@ def test_the_order_of_simplicity_is_strategy_offload_checkpointing_and_the_numbe
         candidate(sharding="zero2"),
         candidate(sharding="zero3"),
     ]
-    keys = [complexity(one, ordered[0]) for one in ordered]
+    keys = [complexity(candidate, ordered[0]) for candidate in ordered]
     assert keys == sorted(keys) and len(set(keys)) == len(keys)
 
 
@@ -258,15 +265,15 @@ class Crashing(Machine):
     number: int = 0
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
-        found = super().measure(candidate, plan)
+        measurement = super().measure(candidate, plan)
         self.number += 1
         if self.without_engine_only and candidate.knobs["use_vllm"]:
-            return found
+            return measurement
         failure = replace(
             self.failure, evidence=self.failure.evidence.replace("PID", str(self.number))
         )
         return replace(
-            found,
+            measurement,
             outcome=Outcome.CRASH,
             worst=None,
             failure=failure,

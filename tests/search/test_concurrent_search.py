@@ -44,29 +44,29 @@ class Crowd:
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
         me = threading.get_ident()
         with self._lock:
-            self._met = {other: max(met, len(self._met)) for other, met in self._met.items()} | {
+            self._met = {probe: max(met, len(self._met)) for probe, met in self._met.items()} | {
                 me: len(self._met)
             }
             self.most = max(self.most, len(self._met))
         time.sleep(SECONDS)
         with self._lock:
-            others = self._met.pop(me)
+            neighbours = self._met.pop(me)
             if plan.timed_cycles > 3:
-                self.beside_a_finalist = max(self.beside_a_finalist, others)
+                self.beside_a_finalist = max(self.beside_a_finalist, neighbours)
             elif plan.reuse_rollouts:
                 self.short[candidate.id] += 1
-            found = self.machine.measure(candidate, plan)
-        return found if not others else _slower(found, self.slowdown)
+            measurement = self.machine.measure(candidate, plan)
+        return measurement if not neighbours else _slower(measurement, self.slowdown)
 
 
-def _slower(found: Measurement, share: float) -> Measurement:
-    if found.worst is None:
-        return found
+def _slower(measurement: Measurement, share: float) -> Measurement:
+    if measurement.worst is None:
+        return measurement
     speed: Speed = replace(
-        found.worst,
-        cycle_seconds=tuple(seconds / (1 - share) for seconds in found.worst.cycle_seconds),
+        measurement.worst,
+        cycle_seconds=tuple(seconds / (1 - share) for seconds in measurement.worst.cycle_seconds),
     )
-    return replace(found, worst=speed)
+    return replace(measurement, worst=speed)
 
 
 def run(
@@ -120,11 +120,11 @@ def test_every_measurement_records_concurrent_probes_and_their_interference_is_m
         InlineExecutor(crowd.measure, slots=4),
         events,
     )
-    found = answer.disturbance
-    assert found is not None
-    assert found.slower_share == pytest.approx(0.2, abs=0.02)
-    assert 1 <= found.beside <= 3
-    assert found.by_phase["forward"] == pytest.approx(0.0, abs=0.01)
+    disturbance = answer.disturbance
+    assert disturbance is not None
+    assert disturbance.slower_share == pytest.approx(0.2, abs=0.02)
+    assert 1 <= disturbance.beside <= 3
+    assert disturbance.by_phase["forward"] == pytest.approx(0.0, abs=0.01)
     assert all(
         trial.measurement.beside == 0 for trial in answer.trials if trial.purpose == "confirm"
     )
@@ -219,14 +219,14 @@ def test_a_probe_ended_by_the_budget_is_not_repeated(tmp_path: Path) -> None:
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
 
     def measure(candidate: Candidate, plan: ProbePlan) -> Measurement:
-        found = machine.measure(candidate, plan)
+        measurement = machine.measure(candidate, plan)
         if plan.timed_cycles <= 3:
-            return found
+            return measurement
         begun.append(candidate.id)
         assert len(begun) < 5, "it is begun again and again"
         passed[0] += 1000.0
         return replace(
-            found,
+            measurement,
             outcome=Outcome.TIMEOUT,
             worst=None,
             typical=None,

@@ -137,7 +137,7 @@ def test_an_artifact_without_content_is_not_offered(tmp_path: Path) -> None:
             for trial in _get(f"{url}/api/studies/1")["trials"]
             if trial["number"] == fitting.number
         )
-    assert {each["filename"].split("-", 2)[2] for each in shown["artifacts"]} == {
+    assert {artifact["filename"].split("-", 2)[2] for artifact in shown["artifacts"]} == {
         "settings.yaml",
         "memory.json",
     }
@@ -271,7 +271,9 @@ def test_a_long_failure_is_an_excerpt_in_the_note_and_whole_in_its_artifact(tmp_
             if "MemoryError: why" in trial["note"]["body"]
         )
         artifact = next(
-            each for each in shown["artifacts"] if each["filename"].endswith("failure.log")
+            artifact
+            for artifact in shown["artifacts"]
+            if artifact["filename"].endswith("failure.log")
         )
         with urllib.request.urlopen(
             f"{url}/artifacts/1/{shown['trial_id']}/{artifact['artifact_id']}"
@@ -331,9 +333,13 @@ def test_no_legend_covers_a_title_and_no_figure_is_cut_off(searched: Any) -> Non
         )
         opened.page.wait_for_timeout(1000)
         shown = opened.page.evaluate(FIGURES)
-    assert {"Seconds of one generation cycle", "Memory by phase"} <= {one["name"] for one in shown}
-    assert len([one for one in shown if one["legend"] is not None]) >= 3
+    assert {"Seconds of one generation cycle", "Memory by phase"} <= {
+        figure["name"] for figure in shown
+    }
+    assert len([figure for figure in shown if figure["legend"] is not None]) >= 3
     assert [
-        one for one in shown if one["legend"] is not None and one["legend"] < one["title"]
+        figure
+        for figure in shown
+        if figure["legend"] is not None and figure["legend"] < figure["title"]
     ] == []
-    assert [one for one in shown if one["beyond"] > 1] == []
+    assert [figure for figure in shown if figure["beyond"] > 1] == []

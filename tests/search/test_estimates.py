@@ -42,27 +42,31 @@ def foreseen(bias: float, off: float = 0.2) -> Mapping[str, Prediction]:
 
 
 def measured(candidates: Sequence[Candidate]) -> list[Trial]:
-    found = [(one, MACHINE.measure(one, SHORT_PROBE)) for one in candidates]
+    measurements = [
+        (candidate, MACHINE.measure(candidate, SHORT_PROBE)) for candidate in candidates
+    ]
     return [
         Trial(
             number=0,
             purpose="search",
-            candidate=one,
+            candidate=candidate,
             measurement=it,
             verdict=judge(it),
         )
-        for one, it in found
+        for candidate, it in measurements
     ]
 
 
-FITTING = [one for one in CANDIDATES if MACHINE.need(one) <= MACHINE.limit_bytes]
+FITTING = [candidate for candidate in CANDIDATES if MACHINE.need(candidate) <= MACHINE.limit_bytes]
 
 
 def test_without_a_measurement_the_estimate_is_the_prediction() -> None:
     believed = surrogate(foreseen(1.0)).estimate([])
-    needs = np.log([MACHINE.need(one) / MACHINE.limit_bytes for one in CANDIDATES])
+    needs = np.log([MACHINE.need(candidate) / MACHINE.limit_bytes for candidate in CANDIDATES])
     assert np.allclose(believed.need.mean, needs, atol=1e-6)
-    assert np.allclose(believed.speed.mean, np.log([MACHINE.speed(one) for one in CANDIDATES]))
+    assert np.allclose(
+        believed.speed.mean, np.log([MACHINE.speed(candidate) for candidate in CANDIDATES])
+    )
 
 
 @pytest.mark.parametrize("bias", [0.85, 1.15])
@@ -71,7 +75,7 @@ def test_a_common_bias_is_seen_after_a_few_probes_and_doubt_shrinks(bias: float)
         surrogate(foreseen(bias)).estimate([]),
         surrogate(foreseen(bias)).estimate(measured(FITTING[::9][:6])),
     )
-    truth = np.log([MACHINE.need(one) / MACHINE.limit_bytes for one in CANDIDATES])
+    truth = np.log([MACHINE.need(candidate) / MACHINE.limit_bytes for candidate in CANDIDATES])
     assert np.abs(after.need.mean - truth).mean() < 0.3 * np.abs(before.need.mean - truth).mean()
     assert after.need.deviation.mean() < 0.7 * before.need.deviation.mean()
 
@@ -81,18 +85,18 @@ def test_the_screen_refuses_only_what_lies_beyond_the_interval_and_takes_it_back
     before = surrogate(predictions).estimate([])
     wrongly = [
         p
-        for p, one in enumerate(CANDIDATES)
-        if before.refused[p] and MACHINE.need(one) <= MACHINE.limit_bytes
+        for p, candidate in enumerate(CANDIDATES)
+        if before.refused[p] and MACHINE.need(candidate) <= MACHINE.limit_bytes
     ]
     assert wrongly, "the case must hold false refusals"
     after = surrogate(predictions).estimate(
         measured([CANDIDATES[p] for p in range(0, len(CANDIDATES), 7) if not before.refused[p]][:8])
     )
     assert sum(after.refused[index] for index in wrongly) < len(wrongly) / 2
-    for index, one in enumerate(CANDIDATES):
+    for index, candidate in enumerate(CANDIDATES):
         assert not (
             before.refused[index]
-            and predictions[one.id].peak_memory_bytes.low <= MACHINE.limit_bytes
+            and predictions[candidate.id].peak_memory_bytes.low <= MACHINE.limit_bytes
         )
 
 
@@ -106,7 +110,7 @@ def test_parts_can_be_left_out() -> None:
 
 
 def test_without_predictions_an_unmeasured_neighbour_is_estimated_like_the_measured() -> None:
-    trials = measured([one for one in FITTING if not one.knobs["use_vllm"]][:8])
+    trials = measured([candidate for candidate in FITTING if not candidate.knobs["use_vllm"]][:8])
     believed = surrogate({}).estimate(trials)
     for trial in trials:
         index = TABLE.row_by_id[trial.candidate.id]
@@ -118,7 +122,9 @@ def test_without_predictions_an_unmeasured_neighbour_is_estimated_like_the_measu
 
 
 def test_the_number_in_an_error_is_a_measurement() -> None:
-    out = next(one for one in CANDIDATES if MACHINE.need(one) > MACHINE.limit_bytes)
+    out = next(
+        candidate for candidate in CANDIDATES if MACHINE.need(candidate) > MACHINE.limit_bytes
+    )
     trial = measured([out])[0]
     failure = Failure(
         evidence="tried to allocate",
@@ -175,14 +181,14 @@ def test_a_servers_card_changes_no_estimate_of_the_trainers() -> None:
             seconds=None,
         ),
     )
-    found = [
+    predictions = [
         replace(
-            foreseen(1.0)[one.id],
+            foreseen(1.0)[candidate.id],
             peak_memory_bytes=half,
             phases=phases,
             training_devices=1,
         )
-        for one in CANDIDATES
+        for candidate in CANDIDATES
     ]
     trial = measured([CANDIDATES[0]])[0]
     trainer, server = (
@@ -202,8 +208,10 @@ def test_a_servers_card_changes_no_estimate_of_the_trainers() -> None:
         phase_peak_bytes=server.phase_peak_bytes,
         devices=(trainer, server),
     )
-    seen = replace(trial, measurement=replace(trial.measurement, memory=memory))
-    need, _, _ = MemoryModel(table, found, limit).posterior([seen], np.zeros(0, dtype=np.int64))
+    measured_trial = replace(trial, measurement=replace(trial.measurement, memory=memory))
+    need, _, _ = MemoryModel(table, predictions, limit).posterior(
+        [measured_trial], np.zeros(0, dtype=np.int64)
+    )
     assert np.exp(need.mean) == pytest.approx(np.full(len(CANDIDATES), 0.5), abs=0.02)
     assert memory.on_first(None) is memory and memory.on_first(3) is memory
 
@@ -212,7 +220,7 @@ def test_an_engines_memory_error_is_the_same_for_every_batch() -> None:
     """Predictions of the rollout are moved by the engine's share alone, those of training by the
     batch alone.
     """
-    engines = [one for one in CANDIDATES if one.knobs["use_vllm"]]
+    engines = [candidate for candidate in CANDIDATES if candidate.knobs["use_vllm"]]
     table = CandidateTable(SPACE, engines)
 
     def peak(part: float) -> Estimate:
@@ -222,10 +230,10 @@ def test_an_engines_memory_error_is_the_same_for_every_batch() -> None:
             high=1.15 * part * MACHINE.limit_bytes,
         )
 
-    def completed(one: Candidate) -> Prediction:
+    def completed(candidate: Candidate) -> Prediction:
         rollout, training = (
-            peak(float(one.knobs["share"]) * 4),
-            peak(0.1 + 0.08 * float(one.knobs["batch"])),
+            peak(float(candidate.knobs["share"]) * 4),
+            peak(0.1 + 0.08 * float(candidate.knobs["batch"])),
         )  # type: ignore[arg-type]
         phases = (
             PhasePrediction(
@@ -240,21 +248,29 @@ def test_an_engines_memory_error_is_the_same_for_every_batch() -> None:
             ),
         )
         return replace(
-            foreseen(1.0)[one.id],
-            peak_memory_bytes=max(rollout, training, key=lambda one: one.value),
+            foreseen(1.0)[candidate.id],
+            peak_memory_bytes=max(rollout, training, key=lambda estimate: estimate.value),
             phases=phases,
         )
 
-    appetite = MemoryModel(table, [completed(one) for one in engines], MACHINE.limit_bytes)
-    first = next(one for one in engines if one.knobs["share"] == 0.2 and one.knobs["batch"] == 1)
+    appetite = MemoryModel(
+        table, [completed(candidate) for candidate in engines], MACHINE.limit_bytes
+    )
+    first = next(
+        candidate
+        for candidate in engines
+        if candidate.knobs["share"] == 0.2 and candidate.knobs["batch"] == 1
+    )
     trial = measured([first])[0]
     peaks: Mapping[Phase, int] = {
         "rollout": round(0.95 * MACHINE.limit_bytes),
         "backward": round(0.18 * MACHINE.limit_bytes),
     }
     memory = replace(trial.measurement.memory, peak_bytes=peaks["rollout"], phase_peak_bytes=peaks)
-    seen = replace(trial, measurement=replace(trial.measurement, memory=memory))
-    need, fits, _ = appetite.posterior([seen], np.zeros(0, dtype=np.int64))
-    large = next(p for p, one in enumerate(engines) if one.knobs == {**first.knobs, "batch": 8})
+    measured_trial = replace(trial, measurement=replace(trial.measurement, memory=memory))
+    need, fits, _ = appetite.posterior([measured_trial], np.zeros(0, dtype=np.int64))
+    large = next(
+        p for p, candidate in enumerate(engines) if candidate.knobs == {**first.knobs, "batch": 8}
+    )
     assert math.exp(need.mean[large]) == pytest.approx(0.95, abs=0.02), "0.8 was predicted"
     assert fits[large] > 0.9

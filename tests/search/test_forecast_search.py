@@ -40,11 +40,14 @@ def test_names_the_fastest_of_the_preferred_tier_that_surely_fits(
     assert answer.winner is not None and answer.relaxed == {}
     preferred = {"num_generations": 8, "max_completion_length": 64}
     surely = [
-        one
-        for one in legal_candidates(job, ToyTrainer())
-        if machine.need(one) * 1.1 <= machine.limit_bytes and preferred.items() <= one.knobs.items()
+        candidate
+        for candidate in legal_candidates(job, ToyTrainer())
+        if machine.need(candidate) * 1.1 <= machine.limit_bytes
+        and preferred.items() <= candidate.knobs.items()
     ]
-    assert machine.speed(answer.winner.candidate) == max(machine.speed(one) for one in surely)
+    assert machine.speed(answer.winner.candidate) == max(
+        machine.speed(candidate) for candidate in surely
+    )
 
 
 def test_learning_knobs_are_relaxed_only_when_nothing_surely_fits(tmp_path: Path) -> None:
@@ -81,8 +84,8 @@ def test_the_named_candidate_was_traced(tmp_path: Path) -> None:
             self, candidates: object, *, seconds: float | None = None
         ) -> dict[str, Prediction]:
             return {
-                name: replace(one, fits=True, depends_on=())
-                for name, one in super().screen(candidates).items()  # type: ignore[arg-type]
+                name: replace(prediction, fits=True, depends_on=())
+                for name, prediction in super().screen(candidates).items()  # type: ignore[arg-type]
             }
 
     foresight = Kinder(machine=machine)
@@ -105,11 +108,13 @@ def test_a_budget_that_ends_leaves_the_best_of_what_was_predicted(tmp_path: Path
             assert seconds == job.budget_seconds
             return super().screen(candidates[:5])
 
-    whole, brief = (
+    complete, brief = (
         forecast(job, foresight, candidates, None)
         for foresight in (Oracle(machine=machine), Brief(machine=machine))
     )
-    assert not whole.ended_by_budget and whole.predicted == whole.candidates == len(candidates)
+    assert not complete.ended_by_budget and complete.predicted == complete.candidates == len(
+        candidates
+    )
     assert brief.ended_by_budget and (brief.predicted, brief.candidates) == (5, len(candidates))
     assert brief.winner is not None and brief.relaxed == {}, "the preferred ones come first"
 
@@ -131,10 +136,10 @@ def _advice(
     machine = Machine(limit_bytes=limit * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
-    asked = trainer.complete({**trainer.baseline(job.space, job.task), **knobs}, job.task)  # type: ignore[dict-item]
-    ways = ways_to_fit(_request(job, trainer), asked, oracle)
+    origin = trainer.complete({**trainer.baseline(job.space, job.task), **knobs}, job.task)  # type: ignore[dict-item]
+    ways = ways_to_fit(_request(job, trainer), origin, oracle)
     return (
-        asked,
+        origin,
         machine,
         [
             {"change": dict(way.change), "learning": way.learning, "ratio": way.speed_ratio}
@@ -144,8 +149,8 @@ def _advice(
 
 
 def test_advice_moves_one_thing_and_neutral_ones_first(tmp_path: Path) -> None:
-    asked, machine, ways = _advice(tmp_path, 600)
-    assert machine.need(asked) > 600 * MIB
+    origin, machine, ways = _advice(tmp_path, 600)
+    assert machine.need(origin) > 600 * MIB
     assert ways[0]["learning"] is False
     assert ways[0]["change"] == {"batch": 4}, "the mildest that fits, not the smallest"
     assert ways[0]["ratio"] == pytest.approx((4 / 2) / (8 / 3))
@@ -161,11 +166,11 @@ def test_a_change_that_was_measured_not_to_fit_is_no_advice(tmp_path: Path) -> N
     machine = Machine(limit_bytes=600 * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
-    asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
-    refuted = trainer.complete({**asked.knobs, "batch": 4}, job.task)
+    origin = trainer.complete(trainer.baseline(job.space, job.task), job.task)
+    refuted = trainer.complete({**origin.knobs, "batch": 4}, job.task)
     changes = [
         way.change
-        for way in ways_to_fit(_request(job, trainer), asked, oracle, refuted=[refuted.id])
+        for way in ways_to_fit(_request(job, trainer), origin, oracle, refuted=[refuted.id])
     ]
     assert {"batch": 2} in changes and {"batch": 4} not in changes
 
@@ -190,13 +195,13 @@ def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
 
     class Peaking(Oracle):
         def predict(self, candidate: Candidate) -> Prediction:
-            found = super().predict(candidate)
+            prediction = super().predict(candidate)
             return replace(
-                found,
+                prediction,
                 phases=(
                     PhasePrediction(
                         name=peak,
-                        peak_bytes=found.peak_memory_bytes,
+                        peak_bytes=prediction.peak_memory_bytes,
                         seconds=None,
                     ),
                 ),
@@ -204,8 +209,8 @@ def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
 
     machine, trainer = Machine(limit_bytes=600 * MIB), Syncing()
     job, oracle = toy_job(tmp_path, toy_space(), machine.limit_bytes), Peaking(machine=machine)
-    asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
-    assert ways_to_fit(_request(job, trainer), asked, oracle)[0].change == first
+    origin = trainer.complete(trainer.baseline(job.space, job.task), job.task)
+    assert ways_to_fit(_request(job, trainer), origin, oracle)[0].change == first
 
 
 def test_advice_moves_two_things_when_one_is_not_enough(tmp_path: Path) -> None:
@@ -224,8 +229,8 @@ def test_an_untraceable_change_is_no_advice_and_stops_none(tmp_path: Path) -> No
             return super().predict(candidate)
 
     oracle = Losing(machine=machine)
-    asked = trainer.complete({**trainer.baseline(job.space, job.task), "batch": 8}, job.task)
-    ways = ways_to_fit(_request(job, trainer), asked, oracle)
+    origin = trainer.complete({**trainer.baseline(job.space, job.task), "batch": 8}, job.task)
+    ways = ways_to_fit(_request(job, trainer), origin, oracle)
     assert ways and all("batch" not in way.change for way in ways)
 
 
@@ -237,12 +242,12 @@ def test_a_kind_whose_strongest_does_not_fit_is_left_at_once(tmp_path: Path) -> 
     machine = Machine(limit_bytes=100 * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
-    asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
-    ways_to_fit(_request(job, trainer), asked, oracle)
+    origin = trainer.complete(trainer.baseline(job.space, job.task), job.task)
+    ways_to_fit(_request(job, trainer), origin, oracle)
     batches = [
-        one.knobs["batch"]
-        for one in oracle.predicted[1:]
-        if one.knobs == {**asked.knobs, "batch": one.knobs["batch"]}
+        candidate.knobs["batch"]
+        for candidate in oracle.predicted[1:]
+        if candidate.knobs == {**origin.knobs, "batch": candidate.knobs["batch"]}
     ]
     assert set(batches) == {1}, "2 and 4 need no look where 1 does not fit"
 
@@ -251,9 +256,9 @@ def test_looking_ends_when_time_is_up(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=600 * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
-    asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
+    origin = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     clock = iter(range(0, 10_000, 50))
-    ways = ways_to_fit(_request(job, trainer), asked, oracle, now=lambda: next(clock))
+    ways = ways_to_fit(_request(job, trainer), origin, oracle, now=lambda: next(clock))
     assert len(ways) == 1, "what was found by then is told"
 
 

@@ -74,7 +74,8 @@ def _settled(trial: Trial, table: CandidateTable) -> set[Candidate]:
 def test_facts_are_never_wrong(limit: int, measured: list[Candidate]) -> None:
     machine = Machine(limit_bytes=limit * MIB)
     implications = implications_of(
-        TABLE, [_trial(one, machine.measure(one, SHORT_PROBE)) for one in measured]
+        TABLE,
+        [_trial(candidate, machine.measure(candidate, SHORT_PROBE)) for candidate in measured],
     )
     for index, candidate in enumerate(CANDIDATES):
         fits = machine.need(candidate) <= machine.limit_bytes
@@ -100,24 +101,24 @@ def test_incremental_implications_equal_those_computed_at_once(
     over again.
     """
     machine, implied = Machine(limit_bytes=limit * MIB), Implied(TABLE)
-    trials = [_trial(one, machine.measure(one, SHORT_PROBE)) for one in measured]
-    for known in steps:
-        found, anew = implied.after(trials[:known]), implications_of(TABLE, trials[:known])
-        assert (found.impossible == anew.impossible).all() and (
-            found.possible == anew.possible
+    trials = [_trial(candidate, machine.measure(candidate, SHORT_PROBE)) for candidate in measured]
+    for number in steps:
+        incremental, anew = implied.after(trials[:number]), implications_of(TABLE, trials[:number])
+        assert (incremental.impossible == anew.impossible).all() and (
+            incremental.possible == anew.possible
         ).all()
 
 
 @given(st.sampled_from(CANDIDATES))
-def test_needing_at_least_as_much_agrees_with_the_machine(one: Candidate) -> None:
-    machine, index = Machine(limit_bytes=MIB), TABLE.row_by_id[one.id]
+def test_needing_at_least_as_much_agrees_with_the_machine(candidate: Candidate) -> None:
+    machine, index = Machine(limit_bytes=MIB), TABLE.row_by_id[candidate.id]
     assert all(
-        machine.need(CANDIDATES[other]) >= machine.need(one)
-        for other in np.flatnonzero(TABLE.demanding_at_least(index))
+        machine.need(CANDIDATES[row]) >= machine.need(candidate)
+        for row in np.flatnonzero(TABLE.demanding_at_least(index))
     )
     assert all(
-        machine.need(CANDIDATES[other]) <= machine.need(one)
-        for other in np.flatnonzero(TABLE.demanding_at_most(index))
+        machine.need(CANDIDATES[row]) <= machine.need(candidate)
+        for row in np.flatnonzero(TABLE.demanding_at_most(index))
     )
 
 
@@ -128,12 +129,12 @@ def test_no_candidate_needs_less_than_the_least_demanding(backwards: bool) -> No
     least = [index for index in indices if TABLE.demanding_at_most(index).sum() == 1]
     assert len(least) == 2  # one without and one with the engine
     assert TABLE.least_demanding(indices) == least[0]
-    rest = indices[indices != least[0]]
-    assert TABLE.least_demanding(rest) != least[0]
+    remaining = indices[indices != least[0]]
+    assert TABLE.least_demanding(remaining) != least[0]
 
 
 def test_a_load_that_failed_is_not_repeated() -> None:
-    starved = next(one for one in CANDIDATES if one.knobs.get("share") == 0.1)
+    starved = next(candidate for candidate in CANDIDATES if candidate.knobs.get("share") == 0.1)
     failed = _failed(
         starved,
         Failure(
@@ -143,13 +144,15 @@ def test_a_load_that_failed_is_not_repeated() -> None:
         ),
     )
     assert _settled(failed, TABLE) == {
-        one for one in CANDIDATES if one.load_key == starved.load_key
+        candidate for candidate in CANDIDATES if candidate.load_key == starved.load_key
     }
 
 
 def test_too_small_a_cache_rules_out_smaller_shares_and_longer_sequences_only() -> None:
     table = CandidateTable(SPACE, ENGINES)
-    failed = next(one for one in ENGINES if one.knobs == {"share": 0.5, "length": 512})
+    failed = next(
+        candidate for candidate in ENGINES if candidate.knobs == {"share": 0.5, "length": 512}
+    )
     implied = _settled(
         _failed(
             failed,
@@ -162,7 +165,7 @@ def test_too_small_a_cache_rules_out_smaller_shares_and_longer_sequences_only() 
         ),
         table,
     )
-    assert implied == {one for one in ENGINES if one.knobs["share"] <= 0.5}  # type: ignore[operator]
+    assert implied == {candidate for candidate in ENGINES if candidate.knobs["share"] <= 0.5}  # type: ignore[operator]
 
 
 def test_an_engine_that_was_never_started_has_no_more_room_for_being_one_that_sleeps() -> None:
@@ -195,16 +198,22 @@ def test_an_engine_that_was_never_started_has_no_more_room_for_being_one_that_sl
 
 def test_too_large_a_reservation_rules_out_larger_ones_and_those_above_the_free_share() -> None:
     table = CandidateTable(SPACE, ENGINES)
-    failed = next(one for one in ENGINES if one.knobs == {"share": 0.7, "length": 512})
+    failed = next(
+        candidate for candidate in ENGINES if candidate.knobs == {"share": 0.7, "length": 512}
+    )
     full = Failure(
         evidence="less than desired",
         phase="load",
         cause="engine_startup",
         row="vllm_reservation",
     )
-    assert {one.knobs["share"] for one in _settled(_failed(failed, full), table)} == {0.7}
+    assert {candidate.knobs["share"] for candidate in _settled(_failed(failed, full), table)} == {
+        0.7
+    }
     completed = replace(full, numbers={"free_share": 0.4})
-    assert {one.knobs["share"] for one in _settled(_failed(failed, completed), table)} == {0.5, 0.7}
+    assert {
+        candidate.knobs["share"] for candidate in _settled(_failed(failed, completed), table)
+    } == {0.5, 0.7}
 
 
 def test_a_free_share_of_the_device_is_compared_as_one_of_the_limit() -> None:
@@ -212,7 +221,9 @@ def test_a_free_share_of_the_device_is_compared_as_one_of_the_limit() -> None:
     there, which is 0.6 of the limit.
     """
     table = CandidateTable(SPACE, ENGINES)
-    failed = next(one for one in ENGINES if one.knobs == {"share": 0.7, "length": 512})
+    failed = next(
+        candidate for candidate in ENGINES if candidate.knobs == {"share": 0.7, "length": 512}
+    )
     full = Failure(
         evidence="less than desired",
         phase="load",
@@ -220,7 +231,9 @@ def test_a_free_share_of_the_device_is_compared_as_one_of_the_limit() -> None:
         row="vllm_reservation",
         numbers={"free_share": 0.3, "asked_share": 0.35},
     )
-    assert {one.knobs["share"] for one in _settled(_failed(failed, full), table)} == {0.7}
+    assert {candidate.knobs["share"] for candidate in _settled(_failed(failed, full), table)} == {
+        0.7
+    }
 
 
 def test_other_failures_imply_nothing() -> None:
@@ -261,12 +274,15 @@ def test_beside_an_engine_that_sleeps_through_training_no_smaller_batch_helps(
         ended: Outcome,
     ) -> set[tuple[object, ...]]:
         knobs = {"batch": 4, "share": share, "use_vllm": True, SLEEP.name: sleeps}
-        failed = next(one for one in ASLEEP_OR_NOT if one.knobs == knobs)
+        failed = next(candidate for candidate in ASLEEP_OR_NOT if candidate.knobs == knobs)
         phase: Phase = "sync" if ended is Outcome.OOM_SYNC else "rollout"
-        found = _settled(
+        ruled_out = _settled(
             _failed(failed, Failure(evidence="out of memory", phase=phase), ended), table
         )
-        return {(one.knobs["batch"], one.knobs["share"], one.knobs[SLEEP.name]) for one in found}
+        return {
+            (candidate.knobs["batch"], candidate.knobs["share"], candidate.knobs[SLEEP.name])
+            for candidate in ruled_out
+        }
 
     every, large = (1, 2, 4, 8), (4, 8)
     assert implied(0.2, True, outcome) == {

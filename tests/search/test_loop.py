@@ -299,7 +299,7 @@ def test_outcomes_are_recorded_in_the_states_of_optunas_samplers(tmp_path: Path)
 def test_resume_goes_on_without_repeating(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=2500 * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
-    whole = {candidate.id for candidate in legal_candidates(job, ToyTrainer())}
+    legal = {candidate.id for candidate in legal_candidates(job, ToyTrainer())}
 
     def dies_at_the_sixth(candidate: Candidate, plan: ProbePlan) -> Measurement:
         if len(machine.asked) == 5:
@@ -318,7 +318,7 @@ def test_resume_goes_on_without_repeating(tmp_path: Path) -> None:
     assert first.interrupted and first.winner is not None
     answer = run(replace(job, resume=True), machine)
     short = [candidate.id for candidate, plan in machine.asked if plan.timed_cycles == 3]
-    assert len(short) == len(set(short)) and set(short) <= whole
+    assert len(short) == len(set(short)) and set(short) <= legal
     assert not answer.interrupted and answer.counts.probed == len(short)
 
 
@@ -330,9 +330,9 @@ def test_the_same_study_is_not_silently_mixed_or_overwritten(tmp_path: Path) -> 
         run(job, machine)
     with pytest.raises(StudyMismatch, match="choices"):
         run(toy_job(tmp_path, toy_space(batch=(1, 2)), machine.limit_bytes, resume=True), machine)
-    asked = len(machine.asked)
+    probes = len(machine.asked)
     run(replace(job, fresh=True), machine)
-    assert len(machine.asked) > asked
+    assert len(machine.asked) > probes
 
 
 def test_machine_faults_are_retried_once_and_do_not_count_for_the_candidate(tmp_path: Path) -> None:
@@ -396,7 +396,9 @@ def test_a_probe_ended_from_outside_is_measured_again_at_most_twice(tmp_path: Pa
     machine = Machine(limit_bytes=2500 * MIB)
     job = toy_job(tmp_path, toy_space(use_vllm=(False,), batch=(4, 20)), machine.limit_bytes)
     unlucky = best_by_enumeration(job, machine, {"num_generations": 8, "max_completion_length": 64})
-    hopeless = next(one for one in legal_candidates(job, ToyTrainer()) if one != unlucky)
+    hopeless = next(
+        candidate for candidate in legal_candidates(job, ToyTrainer()) if candidate != unlucky
+    )
     attempts: Counter[str] = Counter()
 
     def killed_now_and_then(candidate: Candidate, plan: ProbePlan) -> Measurement:
@@ -427,7 +429,7 @@ def test_a_probe_ended_from_outside_is_measured_again_at_most_twice(tmp_path: Pa
         clock=Clock(600),
     )
     assert answer.proven == "not all measured" and [
-        one.candidate for one in without_result(answer.trials)
+        trial.candidate for trial in without_result(answer.trials)
     ] == [hopeless]
     assert any(
         "ended from outside, so there is no result: " in caveat for caveat in caveats_of(answer)
@@ -470,7 +472,11 @@ def test_screened_candidates_are_on_record_and_never_measured(tmp_path: Path) ->
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine, off=0.05)
     candidates = legal_candidates(job, trainer)
-    ruled_out = {name: one for name, one in oracle.screen(candidates).items() if one.fits is False}
+    ruled_out = {
+        name: prediction
+        for name, prediction in oracle.screen(candidates).items()
+        if prediction.fits is False
+    }
     assert ruled_out
     for _ in range(2):  # a second opening of the same study records nothing twice
         study = open_study(
@@ -487,8 +493,10 @@ def test_screened_candidates_are_on_record_and_never_measured(tmp_path: Path) ->
     assert answer.winner is not None
     assert answer.counts.screened == len(ruled_out)
     assert not {candidate.id for candidate, _ in machine.asked} & set(ruled_out)
-    kept = optuna.load_study(study_name="toy", storage=job.storage)
-    on_record = [trial for trial in kept.trials if trial.user_attrs.get("outcome") == "screened"]
+    recorded_study = optuna.load_study(study_name="toy", storage=job.storage)
+    on_record = [
+        trial for trial in recorded_study.trials if trial.user_attrs.get("outcome") == "screened"
+    ]
     assert (
         0 < len(on_record) < len(ruled_out)
     )  # the nearest to the limit: the rest is counted, not written down

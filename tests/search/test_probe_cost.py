@@ -62,8 +62,8 @@ def test_a_probe_costs_its_starts_and_its_cycles() -> None:
 
 
 def test_the_median_candidate_that_may_fit_counts() -> None:
-    found = probe_cost([predicted(1), predicted(10), predicted(20), predicted(9000, fits=False)])
-    assert found is not None and found.short.value == pytest.approx(25 + 40)
+    cost = probe_cost([predicted(1), predicted(10), predicted(20), predicted(9000, fits=False)])
+    assert cost is not None and cost.short.value == pytest.approx(25 + 40)
 
 
 def test_a_probe_ends_at_its_deadline_and_an_unknown_speed_has_no_cost() -> None:

@@ -69,7 +69,7 @@ def test_a_winner_that_holds_stays() -> None:
     assert CASE.answer.winner is not None
     assert machine.soaked == [CASE.answer.winner.candidate.id]
     assert answer.winner == CASE.answer.winner  # type: ignore[attr-defined]
-    assert [one.verdict for one in answer.soaks] == ["held"]  # type: ignore[attr-defined]
+    assert [soak.verdict for soak in answer.soaks] == ["held"]  # type: ignore[attr-defined]
 
 
 def test_the_next_finalist_takes_the_place_of_one_that_does_not_hold() -> None:
@@ -80,7 +80,7 @@ def test_the_next_finalist_takes_the_place_of_one_that_does_not_hold() -> None:
     assert answer.winner.candidate == second.candidate  # type: ignore[attr-defined]
     assert answer.certificate.candidate == second.candidate  # type: ignore[attr-defined]
     assert answer.refuted[-1].candidate == first.candidate  # type: ignore[attr-defined]
-    assert [one.verdict for one in answer.soaks] == ["crossed", "held"]  # type: ignore[attr-defined]
+    assert [soak.verdict for soak in answer.soaks] == ["crossed", "held"]  # type: ignore[attr-defined]
     assert any(isinstance(event, Note) and "does not hold" in event.text for event in events)
 
 
@@ -89,4 +89,4 @@ def test_where_none_holds_nothing_is_recommended() -> None:
     machine, _, answer = run(everyone)
     assert 1 < len(machine.soaked) <= 3
     assert answer.winner is None  # type: ignore[attr-defined]
-    assert {one.verdict for one in answer.soaks} == {"crossed"}  # type: ignore[attr-defined]
+    assert {soak.verdict for soak in answer.soaks} == {"crossed"}  # type: ignore[attr-defined]
