@@ -91,25 +91,25 @@ def stages(
     jobs: int = 1,
 ) -> Iterator[Stages]:
     """Create the resources that these faults need, for as many runs beside each other."""
-    made = Stages(folder=folder)
+    shared = Stages(folder=folder)
     with contextlib.ExitStack() as stack:
         if any(fault.database == "postgres" for fault in faults):
             from tests.search.postgres import server
 
-            made.server = stack.enter_context(server())
+            shared.server = stack.enter_context(server())
         if any(
             {"ray"} & set(places) & set(fault.places) and not fault.own_cluster for fault in faults
         ):
             from tests.executors.clusters import cluster
 
-            made.nodes = max(
+            shared.nodes = max(
                 2 * jobs, *(fault.nodes for fault in faults)
             )  # a slot on CPUs takes a whole node
-            made.moment.write_text(json.dumps(None))
-            os.environ[NVML_FILE] = str(made.moment)
-            made.cluster = stack.enter_context(cluster(made.nodes, gpus=1, in_front=ON_NODES))
-            made.address = made.cluster.address
-        yield made
+            shared.moment.write_text(json.dumps(None))
+            os.environ[NVML_FILE] = str(shared.moment)
+            shared.cluster = stack.enter_context(cluster(shared.nodes, gpus=1, in_front=ON_NODES))
+            shared.address = shared.cluster.address
+        yield shared
 
 
 def play(
@@ -123,12 +123,12 @@ def play(
         wrong, orphans = _first(fault, scene)
         if fault.mend is not None:
             fault.mend(scene)
-        more, left = _second(scene)
+        faults_of_second, leftover = _second(scene)
         study, states = checks.recorded_trials(scene)
         lost = _lost(scene, study)
-        wrong += [*scene.wrong, *more, *_judge(fault, scene, study, states), *lost]
+        wrong += [*scene.wrong, *faults_of_second, *_judge(fault, scene, study, states), *lost]
     _as_before(shared)
-    count = orphans + left
+    count = orphans + leftover
     return Found(
         wrong=(*wrong, *([f"{count} processes were left"] if count else [])),
         lost=len(lost),
@@ -224,9 +224,9 @@ def _judge(
 ) -> list[str]:
     allowed = {"ok", "interrupted", *fault.outcomes}
     strange = [
-        f"trial {one.number} ended {one.measurement.outcome}"
-        for one in study
-        if one.measurement.outcome not in allowed
+        f"trial {trial.number} ended {trial.measurement.outcome}"
+        for trial in study
+        if trial.measurement.outcome not in allowed
     ]
     open_still = [
         f"{states[name]} trials are {name}" for name in ("RUNNING", "WAITING") if states[name]
@@ -260,11 +260,11 @@ def _lost(scene: Scene, study: list[checks.RecordedTrial]) -> list[str]:
 
 def _clear(scene: Scene) -> int:
     """Return the number of leftover processes, and kill them for the sake of the next run."""
-    left = scene.marked_after(ORPHAN_SECONDS)
-    for pid in left:
+    pids = scene.marked_after(ORPHAN_SECONDS)
+    for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-    return len(left)
+    return len(pids)
 
 
 def _as_before(shared: Stages) -> None:
