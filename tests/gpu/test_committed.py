@@ -30,8 +30,8 @@ def rows(parts: dict[str, Any], *names: str) -> list[dict[str, Any]]:
     """Return the points that ended well and have a prediction: only there both figures cover a
     whole step.
     """
-    found = [row for name in names if name in parts for row in parts[name]["rows"]]
-    return [row for row in found if row["outcome"] == "ok" and row["predicted"]]
+    all_rows = [row for name in names if name in parts for row in parts[name]["rows"]]
+    return [row for row in all_rows if row["outcome"] == "ok" and row["predicted"]]
 
 
 def off(

@@ -113,13 +113,13 @@ def _one_step(
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    told: dict[str, Any] = {}
+    record: dict[str, Any] = {}
 
     class Recorder(TrainerCallback):  # type: ignore[misc]
         def on_pre_optimizer_step(
             self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
         ) -> None:
-            told["gradient"] = torch.cat(
+            record["gradient"] = torch.cat(
                 [
                     p.grad.detach().double().flatten()
                     for p in model.parameters()
@@ -131,10 +131,10 @@ def _one_step(
             self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
         ) -> None:
             after = torch.cat([p.detach().double().flatten() for p in model.parameters()])
-            told["update"] = after - told["before"]
+            record["update"] = after - record["before"]
 
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        told.setdefault("completions", sorted(tuple(ids) for ids in completion_ids))
+        record.setdefault("completions", sorted(tuple(ids) for ids in completion_ids))
         return [float(sum(ids) % 7) for ids in completion_ids]
 
     config = GRPOConfig(
@@ -160,14 +160,16 @@ def _one_step(
         train_dataset=prompts,
         callbacks=[Recorder()],
     )
-    told["before"] = torch.cat([p.detach().double().flatten() for p in trainer.model.parameters()])
+    record["before"] = torch.cat(
+        [p.detach().double().flatten() for p in trainer.model.parameters()]
+    )
     trainer.train()
-    return told
+    return record
 
 
-def distance(one: Any, other: Any) -> float:
+def distance(first: Any, second: Any) -> float:
     """Return the distance of two gradients relative to their size."""
-    return float((one - other).norm() / one.norm())
+    return float((first - second).norm() / first.norm())
 
 
 def shape(batch: int, accumulation: int) -> dict[str, int]:
@@ -177,16 +179,16 @@ def shape(batch: int, accumulation: int) -> dict[str, int]:
 
 def spread_over_shapes(one_step: Step, **settings: Any) -> float:
     """The largest distance between the whole batch at once and any split of it."""
-    whole = one_step(**shape(8, 1), **settings)
-    lengths = {len(ids) for ids in whole["completions"]}
-    assert len(lengths) > 2 and float(whole["gradient"].norm()) > 1e-6, (
+    unsplit = one_step(**shape(8, 1), **settings)
+    lengths = {len(ids) for ids in unsplit["completions"]}
+    assert len(lengths) > 2 and float(unsplit["gradient"].norm()) > 1e-6, (
         "the batch would show no difference"
     )
     worst = 0.0
     for batch, accumulation in SHAPES[:-1]:
         split = one_step(**shape(batch, accumulation), **settings)
-        assert split["completions"] == whole["completions"], "not the same generated batch"
-        worst = max(worst, distance(whole["gradient"], split["gradient"]))
+        assert split["completions"] == unsplit["completions"], "not the same generated batch"
+        worst = max(worst, distance(unsplit["gradient"], split["gradient"]))
     return worst
 
 
@@ -236,8 +238,8 @@ def test_the_neutral_optimizers_make_the_same_update(one_step: Step) -> None:
     # Adam's first step divides by the gradient's own size, so rounding shows where that is next to
     # nothing.
     assert distance(plain["update"], fused["update"]) < 1e-3
-    other = one_step(**shape(4, 2), optim="adafactor")
-    assert distance(plain["update"], other["update"]) > 1e-2
+    adafactor = one_step(**shape(4, 2), optim="adafactor")
+    assert distance(plain["update"], adafactor["update"]) > 1e-2
     knob = load_space("grpo")["optim"]
     assert (
         knob.effect_under({"optim": "adamw_torch"}) == "neutral"

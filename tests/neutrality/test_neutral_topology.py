@@ -76,8 +76,8 @@ def on_ranks(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [start(file, rank, port) for rank in range(RANKS)]
-    said = [process.communicate(timeout=280)[0] for process in ranks]
-    for process, text in zip(ranks, said, strict=True):
+    outputs = [process.communicate(timeout=280)[0] for process in ranks]
+    for process, text in zip(ranks, outputs, strict=True):
         assert process.returncode == 0, text[-3000:]
     return [torch.load(folder / f"rank{rank}" / "answer.pt") for rank in range(RANKS)]
 
@@ -94,7 +94,7 @@ def start(
         "LOCAL_WORLD_SIZE": RANKS,
         "MASTER_PORT": port,
     }
-    words = {
+    variables = {
         **{name: str(value) for name, value in place.items()},
         "MASTER_ADDR": "127.0.0.1",
         "OMP_NUM_THREADS": "1",
@@ -102,17 +102,18 @@ def start(
     command = [sys.executable, "-m", "tests.neutrality.spread_step", str(file)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **words, "HF_HUB_OFFLINE": "1"}, **pipes
+        command, cwd=ROOT, env={**os.environ, **variables, "HF_HUB_OFFLINE": "1"}, **pipes
     )
 
 
-def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+def distance(first: dict[str, Any], second: dict[str, Any]) -> float:
     import torch
 
-    names = sorted(one["gradient"])
-    assert names == sorted(other["gradient"])
+    names = sorted(first["gradient"])
+    assert names == sorted(second["gradient"])
     flat = [
-        torch.cat([each["gradient"][name].flatten() for name in names]) for each in (one, other)
+        torch.cat([answer["gradient"][name].flatten() for name in names])
+        for answer in (first, second)
     ]
     assert float(flat[0].norm()) > 1e-6, "the batch would show no difference"
     return float((flat[0] - flat[1]).norm() / flat[0].norm())
@@ -123,10 +124,12 @@ def check_same_step(
     spread: list[dict[str, Any]],
     wrapper: str,
 ) -> None:
-    for ours, theirs in zip(plain, spread, strict=True):
-        assert ours["completions"] == theirs["completions"], "not the same generated batch"
-        assert theirs["wrapper"].startswith(wrapper) and theirs["finite"]
-        assert distance(ours, theirs) < ROUNDING
+    for plain_rank, spread_rank in zip(plain, spread, strict=True):
+        assert plain_rank["completions"] == spread_rank["completions"], (
+            "not the same generated batch"
+        )
+        assert spread_rank["wrapper"].startswith(wrapper) and spread_rank["finite"]
+        assert distance(plain_rank, spread_rank) < ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -149,10 +152,10 @@ def test_spreading_the_model_is_neutral(
 
 @pytest.mark.parametrize("sharding", ["fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
 def test_weights_are_really_taken_apart(step: Step, sharding: str) -> None:
-    held = [answer["held"] for answer in step(sharding)]
-    whole = step(sharding)[0]["all"]
-    assert all(0.5 * whole <= part < 0.56 * whole for part in held)
-    assert all(answer["held"] == whole for answer in step("ddp"))
+    numbers_by_rank = [answer["held"] for answer in step(sharding)]
+    all_numbers = step(sharding)[0]["all"]
+    assert all(0.5 * all_numbers <= part < 0.56 * all_numbers for part in numbers_by_rank)
+    assert all(answer["held"] == all_numbers for answer in step("ddp"))
 
 
 @needs_deepspeed
